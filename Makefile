@@ -1,0 +1,53 @@
+# make run    the main job: a real service, measured, adapting to a changing grid
+# make test   everything that can be checked on this machine
+# Each sets up .venv by itself; nothing is needed but Python 3.11+, make and a package index.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+
+.PHONY: run test lint bench docs lock clean help
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"joulery needs Python 3.11 or newer, found {v.major}.{v.minor}: make PYTHON=python3.11 $(MAKECMDGOALS)")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: $(VENV)/bin/python requirements/run.txt pyproject.toml
+	@echo "setting up $(VENV): what running needs"
+	$(PIP) install --require-hashes --no-deps -r requirements/run.txt
+	$(PIP) install --no-deps -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run requirements/dev.txt
+	@echo "setting up $(VENV): what testing needs"
+	$(PIP) install --require-hashes --no-deps -r requirements/dev.txt
+	@touch $@
+
+run: $(VENV)/.run
+	$(BIN)/joulery up examples/quickstart.yaml
+
+test: $(VENV)/.dev lint
+	$(BIN)/pytest -n 2 --dist loadgroup --cov --cov-report=term:skip-covered
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks
+
+docs: $(VENV)/.dev
+	$(BIN)/mkdocs build --strict
+
+# The lock: every pinned version with its hashes, for all platforms. Needs uv.
+lock:
+	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header pyproject.toml --extra dev --extra vision --extra docs --extra nvidia -o requirements/dev.txt
+	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header pyproject.toml --extra vision --extra nvidia -c requirements/dev.txt -o requirements/run.txt
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis site runs

@@ -1,0 +1,7 @@
+"""``python -m joulery``."""
+
+import sys
+
+from joulery.ui.cli import main
+
+sys.exit(main())

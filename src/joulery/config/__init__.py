@@ -1,0 +1,1 @@
+"""The one site file: models, units, and errors that point at the line."""

@@ -1,0 +1,6 @@
+"""The nouns everything else speaks in: frozen, slotted, units in their names, no I/O.
+
+Start with :mod:`~joulery.domain.power` (what a meter saw), :mod:`~joulery.domain.carbon` (what the grid did),
+:mod:`~joulery.domain.footprint` (what it cost), then :mod:`~joulery.domain.serving` (variants, slices, SLOs),
+:mod:`~joulery.domain.decisions` (what a policy returns) and :mod:`~joulery.domain.ports` (what an adapter must offer).
+"""

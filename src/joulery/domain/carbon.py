@@ -1,0 +1,136 @@
+"""What the grid did: carbon intensity as a step function of time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from joulery.domain.arrays import BoolArray, FloatArray, readonly
+from joulery.domain.errors import DataError
+
+
+class Signal(StrEnum):
+    """Which question the intensity answers. The two are never added."""
+
+    AVERAGE = "average"
+    MARGINAL = "marginal"
+
+
+class Scope(StrEnum):
+    """Which emissions are counted. The two are never added."""
+
+    DIRECT = "direct"
+    LIFECYCLE = "lifecycle"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CarbonSeries:
+    """Grid carbon intensity, constant on each right-open step ``[edges_s[i], edges_s[i+1])``.
+
+    Attributes:
+        zone: ``GB``, ``US-CAL-CISO`` ...
+        edges_s: Unix seconds, strictly increasing, float64[n+1].
+        g_per_kwh: Grams of CO2-equivalent per kilowatt-hour, float64[n]; NaN is a gap and stays one.
+        signal: Average or marginal.
+        scope: Direct (combustion) or life-cycle.
+        source: Where it comes from, in words.
+        issued_at_s: Unix seconds at which a forecast was issued; None for history.
+        estimated: True where the provider estimated the value, bool[n].
+
+    Raises:
+        DataError: Shapes disagree, edges do not increase, an intensity is infinite or, unless marginal, negative.
+    """
+
+    zone: str
+    edges_s: FloatArray
+    g_per_kwh: FloatArray
+    signal: Signal
+    scope: Scope
+    source: str
+    issued_at_s: float | None
+    estimated: BoolArray
+
+    def __init__(
+        self,
+        zone: str,
+        edges_s: npt.ArrayLike,
+        g_per_kwh: npt.ArrayLike,
+        *,
+        signal: Signal = Signal.AVERAGE,
+        scope: Scope = Scope.LIFECYCLE,
+        source: str,
+        issued_at_s: float | None = None,
+        estimated: npt.ArrayLike | None = None,
+    ) -> None:
+        edges = readonly(edges_s, np.float64)
+        values = readonly(g_per_kwh, np.float64)
+        flags = readonly(np.zeros(len(values), bool) if estimated is None else estimated, np.bool_)
+        if len(edges) != len(values) + 1 or len(flags) != len(values) or len(values) == 0:
+            raise DataError(f"{zone}: {len(edges)} edges, {len(values)} intensities and {len(flags)} flags do not fit")
+        if not bool(np.all(np.isfinite(edges))) or bool(np.any(np.diff(edges) <= 0)):
+            raise DataError(f"{zone}: edges must be finite and increase")
+        bad = np.isinf(values) | ((values < 0) & (signal is Signal.AVERAGE))
+        if bool(np.any(bad)):
+            at = int(np.argmax(bad))
+            raise DataError(f"{zone}: intensity {at} is {float(values[at])} g/kWh, expected a finite value >= 0")
+        for name, value in (
+            ("zone", zone),
+            ("edges_s", edges),
+            ("g_per_kwh", values),
+            ("signal", signal),
+            ("scope", scope),
+            ("source", source),
+            ("issued_at_s", issued_at_s),
+            ("estimated", flags),
+        ):
+            object.__setattr__(self, name, value)
+
+    def __len__(self) -> int:
+        return len(self.g_per_kwh)
+
+    @property
+    def start_s(self) -> float:
+        """First edge, Unix seconds."""
+        return float(self.edges_s[0])
+
+    @property
+    def end_s(self) -> float:
+        """Last edge, Unix seconds; the series says nothing from here on."""
+        return float(self.edges_s[-1])
+
+    def at(self, t_s: npt.ArrayLike) -> FloatArray:
+        """Intensity at each time, g/kWh; NaN outside the series and in its gaps."""
+        times = np.atleast_1d(np.asarray(t_s, np.float64))
+        index = np.searchsorted(self.edges_s, times, "right") - 1
+        inside = (index >= 0) & (index < len(self.g_per_kwh))
+        return np.where(inside, self.g_per_kwh[np.clip(index, 0, len(self.g_per_kwh) - 1)], np.nan)
+
+    def covered_s(self, t0_s: float, t1_s: float) -> float:
+        """Seconds of ``[t0_s, t1_s)`` with a known intensity."""
+        length = self._overlap(t0_s, t1_s)
+        return float(np.sum(length[~np.isnan(self.g_per_kwh)]))
+
+    def integral(self, t0_s: float, t1_s: float) -> float:
+        """Integral of the intensity over ``[t0_s, t1_s)``, g·s/kWh; NaN unless the whole interval is covered.
+
+        Raises:
+            DataError: ``t1_s < t0_s``.
+        """
+        length = self._overlap(t0_s, t1_s)
+        inside = length > 0
+        if bool(np.any(np.isnan(self.g_per_kwh[inside]))) or t0_s < self.start_s or t1_s > self.end_s:
+            return float("nan") if t1_s > t0_s else 0.0
+        return float(np.sum(length[inside] * self.g_per_kwh[inside]))
+
+    def mean(self, t0_s: float, t1_s: float) -> float:
+        """Time-weighted mean intensity over ``[t0_s, t1_s)``, g/kWh; NaN unless the whole interval is covered."""
+        return self.integral(t0_s, t1_s) / (t1_s - t0_s) if t1_s > t0_s else float(self.at(t0_s)[0])
+
+    def _overlap(self, t0_s: float, t1_s: float) -> FloatArray:
+        if not t1_s >= t0_s:
+            raise DataError(f"{self.zone}: interval ends at {t1_s} before it starts at {t0_s}")
+        low, high = np.maximum(self.edges_s[:-1], t0_s), np.minimum(self.edges_s[1:], t1_s)
+        return np.asarray(np.maximum(high - low, 0.0), np.float64)

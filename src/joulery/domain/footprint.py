@@ -1,0 +1,152 @@
+"""What a piece of work cost: joules by part, idle and unattributed apart, grams with their coverage."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from joulery.domain.carbon import Scope, Signal
+from joulery.domain.errors import DataError
+from joulery.domain.quality import Quality, weakest
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Energy charged to the work, of one component of one device.
+
+    Attributes:
+        device: ``cpu:0``, ``gpu:1`` ...
+        component: ``package``, ``dram``, ``board`` ...
+        energy_j: Joules charged to the work.
+        quality: Measured, modelled or assumed.
+        meter: Which meter the number rests on.
+        band_j: Half-width of its uncertainty in joules; 0 when not stated.
+    """
+
+    device: str
+    component: str
+    energy_j: float
+    quality: Quality
+    meter: str
+    band_j: float = 0.0
+
+    @property
+    def key(self) -> tuple[str, str, Quality, str]:
+        """Parts with equal keys add up."""
+        return (self.device, self.component, self.quality, self.meter)
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Joules and grams of one piece of work. A monoid: ``a + b`` adds up, ``Footprint()`` is neutral.
+
+    The law, held to 1e-9: ``sum(part.energy_j) + idle_j + unattributed_j == energy_j``.
+
+    Attributes:
+        parts: Energy charged to the work itself, one entry a (device, component, quality, meter), sorted by key.
+        idle_j: Energy its devices drew without running anything, as far as the chosen rule charges it to this work.
+        unattributed_j: Metered energy of its scope that could be given to nobody.
+        carbon_g: Grams of CO2-equivalent of ``carbon_covered_j`` joules, facility overhead (``pue``) included.
+        carbon_covered_j: Joules (IT side) with a known intensity; 0 when no carbon source was given.
+        embodied_g: Embodied grams charged to the work; 0 when not asked for.
+        facility_j: Energy with facility overhead; ``facility_j / energy_j`` is the PUE.
+        start_s, end_s: Hull of the windows, Unix seconds; NaN when empty.
+        duration_s: Metered time asked for, summed.
+        covered_s: Metered time with readings, summed.
+        idle_quality: Quality of ``idle_j`` and ``unattributed_j``.
+        signal, scope: What ``carbon_g`` counts; None while no grams are known.
+    """
+
+    parts: tuple[Part, ...] = ()
+    idle_j: float = 0.0
+    unattributed_j: float = 0.0
+    carbon_g: float = 0.0
+    carbon_covered_j: float = 0.0
+    embodied_g: float = 0.0
+    facility_j: float = 0.0
+    start_s: float = field(default=float("nan"))
+    end_s: float = field(default=float("nan"))
+    duration_s: float = 0.0
+    covered_s: float = 0.0
+    idle_quality: Quality = Quality.MEASURED
+    signal: Signal | None = None
+    scope: Scope | None = None
+
+    @property
+    def attributed_j(self) -> float:
+        """Energy charged to the work itself: the sum of the parts."""
+        return math.fsum(part.energy_j for part in self.parts)
+
+    @property
+    def energy_j(self) -> float:
+        """Parts + idle + unattributed, joules."""
+        return math.fsum((*(part.energy_j for part in self.parts), self.idle_j, self.unattributed_j))
+
+    @property
+    def coverage_ratio(self) -> float:
+        """Share of the metered time with readings, 0 to 1; 1 for an empty window."""
+        return self.covered_s / self.duration_s if self.duration_s > 0 else 1.0
+
+    @property
+    def carbon_coverage_ratio(self) -> float:
+        """Share of the energy with a known carbon intensity, 0 to 1."""
+        energy_j = self.energy_j
+        return min(1.0, self.carbon_covered_j / energy_j) if energy_j > 0 else 1.0
+
+    @property
+    def pue(self) -> float:
+        """Facility energy per IT energy, energy-weighted."""
+        energy_j = self.energy_j
+        return self.facility_j / energy_j if energy_j > 0 else 1.0
+
+    @property
+    def quality(self) -> Quality:
+        """The weakest quality of anything in the total."""
+        rest = (self.idle_quality,) if self.idle_j > 0 or self.unattributed_j > 0 else ()
+        return weakest((*(part.quality for part in self.parts if part.energy_j > 0), *rest))
+
+    def __add__(self, other: Footprint) -> Footprint:
+        """Both together.
+
+        Raises:
+            DataError: The grams of the two count different things (signal or scope).
+        """
+        for name in ("signal", "scope"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine is not None and theirs is not None and mine is not theirs:
+                raise DataError(
+                    f"cannot add grams of {name} {mine} and {theirs}", hint="account both with one carbon source"
+                )
+        return Footprint(
+            parts=merge_parts((*self.parts, *other.parts)),
+            idle_j=self.idle_j + other.idle_j,
+            unattributed_j=self.unattributed_j + other.unattributed_j,
+            carbon_g=self.carbon_g + other.carbon_g,
+            carbon_covered_j=self.carbon_covered_j + other.carbon_covered_j,
+            embodied_g=self.embodied_g + other.embodied_g,
+            facility_j=self.facility_j + other.facility_j,
+            start_s=_fmin(self.start_s, other.start_s),
+            end_s=-_fmin(-self.end_s, -other.end_s),
+            duration_s=self.duration_s + other.duration_s,
+            covered_s=self.covered_s + other.covered_s,
+            idle_quality=weakest((self.idle_quality, other.idle_quality)),
+            signal=self.signal or other.signal,
+            scope=self.scope or other.scope,
+        )
+
+
+def merge_parts(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Parts with equal keys added up, sorted by key; bands add linearly (errors of one meter are correlated)."""
+    merged: dict[tuple[str, str, Quality, str], Part] = {}
+    for part in parts:
+        seen = merged.get(part.key)
+        merged[part.key] = (
+            part
+            if seen is None
+            else replace(seen, energy_j=seen.energy_j + part.energy_j, band_j=seen.band_j + part.band_j)
+        )
+    return tuple(merged[key] for key in sorted(merged))
+
+
+def _fmin(a: float, b: float) -> float:
+    return b if math.isnan(a) else a if math.isnan(b) else min(a, b)

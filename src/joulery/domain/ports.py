@@ -1,0 +1,98 @@
+"""What the pure rooms need from the world, one to four methods each. Adapters implement these; fakes too."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from joulery.domain.carbon import CarbonSeries
+from joulery.domain.decisions import Step
+from joulery.domain.power import Channel
+
+S = TypeVar("S")
+O_contra = TypeVar("O_contra", contravariant=True)
+P = TypeVar("P")
+M_contra = TypeVar("M_contra", contravariant=True)
+P_contra = TypeVar("P_contra", contravariant=True)
+M_co = TypeVar("M_co", covariant=True)
+
+
+class Clock(Protocol):
+    """Wall time and patience."""
+
+    def now_s(self) -> float:
+        """Unix seconds."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+
+class Meter(Protocol):
+    """A source of energy or power readings."""
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """What ``read`` returns, in order; fixed for the life of the meter."""
+        ...
+
+    def read(self) -> tuple[float, ...]:
+        """One value a channel, joules or watts as its kind says; NaN where the device gave none this time."""
+        ...
+
+    def close(self) -> None:
+        """Release the device. Safe to call twice."""
+        ...
+
+
+class CarbonSource(Protocol):
+    """A source of carbon intensity for one zone."""
+
+    def history(self, t0_s: float, t1_s: float) -> CarbonSeries:
+        """What the intensity was over ``[t0_s, t1_s)``; unknown steps are NaN.
+
+        Raises:
+            DataError: The source has nothing for the interval, or answered nonsense.
+        """
+        ...
+
+    def forecast(self, t0_s: float, t1_s: float) -> CarbonSeries:
+        """What the intensity is expected to be, with ``issued_at_s`` set.
+
+        Raises:
+            DataError: As ``history``.
+            CapabilityError: The source does not forecast.
+        """
+        ...
+
+
+class Policy(Protocol[S, O_contra]):
+    """A pure decision rule: no clock, no device, no file, no random source of its own."""
+
+    def initial(self) -> S:
+        """The state before the first observation."""
+        ...
+
+    def step(self, state: S, observation: O_contra, /) -> Step[S]:
+        """The next state and what to do."""
+        ...
+
+
+class Search(Protocol[P, M_contra]):
+    """A search whose evaluator is somebody else's: analytic, simulated or live."""
+
+    def ask(self) -> P | None:
+        """The next candidate to evaluate; None when the search is over."""
+        ...
+
+    def tell(self, candidate: P, metrics: M_contra, /) -> None:
+        """What the evaluation found."""
+        ...
+
+
+class Evaluator(Protocol[P_contra, M_co]):
+    """Judges a candidate."""
+
+    def evaluate(self, candidate: P_contra, /) -> M_co:
+        """The metrics of the candidate."""
+        ...

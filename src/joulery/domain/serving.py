@@ -1,0 +1,122 @@
+"""What is served, how well, and on what: variants, SLOs, slices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from joulery.domain.errors import ConfigError
+
+
+class SliceKind(StrEnum):
+    """How a device is cut. The first three exclude one another on one GPU."""
+
+    WHOLE = "whole"
+    MIG = "mig"
+    MPS = "mps"
+    CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Slice:
+    """A part of one device that runs one instance.
+
+    Attributes:
+        kind: How the device is cut.
+        profile: MIG profile name (``3g.20gb``); empty otherwise.
+        share_ratio: Share of the device: MPS thread share, or 1.
+        cores: CPU cores; 0 on a GPU.
+    """
+
+    kind: SliceKind
+    profile: str = ""
+    share_ratio: float = 1.0
+    cores: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share_ratio <= 1:
+            raise ConfigError("a slice must be a positive share of its device", got=str(self.share_ratio))
+        if (self.cores > 0) != (self.kind is SliceKind.CPU):
+            raise ConfigError("a CPU slice needs at least one core, any other slice none", got=str(self.cores))
+
+    def __str__(self) -> str:
+        if self.kind is SliceKind.CPU:
+            return f"cpu:{self.cores}"
+        if self.kind is SliceKind.MPS:
+            return f"mps:{self.share_ratio:g}"
+        return self.profile if self.kind is SliceKind.MIG else "whole"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVariant:
+    """One member of a family: same task, its own quality and cost.
+
+    Attributes:
+        name: Unique within its family.
+        accuracy_ratio: Accuracy on the family's metric, 0 to 1.
+        accuracy_source: Where the accuracy comes from (a citation, or "measured on ...").
+        memory_bytes: Resident memory of one replica; 0 when not known.
+        autoregressive: True for generative models whose work grows with their output.
+    """
+
+    name: str
+    accuracy_ratio: float
+    accuracy_source: str = ""
+    memory_bytes: int = 0
+    autoregressive: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.accuracy_ratio <= 1:
+            raise ConfigError(
+                "accuracy must be a ratio", pointer=self.name, got=str(self.accuracy_ratio), expected="0 to 1"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFamily:
+    """Variants that answer the same requests with different quality and cost."""
+
+    name: str
+    task: str
+    accuracy_metric: str
+    variants: tuple[ModelVariant, ...]
+
+    def __post_init__(self) -> None:
+        names = [variant.name for variant in self.variants]
+        if not names or len(set(names)) != len(names):
+            raise ConfigError("a family needs variants with distinct names", pointer=self.name, got=str(names))
+
+    def __getitem__(self, name: str) -> ModelVariant:
+        for variant in self.variants:
+            if variant.name == name:
+                return variant
+        raise KeyError(name)
+
+    @property
+    def largest(self) -> ModelVariant:
+        """The most accurate variant: what runs where nobody optimises (Clover's BASE)."""
+        return max(self.variants, key=lambda variant: variant.accuracy_ratio)
+
+
+class SloScope(StrEnum):
+    """Which latency an SLO speaks of."""
+
+    END_TO_END = "end_to_end"
+    """Arrival at the gateway to the last byte of the answer: queueing included."""
+    SERVICE = "service"
+    """Execution alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """``quantile`` of the latencies must not exceed ``latency_s``."""
+
+    latency_s: float
+    quantile: float = 0.95
+    scope: SloScope = SloScope.END_TO_END
+
+    def __post_init__(self) -> None:
+        if not self.latency_s > 0:
+            raise ConfigError("an SLO needs a positive latency", got=f"{self.latency_s} s")
+        if not 0 < self.quantile < 1:
+            raise ConfigError("an SLO needs a quantile between 0 and 1", got=str(self.quantile))

@@ -1,0 +1,1 @@
+"""Decisions: variants, layouts, provisioning, placement, clocks, ordering, training. Pure."""

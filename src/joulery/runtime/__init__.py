@@ -1,0 +1,1 @@
+"""Live loops: the sampler, the controller, the actuator; ``compose`` is the only wiring."""

@@ -1,0 +1,1 @@
+"""Virtual time: the event kernel, the simulated plant, scenarios, comparison."""

@@ -1,0 +1,79 @@
+"""The command line: one file a verb, imported when it is called.
+
+``main`` turns every :class:`~joulery.domain.errors.JouleryError` into one clear message on standard error (an object
+with ``--json``) and its exit code: 0 ok, 1 bug, 2 input or capability, 3 infeasible, 4 actuation.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from joulery import __version__
+from joulery.domain.errors import JouleryError
+
+#: verb -> one-line help. The command object is ``joulery.ui.cli.<verb>.command`` (a dash becomes an underscore).
+VERBS: dict[str, str] = {}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its verbs by name and imports one only when it runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The verbs, in the order of ``VERBS``."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a verb, imported now; None when there is no such verb."""
+        if cmd_name not in VERBS:
+            return None
+        module = importlib.import_module(f"joulery.ui.cli.{cmd_name.replace('-', '_')}")
+        command = module.command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of verbs without importing any of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="joulery")
+def cli() -> None:
+    """Measure where your models' joules and grams go, then plan, serve and schedule to use fewer."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        result = cli.main(args=arguments, prog_name="joulery", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except JouleryError as error:
+        report_error(error, as_json="--json" in arguments)
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except click.Abort:
+        click.echo("interrupted", err=True)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def report_error(error: JouleryError, *, as_json: bool) -> None:
+    """One message on standard error: what was got, where, and how to mend it."""
+    if as_json:
+        click.echo(json.dumps({"error": error.as_dict()}, default=str), err=True)
+        return
+    click.echo(f"joulery: {error}", err=True)
+    if error.hint:
+        click.echo(f"  {error.hint}", err=True)
