@@ -16,9 +16,7 @@ import click
 
 from joulery import __version__
 from joulery.domain.errors import JouleryError
-
-#: verb -> one-line help. The command object is ``joulery.ui.cli.<verb>.command`` (a dash becomes an underscore).
-VERBS: dict[str, str] = {}
+from joulery.ui.cli.verbs import VERBS
 
 
 class LazyGroup(click.Group):
