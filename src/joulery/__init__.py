@@ -1,3 +1,41 @@
-"""joulery: where the joules and grams of machine learning go, and how to use fewer."""
+"""joulery: where the joules and grams of machine learning go, and how to use fewer.
+
+The public names are imported when first used, so ``import joulery`` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from joulery.domain.carbon import CarbonSeries as CarbonSeries
+    from joulery.domain.decisions import Step as Step
+    from joulery.domain.errors import JouleryError as JouleryError
+    from joulery.domain.footprint import Footprint as Footprint
+    from joulery.domain.power import PowerTrace as PowerTrace
+    from joulery.domain.quality import Quality as Quality
 
 __version__ = "0.1.0"
+
+#: public name -> the module that defines it
+_EXPORTS: dict[str, str] = {
+    "CarbonSeries": "joulery.domain.carbon",
+    "Footprint": "joulery.domain.footprint",
+    "JouleryError": "joulery.domain.errors",
+    "PowerTrace": "joulery.domain.power",
+    "Quality": "joulery.domain.quality",
+    "Step": "joulery.domain.decisions",
+}
+
+__all__ = [*_EXPORTS, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'joulery' has no attribute {name!r}")
+    return getattr(importlib.import_module(_EXPORTS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,4 +1,3 @@
 """The verbs and their one-line help; the command object of ``some-verb`` is ``joulery.ui.cli.some_verb.command``."""
 
-VERBS: dict[str, str] = {
-}
+VERBS: dict[str, str] = {}

@@ -1,0 +1,77 @@
+"""The rules of the house that no linter holds."""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import joulery
+from joulery.domain import errors
+from joulery.ui.cli.verbs import VERBS
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted((ROOT / "src" / "joulery").rglob("*.py"))
+HEAVY = [
+    "numpy",
+    "scipy",
+    "pydantic",
+    "pyarrow",
+    "rich",
+    "httpx",
+    "uvicorn",
+    "starlette",
+    "onnxruntime",
+    "torch",
+    "highspy",
+]
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = f"from joulery.ui.cli import main, sys\nmain(['--help'])\nprint([m for m in {HEAVY} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_and_json(verb: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "joulery", verb, "--help"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    group = "COMMAND [ARGS]" in done.stdout
+    assert group or "--json" in done.stdout
+
+
+def test_every_public_name_is_exported_and_nothing_else() -> None:
+    for name in joulery.__all__:
+        assert getattr(joulery, name) is not None
+    assert set(joulery.__all__) <= set(dir(joulery))
+
+
+def test_an_unknown_public_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="nothing_like_this"):
+        _ = joulery.nothing_like_this
+
+
+def test_every_error_is_drawn_in_the_tree_with_its_exit_code() -> None:
+    tree = errors.__doc__ or ""
+    for value in vars(errors).values():
+        if isinstance(value, type) and issubclass(value, errors.JouleryError):
+            assert re.search(rf"{value.__name__}\s+exit {value.exit_code}\b", tree), value.__name__
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT / "src")))
+def test_no_source_is_left_unfinished_or_swallows_errors(path: Path) -> None:
+    text = path.read_text()
+    assert not re.search(r"\b(TODO|FIXME|XXX|NotImplementedError)\b", text)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ExceptHandler):
+            assert node.type is not None, f"bare except at line {node.lineno}"
+
+
+def test_every_package_says_what_it_is() -> None:
+    for init in (ROOT / "src" / "joulery").rglob("__init__.py"):
+        module = ".".join(init.relative_to(ROOT / "src").parent.parts)
+        assert importlib.import_module(module).__doc__, module
