@@ -1,0 +1,120 @@
+"""In which order requests run: speculative shortest job first, with aging (μ-Serve, ATC'24, section 3.3).
+
+At a dispatch the request of least ``T - alpha * waited`` goes first. Every key falls at the same rate, so the order
+is that of the static key ``T + alpha * arrival``: one heap, O(log n). ``alpha = 0`` is pure shortest-job-first, a
+large one is first-come-first-served. A request that arrives later than ``a + (T_max - T_min) / alpha`` never
+overtakes one that arrived at ``a``: that is the starvation bound. Delayed aging lets a request age only after it has
+waited ``grace_s``.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from dataclasses import dataclass
+
+from joulery.domain.errors import ConfigError
+
+_Entry = tuple[float, float, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Aging:
+    """How waiting is rewarded.
+
+    Attributes:
+        rate: Seconds of predicted service forgiven per second waited (the paper's alpha), >= 0.
+        grace_s: Wait before aging begins; 0 is plain linear aging.
+    """
+
+    rate: float = 0.02
+    grace_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.rate >= 0 and self.grace_s >= 0):
+            raise ConfigError("aging needs a rate and a grace of at least 0", got=f"{self.rate}, {self.grace_s} s")
+
+    def key_s(self, predicted_s: float, waited_s: float) -> float:
+        """What is compared at a dispatch: the smallest runs first."""
+        return predicted_s - self.rate * max(0.0, waited_s - self.grace_s)
+
+
+class SpeculativeQueue:
+    """Waiting requests of one model instance, shortest predicted first, ties by arrival and then by number.
+
+    Young requests (waited at most the grace) lie in a heap by predicted time, aged ones in a heap by their static
+    key; an entry moves over once. Push and pop are O(log n); what was cancelled stays in its heap until it surfaces.
+    """
+
+    __slots__ = ("_aged", "_due", "_live", "_ticket_of", "_tickets", "_young", "aging")
+
+    def __init__(self, aging: Aging | None = None) -> None:
+        self.aging = aging or Aging()
+        self._young: list[_Entry] = []
+        self._aged: list[_Entry] = []
+        self._due: list[tuple[float, int, float, int]] = []
+        self._live: dict[int, list[_Entry]] = {}
+        self._ticket_of: dict[int, int] = {}
+        self._tickets = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._ticket_of)
+
+    def push(self, number: int, arrival_s: float, predicted_s: float) -> None:
+        """Add a request with its predicted service time.
+
+        Raises:
+            ConfigError: ``number`` waits already, or a time is not finite.
+        """
+        if number in self._ticket_of:
+            raise ConfigError("a request may wait once", got=str(number))
+        if not (math.isfinite(arrival_s) and math.isfinite(predicted_s)):
+            raise ConfigError(f"request {number} needs finite times", got=f"{arrival_s} s, {predicted_s} s")
+        ticket = next(self._tickets)
+        self._ticket_of[number] = ticket
+        if self.aging.grace_s > 0 and self.aging.rate > 0:
+            self._place(self._young, (predicted_s, arrival_s, number, ticket))
+            heapq.heappush(self._due, (arrival_s, number, predicted_s, ticket))
+        else:
+            self._place(self._aged, (predicted_s + self.aging.rate * arrival_s, arrival_s, number, ticket))
+
+    def cancel(self, number: int) -> bool:
+        """Forget a waiting request; False when it does not wait."""
+        ticket = self._ticket_of.pop(number, None)
+        return ticket is not None and self._live.pop(ticket, None) is not None
+
+    def pop(self, now_s: float) -> int:
+        """Take the request that runs next at ``now_s``.
+
+        Raises:
+            IndexError: Nothing waits.
+        """
+        self._mature(now_s)
+        heads = [heap[0] for heap in (self._surface(self._young), self._surface(self._aged)) if heap]
+        if not heads:
+            raise IndexError("pop from an empty queue")
+        number = min(heads, key=lambda entry: self._present_key(entry, now_s))[2]
+        self.cancel(number)
+        return number
+
+    def _present_key(self, entry: _Entry, now_s: float) -> tuple[float, float, int]:
+        key_s, arrival_s, number, ticket = entry
+        if self._live[ticket] is self._aged and self.aging.grace_s > 0:
+            key_s -= self.aging.rate * (now_s - self.aging.grace_s)
+        return (key_s, arrival_s, number)
+
+    def _place(self, heap: list[_Entry], entry: _Entry) -> None:
+        self._live[entry[3]] = heap
+        heapq.heappush(heap, entry)
+
+    def _surface(self, heap: list[_Entry]) -> list[_Entry]:
+        while heap and self._live.get(heap[0][3]) is not heap:
+            heapq.heappop(heap)
+        return heap
+
+    def _mature(self, now_s: float) -> None:
+        while self._due and now_s - self._due[0][0] > self.aging.grace_s:
+            arrival_s, number, predicted_s, ticket = heapq.heappop(self._due)
+            if ticket in self._live:
+                self._place(self._aged, (predicted_s + self.aging.rate * arrival_s, arrival_s, number, ticket))
