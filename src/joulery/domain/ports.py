@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from joulery.domain.carbon import CarbonSeries
 from joulery.domain.decisions import Step
+from joulery.domain.engine import InferRequest, InferResponse, ReplicaSpec, ReplicaView, Transition
 from joulery.domain.power import Channel
 
 S = TypeVar("S")
@@ -63,6 +65,35 @@ class CarbonSource(Protocol):
             DataError: As ``history``.
             CapabilityError: The source does not forecast.
         """
+        ...
+
+
+class Engine(Protocol):
+    """Runs model replicas and answers requests with them. Lives on one asyncio event loop."""
+
+    async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
+        """Make ``target`` the set of replicas: start the new, switch, let the old finish. None is lost.
+
+        Raises:
+            ConfigError, DataError, CapabilityError: A replica of the target cannot be; the old set serves on.
+            ActuationError: A new replica died or took too long; the old set serves on.
+        """
+        ...
+
+    def replicas(self) -> tuple[ReplicaView, ...]:
+        """Every replica now, sorted by id."""
+        ...
+
+    async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
+        """The answer of the replica whose turn it is. Cancelling the call withdraws a waiting request.
+
+        Raises:
+            RequestError: It was not answered; ``outcome`` says why.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let running requests finish within the engine's own limit, then leave nothing behind. Safe to call twice."""
         ...
 
 

@@ -24,7 +24,7 @@ class Slice:
     Attributes:
         kind: How the device is cut.
         profile: MIG profile name (``3g.20gb``); empty otherwise.
-        share_ratio: Share of the device: MPS thread share, or 1.
+        share_ratio: Share of the device: MPS thread share; on CPU the share of its cores' time (a quota); else 1.
         cores: CPU cores; 0 on a GPU.
     """
 
@@ -41,7 +41,7 @@ class Slice:
 
     def __str__(self) -> str:
         if self.kind is SliceKind.CPU:
-            return f"cpu:{self.cores}"
+            return f"cpu:{self.cores}" + (f"@{self.share_ratio:g}" if self.share_ratio < 1 else "")
         if self.kind is SliceKind.MPS:
             return f"mps:{self.share_ratio:g}"
         return self.profile if self.kind is SliceKind.MIG else "whole"
