@@ -1,0 +1,57 @@
+"""Writing files that survive: whole or not at all, with one clear error when the disk refuses."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from joulery.domain.errors import CapabilityError
+
+_HINTS = {
+    errno.ENOSPC: "free some space or name another folder with --out; what was written before is kept",
+    errno.EDQUOT: "the disk quota is used up: free some space or name another folder with --out",
+    errno.EFBIG: "a limit on file size stands in the way (ulimit -f): raise it or name another folder with --out",
+    errno.EROFS: "the file system is read-only: name another folder with --out",
+    errno.EACCES: "name a folder you may write to with --out",
+    errno.EPERM: "name a folder you may write to with --out",
+    errno.ENOTDIR: "a file stands where a folder is needed: name another folder with --out",
+    errno.EEXIST: "a file stands where a folder is needed: name another folder with --out",
+}
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusal to write ``path`` into an error a person can act on.
+
+    Raises:
+        CapabilityError: Any ``OSError`` inside the block.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise CapabilityError(
+            f"cannot write {path}: {reason}", resource=str(path), hint=_HINTS.get(error.errno or 0, "")
+        ) from error
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Let ``write`` fill a new file, then put it in the place of ``path``: readers see the old one or the new one.
+
+    Raises:
+        CapabilityError: The disk refuses; ``path`` is as it was and no leftover stays.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with disk_errors(path):
+        try:
+            with draft.open("wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)

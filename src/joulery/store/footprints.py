@@ -1,0 +1,88 @@
+"""A footprint as one JSON object: the only place that knows its keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from joulery.domain.carbon import Scope, Signal
+from joulery.domain.errors import DataError
+from joulery.domain.footprint import Footprint, Part
+from joulery.domain.quality import Quality
+
+
+def footprint_to_dict(footprint: Footprint) -> dict[str, Any]:
+    """The object that ``report --json`` prints for a footprint.
+
+    Unknown is null, never 0: ``energy_j``, ``idle_j`` and ``unattributed_j`` when no time was covered by readings,
+    ``carbon_g`` when no joule has a known intensity. Where ``carbon_coverage_ratio`` is below 1, ``carbon_g`` counts
+    the covered joules alone; where ``coverage_ratio`` is below 1, the joules count the covered time alone.
+    """
+    known = footprint.covered_s > 0 or not footprint.duration_s > 0
+    grams = footprint.signal is not None and (footprint.carbon_covered_j > 0 or (known and footprint.energy_j == 0))
+    return {
+        "energy_j": footprint.energy_j if known else None,
+        "carbon_g": footprint.carbon_g if grams and known else None,
+        "idle_j": footprint.idle_j if known else None,
+        "unattributed_j": footprint.unattributed_j if known else None,
+        "duration_s": footprint.duration_s,
+        "coverage_ratio": footprint.coverage_ratio,
+        "quality": footprint.quality.value,
+        "parts": [
+            {
+                "device": part.device,
+                "component": part.component,
+                "energy_j": part.energy_j,
+                "quality": part.quality.value,
+                "meter": part.meter,
+                "band_j": part.band_j,
+            }
+            for part in footprint.parts
+        ],
+        "idle_quality": footprint.idle_quality.value,
+        "start_s": _known(footprint.start_s),
+        "end_s": _known(footprint.end_s),
+        "covered_s": footprint.covered_s,
+        "carbon_covered_j": footprint.carbon_covered_j,
+        "carbon_coverage_ratio": footprint.carbon_coverage_ratio if footprint.signal is not None else 0.0,
+        "carbon_signal": footprint.signal.value if footprint.signal else None,
+        "carbon_scope": footprint.scope.value if footprint.scope else None,
+        "embodied_g": footprint.embodied_g,
+        "facility_j": footprint.facility_j if known else None,
+        "pue": footprint.pue,
+    }
+
+
+def footprint_from_dict(value: Mapping[str, Any]) -> Footprint:
+    """The footprint behind :func:`footprint_to_dict`'s object; further keys are ignored.
+
+    Raises:
+        DataError: A key is missing or holds the wrong kind of value.
+    """
+    try:
+        return Footprint(
+            parts=tuple(
+                Part(p["device"], p["component"], p["energy_j"], Quality(p["quality"]), p["meter"], p["band_j"])
+                for p in value["parts"]
+            ),
+            idle_j=value["idle_j"] or 0.0,
+            unattributed_j=value["unattributed_j"] or 0.0,
+            carbon_g=value["carbon_g"] or 0.0,
+            carbon_covered_j=value["carbon_covered_j"],
+            embodied_g=value["embodied_g"],
+            facility_j=value["facility_j"] or 0.0,
+            start_s=math.nan if value["start_s"] is None else value["start_s"],
+            end_s=math.nan if value["end_s"] is None else value["end_s"],
+            duration_s=value["duration_s"],
+            covered_s=value["covered_s"],
+            idle_quality=Quality(value["idle_quality"]),
+            signal=Signal(value["carbon_signal"]) if value["carbon_signal"] else None,
+            scope=Scope(value["carbon_scope"]) if value["carbon_scope"] else None,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"not a footprint: {type(error).__name__} {error}") from error
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,48 @@
+"""Columns in Parquet: written whole or not at all, read back as numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from joulery.domain.errors import DataError
+from joulery.store.files import write_atomically
+
+
+def write_series(path: Path, columns: Mapping[str, Any]) -> None:
+    """Write equally long columns (numbers or strings) to one Parquet file.
+
+    Raises:
+        DataError: The columns differ in length.
+        CapabilityError: The disk refuses; an older file of that name is as it was.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"columns of a series must be equally long, got {lengths}", file=str(path))
+    table = pa.table({name: pa.array(values) for name, values in columns.items()})
+    write_atomically(path, lambda file: pq.write_table(table, file, compression="zstd"))
+
+
+def read_series(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """The columns of one Parquet file; missing numbers come back as NaN.
+
+    Raises:
+        DataError: There is no such file, or it is no Parquet file.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except FileNotFoundError as error:
+        raise DataError("there is no such series", file=str(path)) from error
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"not a readable Parquet file: {error}", file=str(path)) from error
+    return {name: np.asarray(table.column(name).to_numpy()) for name in table.column_names}
