@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from joulery.domain.arrays import BoolArray, FloatArray, readonly
 from joulery.domain.errors import DataError
+from joulery.domain.quality import Quality
 
 
 class Signal(StrEnum):
@@ -39,6 +40,8 @@ class CarbonSeries:
         source: Where it comes from, in words.
         issued_at_s: Unix seconds at which a forecast was issued; None for history.
         estimated: True where the provider estimated the value, bool[n].
+        quality: Measured (published history), modelled (a forecast) or assumed (a typical day); the steps flagged
+            ``estimated`` are modelled at best.
 
     Raises:
         DataError: Shapes disagree, edges do not increase, an intensity is infinite or, unless marginal, negative.
@@ -52,6 +55,7 @@ class CarbonSeries:
     source: str
     issued_at_s: float | None
     estimated: BoolArray
+    quality: Quality
 
     def __init__(
         self,
@@ -64,6 +68,7 @@ class CarbonSeries:
         source: str,
         issued_at_s: float | None = None,
         estimated: npt.ArrayLike | None = None,
+        quality: Quality | None = None,
     ) -> None:
         edges = readonly(edges_s, np.float64)
         values = readonly(g_per_kwh, np.float64)
@@ -85,6 +90,7 @@ class CarbonSeries:
             ("source", source),
             ("issued_at_s", issued_at_s),
             ("estimated", flags),
+            ("quality", quality or (Quality.MEASURED if issued_at_s is None else Quality.MODELLED)),
         ):
             object.__setattr__(self, name, value)
 

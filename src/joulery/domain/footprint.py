@@ -51,10 +51,11 @@ class Footprint:
         embodied_g: Embodied grams charged to the work; 0 when not asked for.
         facility_j: Energy with facility overhead; ``facility_j / energy_j`` is the PUE.
         start_s, end_s: Hull of the windows, Unix seconds; NaN when empty.
-        duration_s: Metered time asked for, summed.
-        covered_s: Metered time with readings, summed.
+        duration_s: Metered time asked for, summed over windows.
+        covered_s: Metered time with readings, averaged over the channels of a window, summed over windows.
         idle_quality: Quality of ``idle_j`` and ``unattributed_j``.
         signal, scope: What ``carbon_g`` counts; None while no grams are known.
+        carbon_quality: Quality of the intensities behind ``carbon_g``.
     """
 
     parts: tuple[Part, ...] = ()
@@ -71,6 +72,7 @@ class Footprint:
     idle_quality: Quality = Quality.MEASURED
     signal: Signal | None = None
     scope: Scope | None = None
+    carbon_quality: Quality = Quality.MEASURED
 
     @property
     def attributed_j(self) -> float:
@@ -132,6 +134,7 @@ class Footprint:
             idle_quality=weakest((self.idle_quality, other.idle_quality)),
             signal=self.signal or other.signal,
             scope=self.scope or other.scope,
+            carbon_quality=weakest((self.carbon_quality, other.carbon_quality)),
         )
 
 

@@ -37,6 +37,7 @@ class Channel:
         quality: Measured, modelled or assumed.
         averaging_s: Window of an ``AVERAGE`` reading; 0 otherwise.
         wrap_j: Value at which a counter starts again from 0; 0 when it does not.
+        max_w: Power the device cannot exceed, which tells a counter's wrap from a reset; NaN when unknown.
         idle_w: Power the model or the user gives for the idle device; NaN when unknown.
         band_ratio: Half-width of the uncertainty of a modelled channel, as a ratio of the reading; 0 when not stated.
     """
@@ -50,6 +51,7 @@ class Channel:
     wrap_j: float = 0.0
     idle_w: float = float("nan")
     band_ratio: float = 0.0
+    max_w: float = float("nan")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
