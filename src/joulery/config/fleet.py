@@ -1,0 +1,37 @@
+"""``fleet``: the devices joulery may use and how they are cut."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from joulery.config.problem import problem
+from joulery.config.section import Section
+from joulery.domain.serving import Slice, SliceKind
+
+
+class CpuConfig(Section):
+    """The CPU of this machine, cut into slices of whole cores."""
+
+    slices: Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_length=1)]
+    """Cores of each slice: [1, 1] is two slices of one core."""
+    cores: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Cores that may be used in all; every core of the machine when left out."""
+
+    @model_validator(mode="after")
+    def _slices_fit(self) -> CpuConfig:
+        if self.cores is not None and sum(self.slices) > self.cores:
+            raise problem(f"slices take {sum(self.slices)} cores of {self.cores}", at=("slices",))
+        return self
+
+    def as_slices(self) -> tuple[Slice, ...]:
+        """The nouns."""
+        return tuple(Slice(SliceKind.CPU, cores=cores) for cores in self.slices)
+
+
+class FleetConfig(Section):
+    """What there is to run on."""
+
+    cpu: CpuConfig | None = None
+    """The CPU of this machine."""

@@ -1,0 +1,41 @@
+"""``meters``: what reads the energy, and what to assume where nothing can."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from joulery.config.problem import problem
+from joulery.config.quantity import Ratio, Seconds, Watts
+from joulery.config.section import Section
+
+MeterName = Literal["rapl", "nvml", "cpu-model"]
+
+
+class CpuModelConfig(Section):
+    """The labelled model for machines without an energy counter: idle + (max - idle) x utilisation."""
+
+    idle_w: Watts = Field(alias="idle")
+    """Power of the idle machine, such as 40 W."""
+    max_w: Watts = Field(alias="max")
+    """Power with every core busy, such as 120 W."""
+    band_ratio: Ratio = Field(alias="band", default=0.3)
+    """Half-width of the uncertainty to report, such as 30 %."""
+
+    @model_validator(mode="after")
+    def _max_exceeds_idle(self) -> CpuModelConfig:
+        if self.max_w <= self.idle_w:
+            raise problem("must be above idle", expected=f"more than {self.idle_w:g} W", at=("max",))
+        return self
+
+
+class MetersConfig(Section):
+    """Which meters, in order of preference, and how often they are read."""
+
+    use: Annotated[tuple[MeterName, ...], Field(min_length=1)] = ("rapl", "nvml", "cpu-model")
+    """The meters to try; each device is read by the first that can."""
+    period_s: Seconds = Field(alias="period", default=0.1)
+    """Sampling period, such as 100 ms."""
+    cpu_model: CpuModelConfig | None = None
+    """Values for the CPU model; a small table by processor when left out."""

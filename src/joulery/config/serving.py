@@ -1,0 +1,83 @@
+"""``serving``: where the gateway listens and how it protects itself."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, SecretStr, model_validator
+
+from joulery.config.problem import problem
+from joulery.config.quantity import Seconds, SecondsOrZero
+from joulery.config.section import InputFile, Section
+
+
+def _check_address(value: str) -> str:
+    split_address(value)
+    return value
+
+
+def _check_token(value: SecretStr) -> SecretStr:
+    if len(value.get_secret_value()) < 8:
+        raise problem("a token needs at least 8 characters", got="")
+    return value
+
+
+def split_address(value: str) -> tuple[str, int]:
+    """Host and port of ``host:port``, ``[v6]:port`` or ``:port`` (loopback).
+
+    Raises:
+        PydanticCustomError: Not such an address, or a port outside 0 to 65535.
+    """
+    host, colon, port = value.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or len(port) > 5 or int(port) > 65535:
+        raise problem("is not an address", expected="host:port such as 127.0.0.1:8080, port 0 to 65535")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host or not host.isprintable() or " " in host:
+        raise problem("is not an address", expected="host:port, an IPv6 host in brackets: [::1]:8080")
+    return host or "127.0.0.1", int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """True when only this machine can reach ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class ServingConfig(Section):
+    """The gateway."""
+
+    listen: Annotated[str, AfterValidator(_check_address)] = "127.0.0.1:8080"
+    """host:port; port 0 takes a free one."""
+    token: Annotated[SecretStr, AfterValidator(_check_token)] | None = None
+    """Bearer token that every request must carry; better kept in a file: token_file."""
+    token_file: InputFile | None = None
+    """A file that holds the token."""
+    queue: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
+    """Requests that may wait for one service; beyond it the answer is 429."""
+    deadline_s: Seconds = Field(alias="deadline", default=30.0)
+    """A request that waited longer is answered with 504, such as 2 s."""
+    drain_s: SecondsOrZero = Field(alias="drain", default=10.0)
+    """How long a stop waits for accepted requests."""
+
+    @model_validator(mode="after")
+    def _token_beyond_loopback(self) -> ServingConfig:
+        if self.token is not None and self.token_file is not None:
+            raise problem("give token or token_file, not both", at=("token_file",))
+        if not is_loopback(self.host) and self.token is None and self.token_file is None:
+            hint = "add serving.token_file, or listen on 127.0.0.1"
+            raise problem("listening beyond this machine needs a token", hint=hint, at=("listen",))
+        return self
+
+    @property
+    def host(self) -> str:
+        """The host to listen on."""
+        return split_address(self.listen)[0]
+
+    @property
+    def port(self) -> int:
+        """The port to listen on."""
+        return split_address(self.listen)[1]

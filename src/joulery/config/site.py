@@ -1,0 +1,71 @@
+"""The one site file, whole."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from joulery.config.fleet import FleetConfig
+from joulery.config.loadgen import LoadConfig
+from joulery.config.meters import MetersConfig
+from joulery.config.problem import problem
+from joulery.config.section import Name, Section
+from joulery.config.services import ServiceConfig, unique
+from joulery.config.serving import ServingConfig
+
+
+class Mode(StrEnum):
+    """How far joulery may go."""
+
+    ADVISE = "advise"
+    """Say what it would do."""
+    SHADOW = "shadow"
+    """Run what it would do beside what runs, without answering from it."""
+    ACT = "act"
+    """Do it."""
+
+
+class Site(Section):
+    """Everything joulery is told about one site. Relative paths start at the site file's folder."""
+
+    joulery: Literal[1]
+    """Version of this format: 1."""
+    name: Name = "site"
+    """What the site is called in reports."""
+    mode: Annotated[Mode, Field(strict=False)] = Mode.ADVISE
+    """advise, shadow or act."""
+    pue: Annotated[float, Field(ge=1, le=10, allow_inf_nan=False)] = 1.0
+    """Facility energy per IT energy; 1 counts the machines alone."""
+    meters: MetersConfig = MetersConfig()
+    """What reads the energy."""
+    fleet: FleetConfig = FleetConfig()
+    """The devices joulery may use."""
+    services: tuple[ServiceConfig, ...] = ()
+    """What is served."""
+    serving: ServingConfig = ServingConfig()
+    """Where the gateway listens."""
+    load: LoadConfig | None = None
+    """What joulery up sends to its own gateway."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Site:
+        names = [service.name for service in self.services]
+        unique(names, ("services",))
+        if self.load is not None and self.load.service not in (None, *names):
+            raise problem(
+                "is no service of this site", expected=", ".join(names) or "a service", at=("load", "service")
+            )
+        return self
+
+    def service(self, name: str) -> ServiceConfig:
+        """The service called ``name``.
+
+        Raises:
+            KeyError: There is none.
+        """
+        for service in self.services:
+            if service.name == name:
+                return service
+        raise KeyError(name)
