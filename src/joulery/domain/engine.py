@@ -24,10 +24,17 @@ class ModelKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class ModelRef:
-    """Where a model comes from: the path of a file, or ``module:function``."""
+    """Where a model comes from.
+
+    Attributes:
+        kind: How it is loaded.
+        location: The path of a file, or ``module:function``; ``module:Class`` is instantiated once a replica.
+        options: Keyword arguments of the callable as a JSON object; empty for none.
+    """
 
     kind: ModelKind
     location: str
+    options: str = ""
 
     @classmethod
     def parse(cls, text: str) -> ModelRef:
@@ -198,11 +205,13 @@ class InferRequest(NamedTuple):
         inputs: Arrays by name.
         outputs: Names of the outputs wanted; empty for all.
         timeout_s: Seconds from arrival in which it must be answered; None for the engine's own limit.
+        variant: The only variant that may answer; empty for any.
     """
 
     inputs: Mapping[str, Tensor]
     outputs: tuple[str, ...] = ()
     timeout_s: float | None = None
+    variant: str = ""
 
 
 class InferResponse(NamedTuple):
