@@ -5,11 +5,11 @@ import math
 from typing import Any
 
 import pytest
-from tests.data_folder import data_folder
 
 from joulery.accounting.charge import BusyTimes, IdleRule, Share, charge, split
 from joulery.domain.power import Channel, PowerTrace, ReadingKind
 from joulery.domain.quality import Quality
+from tests.data_folder import data_folder
 
 TICKS_PER_S = 100.0
 

@@ -30,6 +30,7 @@ FULL = Footprint(
     idle_quality=Quality.ASSUMED,
     signal=Signal.AVERAGE,
     scope=Scope.DIRECT,
+    carbon_quality=Quality.ASSUMED,
 )
 
 

@@ -48,6 +48,7 @@ def footprint_to_dict(footprint: Footprint) -> dict[str, Any]:
         "carbon_coverage_ratio": footprint.carbon_coverage_ratio if footprint.signal is not None else 0.0,
         "carbon_signal": footprint.signal.value if footprint.signal else None,
         "carbon_scope": footprint.scope.value if footprint.scope else None,
+        "carbon_quality": footprint.carbon_quality.value if footprint.signal else None,
         "embodied_g": footprint.embodied_g,
         "facility_j": footprint.facility_j if known else None,
         "pue": footprint.pue,
@@ -79,6 +80,7 @@ def footprint_from_dict(value: Mapping[str, Any]) -> Footprint:
             idle_quality=Quality(value["idle_quality"]),
             signal=Signal(value["carbon_signal"]) if value["carbon_signal"] else None,
             scope=Scope(value["carbon_scope"]) if value["carbon_scope"] else None,
+            carbon_quality=Quality(value.get("carbon_quality") or Quality.MEASURED),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"not a footprint: {type(error).__name__} {error}") from error
