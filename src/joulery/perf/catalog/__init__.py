@@ -1,0 +1,31 @@
+"""Published coefficients, typed in with their source. Facts, not measurements of this machine."""
+
+from __future__ import annotations
+
+from joulery.domain.errors import ConfigError
+from joulery.perf.catalog.synthetic_t4 import SYNTHETIC_T4
+from joulery.perf.catalog.v100 import V100
+from joulery.perf.interference import InterferenceProfile
+
+_PROFILES = {"v100": V100, "synthetic-t4": SYNTHETIC_T4}
+
+
+def names() -> tuple[str, ...]:
+    """Names of the GPU types in the catalog."""
+    return tuple(_PROFILES)
+
+
+def profile(name: str) -> InterferenceProfile:
+    """The published profile of a GPU type.
+
+    Raises:
+        ConfigError: The catalog has none of that name.
+    """
+    if name not in _PROFILES:
+        raise ConfigError(
+            f"the catalog has no GPU type {name!r}",
+            got=name,
+            expected=", ".join(_PROFILES),
+            hint="name a profile file instead: fit one with `joulery profile --from solo.csv --pairs pairs.csv`",
+        )
+    return _PROFILES[name]

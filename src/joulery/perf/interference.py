@@ -1,0 +1,244 @@
+"""How co-located inference slows down: Eqs. 1-11 of iGniter (Xu et al., TPDS 34(3), 2023, section 3.1).
+
+The model of one GPU needs three sums of its neighbours: how many there are, the power they ask for and the share of
+the L2 cache they use. :class:`Neighbourhood` keeps these sums, so adding or removing a neighbour costs O(1).
+
+Coefficients are kept in the units they are published in (ms, percent of the SMs, bytes, W, MHz), because plans are
+compared digit for digit with the published ones; everything that leaves the planner is in SI units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from joulery.domain.errors import ConfigError
+from joulery.domain.quality import Quality
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCoefficients:
+    """The seven hardware-specific coefficients (Table 2), and the unit in which shares are given.
+
+    Attributes:
+        name: GPU type.
+        power_cap_w: P.
+        clock_max_mhz: F.
+        idle_w: p_idle.
+        pcie_bytes_per_ms: B_pcie.
+        clock_mhz_per_w: alpha_f, negative: MHz lost per watt above the cap.
+        delay_ms_per_neighbour: alpha_sch: launch delay a kernel gains per process on the GPU.
+        delay_offset_ms: beta_sch.
+        unit_percent: r_unit: smallest step of a share.
+    """
+
+    name: str
+    power_cap_w: float
+    clock_max_mhz: float
+    idle_w: float
+    pcie_bytes_per_ms: float
+    clock_mhz_per_w: float
+    delay_ms_per_neighbour: float
+    delay_offset_ms: float
+    unit_percent: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCoefficients:
+    """The workload-specific coefficients of one model on one GPU type (Table 2, Eq. 11).
+
+    Attributes:
+        load_bytes: d_load, input of one request.
+        feedback_bytes: d_feedback, result of one request.
+        kernels: n_k.
+        launch_ms: n_k k_sch: launch delay of all kernels when alone.
+        k1, k2, k3, k4, k5: Eq. 11, with the share in percent and the time in ms.
+        power_slope, power_offset_w: Solo power against the processing ability in requests/s.
+        cache_slope, cache_offset_percent: Solo L2 utilisation against the processing ability.
+        cache_sensitivity: alpha_cache: relative stretch per percent of L2 used by neighbours.
+        pcie_contention: Factor on both transfers when the GPU is shared; 1 in the paper's model.
+        launch_contention: Factor on the launch delay that neighbours add; 1 in the paper's model.
+    """
+
+    load_bytes: float
+    feedback_bytes: float
+    kernels: float
+    launch_ms: float
+    k1: float
+    k2: float
+    k3: float
+    k4: float
+    k5: float
+    power_slope: float
+    power_offset_w: float
+    cache_slope: float
+    cache_offset_percent: float
+    cache_sensitivity: float
+    pcie_contention: float = 1.0
+    launch_contention: float = 1.0
+
+
+class Solo(NamedTuple):
+    """What a model does alone with one batch size and one share (Eq. 11 and the two lines below it).
+
+    Attributes:
+        active_ms: k_act.
+        power_w: p.
+        cache_percent: c.
+    """
+
+    active_ms: float
+    power_w: float
+    cache_percent: float
+
+
+class Neighbourhood(NamedTuple):
+    """Everything about a GPU that its processes feel: their number, power and cache use, summed.
+
+    Attributes:
+        processes: How many there are.
+        power_w: Sum of their solo power.
+        cache_percent: Sum of their solo L2 utilisation.
+    """
+
+    processes: int = 0
+    power_w: float = 0.0
+    cache_percent: float = 0.0
+
+    def with_process(self, solo: Solo) -> Neighbourhood:
+        """The GPU with one process more; O(1)."""
+        return Neighbourhood(self.processes + 1, self.power_w + solo.power_w, self.cache_percent + solo.cache_percent)
+
+    def without_process(self, solo: Solo) -> Neighbourhood:
+        """The GPU with this process taken away; O(1)."""
+        return Neighbourhood(self.processes - 1, self.power_w - solo.power_w, self.cache_percent - solo.cache_percent)
+
+
+class Latency(NamedTuple):
+    """Predicted times of one batch, ms (Eqs. 1-4)."""
+
+    load_ms: float
+    schedule_ms: float
+    active_ms: float
+    gpu_ms: float
+    feedback_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        """t_inf (Eq. 1)."""
+        return self.load_ms + self.gpu_ms + self.feedback_ms
+
+    def throughput_rps(self, batch: int) -> float:
+        """h (Eq. 2): loading overlaps with execution and feedback of the batch before."""
+        return 1000.0 * batch / (self.gpu_ms + self.feedback_ms)
+
+
+def solo(model: ModelCoefficients, batch: float, share_percent: float) -> Solo:
+    """k_act, p and c of a model running alone (Eq. 11)."""
+    active_ms = work(model, batch) / (share_percent + model.k4) + model.k5
+    ability_rps = 1000.0 * batch / active_ms
+    return Solo(
+        active_ms,
+        model.power_slope * ability_rps + model.power_offset_w,
+        model.cache_slope * ability_rps + model.cache_offset_percent,
+    )
+
+
+def work(model: ModelCoefficients, batch: float) -> float:
+    """gamma = k1 b^2 + k2 b + k3, ms percent (Theorem 1)."""
+    return model.k1 * batch * batch + model.k2 * batch + model.k3
+
+
+def demand_w(gpu: GpuCoefficients, around: Neighbourhood) -> float:
+    """Power the whole GPU asks for (Eq. 10)."""
+    return gpu.idle_w + around.power_w
+
+
+def clock_mhz(gpu: GpuCoefficients, around: Neighbourhood) -> float:
+    """Clock under the power cap (Eq. 9); never above the maximum. May be <= 0 for an absurd demand."""
+    excess_w = demand_w(gpu, around) - gpu.power_cap_w
+    return gpu.clock_max_mhz if excess_w <= 0 else gpu.clock_max_mhz + gpu.clock_mhz_per_w * excess_w
+
+
+def launch_delay_ms(gpu: GpuCoefficients, count: int) -> float:
+    """Delay every kernel gains from ``count`` processes on the GPU (Eq. 6)."""
+    return 0.0 if count <= 1 else gpu.delay_ms_per_neighbour * count + gpu.delay_offset_ms
+
+
+def latency(gpu: GpuCoefficients, model: ModelCoefficients, batch: int, own: Solo, around: Neighbourhood) -> Latency:
+    """Times of one batch of a process on its GPU (Eqs. 1-8).
+
+    Args:
+        gpu: Hardware coefficients.
+        model: Model coefficients.
+        batch: Batch size.
+        own: The process alone, from :func:`solo`.
+        around: The whole GPU, the process itself included.
+
+    Returns:
+        The predicted times; infinite when the demand for power leaves no clock at all.
+    """
+    contention = model.pcie_contention if around.processes > 1 else 1.0
+    transfer = contention * batch / gpu.pcie_bytes_per_ms
+    delay_ms = launch_delay_ms(gpu, around.processes) * model.launch_contention
+    schedule_ms = model.launch_ms + model.kernels * delay_ms
+    active_ms = own.active_ms * (1 + model.cache_sensitivity * (around.cache_percent - own.cache_percent))
+    clock = clock_mhz(gpu, around)
+    gpu_ms = (schedule_ms + active_ms) * (gpu.clock_max_mhz / clock) if clock > 0 else float("inf")
+    return Latency(model.load_bytes * transfer, schedule_ms, active_ms, gpu_ms, model.feedback_bytes * transfer)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFit:
+    """How well the coefficients of one model reproduce what they were fitted on.
+
+    Attributes:
+        points: Measurements used.
+        mape_ratio: Mean absolute relative error.
+        p95_ratio: 95th percentile of the absolute relative error.
+        max_ratio: Largest absolute relative error.
+        bias_ratio: Mean signed relative error (predicted over measured, minus 1).
+    """
+
+    points: int
+    mape_ratio: float
+    p95_ratio: float
+    max_ratio: float
+    bias_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class InterferenceProfile:
+    """Everything the predictor knows of one GPU type.
+
+    Attributes:
+        gpu: Hardware coefficients.
+        models: Coefficients by model name.
+        form: ``igniter`` (the paper's) or ``calibrated`` (per-model cache and PCIe factors).
+        source: Where the coefficients come from, in words.
+        quality: Measured here, modelled, or assumed.
+        fits: Fit quality by model name; empty when the coefficients were typed in.
+    """
+
+    gpu: GpuCoefficients
+    models: Mapping[str, ModelCoefficients]
+    form: str = "igniter"
+    source: str = ""
+    quality: Quality = Quality.MODELLED
+    fits: Mapping[str, ModelFit] = field(default_factory=dict)
+
+    def __getitem__(self, model: str) -> ModelCoefficients:
+        """Coefficients of a model.
+
+        Raises:
+            ConfigError: The profile does not know the model.
+        """
+        if model not in self.models:
+            raise ConfigError(
+                f"no coefficients for model {model!r} on {self.gpu.name}",
+                got=model,
+                expected=", ".join(sorted(self.models)) or "a profile with at least one model",
+                hint=f"measure it with `joulery profile {model}`, or name a profile file that holds it",
+            )
+        return self.models[model]
