@@ -7,12 +7,13 @@ that a value is not known; it is never shown as 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from joulery.domain.carbon import Scope, Signal
 from joulery.domain.decisions import Decision
 from joulery.domain.errors import DataError
+from joulery.domain.footprint import Footprint
 from joulery.domain.quality import Quality
 
 NAN = float("nan")
@@ -174,6 +175,33 @@ class DecisionRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class MeterNow:
+    """The latest reading of one channel.
+
+    Attributes:
+        device, component, meter, quality: As the channel says.
+        power_w: Present power; NaN while unknown.
+        age_s: Seconds since its last reading; infinite when it never gave one.
+    """
+
+    device: str
+    component: str
+    meter: str
+    quality: Quality
+    power_w: float
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What one workload of one owner cost since the start of the run. Only ever grows."""
+
+    workload: str
+    owner: str
+    footprint: Footprint
+
+
+@dataclass(frozen=True, slots=True)
 class NowSnapshot:
     """All that the dashboard may see, handed over whole: replaced, never changed.
 
@@ -184,6 +212,8 @@ class NowSnapshot:
         ticks: The latest ticks, oldest first; the last one is "now".
         decisions: The latest decisions, oldest first.
         warnings: What a person should know: a meter lost, data gone stale.
+        meters: The latest reading of every channel.
+        charges: Joules and grams by workload and owner.
     """
 
     site: SiteLabel
@@ -191,4 +221,6 @@ class NowSnapshot:
     now_s: float
     ticks: tuple[Tick, ...] = ()
     decisions: tuple[DecisionRecord, ...] = ()
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = ()
+    meters: tuple[MeterNow, ...] = ()
+    charges: tuple[Charge, ...] = ()
