@@ -1,0 +1,152 @@
+"""Align what ran with what was drawn: joules by operation, device and phase, and the rest kept apart.
+
+Input is an :class:`~joulery.domain.events.EventTrace` and the power of its devices; output a
+:class:`~joulery.domain.tef.TensorFootprint` whose parts add up to the meter. Source: Smaragdine (ICSE'24), sections
+3.2-3.3, with the corrections its Algorithms 1 and 2 need (docs/papers/smaragdine.md lists them).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from joulery.accounting.fairshare import DevicePower, device_power, fair_shares
+from joulery.accounting.integrate import Metered
+from joulery.accounting.session import Session, session, unions
+from joulery.accounting.steps import NS_PER_S
+from joulery.domain.arrays import IntArray
+from joulery.domain.events import EventTrace
+from joulery.domain.quality import weakest
+from joulery.domain.tef import DeviceEnergy, TensorFootprint
+
+Multiplicity = Literal["events", "set"]
+
+
+def align(
+    trace: EventTrace,
+    power: Mapping[str, Sequence[Metered]],
+    window_ns: tuple[int, int],
+    *,
+    multiplicity: Multiplicity = "events",
+) -> TensorFootprint:
+    """Give the power drawn at each instant in equal shares to what ran on the device at that instant.
+
+    Energy drawn while nothing ran is unattributed; where power is unknown time is uncovered and no energy is counted.
+
+    Args:
+        trace: The events.
+        power: The channels of each metered device, by the device name the trace uses; no two channels of a device
+            may count the same energy.
+        window_ns: The session ``[t0, t1)`` on the clock of the trace; events are clipped to it.
+        multiplicity: ``events`` gives every concurrent event a share; ``set`` gives every distinct operation one share
+            however many of its events run (the letter of Algorithm 2).
+
+    Raises:
+        DataError: The window is empty.
+    """
+    cut = session(trace, window_ns)
+    columns = _Columns(len(cut.rows))
+    devices = []
+    for name in sorted({*cut.rows.device, *(name for name, channels in power.items() if channels)}):
+        channels = power.get(name, ())
+        meter = device_power([c.steps for c in channels], window_ns, _averaging_s(channels)) if channels else None
+        devices.append(_account(cut, name, meter, channels, multiplicity, columns))
+    notes = list(trace.notes)
+    if cut.outside:
+        notes.append(f"{cut.outside} events lie outside the window and are not counted")
+    notes += [f"{entry.device}: no meter, its time is listed without energy" for entry in devices if not entry.metered]
+    notes += [fault for channels in power.values() for channel in channels for fault in channel.steps.faults]
+    return TensorFootprint(
+        window_ns,
+        devices,
+        cut.rows.op,
+        cut.rows.device,
+        cut.rows.phase,
+        energy_j=columns.energy_j,
+        runtime_ns=columns.runtime_ns,
+        uncovered_ns=columns.uncovered_ns,
+        count=cut.rows.count,
+        samples=columns.samples,
+        median_ns=cut.median_ns,
+        active_ns=columns.active_ns,
+        active_j=columns.active_j,
+        multiplicity=multiplicity,
+        composite=trace.composite & set(cut.rows.op),
+        notes=notes,
+    )
+
+
+class _Columns:
+    """The columns of a footprint while its devices are being filled in."""
+
+    def __init__(self, count: int) -> None:
+        self.energy_j, self.active_j = np.full(count, np.nan), np.full(count, np.nan)
+        self.runtime_ns, self.uncovered_ns = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        self.samples, self.active_ns = np.zeros(count, np.int64), np.zeros(count, np.int64)
+
+
+def _account(
+    cut: Session,
+    device: str,
+    meter: DevicePower | None,
+    channels: Sequence[Metered],
+    multiplicity: Multiplicity,
+    columns: _Columns,
+) -> DeviceEnergy:
+    """Fill the rows of one device and say what the device drew in all."""
+    here, size = cut.on(device), len(cut.rows)
+    rows = np.flatnonzero([name == device for name in cut.rows.device])
+    row, start_ns, end_ns = cut.row[here], cut.start_ns[here], cut.end_ns[here]
+    active_row, opener, closer = unions(row, start_ns, end_ns)
+    columns.active_ns[rows] = _sums(active_row, end_ns[closer] - start_ns[opener], size)[rows]
+    if meter is not None:
+        drawn_j = meter.known_until_j(end_ns)[closer] - meter.known_until_j(start_ns)[opener]
+        columns.active_j[rows] = np.bincount(active_row, drawn_j, size)[rows]
+    if multiplicity == "set":
+        by_start = np.argsort(start_ns[opener], kind="stable")
+        row, start_ns, end_ns = active_row[by_start], start_ns[opener[by_start]], end_ns[closer[by_start]]
+    columns.runtime_ns[rows] = _sums(row, end_ns - start_ns, size)[rows]
+    if meter is None:
+        columns.uncovered_ns[rows] = columns.runtime_ns[rows]
+        return _unmetered(device, cut.window_ns, start_ns, end_ns)
+    shares = fair_shares(start_ns, end_ns, meter)
+    columns.energy_j[rows] = np.bincount(row, shares.energy_j, size)[rows]
+    columns.uncovered_ns[rows] = _sums(row, shares.uncovered_ns, size)[rows]
+    columns.samples[rows] = _sums(row, shares.samples, size)[rows]
+    return DeviceEnergy(
+        device=device,
+        total_j=meter.known_j,
+        attributed_j=float(np.sum(shares.energy_j)),
+        unattributed_j=shares.idle_j,
+        covered_s=(cut.window_ns[1] - cut.window_ns[0] - meter.missing_ns) / NS_PER_S,
+        uncovered_s=meter.missing_ns / NS_PER_S,
+        active_s=shares.active_ns / NS_PER_S,
+        resolution_s=meter.resolution_s,
+        quality=weakest(channel.channel.quality for channel in channels),
+    )
+
+
+def _unmetered(device: str, window_ns: tuple[int, int], start_ns: IntArray, end_ns: IntArray) -> DeviceEnergy:
+    _, opener, closer = unions(np.zeros(len(start_ns), np.int64), start_ns, end_ns)
+    return DeviceEnergy(
+        device=device,
+        total_j=math.nan,
+        attributed_j=math.nan,
+        unattributed_j=math.nan,
+        covered_s=0.0,
+        uncovered_s=(window_ns[1] - window_ns[0]) / NS_PER_S,
+        active_s=float(np.sum(end_ns[closer] - start_ns[opener])) / NS_PER_S,
+        resolution_s=math.nan,
+    )
+
+
+def _averaging_s(channels: Sequence[Metered]) -> float:
+    return max((metered.channel.averaging_s for metered in channels), default=0.0)
+
+
+def _sums(row: IntArray, value: IntArray, size: int) -> IntArray:
+    """Sum of nanoseconds by row; exact below 2**53 ns (104 days)."""
+    return np.bincount(row, value, size).astype(np.int64)

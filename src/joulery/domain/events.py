@@ -1,0 +1,148 @@
+"""What ran when: the tensor events of a program, as columns.
+
+An operation is named by its *qualified tensor name* (QTN, Smaragdine, ICSE'24, section 3.1): the path of modules that
+led to it and the operation itself, joined by ``/`` (``bert/encoder/layer_0/attention/self/query/addmm``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from joulery.domain.arrays import IntArray, readonly
+from joulery.domain.errors import DataError
+
+NO_LANE = -1
+"""Lane of an event that shares its device with nobody's call stack: it nests in nothing."""
+
+UNNAMED = "<no module>"
+"""First component of the name of an operation that belongs to no module."""
+
+WAIT = "<wait>"
+"""Leaf of the time a host thread spends blocked on a device or another thread."""
+
+SELF = "<self>"
+"""Child that stands for a node's own part where the node also has children."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EventTrace:
+    """Tensor events, one row each; row order is the order of the source.
+
+    Attributes:
+        ops: Qualified names, the string table of ``op``.
+        devices: Device names (``CPU:0``, ``GPU:1``), the string table of ``device``.
+        phases: ``forward``, ``backward``, ``recompute``, ``optimizer``, ``""`` ..., the string table of ``phase``.
+        op: Index into ``ops``, int64[n].
+        start_ns: Unix nanoseconds, or nanoseconds of a clock the reader names, int64[n].
+        dur_ns: Nanoseconds, >= 0, int64[n]; the event is the half-open interval ``[start_ns, start_ns + dur_ns)``.
+        device: Index into ``devices``, int64[n].
+        lane: Thread or stream, int64[n]; ``NO_LANE`` for a lane of its own. Events of one CPU lane nest.
+        phase: Index into ``phases``, int64[n].
+        composite: Operations that stand for many the framework does not show (compiled regions, CUDA graphs).
+        notes: What the reader had to guess or leave out, one sentence each, for a person.
+
+    Raises:
+        DataError: Column lengths differ, an index is outside its table, a duration is negative, or time leaves int64.
+    """
+
+    ops: tuple[str, ...]
+    devices: tuple[str, ...]
+    phases: tuple[str, ...]
+    op: IntArray
+    start_ns: IntArray
+    dur_ns: IntArray
+    device: IntArray
+    lane: IntArray
+    phase: IntArray
+    composite: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        ops: Sequence[str],
+        devices: Sequence[str],
+        phases: Sequence[str],
+        *,
+        op: npt.ArrayLike,
+        start_ns: npt.ArrayLike,
+        dur_ns: npt.ArrayLike,
+        device: npt.ArrayLike,
+        lane: npt.ArrayLike,
+        phase: npt.ArrayLike,
+        composite: frozenset[str] = frozenset(),
+        notes: Sequence[str] = (),
+    ) -> None:
+        columns = {"op": op, "start_ns": start_ns, "dur_ns": dur_ns, "device": device, "lane": lane, "phase": phase}
+        arrays = {name: readonly(values, np.int64) for name, values in columns.items()}
+        lengths = {name: len(column) for name, column in arrays.items()}
+        if len(set(lengths.values())) > 1:
+            raise DataError(f"event columns differ in length: {lengths}")
+        for name, table in (("op", ops), ("device", devices), ("phase", phases)):
+            _within(name, arrays[name], len(table))
+        _intervals(arrays["start_ns"], arrays["dur_ns"])
+        for name, column in arrays.items():
+            object.__setattr__(self, name, column)
+        for name, value in (("ops", ops), ("devices", devices), ("phases", phases), ("notes", notes)):
+            object.__setattr__(self, name, tuple(value))
+        object.__setattr__(self, "composite", frozenset(composite))
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+    @property
+    def end_ns(self) -> IntArray:
+        """First nanosecond after each event, int64[n]."""
+        return np.asarray(self.start_ns + self.dur_ns, np.int64)
+
+    @property
+    def hull_ns(self) -> tuple[int, int] | None:
+        """Earliest start and latest end; None without events."""
+        if not len(self):
+            return None
+        return int(self.start_ns.min()), int(self.end_ns.max())
+
+
+def qualified(*components: str) -> str:
+    """A qualified name of the non-empty components; a ``/`` inside one becomes ``|`` so that the path stays a path."""
+    return "/".join(part.replace("/", "|") for part in components if part)
+
+
+def module_components(dotted: str) -> tuple[str, ...]:
+    """Path components of a dotted module name: an index joins the list it counts, ``layer.0`` -> ``layer_0``.
+
+    >>> module_components("encoder.layer.0.attention.self")
+    ('encoder', 'layer_0', 'attention', 'self')
+    >>> module_components("net.0.1")
+    ('net_0', '1')
+    """
+    parts: list[str] = []
+    joined = True
+    for part in dotted.split("."):
+        if part.isdigit() and not joined:
+            parts[-1] = f"{parts[-1]}_{part}"
+            joined = True
+        elif part:
+            parts.append(part.replace("/", "|"))
+            joined = part.isdigit()
+    return tuple(parts)
+
+
+def _within(name: str, column: IntArray, size: int) -> None:
+    if len(column) and (int(column.min()) < 0 or int(column.max()) >= size):
+        at = int(np.argmax((column < 0) | (column >= size)))
+        raise DataError(f"event {at}: {name} {int(column[at])} is outside its table of {size}")
+
+
+def _intervals(start_ns: IntArray, dur_ns: IntArray) -> None:
+    if not len(start_ns):
+        return
+    if int(dur_ns.min()) < 0:
+        at = int(np.argmax(dur_ns < 0))
+        raise DataError(f"event {at} ends {-int(dur_ns[at])} ns before it starts", hint="durations are >= 0")
+    if int(start_ns.min()) < -(2**62) or int(start_ns.max()) > 2**62 or int(dur_ns.max()) > 2**62:
+        at = int(np.argmax((np.abs(start_ns) > 2**62) | (dur_ns > 2**62)))
+        raise DataError(f"event {at}: start {int(start_ns[at])} ns, duration {int(dur_ns[at])} ns are beyond any clock")

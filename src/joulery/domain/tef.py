@@ -1,0 +1,154 @@
+"""The tensor energy footprint: joules by qualified operation, and what each device kept for itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from joulery.domain.arrays import FloatArray, IntArray, readonly
+from joulery.domain.errors import DataError
+from joulery.domain.quality import Quality
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEnergy:
+    """What one device drew during a session, and how much of it found an operation.
+
+    The law, held to 1e-9: ``attributed_j + unattributed_j == total_j``. Energy of uncovered time is in none of them.
+
+    Attributes:
+        device: Device name.
+        total_j: Known energy of the window; NaN for a device without a meter.
+        attributed_j: Shared among the operations running at the time.
+        unattributed_j: Drawn while no operation ran (idle, or work the trace does not show).
+        covered_s, uncovered_s: Window time with and without known power; they add up to the window.
+        active_s: Time with at least one operation running, covered or not.
+        resolution_s: Median distance of two updates of the sensor; NaN without two updates.
+        quality: Weakest of its meters; ``MEASURED``, the neutral element, without a meter.
+    """
+
+    device: str
+    total_j: float
+    attributed_j: float
+    unattributed_j: float
+    covered_s: float
+    uncovered_s: float
+    active_s: float
+    resolution_s: float
+    quality: Quality = Quality.MEASURED
+
+    @property
+    def metered(self) -> bool:
+        """Whether anything is known about its power."""
+        return not math.isnan(self.total_j)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorFootprint:
+    """Energy by operation (TEF; Smaragdine, ICSE'24, Definition 3.3), one row an (operation, device, phase).
+
+    Attributes:
+        window_ns: The session, half-open, on the clock of the trace.
+        devices: Every device of the trace or of the meters, by name.
+        op, device, phase: Key of each row, sorted.
+        energy_j: Known energy, float64[n]; NaN where the device has no meter.
+        runtime_ns: Exclusive time inside the window, events added up, int64[n].
+        uncovered_ns: Of that, time without known power (its energy is missing, not zero), int64[n].
+        count: Events touching the window, int64[n].
+        samples: Power readings inside its exclusive time, int64[n].
+        median_ns: Median exclusive time of one event, int64[n].
+        active_ns: Time with at least one event of the row running, int64[n].
+        active_j: Energy of the whole device during that time, float64[n]; NaN where the device has no meter.
+        estimator: ``recency`` or ``regression``.
+        multiplicity: ``events`` or ``set``.
+        composite: Operations that stand for many the framework does not show.
+        notes: What a reader must know about these numbers, one sentence each.
+    """
+
+    window_ns: tuple[int, int]
+    devices: tuple[DeviceEnergy, ...]
+    op: tuple[str, ...]
+    device: tuple[str, ...]
+    phase: tuple[str, ...]
+    energy_j: FloatArray
+    runtime_ns: IntArray
+    uncovered_ns: IntArray
+    count: IntArray
+    samples: IntArray
+    median_ns: IntArray
+    active_ns: IntArray
+    active_j: FloatArray
+    estimator: str = "recency"
+    multiplicity: str = "events"
+    composite: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        window_ns: tuple[int, int],
+        devices: Sequence[DeviceEnergy],
+        op: Sequence[str],
+        device: Sequence[str],
+        phase: Sequence[str],
+        *,
+        energy_j: npt.ArrayLike,
+        runtime_ns: npt.ArrayLike,
+        uncovered_ns: npt.ArrayLike,
+        count: npt.ArrayLike,
+        samples: npt.ArrayLike,
+        median_ns: npt.ArrayLike,
+        active_ns: npt.ArrayLike,
+        active_j: npt.ArrayLike,
+        estimator: str = "recency",
+        multiplicity: str = "events",
+        composite: frozenset[str] = frozenset(),
+        notes: Sequence[str] = (),
+    ) -> None:
+        integers = {
+            "runtime_ns": runtime_ns,
+            "uncovered_ns": uncovered_ns,
+            "count": count,
+            "samples": samples,
+            "median_ns": median_ns,
+            "active_ns": active_ns,
+        }
+        columns: dict[str, npt.NDArray[Any]] = {k: readonly(v, np.int64) for k, v in integers.items()}
+        columns |= {"energy_j": readonly(energy_j, np.float64), "active_j": readonly(active_j, np.float64)}
+        names = {"op": tuple(op), "device": tuple(device), "phase": tuple(phase)}
+        lengths = {name: len(column) for name, column in (*columns.items(), *names.items())}
+        if len(set(lengths.values())) > 1:
+            raise DataError(f"footprint columns differ in length: {lengths}")
+        fields = {
+            **columns,
+            **names,
+            "window_ns": (int(window_ns[0]), int(window_ns[1])),
+            "devices": tuple(devices),
+            "estimator": estimator,
+            "multiplicity": multiplicity,
+            "composite": frozenset(composite),
+            "notes": tuple(notes),
+        }
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+    @property
+    def energy_by_op(self) -> dict[str, float]:
+        """Joules by qualified name, devices and phases added up; unmetered rows are left out."""
+        sums: dict[str, list[float]] = {}
+        for name, joules in zip(self.op, self.energy_j.tolist(), strict=True):
+            if not math.isnan(joules):
+                sums.setdefault(name, []).append(joules)
+        return {name: math.fsum(values) for name, values in sums.items()}
+
+    @property
+    def attributed_j(self) -> float:
+        """Energy of all operations on metered devices."""
+        return math.fsum(entry.attributed_j for entry in self.devices if entry.metered)
