@@ -5,6 +5,7 @@ paper tick by tick, with its slips mended (half-open events, power times time, a
 Both know nothing of sorting tricks, clocks or numpy.
 """
 
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ def exact(
             cuts |= {t for t in ticks if t0 < t < t1 and t - 1 not in ticks}
             cuts |= {t + 1 for t in ticks if t0 < t + 1 < t1 and t + 1 not in ticks}
         edges = sorted(cuts)
-        for a, b in zip(edges[:-1], edges[1:], strict=True):
+        for a, b in itertools.pairwise(edges):
             watts = None
             for t, w in steps:
                 if t <= a:

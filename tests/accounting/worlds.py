@@ -1,4 +1,4 @@
-"""Small worlds of events and power for the accounting tests: one description, given to the product and to the oracles."""
+"""Small worlds of events and power for the accounting tests: one description, given to the product and the oracles."""
 
 import random
 from collections.abc import Sequence

@@ -76,7 +76,7 @@ def account(case: Any, multiplicity: Any) -> TensorFootprint:
         phase=[0] * len(events),
     )
     channel = Channel(DEVICE, "package", ReadingKind.POWER, "case", Quality.MEASURED)
-    last = dict((round(time * unit), watts) for time, watts in sorted(case["power"], key=lambda sample: sample[0]))
+    last = {round(time * unit): watts for time, watts in sorted(case["power"], key=lambda sample: sample[0])}
     edges = [*last, max(end, max(last) + 1)] if last else []
     steps = PowerSteps(edges, list(last.values()))
     return align(trace, {DEVICE: [Metered(channel, steps)]}, (begin, end), multiplicity=multiplicity)
