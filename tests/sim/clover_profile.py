@@ -4,9 +4,8 @@ import csv
 import json
 from dataclasses import dataclass
 
-from tests.data_folder import data_folder
-
 from joulery.sim.fifo_pull import PullInstance
+from tests.data_folder import data_folder
 
 
 @dataclass(frozen=True)

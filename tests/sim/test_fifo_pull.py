@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.data_folder import data_folder
-from tests.sim.clover_profile import load_service, rows
 
 from joulery.domain.errors import ConfigError, DataError
 from joulery.sim.arrivals import poisson
 from joulery.sim.fifo_pull import PullInstance, Requests, metrics, pull
 from joulery.sim.kernel import Kernel, Rank
 from joulery.sim.streams import Streams
+from tests.data_folder import data_folder
+from tests.sim.clover_profile import load_service, rows
 
 SERVICES = ("yolo", "efficientnet", "albert")
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.data_folder import data_folder
 
 from joulery.domain.errors import DataError
 from joulery.sim.arrivals import poisson
 from joulery.sim.single_server import by_key, by_queue, fcfs
 from joulery.sim.streams import Streams
+from tests.data_folder import data_folder
 
 JOBS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9), st.integers(0, 4)), max_size=40).map(
     lambda jobs: (

@@ -1,9 +1,9 @@
 import json
 
 import pytest
-from tests.config.site_text import SITE, changed, written
 
 from joulery.ui.cli import main
+from tests.config.site_text import SITE, changed, written
 
 
 def test_check_says_that_a_site_is_valid(tmp_path, capsys):
