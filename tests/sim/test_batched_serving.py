@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.data_folder import data_folder
-from tests.sim.v100_truth import refitted_v100
 
 from joulery.domain.errors import ConfigError
 from joulery.domain.serving import Slo
@@ -19,6 +17,8 @@ from joulery.sim.batched_serving import Gpu, Instance, Neighbours, Service, Tria
 from joulery.sim.batching import BatchRule
 from joulery.sim.gpu import InterferenceTruth, Process
 from joulery.sim.streams import Streams
+from tests.data_folder import data_folder
+from tests.sim.v100_truth import refitted_v100
 
 WORKLOADS = {  # Table 3 of the paper: model, SLO in ms, requests a second
     "W1": ("alexnet", 10, 1200),

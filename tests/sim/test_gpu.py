@@ -3,11 +3,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sim.v100_truth import refitted_v100
 
 from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.perf.catalog import profile
 from joulery.sim.gpu import InterferenceTruth, Process
+from tests.sim.v100_truth import refitted_v100
 
 V100 = profile("v100")
 PROCESSES = st.lists(
@@ -18,7 +18,7 @@ PROCESSES = st.lists(
 
 
 def test_published_example_on_one_gpu():
-    """The three services of the paper's motivation: predicted batch times 6.9178, 18.9085 and 28.7300 ms at 1523.7 MHz."""
+    """The three services of the paper's motivation, predicted to take 6.9178, 18.9085 and 28.7300 ms a batch."""
     processes = [Process("alexnet", 0.10, 4), Process("resnet50", 0.30, 8), Process("vgg19", 0.375, 6)]
     effects, clock_mhz = InterferenceTruth(V100).conditions(processes)
     assert [1e3 * (effect.load_s + effect.busy_s) for effect in effects] == pytest.approx(

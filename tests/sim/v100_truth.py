@@ -1,8 +1,8 @@
 """A V100 that differs from the paper's model of it.
 
-The same equations, fitted anew to the 648 solo and 1,500 co-located latencies the authors published (all solo points
-for k1 to k5, a cache and a PCIe factor per model, the slope of the clock): mean absolute error 2.4 % on the pairs, where
-the paper's coefficients have 3.6 %.
+The same equations, fitted anew to the 648 solo and 1,500 co-located latencies the authors published: k1 to k5 on every
+solo point, a cache and a PCIe factor for each model, the slope of the clock. Mean absolute error 2.4 % on the pairs,
+where the paper's coefficients have 3.6 %.
 """
 
 from dataclasses import replace
