@@ -86,6 +86,7 @@ def test_it_survives_a_round_trip_through_json(energy_j: float, idle_j: float, l
         covered_s=covered,
         signal=Signal.MARGINAL,
         scope=Scope.LIFECYCLE,
+        carbon_quality=Quality.ASSUMED,
     )
     assert footprint_from_dict(orjson.loads(orjson.dumps(footprint_to_dict(footprint)))) == footprint
 

@@ -39,7 +39,14 @@ class Meter(Protocol):
         ...
 
     def read(self) -> tuple[float, ...]:
-        """One value a channel, joules or watts as its kind says; NaN where the device gave none this time."""
+        """One value a channel, joules or watts as its kind says; NaN where the device gave none this time.
+
+        A device that fails or disappears gives NaN and a note, never an exception.
+        """
+        ...
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the data should know, one sentence each, that was not said in an earlier call."""
         ...
 
     def close(self) -> None:

@@ -1,0 +1,181 @@
+"""A model of CPU power for machines that measure none: P = idle + (max - idle) x utilisation, socket by socket.
+
+Utilisation is measured (``/proc/stat``), power is not. Watts come from the user, or from a table by processor. The
+table holds whole servers divided by their hardware threads (what SPECpower meters at the plug: memory, fans and power
+supply included), hence the component's name ``server``. The error of such a model is large: every number carries a
+band, 50 % to either side unless the user states a better one.
+
+Source of the table: SPECpower_ssj2008 results as reduced by Cloud Carbon Footprint, ccf-coefficients,
+output/coefficients-aws-use.csv of 2026-03 (revision b0032d9), columns "Min Watts" and "Max Watts" per thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from joulery.adapters.meters.cputimes import CpuTimes, open_cpu_times
+from joulery.domain.channel import Channel, ReadingKind
+from joulery.domain.errors import ConfigError
+from joulery.domain.quality import Quality
+
+BAND_RATIO = 0.5
+_UPDATE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class CpuPower:
+    """What one logical CPU is taken to draw, its share of the rest of the server included.
+
+    Attributes:
+        name: Whose numbers these are.
+        idle_w, max_w: Watts a logical CPU, idle and fully busy.
+        quality: Modelled where the processor is known, assumed where a default stands in.
+    """
+
+    name: str
+    idle_w: float
+    max_w: float
+    quality: Quality = Quality.MODELLED
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    vendor: str
+    family: int
+    models: tuple[int, ...]
+    power: CpuPower
+    steppings: range = range(256)
+
+
+_INTEL, _AMD = "GenuineIntel", "AuthenticAMD"
+_TABLE = (
+    _Row(_INTEL, 6, (45,), CpuPower("Sandy Bridge", 2.212, 8.631)),
+    _Row(_INTEL, 6, (62,), CpuPower("Ivy Bridge", 1.707, 5.557)),
+    _Row(_INTEL, 6, (63,), CpuPower("Haswell", 1.857, 5.595)),
+    _Row(_INTEL, 6, (79, 86), CpuPower("Broadwell", 0.713, 3.685)),
+    _Row(_INTEL, 6, (85,), CpuPower("Skylake", 0.613, 4.104), range(5)),
+    _Row(_INTEL, 6, (85,), CpuPower("Cascade Lake", 0.690, 4.063), range(5, 10)),
+    _Row(_INTEL, 6, (106, 108), CpuPower("Ice Lake", 0.767, 3.758)),
+    _Row(_INTEL, 6, (143,), CpuPower("Sapphire Rapids", 1.036, 4.160)),
+    _Row(_INTEL, 6, (207,), CpuPower("Emerald Rapids", 0.814, 4.482)),
+    _Row(_INTEL, 6, (173,), CpuPower("Granite Rapids", 0.582, 2.527)),
+    _Row(_AMD, 23, (1,), CpuPower("EPYC 1st Gen", 0.847, 2.604)),
+    _Row(_AMD, 23, (49,), CpuPower("EPYC 2nd Gen", 0.474, 1.693)),
+    _Row(_AMD, 25, (1,), CpuPower("EPYC 3rd Gen", 0.456, 1.957)),
+    _Row(_AMD, 25, (17, 160), CpuPower("EPYC 4th Gen", 0.739, 2.282)),
+)
+DEFAULT = CpuPower("an unknown processor (the highest row since 2017, Coffee Lake)", 1.138, 5.422, Quality.ASSUMED)
+"""For processors the table does not know: errs upward."""
+
+
+def cpu_power(proc: Path = Path("/proc")) -> CpuPower:
+    """What the table says about this machine's processor; :data:`DEFAULT` where it does not know it."""
+    fields: dict[str, str] = {}
+    for line in (proc / "cpuinfo").read_text().split("\n\n")[0].splitlines():
+        key, _, value = line.partition(":")
+        fields[key.strip()] = value.strip()
+    try:
+        family, model, stepping = (int(fields[key]) for key in ("cpu family", "model", "stepping"))
+    except (KeyError, ValueError):
+        return DEFAULT
+    for row in _TABLE:
+        known = row.vendor == fields.get("vendor_id") and row.family == family
+        if known and model in row.models and stepping in row.steppings:
+            return row.power
+    return DEFAULT
+
+
+class CpuModelMeter:
+    """A modelled energy counter a socket: idle watts over time, plus the dynamic part over busy CPU seconds."""
+
+    def __init__(
+        self,
+        times: CpuTimes,
+        power: CpuPower,
+        *,
+        band_ratio: float = BAND_RATIO,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._times = times
+        self._clock = clock
+        self._start_s = clock()
+        self._busy_s = times.read()
+        self._idle_w = tuple(power.idle_w * cpus for cpus in times.cpus)
+        self._dynamic_w = power.max_w - power.idle_w
+        self._channels = tuple(
+            Channel(
+                f"cpu:{socket}",
+                "server",
+                ReadingKind.COUNTER,
+                "cpu-model",
+                power.quality,
+                idle_w=idle_w,
+                band_ratio=band_ratio,
+                max_w=power.max_w * cpus,
+                update_s=_UPDATE_S,
+            )
+            for socket, cpus, idle_w in zip(times.sockets, times.cpus, self._idle_w, strict=True)
+        )
+        self._notes = [
+            f"CPU power is modelled, not measured: {power.idle_w:.3g} W idle to {power.max_w:.3g} W busy a logical CPU "
+            f"({power.name}), give or take {band_ratio:.0%}"
+        ]
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """One a socket."""
+        return self._channels
+
+    def read(self) -> tuple[float, ...]:
+        """Joules since the meter was opened."""
+        now_s = self._clock() - self._start_s
+        busy = self._times.read()
+        return tuple(
+            idle_w * now_s + self._dynamic_w * (busy_s - start_s)
+            for idle_w, busy_s, start_s in zip(self._idle_w, busy, self._busy_s, strict=True)
+        )
+
+    def notes(self) -> tuple[str, ...]:
+        """Whose watts these are."""
+        said, self._notes = tuple(self._notes), []
+        return said
+
+    def close(self) -> None:
+        """Release the file. Safe to call twice."""
+        self._times.close()
+
+
+def open_cpu_model(
+    idle_w: float | None = None,
+    max_w: float | None = None,
+    band_ratio: float = BAND_RATIO,
+    *,
+    proc: Path = Path("/proc"),
+    sys: Path = Path("/sys"),
+) -> CpuModelMeter:
+    """The model for this machine.
+
+    Args:
+        idle_w, max_w: Watts of the whole machine, idle and with every CPU busy; both or neither. Sockets share them by
+            their number of CPUs.
+        band_ratio: Half-width of the uncertainty.
+        proc, sys: Where the kernel shows itself.
+
+    Raises:
+        ConfigError: One of the two is missing, or they are not 0 <= idle < max.
+        CapabilityError: ``/proc/stat`` cannot be read.
+    """
+    if (idle_w is None) is not (max_w is None):
+        raise ConfigError("a CPU model needs idle and max watts, or neither", got=f"idle {idle_w}, max {max_w}")
+    if not 0 <= band_ratio <= 1:
+        raise ConfigError("a band is a ratio", got=str(band_ratio), expected="0 to 1")
+    if idle_w is not None and max_w is not None and not 0 <= idle_w < max_w < float("inf"):
+        raise ConfigError("the watts of a CPU model must be 0 <= idle < max", got=f"{idle_w} and {max_w}")
+    times = open_cpu_times(proc, sys)
+    if idle_w is None or max_w is None:
+        return CpuModelMeter(times, cpu_power(proc), band_ratio=band_ratio)
+    power = CpuPower("as given", idle_w / sum(times.cpus), max_w / sum(times.cpus))
+    return CpuModelMeter(times, power, band_ratio=band_ratio)

@@ -1,0 +1,285 @@
+"""NVML, what NVIDIA's driver says about its GPUs, through ``nvidia-ml-py`` (imported when opened).
+
+Every board is read by the best source that it answers:
+
+1. the energy counter (``nvmlDeviceGetTotalEnergyConsumption``, Volta and later): cumulative millijoules, renewed about
+   every 100 ms, misses nothing between two readings;
+2. instantaneous power (field ``NVML_FI_DEV_POWER_INSTANT``, board scope);
+3. ``nvmlDeviceGetPowerUsage``: the average of the last second on Ampere and later (GA100 excepted), instantaneous on
+   GA100 and before.
+
+A board in MIG mode is read as one: its instances have no sensors of their own. ``CUDA_VISIBLE_DEVICES`` hides nothing
+here: a board draws power whether or not a program may see it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from joulery.domain.channel import Channel, ReadingKind
+from joulery.domain.errors import CapabilityError
+from joulery.domain.quality import Quality
+
+_GA100 = re.compile(r"\bA(100|800|30)X?\b")
+_UPDATE_S = 0.1
+_AVERAGING_S = 1.0
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"
+"""What ``/proc/self/ns/pid`` points to outside any container: the kernel's fixed number of the first namespace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """One GPU as NVML knows it.
+
+    Attributes:
+        device: ``gpu:0`` ...
+        name: What the vendor calls it.
+        uuid: Its serial identity.
+        mig: True while it is cut into MIG instances.
+        channel: How its energy is read.
+    """
+
+    device: str
+    name: str
+    uuid: str
+    mig: bool
+    channel: Channel
+
+
+class NvmlMeter:
+    """Reads one value a board.
+
+    Attributes:
+        boards: The boards that are read, in order.
+    """
+
+    def __init__(
+        self,
+        nvml: Any,
+        boards: tuple[Board, ...],
+        readers: tuple[Callable[[], float], ...],
+        handles: tuple[Any, ...],
+        notes: tuple[str, ...],
+    ) -> None:
+        self.boards = boards
+        self._nvml = nvml
+        self._readers = readers
+        self._handles = handles
+        self._notes = list(notes)
+        self._failure: list[str] = [""] * len(boards)
+        self._seen_us = [0] * len(boards)
+        self._open = True
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """One a board."""
+        return tuple(board.channel for board in self.boards)
+
+    def read(self) -> tuple[float, ...]:
+        """Joules or watts, as each channel says; NaN for a board that does not answer."""
+        return tuple(self._read(slot, reader) for slot, reader in enumerate(self._readers))
+
+    def notes(self) -> tuple[str, ...]:
+        """Boards that were left out, were lost, or came back."""
+        said, self._notes = tuple(self._notes), []
+        return said
+
+    def close(self) -> None:
+        """Let go of the driver. Safe to call twice."""
+        if self._open:
+            self._open = False
+            try:
+                self._nvml.nvmlShutdown()
+            except self._nvml.NVMLError as error:
+                self._notes.append(f"NVML did not shut down cleanly: {error}")
+
+    def holders(self) -> Mapping[str, Mapping[int, float] | None]:
+        """Which processes use each board, and how much.
+
+        Returns:
+            By device: process id -> share of the busy time since the last call (0 where none was busy), or None
+            where the driver does not tell. Shares are NaN where processes are known and their shares are not.
+        """
+        return {board.device: self._holders(slot) for slot, board in enumerate(self.boards)}
+
+    def _holders(self, slot: int) -> dict[int, float] | None:
+        nvml, handle = self._nvml, self._handles[slot]
+        if not sees_host_processes():
+            return None
+        try:
+            pids = {p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+            pids |= {p.pid for p in nvml.nvmlDeviceGetGraphicsRunningProcesses(handle)}
+        except nvml.NVMLError:
+            return None
+        if len(pids) < 2:
+            return dict.fromkeys(pids, 1.0)
+        try:
+            samples = nvml.nvmlDeviceGetProcessUtilization(handle, self._seen_us[slot])
+        except (nvml.NVMLError_NotFound, nvml.NVMLError_NotReady):
+            return dict.fromkeys(pids, 0.0)
+        except nvml.NVMLError:
+            return dict.fromkeys(pids, math.nan)
+        busy = dict.fromkeys(pids, 0.0)
+        for sample in samples:
+            self._seen_us[slot] = max(self._seen_us[slot], sample.timeStamp)
+            busy[sample.pid] = busy.get(sample.pid, 0.0) + sample.smUtil
+        total = sum(busy.values())
+        return {pid: share / total for pid, share in busy.items()} if total > 0 else busy
+
+    def _read(self, slot: int, reader: Callable[[], float]) -> float:
+        if not self._open:
+            return math.nan
+        try:
+            value = reader()
+        except self._nvml.NVMLError as error:
+            if self._failure[slot] != str(error):
+                self._failure[slot] = str(error)
+                self._notes.append(f"{self.boards[slot].device} ({self.boards[slot].name}) does not answer: {error}")
+            return math.nan
+        if self._failure[slot]:
+            self._failure[slot] = ""
+            self._notes.append(f"{self.boards[slot].device} ({self.boards[slot].name}) answers again")
+        return value
+
+
+def sees_host_processes() -> bool:
+    """True where process numbers of the driver are process numbers here: outside a container's own numbering."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink()) == _FIRST_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+def open_nvml(nvml: Any = None) -> NvmlMeter:
+    """Every NVIDIA board of this machine.
+
+    Args:
+        nvml: The module ``pynvml``, or one that behaves like it; imported when not given.
+
+    Raises:
+        CapabilityError: The package or the driver is missing, nothing may be read, or there is no board.
+    """
+    nvml = nvml or _import_nvml()
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError_LibraryNotFound as error:
+        raise CapabilityError(
+            "no NVIDIA driver here (libnvidia-ml.so.1 is not there)",
+            resource="libnvidia-ml.so.1",
+            hint="a container needs the host's driver: docker run --gpus all ...",
+        ) from error
+    except nvml.NVMLError as error:
+        raise CapabilityError(
+            f"the NVIDIA driver does not answer: {error}", resource="libnvidia-ml.so.1", hint="try: nvidia-smi"
+        ) from error
+    boards, readers, handles, notes = [], [], [], []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            board, reader = _board(nvml, handle, f"gpu:{index}")
+        except (nvml.NVMLError, CapabilityError) as error:
+            notes.append(f"gpu:{index} is left out: {error}")
+            continue
+        if board.mig:
+            notes.append(f"{board.device} ({board.name}) is in MIG mode: its joules are the whole board's")
+        boards.append(board)
+        readers.append(reader)
+        handles.append(handle)
+    if not boards:
+        nvml.nvmlShutdown()
+        raise CapabilityError(f"no GPU can be read: {'; '.join(notes) or 'the driver shows none'}", resource="nvml")
+    return NvmlMeter(nvml, tuple(boards), tuple(readers), tuple(handles), tuple(notes))
+
+
+def _import_nvml() -> Any:
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError as error:
+        raise CapabilityError(
+            "reading NVIDIA GPUs needs the package nvidia-ml-py",
+            resource="pynvml",
+            grant="pip install 'joulery[nvidia]'",
+        ) from error
+
+
+def _board(nvml: Any, handle: Any, device: str) -> tuple[Board, Callable[[], float]]:
+    name = _text(nvml.nvmlDeviceGetName(handle))
+    channel, reader = _source(nvml, handle, device, name)
+    try:
+        mig = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
+    except nvml.NVMLError:
+        mig = False
+    return Board(device, name, _text(nvml.nvmlDeviceGetUUID(handle)), mig, channel), reader
+
+
+def _source(nvml: Any, handle: Any, device: str, name: str) -> tuple[Channel, Callable[[], float]]:
+    """The best source this board answers right now."""
+    attempts = (_counter, _instant, _usage)
+    reasons = []
+    for attempt in attempts:
+        try:
+            return attempt(nvml, handle, device, name)
+        except nvml.NVMLError as error:
+            reasons.append(f"{attempt.__name__.strip('_')}: {error}")
+    raise CapabilityError(f"{name} tells neither energy nor power ({'; '.join(reasons)})", resource=device)
+
+
+def _counter(nvml: Any, handle: Any, device: str, name: str) -> tuple[Channel, Callable[[], float]]:
+    def read() -> float:
+        return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) * 1e-3
+
+    read()
+    return _channel(device, ReadingKind.COUNTER), read
+
+
+def _instant(nvml: Any, handle: Any, device: str, name: str) -> tuple[Channel, Callable[[], float]]:
+    field = [(nvml.NVML_FI_DEV_POWER_INSTANT, nvml.NVML_POWER_SCOPE_GPU)]
+
+    def read() -> float:
+        answer = nvml.nvmlDeviceGetFieldValues(handle, field)[0]
+        if answer.nvmlReturn != nvml.NVML_SUCCESS:
+            raise nvml.NVMLError(answer.nvmlReturn)
+        return float(answer.value.uiVal) * 1e-3
+
+    read()
+    return _channel(device, ReadingKind.POWER), read
+
+
+def _usage(nvml: Any, handle: Any, device: str, name: str) -> tuple[Channel, Callable[[], float]]:
+    def read() -> float:
+        return float(nvml.nvmlDeviceGetPowerUsage(handle)) * 1e-3
+
+    read()
+    return _channel(device, ReadingKind.AVERAGE if _averages(nvml, handle, name) else ReadingKind.POWER), read
+
+
+def _averages(nvml: Any, handle: Any, name: str) -> bool:
+    """Whether ``nvmlDeviceGetPowerUsage`` of this board is the mean of the last second."""
+    try:
+        architecture = nvml.nvmlDeviceGetArchitecture(handle)
+    except nvml.NVMLError:
+        return False
+    newer = nvml.NVML_DEVICE_ARCH_AMPERE <= architecture < nvml.NVML_DEVICE_ARCH_UNKNOWN
+    return bool(newer) and not _GA100.search(name)
+
+
+def _channel(device: str, kind: ReadingKind) -> Channel:
+    return Channel(
+        device,
+        "board",
+        kind,
+        "nvml",
+        Quality.MEASURED,
+        averaging_s=_AVERAGING_S if kind is ReadingKind.AVERAGE else 0.0,
+        update_s=_UPDATE_S,
+    )
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

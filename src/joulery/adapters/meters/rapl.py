@@ -1,0 +1,164 @@
+"""RAPL, the energy counters of Intel and AMD processors, through the kernel's powercap files.
+
+What is counted, and what is left out so that nothing is counted twice:
+
+* ``package-N`` (``package-N-die-D`` where a package has several) is the processor. N is the socket; the number in the
+  folder's name (``intel-rapl:0``) is not.
+* ``dram`` below a package lies outside it and is added.
+* ``core`` and ``uncore`` lie inside the package and are left out.
+* ``psys`` is the whole platform and contains the packages: used only where there is no package.
+* ``intel-rapl-mmio`` shows the same counters a second time and is left out.
+
+A counter starts again from 0 at ``max_energy_range_uj``. Since Linux 5.10 only root may read it (a side channel,
+CVE-2020-8694): the error of :func:`open_rapl` holds the line that grants it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from pathlib import Path
+
+from joulery.domain.channel import Channel, ReadingKind
+from joulery.domain.errors import CapabilityError
+from joulery.domain.quality import Quality
+
+POWERCAP = Path("/sys/class/powercap")
+GRANT = "sudo chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj"
+
+_ZONE = re.compile(r"intel-rapl:\d+")
+_PACKAGE = re.compile(r"package-(\d+)(?:-die-(\d+))?")
+_UPDATE_S = 0.001
+
+
+class RaplMeter:
+    """Reads the counters with one ``pread`` each."""
+
+    def __init__(
+        self, channels: tuple[Channel, ...], file_descriptors: tuple[int, ...], notes: tuple[str, ...]
+    ) -> None:
+        self._channels = channels
+        self._fds = file_descriptors
+        self._notes = list(notes)
+        self._failed = [False] * len(channels)
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """One counter a package and one a DRAM domain."""
+        return self._channels
+
+    def read(self) -> tuple[float, ...]:
+        """Joules; NaN where a counter cannot be read any more."""
+        return tuple([self._read(slot, fd) for slot, fd in enumerate(self._fds)])
+
+    def notes(self) -> tuple[str, ...]:
+        """What was left out, what stopped answering, what came back."""
+        said, self._notes = tuple(self._notes), []
+        return said
+
+    def close(self) -> None:
+        """Release the files. Safe to call twice."""
+        for fd in self._fds:
+            if fd >= 0:
+                os.close(fd)
+        self._fds = (-1,) * len(self._fds)
+
+    def _read(self, slot: int, fd: int) -> float:
+        try:
+            joules = int(os.pread(fd, 32, 0)) * 1e-6
+        except (OSError, ValueError) as error:
+            self._mark(slot, failed=True, why=f"cannot be read any more: {error}")
+            return math.nan
+        if self._failed[slot]:
+            self._mark(slot, failed=False, why="can be read again")
+        return joules
+
+    def _mark(self, slot: int, *, failed: bool, why: str) -> None:
+        if self._failed[slot] is not failed:
+            self._failed[slot] = failed
+            channel = self._channels[slot]
+            self._notes.append(f"{channel.device} {channel.component}: RAPL counter {why}")
+
+
+def open_rapl(root: Path = POWERCAP) -> RaplMeter:
+    """The RAPL counters of this machine.
+
+    Args:
+        root: The powercap folder.
+
+    Raises:
+        CapabilityError: There is none, or it may not be read; the error says what grants it.
+    """
+    zones, notes = _energy_zones(root)
+    if not zones:
+        raise CapabilityError(
+            f"no RAPL counters in {root}",
+            resource=str(root),
+            hint="virtual machines have none; a container hides them (docker: --security-opt systempaths=unconfined, "
+            "or measure on the host); on a PC or server load the driver: sudo modprobe intel_rapl_msr",
+        )
+    channels, fds = [], []
+    denied: OSError | None = None
+    for device, component, folder in zones:
+        try:
+            wrap_j = int((folder / "max_energy_range_uj").read_text()) * 1e-6
+            fd = os.open(folder / "energy_uj", os.O_RDONLY | os.O_CLOEXEC)
+        except PermissionError as error:
+            denied = error
+        except (OSError, ValueError) as error:
+            notes.append(f"{device} {component}: RAPL zone {folder.name} is left out: {error}")
+        else:
+            fds.append(fd)
+            channels.append(
+                Channel(
+                    device, component, ReadingKind.COUNTER, "rapl", Quality.MEASURED, wrap_j=wrap_j, update_s=_UPDATE_S
+                )
+            )
+    if denied is not None:
+        for fd in fds:
+            os.close(fd)
+        raise CapabilityError(
+            f"RAPL is here but may not be read: {denied.filename}: permission denied",
+            resource=str(denied.filename),
+            grant=GRANT,
+        )
+    if not channels:
+        raise CapabilityError(f"no RAPL counter can be read: {'; '.join(notes)}", resource=str(root))
+    return RaplMeter(tuple(channels), tuple(fds), tuple(notes))
+
+
+def _energy_zones(root: Path) -> tuple[list[tuple[str, str, Path]], list[str]]:
+    """(device, component, folder) of the zones that together count every joule once; and what is left out."""
+    packages: dict[tuple[str, str], Path] = {}
+    platform: list[tuple[str, str, Path]] = []
+    notes = []
+    for folder in sorted(root.glob("intel-rapl:*"), key=_zone_order):
+        match = _PACKAGE.fullmatch(_zone_name(folder)) if _ZONE.fullmatch(folder.name) else None
+        if match:
+            device, die = f"cpu:{match[1]}", f"-die-{match[2]}" if match[2] is not None else ""
+            zones = [(f"package{die}", folder)]
+            zones += [(f"dram{die}", sub) for sub in _subzones(root, folder) if _zone_name(sub) == "dram"]
+            for component, zone in zones:
+                if packages.setdefault((device, component), zone) is not zone:
+                    notes.append(f"{device} {component}: RAPL zone {zone.name} shows it a second time and is left out")
+        elif _ZONE.fullmatch(folder.name) and _zone_name(folder) == "psys":
+            platform = [("machine", "psys", folder)]
+    return [(device, component, folder) for (device, component), folder in sorted(packages.items())] or platform, notes
+
+
+def _subzones(root: Path, zone: Path) -> list[Path]:
+    """The zones below one zone: inside its folder, and again in ``root`` under the same name."""
+    found = {path.name: path for place in (zone, root) for path in place.glob(f"{zone.name}:*")}
+    return [found[name] for name in sorted(found)]
+
+
+def _zone_order(folder: Path) -> tuple[int, str]:
+    return len(folder.name), folder.name
+
+
+def _zone_name(folder: Path) -> str:
+    try:
+        return (folder / "name").read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,180 @@
+"""CPU time of a program and everything it started, socket by socket, read from ``/proc``.
+
+The kernel adds the time of a child to its parent when the parent waits for it, so the sum over the living of (own +
+waited-for children) holds programs that came and went between two readings. What it cannot hold: a process whose parent
+died before anyone looked (unless its new parent is in the tree: see ``PR_SET_CHILD_SUBREAPER``), and children of a
+parent that ignores ``SIGCHLD``. A control group (:mod:`joulery.adapters.meters.cgroup`) holds these too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_PARENT, _UTIME, _STIME, _CUTIME, _CSTIME, _THREADS, _CPU = 1, 11, 12, 13, 14, 17, 36
+"""Fields of ``/proc/PID/stat``, counted from the one after the command's name."""
+
+
+@dataclass(slots=True)
+class _Process:
+    """One process that was seen alive; its open file keeps the number from being taken for another's."""
+
+    fd: int
+    parent: int = 0
+    own_ticks: int = 0
+    waited_ticks: int = 0
+    thread_ticks: dict[str, int] = field(default_factory=dict)
+
+
+class ProcessTree:
+    """CPU seconds of the descendants of one process, its own time included or not.
+
+    Args:
+        root: The process at the top.
+        include_root: Whether its own time counts, or only that of its descendants.
+        exclude: Processes that do not count, nor their descendants (the sampler itself).
+        sockets: Socket numbers, in the order of the answer.
+        socket_of_cpu: Socket of each logical CPU.
+        proc: Where the kernel shows its processes.
+    """
+
+    def __init__(
+        self,
+        root: int,
+        *,
+        include_root: bool,
+        exclude: Collection[int],
+        sockets: tuple[int, ...],
+        socket_of_cpu: Mapping[int, int],
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self._root = root
+        self._include_root = include_root
+        self._exclude = frozenset(exclude)
+        self._slot_of_cpu = {cpu: sockets.index(socket) for cpu, socket in socket_of_cpu.items()}
+        self._proc = proc
+        self._tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
+        self._known: dict[int, _Process] = {}
+        self._lost_ticks = 0
+        self._last_total = 0
+        self._ticks = [0.0] * len(sockets)
+        self._has_children_files = (proc / f"{root}/task/{root}/children").exists()
+        self.discover()
+
+    def pids(self) -> frozenset[int]:
+        """The processes of the tree at the last :meth:`discover`, the root only where its own time counts."""
+        return frozenset(self._known) - (frozenset() if self._include_root else {self._root})
+
+    def discover(self) -> None:
+        """Look for new processes: below the root, and below orphans that left the tree since they were found."""
+        children = self._children if self._has_children_files else self._parents().get
+        frontier = [self._root, *self._known]
+        seen: set[int] = set()
+        while frontier:
+            pid = frontier.pop()
+            if pid not in seen and pid not in self._exclude and (pid in self._known or self._adopt(pid)):
+                frontier.extend(children(pid) or ())
+            seen.add(pid)
+
+    def read(self) -> tuple[float, ...]:
+        """CPU seconds on each socket so far; never less than before."""
+        total = self._lost_ticks
+        moved = [0.0] * len(self._ticks)
+        for pid, process in list(self._known.items()):
+            stat = _stat(process.fd)
+            if stat is None:
+                total += self._bury(pid, process)
+                continue
+            own = 0 if pid == self._root and not self._include_root else int(stat[_UTIME]) + int(stat[_STIME])
+            if len(moved) > 1:
+                self._locate(pid, process, stat, own, moved)
+            process.parent, process.own_ticks = int(stat[_PARENT]), own
+            process.waited_ticks = int(stat[_CUTIME]) + int(stat[_CSTIME])
+            total += own + process.waited_ticks
+        self._book(total, moved)
+        return tuple(ticks * self._tick_s for ticks in self._ticks)
+
+    def close(self) -> None:
+        """Release the files. Safe to call twice."""
+        for process in self._known.values():
+            os.close(process.fd)
+        self._known.clear()
+
+    def _adopt(self, pid: int) -> bool:
+        try:
+            self._known[pid] = _Process(os.open(self._proc / f"{pid}/stat", os.O_RDONLY | os.O_CLOEXEC))
+        except OSError:  # it ended meanwhile, or no more files may be opened: its parent's waited-for time has it later
+            return False
+        return True
+
+    def _bury(self, pid: int, process: _Process) -> int:
+        """Forget a process that ended; its ticks, where no parent in the tree has waited for it."""
+        os.close(process.fd)
+        del self._known[pid]
+        if process.parent in self._known:
+            return 0
+        self._lost_ticks += process.own_ticks + process.waited_ticks
+        return process.own_ticks + process.waited_ticks
+
+    def _locate(self, pid: int, process: _Process, stat: list[bytes], own: int, moved: list[float]) -> None:
+        """Weigh the sockets by where the threads of a process ran last, each with its new ticks."""
+        if int(stat[_THREADS]) < 2:
+            moved[self._slot_of_cpu.get(int(stat[_CPU]), 0)] += max(0, own - process.own_ticks)
+            return
+        ticks = {}
+        for thread in self._names(f"{pid}/task"):
+            fields = _fields(self._read_file(f"{pid}/task/{thread}/stat"))
+            if fields is not None:
+                ticks[thread] = int(fields[_UTIME]) + int(fields[_STIME])
+                new = max(0, ticks[thread] - process.thread_ticks.get(thread, 0))
+                moved[self._slot_of_cpu.get(int(fields[_CPU]), 0)] += new
+        process.thread_ticks = ticks
+
+    def _book(self, total: int, moved: list[float]) -> None:
+        """Book what is new on the sockets where threads were seen at work; on the first one where none was."""
+        new, weight = total - self._last_total, sum(moved)
+        if new <= 0:
+            return
+        self._last_total = total
+        for slot, ticks in enumerate(moved if weight > 0 else [1.0] + [0.0] * (len(moved) - 1)):
+            self._ticks[slot] += new * ticks / (weight or 1.0)
+
+    def _children(self, pid: int) -> list[int]:
+        lists = (self._read_file(f"{pid}/task/{thread}/children") for thread in self._names(f"{pid}/task"))
+        return [int(child) for children in lists for child in children.split()]
+
+    def _parents(self) -> dict[int, list[int]]:
+        """Children by parent, from every process there is: for kernels without ``children`` files."""
+        found: dict[int, list[int]] = {}
+        for name in self._names("."):
+            fields = _fields(self._read_file(f"{name}/stat")) if name.isdigit() else None
+            if fields is not None:
+                found.setdefault(int(fields[_PARENT]), []).append(int(name))
+        return found
+
+    def _names(self, folder: str) -> list[str]:
+        try:
+            return [entry.name for entry in os.scandir(self._proc / folder)]
+        except OSError:  # the process ended meanwhile
+            return []
+
+    def _read_file(self, name: str) -> bytes:
+        try:
+            return (self._proc / name).read_bytes()
+        except OSError:  # the process ended meanwhile
+            return b""
+
+
+def _stat(fd: int) -> list[bytes] | None:
+    try:
+        return _fields(os.pread(fd, 1024, 0))
+    except ProcessLookupError:
+        return None
+
+
+def _fields(stat: bytes) -> list[bytes] | None:
+    """The fields of a ``stat`` line after the command's name, which may itself hold spaces and brackets."""
+    _, bracket, rest = stat.rpartition(b")")
+    return rest.split() if bracket else None

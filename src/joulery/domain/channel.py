@@ -1,0 +1,50 @@
+"""What a meter offers: its channels, and what a reading means. Imports nothing heavy, for the sampler's sake."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from joulery.domain.quality import Quality
+
+
+class ReadingKind(StrEnum):
+    """What one reading of a channel means (specs: right-continuous, piecewise-constant power)."""
+
+    COUNTER = "counter"
+    """Cumulative joules; the difference belongs to the interval that ended at the later reading."""
+    POWER = "power"
+    """Instantaneous watts; held until the next reading."""
+    AVERAGE = "average"
+    """Watts averaged over the ``averaging_s`` before the reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One stream of readings of one meter.
+
+    Attributes:
+        device: ``cpu:0`` (socket), ``gpu:0`` (board), ``machine``.
+        component: ``package``, ``dram``, ``board`` ...; components of one device never overlap.
+        kind: What a reading means.
+        meter: Name of the meter (``rapl``, ``nvml``, ``cpu-model``, ``replay``, ``fake``).
+        quality: Measured, modelled or assumed.
+        averaging_s: Window of an ``AVERAGE`` reading; 0 otherwise.
+        wrap_j: Value at which a counter starts again from 0; 0 when it does not.
+        idle_w: Power the model or the user gives for the idle device; NaN when unknown.
+        band_ratio: Half-width of the uncertainty of a modelled channel, as a ratio of the reading; 0 when not stated.
+        max_w: Power the device cannot exceed, which tells a counter's wrap from a reset; NaN when unknown.
+        update_s: How often the device renews its reading; 0 when it always does. Nothing shorter is resolved.
+    """
+
+    device: str
+    component: str
+    kind: ReadingKind
+    meter: str
+    quality: Quality
+    averaging_s: float = 0.0
+    wrap_j: float = 0.0
+    idle_w: float = float("nan")
+    band_ratio: float = 0.0
+    max_w: float = float("nan")
+    update_s: float = 0.0

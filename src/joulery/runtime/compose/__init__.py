@@ -1,0 +1,1 @@
+"""The only place that makes adapters: a file a kind of adapter."""

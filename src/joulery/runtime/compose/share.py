@@ -1,0 +1,33 @@
+"""How the share of a run is read on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from joulery.adapters.meters.cgroup import RunGroup, open_group
+from joulery.adapters.meters.cputimes import open_cpu_times, sockets_of_cpus
+from joulery.adapters.meters.tree import ProcessTree
+from joulery.domain.errors import CapabilityError
+from joulery.runtime.share import BusyTimes, TreeTimes
+
+
+def open_tree(
+    root: int, *, include_root: bool, exclude: frozenset[int], sockets: tuple[int, ...], group: tuple[str, bool] | None
+) -> TreeTimes:
+    """The CPU time of a run: from its control group where it has one that tells sockets apart, else from ``/proc``."""
+    socket_of_cpu = sockets_of_cpus()
+    if group is not None:
+        try:
+            return open_group(RunGroup(Path(group[0]), group[1]), sockets, socket_of_cpu)
+        except CapabilityError:  # a version 2 group on several sockets: /proc can do what it cannot
+            pass
+    return ProcessTree(root, include_root=include_root, exclude=exclude, sockets=sockets, socket_of_cpu=socket_of_cpu)
+
+
+def open_busy() -> BusyTimes:
+    """The busy times of this machine.
+
+    Raises:
+        CapabilityError: ``/proc/stat`` cannot be read.
+    """
+    return open_cpu_times()

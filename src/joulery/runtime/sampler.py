@@ -1,0 +1,321 @@
+"""The sampler: a process of its own that reads meters at a fixed phase and writes what it read to files.
+
+``python -m joulery.runtime.sampler JSON`` (:class:`~joulery.runtime.orders.Orders`). It is made so that the measured
+program cannot disturb it and is not disturbed: nothing of it runs in the measured interpreter; ticks lie on an absolute
+grid, a late one is skipped and counted, never made up; when its own CPU time passes a bound it reads less often and
+says so.
+
+It says ``{"ready": ...}`` on standard output after the first complete reading, ``{"error": ...}`` when it cannot start
+or go on, ``{"done": ...}`` at the end. It ends when standard input ends or says anything, on SIGTERM, and when its
+parent is gone: the kernel tells (``PR_SET_PDEATHSIG``), and it looks, should a fork hold standard input open.
+
+Files (:mod:`joulery.store.samples`): one a meter, ``cpu`` and ``gpu`` (who was how busy), and ``notes.jsonl``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from joulery.domain.channel import ReadingKind
+from joulery.domain.errors import CapabilityError, JouleryError
+from joulery.runtime.compose.meters import open_meters
+from joulery.runtime.compose.share import open_busy, open_tree
+from joulery.runtime.orders import Orders
+from joulery.runtime.share import CpuShare, GpuShare, SharedMeter
+from joulery.store.channels import channel_to_dict
+from joulery.store.samples import SUFFIX, Appender, SampleWriter
+
+NS_PER_S = 1_000_000_000
+HOUSEKEEPING_S = 0.2
+CPU_SHARE_S = 0.1
+"""How often it is read who keeps the CPUs busy: the kernel counts in ticks of 10 ms, so more often says nothing."""
+GPU_SHARE_S = 1.0
+READS_PER_UPDATE = 5
+"""A device that renews its reading every 100 ms is read every 20 ms: a change is stamped to a fifth of its interval."""
+LINGER_UPDATES = 2.0
+LONGEST_PERIOD_S = 1.0
+_PR_SET_PDEATHSIG = 1
+
+
+class Stream:
+    """One file of samples and what fills it.
+
+    Attributes:
+        writer: Where records go.
+        every: Ticks between two readings.
+        linger_s: How long, once the end was asked for, to wait for every value to change once more.
+        due: The next tick at which it is read.
+        last: The last record.
+    """
+
+    def __init__(
+        self, read: Callable[[], tuple[float, ...]], writer: SampleWriter, every: int = 1, linger_s: float = 0.0
+    ) -> None:
+        self.writer = writer
+        self.every = every
+        self.linger_s = linger_s
+        self.due = 0
+        self.last: tuple[float, ...] = ()
+        self._read = read
+
+    def sample(self) -> None:
+        """Read one record and stamp it with the middle of the time this took."""
+        before_ns = time.monotonic_ns()
+        self.last = self._read()
+        self.writer.record((before_ns + time.monotonic_ns()) // 2, self.last)
+
+
+class SelfLimit:
+    """Slows the sampler down when it takes more than its share of a core: twice the period at a time.
+
+    Attributes:
+        slower: By what the period is multiplied now.
+    """
+
+    def __init__(self, max_cpu_ratio: float, most: int) -> None:
+        self.slower = 1
+        self._max_cpu_ratio = max_cpu_ratio
+        self._most = most
+        self._wall_s, self._cpu_s = time.monotonic(), time.process_time()
+
+    def exceeded(self) -> float:
+        """The share of a core taken over the last second or more, where that made it slow down; else 0."""
+        wall_s, cpu_s = time.monotonic(), time.process_time()
+        if wall_s - self._wall_s < 1.0:
+            return 0.0
+        ratio = (cpu_s - self._cpu_s) / (wall_s - self._wall_s)
+        self._wall_s, self._cpu_s = wall_s, cpu_s
+        if ratio <= self._max_cpu_ratio or self.slower >= self._most:
+            return 0.0
+        self.slower *= 2
+        return ratio
+
+
+def sample_until(
+    stopped: Callable[[float], bool],
+    streams: Sequence[Stream],
+    period_s: float,
+    limit: SelfLimit,
+    keep_house: Callable[[float], None],
+) -> int:
+    """Read the streams on an absolute grid until told to stop, then once more, so that the end lies inside.
+
+    Args:
+        stopped: Waits so many seconds, or less when told to stop; says whether it was.
+        streams: What to read.
+        period_s: The grid.
+        limit: Slows down.
+        keep_house: Called every :data:`HOUSEKEEPING_S` with the share of a core that made the sampler slow down, or 0.
+
+    Returns:
+        Ticks that were skipped because their time had passed.
+    """
+    period_ns = round(period_s * NS_PER_S)
+    start_ns = house_ns = time.monotonic_ns()
+    tick = late = 0
+    while True:
+        for stream in streams:
+            if tick >= stream.due:
+                stream.sample()
+                step = stream.every * limit.slower
+                stream.due = (tick // step + 1) * step
+        now_ns = time.monotonic_ns()
+        if now_ns - house_ns >= HOUSEKEEPING_S * NS_PER_S:
+            house_ns = now_ns
+            keep_house(limit.exceeded())
+            now_ns = time.monotonic_ns()
+        due = min(stream.due for stream in streams)
+        tick = max(due, (now_ns - start_ns) // period_ns + 1)
+        late += tick - due
+        if stopped((start_ns + tick * period_ns - time.monotonic_ns()) / NS_PER_S):
+            break
+    for stream in streams:
+        stream.sample()
+    _linger(streams)
+    return late
+
+
+def _linger(streams: Sequence[Stream]) -> None:
+    """Go on reading slow counters until each was renewed, so that what they count reaches past the end."""
+    end_s = time.monotonic()
+    waiting = {stream: stream.last for stream in streams if stream.linger_s > 0}
+    while waiting:
+        time.sleep(0.005)
+        for stream, at_end in list(waiting.items()):
+            stream.sample()
+            renewed = all(new != old for new, old in zip(stream.last, at_end, strict=True))
+            if renewed or time.monotonic() - end_s > stream.linger_s:
+                del waiting[stream]
+
+
+class Session:
+    """One run of the sampler process: opens what it was told to, samples, closes."""
+
+    def __init__(self, orders: Orders, say: Callable[[Mapping[str, Any]], None]) -> None:
+        self._orders = orders
+        self._say = say
+        self._stop = False
+        self._folder = Path(orders.folder)
+        self._notes = Appender(self._folder / "notes.jsonl")
+        opened = open_meters(orders.meters)
+        self._meters = opened.meters
+        for error in opened.refused:
+            self._note("refused", text=f"{error}; {error.hint}" if error.hint else str(error))
+        for error in opened.absent:
+            self._note("absent", text=str(error))
+        clock = {"unix_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns(), "period_s": orders.period_s}
+        self._streams = [*self._meter_streams(clock), *self._share_streams(clock)]
+
+    def run(self) -> None:
+        """Sample from now until told to stop; everything is on the disk afterwards."""
+        most = max(1, int(LONGEST_PERIOD_S / self._orders.period_s))
+        limit = SelfLimit(self._orders.max_cpu_ratio, most)
+        for stream in self._streams:
+            stream.sample()
+            stream.due = stream.every
+        self._flush()
+        self._say(
+            {"ready": {"pid": os.getpid(), "channels": [channel_to_dict(c) for m in self._meters for c in m.channels]}}
+        )
+        late = sample_until(
+            self._stopped, self._streams, self._orders.period_s, limit, lambda ratio: self._keep_house(limit, ratio)
+        )
+        done = {"late": late, "cpu_s": time.process_time(), "period_s": self._orders.period_s * limit.slower}
+        self._note("done", **done)
+        self.close()
+        self._say({"done": done})
+
+    def close(self) -> None:
+        """Write the rest and let the devices go."""
+        for meter in self._meters:
+            meter.close()
+        self._tell_notes()
+        for stream in self._streams:
+            stream.writer.close()
+        self._notes.close()
+
+    def stop(self) -> None:
+        """End at the next tick."""
+        self._stop = True
+
+    def stop_if_orphaned(self) -> None:
+        """End at the next tick if the parent is gone; the kernel signals the end of a mere thread of it, too."""
+        self._stop = self._stop or os.getppid() != self._orders.parent
+
+    def _stopped(self, wait_s: float) -> bool:
+        return bool(select.select([0], [], [], max(0.0, wait_s))[0]) or self._stop
+
+    def _keep_house(self, limit: SelfLimit, cpu_ratio: float) -> None:
+        if cpu_ratio > 0:
+            period_s = self._orders.period_s * limit.slower
+            self._note(
+                "slower",
+                period_s=period_s,
+                cpu_ratio=cpu_ratio,
+                text=f"the sampler took {cpu_ratio:.1%} of a core: it reads every {period_s * 1e3:g} ms from here on",
+            )
+        self._tell_notes()
+        self._flush()
+        self.stop_if_orphaned()
+
+    def _tell_notes(self) -> None:
+        for meter in self._meters:
+            for text in meter.notes():
+                self._note("meter", text=text)
+
+    def _note(self, kind: str, **fields: Any) -> None:
+        self._notes.add(json.dumps({"t_s": time.time(), "kind": kind, **fields}).encode() + b"\n")
+
+    def _flush(self) -> None:
+        for stream in self._streams:
+            stream.writer.flush()
+        self._notes.flush()
+
+    def _meter_streams(self, clock: Mapping[str, float]) -> list[Stream]:
+        period_s = self._orders.period_s
+        streams = []
+        for number, meter in enumerate(self._meters):
+            channels = meter.channels
+            columns = [f"{channel.device}:{channel.component}" for channel in channels]
+            described = {**clock, "channels": [channel_to_dict(channel) for channel in channels]}
+            writer = self._writer(f"{number}-{channels[0].meter}", columns, described)
+            update_s = min(channel.update_s for channel in channels)
+            slow = max((c.update_s for c in channels if c.kind is ReadingKind.COUNTER), default=0.0)
+            linger_s = LINGER_UPDATES * slow if slow > READS_PER_UPDATE * period_s else 0.0
+            streams.append(Stream(meter.read, writer, max(1, round(update_s / READS_PER_UPDATE / period_s)), linger_s))
+        return streams
+
+    def _share_streams(self, clock: Mapping[str, float]) -> list[Stream]:
+        orders = self._orders
+        try:
+            busy = open_busy()
+        except CapabilityError as error:
+            self._note("refused", text=f"who keeps the CPUs busy is not known: {error}")
+            return []
+        tree = open_tree(
+            orders.root,
+            include_root=orders.include_root,
+            exclude=frozenset({os.getpid()}),
+            sockets=busy.sockets,
+            group=orders.group,
+        )
+        cpu = CpuShare(busy, tree)
+        cpus = {f"cpu:{socket}": count for socket, count in zip(busy.sockets, busy.cpus, strict=True)}
+        writer = self._writer("cpu", cpu.columns, {**clock, "cpus": cpus})
+        streams = [Stream(cpu.read, writer, max(1, round(CPU_SHARE_S / orders.period_s)))]
+        for meter in self._meters:
+            if isinstance(meter, SharedMeter):
+                gpu = GpuShare([channel.device for channel in meter.channels], meter.holders, tree.pids)
+                every = max(1, round(GPU_SHARE_S / orders.period_s))
+                streams.append(Stream(gpu.read, self._writer("gpu", gpu.columns, clock), every))
+        return streams
+
+    def _writer(self, name: str, columns: Sequence[str], header: Mapping[str, Any]) -> SampleWriter:
+        return SampleWriter(self._folder / f"{name}{SUFFIX}", columns, header)
+
+
+def main(argument: str) -> int:
+    """Be the sampler."""
+    gc.disable()
+    orders = Orders.from_json(argument)
+    _allow_many_files()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        session = Session(orders, _say)
+        signal.signal(signal.SIGTERM, lambda *_: session.stop())
+        signal.signal(signal.SIGUSR1, lambda *_: session.stop_if_orphaned())
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
+        session.run()
+    except JouleryError as error:
+        _say({"error": error.as_dict()})
+        return 1
+    return 0
+
+
+def _say(message: Mapping[str, Any]) -> None:
+    try:
+        os.write(1, json.dumps(message).encode() + b"\n")
+    except BrokenPipeError:  # nobody is left to hear it; the files hold everything
+        return
+
+
+def _allow_many_files() -> None:
+    """One file stays open for every process of the run."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,124 @@
+"""What part of a machine a run keeps busy: two streams of the sampler beside the meters."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol, runtime_checkable
+
+DISCOVERY_RATIO = 0.005
+"""Share of one core that looking for new processes may take: it is done less often the more there are."""
+
+
+class BusyTimes(Protocol):
+    """How busy the CPUs of each socket were."""
+
+    sockets: tuple[int, ...]
+    cpus: tuple[int, ...]
+
+    def read(self) -> tuple[float, ...]:
+        """Busy CPU seconds of each socket, by everybody."""
+        ...
+
+    def close(self) -> None:
+        """Release the source."""
+        ...
+
+
+class TreeTimes(Protocol):
+    """How much CPU time a run took."""
+
+    def discover(self) -> None:
+        """Look for new processes."""
+        ...
+
+    def pids(self) -> frozenset[int]:
+        """The processes known."""
+        ...
+
+    def read(self) -> tuple[float, ...]:
+        """CPU seconds of the run on each socket."""
+        ...
+
+    def close(self) -> None:
+        """Release the source."""
+        ...
+
+
+@runtime_checkable
+class SharedMeter(Protocol):
+    """A meter that knows who uses its devices."""
+
+    def holders(self) -> Mapping[str, Mapping[int, float] | None]:
+        """By device: share of the busy time of each process there; None where that is not known."""
+        ...
+
+
+class CpuShare:
+    """CPU seconds, cumulative: of everybody and of the run on each socket, and of the sampler itself.
+
+    Attributes:
+        columns: ``busy_s:cpu:N`` and ``run_s:cpu:N`` for each socket, and ``self_s``.
+    """
+
+    def __init__(self, busy: BusyTimes, tree: TreeTimes, clock: Callable[[], float] = time.monotonic) -> None:
+        self.columns = (
+            *(f"busy_s:cpu:{socket}" for socket in busy.sockets),
+            *(f"run_s:cpu:{socket}" for socket in busy.sockets),
+            "self_s",
+        )
+        self._busy = busy
+        self._tree = tree
+        self._clock = clock
+        self._look_at_s = -math.inf
+
+    def read(self) -> tuple[float, ...]:
+        """One value a column."""
+        if (now_s := self._clock()) >= self._look_at_s:
+            before_s = time.thread_time()
+            self._tree.discover()
+            self._look_at_s = now_s + (time.thread_time() - before_s) / DISCOVERY_RATIO
+        return (*self._busy.read(), *self._tree.read(), time.process_time())
+
+
+class GpuShare:
+    """What ratio of each GPU's time belonged to the run and to anybody, since the reading before.
+
+    The rule: a board on which only the run has processes is the run's, idle or not; where only others have, it is
+    theirs; where nobody has, it idles; where both have, it is split by the busy time the driver reports for each
+    process. Where the driver does not tell, the whole board is the run's (in a container process numbers do not match)
+    unless others are known to be on it: then the split is unknown (NaN).
+
+    Attributes:
+        columns: ``busy_ratio:gpu:N`` and ``run_ratio:gpu:N`` for each board.
+    """
+
+    def __init__(
+        self,
+        devices: Collection[str],
+        holders: Callable[[], Mapping[str, Mapping[int, float] | None]],
+        pids: Callable[[], frozenset[int]],
+    ) -> None:
+        self._devices = tuple(devices)
+        self.columns = tuple(f"{what}:{device}" for device in self._devices for what in ("busy_ratio", "run_ratio"))
+        self._holders = holders
+        self._pids = pids
+
+    def read(self) -> tuple[float, ...]:
+        """One value a column."""
+        held, pids = self._holders(), self._pids()
+        return tuple(ratio for device in self._devices for ratio in board_ratios(held.get(device), pids))
+
+
+def board_ratios(holders: Mapping[int, float] | None, run: frozenset[int]) -> tuple[float, float]:
+    """(busy, run's) ratio of a board's time, from who holds it; the rule is :class:`GpuShare`'s."""
+    if holders is None:
+        return 1.0, 1.0
+    ours = [share for pid, share in holders.items() if pid in run]
+    if not ours:
+        return (1.0, 0.0) if holders else (0.0, 0.0)
+    if len(ours) == len(holders):
+        return 1.0, 1.0
+    busy = math.fsum(holders.values())
+    return (busy, math.fsum(ours)) if not math.isnan(busy) else (math.nan, math.nan)
