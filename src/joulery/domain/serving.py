@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from joulery.domain.errors import ConfigError
 
@@ -45,6 +47,25 @@ class Slice:
         if self.kind is SliceKind.MPS:
             return f"mps:{self.share_ratio:g}"
         return self.profile if self.kind is SliceKind.MIG else "whole"
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "kind": self.kind.value,
+            "profile": self.profile,
+            "share_ratio": self.share_ratio,
+            "cores": self.cores,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Slice:
+        """The inverse of :meth:`as_dict`.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is not what ``as_dict`` writes.
+            ConfigError: It describes no slice.
+        """
+        return cls(SliceKind(data["kind"]), str(data["profile"]), float(data["share_ratio"]), int(data["cores"]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,131 @@
+"""What a layout would do under a demand: latency, energy, accuracy, from measured profiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from joulery.domain.layout import Layout
+from joulery.domain.profile import Profile, SliceProfile
+from joulery.perf.queueing import capacity_rps, poisson_arrivals, replay, uniform_draws
+
+SATURATION_RATIO = 0.95
+"""Above this share of the capacity the queue has no useful steady state within a planning period: not predicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutMetrics:
+    """What one layout does under one demand.
+
+    Attributes:
+        latency_s: The asked quantile of arrival-to-answer; infinite when the demand saturates it.
+        energy_j: Joules above idle a request.
+        accuracy_ratio: Mean over requests.
+        shares: Share of the requests each variant answers, by variant.
+        utilisation_ratio: Demand over capacity.
+    """
+
+    latency_s: float
+    energy_j: float
+    accuracy_ratio: float
+    shares: Mapping[str, float]
+    utilisation_ratio: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready; an infinite latency is null."""
+        return {
+            "latency_s": self.latency_s if math.isfinite(self.latency_s) else None,
+            "energy_j": self.energy_j,
+            "accuracy_ratio": self.accuracy_ratio,
+            "shares": dict(self.shares),
+            "utilisation_ratio": self.utilisation_ratio,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """Judges layouts by playing requests through a queue of their measured service times.
+
+    Deterministic: the same arrivals and draws for every layout, so differences are the layouts' own.
+
+    Attributes:
+        profile: Measured times and joules of each variant on each slice.
+        accuracy_ratio: Accuracy of each variant.
+        quantile: Which quantile of the latency is asked for.
+        overhead_s: What a request spends outside queue and replica (HTTP, copying).
+        requests: How many requests are played; the first tenth only fills the queue.
+        seed: Of arrivals and draws.
+    """
+
+    profile: Profile
+    accuracy_ratio: Mapping[str, float]
+    quantile: float = 0.95
+    overhead_s: float = 0.0
+    requests: int = 3000
+    seed: int = 0
+
+    def instances(self, layout: Layout) -> tuple[SliceProfile, ...]:
+        """What was measured of each instance.
+
+        Raises:
+            DataError: A variant was not measured on its slice.
+        """
+        return tuple(self.profile.entry(item.variant, item.slice) for item in layout.instances)
+
+    def predict(self, layout: Layout, rate_rps: float) -> LayoutMetrics:
+        """The layout under a Poisson demand.
+
+        Raises:
+            DataError: A variant was not measured on its slice.
+        """
+        instances = self.instances(layout)
+        utilisation_ratio = rate_rps / capacity_rps(instances)
+        if utilisation_ratio > SATURATION_RATIO:
+            return self._saturated(instances, utilisation_ratio)
+        played = replay(
+            poisson_arrivals(rate_rps, self.requests, self.seed),
+            uniform_draws(self.requests, self.seed),
+            [(-math.inf, instances)],
+        )
+        kept = slice(self.requests // 10, None)
+        server = played.server[kept]
+        weight = np.bincount(server, minlength=len(instances)) / len(server)
+        watts = np.array([item.active_w for item in instances])
+        return self._metrics(
+            instances,
+            weight.tolist(),
+            energy_j=float(np.mean(played.cpu_s[kept] * watts[server])),
+            latency_s=float(np.quantile(played.latency_s[kept], self.quantile)) + self.overhead_s,
+            utilisation_ratio=utilisation_ratio,
+        )
+
+    def _saturated(self, instances: tuple[SliceProfile, ...], utilisation_ratio: float) -> LayoutMetrics:
+        speed = np.array([1.0 / item.loaded.mean_s for item in instances])
+        weight = speed / speed.sum()
+        energy_j = float(np.dot(weight, [item.energy_j for item in instances]))
+        return self._metrics(
+            instances,
+            weight.tolist(),
+            energy_j=energy_j,
+            latency_s=math.inf,
+            utilisation_ratio=utilisation_ratio,
+        )
+
+    def _metrics(
+        self,
+        instances: tuple[SliceProfile, ...],
+        weight: list[float],
+        *,
+        energy_j: float,
+        latency_s: float,
+        utilisation_ratio: float,
+    ) -> LayoutMetrics:
+        shares: dict[str, float] = {}
+        for item, part in zip(instances, weight, strict=True):
+            shares[item.variant] = shares.get(item.variant, 0.0) + part
+        accuracy_ratio = sum(part * self.accuracy_ratio[variant] for variant, part in shares.items())
+        return LayoutMetrics(latency_s, energy_j, accuracy_ratio, shares, utilisation_ratio)
