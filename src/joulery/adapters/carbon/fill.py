@@ -1,0 +1,164 @@
+"""What to do where the intensity is unknown: stop (the default), or the fill the user asked for by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from joulery.adapters.carbon.series import Meaning
+from joulery.adapters.carbon.timestamps import iso_utc
+from joulery.domain.arrays import BoolArray, FloatArray
+from joulery.domain.carbon import CarbonSeries
+from joulery.domain.errors import ConfigError, DataError, StaleDataError
+from joulery.domain.ports import CarbonSource
+
+_UNITS_S = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_WRITTEN = re.compile(r"(error|gap|forecast)|(previous|linear):\s*([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*(s|min|h|d)")
+
+
+class Fill(StrEnum):
+    """The rules."""
+
+    ERROR = "error"
+    """Refuse: say where the gap is."""
+    GAP = "gap"
+    """Keep it: no grams are counted there and ``carbon_coverage_ratio`` drops."""
+    PREVIOUS = "previous"
+    """Repeat the last known step, flagged as estimated, over a gap of at most the stated length."""
+    LINEAR = "linear"
+    """A straight line between the known steps on both sides, flagged as estimated, over at most the stated length."""
+    FORECAST = "forecast"
+    """Use what the same service had forecast, flagged as estimated, where it publishes no actual value."""
+
+
+@dataclass(frozen=True, slots=True)
+class FillRule:
+    """A rule and the longest gap it may bridge, seconds (0 where it bridges none).
+
+    Raises:
+        ConfigError: ``previous`` or ``linear`` without a positive length.
+    """
+
+    kind: Fill = Fill.ERROR
+    longest_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        bridges = self.kind in {Fill.PREVIOUS, Fill.LINEAR}
+        if bridges and not 0 < self.longest_s < float("inf"):
+            raise ConfigError(
+                f"filling by {self.kind} needs the longest gap it may bridge", expected=f"{self.kind}:3h, for instance"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> FillRule:
+        """``error``, ``gap``, ``forecast``, ``previous:3h``, ``linear:90min`` as a rule.
+
+        Raises:
+            ConfigError: Anything else.
+        """
+        match = _WRITTEN.fullmatch(text.strip())
+        if match is None:
+            raise ConfigError(
+                "not a rule for gaps in carbon intensity",
+                got=text,
+                expected="error, gap, forecast, previous:LENGTH or linear:LENGTH (as in linear:3h)",
+            )
+        plain, kind, length, unit = match.groups()
+        return cls(Fill(plain)) if plain else cls(Fill(kind), float(length) * _UNITS_S[unit])
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.longest_s:g}s" if self.longest_s else str(self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of a file, where there is one."""
+
+    file: str | None = None
+    row: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A source whose history is complete, or its gaps filled by a rule, or refused."""
+
+    source: CarbonSource
+    rule: FillRule
+
+    def history(self, t0_s: float, t1_s: float) -> CarbonSeries:
+        """As the source's, completed by the rule.
+
+        Raises:
+            StaleDataError: The source ends before ``t1_s`` and the rule does not bridge that.
+            DataError: Another gap that the rule does not bridge.
+        """
+        return complete(self.source.history(t0_s, t1_s), t0_s, t1_s, self.rule)
+
+    def forecast(self, t0_s: float, t1_s: float) -> CarbonSeries:
+        """The source's forecast as it is; NaN where it does not reach. The rule is about history."""
+        return self.source.forecast(t0_s, t1_s)
+
+
+def complete(
+    series: CarbonSeries, t0_s: float, t1_s: float, rule: FillRule, place: Callable[[int], Place] | None = None
+) -> CarbonSeries:
+    """The series with every gap that meets ``[t0_s, t1_s)`` filled by ``rule``; it must reach over that interval.
+
+    Args:
+        series: The intensities.
+        t0_s, t1_s: The interval, Unix seconds.
+        rule: What to do about gaps.
+        place: Where a step stands in a file, by its number; for the message.
+
+    Raises:
+        StaleDataError: The values end before ``t1_s``, and the rule does not bridge that.
+        DataError: Another gap that the rule does not bridge.
+    """
+    values, flags = series.g_per_kwh.copy(), series.estimated.copy()
+    for first, last in _gaps(np.isnan(values)):
+        start_s, end_s = float(series.edges_s[first]), float(series.edges_s[last])
+        if end_s <= t0_s or start_s >= t1_s or rule.kind is Fill.GAP:
+            continue
+        filled = _bridge(series, first, last, rule)
+        if filled is None:
+            raise _refusal(series, first, last, t1_s, rule, place(first) if place else Place())
+        values[first:last] = filled
+        flags[first:last] = True
+    meaning = Meaning(series.zone, series.signal, series.scope, series.source, series.quality)
+    return meaning.series(series.edges_s, values, flags, series.issued_at_s)
+
+
+def _gaps(missing: BoolArray) -> list[tuple[int, int]]:
+    """Runs ``[first, last)`` of missing steps."""
+    change = np.flatnonzero(np.diff(np.concatenate([[False], missing, [False]]).astype(np.int8)))
+    return [(int(first), int(last)) for first, last in change.reshape(-1, 2)]
+
+
+def _bridge(series: CarbonSeries, first: int, last: int, rule: FillRule) -> FloatArray | None:
+    """Values for the missing steps ``[first, last)``; None where the rule does not reach."""
+    edges, values = series.edges_s, series.g_per_kwh
+    if float(edges[last] - edges[first]) > rule.longest_s or first == 0:
+        return None
+    if rule.kind is Fill.PREVIOUS:
+        return np.full(last - first, values[first - 1])
+    if rule.kind is Fill.LINEAR and last < len(values):
+        middles = (edges[:-1] + edges[1:]) / 2
+        known = [first - 1, last]
+        return np.asarray(np.interp(middles[first:last], middles[known], values[known]), np.float64)
+    return None
+
+
+def _refusal(series: CarbonSeries, first: int, last: int, t1_s: float, rule: FillRule, place: Place) -> DataError:
+    start_s, end_s = float(series.edges_s[first]), float(series.edges_s[last])
+    hint = "choose how to fill it (gap, previous:3h, linear:3h), or use another source"
+    if rule.longest_s:
+        hint = f"the rule {rule} does not bridge it: allow a longer gap, keep it (gap), or use another source"
+    what = f"{series.source}: no intensity of {series.zone} from {iso_utc(start_s)} to {iso_utc(end_s)}"
+    if last == len(series) and first > 0 and end_s >= t1_s:
+        what = f"{what}; the newest value ends at {iso_utc(start_s)}"
+        return StaleDataError(what, file=place.file, row=place.row, hint=hint)
+    return DataError(what, file=place.file, row=place.row, hint=hint)

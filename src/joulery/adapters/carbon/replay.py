@@ -1,0 +1,103 @@
+"""Sources for demonstrations and tests: a day of intensity replayed in seconds, and a script that can fail on cue.
+
+Both are product features and say what they are in ``source``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from joulery.adapters.carbon.series import Meaning, window
+from joulery.domain.carbon import CarbonSeries, Scope, Signal
+from joulery.domain.errors import ConfigError, JouleryError
+from joulery.domain.quality import Quality
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A stretch of a series, time-compressed: its ``span_s`` seconds pass in ``lasts_s`` seconds from ``begins_s`` on.
+
+    Real second ``begins_s + x`` shows the intensity of ``from_s + x * span_s / lasts_s``. Before and after the replay,
+    nothing is known. The forecast is the series itself: a forecast without error, as its ``source`` says.
+
+    Attributes:
+        series: What is replayed.
+        from_s: Unix seconds in the series at which the replay begins.
+        span_s: Length of the stretch.
+        begins_s: Unix seconds, real time, at which the replay begins.
+        lasts_s: Real length of the replay.
+
+    Raises:
+        ConfigError: A length is not positive, or the series does not cover the stretch.
+    """
+
+    series: CarbonSeries
+    from_s: float
+    span_s: float
+    begins_s: float
+    lasts_s: float
+
+    def __post_init__(self) -> None:
+        if not (self.span_s > 0 and self.lasts_s > 0):
+            raise ConfigError("a replay needs positive lengths", got=f"{self.span_s} s in {self.lasts_s} s")
+        if self.from_s < self.series.start_s or self.from_s + self.span_s > self.series.end_s:
+            raise ConfigError(f"{self.series.source} does not cover the {self.span_s:g} s to replay")
+
+    def history(self, t0_s: float, t1_s: float) -> CarbonSeries:
+        """The replayed steps that meet ``[t0_s, t1_s)``; NaN outside the replay."""
+        return self._shown(t0_s, t1_s, "replayed", None)
+
+    def forecast(self, t0_s: float, t1_s: float) -> CarbonSeries:
+        """What the replay will show, exactly."""
+        return self._shown(t0_s, t1_s, "replayed, forecast without error", self.begins_s)
+
+    def _shown(self, t0_s: float, t1_s: float, how: str, issued_at_s: float | None) -> CarbonSeries:
+        part = window(self.series, self.from_s, self.from_s + self.span_s, step_s=self.span_s)
+        source_s = np.clip(part.edges_s, self.from_s, self.from_s + self.span_s)
+        edges_s = self.begins_s + (source_s - self.from_s) * (self.lasts_s / self.span_s)
+        source = f"{self.series.source}, {self.span_s:g} s {how} in {self.lasts_s:g} s"
+        meaning = Meaning(self.series.zone, self.series.signal, self.series.scope, source, Quality.ASSUMED)
+        shown = meaning.series(edges_s, part.g_per_kwh, part.estimated, issued_at_s)
+        return window(shown, t0_s, t1_s, step_s=max(t1_s - t0_s, 1.0))
+
+
+@dataclass(slots=True)
+class Scripted:
+    """A source that answers from a script: one entry a question, the last one for ever after.
+
+    Attributes:
+        answers: Intensities of equal steps over the interval asked for (g/kWh, NaN = gap), or an error to raise.
+        zone: Zone of the answers.
+        asked: The questions so far: (``history`` or ``forecast``, t0_s, t1_s).
+    """
+
+    answers: Sequence[Sequence[float] | JouleryError]
+    zone: str = "scripted"
+    asked: list[tuple[str, float, float]] = field(default_factory=list)
+
+    def history(self, t0_s: float, t1_s: float) -> CarbonSeries:
+        """The next answer.
+
+        Raises:
+            JouleryError: As the script says.
+        """
+        return self._next("history", t0_s, t1_s, None)
+
+    def forecast(self, t0_s: float, t1_s: float) -> CarbonSeries:
+        """The next answer, issued at the beginning of the interval.
+
+        Raises:
+            JouleryError: As the script says.
+        """
+        return self._next("forecast", t0_s, t1_s, t0_s)
+
+    def _next(self, what: str, t0_s: float, t1_s: float, issued_at_s: float | None) -> CarbonSeries:
+        answer = self.answers[min(len(self.asked), len(self.answers) - 1)]
+        self.asked.append((what, t0_s, t1_s))
+        if isinstance(answer, JouleryError):
+            raise answer
+        meaning = Meaning(self.zone, Signal.AVERAGE, Scope.LIFECYCLE, "scripted", Quality.ASSUMED)
+        return meaning.series(np.linspace(t0_s, t1_s, len(answer) + 1), answer, None, issued_at_s)

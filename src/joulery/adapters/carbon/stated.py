@@ -1,0 +1,88 @@
+"""Intensities a person states: a constant, or the mix of an own supply. Assumed, and labelled so."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from joulery.adapters.carbon.series import Meaning
+from joulery.domain.carbon import CarbonSeries, Scope, Signal
+from joulery.domain.errors import ConfigError
+from joulery.domain.quality import Quality
+
+FACTORS_G_PER_KWH: Mapping[str, float] = {
+    "coal": 820.0,
+    "gas": 490.0,
+    "biomass": 230.0,
+    "solar": 48.0,
+    "rooftop-solar": 41.0,
+    "geothermal": 38.0,
+    "hydro": 24.0,
+    "offshore-wind": 12.0,
+    "nuclear": 12.0,
+    "wind": 11.0,
+}
+"""Median life-cycle emissions by technology: IPCC AR5 (2014), Working Group III, Annex III, Table A.III.2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """One intensity at all times.
+
+    Attributes:
+        g_per_kwh: The value.
+        zone: A name for it.
+        source: Who says so.
+        signal: Average or marginal.
+        scope: Direct or life-cycle.
+        now_s: Unix seconds; stamps forecasts.
+
+    Raises:
+        ConfigError: The value is negative or not finite.
+    """
+
+    g_per_kwh: float
+    zone: str = "stated"
+    source: str = "stated by the user"
+    signal: Signal = Signal.AVERAGE
+    scope: Scope = Scope.LIFECYCLE
+    now_s: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.g_per_kwh) and self.g_per_kwh >= 0):
+            raise ConfigError("a stated intensity must be finite and at least 0", got=f"{self.g_per_kwh} g/kWh")
+
+    def history(self, t0_s: float, t1_s: float) -> CarbonSeries:
+        """The value over ``[t0_s, t1_s)``."""
+        return self._series(t0_s, t1_s, None)
+
+    def forecast(self, t0_s: float, t1_s: float) -> CarbonSeries:
+        """The value over ``[t0_s, t1_s)``."""
+        return self._series(t0_s, t1_s, self.now_s())
+
+    def _series(self, t0_s: float, t1_s: float, issued_at_s: float | None) -> CarbonSeries:
+        meaning = Meaning(self.zone, self.signal, self.scope, self.source, Quality.ASSUMED)
+        return meaning.series([t0_s, max(t1_s, t0_s + 1.0)], [self.g_per_kwh], [True], issued_at_s)
+
+
+def own_supply(shares: Mapping[str, float], *, zone: str = "own supply") -> Stated:
+    """The life-cycle intensity of an own supply by technology (:data:`FACTORS_G_PER_KWH`).
+
+    Args:
+        shares: Share of the energy by technology, ratios that add up to 1.
+        zone: A name for it.
+
+    Raises:
+        ConfigError: An unknown technology, a negative share, or shares that do not add up to 1.
+    """
+    unknown = sorted(set(shares) - set(FACTORS_G_PER_KWH))
+    if unknown:
+        raise ConfigError("unknown technology", got=", ".join(unknown), expected=", ".join(FACTORS_G_PER_KWH))
+    total = math.fsum(shares.values())
+    if min(shares.values(), default=0.0) < 0 or not math.isclose(total, 1.0, abs_tol=1e-6):
+        raise ConfigError("the shares of a supply must be at least 0 and add up to 100 %", got=f"{100 * total:g} %")
+    g_per_kwh = math.fsum(share * FACTORS_G_PER_KWH[name] for name, share in shares.items())
+    named = ", ".join(f"{100 * share:g} % {name}" for name, share in shares.items())
+    return Stated(g_per_kwh, zone, f"own supply of {named}, IPCC AR5 median life-cycle factors")
