@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, Any
 
@@ -35,7 +35,7 @@ class Dimension:
 
     noun: str
     example: str
-    factors: Mapping[str, Fraction]
+    factors: Mapping[str, Fraction] = field(hash=False)
     bare: bool = False
 
     @property

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from joulery.config.carbon import CarbonConfig
 from joulery.config.fleet import FleetConfig
 from joulery.config.loadgen import LoadConfig
 from joulery.config.meters import MetersConfig
@@ -38,6 +39,8 @@ class Site(Section):
     """advise, shadow or act."""
     pue: Annotated[float, Field(ge=1, le=10, allow_inf_nan=False)] = 1.0
     """Facility energy per IT energy; 1 counts the machines alone."""
+    carbon: CarbonConfig | None = None
+    """Where the carbon intensity comes from; without it no grams are counted."""
     meters: MetersConfig = MetersConfig()
     """What reads the energy."""
     fleet: FleetConfig = FleetConfig()

@@ -119,7 +119,8 @@ class Cached:
 
     def _load(self, days: Iterable[int]) -> tuple[Meaning | None, list[_Kept]]:
         """What the files of these UTC days hold."""
-        meaning, kept = None, []
+        meaning: Meaning | None = None
+        kept: list[_Kept] = []
         for day in days:
             path = self._path(day)
             entry = _read(path)

@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from joulery.adapters.carbon.fill import FillRule, Place, complete
+from joulery.adapters.carbon.fill import Place, complete
 from joulery.adapters.carbon.series import Meaning, window
 from joulery.adapters.carbon.table import Table, read_table
 from joulery.adapters.carbon.timestamps import StampReader, iso_utc, time_zone
 from joulery.domain.arrays import IntArray
 from joulery.domain.carbon import CarbonSeries, Scope, Signal
 from joulery.domain.errors import CapabilityError, DataError
+from joulery.domain.fill import FillRule
 
 TIME_COLUMNS = (
     "timestamp_utc",

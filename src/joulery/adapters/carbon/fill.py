@@ -1,11 +1,9 @@
-"""What to do where the intensity is unknown: stop (the default), or the fill the user asked for by name."""
+"""Gaps in carbon intensity filled by the rule the user named, or refused."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 
@@ -13,65 +11,9 @@ from joulery.adapters.carbon.series import Meaning
 from joulery.adapters.carbon.timestamps import iso_utc
 from joulery.domain.arrays import BoolArray, FloatArray
 from joulery.domain.carbon import CarbonSeries
-from joulery.domain.errors import ConfigError, DataError, StaleDataError
+from joulery.domain.errors import DataError, StaleDataError
+from joulery.domain.fill import Fill, FillRule
 from joulery.domain.ports import CarbonSource
-
-_UNITS_S = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_WRITTEN = re.compile(r"(error|gap|forecast)|(previous|linear):\s*([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*(s|min|h|d)")
-
-
-class Fill(StrEnum):
-    """The rules."""
-
-    ERROR = "error"
-    """Refuse: say where the gap is."""
-    GAP = "gap"
-    """Keep it: no grams are counted there and ``carbon_coverage_ratio`` drops."""
-    PREVIOUS = "previous"
-    """Repeat the last known step, flagged as estimated, over a gap of at most the stated length."""
-    LINEAR = "linear"
-    """A straight line between the known steps on both sides, flagged as estimated, over at most the stated length."""
-    FORECAST = "forecast"
-    """Use what the same service had forecast, flagged as estimated, where it publishes no actual value."""
-
-
-@dataclass(frozen=True, slots=True)
-class FillRule:
-    """A rule and the longest gap it may bridge, seconds (0 where it bridges none).
-
-    Raises:
-        ConfigError: ``previous`` or ``linear`` without a positive length.
-    """
-
-    kind: Fill = Fill.ERROR
-    longest_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        bridges = self.kind in {Fill.PREVIOUS, Fill.LINEAR}
-        if bridges and not 0 < self.longest_s < float("inf"):
-            raise ConfigError(
-                f"filling by {self.kind} needs the longest gap it may bridge", expected=f"{self.kind}:3h, for instance"
-            )
-
-    @classmethod
-    def parse(cls, text: str) -> FillRule:
-        """``error``, ``gap``, ``forecast``, ``previous:3h``, ``linear:90min`` as a rule.
-
-        Raises:
-            ConfigError: Anything else.
-        """
-        match = _WRITTEN.fullmatch(text.strip())
-        if match is None:
-            raise ConfigError(
-                "not a rule for gaps in carbon intensity",
-                got=text,
-                expected="error, gap, forecast, previous:LENGTH or linear:LENGTH (as in linear:3h)",
-            )
-        plain, kind, length, unit = match.groups()
-        return cls(Fill(plain)) if plain else cls(Fill(kind), float(length) * _UNITS_S[unit])
-
-    def __str__(self) -> str:
-        return f"{self.kind}:{self.longest_s:g}s" if self.longest_s else str(self.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +96,7 @@ def _bridge(series: CarbonSeries, first: int, last: int, rule: FillRule) -> Floa
 
 def _refusal(series: CarbonSeries, first: int, last: int, t1_s: float, rule: FillRule, place: Place) -> DataError:
     start_s, end_s = float(series.edges_s[first]), float(series.edges_s[last])
-    hint = "choose how to fill it (gap, previous:3h, linear:3h), or use another source"
+    hint = "choose how to fill it (gap, previous:3h, linear:3h; for GB also forecast), or use another source"
     if rule.longest_s:
         hint = f"the rule {rule} does not bridge it: allow a longer gap, keep it (gap), or use another source"
     what = f"{series.source}: no intensity of {series.zone} from {iso_utc(start_s)} to {iso_utc(end_s)}"

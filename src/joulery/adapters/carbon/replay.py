@@ -20,15 +20,16 @@ from joulery.domain.quality import Quality
 class Replay:
     """A stretch of a series, time-compressed: its ``span_s`` seconds pass in ``lasts_s`` seconds from ``begins_s`` on.
 
-    Real second ``begins_s + x`` shows the intensity of ``from_s + x * span_s / lasts_s``. Before and after the replay,
-    nothing is known. The forecast is the series itself: a forecast without error, as its ``source`` says.
+    Real second ``begins_s + x`` shows the intensity of ``from_s + (x mod lasts_s) * span_s / lasts_s``: after its end
+    the replay begins again. Before ``begins_s`` nothing is known. The forecast is the series itself: one without error,
+    as its ``source`` says.
 
     Attributes:
         series: What is replayed.
         from_s: Unix seconds in the series at which the replay begins.
         span_s: Length of the stretch.
         begins_s: Unix seconds, real time, at which the replay begins.
-        lasts_s: Real length of the replay.
+        lasts_s: Real length of one lap.
 
     Raises:
         ConfigError: A length is not positive, or the series does not cover the stretch.
@@ -47,7 +48,7 @@ class Replay:
             raise ConfigError(f"{self.series.source} does not cover the {self.span_s:g} s to replay")
 
     def history(self, t0_s: float, t1_s: float) -> CarbonSeries:
-        """The replayed steps that meet ``[t0_s, t1_s)``; NaN outside the replay."""
+        """The replayed steps that meet ``[t0_s, t1_s)``; NaN before it begins."""
         return self._shown(t0_s, t1_s, "replayed", None)
 
     def forecast(self, t0_s: float, t1_s: float) -> CarbonSeries:
@@ -55,13 +56,18 @@ class Replay:
         return self._shown(t0_s, t1_s, "replayed, forecast without error", self.begins_s)
 
     def _shown(self, t0_s: float, t1_s: float, how: str, issued_at_s: float | None) -> CarbonSeries:
-        part = window(self.series, self.from_s, self.from_s + self.span_s, step_s=self.span_s)
-        source_s = np.clip(part.edges_s, self.from_s, self.from_s + self.span_s)
-        edges_s = self.begins_s + (source_s - self.from_s) * (self.lasts_s / self.span_s)
+        stretch = window(self.series, self.from_s, self.from_s + self.span_s, step_s=self.span_s)
+        source_s = np.clip(stretch.edges_s, self.from_s, self.from_s + self.span_s)
+        edges_s = (source_s - self.from_s) * (self.lasts_s / self.span_s)
+        first_lap = max(0, int((t0_s - self.begins_s) // self.lasts_s))
+        laps = np.arange(first_lap, max(first_lap, int((t1_s - self.begins_s) // self.lasts_s)) + 1)
+        begins_s = self.begins_s + laps * self.lasts_s
+        every_s = np.append((begins_s[:, None] + edges_s[:-1]).ravel(), begins_s[-1] + self.lasts_s)
         source = f"{self.series.source}, {self.span_s:g} s {how} in {self.lasts_s:g} s"
         meaning = Meaning(self.series.zone, self.series.signal, self.series.scope, source, Quality.ASSUMED)
-        shown = meaning.series(edges_s, part.g_per_kwh, part.estimated, issued_at_s)
-        return window(shown, t0_s, t1_s, step_s=max(t1_s - t0_s, 1.0))
+        values, flags = np.tile(stretch.g_per_kwh, len(laps)), np.tile(stretch.estimated, len(laps))
+        shown = meaning.series(every_s, values, flags, issued_at_s)
+        return window(shown, t0_s, t1_s, step_s=self.lasts_s)
 
 
 @dataclass(slots=True)

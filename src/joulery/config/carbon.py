@@ -1,0 +1,273 @@
+"""``carbon``: where the carbon intensity of the grid comes from. There is no default: without it, no grams."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from joulery.config.problem import problem
+from joulery.config.quantity import INTENSITY, GramsPerKwh, Ratio, Seconds, parse_quantity
+from joulery.config.section import InputFile, Name, Section, Text
+from joulery.domain.carbon import Scope, Signal
+from joulery.domain.errors import ConfigError
+from joulery.domain.fill import Fill, FillRule
+
+
+def _fill_rule(value: str) -> str:
+    try:
+        FillRule.parse(value)
+    except ConfigError as error:
+        raise problem(error.message, expected=error.expected or "") from None
+    return value
+
+
+FillText = Annotated[str, Field(max_length=40), AfterValidator(_fill_rule)]
+"""``error``, ``gap``, ``previous:3h`` or ``linear:3h``; for kind uk also ``forecast``."""
+
+
+def _written_like(pattern: str, says: str, example: str) -> AfterValidator:
+    """Text that matches ``pattern``, or an error with an example."""
+
+    def check(value: str) -> str:
+        if len(value) > 300 or re.fullmatch(pattern, value, re.ASCII) is None:
+            raise problem(says, expected=example)
+        return value
+
+    return AfterValidator(check)
+
+
+Variable = Annotated[
+    str, _written_like(r"[A-Za-z_]\w*", "is no name of an environment variable", "such as ELECTRICITYMAPS_TOKEN")
+]
+"""Name of an environment variable."""
+Url = Annotated[
+    str, _written_like(r"https?://[^\s/?#]+(/[^\s?#]*)?", "is no base URL", "such as https://proxy.example.org/carbon")
+]
+"""Base URL of a service."""
+Day = Annotated[str, _written_like(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", "is no day", "YYYY-MM-DD, such as 2020-06-10")]
+"""A UTC day."""
+
+
+class ReplayConfig(Section):
+    """A stretch of the series shown faster than it was, again and again: for demonstrations."""
+
+    day: Day
+    """The UTC day at which the stretch begins, quoted: "2020-06-10"."""
+    span_s: Seconds = Field(alias="span", default=86400.0)
+    """Length of the stretch, such as 24 h."""
+    lasts_s: Seconds = Field(alias="lasts")
+    """How long showing it takes, such as 90 s."""
+
+
+class _Filling(Section):
+    fill: FillText = "error"
+    """What to do where the intensity is unknown: error, gap, previous:3h, linear:3h."""
+
+    @property
+    def fill_rule(self) -> FillRule:
+        """The rule that ``fill`` names."""
+        return FillRule.parse(self.fill)
+
+    @model_validator(mode="after")
+    def _forecast_is_for_uk(self) -> _Filling:
+        if self.fill_rule.kind is Fill.FORECAST and getattr(self, "kind", "") != "uk":
+            raise problem(
+                "only kind uk publishes forecasts next to history",
+                expected="error, gap, previous:3h, linear:3h",
+                at=("fill",),
+            )
+        return self
+
+
+class CarbonFile(_Filling):
+    """A CSV or Parquet file, one row a step, stamped with its beginning."""
+
+    kind: Literal["file"]
+    path: InputFile
+    """The file, relative to the site file."""
+    forecast: InputFile | None = None
+    """A file of the same form with the forecast."""
+    forecast_column: Text | None = None
+    """Its column of the intensity; found as for the file itself when left out."""
+    zone: Name | None = None
+    """A name for the series; the file's when left out."""
+    column: Text | None = None
+    """Column of the intensity in g/kWh; ci_lifecycle or ci_direct (as scope says) when left out."""
+    time_column: Text | None = None
+    """Column of the time stamps; found by its name (timestamp_utc ...) when left out."""
+    timezone: Text | None = None
+    """Time zone of stamps without an offset, such as Europe/Berlin."""
+    signal: Annotated[Signal, Field(strict=False)] = Signal.AVERAGE
+    """average or marginal."""
+    scope: Annotated[Scope, Field(strict=False)] | None = None
+    """direct or lifecycle; from the column's name when left out, else lifecycle."""
+    step_s: Seconds | None = Field(alias="step", default=None)
+    """Length of a step; inferred from the stamps when left out."""
+    replay: ReplayConfig | None = None
+    """Show a stretch of the file faster than it was."""
+
+
+class CarbonUk(_Filling):
+    """Great Britain's Carbon Intensity API; needs no key."""
+
+    kind: Literal["uk"]
+    zone: Text = "GB"
+    """GB, GB-1 to GB-17, GB-London and so on, or an outward postcode such as GB-RG10."""
+    url: Url | None = None
+    """Where a mirror or proxy of the service answers."""
+
+
+class CarbonElectricityMaps(_Filling):
+    """Electricity Maps; needs a token."""
+
+    kind: Literal["electricity-maps"]
+    zone: Text
+    """Its zone key, such as DE or US-CAL-CISO."""
+    scope: Annotated[Scope, Field(strict=False)] = Scope.LIFECYCLE
+    """lifecycle or direct emission factors."""
+    estimates: bool = True
+    """Whether hours the provider estimated count; they are flagged. False leaves them as gaps."""
+    token_env: Variable = "ELECTRICITYMAPS_TOKEN"
+    """Environment variable that holds the token."""
+    url: Url | None = None
+    """Where a mirror or proxy of the service answers."""
+
+
+class CarbonWattTime(_Filling):
+    """WattTime's marginal emission rate; needs an account."""
+
+    kind: Literal["watttime"]
+    zone: Text
+    """Its region, such as CAISO_NORTH."""
+    estimates: bool = True
+    """Whether points with imputed data count; they are flagged. False leaves them as gaps."""
+    user_env: Variable = "WATTTIME_USER"
+    """Environment variable that holds the account's name."""
+    password_env: Variable = "WATTTIME_PASSWORD"
+    """Environment variable that holds its password."""
+    url: Url | None = None
+    """Where a mirror or proxy of the service answers."""
+
+
+class CarbonTypical(Section):
+    """The bundled typical day by month of 2020, in UTC hours: assumed, to try things out."""
+
+    kind: Literal["typical"]
+    zone: Literal["GB", "FR", "DE"]
+    """GB, FR or DE."""
+    replay: ReplayConfig | None = None
+    """Show a stretch of it faster than it was."""
+
+
+class CarbonConstant(Section):
+    """One intensity at all times, because somebody says so."""
+
+    kind: Literal["constant"]
+    g_per_kwh: GramsPerKwh = Field(alias="intensity")
+    """The intensity, such as 250 g/kWh."""
+    source: Text = "stated by the user"
+    """Who says so."""
+    signal: Annotated[Signal, Field(strict=False)] = Signal.AVERAGE
+    """average or marginal."""
+    scope: Annotated[Scope, Field(strict=False)] = Scope.LIFECYCLE
+    """direct or lifecycle."""
+
+
+class CarbonSupply(Section):
+    """An own supply by technology, at the median life-cycle factors of IPCC AR5."""
+
+    kind: Literal["own-supply"]
+    shares: dict[str, Ratio]
+    """Share of each technology (wind, solar, gas ...); together 100 %."""
+
+
+CarbonConfig = Annotated[
+    CarbonFile | CarbonUk | CarbonElectricityMaps | CarbonWattTime | CarbonTypical | CarbonConstant | CarbonSupply,
+    Field(discriminator="kind"),
+]
+
+
+def carbon_from_flags(
+    *,
+    zone: str | None = None,
+    file: str | None = None,
+    column: str | None = None,
+    timezone: str | None = None,
+    scope: str | None = None,
+    fill: str | None = None,
+) -> CarbonConfig | None:
+    """The section that command-line flags or keyword arguments describe; None when they ask for no carbon.
+
+    Args:
+        zone: ``GB`` and its regions, or ``typical:GB``, ``electricity-maps:DE``, ``watttime:CAISO_NORTH``, ``uk:GB``.
+        file: A CSV or Parquet file, or an intensity such as ``250 g/kWh``.
+        column: Column of the file.
+        timezone: Time zone of the file's stamps where they carry no offset.
+        scope: ``direct`` or ``lifecycle``.
+        fill: What to do about gaps: ``error``, ``gap``, ``previous:3h``, ``linear:3h``, ``forecast``.
+
+    Raises:
+        ConfigError: They contradict one another, or name what does not exist.
+    """
+    if zone is not None and file is not None:
+        raise ConfigError("--zone and --carbon both say where the intensity comes from", hint="give one of them")
+    extra = {"column": column, "timezone": timezone, "scope": scope, "fill": fill}
+    given = {key: value for key, value in extra.items() if value is not None}
+    if file is not None:
+        return _from_file(file, given)
+    if zone is not None:
+        return _from_zone(zone, given)
+    if given:
+        flags = ", ".join(f"--{key}" for key in given)
+        raise ConfigError(f"{flags} without a source of carbon intensity", hint="add --zone Z or --carbon FILE")
+    return None
+
+
+def _from_file(file: str, given: dict[str, str]) -> CarbonConfig:
+    try:
+        stated = parse_quantity(file, INTENSITY)
+    except PydanticCustomError:
+        return _validated(CarbonFile, {"kind": "file", "path": Path(file), **given})
+    return _validated(CarbonConstant, {"kind": "constant", "intensity": stated, **given})
+
+
+def _from_zone(zone: str, given: dict[str, str]) -> CarbonConfig:
+    kind, _, name = zone.rpartition(":")
+    kinds: dict[str, type[Section]] = {
+        "uk": CarbonUk,
+        "electricity-maps": CarbonElectricityMaps,
+        "watttime": CarbonWattTime,
+        "typical": CarbonTypical,
+    }
+    if not kind and (zone.upper() == "GB" or zone.upper().startswith("GB-")):
+        kind = "uk"
+    if kind not in kinds:
+        raise ConfigError(
+            "which service knows this zone?" if not kind else "unknown service of carbon intensity",
+            got=zone,
+            expected="GB or a region of it, electricity-maps:ZONE, watttime:REGION, typical:GB (FR, DE)",
+            hint='without a network: --carbon FILE, or --carbon "250 g/kWh"',
+        )
+    return _validated(kinds[kind], {"kind": kind, "zone": name, **given})
+
+
+def _validated(model: type[Section], values: dict[str, object]) -> CarbonConfig:
+    """``values`` as the model, flags' errors as one ConfigError."""
+    try:
+        found = model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        flag = {"path": "--carbon", "intensity": "--carbon"}.get(str(first["loc"][0]), f"--{first['loc'][0]}")
+        context = first.get("ctx", {})
+        message = "does not apply to this source" if first["type"] == "extra_forbidden" else first["msg"]
+        raise ConfigError(
+            f"{flag} {message}",
+            got=str(first["input"]),
+            expected=context.get("expected") or None,
+            hint=context.get("hint", ""),
+        ) from None
+    return found  # type: ignore[return-value]
