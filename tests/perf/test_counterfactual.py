@@ -1,0 +1,145 @@
+import math
+
+import numpy as np
+import pytest
+
+from joulery.domain.errors import DataError
+from joulery.domain.profile import SliceProfile, Timings
+from joulery.domain.serving import Slice, SliceKind
+from joulery.perf.counterfactual import Answered, compare
+from joulery.perf.queueing import poisson_arrivals, replay, uniform_draws
+
+ONE = Slice(SliceKind.CPU, cores=1)
+MS = {"small": 4.0, "middle": 6.0, "large": 9.0}
+
+
+def entry(variant: str, scale: float = 1.0, n: int = 40, seed: int = 0, spread: float = 0.03) -> SliceProfile:
+    cpu_s = MS[variant] / 1e3 * scale * np.random.default_rng([seed, int(MS[variant])]).normal(1.0, spread, n)
+    timings = Timings(cpu_s * 1.05, cpu_s)
+    return SliceProfile(variant, ONE, timings, timings, 10.0)
+
+
+def live(ran, n=2000, rate=60.0, seed=11, g=None) -> Answered:
+    """A run as it would have been observed, played from the true costs."""
+    arrivals = poisson_arrivals(rate, n, seed)
+    played = replay(arrivals, uniform_draws(n, seed + 1), ran)
+    names = [[item.variant for item in instances] for _, instances in ran]
+    variant = [names[e][s] for e, s in zip(played.epoch, played.server, strict=True)]
+    g_per_kwh = np.full(n, 200.0) if g is None else g(arrivals)
+    return Answered(arrivals, variant, played.cpu_s, played.latency_s, g_per_kwh)
+
+
+def pair(*names: str, **options) -> list[SliceProfile]:
+    return [entry(name, **options) for name in names]
+
+
+def test_the_baseline_itself_saves_nothing():
+    ran = [(-math.inf, pair("large", "large"))]
+    found = compare(live(ran), ran, ran[0][1])
+    assert found.saving_ratio == pytest.approx(0.0, abs=0.01)
+    assert found.low_ratio <= found.saving_ratio <= found.high_ratio
+    assert found.cpu_error_ratio == pytest.approx(0.0, abs=0.01)
+    assert found.latency_error_ratio == pytest.approx(0.0, abs=0.1)
+    assert found.seen_live and found.requests == 2000
+
+
+def test_a_leaner_variant_saves_what_its_cost_says():
+    ran = [(-math.inf, pair("small", "small"))]
+    found = compare(live(ran), ran, pair("large", "large"))
+    assert found.saving_ratio == pytest.approx(1 - 4 / 9, abs=0.03)
+    assert found.energy_saving_ratio == pytest.approx(found.saving_ratio), "one intensity throughout"
+    assert not found.seen_live
+    assert found.base_cpu_s.sum() == pytest.approx(2000 * 0.009, rel=0.03)
+
+
+def test_carbon_counts_where_the_grid_is_dirty():
+    """Lean while dirty, accurate while clean: more grams than joules are saved."""
+    switch = [(-math.inf, pair("large", "large")), (15.0, pair("small", "small"))]
+    found = compare(live(switch, g=lambda t: np.where(t < 15.0, 50.0, 400.0)), switch, pair("large", "large"))
+    truth_g = 1 - (50 * 15 * 9 + 400 * 18.3 * 4) / (50 * 15 * 9 + 400 * 18.3 * 9)
+    assert found.saving_ratio == pytest.approx(truth_g, abs=0.03)
+    assert found.energy_saving_ratio == pytest.approx(1 - (15 * 9 + 18.3 * 4) / (33.3 * 9), abs=0.03)
+    assert found.seen_live and set(found.correction_ratio) == {"small", "large"}
+
+
+def test_a_model_that_is_off_is_found_out_and_corrected():
+    """The machine runs 30 % slower than when it was profiled: the error is reported and does not touch the saving."""
+    true = [(-math.inf, pair("large", "small", scale=1.3))]
+    believed = [(-math.inf, pair("large", "small"))]
+    found = compare(live(true), believed, pair("large", "large"))
+    assert found.cpu_error_ratio == pytest.approx(1 / 1.3 - 1, abs=0.02)
+    assert found.correction_ratio["large"] == pytest.approx(1.3, abs=0.05)
+    small = live(true).variant.count("small") / 2000
+    assert found.saving_ratio == pytest.approx(small * (1 - 4 / 9), abs=0.01)
+    assert found.latency_error_ratio < -0.1, "and the model is too optimistic about latency"
+
+
+def test_an_unseen_baseline_is_bounded_by_the_corrections_of_the_others():
+    true = [(-math.inf, [entry("small", scale=1.1), entry("middle", scale=1.4)])]
+    believed = [(-math.inf, pair("small", "middle"))]
+    found = compare(live(true), believed, pair("large", "large"))
+    assert not found.seen_live
+    modelled_s = found.base_cpu_s.sum() / np.mean(list(found.correction_ratio.values()))
+    assert found.low_ratio == pytest.approx(1 - found.cpu_s / (modelled_s * 1.1), abs=0.02)
+    assert found.high_ratio == pytest.approx(1 - found.cpu_s / (modelled_s * 1.4), abs=0.02)
+
+
+def test_the_interval_covers_the_truth():
+    """40 runs whose true costs are known, of a profile sampled from them: about 95 % of the intervals must cover."""
+    covered = 0
+    for seed in range(40):
+        ran = [(-math.inf, pair("small", "large", n=400, seed=seed, spread=0.1))]
+        believed = [(-math.inf, pair("small", "large", n=20, seed=seed + 1000, spread=0.1))]
+        seen = live(ran, n=600, seed=seed)
+        found = compare(seen, believed, pair("large", "large", n=20, seed=seed + 1000, spread=0.1), seed=seed)
+        truth = 1 - seen.cpu_s.sum() / (600 * ran[0][1][1].alone.mean_cpu_s)
+        covered += found.low_ratio <= truth <= found.high_ratio
+    assert 34 <= covered <= 40
+
+
+def test_requests_in_a_carbon_gap_do_not_count_and_no_carbon_means_energy():
+    ran = [(-math.inf, pair("small", "small"))]
+    gap = compare(live(ran, g=lambda t: np.where(t < 5, np.nan, 100.0)), ran, pair("large", "large"))
+    unknown = compare(live(ran, g=lambda t: np.full(len(t), np.nan)), ran, pair("large", "large"))
+    assert gap.saving_ratio == pytest.approx(unknown.saving_ratio, abs=0.01)
+    assert unknown.saving_ratio == pytest.approx(unknown.energy_saving_ratio)
+    zero = compare(live(ran, g=lambda t: np.zeros(len(t))), ran, pair("large", "large"))
+    assert zero.saving_ratio == pytest.approx(zero.energy_saving_ratio), (
+        "at zero intensity there are no grams to compare"
+    )
+
+
+def test_bounds_of_the_baseline_follow_from_the_interval():
+    ran = [(-math.inf, pair("small", "large"))]
+    seen = live(ran, n=300)
+    found = compare(seen, ran, pair("large", "large"))
+    assert found.low_factor <= 1 <= found.high_factor
+    actual, base = seen.cpu_s.sum(), found.base_cpu_s.sum()
+    assert 1 - actual / (base * found.low_factor) == pytest.approx(found.low_ratio)
+    assert 1 - actual / (base * found.high_factor) == pytest.approx(found.high_ratio)
+
+
+def test_the_baseline_may_miss_the_slo():
+    ran = [(-math.inf, pair("small", "small"))]
+    found = compare(live(ran, rate=215.0), ran, pair("large", "large"), overhead_s=0.001)
+    assert found.base_latency_s > 0.05 > np.quantile(live(ran, rate=215.0).latency_s, 0.95)
+
+
+def test_deterministic():
+    ran = [(-math.inf, pair("small", "large"))]
+    first, again = (compare(live(ran), ran, pair("large", "large"), seed=3) for _ in range(2))
+    assert (first.saving_ratio, first.low_ratio, first.high_ratio) == (
+        again.saving_ratio,
+        again.low_ratio,
+        again.high_ratio,
+    )
+
+
+def test_nonsense_is_refused():
+    nothing = Answered(np.empty(0), [], np.empty(0), np.empty(0), np.empty(0))
+    with pytest.raises(DataError, match="no request was answered"):
+        compare(nothing, [(-math.inf, pair("small"))], pair("large"))
+    with pytest.raises(DataError, match="different lengths"):
+        Answered(np.zeros(2), ["a"], np.zeros(2), np.zeros(2), np.zeros(2))
+    with pytest.raises(DataError, match="order of arrival"):
+        Answered(np.array([1.0, 0.0]), ["a", "a"], np.zeros(2), np.zeros(2), np.zeros(2))
