@@ -9,8 +9,9 @@ compared digit for digit with the published ones; everything that leaves the pla
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from joulery.domain.errors import ConfigError
@@ -58,7 +59,7 @@ class ModelCoefficients:
         cache_slope, cache_offset_percent: Solo L2 utilisation against the processing ability.
         cache_sensitivity: alpha_cache: relative stretch per percent of L2 used by neighbours.
         pcie_contention: Factor on both transfers when the GPU is shared; 1 in the paper's model.
-        launch_contention: Factor on the launch delay that neighbours add; 1 in the paper's model.
+        shared_launch_ms: Launch delay of all kernels added as soon as the GPU is shared; 0 in the paper's model.
     """
 
     load_bytes: float
@@ -76,7 +77,7 @@ class ModelCoefficients:
     cache_offset_percent: float
     cache_sensitivity: float
     pcie_contention: float = 1.0
-    launch_contention: float = 1.0
+    shared_launch_ms: float = 0.0
 
 
 class Solo(NamedTuple):
@@ -179,10 +180,11 @@ def latency(gpu: GpuCoefficients, model: ModelCoefficients, batch: int, own: Sol
     Returns:
         The predicted times; infinite when the demand for power leaves no clock at all.
     """
-    contention = model.pcie_contention if around.processes > 1 else 1.0
-    transfer = contention * batch / gpu.pcie_bytes_per_ms
-    delay_ms = launch_delay_ms(gpu, around.processes) * model.launch_contention
-    schedule_ms = model.launch_ms + model.kernels * delay_ms
+    shared = around.processes > 1
+    transfer = (model.pcie_contention if shared else 1.0) * batch / gpu.pcie_bytes_per_ms
+    schedule_ms = model.launch_ms + model.kernels * launch_delay_ms(gpu, around.processes)
+    if shared:
+        schedule_ms += model.shared_launch_ms
     active_ms = own.active_ms * (1 + model.cache_sensitivity * (around.cache_percent - own.cache_percent))
     clock = clock_mhz(gpu, around)
     gpu_ms = (schedule_ms + active_ms) * (gpu.clock_max_mhz / clock) if clock > 0 else float("inf")
@@ -191,21 +193,40 @@ def latency(gpu: GpuCoefficients, model: ModelCoefficients, batch: int, own: Sol
 
 @dataclass(frozen=True, slots=True)
 class ModelFit:
-    """How well the coefficients of one model reproduce what they were fitted on.
+    """How well the coefficients of one model give back a set of measurements.
 
     Attributes:
-        points: Measurements used.
-        mape_ratio: Mean absolute relative error.
-        p95_ratio: 95th percentile of the absolute relative error.
-        max_ratio: Largest absolute relative error.
-        bias_ratio: Mean signed relative error (predicted over measured, minus 1).
+        model: Which model.
+        data: What was predicted: ``solo``, ``pairs``, or ``held-out pairs``, which the fit never saw.
+        error_ratio: Predicted over measured, minus 1, one a measurement, in the order of the measurements.
     """
 
-    points: int
-    mape_ratio: float
-    p95_ratio: float
-    max_ratio: float
-    bias_ratio: float
+    model: str
+    data: str
+    error_ratio: tuple[float, ...]
+
+    @property
+    def mape_ratio(self) -> float:
+        """Mean absolute relative error."""
+        return math.fsum(map(abs, self.error_ratio)) / len(self.error_ratio)
+
+    @property
+    def bias_ratio(self) -> float:
+        """Mean relative error."""
+        return math.fsum(self.error_ratio) / len(self.error_ratio)
+
+    @property
+    def max_ratio(self) -> float:
+        """Largest absolute relative error."""
+        return max(map(abs, self.error_ratio))
+
+    def quantile_ratio(self, quantile: float) -> float:
+        """Quantile of the absolute relative errors, interpolated linearly between measurements."""
+        ordered = sorted(map(abs, self.error_ratio))
+        place = quantile * (len(ordered) - 1)
+        below = int(place)
+        above = min(below + 1, len(ordered) - 1)
+        return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +236,11 @@ class InterferenceProfile:
     Attributes:
         gpu: Hardware coefficients.
         models: Coefficients by model name.
-        form: ``igniter`` (the paper's) or ``calibrated`` (per-model cache and PCIe factors).
+        form: ``igniter`` (the paper's) or ``calibrated`` (co-location terms fitted on measured pairs).
         source: Where the coefficients come from, in words.
         quality: Measured here, modelled, or assumed.
-        fits: Fit quality by model name; empty when the coefficients were typed in.
+        fits: Fit quality; empty when the coefficients were typed in.
+        notes: What had to be estimated, in words.
     """
 
     gpu: GpuCoefficients
@@ -226,7 +248,8 @@ class InterferenceProfile:
     form: str = "igniter"
     source: str = ""
     quality: Quality = Quality.MODELLED
-    fits: Mapping[str, ModelFit] = field(default_factory=dict)
+    fits: tuple[ModelFit, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __getitem__(self, model: str) -> ModelCoefficients:
         """Coefficients of a model.

@@ -18,7 +18,9 @@ from joulery.perf.interference import (
 )
 
 MAX_BATCH = 1024
-"""Batches beyond this are refused: no profile reaches there and the quadratic of Eq. 11 says nothing about it."""
+"""No batch is larger: no profile reaches there, and the quadratic of Eq. 11 says nothing sensible about it."""
+MAX_REPLICAS = 10_000
+"""A service that needs more is taken for a mistake in its rate."""
 
 
 class Part(NamedTuple):
@@ -90,24 +92,31 @@ def parts_of(profile: InterferenceProfile, index: int, workload: Workload) -> li
     replica for every nine tenths of its throughput, and the rest as a part like any other.
 
     Raises:
-        InfeasibleError: Not even a batch of one on a whole GPU is fast enough.
+        InfeasibleError: Not even a batch of one on a whole GPU is fast enough, or it takes absurdly many GPUs.
+        ConfigError: The profile does not know the model.
     """
     model, half_ms = profile[workload.model], slo_ms(workload) / 2
     whole = size(profile, model, half_ms, workload.rate_rps)
-    if whole.room_ms > 0 and whole.lower_percent <= 100:
+    if _fits(whole):
         return [(Part(index, 0, 1, workload.rate_rps), whole, False)]
     batch = _largest_batch(profile, model, half_ms, whole.batch)
     if batch == 0:
         raise too_fast(profile, workload, alone(profile, model, 1, 100.0).total_ms, half_ms)
     per_replica = math.ceil(0.9 * alone(profile, model, batch, 100.0).throughput_rps(batch))
     replicas = math.ceil(workload.rate_rps / per_replica)
+    if replicas > MAX_REPLICAS:
+        raise too_much(profile, workload, replicas)
     dedicated = Size(batch, work(model, batch), whole.room_ms, 100.0)
     parts = [(Part(index, i, replicas, float(per_replica)), dedicated, True) for i in range(replicas - 1)]
     rest_rps = workload.rate_rps - per_replica * (replicas - 1)
     rest = size(profile, model, half_ms, rest_rps)
-    if not (rest.room_ms > 0 and rest.lower_percent <= 100):
-        rest = dedicated
-    return [*parts, (Part(index, replicas - 1, replicas, rest_rps), rest, rest is dedicated)]
+    own_gpu = not _fits(rest)
+    return [*parts, (Part(index, replicas - 1, replicas, rest_rps), dedicated if own_gpu else rest, own_gpu)]
+
+
+def _fits(need: Size) -> bool:
+    """Whether Theorem 1 found a share of one GPU, with a batch the model is meant for."""
+    return need.room_ms > 0 and need.work > 0 and need.batch <= MAX_BATCH and need.lower_percent <= 100
 
 
 def _largest_batch(profile: InterferenceProfile, model: ModelCoefficients, half_ms: float, limit: int) -> int:
@@ -128,4 +137,15 @@ def too_fast(profile: InterferenceProfile, workload: Workload, best_ms: float, a
         binding=f"latency of {workload.id}",
         nearest={"workload": workload.id, "gpu": profile.gpu.name, "best_latency_s": best_ms / 1e3},
         hint="relax its SLO, choose a faster GPU type, or serve a smaller model",
+    )
+
+
+def too_much(profile: InterferenceProfile, workload: Workload, replicas: int) -> InfeasibleError:
+    """The error for a rate that takes absurdly many GPUs."""
+    return InfeasibleError(
+        f"service {workload.id}: {workload.rate_rps:g} requests/s of {workload.model} take {replicas} replicas on "
+        f"{profile.gpu.name}, more than {MAX_REPLICAS}",
+        binding=f"rate of {workload.id}",
+        nearest={"workload": workload.id, "gpu": profile.gpu.name, "replicas": replicas},
+        hint="check the unit of its rate",
     )
