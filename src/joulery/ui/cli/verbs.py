@@ -1,5 +1,6 @@
 """The verbs and their one-line help; the command object of ``some-verb`` is ``joulery.ui.cli.some_verb.command``."""
 
 VERBS: dict[str, str] = {
+    "report": "Report recorded runs: joules, grams, of whom, how well known.",
     "config": "Check a site file, print it with its defaults, or print the schema.",
 }

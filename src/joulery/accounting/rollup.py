@@ -1,0 +1,128 @@
+"""Footprints by owner, device, component: every table adds up to the total it came from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from joulery.domain.errors import DataError
+from joulery.domain.footprint import Footprint, Part
+from joulery.domain.quality import Quality, weakest
+from joulery.domain.timeline import Tick
+
+IDLE = "idle"
+UNATTRIBUTED = "unattributed"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a rolled-up table.
+
+    Attributes:
+        key: What the line is about.
+        energy_j: Its joules; NaN when not known.
+        carbon_g: Its grams; NaN when not known.
+        quality: The weakest quality in it.
+        band_j: Half-width of the uncertainty of its joules; 0 when not stated.
+    """
+
+    key: str
+    energy_j: float
+    carbon_g: float
+    quality: Quality
+    band_j: float = 0.0
+
+
+PART_KEYS: dict[str, Callable[[Part], str]] = {
+    "device": lambda part: part.device,
+    "component": lambda part: f"{part.device} {part.component}",
+    "quality": lambda part: part.quality.value,
+    "meter": lambda part: part.meter,
+}
+
+
+def total(footprints: Iterable[tuple[str, Footprint]]) -> Footprint:
+    """All footprints added up.
+
+    Args:
+        footprints: Pairs of a name for messages and a footprint.
+
+    Raises:
+        DataError: Their grams count different things; the message names the first one that does not fit.
+    """
+    summed = Footprint()
+    for name, footprint in footprints:
+        try:
+            summed = summed + footprint
+        except DataError as error:
+            raise DataError(f"{name} does not fit the others: {error.message}", hint=error.hint) from error
+    return summed
+
+
+def by_part(footprint: Footprint, by: str) -> tuple[Row, ...]:
+    """A footprint by ``device``, ``component``, ``quality`` or ``meter``, idle and unattributed as their own lines.
+
+    Grams depend on when each part drew its power, which a footprint no longer knows: they are NaN here.
+    """
+    key_of = PART_KEYS[by]
+    groups: dict[str, list[Part]] = {}
+    for part in footprint.parts:
+        groups.setdefault(key_of(part), []).append(part)
+    rows = [
+        Row(
+            key,
+            math.fsum(part.energy_j for part in parts),
+            math.nan,
+            weakest(part.quality for part in parts),
+            math.fsum(part.band_j for part in parts),
+        )
+        for key, parts in sorted(groups.items())
+    ]
+    for key, energy_j in ((IDLE, footprint.idle_j), (UNATTRIBUTED, footprint.unattributed_j)):
+        rows.append(Row(key, energy_j, math.nan, footprint.idle_quality))
+    return tuple(rows)
+
+
+def by_name(footprints: Iterable[tuple[str, Footprint]]) -> tuple[Row, ...]:
+    """Footprints added up by their name (an owner, a run), sorted by it.
+
+    Raises:
+        DataError: As :func:`total`.
+    """
+    groups: dict[str, list[Footprint]] = {}
+    for name, footprint in footprints:
+        groups.setdefault(name, []).append(footprint)
+    return tuple(_row(name, total((name, one) for one in group)) for name, group in sorted(groups.items()))
+
+
+def _row(name: str, footprint: Footprint) -> Row:
+    grams = footprint.carbon_g if footprint.signal is not None else math.nan
+    band_j = math.fsum(part.band_j for part in footprint.parts)
+    return Row(name, footprint.energy_j, grams, footprint.quality, band_j)
+
+
+def by_time(ticks: Sequence[Tick], key: Callable[[float], str]) -> tuple[Row, ...]:
+    """Ticks by a key of their time (the hour), in the order of time.
+
+    A tick's joules and grams are what it added to the cumulative values; a tick whose values are NaN adds to the next
+    one that knows them. The lines add up to the last known cumulative value.
+    """
+    groups: dict[str, list[tuple[float, float, Quality]]] = {}
+    last_j = last_g = 0.0
+    for tick in ticks:
+        added_j = added_g = math.nan
+        if not math.isnan(tick.energy_j):
+            added_j, last_j = tick.energy_j - last_j, tick.energy_j
+        if not math.isnan(tick.carbon_g):
+            added_g, last_g = tick.carbon_g - last_g, tick.carbon_g
+        groups.setdefault(key(tick.t_s - tick.period_s / 2), []).append((added_j, added_g, tick.quality))
+    return tuple(
+        Row(name, _known_sum(j for j, _, _ in group), _known_sum(g for _, g, _ in group), weakest(q for *_, q in group))
+        for name, group in groups.items()
+    )
+
+
+def _known_sum(values: Iterable[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return math.fsum(known) if known else math.nan

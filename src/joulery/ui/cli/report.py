@@ -1,0 +1,73 @@
+"""``joulery report``: render recorded runs, as often and in as many ways as wanted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+# joulery.ui.reports.table.BY, repeated here so that --help imports nothing heavy; a test compares the two.
+BY = ("component", "device", "meter", "quality", "owner", "workload", "run", "hour")
+FORMATS = ("text", "json", "csv", "html")
+
+
+@click.command("report")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(), metavar="RUN...")
+@click.option("--by", type=click.Choice(BY), help="What the table's lines are about (component, unless given).")
+@click.option("--format", "form", type=click.Choice(FORMATS), help="How to render: text, unless given.")
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write to this file instead of standard output.")
+def command(runs: tuple[str, ...], by: str | None, form: str | None, as_json: bool, out: Path | None) -> None:
+    """Report what RUN cost: joules, grams, of whom, how well known. Several runs are added up."""
+    from joulery.domain.errors import ConfigError
+    from joulery.ui.reports.table import roll_up
+    from joulery.ui.reports.view import load_run
+
+    if as_json and form not in (None, "json"):
+        raise ConfigError("--json contradicts --format", got=form)
+    form = "json" if as_json else form or "text"
+    views = [load_run(run) for run in runs]
+    names = [view.name for view in views]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"the run {twice[0]} is named twice", hint="a run counts once: leave the copy out")
+    rollup = roll_up(views, by or "component")
+    if form == "text" and out is None:
+        from rich.console import Console
+
+        from joulery.ui.reports.text import print_text
+
+        print_text(rollup, Console(highlight=False))
+        return
+    text = _render(rollup, form, with_rows=by is not None)
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    from joulery.store.files import disk_errors, write_atomically
+
+    with disk_errors(out):
+        write_atomically(out, lambda file: file.write(text.encode()))
+    click.echo(f"{out}", err=True)
+
+
+def _render(rollup: object, form: str, *, with_rows: bool) -> str:
+    import io
+    import json
+
+    from joulery.ui.reports.html import render_html
+    from joulery.ui.reports.table import Rollup, as_csv, as_json
+
+    assert isinstance(rollup, Rollup)
+    if form == "json":
+        return json.dumps(as_json(rollup, with_rows=with_rows), indent=2) + "\n"
+    if form == "csv":
+        return as_csv(rollup)
+    if form == "html":
+        return render_html(rollup)
+    from rich.console import Console
+
+    from joulery.ui.reports.text import print_text
+
+    console = Console(file=io.StringIO(), width=110, highlight=False, no_color=True)
+    with console.capture() as capture:
+        print_text(rollup, console)
+    return capture.get()

@@ -1,0 +1,70 @@
+"""HTML built from calls: everything is escaped unless it is already HTML."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable
+from functools import cache
+from html import escape
+from importlib import resources
+from typing import Any
+
+import orjson
+
+_VOID = frozenset({"meta", "link", "br", "hr", "img", "input"})
+_SVG_VOID = frozenset({"rect", "line", "circle", "path"})
+
+
+class Html(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+Child = str | Iterable["Child"] | None
+
+
+def tag(name: str, /, *children: Child, **attributes: str | int | float | bool | None) -> Html:
+    """An element. ``class_`` is ``class``, ``aria_label`` is ``aria-label``; None and False leave an attribute out."""
+    written = "".join(
+        f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{escape(str(value))}"')
+        for key, value in attributes.items()
+        if value is not None and value is not False
+    )
+    if name in _VOID:
+        return Html(f"<{name}{written}>")
+    if name in _SVG_VOID and not children:
+        return Html(f"<{name}{written}/>")
+    return Html(f"<{name}{written}>{join(children)}</{name}>")
+
+
+def join(children: Child) -> Html:
+    """Children one after the other, text escaped."""
+    if children is None:
+        return Html("")
+    if isinstance(children, Html):
+        return children
+    if isinstance(children, str):
+        return Html(escape(children))
+    return Html("".join(join(child) for child in children))
+
+
+def data_block(identifier: str, value: Any) -> Html:
+    """JSON inside a page (dataclasses too, NaN as null): no text in it can end the element or start another."""
+    text = orjson.dumps(value).decode()
+    for letter, code in (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026")):
+        text = text.replace(letter, code)
+    return Html(f'<script type="application/json" id="{escape(identifier)}">{text}</script>')
+
+
+@cache
+def static_text(name: str) -> str:
+    """One of the files in ``joulery/ui/static``."""
+    return resources.files("joulery.ui").joinpath("static", name).read_text(encoding="utf-8")
+
+
+def content_hash(text: str) -> str:
+    """The hash by which a Content-Security-Policy allows one inline script or style."""
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"

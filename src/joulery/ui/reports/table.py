@@ -1,0 +1,125 @@
+"""Several runs as one table, and the table as JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from joulery.accounting.rollup import PART_KEYS, Row, by_name, by_part, by_time, total
+from joulery.domain.errors import DataError
+from joulery.domain.footprint import Footprint
+from joulery.domain.quality import weakest
+from joulery.store.footprints import footprint_to_dict
+from joulery.ui.reports.view import RunView
+
+BY = ("component", "device", "meter", "quality", "owner", "workload", "run", "hour")
+
+
+@dataclass(frozen=True, slots=True)
+class Rollup:
+    """Runs added up.
+
+    Attributes:
+        views: The runs.
+        footprint: Their sum.
+        by: What the rows are about.
+        rows: They add up to the sum.
+    """
+
+    views: tuple[RunView, ...]
+    footprint: Footprint
+    by: str
+    rows: tuple[Row, ...]
+
+
+def roll_up(views: Sequence[RunView], by: str) -> Rollup:
+    """``views`` added up, by one of :data:`BY`.
+
+    Raises:
+        DataError: Their grams count different things; or ``hour`` was asked of a run without a course over time.
+    """
+    footprint = total((view.name, view.footprint) for view in views)
+    if by in PART_KEYS:
+        rows = by_part(footprint, by)
+    elif by == "hour":
+        rows = _by_hour(views)
+    else:
+        rows = by_name(pair for view in views for pair in _named(view, by))
+    return Rollup(tuple(views), footprint, by, rows)
+
+
+def _named(view: RunView, by: str) -> list[tuple[str, Footprint]]:
+    if by == "run":
+        return [(view.name, view.footprint)]
+    return [(workload if by == "workload" else owner, one) for workload, owner, one in view.charges]
+
+
+def _by_hour(views: Sequence[RunView]) -> tuple[Row, ...]:
+    for view in views:
+        if not view.ticks:
+            raise DataError(f"{view.name} has no course over time", file=str(view.path), hint="choose another --by")
+    rows = [row for view in views for row in by_time(view.ticks, _hour)]
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.key, []).append(row)
+    return tuple(_merged(key, group) for key, group in sorted(groups.items()))
+
+
+def _merged(key: str, rows: list[Row]) -> Row:
+    energy_j = math.fsum(row.energy_j for row in rows)
+    carbon_g = math.fsum(row.carbon_g for row in rows)
+    return Row(key, energy_j, carbon_g, weakest(row.quality for row in rows))
+
+
+def _hour(t_s: float) -> str:
+    return f"{datetime.fromtimestamp(t_s, UTC):%Y-%m-%dT%H:00Z}"
+
+
+def as_json(rollup: Rollup, *, with_rows: bool) -> dict[str, Any]:
+    """One object: the keys of a footprint, ``runs``, the report's own keys of a single run, and ``rows`` if asked."""
+    single = dict(rollup.views[0].report) if len(rollup.views) == 1 else {}
+    answer = {**single, **footprint_to_dict(rollup.footprint)}
+    answer["runs"] = [
+        {
+            "id": view.name,
+            "kind": view.kind,
+            "path": str(view.path),
+            "owner": view.manifest.get("owner"),
+            "state": view.manifest.get("state"),
+            "interrupted": view.interrupted,
+        }
+        for view in rollup.views
+    ]
+    if with_rows:
+        answer["by"] = rollup.by
+        answer["rows"] = [
+            {
+                rollup.by: row.key,
+                "energy_j": _known(row.energy_j),
+                "band_j": row.band_j,
+                "carbon_g": _known(row.carbon_g),
+                "quality": row.quality.value,
+            }
+            for row in rollup.rows
+        ]
+    return answer
+
+
+def as_csv(rollup: Rollup) -> str:
+    """A header and a line a row, SI units in the names, empty for unknown; the lines add up to the total."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow((rollup.by, "energy_j", "band_j", "carbon_g", "quality"))
+    for row in rollup.rows:
+        numbers = (_known(row.energy_j), row.band_j, _known(row.carbon_g))
+        writer.writerow((row.key, *("" if n is None else repr(float(n)) for n in numbers), row.quality.value))
+    return text.getvalue()
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,94 @@
+"""The sentences that text and HTML reports share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from joulery.domain.footprint import Footprint
+from joulery.domain.timeline import CarbonBasis, CarbonLabel
+from joulery.ui.format import UNKNOWN, count, duration, grams, percent, si
+
+
+def energy_note(footprint: Footprint) -> str:
+    """How well the energy is known: ``modelled ± 30 %, 99.8 % of the time covered``."""
+    band_j = math.fsum(part.band_j for part in footprint.parts)
+    words = str(footprint.quality)
+    if band_j > 0 and footprint.energy_j > 0:
+        words += f" ± {percent(band_j / footprint.energy_j, 0)}"
+    return f"{words}, {percent(footprint.coverage_ratio)} of the time covered"
+
+
+def energy_text(footprint: Footprint) -> str:
+    """The joules; unknown when no time was covered by readings."""
+    known = footprint.covered_s > 0 or not footprint.duration_s > 0
+    return si(footprint.energy_j, "J") if known else UNKNOWN
+
+
+def carbon_text(footprint: Footprint) -> str:
+    """The grams; unknown without a carbon source."""
+    return grams(footprint.carbon_g) if footprint.signal is not None else UNKNOWN
+
+
+def carbon_note(footprint: Footprint, label: CarbonLabel | None) -> str:
+    """What the grams count: ``CO2e, GB average lifecycle intensity, replayed 960× from ...``."""
+    if footprint.signal is None:
+        return "no carbon source was given"
+    where = f"{label.zone} " if label else ""
+    words = f"CO2e, {where}{footprint.signal} {footprint.scope} intensity"
+    if label:
+        words += f", {basis_text(label)}: {label.source}"
+    if footprint.carbon_coverage_ratio < 1:
+        words += f"; intensity known for {percent(footprint.carbon_coverage_ratio)} of the energy"
+    if footprint.pue > 1:
+        words += f"; PUE {footprint.pue:.2f} included"
+    return words
+
+
+def basis_text(label: CarbonLabel) -> str:
+    """``live``, ``assumed`` or ``replayed 960×``."""
+    if label.basis is CarbonBasis.REPLAYED and label.speed != 1:
+        return f"replayed {label.speed:g}×"
+    return str(label.basis)
+
+
+def saving_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The saving and what it is against; None when none was computed."""
+    ratio = report.get("saving_ratio")
+    if not isinstance(ratio, (int, float)):
+        return None
+    low, high = report.get("saving_low_ratio"), report.get("saving_high_ratio")
+    band = ""
+    if isinstance(low, (int, float)) and isinstance(high, (int, float)):
+        band = f"between {percent(low)} and {percent(high)}, "
+    against = report.get("baseline") or "the same requests on the largest variant"
+    return percent(ratio), f"of the grams, {band}against {against}"
+
+
+def requests_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
+    """How many requests and how many failed; None when the run served nothing."""
+    requests = report.get("requests")
+    if not isinstance(requests, int):
+        return None
+    failed = report.get("failed") or 0
+    return count(requests), "none failed" if not failed else f"{count(failed)} failed"
+
+
+def latency_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The p95 and the service level; None when the run served nothing."""
+    p95_s, slo_s = report.get("p95_s"), report.get("slo_s")
+    if not isinstance(p95_s, (int, float)):
+        return None
+    if not isinstance(slo_s, (int, float)):
+        return duration(p95_s), "95 % of the answers were faster"
+    verdict = "within" if p95_s <= slo_s else "beyond"
+    return duration(p95_s), f"p95, {verdict} the service level of {duration(slo_s)}"
+
+
+def accuracy_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The request-weighted accuracy and where the number comes from; None when there is none."""
+    ratio = report.get("accuracy_ratio")
+    if not isinstance(ratio, (int, float)):
+        return None
+    return percent(ratio, 2), str(report.get("accuracy_source") or "request-weighted")

@@ -1,0 +1,310 @@
+import csv
+import dataclasses
+import io
+import json
+import math
+import re
+from dataclasses import replace
+
+import pytest
+
+from joulery.domain.footprint import Footprint
+from joulery.domain.timeline import CarbonBasis
+from joulery.store.footprints import footprint_to_dict
+from joulery.store.run import create_run
+from joulery.store.timeline import log_tick, write_site
+from joulery.ui.cli import main
+from joulery.ui.cli.report import BY as CLI_BY
+from joulery.ui.reports.html import render_html, value_text
+from joulery.ui.reports.table import BY, roll_up
+from joulery.ui.reports.view import load_run
+from joulery.ui.reports.words import basis_text, carbon_note, energy_note, latency_text, requests_text, saving_text
+from tests.ui.demo import SITE, demo_run, footprint, ticks
+
+
+def run_of(folder, report, *, kind="measure", **manifest):
+    with create_run(folder, kind=kind, **manifest) as writer:
+        writer.write_report(report)
+    return folder
+
+
+def printed(capsys, *arguments, code=0):
+    assert main(["report", *map(str, arguments)]) == code
+    return capsys.readouterr()
+
+
+TEXT = """\
+up quickstart ID
+1 min 30 s from 2026-09-21 14:13:20 UTC
+
+  energy    5.02 kJ  assumed ± 14 %, 99.8 % of the time covered
+  carbon     250 mg  CO2e, GB average lifecycle intensity, replayed 960×: half-hourly history of 14 March 2023
+  saving     21.3 %  of the grams, between 16.3 % and 25.8 %, against the same requests on lite2
+  requests    3,600  none failed
+  latency   45.1 ms  p95, within the service level of 80.0 ms
+  accuracy  76.54 %  published ImageNet top-1, weighted by answers
+  variants           lite0 31.0 %, lite1 33.0 %, lite2 36.0 %
+
+  component       energy   share  quality
+  cpu:0 package  2.35 kJ  46.8 %  modelled ± 30 %
+  machine dram     261 J   5.2 %  assumed
+  idle           2.21 kJ  44.0 %  modelled
+  unattributed     201 J   4.0 %  modelled
+  total          5.02 kJ   100 %
+"""
+
+
+def test_text_is_what_a_person_wants(tmp_path, capsys):
+    folder = demo_run(tmp_path / "run")
+    printed(capsys, folder, "--out", tmp_path / "r.txt")
+    lines = (tmp_path / "r.txt").read_text().replace(load_run(folder).name, "ID").splitlines()
+    assert "\n".join(line.rstrip() for line in lines) + "\n" == TEXT
+    assert "5.02 kJ" in printed(capsys, folder).out
+
+
+def test_json_is_one_object_with_the_contract_keys(tmp_path, capsys):
+    folder = run_of(tmp_path / "run", footprint_to_dict(footprint()))
+    answer = json.loads(printed(capsys, folder, "--json").out)
+    for key in ("energy_j", "carbon_g", "idle_j", "unattributed_j", "duration_s", "coverage_ratio", "quality"):
+        assert answer[key] is not None, key
+    assert set(answer["parts"][0]) >= {"device", "component", "energy_j", "quality", "meter"}
+    parts_j = math.fsum(part["energy_j"] for part in answer["parts"])
+    assert parts_j + answer["idle_j"] + answer["unattributed_j"] == pytest.approx(answer["energy_j"], rel=1e-9)
+    assert answer["runs"][0]["interrupted"] is False
+    assert "rows" not in answer
+
+
+def test_json_of_a_site_keeps_its_summary(tmp_path, capsys):
+    answer = json.loads(printed(capsys, demo_run(tmp_path / "run"), "--format", "json").out)
+    assert answer["saving_ratio"] == 0.213
+    assert answer["variants"]["lite0"] == 0.31
+
+
+@pytest.mark.parametrize("by", BY)
+def test_every_table_adds_up(tmp_path, capsys, by):
+    runs = [demo_run(tmp_path / "a", owner="vision"), demo_run(tmp_path / "b", owner="speech")]
+    answer = json.loads(printed(capsys, *runs, "--by", by, "--json").out)
+    assert answer["by"] == by
+    assert math.fsum(row["energy_j"] for row in answer["rows"]) == pytest.approx(answer["energy_j"], rel=1e-9)
+    rows = list(csv.DictReader(io.StringIO(printed(capsys, *runs, "--by", by, "--format", "csv").out)))
+    assert [row[by] for row in rows] == [row[by] for row in answer["rows"]]
+    assert [float(row["energy_j"]) for row in rows] == [row["energy_j"] for row in answer["rows"]]
+
+
+def test_the_choices_of_the_command_line_are_those_of_the_table():
+    assert CLI_BY == BY
+
+
+def test_owners_are_told_apart(tmp_path, capsys):
+    runs = [demo_run(tmp_path / "a", owner="vision"), demo_run(tmp_path / "b", owner="speech")]
+    answer = json.loads(printed(capsys, *runs, "--by", "owner", "--json").out)
+    assert [row["owner"] for row in answer["rows"]] == ["speech", "vision"]
+    assert "2 runs together" in printed(capsys, *runs).out
+
+
+def test_charges_of_one_run_are_told_apart(tmp_path, capsys):
+    shared = [
+        {"workload": name, "owner": owner, "footprint": footprint_to_dict(footprint())}
+        for name, owner in [("photos", "vision"), ("voices", "speech")]
+    ]
+    both = footprint() + footprint()
+    folder = run_of(tmp_path / "run", {**footprint_to_dict(both), "charges": shared}, kind="up")
+    for by, names in [("owner", ["speech", "vision"]), ("workload", ["photos", "voices"])]:
+        answer = json.loads(printed(capsys, folder, "--by", by, "--json").out)
+        assert [row[by] for row in answer["rows"]] == names
+
+
+def test_damaged_charges_are_one_error(tmp_path, capsys):
+    folder = run_of(tmp_path / "run", {**footprint_to_dict(footprint()), "charges": [{"owner": 1}]})
+    assert "charges: KeyError" in printed(capsys, folder, "--by", "owner", code=2).err
+
+
+def test_hours_are_those_in_which_the_energy_flowed(tmp_path, capsys):
+    with create_run(tmp_path / "run", kind="up") as writer:
+        write_site(writer, SITE)
+        for tick in ticks(4):
+            shift = 3600.0 if tick.energy_j > 150 else 0.0
+            log_tick(writer, replace(tick, t_s=tick.t_s + shift))
+        writer.write_report(footprint_to_dict(footprint(4)))
+    rows = printed(capsys, tmp_path / "run", "--by", "hour", "--format", "csv").out.splitlines()[1:]
+    assert [row.split(",")[0] for row in rows] == ["2026-09-21T14:00Z", "2026-09-21T15:00Z"]
+
+
+def test_hours_of_a_run_without_a_course_are_refused(tmp_path, capsys):
+    folder = run_of(tmp_path / "run", footprint_to_dict(footprint()))
+    assert "has no course over time" in printed(capsys, folder, "--by", "hour", code=2).err
+
+
+def test_runs_whose_grams_mean_different_things_are_not_added(tmp_path, capsys):
+    other = {**footprint_to_dict(footprint()), "carbon_signal": "marginal"}
+    runs = [run_of(tmp_path / "a", footprint_to_dict(footprint())), run_of(tmp_path / "b", other)]
+    message = printed(capsys, *runs, code=2).err
+    assert "cannot add grams of signal average and marginal" in message
+    assert "account both with one carbon source" in message
+
+
+def test_one_run_named_twice_is_refused(tmp_path, capsys):
+    folder = demo_run(tmp_path / "run")
+    assert "is named twice" in printed(capsys, folder, folder, code=2).err
+
+
+def test_json_contradicting_format_is_refused(tmp_path, capsys):
+    assert "--json contradicts --format" in printed(capsys, tmp_path, "--json", "--format", "csv", code=2).err
+
+
+def test_a_killed_run_is_reported_from_its_ticks(tmp_path, capsys):
+    folder = demo_run(tmp_path / "run", state="killed")
+    out = printed(capsys, folder).out
+    assert "interrupted" in out
+    answer = json.loads(printed(capsys, folder, "--json").out)
+    last = ticks()[44]
+    assert answer["energy_j"] == answer["unattributed_j"] == pytest.approx(last.energy_j)
+    assert answer["carbon_g"] == pytest.approx(last.carbon_g)
+    assert (answer["carbon_signal"], answer["quality"], answer["duration_s"]) == ("average", "modelled", 45.0)
+    assert answer["runs"][0]["interrupted"] is True
+    assert "interrupted" in printed(capsys, folder, "--format", "html").out
+
+
+def test_a_torn_last_line_does_not_matter(tmp_path, capsys):
+    folder = demo_run(tmp_path / "run", state="killed")
+    with (folder / "log.jsonl").open("a") as log:
+        log.write('{"t_s": 17900')
+    assert json.loads(printed(capsys, folder, "--json").out)["duration_s"] == 45.0
+
+
+def test_a_killed_run_without_carbon_has_no_grams(tmp_path, capsys):
+    writer = create_run(tmp_path / "run", kind="up")
+    write_site(writer, replace(SITE, carbon=None))
+    log_tick(writer, replace(ticks(1)[0], carbon_g=math.nan, g_per_kwh=math.nan))
+    answer = json.loads(printed(capsys, tmp_path / "run", "--json").out)
+    assert answer["carbon_g"] is None
+    assert "no carbon source was given" in printed(capsys, tmp_path / "run").out
+    writer.close()
+
+
+def damage(name, text):
+    def apply(folder):
+        (folder / name).write_text(text)
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: (folder / "manifest.json").unlink(), "holds no run"),
+        (damage("manifest.json", "{"), "manifest.json:1: not JSON"),
+        (damage("manifest.json", '{"schema": "joulery.run/99"}'), "schema is 'joulery.run/99', this joulery"),
+        (damage("manifest.json", "[]"), "schema is None"),
+        (damage("report.json", "{}"), "not a footprint: KeyError 'parts'"),
+        (damage("report.json", "[]"), "a report is one JSON object"),
+        (damage("report.json", '{"energy_j": '), "not JSON"),
+        (damage("timeline.parquet", "PAR1"), "not a readable Parquet file"),
+    ],
+)
+@pytest.mark.parametrize("form", ["text", "json", "csv", "html"])
+def test_damaged_and_newer_runs_are_one_clear_error(tmp_path, capsys, change, message, form):
+    folder = demo_run(tmp_path / "run")
+    change(folder)
+    captured = printed(capsys, folder, "--format", form, code=2)
+    assert message in captured.err
+    assert captured.out == ""
+
+
+def test_a_run_killed_before_its_first_tick_is_one_clear_error(tmp_path, capsys):
+    create_run(tmp_path / "run", kind="up").close()
+    assert "interrupted before anything was summed up" in printed(capsys, tmp_path / "run", code=2).err
+    assert "holds no run" in printed(capsys, tmp_path / "nowhere", code=2).err
+
+
+def test_out_refused_by_the_disk_is_one_clear_error(tmp_path, capsys):
+    folder = demo_run(tmp_path / "run")
+    message = printed(capsys, folder, "--format", "csv", "--out", tmp_path / "no" / "such" / "f", code=2).err
+    assert "cannot write" in message
+    assert "No such file or directory" in message
+
+
+def test_a_failed_run_says_so(tmp_path, capsys):
+    with pytest.raises(RuntimeError), create_run(tmp_path / "run", kind="measure") as writer:
+        writer.write_report(footprint_to_dict(footprint()))
+        raise RuntimeError
+    assert "ended with an error" in printed(capsys, tmp_path / "run").out
+    assert "ended with an error" in printed(capsys, tmp_path / "run", "--format", "html").out
+
+
+def test_the_page_needs_nothing_from_anywhere(tmp_path):
+    page = render_html(roll_up([load_run(demo_run(tmp_path / "run"))], "component"))
+    assert not re.search(r"""(src|href)\s*=\s*["']""", page)
+    assert not re.search(r"@import|url\(", page)
+    assert "Content-Security-Policy" in page
+    assert "unsafe" not in page.partition("</head>")[0].partition("<style>")[0]
+    assert not re.search(r"<[^>]+\sstyle=", page), "the policy refuses style attributes"
+
+
+def test_names_from_outside_cannot_become_markup(tmp_path):
+    evil = "</script><img src=x onerror=alert(1)>"
+    folder = demo_run(tmp_path / "run", owner=evil)
+    view = load_run(folder)
+    service = replace(view.site.services[0], name=evil, variants=((evil, 0.5),))
+    view = replace(view, site=replace(view.site, name=evil, services=(service,)))
+    page = render_html(roll_up([view], "owner"))
+    assert "<img" not in page
+
+
+def test_a_measure_run_without_ticks_has_a_page_without_plots(tmp_path):
+    page = render_html(roll_up([load_run(run_of(tmp_path / "run", footprint_to_dict(footprint())))], "component"))
+    assert "data-chart" not in page
+    assert "<script" not in page
+    assert "Where the energy went" in page
+
+
+def test_a_run_of_no_energy_has_a_page(tmp_path, capsys):
+    folder = run_of(tmp_path / "run", footprint_to_dict(Footprint(duration_s=1.0, covered_s=1.0)))
+    assert "No energy was metered." in printed(capsys, folder, "--format", "html").out
+    assert "0 J" in printed(capsys, folder).out
+
+
+def test_energy_that_nothing_could_read_is_unknown(tmp_path, capsys):
+    folder = run_of(tmp_path / "run", footprint_to_dict(Footprint(duration_s=5.0)))
+    out = printed(capsys, folder).out
+    assert re.search(r"energy\s+–", out)
+    assert json.loads(printed(capsys, folder, "--json").out)["energy_j"] is None
+
+
+def test_several_runs_have_one_page(tmp_path):
+    views = [load_run(demo_run(tmp_path / name)) for name in "ab"]
+    page = render_html(roll_up(views, "run"))
+    assert "2 runs" in page
+    assert all(view.name in page for view in views)
+
+
+def test_decisions_beyond_the_page_are_in_the_log(tmp_path):
+    view = load_run(demo_run(tmp_path / "run"))
+    many = replace(view, decisions=view.decisions * 60)
+    page = render_html(roll_up([many], "component"))
+    assert f"The last 500 of {len(many.decisions)}" in page
+
+
+def test_words():
+    live = replace(SITE.carbon, basis=CarbonBasis.LIVE, speed=1.0)
+    assert basis_text(live) == "live"
+    assert basis_text(replace(SITE.carbon, speed=1.0)) == "replayed"
+    partly = replace(footprint(), carbon_covered_j=footprint().energy_j / 2, facility_j=footprint().energy_j * 1.5)
+    assert carbon_note(partly, None).endswith("intensity known for 50.0 % of the energy; PUE 1.50 included")
+    measured = Footprint(idle_j=1.0, duration_s=1.0, covered_s=1.0)
+    assert energy_note(measured) == "measured, 100.0 % of the time covered"
+    assert saving_text({"saving_ratio": 0.1, "baseline": "B"}) == ("10.0 %", "of the grams, against B")
+    assert saving_text({}) is requests_text({}) is latency_text({}) is None
+    assert requests_text({"requests": 1000, "failed": 2}) == ("1,000", "2 failed")
+    assert latency_text({"p95_s": 0.1, "slo_s": 0.08})[1] == "p95, beyond the service level of 80.0 ms"
+    assert latency_text({"p95_s": 0.1})[1] == "95 % of the answers were faster"
+
+
+def test_decision_values_in_a_line():
+    assert value_text({"a": 0.123456, "b": [1, "x"]}) == "a 0.1235, b 1, x"
+
+
+def test_views_are_frozen(tmp_path):
+    view = load_run(demo_run(tmp_path / "run"))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        view.report = {}

@@ -1,0 +1,49 @@
+import json
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from joulery.domain.timeline import Tick
+from joulery.ui.html import Html, content_hash, data_block, join, static_text, tag
+
+
+def test_text_is_escaped_and_html_is_not():
+    assert tag("p", "a < b & c", Html("<b>d</b>")) == "<p>a &lt; b &amp; c<b>d</b></p>"
+    assert tag("td", ["x", ["y", None]], title='"<') == '<td title="&quot;&lt;">xy</td>'
+
+
+def test_attributes():
+    assert tag("input", required=True, disabled=False, value=None, type="text") == '<input required type="text">'
+    assert tag("div", class_="a", aria_label="b", data_chart=3) == '<div class="a" aria-label="b" data-chart="3"></div>'
+    assert tag("rect", x=1.5) == '<rect x="1.5"/>'
+    assert tag("circle", tag("title", "t")) == "<circle><title>t</title></circle>"
+    assert tag("meta", name="viewport") == '<meta name="viewport">'
+
+
+def test_join_flattens():
+    assert join(["a", (Html("<i>"), None, ["b"])]) == "a<i>b"
+
+
+@given(st.dictionaries(st.text(), st.text() | st.integers(-(2**53), 2**53) | st.none()))
+def test_a_data_block_cannot_be_left_and_comes_back(value):
+    block = data_block("d", value)
+    inside = re.fullmatch(r'<script type="application/json" id="d">(.*)</script>', block, re.DOTALL)[1]
+    assert not set("<>&") & set(inside)
+    assert json.loads(inside) == value
+
+
+def test_a_data_block_of_nouns():
+    block = data_block("d", {"ticks": (Tick(1.0, 1.0),)})
+    tick = json.loads(block.partition(">")[2].rpartition("<")[0])["ticks"][0]
+    assert tick["power_w"] is None
+    assert tick["quality"] == "measured"
+
+
+def test_the_hash_is_that_of_the_content_security_policy():
+    assert content_hash("alert('Hello, world.');") == "'sha256-qznLcsROx4GACP2dm0UCKCzCG+HiZ1guq6ZZDob/Tng='"
+
+
+def test_static_files_are_there_with_their_licence():
+    assert "MIT License" in static_text("uplot.LICENSE")
+    assert "uPlot" in static_text("uplot.min.js")[:200]
