@@ -1,0 +1,136 @@
+"""Power and scaling of training jobs: what one more GPU buys, and what it costs (GREEN, NSDI'25, sections 4 and 5.1).
+
+Measured inputs: single-GPU power of an A40, the same die as the RTX 3090, as a share of its limit (Zeus, NSDI'23);
+busy fraction against placement on T4 nodes (Pollux, OSDI'21 artifact). The combination is a model: ``modelled``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from joulery.domain.arrays import FloatArray, readonly
+from joulery.domain.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobClass:
+    """One kind of training job.
+
+    Attributes:
+        name: Model and data set.
+        gpu_w: GPU power of a job on one GPU, W.
+        busy_ratio: Share of the time each GPU computes rather than waits, with 1, 2, … GPUs, float64[max GPUs];
+            1 on one GPU. The speed-up on n GPUs is ``n · busy_ratio[n - 1]``.
+    """
+
+    name: str
+    gpu_w: float
+    busy_ratio: FloatArray
+
+    def __post_init__(self) -> None:
+        ratios = readonly(self.busy_ratio, np.float64)
+        if len(ratios) == 0 or ratios[0] != 1.0 or not bool(np.all((ratios > 0) & (ratios <= 1))):
+            raise ConfigError("busy ratios start at 1 and stay in (0, 1]", pointer=self.name, got=str(ratios.tolist()))
+        object.__setattr__(self, "busy_ratio", ratios)
+
+
+@dataclass(frozen=True, slots=True)
+class NodePower:
+    """Power of one kind of node beside its computing GPUs.
+
+    Attributes:
+        gpus: GPUs a node.
+        waiting_gpu_w: A GPU whose process waits for others.
+        idle_gpu_w: A GPU without a process.
+        cpu_w: CPU power a busy GPU entails.
+        static_w: Everything else in the node, always on.
+        asleep_w: A suspended node.
+    """
+
+    gpus: int = 2
+    waiting_gpu_w: float = 90.0
+    idle_gpu_w: float = 25.0
+    cpu_w: float = 60.0
+    static_w: float = 120.0
+    asleep_w: float = 10.0
+
+    @property
+    def idle_share_w(self) -> float:
+        """What one idle GPU of an awake node draws: itself and its share of the node."""
+        return self.idle_gpu_w + self.static_w / self.gpus
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PowerTable:
+    """Power and speed of every job class on 0 … max GPUs; row = class, column = number of GPUs.
+
+    Attributes:
+        classes: The job classes.
+        speedup: Work done a second, in seconds of one GPU, float64[classes, max + 1].
+        gpu_w: Power of one of its GPUs, W, same shape.
+        job_w: ``P_gpu + P_cpu + P_static`` of the whole job, W, same shape.
+        degradation: Efficiency on n GPUs over that on one (Eq. 4), clamped to [0.05, 1], same shape; 1 at n = 0.
+    """
+
+    classes: tuple[JobClass, ...]
+    speedup: FloatArray
+    gpu_w: FloatArray
+    job_w: FloatArray
+    degradation: FloatArray
+
+
+def power_table(classes: tuple[JobClass, ...], node: NodePower) -> PowerTable:
+    """Tabulate the model ``P_gpu(m, n) = P_wait + (P_1(m) - P_wait) u(m, n)``; a share of the node for each GPU.
+
+    Raises:
+        ConfigError: The classes are none, or differ in how many GPUs they know.
+    """
+    if not classes or len({len(job.busy_ratio) for job in classes}) != 1:
+        raise ConfigError("job classes must all know the same numbers of GPUs")
+    busy = np.array([job.busy_ratio for job in classes])
+    single_w = np.array([job.gpu_w for job in classes])[:, None]
+    gpus = np.arange(1, busy.shape[1] + 1)
+    floor_w = np.minimum(node.waiting_gpu_w, single_w)
+    gpu_w = floor_w + (single_w - floor_w) * busy
+    job_w = gpus * (gpu_w + node.cpu_w + node.static_w / node.gpus)
+    speedup = gpus * busy
+    relative = (speedup / job_w) / (speedup[:, :1] / job_w[:, :1])
+    return PowerTable(
+        classes,
+        speedup=_with_zero(speedup, 0.0),
+        gpu_w=_with_zero(gpu_w, 0.0),
+        job_w=_with_zero(job_w, 0.0),
+        degradation=_with_zero(np.clip(relative, 0.05, 1.0), 1.0),
+    )
+
+
+def _with_zero(column: npt.NDArray[np.float64], first: float) -> FloatArray:
+    table = np.concatenate((np.full((len(column), 1), first), column), axis=1)
+    table.flags.writeable = False
+    return table
+
+
+_RTX3090_W = 350.0
+_VISION = (1.0, 0.898, 0.686, 0.729, 0.759, 0.828, 0.729, 0.759)
+_IMAGENET = (1.0, 0.993, 0.837, 0.724, 0.862, 0.838, 0.823, 0.824)
+_SPEECH = (1.0, 0.942, 0.806, 0.723, 0.839, 0.829, 0.797, 0.718)
+_BERT = (1.0, 0.987, 0.387, 0.335, 0.521, 0.473, 0.449, 0.457)
+_NCF = (1.0, 0.761, 0.328, 0.278, 0.395, 0.365, 0.303, 0.373)
+
+RTX3090_CLASSES: tuple[JobClass, ...] = (
+    JobClass("resnet50-imagenet", 0.814 * _RTX3090_W, np.array(_IMAGENET)),
+    JobClass("resnet18-cifar", 0.743 * _RTX3090_W, np.array(_VISION)),
+    JobClass("shufflenet-cifar", 0.478 * _RTX3090_W, np.array(_VISION)),
+    JobClass("deepspeech2", 0.591 * _RTX3090_W, np.array(_SPEECH)),
+    JobClass("ncf", 0.280 * _RTX3090_W, np.array(_NCF)),
+    JobClass("bert-squad", 0.891 * _RTX3090_W, np.array(_BERT)),
+    JobClass("bert-sentiment", 0.923 * _RTX3090_W, np.array(_BERT)),
+    JobClass("gpt2", 0.891 * _RTX3090_W, np.array(_BERT)),
+)
+"""Eight job classes on RTX 3090 nodes of two GPUs (placements 2, 12, 22 …): share of the power limit × 350 W.
+
+No measurement of GPT-2's scaling or power exists: it is given BERT's.
+"""

@@ -1,0 +1,1 @@
+"""What others do, on the same models: the policies joulery is compared with."""

@@ -1,0 +1,392 @@
+"""Which training jobs run, on how many GPUs: GREEN's two optimisers in one multilevel feedback queue (NSDI'25).
+
+New jobs enter the upper queue and grow one GPU a round while each more GPU still pays in energy (section 5.1); then
+they move to the lower queue, where those of least footprint go first, high-power jobs in green hours and low-power
+ones in dirty hours (section 5.2). Between rounds waiting jobs start in the order of the last round; nobody is moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from joulery.domain.arrays import FloatArray, IntArray
+from joulery.domain.decisions import Decision, Step
+from joulery.domain.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClusterView:
+    """All a training policy sees at a round; one entry a job that is unfinished, in order of submission.
+
+    Attributes:
+        now_s: Time.
+        gpus: GPUs of the cluster.
+        g_per_kwh: Carbon intensity now.
+        mean_g_per_kwh: Its mean over the active window.
+        restart_s: What moving a job costs in time.
+        job: Job number, int64[n].
+        submit_s: When it was submitted.
+        running: GPUs it runs on now, 0 while it waits, int64[n].
+        max_gpus: Most GPUs it may use, int64[n].
+        requested: GPUs its owner asked for, int64[n].
+        kind: Recurring class of the job, for profiles that carry over; -1 when unknown, int64[n].
+        executed_s: Time it has held GPUs.
+        attained_gpu_s: GPU-seconds it has held.
+        remaining_s: Work left, in seconds on one GPU.
+        footprint_kg: Carbon so far.
+        degradation: Efficiency at its present number of GPUs over that on one; NaN until measured there.
+        gpu_w: Power of one of its GPUs when last measured; NaN before.
+    """
+
+    now_s: float
+    gpus: int
+    g_per_kwh: float
+    mean_g_per_kwh: float
+    restart_s: float
+    job: IntArray
+    submit_s: FloatArray
+    running: IntArray
+    max_gpus: IntArray
+    requested: IntArray
+    kind: IntArray
+    executed_s: FloatArray
+    attained_gpu_s: FloatArray
+    remaining_s: FloatArray
+    footprint_kg: FloatArray
+    degradation: FloatArray
+    gpu_w: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.job)
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What a round decides.
+
+    Attributes:
+        run: GPUs of every job that is to run now; who runs and is not here is preempted.
+        waiting: Who is to start next when GPUs come free, in order, with the GPUs each wants.
+        newcomer_gpus: GPUs a job submitted before the next round starts on, by its kind.
+        newcomers_as_requested: Newcomers of other kinds start on what their owners requested; on one GPU otherwise.
+        passive: False when nobody may start between rounds, newcomers included.
+    """
+
+    run: Mapping[int, int]
+    waiting: tuple[tuple[int, int], ...] = ()
+    newcomer_gpus: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    newcomers_as_requested: bool = False
+    passive: bool = True
+
+
+def start_waiting(waiting: Sequence[tuple[int, int]], free: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Passive scheduling: who of the waiting starts now, in order, each on its own number of GPUs if it fits.
+
+    Returns:
+        Who starts, with its GPUs; who goes on waiting, in order.
+    """
+    started: list[tuple[int, int]] = []
+    left: list[tuple[int, int]] = []
+    for at, (job, want) in enumerate(waiting):
+        if free <= 0:
+            left.extend(waiting[at:])
+            break
+        if want <= free:
+            started.append((job, want))
+            free -= want
+        else:
+            left.append((job, want))
+    return started, left
+
+
+class ShiftRule(StrEnum):
+    """How the shifting factor treats low-power jobs."""
+
+    PAPER = "paper"
+    """Fig. 5a read literally: P* or 1/P* by quadrant."""
+    MIRRORED = "mirrored"
+    """The same directions, monotone in power within each quadrant."""
+
+
+def normalised_power(gpu_w: npt.ArrayLike, mu: float) -> FloatArray:
+    """P*: power scaled linearly to [1, mu]; all 1 when every job draws the same (section 5.2)."""
+    power = np.asarray(gpu_w, np.float64)
+    low, high = (float(np.min(power)), float(np.max(power))) if len(power) else (0.0, 0.0)
+    if high <= low:
+        return np.ones(len(power))
+    return np.asarray((power - low) / (high - low) * (mu - 1.0) + 1.0, np.float64)
+
+
+def shifting_factor(
+    gpu_w: npt.ArrayLike, g_per_kwh: float, mean_g_per_kwh: float, mu: float, rule: ShiftRule
+) -> FloatArray:
+    """The factor that brings high-power jobs into green hours and low-power jobs into dirty ones.
+
+    Larger runs later. A job is high-power at or above the median; the hour is green below the mean of its window.
+    All 1 for ``mu = 1``.
+
+    Args:
+        gpu_w: Power of one GPU of each job, W, float64[n].
+        g_per_kwh: Intensity now.
+        mean_g_per_kwh: Mean intensity over the active window.
+        mu: Strength, at least 1.
+        rule: The paper's table or its mirrored form.
+    """
+    power = np.asarray(gpu_w, np.float64)
+    if not len(power):
+        return np.ones(0)
+    star = normalised_power(power, mu)
+    high = power >= np.median(power)
+    green = g_per_kwh < mean_g_per_kwh
+    if rule is ShiftRule.PAPER:
+        late = high != green
+        return np.where(late, star, 1.0 / star)
+    mirror = mu + 1.0 - star
+    low_factor = mirror if green else 1.0 / mirror
+    return np.where(high, 1.0 / star if green else star, low_factor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the policy remembers of one job."""
+
+    upper: bool
+    gpus: int
+    degradation: float = 1.0
+    skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GreenState:
+    """Queues, targets and the profile cache.
+
+    Attributes:
+        jobs: What is known of each unfinished job.
+        profile: For each recurring kind, its degradation by number of GPUs, as far as jobs of it were measured.
+    """
+
+    jobs: Mapping[int, _Known]
+    profile: Mapping[int, Mapping[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Green:
+    """GREEN's policy. The defaults are ours; :func:`green_paper` has the paper's.
+
+    Attributes:
+        mu: Strength of the shift, at least 1; 1 switches it off.
+        shift: Which table of factors.
+        theta: Share of the GPUs that the upper queue may take.
+        gamma: Least degradation at which a job still grows; None for the load-dependent rule.
+        cap: Most GPUs a job; None for max(2, GPUs / 16).
+        hysteresis: Factor on the priority of running jobs, 1 for none.
+        profile_cache: Start a recurring kind of job where the last one of it settled.
+        carbon_gamma: Added to gamma in dirty hours, taken off in green ones.
+        starve_ratio: A job whose present wait exceeds this many times its execution counts as having no footprint;
+            None for never.
+        las: Order the lower queue by attained service instead of carbon (the paper's ablation).
+        fixed_gpus: No scaling: every job on this many (the paper's ablation); None to scale.
+    """
+
+    mu: float = 2.0
+    shift: ShiftRule = ShiftRule.MIRRORED
+    theta: float = 0.3
+    gamma: float | None = 0.9
+    cap: int | None = None
+    hysteresis: float = 0.5
+    profile_cache: bool = True
+    carbon_gamma: float = 0.0
+    starve_ratio: float | None = None
+    las: bool = False
+    fixed_gpus: int | None = None
+    name: str = "green"
+
+    def __post_init__(self) -> None:
+        if not self.mu >= 1:
+            raise ConfigError("the shifting strength mu must be at least 1", got=str(self.mu))
+        if not 0 < self.theta <= 1:
+            raise ConfigError("theta is a share of the GPUs", got=str(self.theta), expected="above 0, at most 1")
+        if not 0 < self.hysteresis <= 1:
+            raise ConfigError("hysteresis must lie in (0, 1]", got=str(self.hysteresis))
+
+    def initial(self) -> GreenState:
+        """Empty queues, nothing known."""
+        return GreenState(MappingProxyType({}), MappingProxyType({}))
+
+    def step(self, state: GreenState, view: ClusterView, /) -> Step[GreenState]:
+        """One round: measure, grow, settle, rank, allocate."""
+        profile = self._learn(state.profile, view)
+        gamma = self._gamma(state, view)
+        jobs = self._settle(state, profile, view, gamma)
+        upper = [row for row, job in enumerate(view.job.tolist()) if jobs[job].upper]
+        lower = [row for row, job in enumerate(view.job.tolist()) if not jobs[job].upper]
+        run, jobs, rest = _fill(view, jobs, upper, self._ranked(lower, jobs, view), self.theta)
+        newcomers = {kind: self._newcomer(kind, view.gpus, profile, gamma, view).gpus for kind in profile}
+        hour = "green" if view.g_per_kwh < view.mean_g_per_kwh else "dirty"
+        reason = f"{hour} hour; {len(upper)} in the upper and {len(lower)} in the lower queue, {len(run)} run"
+        decision = Decision("allocate", "cluster", Allocation(run, rest, newcomers), self.name, reason)
+        wake_s = None if upper or rest else float("inf")
+        return Step(GreenState(MappingProxyType(jobs), profile), (decision,), wake_s)
+
+    def _cap(self, view: ClusterView) -> int:
+        return max(2, view.gpus // 16) if self.cap is None else self.cap
+
+    def _gamma(self, state: GreenState, view: ClusterView) -> float:
+        """Load-dependent: the fuller the cluster, the more a GPU must pay (0.80 at half load, 0.95 at full)."""
+        if self.gamma is not None:
+            base = self.gamma
+        else:
+            wanted = sum(known.gpus for known in state.jobs.values())
+            load = wanted / view.gpus
+            base = min(max(0.80 + 0.15 * (load - 0.5) / 0.5, 0.80), 0.95)
+        return base + (self.carbon_gamma if view.g_per_kwh >= view.mean_g_per_kwh else -self.carbon_gamma)
+
+    def _learn(
+        self, profile: Mapping[int, Mapping[int, float]], view: ClusterView
+    ) -> Mapping[int, Mapping[int, float]]:
+        """The profile with every new point that this round's jobs show."""
+        if not self.profile_cache:
+            return profile
+        fresh = [
+            (kind, gpus, degradation)
+            for kind, gpus, degradation in zip(
+                view.kind.tolist(), view.running.tolist(), view.degradation.tolist(), strict=True
+            )
+            if kind >= 0 and gpus > 0 and degradation == degradation and gpus not in profile.get(kind, ())
+        ]
+        if not fresh:
+            return profile
+        learnt = {kind: dict(points) for kind, points in profile.items()}
+        for kind, gpus, degradation in fresh:
+            learnt.setdefault(kind, {})[gpus] = degradation
+        return MappingProxyType(learnt)
+
+    def _settle(
+        self, state: GreenState, profile: Mapping[int, Mapping[int, float]], view: ClusterView, gamma: float
+    ) -> dict[int, _Known]:
+        """Where every job stands after this round's measurements: its queue and its number of GPUs."""
+        cap = self._cap(view)
+        jobs: dict[int, _Known] = {}
+        columns = zip(
+            view.job.tolist(), view.running.tolist(), view.max_gpus.tolist(), view.kind.tolist(),
+            view.remaining_s.tolist(), view.degradation.tolist(), strict=True,
+        )  # fmt: skip
+        for job, running, most, kind, remaining_s, degradation in columns:
+            known = state.jobs.get(job) or self._newcomer(kind, most, profile, gamma, view)
+            if running > 0 and degradation == degradation:
+                if known.degradation != degradation:
+                    known = _Known(known.upper, known.gpus, degradation, known.skipped)
+                if known.upper and running == known.gpus:
+                    known = self._grow(known, min(most, cap), gamma, remaining_s, view.restart_s)
+            jobs[job] = known
+        return jobs
+
+    def _newcomer(
+        self, kind: int, most: int, profile: Mapping[int, Mapping[int, float]], gamma: float, view: ClusterView
+    ) -> _Known:
+        """A new job: at the bottom of its ramp, or past it as far as its kind is known."""
+        most = min(most, self._cap(view))
+        if self.fixed_gpus is not None:
+            return _Known(True, min(self.fixed_gpus, most))
+        points = profile.get(kind, {})
+        gpus = 1
+        while gpus < most and points.get(gpus + 1, 0.0) >= gamma:
+            gpus += 1
+        return _Known(gpus < most and gpus + 1 not in points, gpus)
+
+    def _grow(self, known: _Known, most: int, gamma: float, remaining_s: float, restart_s: float) -> _Known:
+        """One more GPU, or down to the lower queue with the last number that paid."""
+        if self.fixed_gpus is not None:
+            return replace(known, upper=False)
+        bar = gamma - (0.05 if remaining_s > 36_000.0 else 0.0)
+        if known.degradation < bar:
+            return replace(known, upper=False, gpus=max(1, known.gpus - 1))
+        if known.gpus >= most or remaining_s / known.gpus < 2.0 * restart_s:
+            return replace(known, upper=False)
+        return replace(known, gpus=known.gpus + 1)
+
+    def _ranked(self, rows: Sequence[int], jobs: Mapping[int, _Known], view: ClusterView) -> list[int]:
+        """The lower queue, first to run first: ascending ``footprint / degradation × shift`` (Eq. 5)."""
+        if not rows:
+            return []
+        index = np.asarray(rows, np.int64)
+        degradation = np.array([jobs[job].degradation for job in view.job[index].tolist()])
+        served = view.attained_gpu_s if self.las else view.footprint_kg
+        footprint = served[index].copy()
+        running = view.running[index] > 0
+        if self.starve_ratio is not None:
+            waited_s = view.now_s - view.submit_s[index] - view.executed_s[index]
+            footprint[~running & (waited_s > self.starve_ratio * view.executed_s[index])] = 0.0
+        priority = footprint / degradation * self._shift(index, view)
+        priority[running] *= self.hysteresis
+        order = np.lexsort((view.job[index], view.submit_s[index], priority))
+        return [int(row) for row in index[order]]
+
+    def _shift(self, index: IntArray, view: ClusterView) -> FloatArray:
+        """The factor of each ranked job, scaled over every job whose power is known; 1 where it is not."""
+        known = ~np.isnan(view.gpu_w)
+        factor = np.ones(len(view))
+        factor[known] = shifting_factor(view.gpu_w[known], view.g_per_kwh, view.mean_g_per_kwh, self.mu, self.shift)
+        return factor[index]
+
+
+def green_paper(**changes: object) -> Green:
+    """GREEN as published: no hysteresis, no profile cache, the literal shifting table."""
+    paper = Green(shift=ShiftRule.PAPER, gamma=None, hysteresis=1.0, profile_cache=False, name="green-paper")
+    return replace(paper, **changes)  # type: ignore[arg-type]
+
+
+_BLOCKING_ROUNDS = 3
+
+
+def _fill(
+    view: ClusterView, jobs: dict[int, _Known], upper: Sequence[int], lower: Sequence[int], theta: float
+) -> tuple[dict[int, int], dict[int, _Known], tuple[tuple[int, int], ...]]:
+    """Hand out GPUs: the upper queue within its share, then the lower one, then what is left to the upper queue.
+
+    A job is tested before it is added and skipped when it does not fit; a job of several GPUs that was skipped for
+    ``_BLOCKING_ROUNDS`` rounds blocks the smaller ones behind it.
+
+    Returns:
+        GPUs of each job that runs; the jobs with their skip counts; who waits, in order, with its GPUs.
+    """
+    number, running = view.job.tolist(), view.running.tolist()
+    free, budget = view.gpus, int(theta * view.gpus)
+    run: dict[int, int] = {}
+    spare: list[int] = []
+    for row in upper:
+        # Growing comes after keeping: a job that runs is first given what it has.
+        job = number[row]
+        want = min(jobs[job].gpus, running[row]) if running[row] else jobs[job].gpus
+        if want <= budget:
+            run[job], budget, free = want, budget - want, free - want
+        else:
+            spare.append(row)
+    growing = [row for row in upper if run.get(number[row], jobs[number[row]].gpus) < jobs[number[row]].gpus]
+    for row in sorted(growing, key=lambda row: (-jobs[number[row]].degradation, row)):
+        job = number[row]
+        if budget >= 1:
+            run[job], budget, free = run[job] + 1, budget - 1, free - 1
+        else:
+            jobs[job] = replace(jobs[job], gpus=run[job])
+    blocked = False
+    left: list[int] = []
+    for row in (*lower, *spare):
+        job = number[row]
+        want = jobs[job].gpus
+        if not blocked and want <= free:
+            run[job], free = want, free - want
+            if jobs[job].skipped:
+                jobs[job] = replace(jobs[job], skipped=0)
+            continue
+        left.append(row)
+        if want > 1:
+            jobs[job] = replace(jobs[job], skipped=jobs[job].skipped + 1)
+            blocked = blocked or jobs[job].skipped > _BLOCKING_ROUNDS
+    return run, jobs, tuple((number[row], jobs[number[row]].gpus) for row in left)
