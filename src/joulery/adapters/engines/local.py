@@ -1,0 +1,449 @@
+"""The embedded engine: model replicas as worker processes on CPU slices of this machine.
+
+One queue a service (:mod:`joulery.domain.dispatch`), from which free replicas pull. Everything here runs on one event
+loop; models run in processes of their own (:mod:`~joulery.adapters.engines.worker`), which die with that loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from joulery.adapters.engines.cgroups import CpuGroups
+from joulery.adapters.engines.replica import Launch, Replica
+from joulery.adapters.engines.slices import assign_cores
+from joulery.adapters.engines.wire import Frame, Piece, encode
+from joulery.domain.dispatch import Dispatcher, Ticket
+from joulery.domain.engine import (
+    InferRequest,
+    InferResponse,
+    ModelKind,
+    Outcome,
+    ReplicaSpec,
+    ReplicaState,
+    ReplicaView,
+    RequestError,
+    Transition,
+)
+from joulery.domain.errors import ActuationError, ConfigError
+from joulery.domain.tensors import TensorSpec, datatype_of
+
+_SMOOTHING = 0.1
+"""Weight of the newest service time in the mean that ``Retry-After`` is computed from."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSettings:
+    """Limits of the engine.
+
+    Attributes:
+        cores: The CPU cores replicas may use; empty for all of this process.
+        queue: Requests that may wait for one service.
+        deadline_s: A request that names no shorter limit is answered within this.
+        hang_s: A replica busy with one request for longer is killed and started again.
+        drain_s: How long ``close`` waits for running requests.
+        launch_s: How long a model may take to load.
+        stderr: File descriptor for what models print; None for standard error.
+    """
+
+    cores: tuple[int, ...] = ()
+    queue: int = 1024
+    deadline_s: float = 30.0
+    hang_s: float = 30.0
+    drain_s: float = 10.0
+    launch_s: float = 120.0
+    stderr: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One request on its way."""
+
+    pieces: list[Piece]
+    answer: asyncio.Future[tuple[Replica, Frame]]
+    start_s: float = float("nan")
+    replica: Replica | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Service:
+    """One service: its queue, its replicas, what they declare."""
+
+    name: str
+    queue: Dispatcher[_Call, Replica]
+    replicas: list[Replica] = field(default_factory=list)
+    variants: frozenset[str] = frozenset()
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: frozenset[str] = frozenset()
+    mean_service_s: float = 0.0
+    emptied: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def describe(self) -> None:
+        """Take over what the replicas declare where they agree; where they do not, each judges for itself."""
+        ready = [replica for replica in self.replicas if replica.state is ReplicaState.READY]
+        self.inputs = ready[0].inputs if ready and all(r.inputs == ready[0].inputs for r in ready) else ()
+        names = {frozenset(spec.name for spec in replica.outputs) for replica in ready}
+        self.outputs = names.pop() if len(names) == 1 else frozenset()
+
+    @property
+    def retry_after_s(self) -> float:
+        """When the queue as it is will have been served."""
+        return self.queue.waiting * self.mean_service_s / max(1, len(self.queue.servers))
+
+
+class LocalEngine:
+    """Replicas on this machine's CPU cores. Implements :class:`joulery.domain.ports.Engine`.
+
+    Args:
+        settings: Its limits.
+        groups: CPU quotas; found on first use when None.
+    """
+
+    def __init__(self, settings: LocalSettings = LocalSettings(), groups: CpuGroups | None = None) -> None:
+        self.settings = settings
+        self._groups = groups
+        self._services: dict[str, _Service] = {}
+        self._changing = asyncio.Lock()
+        self._starting: list[asyncio.Task[None]] = []
+        self._started = 0
+        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_s = float("inf")
+
+    def replicas(self) -> tuple[ReplicaView, ...]:
+        """Every replica now, sorted by id."""
+        return tuple(
+            replica.view()
+            for replica in sorted((r for s in self._services.values() for r in s.replicas), key=lambda r: r.name)
+        )
+
+    async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
+        """The answer of the replica whose turn it is.
+
+        Raises:
+            RequestError: It was not answered; ``outcome`` says why.
+        """
+        arrival_s = time.time()
+        loop = asyncio.get_running_loop()
+        entry = self._admit(service, request)
+        call = _Call(_encoded(request), loop.create_future())
+        patience_s = self.settings.deadline_s
+        if request.timeout_s is not None:
+            patience_s = min(patience_s, request.timeout_s)
+        ticket = Ticket(call, loop.time() + patience_s, request.variant)
+        if not entry.queue.offer(ticket):
+            raise RequestError(
+                f"{service} has {entry.queue.waiting} requests waiting, which is all it takes",
+                Outcome.OVERLOADED,
+                retry_after_s=entry.retry_after_s,
+            )
+        self._pump(entry)
+        self._wake_at(ticket.deadline_s)
+        try:
+            replica, frame = await call.answer
+        except asyncio.CancelledError:
+            entry.queue.withdraw(ticket)
+            self._pump(entry)
+            raise
+        header = frame.header
+        if "e" in header:
+            raise RequestError(
+                header["e"],
+                Outcome(header["o"]),
+                variant=replica.spec.variant,
+                service_s=header["s"],
+                cpu_s=header["c"],
+            )
+        return InferResponse(
+            frame.tensors,
+            replica.spec.variant,
+            replica.name,
+            arrival_s,
+            call.start_s,
+            time.time(),
+            header["s"],
+            header["c"],
+            ticket.attempts,
+        )
+
+    async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
+        """Make ``target`` the set of replicas; see :meth:`joulery.domain.ports.Engine.apply`."""
+        async with self._changing:
+            start_s, start = time.time(), time.monotonic()
+            kept, missing, surplus = self._difference(target)
+            fresh = self._prepare(missing, kept)
+            await self._start(fresh)
+            ended = [service for service in self._services.values() if service.name not in {s.service for s in target}]
+            self._switch(fresh, [replica for replica in surplus if self._of(replica) not in ended], target)
+            ready_s = time.monotonic() - start
+            await asyncio.gather(*map(self._end_service, ended))
+            await asyncio.gather(*(replica.gone() for replica in surplus))
+            return Transition(
+                started=tuple(sorted(missing)),
+                stopped=tuple(sorted(replica.spec for replica in surplus)),
+                kept=tuple(sorted(replica.spec for replica in kept)),
+                start_s=start_s,
+                ready_s=ready_s,
+                duration_s=time.monotonic() - start,
+                startup_cpu_s=sum(replica.startup_cpu_s for replica in fresh),
+            )
+
+    async def close(self) -> None:
+        """Let running requests finish within ``drain_s``, give up those that wait, leave nothing behind."""
+        self._closed = True
+        for task in self._starting:
+            task.cancel()
+        replicas = [replica for service in self._services.values() for replica in service.replicas]
+        for service in self._services.values():
+            self._give_up(service, service.queue.strand(), "the engine is closing")
+        for replica in replicas:
+            self._retire(replica)
+        await _within(self.settings.drain_s, replicas)
+        for replica in replicas:
+            replica.leave(now=True)
+        await _within(None, replicas)
+        for service in self._services.values():
+            self._give_up(service, service.queue.strand(), "the engine was closed before this request was done")
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _admit(self, service: str, request: InferRequest) -> _Service:
+        entry = self._services.get(service)
+        if self._closed:
+            raise RequestError("the engine is closing", Outcome.UNAVAILABLE)
+        if entry is None or not entry.variants:
+            raise RequestError(f"there is no service {service!r}", Outcome.UNKNOWN)
+        if request.variant and request.variant not in entry.variants:
+            raise RequestError(f"{service} runs no variant {request.variant!r} now", Outcome.UNKNOWN)
+        if entry.inputs:
+            _check_inputs(request, entry.inputs)
+        if entry.outputs:
+            for name in request.outputs:
+                if name not in entry.outputs:
+                    raise RequestError(f"there is no output {name!r}", Outcome.INVALID)
+        return entry
+
+    def _pump(self, service: _Service) -> None:
+        """Give waiting requests to free replicas."""
+        while (pair := service.queue.pull()) is not None:
+            ticket, server = pair
+            call = ticket.payload
+            call.start_s = time.time()
+            call.replica = server.payload
+            now_s = asyncio.get_running_loop().time()
+            server.payload.send(call.pieces, now_s)
+            self._wake_at(now_s + self.settings.hang_s)
+        if not service.queue.waiting:
+            service.emptied.set()
+
+    def _answered(self, replica: Replica, frame: Frame) -> None:
+        service = self._of(replica)
+        ticket = service.queue.finish(replica.server)
+        self._pump(service)
+        service_s = frame.header["s"]
+        service.mean_service_s += (service_s - service.mean_service_s) * (_SMOOTHING if service.mean_service_s else 1)
+        if ticket is not None and not ticket.payload.answer.done():
+            ticket.payload.answer.set_result((replica, frame))
+
+    def _came(self, replica: Replica) -> None:
+        service = self._of(replica)
+        service.queue.join(replica.server)
+        service.describe()
+        self._pump(service)
+
+    def _went(self, replica: Replica, reason: str) -> None:
+        service = self._of(replica)
+        if replica.server in service.queue.servers:
+            ticket = service.queue.lose(replica.server)
+            if ticket is not None:
+                message = f"two replicas died under this request; the last: {reason}"
+                _fail(ticket, RequestError(message, Outcome.CRASHED, variant=replica.spec.variant))
+        if replica.state is ReplicaState.DRAINING:
+            service.replicas.remove(replica)
+        self._pump(service)
+
+    def _difference(self, target: Sequence[ReplicaSpec]) -> tuple[list[Replica], list[ReplicaSpec], list[Replica]]:
+        """Replicas to keep, specs to start, replicas to stop; those that run well are kept first."""
+        missing = Counter(target)
+        kept: list[Replica] = []
+        surplus: list[Replica] = []
+        present = [r for s in self._services.values() for r in s.replicas if r.state is not ReplicaState.DRAINING]
+        for replica in sorted(present, key=lambda r: (r.state is not ReplicaState.READY, r.name)):
+            if missing[replica.spec] > 0:
+                missing[replica.spec] -= 1
+                kept.append(replica)
+            else:
+                surplus.append(replica)
+        return kept, list(missing.elements()), surplus
+
+    def _prepare(self, missing: Sequence[ReplicaSpec], kept: Sequence[Replica]) -> list[Replica]:
+        """Replicas for ``missing``, not yet started.
+
+        Raises:
+            ConfigError, CapabilityError: One of them cannot be.
+        """
+        for spec in missing:
+            if spec.model.kind is ModelKind.ONNX and not os.access(spec.model.location, os.R_OK):
+                why = "may not be read" if Path(spec.model.location).exists() else "does not exist"
+                raise ConfigError(f"the model of {spec.service}/{spec.variant} {why}", file=spec.model.location)
+        if self._groups is None and any(spec.slice.share_ratio < 1 for spec in missing):
+            self._groups = CpuGroups.find()
+            self._groups.sweep()
+        launch = Launch(self._groups, load_s=self.settings.launch_s, stderr=self.settings.stderr)
+        cores = self.settings.cores or tuple(sorted(os.sched_getaffinity(0)))
+        taken = [(replica.cores, replica.spec.slice.share_ratio) for replica in kept]
+        bound = assign_cores([spec.slice for spec in missing], cores, taken)
+        fresh: list[Replica] = []
+        for spec, chosen in zip(missing, bound, strict=True):
+            name = f"r{self._started}"
+            self._started += 1
+            fresh.append(Replica(name, spec, chosen, launch, answered=self._answered, came=self._came, went=self._went))
+        return fresh
+
+    async def _start(self, fresh: Sequence[Replica]) -> None:
+        """Start all of them, or none.
+
+        Raises:
+            JouleryError: The first that failed; the others were stopped again.
+        """
+        self._starting = [asyncio.create_task(replica.start()) for replica in fresh]
+        try:
+            await asyncio.gather(*self._starting)
+            if self._closed:
+                raise asyncio.CancelledError
+        except BaseException as error:
+            for task in self._starting:
+                task.cancel()
+            await asyncio.gather(*self._starting, return_exceptions=True)
+            for replica in fresh:
+                replica.leave(now=True)
+            await _within(None, fresh)
+            if self._closed and isinstance(error, asyncio.CancelledError):
+                raise ActuationError("the engine was closed before the new replicas were ready") from error
+            raise
+        finally:
+            self._starting = []
+
+    def _switch(self, fresh: Sequence[Replica], surplus: Sequence[Replica], target: Sequence[ReplicaSpec]) -> None:
+        """The new replicas take over; from here on the old ones only finish what they hold."""
+        for spec in target:
+            if spec.service not in self._services:
+                self._services[spec.service] = _Service(spec.service, Dispatcher(self.settings.queue))
+        for replica in fresh:
+            self._of(replica).replicas.append(replica)
+        for replica in surplus:
+            self._retire(replica)
+        for service in self._services.values():
+            service.variants = frozenset(spec.variant for spec in target if spec.service == service.name)
+            if service.variants:
+                gone = service.queue.strand(service.variants)
+                self._give_up(service, gone, f"{service.name} does not run the requested variant any more")
+        for replica in fresh:
+            self._came(replica)
+
+    async def _end_service(self, service: _Service) -> None:
+        """A service leaves: what was accepted is still answered, then its replicas end."""
+        service.emptied.clear()
+        self._pump(service)
+        await service.emptied.wait()
+        leaving = list(service.replicas)
+        for replica in leaving:
+            self._retire(replica)
+        await _within(None, leaving)
+        self._give_up(service, service.queue.strand(), f"{service.name} is not served any more")
+        del self._services[service.name]
+
+    def _retire(self, replica: Replica) -> None:
+        queue = self._of(replica).queue
+        if replica.server in queue.servers and not replica.server.leaving:
+            queue.retire(replica.server)
+        replica.leave()
+
+    def _give_up(self, service: _Service, tickets: Sequence[Ticket[_Call]], message: str) -> None:
+        for ticket in tickets:
+            _fail(ticket, RequestError(message, Outcome.UNAVAILABLE))
+        self._pump(service)
+
+    def _wake_at(self, at_s: float) -> None:
+        """Have ``_sweep`` called at a loop time, unless it is called earlier anyway."""
+        if at_s >= self._timer_at_s or self._closed:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at_s = at_s
+        self._timer = asyncio.get_running_loop().call_at(at_s, self._sweep)
+
+    def _sweep(self) -> None:
+        """Answer requests whose deadline has come, kill replicas that hang, and set the timer to the next of either."""
+        self._timer, self._timer_at_s = None, float("inf")
+        now_s, next_s = asyncio.get_running_loop().time(), float("inf")
+        for service in self._services.values():
+            for ticket in service.queue.expire(now_s):
+                self._too_late(ticket, "in the queue" if ticket.payload.replica is None else "in a replica")
+            self._pump(service)
+            for replica in service.replicas:
+                if replica.busy_since_s + self.settings.hang_s <= now_s:
+                    self._end_hanging(service, replica)
+            hanging_s = (replica.busy_since_s + self.settings.hang_s for replica in service.replicas)
+            next_s = min(next_s, service.queue.next_deadline_s(), *hanging_s)
+        self._wake_at(next_s)
+
+    def _end_hanging(self, service: _Service, replica: Replica) -> None:
+        """Kill a replica that does not come back. Its request would hang the next one too: it is not tried again."""
+        reason = f"it was busy with one request for {self.settings.hang_s:g} s"
+        ticket = replica.server.ticket
+        if ticket is not None and service.queue.withdraw(ticket):
+            self._too_late(ticket, f"in a replica, which was ended: {reason}")
+        replica.busy_since_s = float("inf")
+        replica.kill(reason)
+
+    def _too_late(self, ticket: Ticket[_Call], where: str) -> None:
+        replica = ticket.payload.replica
+        variant = replica.spec.variant if replica is not None else ""
+        _fail(ticket, RequestError(f"the deadline came {where}", Outcome.DEADLINE, variant=variant))
+
+    def _of(self, replica: Replica) -> _Service:
+        return self._services[replica.spec.service]
+
+
+def _encoded(request: InferRequest) -> list[Piece]:
+    return encode({"w": request.outputs} if request.outputs else {}, request.inputs)
+
+
+def _fail(ticket: Ticket[_Call], error: RequestError) -> None:
+    if not ticket.payload.answer.done():
+        ticket.payload.answer.set_exception(error)
+
+
+def _check_inputs(request: InferRequest, declared: Sequence[TensorSpec]) -> None:
+    """Every declared input is there with its type and shape, and nothing else.
+
+    Raises:
+        RequestError: It is not so.
+    """
+    for name, datatype, shape in declared:
+        array = request.inputs.get(name)
+        if array is None:
+            raise RequestError(f"input {name!r} is missing", Outcome.INVALID)
+        given = datatype_of(array)
+        if given != datatype:
+            raise RequestError(f"input {name!r} is {given}, the model takes {datatype}", Outcome.INVALID)
+        fits = len(array.shape) == len(shape)
+        if not fits or any(want not in (-1, got) for want, got in zip(shape, array.shape, strict=True)):
+            raise RequestError(
+                f"input {name!r} has shape {list(array.shape)}, the model takes {list(shape)}", Outcome.INVALID
+            )
+    if len(request.inputs) > len(declared):
+        extra = sorted(set(request.inputs) - {spec.name for spec in declared})
+        raise RequestError(f"the model has no input {extra[0]!r}", Outcome.INVALID)
+
+
+async def _within(limit_s: float | None, replicas: Sequence[Replica]) -> None:
+    """Wait until they are gone, or for ``limit_s``."""
+    if replicas:
+        await asyncio.wait([asyncio.ensure_future(replica.gone()) for replica in replicas], timeout=limit_s)

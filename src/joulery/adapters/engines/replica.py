@@ -1,0 +1,214 @@
+"""One replica's life: started, ready, restarted when it dies, drained, gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from joulery.adapters.engines.cgroups import CpuGroups
+from joulery.adapters.engines.process import WorkerProcess
+from joulery.adapters.engines.wire import Frame, Piece
+from joulery.domain.dispatch import Server
+from joulery.domain.engine import ReplicaSpec, ReplicaState, ReplicaView
+from joulery.domain.errors import ActuationError, JouleryError
+from joulery.domain.tensors import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How workers are started.
+
+    Attributes:
+        groups: CPU quotas; None where no replica needs one.
+        load_s: How long a model may take to load.
+        restart_s: Pause before the second start in a row; doubles up to ``restart_max_s``. The first is immediate.
+        restart_max_s: The longest pause.
+        stderr: File descriptor for what workers print; None for this process's standard error.
+    """
+
+    groups: CpuGroups | None
+    load_s: float = 120.0
+    restart_s: float = 0.1
+    restart_max_s: float = 10.0
+    stderr: int | None = None
+
+
+class Replica:
+    """One replica across all its worker processes.
+
+    Args:
+        name: Unique within the engine.
+        spec: What it is.
+        cores: What it is bound to.
+        launch: How to start its workers.
+        answered: Called with the replica and every answer.
+        came: Called when a worker of it is ready, the first excepted.
+        went: Called when its worker is gone, with the reason.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spec: ReplicaSpec,
+        cores: tuple[int, ...],
+        launch: Launch,
+        *,
+        answered: Callable[[Replica, Frame], None],
+        came: Callable[[Replica], None],
+        went: Callable[[Replica, str], None],
+    ) -> None:
+        self.name = name
+        self.spec = spec
+        self.cores = cores
+        self.state = ReplicaState.STARTING
+        self.server: Server[Any, Replica] = Server(self, spec.variant)
+        self.served = 0
+        self.restarts = 0
+        self.busy_since_s = float("inf")
+        self.startup_cpu_s = 0.0
+        self.inputs: tuple[TensorSpec, ...] = ()
+        self.outputs: tuple[TensorSpec, ...] = ()
+        self.platform = ""
+        self.last_error = ""
+        self._launch = launch
+        self._answered = answered
+        self._came = came
+        self._went = went
+        self._failures = 0
+        self._worker: WorkerProcess | None = None
+        self._life: asyncio.Task[None] | None = None
+
+    @property
+    def threads(self) -> int:
+        """Threads inside one operator."""
+        return self.spec.threads or self.spec.slice.cores
+
+    async def start(self) -> None:
+        """Start the first worker and have it load its model.
+
+        Raises:
+            ConfigError, DataError, CapabilityError: It cannot be; the message says why.
+            ActuationError: It died, or took too long.
+        """
+        worker, group = await self._start_worker()
+        self._life = asyncio.get_running_loop().create_task(self._live(worker, group), name=f"replica {self.name}")
+
+    def send(self, pieces: list[Piece], now_s: float) -> None:
+        """Hand it a request."""
+        self.busy_since_s = now_s
+        if self._worker is not None:
+            self._worker.send(pieces)
+
+    def kill(self, reason: str) -> None:
+        """End its worker now; it is started again unless the replica leaves."""
+        if self._worker is not None:
+            self._worker.kill(reason)
+
+    def leave(self, *, now: bool = False) -> None:
+        """End for good: after what it holds, or at once."""
+        self.state = ReplicaState.DRAINING
+        if self._worker is None:
+            if self._life is not None:
+                self._life.cancel()
+        elif now:
+            self._worker.kill("it was told to end at once")
+        elif self.server.ticket is None:
+            self._worker.close()
+
+    async def gone(self) -> None:
+        """Wait until it has ended for good."""
+        if self._life is not None:
+            await asyncio.wait((self._life,))
+
+    def view(self) -> ReplicaView:
+        """What can be seen of it."""
+        return ReplicaView(
+            id=self.name,
+            spec=self.spec,
+            state=self.state,
+            busy=self.server.ticket is not None,
+            cores=self.cores,
+            pid=self._worker.pid if self._worker is not None else 0,
+            served=self.served,
+            restarts=self.restarts,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            platform=self.platform,
+            last_error=self.last_error,
+        )
+
+    def _on_answer(self, frame: Frame) -> None:
+        if self.server.ticket is None:
+            self.kill("it answered without being asked")
+            return
+        self.busy_since_s = float("inf")
+        self.served += 1
+        self._failures = 0
+        self._answered(self, frame)
+        if self.state is ReplicaState.DRAINING and self._worker is not None:
+            self._worker.close()
+
+    async def _live(self, worker: WorkerProcess, group: Path | None) -> None:
+        """From one worker to the next until the replica leaves."""
+        while True:
+            reason = await asyncio.shield(worker.gone)
+            self._forget(group)
+            leaving = self.state is ReplicaState.DRAINING
+            if not leaving:
+                self.state, self.last_error = ReplicaState.RESTARTING, reason
+            self._went(self, reason)
+            if leaving:
+                return
+            try:
+                worker, group = await self._restarted()
+            except asyncio.CancelledError:
+                self._went(self, self.last_error)
+                raise
+            self.server = Server(self, self.spec.variant)
+            self._came(self)
+
+    async def _restarted(self) -> tuple[WorkerProcess, Path | None]:
+        """The next worker, however many attempts it takes."""
+        while True:
+            if self._failures:
+                pause_s = self._launch.restart_s * 2.0 ** min(self._failures - 1, 30)
+                await asyncio.sleep(min(self._launch.restart_max_s, pause_s))
+            self._failures += 1
+            self.restarts += 1
+            try:
+                return await self._start_worker()
+            except JouleryError as error:
+                self.last_error = str(error)
+
+    async def _start_worker(self) -> tuple[WorkerProcess, Path | None]:
+        """A worker that is ready, and the group that limits it."""
+        worker = await WorkerProcess.start(self.cores, self.threads, self._on_answer, self._launch.stderr)
+        group: Path | None = None
+        try:
+            if self._launch.groups is not None and self.spec.slice.share_ratio < 1:
+                group = self._launch.groups.add(f"{self.name}.{self.restarts}", worker.pid, self.spec.slice)
+            await worker.load(self.spec.model, self._launch.load_s)
+        except BaseException as error:
+            worker.kill("it was not needed any more")
+            reason = await asyncio.shield(worker.gone)
+            self._forget(group)
+            if isinstance(error, TimeoutError):
+                reason = f"it was not ready after {self._launch.load_s:g} s"
+            if isinstance(error, TimeoutError | ChildProcessError):
+                raise ActuationError(
+                    f"a replica of {self.spec} did not start: {reason}", hint="see what it printed above"
+                ) from error
+            raise
+        self._worker = worker
+        self.state = ReplicaState.READY
+        self.inputs, self.outputs, self.platform = worker.inputs, worker.outputs, worker.platform
+        self.last_error, self.startup_cpu_s = worker.note, worker.startup_cpu_s
+        return worker, group
+
+    def _forget(self, group: Path | None) -> None:
+        self._worker = None
+        if group is not None and self._launch.groups is not None:
+            self._launch.groups.remove(group)
