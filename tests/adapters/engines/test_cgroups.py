@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.adapters.engines.fake_cgroups import FakeGroups
 
 from joulery.adapters.engines.cgroups import ROOT, CpuGroups
 from joulery.domain.errors import CapabilityError
 from joulery.domain.serving import Slice, SliceKind
+from tests.adapters.engines.fake_cgroups import FakeGroups
 
 
 def cpu(cores: int, share_ratio: float) -> Slice:

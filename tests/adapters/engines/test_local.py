@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.adapters.engines.support import alive, ask, running, toy
 
 from joulery.adapters.engines.cgroups import CpuGroups
 from joulery.adapters.engines.local import LocalEngine
@@ -13,6 +12,7 @@ from joulery.domain.engine import Outcome, RequestError
 from joulery.domain.errors import CapabilityError
 from joulery.domain.serving import Slice, SliceKind
 from joulery.domain.tensors import TensorSpec
+from tests.adapters.engines.support import alive, ask, running, toy
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ import itertools
 import time
 
 import pytest
-from tests.adapters.engines.support import alive, ask, running, toy, until
 
 from joulery.adapters.engines.local import LocalEngine
 from joulery.domain.engine import InferResponse, Outcome, ReplicaState, RequestError
 from joulery.domain.errors import ActuationError, CapabilityError
 from joulery.domain.serving import Slice, SliceKind
+from tests.adapters.engines.support import alive, ask, running, toy, until
 
 
 async def test_a_transition_says_what_changed_and_what_it_cost() -> None:

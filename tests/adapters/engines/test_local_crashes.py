@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from tests.adapters.engines.support import CORE, alive, ask, running, toy, until
 
 from joulery.adapters.engines.local import LocalEngine
 from joulery.domain.engine import ModelRef, Outcome, ReplicaSpec, ReplicaState, RequestError
 from joulery.domain.errors import ActuationError, ConfigError, DataError, JouleryError
+from tests.adapters.engines.support import CORE, alive, ask, running, toy, until
 
 
 def flag(path: Path) -> "np.ndarray[tuple[int], np.dtype[np.object_]]":
