@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joulery.domain.errors import InfeasibleError
+from joulery.domain.errors import DataError, InfeasibleError
 from joulery.domain.layout import Layout
 from joulery.domain.profile import Profile, SliceProfile, Timings
 from joulery.domain.quality import Quality
@@ -91,7 +91,8 @@ def test_a_move_of_more_than_five_percent_of_the_base_plans_again():
     p = policy()
     state = p.step(p.initial(), seen(g=190.0)).state
     assert p.step(state, seen(1.0, g=200.0)).decisions == (), "exactly 5 % of 200 is not more"
-    up, down = p.step(state, seen(1.0, g=201.0)), p.step(state, seen(1.0, g=179.0))
+    runs = state.layout
+    up, down = p.step(state, seen(1.0, g=201.0, running=runs)), p.step(state, seen(1.0, g=179.0, running=runs))
     assert up.decisions[0].kind == KEEP_LAYOUT and up.decisions[0].cause == "grid up from 190 to 201 g/kWh"
     assert down.decisions[0].cause == "grid down from 190 to 179 g/kWh"
     assert up.state.planned_g_per_kwh == 201.0, "the next move is measured from here"
@@ -189,7 +190,7 @@ def test_a_broken_slo_plans_again_once_a_settling_time():
     assert p.step(late.state, seen(7.0, **{**bad, "running": late.state.layout})).decisions == ()
 
 
-@pytest.mark.parametrize("weak", [{"requests": 10}, {"latency_s": math.nan}, {"running": None}, {"now_s": 3.0}])
+@pytest.mark.parametrize("weak", [{"requests": 10}, {"latency_s": math.nan}, {"now_s": 3.0}])
 def test_weak_evidence_is_no_evidence(weak):
     p = policy()
     state = p.step(p.initial(), seen(g=5.0)).state
@@ -202,8 +203,18 @@ def test_weak_evidence_is_no_evidence(weak):
 def test_a_change_must_be_worth_it():
     p = policy(gain=1.0)
     state = p.step(p.initial(), seen(g=20.0)).state
-    (decision,) = p.step(state, seen(1.0, g=400.0)).decisions
+    (decision,) = p.step(state, seen(1.0, g=400.0, running=state.layout)).decisions
     assert decision.kind == KEEP_LAYOUT and Layout.from_list(decision.value) == state.layout
+
+
+def test_a_decision_that_was_not_carried_out_is_taken_again():
+    p = policy()
+    old = p.step(p.initial(), seen(g=20.0)).state
+    state = p.step(old, seen(1.0, g=400.0, running=old.layout)).state
+    assert p.step(state, seen(3.0, g=400.0, running=old.layout)).decisions == (), "a change takes its time"
+    (decision,) = p.step(state, seen(6.5, g=400.0, running=old.layout)).decisions
+    assert (decision.kind, decision.cause) == (SET_LAYOUT, "what was decided does not run")
+    assert Layout.from_list(decision.value) == state.layout
 
 
 numbers = st.one_of(st.floats(0.0, 800.0), st.just(math.nan))
@@ -233,11 +244,20 @@ def test_pure_total_and_replayable_from_json(rows):
         state = step.state
         assert state.layout in p.candidates and 1.0 <= state.delay_ratio <= 8.0
         assert all(decision.reason and decision.cause for decision in step.decisions)
-    state = p.initial()
+    state, p = p.initial(), VariantPolicy.from_dict(json.loads(json.dumps(p.as_dict())))
     for line, decisions in log:
         step = p.step(state, Observation.from_dict(json.loads(line)))
         assert step.decisions == decisions
         state = step.state
+
+
+@pytest.mark.parametrize("key", ["service", "candidates", "predictor", "objective", "slo"])
+def test_a_damaged_policy_is_one_clear_error(key):
+    data = policy(requests=10).as_dict()
+    with pytest.raises(DataError):
+        VariantPolicy.from_dict({name: value for name, value in data.items() if name != key})
+    with pytest.raises(DataError):
+        VariantPolicy.from_dict({**data, key: "moon" if key != "service" else data, "surprise": 1})
 
 
 def test_the_yardstick_is_the_thriftiest_partition_that_keeps_the_slo():

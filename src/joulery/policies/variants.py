@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from joulery.domain.decisions import Decision, Step
-from joulery.domain.errors import InfeasibleError
+from joulery.domain.errors import DataError, InfeasibleError
 from joulery.domain.layout import Layout
-from joulery.domain.serving import Slo
+from joulery.domain.profile import Profile
+from joulery.domain.serving import Slo, SloScope
 from joulery.perf.layouts import LayoutMetrics, Predictor
 from joulery.policies.objective import Objective, rank
 from joulery.policies.search import ExhaustiveSearch, trials
@@ -156,6 +157,49 @@ class VariantPolicy:
                 hint=f"ask for at most {best:.2%}",
             )
 
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready: all that it takes to decide the same again."""
+        predictor, objective, slo = self.predictor, self.objective, self.slo
+        numbers = (
+            "rate_rps",
+            "minimum_accuracy_ratio",
+            "replan_ratio",
+            "rate_step_ratio",
+            "settle_s",
+            "fewest",
+            "gain",
+        )
+        return {
+            "service": self.service,
+            "candidates": [layout.as_list() for layout in self.candidates],
+            "predictor": {
+                "profile": predictor.profile.as_dict(),
+                "accuracy_ratio": dict(predictor.accuracy_ratio),
+                **{name: getattr(predictor, name) for name in ("quantile", "overhead_s", "requests", "seed")},
+            },
+            "objective": asdict(objective),
+            "slo": {"latency_s": slo.latency_s, "quantile": slo.quantile, "scope": slo.scope.value},
+            **{name: getattr(self, name) for name in numbers},
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> VariantPolicy:
+        """The inverse of :meth:`as_dict`.
+
+        Raises:
+            DataError: It is not what ``as_dict`` writes.
+        """
+        try:
+            fields = dict(data)
+            predictor, slo = dict(fields["predictor"]), dict(fields["slo"])
+            fields["candidates"] = tuple(Layout.from_list(items) for items in fields["candidates"])
+            fields["predictor"] = Predictor(**{**predictor, "profile": Profile.from_dict(predictor["profile"])})
+            fields["objective"] = Objective(**fields["objective"])
+            fields["slo"] = Slo(**{**slo, "scope": SloScope(slo["scope"])})
+            return cls(**fields)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"not a policy of variants: {error!r}") from error
+
     def initial(self) -> VariantState:
         """Nothing planned yet."""
         return VariantState()
@@ -194,6 +238,8 @@ class VariantPolicy:
                 return f"intensity known again, {now_g:.0f} g/kWh"
             if self.objective.calls_for_a_plan(now_g, then_g, self.replan_ratio):
                 return f"grid {'up' if now_g > then_g else 'down'} from {then_g:.0f} to {now_g:.0f} g/kWh"
+        if seen.running != state.layout and seen.now_s - state.planned_s >= self.settle_s:
+            return "what was decided does not run"
         if self._latency_counts(state, seen) and seen.latency_s > self.slo.latency_s:
             return f"p{100 * self.slo.quantile:g} {1e3 * seen.latency_s:.0f} ms above the SLO"
         if seen.now_s - state.planned_s >= self.settle_s:
@@ -210,11 +256,11 @@ class VariantPolicy:
         # Without an intensity no carbon can be weighed: accuracy alone decides (Eq. 3 at zero intensity).
         g_per_kwh = seen.g_per_kwh if math.isfinite(seen.g_per_kwh) else 0.0
         best, metrics = max(choices, key=lambda trial: self._key(trial[1], g_per_kwh, state.delay_ratio))
-        running = next((trial for trial in choices if trial[0] == state.layout), None)
+        running = next((trial for trial in choices if trial[0] == seen.running), None)
         if running is not None and self._not_worth_it(running[1], metrics, g_per_kwh, state.delay_ratio):
             best, metrics = running
         decision = Decision(
-            kind=KEEP_LAYOUT if best == state.layout else SET_LAYOUT,
+            kind=KEEP_LAYOUT if best == seen.running else SET_LAYOUT,
             target=self.service,
             value=best.as_list(),
             policy=self.name,
