@@ -89,12 +89,19 @@ def waterfall(footprint: Footprint) -> Html:
     )
 
 
-def bar(pieces: Sequence[tuple[str, float]], label: str) -> Html:
-    """A horizontal bar of pieces ``(class, share)``, read out as ``label``."""
+def bar(pieces: Sequence[tuple[str, float]], label: str, **attributes: str | int) -> Html:
+    """A horizontal bar of pieces ``(class, share)``, read out as ``label``; further attributes go to the element."""
     rects, at = [], 0.0
     for name, share in pieces:
         rects.append(tag("rect", x=round(at, 3), y=0, width=round(share * 1000, 3), height=10, class_=name))
         at += share * 1000
     return tag(
-        "svg", rects, class_="bar tall", viewBox="0 0 1000 10", preserveAspectRatio="none", role="img", aria_label=label
+        "svg",
+        rects,
+        class_="bar",
+        viewBox="0 0 1000 10",
+        preserveAspectRatio="none",
+        role="img",
+        aria_label=label,
+        **attributes,
     )

@@ -1,0 +1,10 @@
+"""The dashboard: the screen "Now", live, from the latest :class:`~joulery.domain.timeline.NowSnapshot` alone.
+
+:func:`dashboard_routes` gives the Starlette routes; whoever composes the gateway mounts them and hands in a function
+that returns the latest snapshot. The page itself, ``/dashboard`` and ``/static/…``, holds no data; everything that does
+is under ``/api/``, which a gateway that asks for a token protects as a whole. The page asks for the token and sends it.
+"""
+
+from joulery.ui.dashboard.routes import dashboard_routes
+
+__all__ = ["dashboard_routes"]
