@@ -30,7 +30,7 @@ from typing import Any
 from joulery.domain.channel import ReadingKind
 from joulery.domain.errors import CapabilityError, JouleryError
 from joulery.runtime.compose.meters import open_meters
-from joulery.runtime.compose.share import open_busy, open_tree
+from joulery.runtime.compose.share import open_busy, open_tree, remove_group
 from joulery.runtime.orders import Orders
 from joulery.runtime.share import CpuShare, GpuShare, SharedMeter
 from joulery.store.channels import channel_to_dict
@@ -174,7 +174,7 @@ class Session:
             self._note("refused", text=f"{error}; {error.hint}" if error.hint else str(error))
         for error in opened.absent:
             self._note("absent", text=str(error))
-        clock = {"unix_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns(), "period_s": orders.period_s}
+        clock = {"unix_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
         self._streams = [*self._meter_streams(clock), *self._share_streams(clock)]
 
     def run(self) -> None:
@@ -195,6 +195,8 @@ class Session:
         self._note("done", **done)
         self.close()
         self._say({"done": done})
+        if self._orders.group is not None and self._orphaned():
+            remove_group(self._orders.group)
 
     def close(self) -> None:
         """Write the rest and let the devices go."""
@@ -211,7 +213,10 @@ class Session:
 
     def stop_if_orphaned(self) -> None:
         """End at the next tick if the parent is gone; the kernel signals the end of a mere thread of it, too."""
-        self._stop = self._stop or os.getppid() != self._orders.parent
+        self._stop = self._stop or self._orphaned()
+
+    def _orphaned(self) -> bool:
+        return os.getppid() != self._orders.parent
 
     def _stopped(self, wait_s: float) -> bool:
         return bool(select.select([0], [], [], max(0.0, wait_s))[0]) or self._stop
@@ -248,12 +253,13 @@ class Session:
         for number, meter in enumerate(self._meters):
             channels = meter.channels
             columns = [f"{channel.device}:{channel.component}" for channel in channels]
-            described = {**clock, "channels": [channel_to_dict(channel) for channel in channels]}
-            writer = self._writer(f"{number}-{channels[0].meter}", columns, described)
             update_s = min(channel.update_s for channel in channels)
+            every = max(1, round(update_s / READS_PER_UPDATE / period_s))
+            described = {"channels": [channel_to_dict(channel) for channel in channels], "period_s": every * period_s}
+            writer = self._writer(f"{number}-{channels[0].meter}", columns, {**clock, **described})
             slow = max((c.update_s for c in channels if c.kind is ReadingKind.COUNTER), default=0.0)
             linger_s = LINGER_UPDATES * slow if slow > READS_PER_UPDATE * period_s else 0.0
-            streams.append(Stream(meter.read, writer, max(1, round(update_s / READS_PER_UPDATE / period_s)), linger_s))
+            streams.append(Stream(meter.read, writer, every, linger_s))
         return streams
 
     def _share_streams(self, clock: Mapping[str, float]) -> list[Stream]:

@@ -28,6 +28,14 @@ class RunGroup:
     path: Path
     per_cpu: bool
 
+    def enter(self) -> None:
+        """Move this process into it."""
+        (self.path / "cgroup.procs").write_text("0")
+
+    def leave(self) -> None:
+        """Move this process one group up."""
+        (self.path.parent / "cgroup.procs").write_text("0")
+
     def remove(self) -> None:
         """Move what still runs in it (daemons the program left behind) one group up and delete it.
 
@@ -64,17 +72,16 @@ def make_group(name: str, proc: Path = Path("/proc")) -> RunGroup:
     reasons = []
     for place, per_cpu in _places(proc):
         folder = place / name
-        try:
-            folder.mkdir()
-        except OSError as error:
-            reasons.append(f"{place}: {os.strerror(error.errno or 0)}")
-            continue
         group = RunGroup(folder, per_cpu)
         try:
+            folder.mkdir()
             open_group(group, (0,), {}).close()
-        except CapabilityError as error:
+            # Whoever may enter can be counted here; better to learn now than in the command's place.
+            group.enter()
+            group.leave()
+        except (OSError, CapabilityError) as error:
+            reasons.append(f"{place}: {error}")
             group.remove()
-            reasons.append(str(error))
             continue
         return group
     raise CapabilityError(

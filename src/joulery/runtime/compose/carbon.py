@@ -27,10 +27,12 @@ from joulery.config.carbon import (
     CarbonUk,
     CarbonWattTime,
     ReplayConfig,
+    carbon_from_flags,
 )
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.fill import Fill, FillRule
 from joulery.domain.ports import CarbonSource
+from joulery.runtime.models import cache_folder as root_of_caches
 
 
 def carbon_source(
@@ -68,6 +70,19 @@ def carbon_source(
 
 
 """+"""
+
+
+def source_from_flags(flags: Mapping[str, str]) -> CarbonSource | None:
+    """The source that command-line flags or keyword arguments describe; None when there are none.
+
+    Args:
+        flags: ``zone`` or ``carbon`` (a file, or a stated intensity), ``column``, ``timezone``, ``scope``, ``fill``.
+
+    Raises:
+        JouleryError: As ``carbon_from_flags`` and :func:`carbon_source`.
+    """
+    config = carbon_from_flags(**{("file" if name == "carbon" else name): value for name, value in flags.items()})
+    return None if config is None else carbon_source(config, root_of_caches())
 
 
 def _file(config: CarbonFile) -> SeriesSource:

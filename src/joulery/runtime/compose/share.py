@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from joulery.adapters.meters.cgroup import RunGroup, open_group
+from joulery.adapters.meters.cgroup import RunGroup, make_group, open_group
 from joulery.adapters.meters.cputimes import open_cpu_times, sockets_of_cpus
 from joulery.adapters.meters.tree import ProcessTree
 from joulery.domain.errors import CapabilityError
 from joulery.runtime.share import BusyTimes, TreeTimes
+
+
+def make_run_group(name: str) -> RunGroup | None:
+    """A control group for a run; None where none may be made: ``/proc`` tells nearly as much."""
+    try:
+        return make_group(name)
+    except CapabilityError:
+        return None
 
 
 def open_tree(
@@ -22,6 +30,11 @@ def open_tree(
         except CapabilityError:  # a version 2 group on several sockets: /proc can do what it cannot
             pass
     return ProcessTree(root, include_root=include_root, exclude=exclude, sockets=sockets, socket_of_cpu=socket_of_cpu)
+
+
+def remove_group(group: tuple[str, bool]) -> None:
+    """Delete the control group of a run whose maker is gone; what still runs in it moves one group up."""
+    RunGroup(Path(group[0]), group[1]).remove()
 
 
 def open_busy() -> BusyTimes:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -52,14 +50,7 @@ def source_from_flags(
         DataError: The file cannot be used.
         CapabilityError: Credentials are missing.
     """
-    from joulery.config.carbon import carbon_from_flags
-    from joulery.runtime.compose.carbon import carbon_source
+    from joulery.runtime.compose.carbon import source_from_flags as source
 
-    config = carbon_from_flags(zone=zone, file=carbon, column=column, timezone=timezone, scope=scope, fill=fill)
-    return None if config is None else carbon_source(config, cache_folder())
-
-
-def cache_folder() -> Path:
-    """joulery's folder for caches: ``$XDG_CACHE_HOME/joulery``, else ``~/.cache/joulery``."""
-    root = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(root) if root and Path(root).is_absolute() else Path.home() / ".cache") / "joulery"
+    flags = {"zone": zone, "carbon": carbon, "column": column, "timezone": timezone, "scope": scope, "fill": fill}
+    return source({name: value for name, value in flags.items() if value is not None})

@@ -1,6 +1,7 @@
 """The verbs and their one-line help; the command object of ``some-verb`` is ``joulery.ui.cli.some_verb.command``."""
 
 VERBS: dict[str, str] = {
+    "measure": "Run a command and measure it: joules by device, grams of CO2-equivalent.",
     "report": "Report recorded runs: joules, grams, of whom, how well known.",
     "config": "Check a site file, print it with its defaults, or print the schema.",
 }

@@ -1,0 +1,140 @@
+"""Run a command as if nobody stood between it and its caller, and learn when it ran and what CPU time it took.
+
+The command gets the caller's standard streams, open files, environment, terminal and signal mask. Signals sent to this
+process are passed on; those the terminal sends to the whole foreground group reach the command by themselves and are
+not sent twice. Its exit code is answered as a shell would: 128 + n when signal n killed it, 127 when there is no such
+command, 126 when it may not be run.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+
+_FORWARDED = frozenset(
+    {
+        signal.SIGHUP,
+        signal.SIGINT,
+        signal.SIGQUIT,
+        signal.SIGTERM,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGWINCH,
+        *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a command ended.
+
+    Attributes:
+        exit_code: As a shell would say it.
+        started_ns, ended_ns: On the monotonic clock.
+        cpu_s: CPU seconds of the command and every descendant that was waited for.
+        error: Why it never ran; None when it did.
+    """
+
+    exit_code: int
+    started_ns: int
+    ended_ns: int
+    cpu_s: float
+    error: str | None = None
+
+
+def run_command(
+    argv: Sequence[str],
+    *,
+    in_child: Callable[[], None] = lambda: None,
+    started: Callable[[int, int], None] = lambda pid, at_ns: None,
+    not_ours: Collection[int] = (),
+) -> Outcome:
+    """Run a command to its end.
+
+    Must be called from the main thread, with no other thread running: the child runs Python until it executes.
+
+    Args:
+        argv: The command and its arguments; looked up in PATH.
+        in_child: Called in the child before the command takes its place.
+        started: Told the process id and the monotonic nanoseconds of the start.
+        not_ours: Children of this process that are somebody else's to wait for.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED | {signal.SIGCHLD})
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        in_child()
+
+    started_ns = time.monotonic_ns()
+    try:
+        try:
+            child = _spawn(list(argv), prepare)
+        except OSError as error:
+            code = NOT_FOUND if isinstance(error, FileNotFoundError | NotADirectoryError) else NOT_EXECUTABLE
+            return Outcome(code, started_ns, started_ns, 0.0, f"{argv[0]}: {os.strerror(error.errno or 0)}")
+        started(child.pid, started_ns)
+        status, cpu_s = _attend(child.pid, frozenset(not_ours))
+        ended_ns = time.monotonic_ns()
+        child.returncode = os.waitstatus_to_exitcode(status)
+    finally:
+        _discard_pending()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    code = child.returncode
+    return Outcome(code if code >= 0 else 128 - code, started_ns, ended_ns, cpu_s)
+
+
+def _spawn(argv: list[str], prepare: Callable[[], None]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(argv, preexec_fn=prepare, close_fds=False)
+    except OSError as error:
+        if error.errno != errno.ENOEXEC:
+            raise
+        # A script without a first line that names its interpreter: what execvp(3) does.
+        return subprocess.Popen(["/bin/sh", *argv], preexec_fn=prepare, close_fds=False)
+
+
+def _attend(pid: int, not_ours: frozenset[int]) -> tuple[int, float]:
+    """Pass signals on until the command has ended; its wait status, and the CPU seconds of all that were waited for."""
+    cpu_s = 0.0
+    while True:
+        info = signal.sigwaitinfo(_FORWARDED | {signal.SIGCHLD})
+        if info.si_signo != signal.SIGCHLD:
+            from_a_process = info.si_code <= 0
+            if from_a_process and info.si_pid != pid:
+                os.kill(pid, info.si_signo)
+            continue
+        status = None
+        for candidate in (pid, *_orphans(not_ours | {pid})):
+            ended, candidate_status, usage = os.wait4(candidate, os.WNOHANG)
+            if ended:
+                cpu_s += usage.ru_utime + usage.ru_stime
+            if ended == pid:
+                status = candidate_status
+        if status is not None:
+            return status, cpu_s
+
+
+def _orphans(known: frozenset[int]) -> list[int]:
+    """Descendants of the command that became children of this process when their parent died."""
+    own = os.getpid()
+    try:
+        children = Path(f"/proc/{own}/task/{own}/children").read_text()
+    except OSError:
+        return []
+    return [int(child) for child in children.split() if int(child) not in known]
+
+
+def _discard_pending() -> None:
+    """Signals that came for the command too late to be passed on are not ours to die of."""
+    while signal.sigtimedwait(_FORWARDED | {signal.SIGCHLD}, 0) is not None:
+        pass

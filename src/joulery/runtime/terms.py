@@ -1,0 +1,96 @@
+"""How a run is measured and on what terms it is charged: what its manifest keeps. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from joulery.domain.errors import ConfigError
+from joulery.runtime.compose.meters import MeterSpec
+
+IDLE_RULES = ("whole", "share", "none")
+"""The values of ``accounting.charge.IdleRule``."""
+PERIOD_S = 0.01
+"""Default time between two readings: finer tells no two GPU kernels apart, coarser loses short phases."""
+SHORTEST_PERIOD_S, LONGEST_PERIOD_S = 0.001, 1.0
+MAX_CPU_RATIO = 0.03
+"""Share of one core the sampler may take before it reads less often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to measure.
+
+    Attributes:
+        period_s: Time between two readings of a meter that always has a new value.
+        meters: Meters to use; None for those this machine has.
+        max_cpu_ratio: Share of one core the sampler may take.
+
+    Raises:
+        ConfigError: The period is out of range.
+    """
+
+    period_s: float = PERIOD_S
+    meters: tuple[MeterSpec, ...] | None = None
+    max_cpu_ratio: float = MAX_CPU_RATIO
+
+    def __post_init__(self) -> None:
+        if not SHORTEST_PERIOD_S <= self.period_s <= LONGEST_PERIOD_S:
+            raise ConfigError(
+                "no sampling period", pointer="period", got=f"{self.period_s:g} s", expected="1 ms to 1 s"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On what terms a run is charged.
+
+    Attributes:
+        idle: How much of the idle energy it pays: one of :data:`IDLE_RULES`.
+        pue: Facility energy per IT energy.
+        carbon: Flags that describe the source of carbon intensity (``carbon_from_flags``); empty for none.
+        carbon_at_s: Unix seconds at which the run is taken to have started, for the intensity alone; None for when it
+            did.
+
+    Raises:
+        ConfigError: There is no such rule, or the PUE is below 1.
+    """
+
+    idle: str = "whole"
+    pue: float = 1.0
+    carbon: Mapping[str, str] = field(default_factory=dict)
+    carbon_at_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.idle not in IDLE_RULES:
+            raise ConfigError("no rule for idle energy", pointer="idle", got=self.idle, expected=", ".join(IDLE_RULES))
+        if not 1 <= self.pue < float("inf"):
+            raise ConfigError("no PUE", pointer="pue", got=f"{self.pue:g}", expected="1 or more")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As kept in a manifest."""
+        return {"idle": self.idle, "pue": self.pue, "carbon": dict(self.carbon), "carbon_at_s": self.carbon_at_s}
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Terms:
+        """The reverse of :meth:`to_dict`."""
+        return cls(**value)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When a run was, on the monotonic clock, and what the system says it used.
+
+    Attributes:
+        start_ns, end_ns: Monotonic nanoseconds.
+        unix_offset_ns: Unix minus monotonic nanoseconds, as its starter saw it.
+        cpu_s: CPU seconds of the run by the system's own account of processes that ended; 0 when not known.
+        exit_code: Of the command; None where there was none.
+    """
+
+    start_ns: int
+    end_ns: int
+    unix_offset_ns: int
+    cpu_s: float = 0.0
+    exit_code: int | None = None

@@ -1,0 +1,151 @@
+"""``joulery measure``: run a command, and say what it cost."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import click
+
+from joulery.domain.errors import JouleryError
+from joulery.ui.cli import report_error
+from joulery.ui.cli.carbon_flags import carbon_flags
+
+if TYPE_CHECKING:
+    from joulery.runtime.measure import Measured
+
+
+@click.command(
+    "measure",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    options_metavar="[OPTIONS] --",
+)
+@carbon_flags
+@click.option("--carbon-at", metavar="TIME", help="Look the intensity up as if the run had started then (assumed).")
+@click.option("--owner", metavar="O", help="Who pays.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep the run here (a new folder in runs/)."
+)
+@click.option("--period", metavar="T", help="Time between two readings, such as 4 ms (10 ms).")
+@click.option(
+    "--idle", type=click.Choice(["whole", "share", "none"]), default="whole", help="Idle energy to pay (whole)."
+)
+@click.option("--pue", type=float, default=1.0, metavar="X", help="Facility energy per IT energy (1).")
+@click.option(
+    "--meter",
+    "meters",
+    multiple=True,
+    metavar="M",
+    help="rapl, nvml, cpu-model[:IDLE,MAX], replay:FILE, fake:WATTS. Repeatable; those this machine has.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the footprint as one line of JSON, on standard error too.")
+@click.argument("command_line", nargs=-1, required=True, metavar="CMD...")
+def command(
+    command_line: tuple[str, ...],
+    carbon_at: str | None,
+    owner: str | None,
+    out: Path | None,
+    period: str | None,
+    idle: str,
+    pue: float,
+    meters: tuple[str, ...],
+    as_json: bool,
+    **flags: str | None,
+) -> int:
+    """Run CMD and measure it with everything it starts: joules by device, grams of CO2-equivalent.
+
+    CMD keeps its standard streams, its signals and its exit code. The footprint goes to standard error and, with the
+    readings, to a run directory that `joulery report` renders.
+    """
+    from joulery.runtime.compose.meters import parse_meter
+    from joulery.runtime.measure import instant_s, measure_command, source_of
+    from joulery.runtime.terms import PERIOD_S, Settings, Terms
+
+    given = {name: value for name, value in flags.items() if value is not None}
+    settings = Settings(
+        PERIOD_S if period is None else _seconds(period), tuple(parse_meter(text) for text in meters) or None
+    )
+    terms = Terms(idle, pue, given, None if carbon_at is None else instant_s(carbon_at))
+    source = source_of(given)
+    guard = ExitCodeFirst()
+    with guard:
+        measured = measure_command(
+            command_line, settings=settings, terms=terms, source=source, owner=owner, out=out, ended=guard.ended
+        )
+        guard.exit_code = measured.exit_code
+        _tell(measured, as_json=as_json)
+    return guard.exit_code
+
+
+class ExitCodeFirst:
+    """From the end of the command on, no failure of joulery's own may take the place of the command's exit code.
+
+    Attributes:
+        exit_code: What to exit with once the command has ended.
+    """
+
+    def __init__(self) -> None:
+        self.exit_code = 0
+        self._ended = False
+
+    def ended(self, exit_code: int) -> None:
+        """The command has ended."""
+        self.exit_code = exit_code
+        self._ended = True
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is None or not self._ended:
+            return False
+        if isinstance(error, KeyboardInterrupt):
+            click.echo(
+                "joulery: interrupted while writing the report; `joulery report` makes it from the run", err=True
+            )
+        elif isinstance(error, JouleryError):
+            report_error(error, as_json=False)
+        else:
+            traceback.print_exception(error)
+        return isinstance(error, Exception | KeyboardInterrupt)
+
+
+def _tell(measured: Measured, *, as_json: bool) -> None:
+    if measured.error is not None:
+        click.echo(f"joulery: {measured.error}", err=True)
+    for text in measured.warnings:
+        click.echo(f"joulery: warning: {text}", err=True)
+    if measured.account is None or measured.path is None:
+        return
+    if as_json:
+        click.echo(json.dumps({**measured.account.report, "run": str(measured.path)}), err=True)
+        return
+    from rich.console import Console
+
+    from joulery.ui.reports.table import roll_up
+    from joulery.ui.reports.text import print_text
+    from joulery.ui.reports.view import RunView
+
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        console.width = 110
+    view = RunView(measured.path, measured.manifest, measured.account.charged.run, measured.account.report)
+    print_text(roll_up([view], "component"), console)
+    console.print(f"  kept in {measured.path}: joulery report {measured.path}", style="dim", soft_wrap=True)
+
+
+def _seconds(text: str) -> float:
+    from pydantic_core import PydanticCustomError
+
+    from joulery.config.quantity import TIME, parse_quantity
+    from joulery.domain.errors import ConfigError
+
+    try:
+        return parse_quantity(text, TIME)
+    except PydanticCustomError as error:
+        raise ConfigError(f"no time: {error}", pointer="--period", got=text, expected="such as 4 ms") from error
