@@ -136,7 +136,7 @@ A100_40GB = MigMenu(
         1g 1g 1g 1g 1g 1g 1g
         """
     ),
-    source="the 19 configurations of Li et al., Clover, SC'23, Fig. 1, in the order of creation of its artifact (v1.0); "
+    source="the 19 configurations of Clover (Li et al., SC'23, Fig. 1), in the order of creation of its artifact v1.0; "
     "slice sizes: NVIDIA Multi-Instance GPU User Guide, A100-SXM4-40GB",
 )
 """Configurations 1 to 19 of the Clover paper; 14 of them differ in what they hold."""

@@ -158,7 +158,6 @@ class VariantSearch:
         limit_s: The latency limit.
         rng: Where proposals and acceptances are drawn.
         schedule: How long and how boldly.
-        anneal: False to stay where the best is found (a search without temperature).
     """
 
     def __init__(

@@ -163,7 +163,7 @@ def published_odds(space: GraphSpace, menu: MigMenu) -> FloatArray:
     for row, slices in enumerate(by_edge.sum(axis=1).tolist()):
         guises = drawn.count(tuple(slices))
         odds[row] = guises * _strings(by_edge[row].T.tolist()) / len(space.variants) ** sum(slices)
-    return odds / odds.sum()
+    return np.asarray(odds / odds.sum(), np.float64)
 
 
 def published_partitions(menu: MigMenu) -> tuple[tuple[str, ...], ...]:

@@ -1,0 +1,61 @@
+"""What every configuration of one service was found to do, in advance: a black box to look up instead of to run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from joulery.domain.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class TableEntry:
+    """One configuration under one load.
+
+    Attributes:
+        interarrival_s: Mean time between requests.
+        instances: Variant and slice profile of each instance of one GPU; every GPU is cut and filled alike.
+        accuracy_ratio: Mean accuracy over requests.
+        latency_s: The promised quantile of the latency.
+        energy_j: Joules a request, idle of the powered GPUs included.
+    """
+
+    interarrival_s: float
+    instances: tuple[tuple[str, str], ...]
+    accuracy_ratio: float
+    latency_s: float
+    energy_j: float
+
+
+@dataclass(frozen=True, slots=True)
+class VariantTable:
+    """One service.
+
+    Attributes:
+        service: Its name.
+        entries: Every configuration that can run, under every load.
+        base_accuracy_ratio: Accuracy of the yardstick: the most accurate variant on whole GPUs, at the reference load.
+        base_latency_s: Its latency: the promise.
+        base_energy_j: Its joules a request.
+        quality: How the entries came about, in words.
+
+    Raises:
+        DataError: There is no entry, or the yardstick is not positive.
+    """
+
+    service: str
+    entries: tuple[TableEntry, ...]
+    base_accuracy_ratio: float
+    base_latency_s: float
+    base_energy_j: float
+    quality: str
+
+    def __post_init__(self) -> None:
+        if not self.entries:
+            raise DataError(f"the table of {self.service!r} is empty")
+        if not min(self.base_accuracy_ratio, self.base_latency_s, self.base_energy_j) > 0:
+            raise DataError(f"the yardstick of {self.service!r} needs a positive accuracy, latency and energy")
+
+    @property
+    def loads_s(self) -> tuple[float, ...]:
+        """Mean times between requests in the table: the reference load first, then heavier and heavier ones."""
+        return tuple(sorted({entry.interarrival_s for entry in self.entries}, reverse=True))

@@ -1,0 +1,90 @@
+"""Folders of exhaustive profiles: ``model.json`` and one ``exhaustive_SERVICE.csv`` a service.
+
+The form is that of a calibrated profile of the Clover services; ``partition_code`` counts the partitions of the A100
+menu from 0 and ``models`` gives one character a slice, in the order in which the slices are created.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from joulery.domain.errors import DataError
+from joulery.domain.mig import A100_40GB, MigMenu
+from joulery.domain.variant_table import TableEntry, VariantTable
+
+_COLUMNS = ("mean_interarrival_s", "partition_code", "models", "accuracy_pct", "p95_ms", "energy_j_per_request")
+
+
+def read_tables(folder: Path, menu: MigMenu = A100_40GB) -> dict[str, VariantTable]:
+    """Every service of a profile folder, by name.
+
+    Raises:
+        DataError: ``model.json`` or a table is missing, or holds what cannot be; file and row are named.
+    """
+    path = folder / "model.json"
+    try:
+        model = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(
+            f"cannot read: {error.strerror}", file=str(path), hint="name a folder with model.json and exhaustive_*.csv"
+        ) from None
+    except ValueError as error:
+        raise DataError(f"not JSON: {error}", file=str(path)) from None
+    services = model.get("per_service") if isinstance(model, dict) else None
+    if not isinstance(services, dict) or not services:
+        raise DataError("no services: expected an object per_service with one object a service", file=str(path))
+    return {name: _table(folder, name, base, path, menu) for name, base in services.items()}
+
+
+def _table(folder: Path, name: str, base: Any, model: Path, menu: MigMenu) -> VariantTable:
+    if not isinstance(base, dict):
+        raise DataError(f"service {name!r} is not an object", file=str(model))
+    file = folder / f"exhaustive_{name}.csv"
+    try:
+        with file.open(newline="", encoding="utf-8") as lines:
+            reader = csv.DictReader(lines)
+            missing = [column for column in _COLUMNS if column not in (reader.fieldnames or ())]
+            if missing:
+                raise DataError(f"no column {', '.join(missing)}", file=str(file), row=1)
+            entries = tuple(_entry(row, file, number, menu) for number, row in enumerate(reader, 2))
+    except OSError as error:
+        raise DataError(f"cannot read: {error.strerror}", file=str(file)) from None
+    return VariantTable(
+        service=name,
+        entries=entries,
+        base_accuracy_ratio=_number(base, "base_acc", model, None) / 100,
+        base_latency_s=_number(base, "base_p95_ms_sla", model, None) / 1000,
+        base_energy_j=_number(base, "base_energy_j", model, None),
+        quality=f"table {file.name} of {folder.name}",
+    )
+
+
+def _entry(row: Mapping[str, Any], file: Path, number: int, menu: MigMenu) -> TableEntry:
+    code, models = str(row["partition_code"]), str(row["models"])
+    if not code.isdigit() or int(code) >= len(menu.partitions):
+        raise DataError(f"partition {code!r}: expected 0 to {len(menu.partitions) - 1}", file=str(file), row=number)
+    slices = menu.partitions[int(code)]
+    if len(models) != len(slices):
+        raise DataError(f"{len(slices)} slices but models {models!r}", file=str(file), row=number)
+    return TableEntry(
+        interarrival_s=_number(row, "mean_interarrival_s", file, number),
+        instances=tuple(zip(models, slices, strict=True)),
+        accuracy_ratio=_number(row, "accuracy_pct", file, number) / 100,
+        latency_s=_number(row, "p95_ms", file, number) / 1000,
+        energy_j=_number(row, "energy_j_per_request", file, number),
+    )
+
+
+def _number(row: Mapping[str, Any], key: str, file: Path, line: int | None) -> float:
+    try:
+        value = float(row[key])
+    except (KeyError, TypeError, ValueError):
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise DataError(f"{key} is {row.get(key)!r}, expected a positive number", file=str(file), row=line)
+    return value
