@@ -118,9 +118,9 @@ def test_a_reset_in_a_long_pause_is_reported_once() -> None:
 
 
 def test_power_at_a_time() -> None:
-    steps = power_steps(power([0, 1], [10, NAN]))
-    assert steps.at([-1, 0, S - 1, S, 10 * S]).tolist()[1:3] == [10, 10]
-    assert np.isnan(steps.at([-1, S, 10 * S])).all()
+    steps = power_steps(power([0, 1, 2], [10, NAN, 30]))
+    assert steps.at([0, S - 1, 2 * S, 4 * S - 1]).tolist() == [10, 10, 30, 30]
+    assert np.isnan(steps.at([-1, S, 2 * S - 1, 4 * S, 10 * S])).all()
     assert np.isnan(PowerSteps([], []).at(0)).all()
 
 

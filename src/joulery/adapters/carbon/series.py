@@ -74,11 +74,16 @@ def assemble(
 ) -> CarbonSeries:
     """A series over at least ``[t0_s, t1_s)``; time without a reading is filled with NaN steps of ``step_s``.
 
-    Readings outside the interval are dropped; a step that two answers repeat counts once.
+    Readings outside the interval are dropped; a step that two answers repeat counts once. An empty interval is taken as
+    the step it lies in.
 
     Raises:
-        DataError: Two readings overlap or contradict each other, or one ends before it starts.
+        DataError: Two readings overlap or contradict each other, or one (or the interval) ends before it starts.
     """
+    if t1_s < t0_s:
+        raise DataError(f"{meaning.source}: asked for {iso_utc(t0_s)} to {iso_utc(t1_s)}, which ends before it starts")
+    if t1_s == t0_s:
+        t1_s = (t0_s // step_s + 1) * step_s
     kept: dict[tuple[float, float], Reading] = {}
     for reading in readings:
         if not reading.end_s > reading.start_s:
@@ -104,7 +109,7 @@ def assemble(
         edges.append(reading.end_s)
         values.append(reading.g_per_kwh)
         flags.append(reading.estimated)
-    _gap(edges, values, flags, t1_s if values or t1_s > t0_s else t0_s + step_s, step_s)
+    _gap(edges, values, flags, t1_s, step_s)
     return meaning.series(np.array(edges), np.array(values), np.array(flags, bool), issued_at_s)
 
 

@@ -103,9 +103,9 @@ def _cells(column: Any) -> list[Any]:
 
     kind = column.type
     if pyarrow.types.is_date(kind):
-        kind = pyarrow.timestamp("us")
+        kind = pyarrow.timestamp("s")
     if not pyarrow.types.is_timestamp(kind):
         return list(column.to_pylist())
-    whole = column.cast(pyarrow.timestamp("us", kind.tz), safe=False).cast(pyarrow.int64()).to_pylist()
+    whole = column.cast(pyarrow.timestamp("us", kind.tz), safe=kind.unit != "ns").cast(pyarrow.int64()).to_pylist()
     epoch = datetime(1970, 1, 1, tzinfo=UTC if kind.tz else None)
     return [None if us is None else epoch + timedelta(microseconds=us) for us in whole]
