@@ -16,6 +16,7 @@ from joulery.perf.interference import (
     solo,
     work,
 )
+from joulery.policies.provision.allocate import units_of
 
 MAX_BATCH = 1024
 """No batch is larger: no profile reaches there, and the quadratic of Eq. 11 says nothing sensible about it."""
@@ -45,13 +46,13 @@ class Size(NamedTuple):
         batch: b_appr (Eq. 17).
         work: gamma, ms percent.
         room_ms: delta: what is left of half the SLO for the work itself; <= 0 when the model cannot be that fast.
-        lower_percent: r_lower (Eq. 18); NaN when ``room_ms`` <= 0.
+        units: r_lower (Eq. 18) in units of the GPU type; 0 when ``room_ms`` <= 0.
     """
 
     batch: int
     work: float
     room_ms: float
-    lower_percent: float
+    units: int
 
 
 def slo_ms(workload: Workload) -> float:
@@ -74,9 +75,8 @@ def size(profile: InterferenceProfile, model: ModelCoefficients, half_ms: float,
     gamma = work(model, batch)
     room_ms = half_ms - (model.load_bytes + model.feedback_bytes) * batch / bandwidth - model.k5 - model.launch_ms
     if room_ms <= 0:
-        return Size(batch, gamma, room_ms, math.nan)
-    unit = gpu.unit_percent
-    return Size(batch, gamma, room_ms, max(1, math.ceil((gamma / room_ms - model.k4) / unit)) * unit)
+        return Size(batch, gamma, room_ms, 0)
+    return Size(batch, gamma, room_ms, max(1, math.ceil((gamma / room_ms - model.k4) / gpu.unit_percent)))
 
 
 def alone(profile: InterferenceProfile, model: ModelCoefficients, batch: int, share_percent: float) -> Latency:
@@ -97,7 +97,7 @@ def parts_of(profile: InterferenceProfile, index: int, workload: Workload) -> li
     """
     model, half_ms = profile[workload.model], slo_ms(workload) / 2
     whole = size(profile, model, half_ms, workload.rate_rps)
-    if _fits(whole):
+    if _fits(profile, whole):
         return [(Part(index, 0, 1, workload.rate_rps), whole, False)]
     batch = _largest_batch(profile, model, half_ms, whole.batch)
     if batch == 0:
@@ -106,17 +106,17 @@ def parts_of(profile: InterferenceProfile, index: int, workload: Workload) -> li
     replicas = math.ceil(workload.rate_rps / per_replica)
     if replicas > MAX_REPLICAS:
         raise too_much(profile, workload, replicas)
-    dedicated = Size(batch, work(model, batch), whole.room_ms, 100.0)
+    dedicated = Size(batch, work(model, batch), whole.room_ms, units_of(profile.gpu))
     parts = [(Part(index, i, replicas, float(per_replica)), dedicated, True) for i in range(replicas - 1)]
     rest_rps = workload.rate_rps - per_replica * (replicas - 1)
     rest = size(profile, model, half_ms, rest_rps)
-    own_gpu = not _fits(rest)
+    own_gpu = not _fits(profile, rest)
     return [*parts, (Part(index, replicas - 1, replicas, rest_rps), dedicated if own_gpu else rest, own_gpu)]
 
 
-def _fits(need: Size) -> bool:
+def _fits(profile: InterferenceProfile, need: Size) -> bool:
     """Whether Theorem 1 found a share of one GPU, with a batch the model is meant for."""
-    return need.room_ms > 0 and need.work > 0 and need.batch <= MAX_BATCH and need.lower_percent <= 100
+    return need.room_ms > 0 and need.work > 0 and need.batch <= MAX_BATCH and need.units <= units_of(profile.gpu)
 
 
 def _largest_batch(profile: InterferenceProfile, model: ModelCoefficients, half_ms: float, limit: int) -> int:
