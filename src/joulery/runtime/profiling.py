@@ -1,0 +1,228 @@
+"""Measuring what variants cost on slices: real workers, models and inputs, alone and with busy neighbours."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import platform
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+from joulery.domain.engine import InferRequest, InferResponse, ModelKind, ModelRef, ReplicaSpec, RequestError
+from joulery.domain.errors import DataError
+from joulery.domain.ports import Engine
+from joulery.domain.profile import Profile, SliceProfile, Timings
+from joulery.domain.quality import Quality
+from joulery.domain.serving import Slice
+from joulery.domain.tensors import Tensor
+from joulery.perf.power_line import PowerLine
+
+Inputs = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much to measure.
+
+    Attributes:
+        warmup: Requests that do not count, after each start.
+        alone: Requests to time one by one, on each kind of slice.
+        loaded: Requests to time on each slice while all slices work.
+    """
+
+    warmup: int = 5
+    alone: int = 30
+    loaded: int = 30
+
+
+@dataclass(slots=True)
+class _Samples:
+    """Times of one (variant, slice) as they come in."""
+
+    service_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+
+    def add(self, answer: InferResponse) -> None:
+        # From taken to answered: what the instance is busy for, copying to and from the worker included.
+        self.service_s.append(answer.end_s - answer.start_s)
+        self.cpu_s.append(answer.cpu_s)
+
+    def timings(self) -> Timings:
+        return Timings(self.service_s, self.cpu_s)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """One variant on one kind of slice, watts not yet known.
+
+    Attributes:
+        variant, slice: What was measured.
+        alone, loaded: See :class:`~joulery.domain.profile.SliceProfile`.
+        startup_s, startup_cpu_s: From launch to ready, for all slices of the partition together.
+    """
+
+    variant: str
+    slice: Slice
+    alone: Timings
+    loaded: Timings
+    startup_s: float
+    startup_cpu_s: float
+
+
+async def measure(
+    engine: Engine,
+    service: str,
+    models: Mapping[str, ModelRef],
+    partitions: Sequence[Sequence[Slice]],
+    inputs: Sequence[Inputs],
+    plan: Plan = Plan(),
+    *,
+    progress: Callable[[int, int, str], None] = lambda done, of, what: None,
+) -> tuple[Measured, ...]:
+    """Time every variant on every slice of every partition. The engine runs nothing else meanwhile.
+
+    Args:
+        engine: What will serve later, too.
+        service: A name for the replicas.
+        models: What each variant loads.
+        partitions: Slices that exist together; a kind of slice that occurs in several is measured in the first.
+        inputs: Real inputs, sent in turn.
+        plan: How much.
+        progress: Told how many of how many steps are done, and what comes next.
+
+    Raises:
+        JouleryError: A replica cannot be, or a model does not answer its own inputs.
+    """
+    found: dict[tuple[str, Slice], Measured] = {}
+    steps = [(slices, variant) for slices in partitions for variant in models]
+    for done, (slices, variant) in enumerate(steps):
+        progress(done, len(steps), f"{variant} on {' + '.join(map(str, slices))}")
+        specs = [ReplicaSpec(service, variant, piece, models[variant]) for piece in slices]
+        change = await engine.apply(specs)
+        alone, loaded = await _time_layout(engine, service, len(slices), cycle(inputs), plan)
+        for piece in dict.fromkeys(slices):
+            quiet = alone[piece].timings()
+            busy = loaded[piece].timings() if len(slices) > 1 else quiet
+            entry = Measured(variant, piece, quiet, busy, change.ready_s, change.startup_cpu_s)
+            found.setdefault((variant, piece), entry)
+    progress(len(steps), len(steps), "")
+    await engine.apply([])
+    return tuple(found.values())
+
+
+async def _time_layout(
+    engine: Engine, service: str, width: int, inputs: Any, plan: Plan
+) -> tuple[dict[Slice, _Samples], dict[Slice, _Samples]]:
+    """Times by slice with one request under way, and with one for each of ``width`` slices."""
+    slice_of = {view.id: view.spec.slice for view in engine.replicas()}
+    alone: defaultdict[Slice, _Samples] = defaultdict(_Samples)
+    loaded: defaultdict[Slice, _Samples] = defaultdict(_Samples)
+    for request in islice(inputs, plan.warmup * width):
+        await _ask(engine, service, request)
+    # With nothing else under way the longest idle replica answers: requests go round.
+    for request in islice(inputs, plan.alone * width):
+        answer = await _ask(engine, service, request)
+        alone[slice_of[answer.replica]].add(answer)
+    if width > 1:
+        wanted = iter(list(islice(inputs, plan.loaded * width)))
+        for answers in await asyncio.gather(*(_keep_asking(engine, service, wanted) for _ in range(width))):
+            for answer in answers[1:]:
+                loaded[slice_of[answer.replica]].add(answer)
+    return alone, loaded
+
+
+async def _keep_asking(engine: Engine, service: str, inputs: Any) -> list[InferResponse]:
+    return [await _ask(engine, service, request) for request in inputs]
+
+
+async def _ask(engine: Engine, service: str, inputs: Inputs) -> InferResponse:
+    try:
+        return await engine.infer(service, InferRequest(inputs))
+    except RequestError as error:
+        raise DataError(
+            f"{error.variant or service} does not answer the inputs it is profiled with: {error}"
+        ) from error
+
+
+def assemble(
+    measured: Sequence[Measured],
+    line: PowerLine,
+    models: Mapping[str, ModelRef],
+    *,
+    cores: int,
+    quality: Quality,
+    meter: str,
+    band_ratio: float,
+    warmup: int,
+    others_cores: float,
+) -> Profile:
+    """A profile from timings and the machine's power line.
+
+    Args:
+        measured: The timings.
+        line: The machine's power over busy cores.
+        models: What each variant loaded.
+        cores: Cores that were cut into slices.
+        quality, meter, band_ratio: Where the watts come from.
+        warmup: Requests that did not count.
+        others_cores: Mean number of cores that others kept busy meanwhile.
+    """
+    entries = tuple(
+        SliceProfile(m.variant, m.slice, m.alone, m.loaded, line.active_w, m.startup_s, m.startup_cpu_s)
+        for m in measured
+    )
+    conditions = {
+        "cores_used": cores,
+        "others_busy_cores": round(others_cores, 3) if math.isfinite(others_cores) else None,
+        "power_line_residual_ratio": line.residual_ratio,
+    }
+    return Profile(
+        {**machine(), **conditions},
+        entries,
+        line.idle_w,
+        quality,
+        meter,
+        band_ratio,
+        created_s=time.time(),
+        warmup=warmup,
+        models={name: digest(model) for name, model in models.items()},
+    )
+
+
+def machine() -> dict[str, Any]:
+    """What this machine is, as far as a profile depends on it."""
+    import psutil
+
+    return {
+        "processor": _processor(),
+        "logical_cpus": psutil.cpu_count(),
+        "physical_cores": psutil.cpu_count(logical=False),
+        "memory_bytes": psutil.virtual_memory().total,
+        "system": f"{platform.system()} {platform.release()}",
+        "architecture": platform.machine(),
+    }
+
+
+def digest(model: ModelRef) -> str:
+    """SHA-256 of a model's file; the name of a callable."""
+    if model.kind is not ModelKind.ONNX:
+        return model.location
+    try:
+        return hashlib.sha256(Path(model.location).read_bytes()).hexdigest()
+    except OSError as error:
+        raise DataError(f"the model cannot be read: {error.strerror}", file=model.location) from error
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
