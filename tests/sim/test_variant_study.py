@@ -16,13 +16,13 @@ from joulery.sim.streams import Streams
 from joulery.sim.variant_study import (
     StudySettings,
     bench,
-    blover,
     clover,
     co2opt_row,
     fixed,
     objective_of,
     oracle,
     outcome,
+    run,
     searched,
 )
 from joulery.store.variant_tables import read_tables
@@ -31,7 +31,6 @@ from tests.data_folder import data_folder
 TRACES = ("CISO_March", "CISO_Sep", "ESO_March")
 SERVICES = ("yolo", "efficientnet", "albert")
 SETTINGS = StudySettings()
-SCHEMES = {"clover": clover, "blover": blover}
 
 
 @cache
@@ -54,27 +53,11 @@ def reference():
 @cache
 def runs(service, trace, scheme, seeds=20, settings=SETTINGS):
     made = bench(tables()[service], A100_40GB)
-    objective = objective_of(made.table, settings)
-    intensities = traces()[trace]
-    new_search = SCHEMES[scheme](made)
-    return [
-        outcome(
-            scheme,
-            made,
-            objective,
-            intensities,
-            settings,
-            searched(made, objective, intensities, settings, new_search, Streams(seed)("search", service, trace)),
-        )
-        for seed in range(seeds)
-    ]
+    return [run(scheme, made, trace, traces()[trace], settings, Streams(seed)) for seed in range(seeds)]
 
 
 def best(service, trace, settings=SETTINGS):
-    made = bench(tables()[service], A100_40GB)
-    objective = objective_of(made.table, settings)
-    timetable = oracle(made, objective, traces()[trace])
-    return outcome("oracle", made, objective, traces()[trace], settings, timetable)
+    return run("oracle", bench(tables()[service], A100_40GB), trace, traces()[trace], settings, Streams(0))
 
 
 def mean(outcomes, name):
@@ -161,7 +144,7 @@ def test_finest_cut_of_the_smallest_saves_what_the_reference_says_in_both_accoun
     made = bench(tables()[service], A100_40GB)
     row = co2opt_row(made)
     assert {variant for variant, _ in made.space.instances(made.space.graphs[row])} == {made.smallest}
-    found = outcome("co2opt", made, objective_of(made.table, SETTINGS), [100.0], SETTINGS, fixed(row, [100.0]))
+    found = run("co2opt", made, "any", [100.0], SETTINGS, Streams(0))
     first, second = (point for point in reference()["co2opt"] if point["service"] == service)
     assert 100 * found.saving_same_gpus_ratio == pytest.approx(first["carbon_saving_pct"], abs=0.006)
     assert 100 * found.saving_ratio == pytest.approx(second["carbon_saving_pct"], abs=0.006)
@@ -182,8 +165,7 @@ def test_no_configuration_saves_more_than_idle_power_allows(service):
 
 def test_the_yardstick_saves_and_loses_nothing():
     made = bench(tables()["yolo"], A100_40GB)
-    objective, grid = objective_of(made.table, SETTINGS), [250.0, 100.0]
-    found = outcome("base", made, objective, grid, SETTINGS, fixed(None, grid))
+    found = run("base", made, "any", [250.0, 100.0], SETTINGS, Streams(0))
     assert found.saving_ratio == found.saving_same_gpus_ratio == pytest.approx(0.0, abs=1e-12)
     assert found.loss_points == found.loss_ratio == 0.0
     assert found.objective == pytest.approx(0.1 * (0.0 + 0.6) / 2)

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +26,7 @@ from joulery.domain.variant_table import VariantTable
 from joulery.policies.annealing import Guesses, Neighbourhood, TrialMetrics, VariantSearch
 from joulery.policies.objective import Objective
 from joulery.policies.variants_graph import GraphSpace, one_gpu, published_odds
+from joulery.sim.streams import Streams
 
 HOUR_S = 3600.0
 
@@ -321,6 +323,48 @@ def outcome(
         invocations=timetable.invocations,
         optimise_time_ratio=len(timetable.trials) * settings.trial_s / (len(settled) * settings.period_s),
     )
+
+
+Scheme = Callable[[Bench, Objective, Sequence[float], StudySettings, np.random.Generator], Timetable]
+
+
+def _searching(make: Callable[[Bench], NewSearch]) -> Scheme:
+    return lambda bench, objective, intensities, settings, rng: searched(
+        bench, objective, intensities, settings, make(bench), rng
+    )
+
+
+SCHEMES: Mapping[str, Scheme] = MappingProxyType(
+    {
+        "base": lambda bench, objective, intensities, settings, rng: fixed(None, intensities),
+        "co2opt": lambda bench, objective, intensities, settings, rng: fixed(co2opt_row(bench), intensities),
+        "blover": _searching(blover),
+        "clover": _searching(clover),
+        "oracle": lambda bench, objective, intensities, settings, rng: oracle(bench, objective, intensities),
+    }
+)
+"""What can be compared, by name."""
+SEARCHING = frozenset({"blover", "clover"})
+"""Schemes whose outcome depends on the seed."""
+
+
+def run(
+    scheme: str, bench: Bench, trace: str, intensities: Sequence[float], settings: StudySettings, streams: Streams
+) -> SchemeOutcome:
+    """One scheme, one service, one grid, one seed.
+
+    Args:
+        scheme: A name in ``SCHEMES``.
+        bench: The service.
+        trace: Name of the grid; with the service and the scheme it names the random stream.
+        intensities: g/kWh in each period.
+        settings: What the user fixes.
+        streams: Randomness of the searches.
+    """
+    objective = objective_of(bench.table, settings)
+    rng = streams("search", bench.table.service, trace, scheme)
+    timetable = SCHEMES[scheme](bench, objective, intensities, settings, rng)
+    return outcome(scheme, bench, objective, intensities, settings, timetable)
 
 
 def _score(objective: Objective, metrics: TrialMetrics, g_per_kwh: float) -> float:
