@@ -44,6 +44,14 @@ def test_a_site_is_frozen():
         parse("joulery: 1").name = "other"
 
 
+def test_cut_rate_and_load_may_be_left_to_what_is_measured():
+    text = SITE.replace("slices: [1, 1]", "cores: 2").replace("    rate: 40 /s\n", "")
+    site = parse(text.replace("poisson, rate: 40 /s", "poisson, utilisation: 45 %"))
+    assert site.fleet.cpu.as_slices() is None and site.fleet.cpu.cores == 2
+    assert site.service("photos").rate_rps is None and site.service("photos").profile is None
+    assert (site.load.rate_rps, site.load.utilisation_ratio) == (None, 0.45)
+
+
 def test_paths_start_at_the_site_file(tmp_path):
     (tmp_path / "photos").mkdir()
     site = load(written(tmp_path, changed("poisson,", "poisson, inputs: photos,")))
@@ -229,6 +237,18 @@ GOLDEN = [
         "poisson,",
         "poisson, service: other,",
         "site.yaml:20 load.service: is no service of this site (got 'other', expected photos)",
+        "",
+    ),
+    (
+        "poisson, rate: 40 /s",
+        "poisson",
+        "site.yaml:20 load: a load needs either rate or utilisation (got a mapping, expected such as rate: 40 /s)",
+        "",
+    ),
+    (
+        "poisson, rate: 40 /s",
+        "poisson, utilisation: 95 %",
+        "site.yaml:20 load.utilisation: must be above 0 and at most 90 % (got '95 %')",
         "",
     ),
     ("seed: 7", "seed: -1", "site.yaml:20 load.seed: must be at least 0 (got '-1')", ""),

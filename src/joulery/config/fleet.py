@@ -14,19 +14,21 @@ from joulery.domain.serving import Slice, SliceKind
 class CpuConfig(Section):
     """The CPU of this machine, cut into slices of whole cores."""
 
-    slices: Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_length=1)]
-    """Cores of each slice: [1, 1] is two slices of one core."""
+    slices: Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_length=1)] | None = None
+    """Cores of each slice: [1, 1] is two slices of one core. When left out, the policy chooses among all cuts."""
     cores: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Cores that may be used in all; every core of the machine when left out."""
 
     @model_validator(mode="after")
     def _slices_fit(self) -> CpuConfig:
-        if self.cores is not None and sum(self.slices) > self.cores:
+        if self.cores is not None and self.slices is not None and sum(self.slices) > self.cores:
             raise problem(f"slices take {sum(self.slices)} cores of {self.cores}", at=("slices",))
         return self
 
-    def as_slices(self) -> tuple[Slice, ...]:
-        """The nouns."""
+    def as_slices(self) -> tuple[Slice, ...] | None:
+        """The nouns; None where the cut is left to the policy."""
+        if self.slices is None:
+            return None
         return tuple(Slice(SliceKind.CPU, cores=cores) for cores in self.slices)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from joulery.config.quantity import PerSecond, Seconds
+from joulery.config.problem import problem
+from joulery.config.quantity import PerSecond, Ratio, Seconds
 from joulery.config.section import InputFile, InputFolder, Name, Section
 
 
@@ -16,27 +17,38 @@ class LoadBase(Section):
     service: Name | None = None
     """Which service to call; the first when left out."""
     inputs: InputFolder | None = None
-    """A folder of inputs (photographs), sent in turn; the bundled ones when left out."""
+    """A folder of photographs, sent in turn; made-up inputs of the model's shape when left out."""
     duration_s: Seconds = Field(alias="duration")
     """How long to send, such as 90 s."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     """Seed of all randomness in the load."""
 
 
-class PoissonLoad(LoadBase):
+class _Rated(LoadBase):
+    rate_rps: PerSecond | None = Field(alias="rate", default=None)
+    """Mean arrival rate, such as 40 /s."""
+    utilisation_ratio: Ratio | None = Field(alias="utilisation", default=None)
+    """Instead of a rate: the share of what the most accurate variant can serve here, as profiled, such as 45 %."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> _Rated:
+        if (self.rate_rps is None) is (self.utilisation_ratio is None):
+            raise problem("a load needs either rate or utilisation", expected="such as rate: 40 /s")
+        if self.utilisation_ratio is not None and not 0 < self.utilisation_ratio <= 0.9:
+            raise problem("must be above 0 and at most 90 %", at=("utilisation",))
+        return self
+
+
+class PoissonLoad(_Rated):
     """Independent arrivals: exponential gaps."""
 
     kind: Literal["poisson"]
-    rate_rps: PerSecond = Field(alias="rate")
-    """Mean arrival rate, such as 40 /s."""
 
 
-class ConstantLoad(LoadBase):
+class ConstantLoad(_Rated):
     """Equal gaps."""
 
     kind: Literal["constant"]
-    rate_rps: PerSecond = Field(alias="rate")
-    """Arrival rate, such as 40 /s."""
 
 
 class TraceLoad(LoadBase):

@@ -136,8 +136,10 @@ class ServiceConfig(Section):
     """The models that can answer."""
     slo: SloConfig
     """What people were promised."""
-    rate_rps: PerSecond = Field(alias="rate")
-    """The demand to plan for, such as 40 /s."""
+    rate_rps: PerSecond | None = Field(alias="rate", default=None)
+    """The demand to plan for, such as 40 /s; that of the load when left out."""
+    profile: InputFile | None = None
+    """What joulery profile wrote; measured on the first start and kept when left out."""
     minimum_accuracy_ratio: Ratio = Field(alias="minimum_accuracy", default=0.0)
     """The request-weighted accuracy never to go below, such as 76 %."""
     policy: PolicyConfig = FixedPolicy(kind="fixed")
