@@ -71,6 +71,20 @@ def test_settled_history_is_asked_once_and_for_good(tmp_path: Path) -> None:
     assert len(list((tmp_path / "c").glob("*.json"))) == 3
 
 
+def test_a_step_over_midnight_is_found_from_both_days(tmp_path: Path) -> None:
+    @dataclass
+    class Odd(Grid):
+        def history(self, t0_s: float, t1_s: float) -> CarbonSeries:
+            self.asked.append(("history", t0_s, t1_s))
+            return MEANING.series(NOW - 12.75 * HOUR + HOUR * np.arange(4), [1.0, 2.0, 3.0])
+
+    grid, midnight = Odd(), NOW - 12.5 * HOUR
+    source = cached(grid, tmp_path)
+    for t0_s in (midnight - 600.0, midnight, midnight + 600.0):
+        assert source.history(t0_s, midnight + 1200.0).at(midnight + 700.0).tolist() == [1.0]
+    assert len(grid.asked) == 1
+
+
 def test_only_the_missing_stretch_is_asked_for(tmp_path: Path) -> None:
     grid = Grid()
     source = cached(grid, tmp_path)

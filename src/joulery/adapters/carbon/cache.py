@@ -53,7 +53,7 @@ class Cached:
     Attributes:
         source: Whom to ask for what is not there.
         folder: Folder of this source alone; see :func:`cache_folder`.
-        step_s: Length of the source's steps, to cut gaps at.
+        step_s: Longest step of the source; gaps are cut at its multiples.
         fresh_s: How long an estimate, a step that was not over, a missing one and a forecast are believed.
         now_s: Unix seconds.
     """
@@ -72,7 +72,7 @@ class Cached:
             JouleryError: As the source's ``history``.
         """
         now_s = self.now_s()
-        days = range(int(t0_s // DAY_S), int(-(-t1_s // DAY_S)))
+        days = range(int((t0_s - self.step_s) // DAY_S), int(-(-t1_s // DAY_S)))
         meaning, kept = self._load(days)
         usable = [one for one in kept if one.usable(now_s, self.fresh_s)]
         lacking = _lacking(usable, t0_s, t1_s)

@@ -69,9 +69,6 @@ def carbon_source(
     return Filled(_service(config, cache_dir, environ, now_s), config.fill_rule)
 
 
-"""+"""
-
-
 def source_from_flags(flags: Mapping[str, str]) -> CarbonSource | None:
     """The source that command-line flags or keyword arguments describe; None when there are none.
 
