@@ -39,7 +39,7 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.dev
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks --write
 
 docs: $(VENV)/.dev
 	$(BIN)/mkdocs build --strict
