@@ -1,0 +1,372 @@
+"""The gateway's ASGI application: the Open Inference Protocol over HTTP in front of an engine.
+
+Raw ASGI, because the inference path is the hot one: a request passes one function here. Everything outside ``/v2`` goes to
+the ``admin`` application. A variant of a service is a version of its model in the protocol's words: without one, the
+policy's mix answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import math
+import time
+from collections.abc import Iterable, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote
+
+import orjson
+
+from joulery import __version__
+from joulery.domain.engine import (
+    Attributor,
+    EnergyShare,
+    InferResponse,
+    Outcome,
+    ReplicaState,
+    ReplicaView,
+    RequestError,
+    RequestRecord,
+    Telemetry,
+)
+from joulery.domain.errors import DataError
+from joulery.domain.ports import Engine
+from joulery.ui.gateway.protocol import parse, render
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+Headers = list[tuple[bytes, bytes]]
+
+STATUS = {
+    Outcome.OK: 200,
+    Outcome.INVALID: 400,
+    Outcome.UNKNOWN: 404,
+    Outcome.OVERLOADED: 429,
+    Outcome.CANCELLED: 499,
+    Outcome.FAILED: 500,
+    Outcome.CRASHED: 502,
+    Outcome.UNAVAILABLE: 503,
+    Outcome.DEADLINE: 504,
+}
+"""The HTTP status of every outcome; 499 is never seen, its client is gone."""
+
+_JSON = (b"content-type", b"application/json")
+_BINARY = (b"content-type", b"application/octet-stream")
+_CLOSE = (b"connection", b"close")
+_NAN = float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may ask for.
+
+    Attributes:
+        body_bytes: Longest body; beyond it the answer is 413.
+        held_bytes: Bodies held for all requests together; beyond it the answer is 503.
+    """
+
+    body_bytes: int = 16 << 20
+    held_bytes: int = 256 << 20
+
+
+class Connection(Protocol):
+    """What the server tells about the connection of a request, in ``scope["extensions"]["joulery.connection"]``."""
+
+    request: asyncio.Task[Any] | None
+    """The task to cancel when the client goes away."""
+    lost: bool
+    """True when it has gone."""
+
+
+class _Refused(Exception):
+    """A request that is answered without the engine."""
+
+    def __init__(self, status: int, message: str, *headers: tuple[bytes, bytes]) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = list(headers)
+
+
+class Gateway:
+    """The application.
+
+    Args:
+        engine: Who answers.
+        limits: What one request may ask for.
+        token: Bearer token that every request must carry, ``/v2/health/live`` excepted; None for none.
+        attribute: What a request is charged in joules and grams; None where that is unknown.
+        telemetry: Called with the record of every inference request that ended.
+        admin: Serves everything outside ``/v2``; 404 when None.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        limits: Limits = Limits(),
+        token: str | None = None,
+        attribute: Attributor | None = None,
+        telemetry: Sequence[Telemetry] = (),
+        admin: ASGIApp | None = None,
+    ) -> None:
+        self.engine = engine
+        self.limits = limits
+        self.attribute = attribute
+        self.telemetry = tuple(telemetry)
+        self.admin = admin
+        self.in_flight: dict[str, int] = {}
+        self._credential = None if token is None else f"Bearer {token}".encode()
+        self._held_bytes = 0
+        self._variant_headers: dict[str, tuple[bytes, bytes]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        path: str = scope["path"]
+        parts = path.split("/")
+        try:
+            if self._credential is not None and path != "/v2/health/live":
+                self._authorise(scope["headers"])
+            if parts[-1] == "infer" and parts[1] == "v2":
+                service, variant = _model_of(parts)
+                _only(scope, "POST")
+                await self._infer(scope, receive, send, service, variant)
+            elif parts[1] == "v2":
+                _only(scope, "GET", "HEAD")
+                status, content = self._describe(parts)
+                await _reply(send, status, orjson.dumps(content), [_JSON])
+            elif self.admin is not None:
+                await self.admin(scope, receive, send)
+            else:
+                raise _Refused(404, f"there is nothing at {path}")
+        except _Refused as error:
+            await _reply(send, error.status, orjson.dumps({"error": str(error)}), [_JSON, *error.headers])
+
+    def _authorise(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        given = next((value for name, value in headers if name == b"authorization"), b"")
+        if self._credential is None or not hmac.compare_digest(given, self._credential):
+            raise _Refused(401, "a bearer token is needed", (b"www-authenticate", b"Bearer"))
+
+    async def _infer(self, scope: Scope, receive: Receive, send: Send, service: str, variant: str) -> None:
+        """One inference request, from its first byte to its record."""
+        arrival_s = time.time()
+        connection: Connection | None = scope.get("extensions", {}).get("joulery.connection")
+        if connection is not None:
+            connection.request = asyncio.current_task()
+        self.in_flight[service] = self.in_flight.get(service, 0) + 1
+        body = b""
+        try:
+            headers = dict(scope["headers"])
+            timeout_s = _seconds(headers.get(b"x-joulery-timeout-s"))
+            json_bytes = _length(headers.get(b"inference-header-content-length"), "Inference-Header-Content-Length")
+            body = await self._body(headers, receive)
+            call = parse(body, json_bytes, timeout_s=timeout_s, variant=variant)
+            response = await self.engine.infer(service, call.request)
+            try:
+                answer = render(service, response.variant, call, response.outputs)
+            except DataError as error:
+                raise RequestError(str(error), Outcome.FAILED, variant=response.variant) from error
+            share = self._share(response.variant, response.cpu_s, response.service_s, response.end_s)
+            sent: Headers = [_JSON if answer.json_bytes is None else _BINARY, *self._cost(response.variant, share)]
+            if answer.json_bytes is not None:
+                sent.append((b"inference-header-content-length", b"%d" % answer.json_bytes))
+            await _reply(send, 200, answer.body, sent)
+            self._record(_answered(service, arrival_s, response, share))
+        except RequestError as error:
+            await self._fail(send, service, arrival_s, error)
+        except asyncio.CancelledError:
+            self._record(_failed(service, arrival_s, RequestError("", Outcome.CANCELLED), None))
+            if connection is None or not connection.lost:
+                raise
+        finally:
+            self._held_bytes -= len(body)
+            self.in_flight[service] -= 1
+            if not self.in_flight[service]:
+                del self.in_flight[service]
+            if connection is not None:
+                connection.request = None
+
+    async def _fail(self, send: Send, service: str, arrival_s: float, error: RequestError) -> None:
+        share = None
+        if error.variant and error.cpu_s > 0:
+            share = self._share(error.variant, error.cpu_s, error.service_s, time.time())
+        headers: Headers = [_JSON]
+        if error.variant:
+            headers += self._cost(error.variant, share)
+        if error.retry_after_s is not None or error.outcome is Outcome.UNAVAILABLE:
+            headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s or 1))))
+        await _reply(send, STATUS[error.outcome], orjson.dumps({"error": str(error)}), headers)
+        self._record(_failed(service, arrival_s, error, share))
+
+    async def _body(self, headers: MutableMapping[bytes, bytes], receive: Receive) -> bytes:
+        """The whole body, held within the limits; the caller gives its length back."""
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            raise _Refused(415, "bodies are taken as they are, without content-encoding", _CLOSE)
+        if (_length(headers.get(b"content-length"), "Content-Length") or 0) > self.limits.body_bytes:
+            raise self._too_large()
+        message = await receive()
+        body: bytes = message.get("body", b"")
+        if not message.get("more_body", False) and message["type"] == "http.request":
+            self._held_bytes += len(body)
+            return body
+        pieces = [body]
+        size = 0
+        while True:
+            size += len(pieces[-1])
+            self._held_bytes += len(pieces[-1])
+            try:
+                if size > self.limits.body_bytes:
+                    raise self._too_large()
+                if self._held_bytes > self.limits.held_bytes:
+                    raise _Refused(503, "too much is being received at once", (b"retry-after", b"1"), _CLOSE)
+                if message["type"] == "http.disconnect":
+                    raise RequestError("the client went away while it sent its request", Outcome.CANCELLED)
+                if not message.get("more_body", False):
+                    return b"".join(pieces)
+                message = await receive()
+            except BaseException:
+                self._held_bytes -= size
+                raise
+            pieces.append(message.get("body", b""))
+
+    def _too_large(self) -> _Refused:
+        return _Refused(413, f"the body is longer than {self.limits.body_bytes} bytes", _CLOSE)
+
+    def _share(self, variant: str, cpu_s: float, service_s: float, end_s: float) -> EnergyShare | None:
+        return None if self.attribute is None else self.attribute(variant, cpu_s, service_s, end_s)
+
+    def _cost(self, variant: str, share: EnergyShare | None) -> Headers:
+        """Which variant it was and what it cost; what is not known is not there."""
+        header = self._variant_headers.get(variant)
+        if header is None:
+            header = self._variant_headers[variant] = (b"x-joulery-variant", quote(variant).encode())
+        if share is None:
+            return [header]
+        headers = [
+            header,
+            (b"x-joulery-energy-j", b"%.6g" % share.energy_j),
+            (b"x-joulery-quality", share.quality.value.encode()),
+        ]
+        if share.carbon_g is not None:
+            headers.append((b"x-joulery-carbon-g", b"%.6g" % share.carbon_g))
+        return headers
+
+    def _record(self, record: RequestRecord) -> None:
+        for sink in self.telemetry:
+            sink(record)
+
+    def _describe(self, parts: list[str]) -> tuple[int, dict[str, Any]]:
+        """Status and body of everything under ``/v2`` that is not inference."""
+        match parts[2:]:
+            case [] | [""]:
+                return 200, {"name": "joulery", "version": __version__, "extensions": ["binary_tensor_data"]}
+            case ["health", "live"]:
+                return 200, {"live": True}
+            case ["health", "ready"]:
+                ready = self._ready()
+                return 200 if ready else 503, {"live": True, "ready": ready}
+            case ["models", *_]:
+                service, variant = _model_of(parts)
+                views = self._views(service, variant)
+                if parts[-1] == "ready":
+                    ready = any(view.state is ReplicaState.READY for view in views)
+                    return 200 if ready else 503, {"name": service, "ready": ready}
+                return 200, _metadata(service, views)
+        raise _Refused(404, f"there is nothing at {'/'.join(parts)}")
+
+    def _ready(self) -> bool:
+        """Whether every service has a replica that can answer."""
+        views = self.engine.replicas()
+        ready = {view.spec.service for view in views if view.state is ReplicaState.READY}
+        return bool(views) and ready == {view.spec.service for view in views}
+
+    def _views(self, service: str, variant: str) -> list[ReplicaView]:
+        views = [view for view in self.engine.replicas() if view.spec.service == service]
+        if not views:
+            raise _Refused(404, f"there is no service {service!r}")
+        views = [view for view in views if variant in ("", view.spec.variant)]
+        if not views:
+            raise _Refused(404, f"{service} runs no variant {variant!r} now")
+        return views
+
+
+def _metadata(service: str, views: list[ReplicaView]) -> dict[str, Any]:
+    """A model's metadata: what its newest ready replica declares."""
+    shown = max(views, key=lambda view: (view.state is ReplicaState.READY, view.platform != ""))
+    inputs, outputs = (
+        [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in side]
+        for side in (shown.inputs, shown.outputs)
+    )
+    versions = sorted({view.spec.variant for view in views})
+    return {"name": service, "versions": versions, "platform": shown.platform, "inputs": inputs, "outputs": outputs}
+
+
+def _model_of(parts: list[str]) -> tuple[str, str]:
+    """Service and variant of ``/v2/models/NAME[/versions/VERSION][/infer|/ready]``; an empty variant when none is named."""
+    match parts[2:]:
+        case ["models", name] | ["models", name, "infer" | "ready"] if name:
+            return name, ""
+        case ["models", name, "versions", version] | ["models", name, "versions", version, "infer" | "ready"] if (
+            name and version
+        ):
+            return name, version
+    raise _Refused(404, f"there is nothing at {'/'.join(parts)}")
+
+
+def _only(scope: Scope, *methods: str) -> None:
+    if scope["method"] not in methods:
+        allowed = ", ".join(methods)
+        raise _Refused(405, f"{scope['path']} takes {allowed}", (b"allow", allowed.encode()), _CLOSE)
+
+
+def _length(value: bytes | None, name: str) -> int | None:
+    if value is None:
+        return None
+    if not value.isdigit() or len(value) > 18:
+        raise RequestError(f"{name} must be a number of bytes", Outcome.INVALID)
+    return int(value)
+
+
+def _seconds(value: bytes | None) -> float | None:
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = _NAN
+    if not 0 < seconds < math.inf:
+        raise RequestError("x-joulery-timeout-s must be a positive number of seconds", Outcome.INVALID)
+    return seconds
+
+
+def _answered(service: str, arrival_s: float, response: InferResponse, share: EnergyShare | None) -> RequestRecord:
+    return RequestRecord(
+        service,
+        response.variant,
+        response.replica,
+        arrival_s,
+        response.start_s,
+        response.end_s,
+        Outcome.OK,
+        response.service_s,
+        response.cpu_s,
+        response.attempts,
+        share,
+    )
+
+
+def _failed(service: str, arrival_s: float, error: RequestError, share: EnergyShare | None) -> RequestRecord:
+    """The record of a request that was not answered. A name that nobody serves is not kept: there is no end of them."""
+    name = "" if error.outcome is Outcome.UNKNOWN else service
+    return RequestRecord(
+        name, error.variant, "", arrival_s, _NAN, time.time(), error.outcome, error.service_s, error.cpu_s, 0, share
+    )
+
+
+async def _reply(send: Send, status: int, body: bytes, headers: Headers) -> None:
+    headers.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
