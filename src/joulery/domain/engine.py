@@ -175,6 +175,7 @@ class RequestError(JouleryError):
         retry_after_s: When trying again makes sense; None when unknown.
         variant: The variant that had it, where one did.
         service_s, cpu_s: What it cost in a replica before it failed, where known.
+        attempts: How many replicas had it.
     """
 
     kind = "request"
@@ -188,6 +189,7 @@ class RequestError(JouleryError):
         variant: str = "",
         service_s: float = 0.0,
         cpu_s: float = 0.0,
+        attempts: int = 0,
     ) -> None:
         super().__init__(message)
         self.outcome = outcome
@@ -195,6 +197,7 @@ class RequestError(JouleryError):
         self.variant = variant
         self.service_s = service_s
         self.cpu_s = cpu_s
+        self.attempts = attempts
 
 
 # The three below pass once a request through the hot path: tuples cost a quarter of a frozen dataclass there.

@@ -158,6 +158,7 @@ class LocalEngine:
                 variant=replica.spec.variant,
                 service_s=header["s"],
                 cpu_s=header["c"],
+                attempts=ticket.attempts,
             )
         return InferResponse(
             frame.tensors,
@@ -262,7 +263,8 @@ class LocalEngine:
             ticket = service.queue.lose(replica.server)
             if ticket is not None:
                 message = f"two replicas died under this request; the last: {reason}"
-                _fail(ticket, RequestError(message, Outcome.CRASHED, variant=replica.spec.variant))
+                variant, attempts = replica.spec.variant, ticket.attempts
+                _fail(ticket, RequestError(message, Outcome.CRASHED, variant=variant, attempts=attempts))
         if replica.state is ReplicaState.DRAINING:
             service.replicas.remove(replica)
         self._pump(service)
@@ -405,7 +407,8 @@ class LocalEngine:
     def _too_late(self, ticket: Ticket[_Call], where: str) -> None:
         replica = ticket.payload.replica
         variant = replica.spec.variant if replica is not None else ""
-        _fail(ticket, RequestError(f"the deadline came {where}", Outcome.DEADLINE, variant=variant))
+        message = f"the deadline came {where}"
+        _fail(ticket, RequestError(message, Outcome.DEADLINE, variant=variant, attempts=ticket.attempts))
 
     def _of(self, replica: Replica) -> _Service:
         return self._services[replica.spec.service]

@@ -1,7 +1,7 @@
 """The gateway's ASGI application: the Open Inference Protocol over HTTP in front of an engine.
 
-Raw ASGI, because the inference path is the hot one: a request passes one function here. Everything outside ``/v2`` goes to
-the ``admin`` application. A variant of a service is a version of its model in the protocol's words: without one, the
+Raw ASGI, because the inference path is the hot one: a request passes one function here. Everything outside ``/v2`` goes
+to the ``admin`` application. A variant of a service is a version of its model in the protocol's words: without one, the
 policy's mix answers.
 """
 
@@ -52,6 +52,9 @@ STATUS = {
 }
 """The HTTP status of every outcome; 499 is never seen, its client is gone."""
 
+OPEN_PATHS = ("/v2/health/live", "/", "/dashboard")
+"""What needs no token: whether the server lives, and pages that hold no data (with what is under ``/static/``)."""
+
 _JSON = (b"content-type", b"application/json")
 _BINARY = (b"content-type", b"application/octet-stream")
 _CLOSE = (b"connection", b"close")
@@ -80,11 +83,13 @@ class Connection(Protocol):
     """True when it has gone."""
 
 
-class _Refused(Exception):
-    """A request that is answered without the engine."""
+class _RefusedError(RequestError):
+    """A request that is answered without the engine, with a status of its own."""
 
-    def __init__(self, status: int, message: str, *headers: tuple[bytes, bytes]) -> None:
-        super().__init__(message)
+    def __init__(
+        self, status: int, message: str, *headers: tuple[bytes, bytes], outcome: Outcome = Outcome.INVALID
+    ) -> None:
+        super().__init__(message, outcome)
         self.status = status
         self.headers = list(headers)
 
@@ -95,7 +100,7 @@ class Gateway:
     Args:
         engine: Who answers.
         limits: What one request may ask for.
-        token: Bearer token that every request must carry, ``/v2/health/live`` excepted; None for none.
+        token: Bearer token that a request must carry unless its path is one of ``OPEN_PATHS``; None for none.
         attribute: What a request is charged in joules and grams; None where that is unknown.
         telemetry: Called with the record of every inference request that ended.
         admin: Serves everything outside ``/v2``; 404 when None.
@@ -126,29 +131,30 @@ class Gateway:
         if scope["type"] != "http":
             return
         path: str = scope["path"]
-        parts = path.split("/")
         try:
-            if self._credential is not None and path != "/v2/health/live":
+            if self._credential is not None and path not in OPEN_PATHS and not path.startswith("/static/"):
                 self._authorise(scope["headers"])
-            if parts[-1] == "infer" and parts[1] == "v2":
+            if not path.startswith("/v2/") and path != "/v2":
+                if self.admin is None:
+                    raise _RefusedError(404, f"there is nothing at {path}")
+                await self.admin(scope, receive, send)
+                return
+            parts = path.split("/")
+            if parts[-1] == "infer":
                 service, variant = _model_of(parts)
                 _only(scope, "POST")
                 await self._infer(scope, receive, send, service, variant)
-            elif parts[1] == "v2":
+            else:
                 _only(scope, "GET", "HEAD")
                 status, content = self._describe(parts)
                 await _reply(send, status, orjson.dumps(content), [_JSON])
-            elif self.admin is not None:
-                await self.admin(scope, receive, send)
-            else:
-                raise _Refused(404, f"there is nothing at {path}")
-        except _Refused as error:
+        except _RefusedError as error:
             await _reply(send, error.status, orjson.dumps({"error": str(error)}), [_JSON, *error.headers])
 
     def _authorise(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         given = next((value for name, value in headers if name == b"authorization"), b"")
         if self._credential is None or not hmac.compare_digest(given, self._credential):
-            raise _Refused(401, "a bearer token is needed", (b"www-authenticate", b"Bearer"))
+            raise _RefusedError(401, "a bearer token is needed", (b"www-authenticate", b"Bearer"))
 
     async def _infer(self, scope: Scope, receive: Receive, send: Send, service: str, variant: str) -> None:
         """One inference request, from its first byte to its record."""
@@ -178,9 +184,12 @@ class Gateway:
         except RequestError as error:
             await self._fail(send, service, arrival_s, error)
         except asyncio.CancelledError:
-            self._record(_failed(service, arrival_s, RequestError("", Outcome.CANCELLED), None))
-            if connection is None or not connection.lost:
-                raise
+            # Either the client has gone, or a stop has waited long enough; this task ends here in both cases.
+            if connection is not None and connection.lost:
+                self._record(_failed(service, arrival_s, RequestError("", Outcome.CANCELLED), None))
+            else:
+                gone = RequestError("the gateway is closing", Outcome.UNAVAILABLE)
+                await self._fail(send, service, arrival_s, gone)
         finally:
             self._held_bytes -= len(body)
             self.in_flight[service] -= 1
@@ -198,13 +207,16 @@ class Gateway:
             headers += self._cost(error.variant, share)
         if error.retry_after_s is not None or error.outcome is Outcome.UNAVAILABLE:
             headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s or 1))))
-        await _reply(send, STATUS[error.outcome], orjson.dumps({"error": str(error)}), headers)
+        status = STATUS[error.outcome]
+        if isinstance(error, _RefusedError):
+            status, headers = error.status, headers + error.headers
+        await _reply(send, status, orjson.dumps({"error": str(error)}), headers)
         self._record(_failed(service, arrival_s, error, share))
 
     async def _body(self, headers: MutableMapping[bytes, bytes], receive: Receive) -> bytes:
         """The whole body, held within the limits; the caller gives its length back."""
         if headers.get(b"content-encoding", b"identity") != b"identity":
-            raise _Refused(415, "bodies are taken as they are, without content-encoding", _CLOSE)
+            raise _RefusedError(415, "bodies are taken as they are, without content-encoding", _CLOSE)
         if (_length(headers.get(b"content-length"), "Content-Length") or 0) > self.limits.body_bytes:
             raise self._too_large()
         message = await receive()
@@ -221,7 +233,13 @@ class Gateway:
                 if size > self.limits.body_bytes:
                     raise self._too_large()
                 if self._held_bytes > self.limits.held_bytes:
-                    raise _Refused(503, "too much is being received at once", (b"retry-after", b"1"), _CLOSE)
+                    raise _RefusedError(
+                        503,
+                        "too much is being received at once",
+                        (b"retry-after", b"1"),
+                        _CLOSE,
+                        outcome=Outcome.OVERLOADED,
+                    )
                 if message["type"] == "http.disconnect":
                     raise RequestError("the client went away while it sent its request", Outcome.CANCELLED)
                 if not message.get("more_body", False):
@@ -232,8 +250,8 @@ class Gateway:
                 raise
             pieces.append(message.get("body", b""))
 
-    def _too_large(self) -> _Refused:
-        return _Refused(413, f"the body is longer than {self.limits.body_bytes} bytes", _CLOSE)
+    def _too_large(self) -> _RefusedError:
+        return _RefusedError(413, f"the body is longer than {self.limits.body_bytes} bytes", _CLOSE)
 
     def _share(self, variant: str, cpu_s: float, service_s: float, end_s: float) -> EnergyShare | None:
         return None if self.attribute is None else self.attribute(variant, cpu_s, service_s, end_s)
@@ -275,7 +293,7 @@ class Gateway:
                     ready = any(view.state is ReplicaState.READY for view in views)
                     return 200 if ready else 503, {"name": service, "ready": ready}
                 return 200, _metadata(service, views)
-        raise _Refused(404, f"there is nothing at {'/'.join(parts)}")
+        raise _RefusedError(404, f"there is nothing at {'/'.join(parts)}")
 
     def _ready(self) -> bool:
         """Whether every service has a replica that can answer."""
@@ -286,10 +304,10 @@ class Gateway:
     def _views(self, service: str, variant: str) -> list[ReplicaView]:
         views = [view for view in self.engine.replicas() if view.spec.service == service]
         if not views:
-            raise _Refused(404, f"there is no service {service!r}")
+            raise _RefusedError(404, f"there is no service {service!r}")
         views = [view for view in views if variant in ("", view.spec.variant)]
         if not views:
-            raise _Refused(404, f"{service} runs no variant {variant!r} now")
+            raise _RefusedError(404, f"{service} runs no variant {variant!r} now")
         return views
 
 
@@ -305,7 +323,7 @@ def _metadata(service: str, views: list[ReplicaView]) -> dict[str, Any]:
 
 
 def _model_of(parts: list[str]) -> tuple[str, str]:
-    """Service and variant of ``/v2/models/NAME[/versions/VERSION][/infer|/ready]``; an empty variant when none is named."""
+    """Service and variant of ``/v2/models/NAME[/versions/VERSION][/infer|/ready]``; the variant is empty for any."""
     match parts[2:]:
         case ["models", name] | ["models", name, "infer" | "ready"] if name:
             return name, ""
@@ -313,13 +331,13 @@ def _model_of(parts: list[str]) -> tuple[str, str]:
             name and version
         ):
             return name, version
-    raise _Refused(404, f"there is nothing at {'/'.join(parts)}")
+    raise _RefusedError(404, f"there is nothing at {'/'.join(parts)}")
 
 
 def _only(scope: Scope, *methods: str) -> None:
     if scope["method"] not in methods:
         allowed = ", ".join(methods)
-        raise _Refused(405, f"{scope['path']} takes {allowed}", (b"allow", allowed.encode()), _CLOSE)
+        raise _RefusedError(405, f"{scope['path']} takes {allowed}", (b"allow", allowed.encode()), _CLOSE)
 
 
 def _length(value: bytes | None, name: str) -> int | None:
@@ -362,7 +380,17 @@ def _failed(service: str, arrival_s: float, error: RequestError, share: EnergySh
     """The record of a request that was not answered. A name that nobody serves is not kept: there is no end of them."""
     name = "" if error.outcome is Outcome.UNKNOWN else service
     return RequestRecord(
-        name, error.variant, "", arrival_s, _NAN, time.time(), error.outcome, error.service_s, error.cpu_s, 0, share
+        name,
+        error.variant,
+        "",
+        arrival_s,
+        _NAN,
+        time.time(),
+        error.outcome,
+        error.service_s,
+        error.cpu_s,
+        error.attempts,
+        share,
     )
 
 
