@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from joulery.config.problem import problem
@@ -190,6 +190,9 @@ CarbonConfig = Annotated[
     Field(discriminator="kind"),
 ]
 
+SERVICES = frozenset({"uk", "electricity-maps", "watttime", "typical"})
+"""Kinds that are named by a zone."""
+
 
 def carbon_from_flags(
     *,
@@ -231,43 +234,32 @@ def _from_file(file: str, given: dict[str, str]) -> CarbonConfig:
     try:
         stated = parse_quantity(file, INTENSITY)
     except PydanticCustomError:
-        return _validated(CarbonFile, {"kind": "file", "path": Path(file), **given})
-    return _validated(CarbonConstant, {"kind": "constant", "intensity": stated, **given})
+        return _validated({"kind": "file", "path": Path(file), **given})
+    return _validated({"kind": "constant", "intensity": stated, **given})
 
 
 def _from_zone(zone: str, given: dict[str, str]) -> CarbonConfig:
     kind, _, name = zone.rpartition(":")
-    kinds: dict[str, type[Section]] = {
-        "uk": CarbonUk,
-        "electricity-maps": CarbonElectricityMaps,
-        "watttime": CarbonWattTime,
-        "typical": CarbonTypical,
-    }
     if not kind and (zone.upper() == "GB" or zone.upper().startswith("GB-")):
         kind = "uk"
-    if kind not in kinds:
+    if kind not in SERVICES:
         raise ConfigError(
             "which service knows this zone?" if not kind else "unknown service of carbon intensity",
             got=zone,
             expected="GB or a region of it, electricity-maps:ZONE, watttime:REGION, typical:GB (FR, DE)",
             hint='without a network: --carbon FILE, or --carbon "250 g/kWh"',
         )
-    return _validated(kinds[kind], {"kind": kind, "zone": name, **given})
+    return _validated({"kind": kind, "zone": name, **given})
 
 
-def _validated(model: type[Section], values: dict[str, object]) -> CarbonConfig:
-    """``values`` as the model, flags' errors as one ConfigError."""
+def _validated(values: dict[str, object]) -> CarbonConfig:
+    """``values`` as a section, the first finding as one error that names its flag."""
+    adapter: TypeAdapter[CarbonConfig] = TypeAdapter(CarbonConfig)
     try:
-        found = model.model_validate(values)
+        return adapter.validate_python(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        flag = {"path": "--carbon", "intensity": "--carbon"}.get(str(first["loc"][0]), f"--{first['loc'][0]}")
-        context = first.get("ctx", {})
+        key, context = str(first["loc"][1]), first.get("ctx", {})
+        flag = "--carbon" if key in {"path", "intensity"} else f"--{key}"
         message = "does not apply to this source" if first["type"] == "extra_forbidden" else first["msg"]
-        raise ConfigError(
-            f"{flag} {message}",
-            got=str(first["input"]),
-            expected=context.get("expected") or None,
-            hint=context.get("hint", ""),
-        ) from None
-    return found  # type: ignore[return-value]
+        raise ConfigError(f"{flag} {message}", got=str(first["input"]), expected=context.get("expected")) from None

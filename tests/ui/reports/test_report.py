@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from joulery.domain.footprint import Footprint
+from joulery.domain.quality import Quality
 from joulery.domain.timeline import CarbonBasis
 from joulery.store.footprints import footprint_to_dict
 from joulery.store.run import create_run
@@ -291,6 +292,8 @@ def test_words():
     assert basis_text(replace(SITE.carbon, speed=1.0)) == "replayed"
     partly = replace(footprint(), carbon_covered_j=footprint().energy_j / 2, facility_j=footprint().energy_j * 1.5)
     assert carbon_note(partly, None).endswith("intensity known for 50.0 % of the energy; PUE 1.50 included")
+    assumed = replace(footprint(), carbon_quality=Quality.ASSUMED)
+    assert carbon_note(assumed, None) == "CO2e, average lifecycle intensity (assumed)"
     measured = Footprint(idle_j=1.0, duration_s=1.0, covered_s=1.0)
     assert energy_note(measured) == "measured, 100.0 % of the time covered"
     assert saving_text({"saving_ratio": 0.1, "baseline": "B"}) == ("10.0 %", "of the grams, against B")

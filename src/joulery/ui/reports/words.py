@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from joulery.domain.footprint import Footprint
+from joulery.domain.quality import Quality
 from joulery.domain.timeline import CarbonBasis, CarbonLabel
 from joulery.ui.format import UNKNOWN, count, duration, grams, percent, si
 
@@ -37,6 +38,8 @@ def carbon_note(footprint: Footprint, label: CarbonLabel | None) -> str:
         return "no carbon source was given"
     where = f"{label.zone} " if label else ""
     words = f"CO2e, {where}{footprint.signal} {footprint.scope} intensity"
+    if footprint.carbon_quality is not Quality.MEASURED:
+        words += f" ({footprint.carbon_quality})"
     if label:
         words += f", {basis_text(label)}: {label.source}"
     if footprint.carbon_coverage_ratio < 1:
