@@ -4,34 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from joulery.domain.errors import DataError
 from joulery.domain.footprint import Footprint, Part
 from joulery.domain.quality import Quality, weakest
+from joulery.domain.rollup import Row
 from joulery.domain.timeline import Tick
 
 IDLE = "idle"
 UNATTRIBUTED = "unattributed"
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of a rolled-up table.
-
-    Attributes:
-        key: What the line is about.
-        energy_j: Its joules; NaN when not known.
-        carbon_g: Its grams; NaN when not known.
-        quality: The weakest quality in it.
-        band_j: Half-width of the uncertainty of its joules; 0 when not stated.
-    """
-
-    key: str
-    energy_j: float
-    carbon_g: float
-    quality: Quality
-    band_j: float = 0.0
 
 
 PART_KEYS: dict[str, Callable[[Part], str]] = {
@@ -126,3 +107,40 @@ def by_time(ticks: Sequence[Tick], key: Callable[[float], str]) -> tuple[Row, ..
 def _known_sum(values: Iterable[float]) -> float:
     known = [value for value in values if not math.isnan(value)]
     return math.fsum(known) if known else math.nan
+
+
+def hourly(footprint: Footprint, ticks: Sequence[Tick]) -> dict[int, tuple[float, float]]:
+    """The share of a footprint's joules and of its grams that belongs to each hour.
+
+    Ticks say when energy and grams flowed; without them, both are spread evenly over the window. The shares of each add
+    up to 1.
+
+    Returns:
+        Start of the hour in Unix seconds to ``(share of joules, share of grams)``; empty for an empty footprint.
+    """
+    hours = {int(row.key): row for row in by_time(ticks, lambda t_s: str(int(t_s // 3600) * 3600))}
+    energy_j = _known_sum(row.energy_j for row in hours.values())
+    if energy_j > 0:
+        carbon_g = _known_sum(row.carbon_g for row in hours.values())
+        return {
+            hour_s: (
+                _share(row.energy_j, energy_j),
+                _share(row.carbon_g, carbon_g) if carbon_g > 0 else _share(row.energy_j, energy_j),
+            )
+            for hour_s, row in hours.items()
+        }
+    if math.isnan(footprint.start_s):
+        return {}
+    length_s = footprint.end_s - footprint.start_s
+    first, last = int(footprint.start_s // 3600), int(footprint.end_s // 3600)
+    shares = {}
+    for hour in range(first, last + 1):
+        inside_s = min(footprint.end_s, (hour + 1) * 3600.0) - max(footprint.start_s, hour * 3600.0)
+        share = inside_s / length_s if length_s > 0 else 1.0
+        if share > 0:
+            shares[hour * 3600] = (share, share)
+    return shares
+
+
+def _share(value: float, whole: float) -> float:
+    return 0.0 if math.isnan(value) else value / whole

@@ -14,9 +14,10 @@ from fractions import Fraction
 from typing import Annotated, Any
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from joulery.config.problem import nearest, problem
+from joulery.domain.errors import ConfigError
 
 _NUMBER = re.compile(r"\s*([-+]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?(\d+))?)\s*(\S.*?)?\s*", re.ASCII)
 _NOT_FINITE = re.compile(r"\s*[-+]?\.?(nan|inf|infinity)\b.*", re.IGNORECASE)
@@ -77,7 +78,8 @@ BYTES = Dimension(
     },
 )
 POWER = Dimension("a power", "300 W", {"W": Fraction(1), "mW": 1 / _K, "kW": _K, "MW": _K**2})
-DIMENSIONS = (TIME, RATE, INTENSITY, RATIO, BYTES, POWER)
+MASS = Dimension("a mass", "5 kg", {"g": Fraction(1), "mg": 1 / _K, "kg": _K, "t": _K**2})
+DIMENSIONS = (TIME, RATE, INTENSITY, RATIO, BYTES, POWER, MASS)
 
 
 def parse_quantity(text: str, dimension: Dimension) -> float:
@@ -100,6 +102,21 @@ def parse_quantity(text: str, dimension: Dimension) -> float:
     except OverflowError:
         pass
     raise problem("must be a finite number", expected=str(dimension))
+
+
+def flag_quantity(text: str, dimension: Dimension, flag: str) -> float:
+    """The value that a command-line flag gives, above zero.
+
+    Raises:
+        ConfigError: See :func:`parse_quantity`; or the value is not above zero.
+    """
+    try:
+        return Quantity(dimension, open_low=True).check(text, from_file=True)
+    except PydanticCustomError as error:
+        said = error.context or {}
+        raise ConfigError(
+            str(said["message"]), pointer=flag, got=repr(text), expected=said["expected"], hint=said["hint"]
+        ) from None
 
 
 def _wrong_unit(number: str, unit: str, dimension: Dimension) -> Exception:

@@ -2,9 +2,9 @@
 
 import pytest
 
+from joulery.store.recorded import load_run
 from joulery.ui.reports.html import render_html
 from joulery.ui.reports.table import roll_up
-from joulery.ui.reports.view import load_run
 from tests.ui.demo import demo_run, ticks
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("browser")]

@@ -12,13 +12,13 @@ from joulery.domain.footprint import Footprint
 from joulery.domain.quality import Quality
 from joulery.domain.timeline import CarbonBasis
 from joulery.store.footprints import footprint_to_dict
+from joulery.store.recorded import load_run
 from joulery.store.run import create_run
 from joulery.store.timeline import log_tick, write_site
 from joulery.ui.cli import main
 from joulery.ui.cli.report import BY as CLI_BY
 from joulery.ui.reports.html import render_html, value_text
 from joulery.ui.reports.table import BY, roll_up
-from joulery.ui.reports.view import load_run
 from joulery.ui.reports.words import basis_text, carbon_note, energy_note, latency_text, requests_text, saving_text
 from tests.ui.demo import SITE, demo_run, footprint, ticks
 

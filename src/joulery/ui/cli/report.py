@@ -20,8 +20,8 @@ FORMATS = ("text", "json", "csv", "html")
 def command(runs: tuple[str, ...], by: str | None, form: str | None, as_json: bool, out: Path | None) -> None:
     """Report what RUN cost: joules, grams, of whom, how well known. Several runs are added up."""
     from joulery.domain.errors import ConfigError
+    from joulery.store.recorded import load_run
     from joulery.ui.reports.table import roll_up
-    from joulery.ui.reports.view import load_run
 
     if as_json and form not in (None, "json"):
         raise ConfigError("--json contradicts --format", got=form)

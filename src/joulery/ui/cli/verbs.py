@@ -2,6 +2,7 @@
 
 VERBS: dict[str, str] = {
     "measure": "Run a command and measure it: joules by device, grams of CO2-equivalent.",
+    "ledger": "Keep what runs cost by owner, workload, device and hour, and carbon budgets.",
     "report": "Report recorded runs: joules, grams, of whom, how well known.",
     "config": "Check a site file, print it with its defaults, or print the schema.",
 }

@@ -9,11 +9,11 @@ from typing import Any
 from joulery import __version__
 from joulery.accounting.thin import thin
 from joulery.domain.timeline import DecisionRecord
+from joulery.store.recorded import RunView
 from joulery.ui.figures import figures, waterfall
 from joulery.ui.format import duration, grams, moment, percent, si
 from joulery.ui.html import Html, content_hash, data_block, join, static_text, tag
 from joulery.ui.reports.table import Rollup
-from joulery.ui.reports.view import RunView
 from joulery.ui.reports.words import (
     accuracy_text,
     basis_text,

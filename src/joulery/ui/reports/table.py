@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from joulery.accounting.rollup import PART_KEYS, Row, by_name, by_part, by_time, total
+from joulery.accounting.rollup import PART_KEYS, by_name, by_part, by_time, total
 from joulery.domain.errors import DataError
 from joulery.domain.footprint import Footprint
 from joulery.domain.quality import weakest
+from joulery.domain.rollup import Row
 from joulery.store.footprints import footprint_to_dict
-from joulery.ui.reports.view import RunView
+from joulery.store.recorded import RunView
 
 BY = ("component", "device", "meter", "quality", "owner", "workload", "run", "hour")
 

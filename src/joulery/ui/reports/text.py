@@ -9,9 +9,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from joulery.store.recorded import RunView
 from joulery.ui.format import duration, grams, moment, percent, si
 from joulery.ui.reports.table import Rollup
-from joulery.ui.reports.view import RunView
 from joulery.ui.reports.words import (
     accuracy_text,
     carbon_note,

@@ -1,0 +1,163 @@
+"""``joulery ledger``: what all runs cost, and what is left of each budget."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from joulery.store.ledger import Ledger
+
+BY = ("owner", "workload", "run", "device", "hour")
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+ledger_option = click.option(
+    "--ledger",
+    "path",
+    type=click.Path(path_type=Path),
+    help="The ledger's file ($JOULERY_LEDGER, or in the state folder).",
+)
+
+
+@click.group("ledger")
+def command() -> None:
+    """Keep what runs cost by owner, workload, device and hour, and carbon budgets."""
+
+
+@command.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(), metavar="RUN...")
+@ledger_option
+@as_json_option
+def add(runs: tuple[str, ...], path: Path | None, as_json: bool) -> None:
+    """Record RUN; a run that was recorded before is replaced, never counted twice."""
+    from joulery.runtime.bookkeeping import book
+    from joulery.store.recorded import load_run
+
+    views = [load_run(run) for run in runs]
+    with _open(path) as ledger:
+        for view in views:
+            book(view, ledger)
+        names = [view.name for view in views]
+        click.echo(json.dumps({"ledger": str(ledger.path), "recorded": names}) if as_json else "\n".join(names))
+
+
+@command.command()
+@click.option("--by", type=click.Choice(BY), default="owner", show_default=True, help="What the lines are about.")
+@click.option("--owner", help="Only what is charged to this owner.")
+@click.option("--since", help="Only hours from this UTC time on, such as 2026-11-01.")
+@click.option("--until", help="Only hours before this UTC time.")
+@ledger_option
+@as_json_option
+def show(by: str, owner: str | None, since: str | None, until: str | None, path: Path | None, as_json: bool) -> None:
+    """Print what was spent."""
+    with _open(path, read_only=True) as ledger:
+        rows = ledger.rows(by, owner=owner, start_s=_time(since, "--since"), end_s=_time(until, "--until"))
+    lines = [
+        {
+            by: _hour(row.key) if by == "hour" else row.key,
+            "energy_j": row.energy_j,
+            "carbon_g": None if math.isnan(row.carbon_g) else row.carbon_g,
+            "quality": row.quality.value,
+        }
+        for row in rows
+    ]
+    if as_json:
+        click.echo(json.dumps({"by": by, "rows": lines}))
+        return
+    from joulery.ui.format import grams, si
+
+    _table(
+        (by, "energy", "carbon", "quality"),
+        [
+            (str(line[by]), si(row.energy_j, "J"), grams(row.carbon_g), row.quality.value)
+            for line, row in zip(lines, rows, strict=True)
+        ],
+    )
+
+
+@command.command()
+@click.argument("owner", required=False)
+@click.argument("amount", required=False)
+@click.option("--from", "since", help="When it begins, UTC, such as 2026-11-01.")
+@click.option("--to", "until", help="When it ends, UTC.")
+@ledger_option
+@as_json_option
+def budget(
+    owner: str | None, amount: str | None, since: str | None, until: str | None, path: Path | None, as_json: bool
+) -> None:
+    """Print the budgets in force and what is left; with OWNER AMOUNT (such as '5 kg'), grant one."""
+    from joulery.domain.errors import ConfigError
+
+    if owner is not None:
+        if amount is None or since is None or until is None:
+            raise ConfigError("a budget needs an owner, an amount, --from and --to", hint="nlp '5 kg' --from … --to …")
+        from joulery.store.ledger import Budget
+
+        start_s, end_s = _time(since, "--from"), _time(until, "--to")
+        assert start_s is not None
+        assert end_s is not None
+        with _open(path) as ledger:
+            ledger.set_budget(Budget(owner, start_s, end_s, _grams(amount)))
+    with _open(path, read_only=True) as ledger:
+        found = ledger.budgets(time.time())
+    answer: list[dict[str, Any]] = [
+        {"owner": one.owner, "start_s": one.start_s, "end_s": one.end_s, "carbon_g": one.carbon_g, "left_g": left_g}
+        for one, left_g in found
+    ]
+    if as_json:
+        click.echo(json.dumps({"budgets": answer}))
+        return
+    from joulery.ui.format import grams, moment
+
+    _table(
+        ("owner", "budget", "left", "until"),
+        [(one.owner, grams(one.carbon_g), grams(left_g), moment(one.end_s)) for one, left_g in found],
+    )
+
+
+def _open(path: Path | None, *, read_only: bool = False) -> Ledger:
+    from joulery.runtime.bookkeeping import default_ledger
+    from joulery.store.ledger import Ledger
+
+    return Ledger(path or default_ledger(), read_only=read_only)
+
+
+def _time(text: str | None, flag: str) -> float | None:
+    """A UTC time as Unix seconds."""
+    from joulery.domain.errors import ConfigError
+
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError("not a time", pointer=flag, got=text, expected="2026-11-01 or 2026-11-01T08:00") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _grams(text: str) -> float:
+    from joulery.config.quantity import MASS, flag_quantity
+
+    return flag_quantity(text, MASS, "AMOUNT")
+
+
+def _hour(key: str) -> str:
+    return f"{datetime.fromtimestamp(int(key), UTC):%Y-%m-%dT%H:00Z}"
+
+
+def _table(names: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in names:
+        table.add_column(name, justify="right" if name in {"energy", "carbon", "budget", "left"} else "left")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    Console(highlight=False).print(table if rows else "nothing yet")
