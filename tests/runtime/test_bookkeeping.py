@@ -10,9 +10,9 @@ from joulery.accounting.rollup import hourly
 from joulery.domain.footprint import Footprint
 from joulery.domain.timeline import Tick
 from joulery.runtime.bookkeeping import book, default_ledger
+from joulery.runtime.recorded import load_run
 from joulery.store.footprints import footprint_to_dict
 from joulery.store.ledger import Ledger
-from joulery.store.recorded import load_run
 from joulery.store.run import create_run
 from tests.ui.demo import SITE, demo_run, footprint
 

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from joulery.accounting.charge import BusyTimes, Charged, IdleRule, charge
+from joulery.accounting.course import course
 from joulery.accounting.integrate import Metered
 from joulery.domain.carbon import CarbonSeries
 from joulery.domain.errors import DataError, JouleryError
 from joulery.domain.quality import Quality
+from joulery.domain.timeline import Tick
 from joulery.runtime.evidence import NS_PER_S, Evidence, coarser, unfold
 from joulery.runtime.terms import Span, Terms
 from joulery.store.footprints import footprint_to_dict
+from joulery.store.intensity import read_intensity
 from joulery.store.run import Run
 
 if TYPE_CHECKING:
@@ -25,7 +28,60 @@ if TYPE_CHECKING:
 SCHEMA = "joulery.report/1"
 SHARE_WINDOW_S = 1.0
 """How long one share of the busy time holds: kernel ticks of 10 ms make 1 % of it."""
+COURSE_WINDOWS = 240
+"""Points of a plotted course: more than a screen can tell apart cost time and say nothing."""
 NO_SOURCE = "no source of carbon intensity was named (--zone or --carbon)"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Basis:
+    """What a run is charged from.
+
+    Attributes:
+        metered: What every channel read, as steps.
+        busy: Who kept each device busy.
+        t0_s, t1_s: The run, Unix seconds.
+        exclusive: Devices the run had to itself.
+        carbon: The intensity; None when it is not known.
+        terms: On what terms it is charged.
+    """
+
+    metered: tuple[Metered, ...]
+    busy: Mapping[str, BusyTimes]
+    t0_s: float
+    t1_s: float
+    exclusive: frozenset[str]
+    carbon: CarbonSeries | None
+    terms: Terms
+
+    def charged(self) -> Charged:
+        """The run's charge."""
+        return charge(
+            self.metered,
+            self.busy,
+            self.t0_s,
+            self.t1_s,
+            idle=IdleRule(self.terms.idle),
+            exclusive=self.exclusive,
+            carbon=self.carbon,
+            pue=self.terms.pue,
+        )
+
+    def course(self) -> tuple[Tick, ...]:
+        """The charge as it grew, in windows of at least four readings, at most :data:`COURSE_WINDOWS`."""
+        readings = max((len(item.steps) for item in self.metered), default=0)
+        windows = min(COURSE_WINDOWS, max(1, readings // 4))
+        return course(
+            self.metered,
+            self.busy,
+            self.t0_s,
+            self.t1_s,
+            windows=windows,
+            idle=IdleRule(self.terms.idle),
+            exclusive=self.exclusive,
+            carbon=self.carbon,
+            pue=self.terms.pue,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +91,12 @@ class Account:
     Attributes:
         charged: Its footprint, and what others used meanwhile.
         report: The object of ``report.json``.
+        basis: What it was charged from.
     """
 
     charged: Charged
     report: dict[str, Any]
+    basis: Basis
 
 
 def account(
@@ -53,25 +111,35 @@ def account(
         source: Where the intensity comes from; None for no grams.
         notes: What else a reader should know.
     """
-    offset_ns = evidence.offset_ns if evidence.offset_ns is not None else span.unix_offset_ns
-    t0_s, t1_s = ((at_ns + offset_ns) / NS_PER_S for at_ns in (span.start_ns, span.end_ns))
+    t0_s, t1_s = _window(evidence, span)
     series, reason = intensity(source, t0_s, t1_s, terms.carbon_at_s)
+    return _account(evidence, span, terms, series, reason, notes)
+
+
+def _window(evidence: Evidence, span: Span) -> tuple[float, float]:
+    """When a run was, Unix seconds."""
+    offset_ns = evidence.offset_ns if evidence.offset_ns is not None else span.unix_offset_ns
+    return (span.start_ns + offset_ns) / NS_PER_S, (span.end_ns + offset_ns) / NS_PER_S
+
+
+def _account(
+    evidence: Evidence,
+    span: Span,
+    terms: Terms,
+    series: CarbonSeries | None,
+    reason: str | None,
+    notes: tuple[str, ...],
+) -> Account:
+    t0_s, t1_s = _window(evidence, span)
     metered = [Metered.of(trace) for trace in evidence.traces]
     busy = {device: coarser(times, SHARE_WINDOW_S) for device, times in _completed(evidence.busy, span.cpu_s).items()}
     sockets = [times for device, times in busy.items() if device.startswith("cpu:")]
     if sockets:
         busy["machine"] = _together(sockets)
     devices = {item.channel.device for item in metered}
-    charged = charge(
-        metered,
-        busy,
-        t0_s,
-        t1_s,
-        idle=IdleRule(terms.idle),
-        exclusive={device for device in devices if device.startswith("gpu:") and device not in busy},
-        carbon=series,
-        pue=terms.pue,
-    )
+    exclusive = frozenset(device for device in devices if device.startswith("gpu:") and device not in busy)
+    basis = Basis(tuple(metered), busy, t0_s, t1_s, exclusive, series, terms)
+    charged = basis.charged()
     faults = tuple(fault for item in metered for fault in item.steps.faults)
     if charged.run.signal is not None and charged.run.carbon_coverage_ratio < 1:
         reason = (
@@ -91,7 +159,7 @@ def account(
         "notes": [*evidence.notes, *faults, *notes],
         "sampler": dict(evidence.sampler) or None,
     }
-    return Account(charged, report)
+    return Account(charged, report, basis)
 
 
 def intensity(
@@ -135,7 +203,7 @@ def account_again(run: Run, source: CarbonSource | None) -> Account:
 
     Args:
         run: A run of kind ``measure``.
-        source: Where the intensity comes from; None for no grams.
+        source: Where the intensity comes from, where the run does not keep it; None for no grams.
 
     Raises:
         DataError: It is no such run, it was killed before the command started, or its files are damaged.
@@ -156,7 +224,10 @@ def account_again(run: Run, source: CarbonSource | None) -> Account:
         )
         span = Span(started["monotonic_ns"], max(end_ns, started["monotonic_ns"]), offset_ns)
         notes += ("the measuring process was killed: this is the part of the run until then",)
-    return account(evidence, span, Terms.from_dict(run.manifest["terms"]), source, notes)
+    terms, kept = Terms.from_dict(run.manifest["terms"]), read_intensity(run)
+    if kept is not None:
+        return _account(evidence, span, terms, kept, None, notes)
+    return account(evidence, span, terms, source, notes)
 
 
 def _completed(busy: Mapping[str, BusyTimes], cpu_s: float) -> dict[str, BusyTimes]:

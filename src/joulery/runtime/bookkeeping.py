@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from joulery.accounting.rollup import IDLE, UNATTRIBUTED, hourly
+from joulery.runtime.recorded import RunView
 from joulery.store.ledger import CarbonEntry, EnergyEntry, Ledger, RunEntry
-from joulery.store.recorded import RunView
 
 CHARGED = "charged"
 

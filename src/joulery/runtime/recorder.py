@@ -104,6 +104,7 @@ class Recorder:
         """
         from joulery.runtime.account import account
         from joulery.runtime.evidence import Evidence, fold, read_evidence
+        from joulery.store.intensity import write_intensity
 
         self._log("ended", monotonic_ns=end_ns, cpu_s=cpu_s, exit_code=exit_code)
         if self._sampler is not None:
@@ -120,6 +121,8 @@ class Recorder:
         made = account(evidence, span, terms, source, tuple(self.warnings))
         try:
             fold(evidence, self.writer)
+            if made.basis.carbon is not None:
+                write_intensity(self.writer, made.basis.carbon)
             self.writer.write_report(made.report)
             shutil.rmtree(samples, ignore_errors=True)
             self.writer.close()

@@ -11,8 +11,8 @@ import pytest
 from joulery.domain.footprint import Footprint
 from joulery.domain.quality import Quality
 from joulery.domain.timeline import CarbonBasis
+from joulery.runtime.recorded import load_run
 from joulery.store.footprints import footprint_to_dict
-from joulery.store.recorded import load_run
 from joulery.store.run import create_run
 from joulery.store.timeline import log_tick, write_site
 from joulery.ui.cli import main

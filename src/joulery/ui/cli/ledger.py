@@ -36,9 +36,9 @@ def command() -> None:
 def add(runs: tuple[str, ...], path: Path | None, as_json: bool) -> None:
     """Record RUN; a run that was recorded before is replaced, never counted twice."""
     from joulery.runtime.bookkeeping import book
-    from joulery.store.recorded import load_run
+    from joulery.runtime.recorded import load_run
 
-    views = [load_run(run) for run in runs]
+    views = [load_run(run, with_course=True) for run in runs]
     with _open(path) as ledger:
         for view in views:
             book(view, ledger)

@@ -127,9 +127,9 @@ def _tell(measured: Measured, *, as_json: bool) -> None:
         return
     from rich.console import Console
 
+    from joulery.runtime.recorded import RunView
     from joulery.ui.reports.table import roll_up
     from joulery.ui.reports.text import print_text
-    from joulery.ui.reports.view import RunView
 
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
@@ -140,12 +140,6 @@ def _tell(measured: Measured, *, as_json: bool) -> None:
 
 
 def _seconds(text: str) -> float:
-    from pydantic_core import PydanticCustomError
+    from joulery.config.quantity import TIME, flag_quantity
 
-    from joulery.config.quantity import TIME, parse_quantity
-    from joulery.domain.errors import ConfigError
-
-    try:
-        return parse_quantity(text, TIME)
-    except PydanticCustomError as error:
-        raise ConfigError(f"no time: {error}", pointer="--period", got=text, expected="such as 4 ms") from error
+    return flag_quantity(text, TIME, "--period")

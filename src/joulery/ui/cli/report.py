@@ -20,13 +20,13 @@ FORMATS = ("text", "json", "csv", "html")
 def command(runs: tuple[str, ...], by: str | None, form: str | None, as_json: bool, out: Path | None) -> None:
     """Report what RUN cost: joules, grams, of whom, how well known. Several runs are added up."""
     from joulery.domain.errors import ConfigError
-    from joulery.store.recorded import load_run
+    from joulery.runtime.recorded import load_run
     from joulery.ui.reports.table import roll_up
 
     if as_json and form not in (None, "json"):
         raise ConfigError("--json contradicts --format", got=form)
     form = "json" if as_json else form or "text"
-    views = [load_run(run) for run in runs]
+    views = [load_run(run, with_course=form == "html" or by == "hour") for run in runs]
     names = [view.name for view in views]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"the run {twice[0]} is named twice", hint="a run counts once: leave the copy out")

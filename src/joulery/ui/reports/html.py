@@ -9,7 +9,7 @@ from typing import Any
 from joulery import __version__
 from joulery.accounting.thin import thin
 from joulery.domain.timeline import DecisionRecord
-from joulery.store.recorded import RunView
+from joulery.runtime.recorded import RunView
 from joulery.ui.figures import figures, waterfall
 from joulery.ui.format import duration, grams, moment, percent, si
 from joulery.ui.html import Html, content_hash, data_block, join, static_text, tag
@@ -21,6 +21,7 @@ from joulery.ui.reports.words import (
     carbon_text,
     energy_note,
     energy_text,
+    interruption,
     latency_text,
     requests_text,
     saving_text,
@@ -68,7 +69,7 @@ def _top(title: str, view: RunView | None) -> Html:
     pills: list[Html] = []
     if view is not None:
         if view.site is not None:
-            pills.append(tag("span", f"mode {view.site.mode}", class_="pill"))
+            pills.append(tag("span", f"mode {view.site.mode}" if view.site.services else view.kind, class_="pill"))
             if view.site.simulated:
                 pills.append(tag("span", "simulated", class_="pill warn"))
             if view.site.carbon is not None:
@@ -84,6 +85,10 @@ def _top(title: str, view: RunView | None) -> Html:
 def _content(rollup: Rollup, view: RunView | None) -> Iterable[Html]:
     since = f"{duration(rollup.footprint.duration_s)} from {moment(rollup.footprint.start_s)}"
     yield tag("p", since, class_="soft")
+    if view is not None:
+        said = [interruption(view)] if view.interrupted else []
+        said += [str(note) for note in view.report.get("notes") or ()]
+        yield from (tag("p", words, class_="banner") for words in said)
     yield _facts(rollup, view)
     yield tag("h2", "Where the energy went")
     yield tag("div", waterfall(rollup.footprint), _rows(rollup), class_="card")

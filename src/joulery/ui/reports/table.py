@@ -15,8 +15,8 @@ from joulery.domain.errors import DataError
 from joulery.domain.footprint import Footprint
 from joulery.domain.quality import weakest
 from joulery.domain.rollup import Row
+from joulery.runtime.recorded import RunView
 from joulery.store.footprints import footprint_to_dict
-from joulery.store.recorded import RunView
 
 BY = ("component", "device", "meter", "quality", "owner", "workload", "run", "hour")
 

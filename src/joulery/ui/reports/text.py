@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from joulery.store.recorded import RunView
+from joulery.runtime.recorded import RunView
 from joulery.ui.format import duration, grams, moment, percent, si
 from joulery.ui.reports.table import Rollup
 from joulery.ui.reports.words import (
@@ -18,6 +18,7 @@ from joulery.ui.reports.words import (
     carbon_text,
     energy_note,
     energy_text,
+    interruption,
     latency_text,
     requests_text,
     saving_text,
@@ -55,7 +56,7 @@ def _heading(view: RunView) -> RenderableType:
     start_s = view.footprint.start_s
     lines.append(Text(f"{duration(view.footprint.duration_s)} from {moment(start_s)}", style="dim"))
     if view.interrupted:
-        lines.append(Text("interrupted: metered until the last record, charged to nobody", style="yellow"))
+        lines.append(Text(interruption(view), style="yellow"))
     elif view.manifest.get("state") == "failed":
         lines.append(Text("the run ended with an error", style="yellow"))
     return Group(*lines)

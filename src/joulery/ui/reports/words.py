@@ -9,6 +9,7 @@ from typing import Any
 from joulery.domain.footprint import Footprint
 from joulery.domain.quality import Quality
 from joulery.domain.timeline import CarbonBasis, CarbonLabel
+from joulery.runtime.recorded import RunView
 from joulery.ui.format import UNKNOWN, count, duration, grams, percent, si
 
 
@@ -47,6 +48,13 @@ def carbon_note(footprint: Footprint, label: CarbonLabel | None) -> str:
     if footprint.pue > 1:
         words += f"; PUE {footprint.pue:.2f} included"
     return words
+
+
+def interruption(view: RunView) -> str:
+    """What an interrupted run's numbers are."""
+    if view.report:
+        return "interrupted: this is the part of the run until then"
+    return "interrupted: metered until the last record, charged to nobody"
 
 
 def basis_text(label: CarbonLabel) -> str:

@@ -1,16 +1,18 @@
-"""What a report knows about one run, whatever became of the run."""
+"""What there is to report of one recorded run, whatever became of the run."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from joulery.domain.carbon import CarbonSeries
 from joulery.domain.errors import DataError
 from joulery.domain.footprint import Footprint
-from joulery.domain.timeline import DecisionRecord, SiteLabel, Tick
+from joulery.domain.quality import Quality
+from joulery.domain.timeline import CarbonBasis, CarbonLabel, DecisionRecord, SiteLabel, Tick
 from joulery.store.footprints import footprint_from_dict
 from joulery.store.run import Run, open_run
 from joulery.store.timeline import read_decisions, read_site, read_ticks
@@ -24,8 +26,8 @@ class RunView:
         path: Its folder.
         manifest: What ``manifest.json`` says.
         footprint: Its joules and grams.
-        report: What ``report.json`` says; empty when the run was interrupted before it was written.
-        site: The labels of a site; None for other runs.
+        report: What ``report.json`` says, or what was made again of an interrupted run; empty where that cannot be.
+        site: The labels of a site; for other runs None, or what their course is labelled with.
         ticks: Its course over time.
         decisions: What was decided.
     """
@@ -56,11 +58,15 @@ class RunView:
     @property
     def interrupted(self) -> bool:
         """True while it runs, and for ever when its writer was killed."""
-        return not self.report
+        return self.manifest.get("state") == "running"
 
     @property
     def charges(self) -> tuple[tuple[str, str, Footprint], ...]:
-        """``(workload, owner, footprint)`` as far as the run told them apart; the whole run otherwise."""
+        """``(workload, owner, footprint)`` as far as the run told them apart; the whole run otherwise.
+
+        Raises:
+            DataError: They are damaged.
+        """
         charges = self.report.get("charges")
         if not charges:
             workload = self.site.name if self.site else self.kind
@@ -71,8 +77,12 @@ class RunView:
             raise DataError(f"charges: {type(error).__name__} {error}", file=str(self.path / "report.json")) from error
 
 
-def load_run(path: str | Path) -> RunView:
+def load_run(path: str | Path, *, with_course: bool = False) -> RunView:
     """Everything there is to report of the run at ``path``.
+
+    Args:
+        path: Its folder.
+        with_course: Whether the course over time is needed; that of a measured run is computed from its readings.
 
     Raises:
         DataError: No run, damaged, written by a newer joulery, or interrupted before anything was recorded.
@@ -80,12 +90,35 @@ def load_run(path: str | Path) -> RunView:
     run = open_run(path)
     report = run.report
     site, ticks = read_site(run), read_ticks(run)
+    if run.manifest.get("kind") == "measure" and (report is None or with_course):
+        report, site, ticks = _measured(run, report)
     footprint = _of_ticks(run, site, ticks) if report is None else footprint_from_dict(report)
     return RunView(run.path, run.manifest, footprint, report or {}, site, ticks, read_decisions(run))
 
 
+def _measured(run: Run, report: dict[str, Any] | None) -> tuple[dict[str, Any], SiteLabel | None, tuple[Tick, ...]]:
+    """The report of a measured run, made again where there is none, and its course."""
+    from joulery.runtime.account import account_again
+    from joulery.runtime.measure import source_of
+
+    if report is not None and "power" not in run.series_names:
+        return report, None, ()
+    source = source_of(run.manifest["terms"]["carbon"]) if report is None else None
+    made = account_again(run, source)
+    argv = run.manifest.get("argv") or ["measure"]
+    site = SiteLabel(Path(str(argv[0])).name, "measure", carbon=_label(made.basis.carbon))
+    return report or made.report, site, made.basis.course()
+
+
+def _label(series: CarbonSeries | None) -> CarbonLabel | None:
+    if series is None:
+        return None
+    basis = CarbonBasis.ASSUMED if series.quality is Quality.ASSUMED else CarbonBasis.LIVE
+    return CarbonLabel(series.zone, series.source, basis, series.signal, series.scope)
+
+
 def _of_ticks(run: Run, site: SiteLabel | None, ticks: tuple[Tick, ...]) -> Footprint:
-    """The footprint of an interrupted run: all it metered, given to nobody."""
+    """The footprint of an interrupted site: all it metered, given to nobody."""
     known = [tick for tick in ticks if not math.isnan(tick.energy_j)]
     if not known:
         raise DataError(
@@ -94,17 +127,24 @@ def _of_ticks(run: Run, site: SiteLabel | None, ticks: tuple[Tick, ...]) -> Foot
             hint="if it is still running, wait for its first report",
         )
     last = known[-1]
-    carbon = site.carbon if site and not math.isnan(last.carbon_g) else None
-    return Footprint(
+    footprint = Footprint(
         unattributed_j=last.energy_j,
-        carbon_g=last.carbon_g if carbon else 0.0,
-        carbon_covered_j=last.energy_j if carbon else 0.0,
         facility_j=last.energy_j,
         start_s=ticks[0].t_s - ticks[0].period_s,
         end_s=ticks[-1].t_s,
         duration_s=math.fsum(tick.period_s for tick in ticks),
         covered_s=math.fsum(tick.period_s for tick in ticks if not math.isnan(tick.power_w)),
         idle_quality=last.quality,
-        signal=carbon.signal if carbon else None,
-        scope=carbon.scope if carbon else None,
+    )
+    carbon = site.carbon if site else None
+    if carbon is None or math.isnan(last.carbon_g):
+        return footprint
+    quality = Quality.ASSUMED if carbon.basis is CarbonBasis.ASSUMED else Quality.MEASURED
+    return replace(
+        footprint,
+        carbon_g=last.carbon_g,
+        carbon_covered_j=last.energy_j,
+        signal=carbon.signal,
+        scope=carbon.scope,
+        carbon_quality=quality,
     )
