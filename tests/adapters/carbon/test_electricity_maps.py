@@ -33,6 +33,10 @@ def api(question: Question) -> Answer:
     """Electricity Maps v3: its three questions, its limit of 240 hours, and the errors of a wrong token or zone."""
     if question.headers.get("auth-token") != "secret":
         return Answer({"error": "Invalid auth-token"}, 401)
+    if question.path == "/zones":
+        return Answer(
+            {zone: {"zoneName": zone, "access": ["carbon-intensity/latest"]} for zone in ("DE", "FR", "SE-SE3")}
+        )
     if question.params["zone"] != "DE":
         return Answer({"error": "Zone XX does not exist"}, 404)
     scope = question.params["emissionFactorType"]
@@ -117,8 +121,20 @@ def test_a_wrong_token_and_a_wrong_zone() -> None:
     with served(api) as local:
         with pytest.raises(CapabilityError, match=r"Invalid auth-token"):
             source(local, token="wrong").history(NOW - 3600, NOW)
-        with pytest.raises(DataError, match=r"answered 404 .*: Zone XX does not exist"):
-            source(local, "XX").forecast(NOW, NOW + 3600)
+        with pytest.raises(DataError, match=r"knows no zone SE3: .*Zone XX does not exist") as near:
+            source(local, "SE3").forecast(NOW, NOW + 3600)
+        with pytest.raises(DataError, match="knows no zone XX:") as far:
+            source(local, "XX").history(NOW - 3600, NOW)
+        with pytest.raises(DataError, match="answered 404") as known:
+            source(local, "FR").history(NOW - 3600, NOW)
+    assert near.value.hint == "did you mean SE-SE3?"
+    assert far.value.hint == "the token knows 3 zones"
+    assert "knows no zone" not in known.value.message
+
+
+def test_zones_that_are_no_zones() -> None:
+    with served(lambda question: Answer([])) as local, pytest.raises(DataError, match="no zones"):
+        source(local).zones()
 
 
 def test_a_rate_limit_is_waited_out() -> None:

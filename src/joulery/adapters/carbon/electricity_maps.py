@@ -6,12 +6,13 @@ answers at most 10 days of hours at once. https://portal.electricitymaps.com/dev
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from joulery.adapters.carbon import answers
-from joulery.adapters.carbon.http import Service
+from joulery.adapters.carbon.http import Service, UnknownError
 from joulery.adapters.carbon.series import Meaning, Reading, assemble
 from joulery.adapters.carbon.timestamps import instant_s, iso_utc
 from joulery.domain.carbon import CarbonSeries, Scope, Signal
@@ -82,6 +83,18 @@ class ElectricityMaps:
         issued_at_s = instant_s(answers.text(answer, "updatedAt", NAME))
         return assemble(readings, t0_s, t1_s, self._meaning("forecast"), step_s=STEP_S, issued_at_s=issued_at_s)
 
+    def zones(self) -> tuple[str, ...]:
+        """The zone keys that the token may ask for.
+
+        Raises:
+            CapabilityError: The token is refused.
+            DataError: The service does not answer, or answers nonsense.
+        """
+        answer = self.service.get("/zones", headers={"auth-token": self.token})
+        if not isinstance(answer, dict):
+            raise DataError(f"{NAME} answered no zones: {str(answer)[:80]}")
+        return tuple(sorted(answer))
+
     def _recent(self) -> list[dict[str, Any]]:
         return answers.rows(self._ask("history", {}), "history", NAME)
 
@@ -97,9 +110,16 @@ class ElectricityMaps:
         common = {"zone": self.zone, "emissionFactorType": self.scope.value, "temporalGranularity": "hourly"}
         if not self.estimates:
             common["disableEstimations"] = "true"
-        return self.service.get(
-            f"/carbon-intensity/{what}", params={**common, **params}, headers={"auth-token": self.token}
-        )
+        path, headers = f"/carbon-intensity/{what}", {"auth-token": self.token}
+        try:
+            return self.service.get(path, params={**common, **params}, headers=headers)
+        except UnknownError as error:
+            zones = self.zones()
+            if self.zone in zones:
+                raise
+            near = difflib.get_close_matches(self.zone, zones, n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"the token knows {len(zones)} zones"
+            raise DataError(f"{NAME} knows no zone {self.zone}: {error.message}", hint=hint) from error
 
     def _reading(self, row: dict[str, Any]) -> Reading:
         start_s = instant_s(answers.text(row, "datetime", NAME))

@@ -52,6 +52,10 @@ class RefusedError(CapabilityError):
         self.status_code = status_code
 
 
+class UnknownError(DataError):
+    """The service does not know what was asked for (404): as a rule, the zone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     """A JSON service.
@@ -84,6 +88,7 @@ class Service:
 
         Raises:
             RefusedError: 401 or 403: the credentials do not allow this.
+            UnknownError: 404.
             DataError: No answer after all tries, another error status, or an answer that is no JSON.
         """
         answer = self._answer(path, params, headers, auth)
@@ -94,7 +99,8 @@ class Service:
                 resource=self.base_url,
             )
         if answer.status_code != 200:
-            raise DataError(f"{self.name} answered {answer.status_code} to {path}: {_reason(answer)}")
+            kind = UnknownError if answer.status_code == 404 else DataError
+            raise kind(f"{self.name} answered {answer.status_code} to {path}: {_reason(answer)}")
         try:
             return answer.json()
         except ValueError as error:
