@@ -41,6 +41,10 @@ class Plan:
     loaded: int = 30
 
 
+BRIEF = Plan()
+"""Enough for a first start: a few seconds a variant."""
+
+
 @dataclass(slots=True)
 class _Samples:
     """Times of one (variant, slice) as they come in."""
@@ -81,7 +85,7 @@ async def measure(
     models: Mapping[str, ModelRef],
     partitions: Sequence[Sequence[Slice]],
     inputs: Sequence[Inputs],
-    plan: Plan = Plan(),
+    plan: Plan = BRIEF,
     *,
     progress: Callable[[int, int, str], None] = lambda done, of, what: None,
 ) -> tuple[Measured, ...]:
@@ -210,9 +214,9 @@ def machine() -> dict[str, Any]:
 
 
 def digest(model: ModelRef) -> str:
-    """SHA-256 of a model's file; the name of a callable."""
+    """SHA-256 of a model's file; the name and options of a callable, whose code may change unseen."""
     if model.kind is not ModelKind.ONNX:
-        return model.location
+        return f"{model.location} {model.options}".rstrip()
     try:
         return hashlib.sha256(Path(model.location).read_bytes()).hexdigest()
     except OSError as error:

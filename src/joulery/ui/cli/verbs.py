@@ -1,6 +1,7 @@
 """The verbs and their one-line help; the command object of ``some-verb`` is ``joulery.ui.cli.some_verb.command``."""
 
 VERBS: dict[str, str] = {
+    "profile": "Measure what the variants of a service cost on the slices of this machine.",
     "measure": "Run a command and measure it: joules by device, grams of CO2-equivalent.",
     "ledger": "Keep what runs cost by owner, workload, device and hour, and carbon budgets.",
     "report": "Report recorded runs: joules, grams, of whom, how well known.",

@@ -1,0 +1,62 @@
+"""Power against busy cores, interval by interval: what a power line is fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from joulery.accounting.charge import BusyTimes
+from joulery.accounting.integrate import Metered
+from joulery.accounting.steps import NS_PER_S, energy_by_bin
+from joulery.domain.arrays import FloatArray, IntArray
+from joulery.domain.power import Channel, PowerTrace
+
+_COVERED_RATIO = 0.99
+"""A bin with less of its time covered by readings tells nothing about its power."""
+
+
+def cpu_channels(channels: Iterable[Channel]) -> tuple[Channel, ...]:
+    """The channels that see the CPUs: sockets, else the machine as a whole."""
+    found = tuple(channels)
+    sockets = tuple(channel for channel in found if channel.device.startswith("cpu:"))
+    return sockets or tuple(channel for channel in found if channel.device == "machine")
+
+
+def power_points(
+    traces: Sequence[PowerTrace], busy: Mapping[str, BusyTimes], bins_ns: IntArray
+) -> tuple[FloatArray, FloatArray]:
+    """Mean number of busy cores and mean power of all CPUs in each bin.
+
+    Args:
+        traces: Power of the CPUs, whatever else is in there.
+        busy: Busy times by socket.
+        bins_ns: Edges of the bins, Unix nanoseconds, increasing, int64[n+1].
+
+    Returns:
+        Busy cores and watts, float64[n] each; NaN where not known.
+    """
+    seconds = np.diff(bins_ns) / NS_PER_S
+    seeing = {id(channel) for channel in cpu_channels(trace.channel for trace in traces)}
+    energy_j = np.zeros(len(seconds))
+    covered = np.ones(len(seconds), np.bool_)
+    for trace in traces:
+        if id(trace.channel) in seeing:
+            joules, covered_s = energy_by_bin(Metered.of(trace).steps, bins_ns)
+            energy_j += joules
+            covered &= covered_s >= _COVERED_RATIO * seconds
+    if not seeing:
+        covered[:] = False
+    used_s = np.zeros(len(seconds))
+    sockets = [times for device, times in busy.items() if device.startswith("cpu:")]
+    for times in sockets:
+        used_s += _resampled(times, bins_ns)
+    cores = used_s / seconds if sockets else np.full(len(seconds), np.nan)
+    return np.asarray(cores), np.where(covered, energy_j / seconds, np.nan)
+
+
+def _resampled(times: BusyTimes, bins_ns: IntArray) -> FloatArray:
+    """Busy seconds of everybody in each bin, spread evenly within each interval; NaN outside what is known."""
+    known = np.concatenate(([0.0], np.cumsum(np.maximum(times.all_s, times.app_s))))
+    at = np.interp(bins_ns, times.edges_ns, known, left=np.nan, right=np.nan)
+    return np.diff(at)

@@ -1,0 +1,204 @@
+"""A service of the site file as what the runtime works with: models on disk, slices of this machine, a policy."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from joulery.config.services import CloverPolicy, ModelConfig, OnnxModel, PythonModel, ServiceConfig
+from joulery.config.site import Site
+from joulery.domain.engine import ModelKind, ModelRef
+from joulery.domain.errors import CapabilityError, ConfigError
+from joulery.domain.layout import Layout
+from joulery.domain.profile import Profile
+from joulery.domain.serving import ModelFamily, Slice, Slo
+from joulery.perf.layouts import LayoutMetrics, Predictor
+from joulery.perf.queueing import capacity_rps
+from joulery.policies.objective import Objective
+from joulery.policies.spaces import core_partitions, cpu_slices, layouts
+from joulery.policies.variants import VariantPolicy, baseline
+from joulery.runtime.models import lite_file
+
+_NEVER = 1e6
+"""A move of the intensity, as a multiple of the base, that does not happen."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSetup:
+    """One service on this machine.
+
+    Attributes:
+        name: Its name.
+        owner: Whom it is charged to.
+        family: Its variants.
+        models: What each variant loads.
+        slo: What was promised.
+        cores: The CPU cores it may use.
+        partitions: The ways its cores may be cut.
+        candidates: The layouts there are to choose from.
+    """
+
+    name: str
+    owner: str
+    family: ModelFamily
+    models: Mapping[str, ModelRef]
+    slo: Slo
+    cores: tuple[int, ...]
+    partitions: tuple[tuple[Slice, ...], ...]
+    candidates: tuple[Layout, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chosen:
+    """How a service is run.
+
+    Attributes:
+        policy: Chooses its layouts.
+        rate_rps: The demand it is planned for.
+        base: The layout it is compared with.
+        base_metrics: What that would do under the demand.
+    """
+
+    policy: VariantPolicy
+    rate_rps: float
+    base: Layout
+    base_metrics: LayoutMetrics
+
+
+def service_setup(site: Site, config: ServiceConfig, cache: Path) -> ServiceSetup:
+    """The service on this machine; models are built or looked up, nothing is started.
+
+    Args:
+        site: For the fleet.
+        config: The service.
+        cache: Where built models are kept.
+
+    Raises:
+        CapabilityError: The machine has fewer cores than asked for, or a package is missing.
+        ConfigError, DataError: A model file is missing or damaged.
+        InfeasibleError: There are more layouts than can be tried.
+    """
+    cores = _cores(site)
+    fixed = None if site.fleet.cpu is None else site.fleet.cpu.as_slices()
+    partitions = (fixed,) if fixed is not None else tuple(cpu_slices(cut) for cut in core_partitions(len(cores)))
+    family = config.family.as_family(config.name)
+    names = [variant.name for variant in family.variants]
+    return ServiceSetup(
+        name=config.name,
+        owner=config.owner,
+        family=family,
+        models={variant.name: model_ref(variant.model, cache) for variant in config.family.variants},
+        slo=config.slo.as_slo(),
+        cores=cores,
+        partitions=partitions,
+        candidates=layouts(partitions, names),
+    )
+
+
+def _cores(site: Site) -> tuple[int, ...]:
+    here = tuple(sorted(os.sched_getaffinity(0)))
+    cpu = site.fleet.cpu
+    wanted = len(here)
+    if cpu is not None:
+        wanted = cpu.cores or (sum(cpu.slices) if cpu.slices is not None else wanted)
+    if wanted > len(here):
+        raise CapabilityError(
+            f"the site asks for {wanted} CPU cores, {len(here)} may be used here",
+            resource="CPU cores",
+            hint=f"set fleet.cpu.cores to {len(here)} or less",
+        )
+    return here[:wanted]
+
+
+def model_ref(config: ModelConfig, cache: Path) -> ModelRef:
+    """What a variant loads; a built-in model is built into ``cache`` the first time.
+
+    Raises:
+        CapabilityError, DataError: A built-in model cannot be built.
+    """
+    if isinstance(config, OnnxModel):
+        return ModelRef(ModelKind.ONNX, str(config.path))
+    if isinstance(config, PythonModel):
+        options = json.dumps(config.options, sort_keys=True) if config.options else ""
+        return ModelRef(ModelKind.PYTHON, config.target, options)
+    return ModelRef(ModelKind.ONNX, str(lite_file(f"lite{config.size}", cache)))
+
+
+def demand_rps(site: Site, config: ServiceConfig, setup: ServiceSetup, profile: Profile) -> float:
+    """The demand to plan for: the service's own, else that of the load, in requests or as a share of the capacity.
+
+    The capacity is what the most accurate variant can serve on the cut that suits it best.
+
+    Raises:
+        ConfigError: Neither the service nor the load names one.
+    """
+    load = site.load
+    if config.rate_rps is not None:
+        return config.rate_rps
+    rate_rps: float | None = getattr(load, "rate_rps", None)
+    if rate_rps is not None:
+        return rate_rps
+    share: float | None = getattr(load, "utilisation_ratio", None)
+    if share is not None:
+        return share * largest_capacity_rps(setup, profile)
+    raise ConfigError(
+        "neither the service nor the load says how many requests to expect",
+        pointer=f"services.{config.name}.rate",
+        expected="such as rate: 40 /s",
+    )
+
+
+def largest_capacity_rps(setup: ServiceSetup, profile: Profile) -> float:
+    """Requests a second that the most accurate variant can serve on the cut that suits it best."""
+    largest = setup.family.largest.name
+    return max(capacity_rps([profile.entry(largest, piece) for piece in partition]) for partition in setup.partitions)
+
+
+def choose(
+    site: Site, config: ServiceConfig, setup: ServiceSetup, profile: Profile, *, settle_s: float = 5.0
+) -> Chosen:
+    """The policy of a service, with a profile in hand.
+
+    A fixed policy is the same policy with one variant to choose from: it still picks the cut that keeps the SLO with
+    the fewest joules.
+
+    Raises:
+        ConfigError: No demand is named anywhere.
+        DataError: The profile lacks a variant or a slice.
+        InfeasibleError: No layout reaches the accuracy asked for.
+    """
+    rate_rps = demand_rps(site, config, setup, profile)
+    accuracy = {variant.name: variant.accuracy_ratio for variant in setup.family.variants}
+    predictor = Predictor(profile, accuracy, quantile=setup.slo.quantile)
+    largest = setup.family.largest
+    base, metrics = baseline(setup.candidates, largest.name, predictor, setup.slo, rate_rps)
+    rule = config.policy
+    candidates: Sequence[Layout] = setup.candidates
+    lambda_ratio, base_g_per_kwh, replan_ratio = 1.0, 1.0, _NEVER
+    if isinstance(rule, CloverPolicy):
+        lambda_ratio, base_g_per_kwh, replan_ratio = rule.lambda_ratio, rule.base_g_per_kwh, rule.replan_ratio
+    else:
+        only = {rule.variant or largest.name}
+        candidates = [layout for layout in candidates if set(layout.counts) == only]
+    policy = VariantPolicy(
+        service=setup.name,
+        candidates=tuple(candidates),
+        predictor=predictor,
+        objective=Objective(
+            lambda_ratio=lambda_ratio,
+            base_accuracy_ratio=largest.accuracy_ratio,
+            base_energy_j=metrics.energy_j,
+            base_g_per_kwh=base_g_per_kwh,
+            base_pue=site.pue,
+            pue=site.pue,
+        ),
+        slo=setup.slo,
+        rate_rps=rate_rps,
+        minimum_accuracy_ratio=config.minimum_accuracy_ratio,
+        replan_ratio=replan_ratio,
+        settle_s=settle_s,
+    )
+    return Chosen(policy, rate_rps, base, metrics)

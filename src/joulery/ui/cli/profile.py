@@ -1,0 +1,140 @@
+"""``joulery profile``: what the variants of a service cost on the slices of this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from joulery.domain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from joulery.config.services import ServiceConfig
+    from joulery.config.site import Site
+    from joulery.domain.profile import Profile
+    from joulery.runtime.compose.service import ServiceSetup
+
+
+@click.command("profile")
+@click.argument("what", metavar="SERVICE|VARIANT")
+@click.argument("file", metavar="SITE", type=click.Path(path_type=Path))
+@click.option(
+    "--slices", "cuts", multiple=True, metavar="N,N…", help="A cut of the cores, such as 1,1. Repeatable; all cuts."
+)
+@click.option("--runs", type=click.IntRange(2, 100_000), default=100, help="Requests timed on each slice (100).")
+@click.option("--warmup", type=click.IntRange(0, 100_000), default=10, help="Requests before them, not kept (10).")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Where the profile goes.")
+@click.option("--json", "as_json", is_flag=True, help="Print the profile as one JSON object.")
+def command(
+    what: str, file: Path, cuts: tuple[str, ...], runs: int, warmup: int, output: Path | None, as_json: bool
+) -> None:
+    """Measure latency, CPU time and joules of the variants of a service, or of one variant, and write a profile.
+
+    Each variant runs in the worker that will serve it, on real inputs, alone and with every other slice busy.
+    """
+    import asyncio
+
+    from joulery.config import load
+    from joulery.runtime.bench import measure_profile, write_profile
+    from joulery.runtime.compose.service import service_setup
+    from joulery.runtime.compose.site_meters import meter_specs
+    from joulery.runtime.models import cache_folder
+    from joulery.runtime.profiling import Plan
+    from joulery.ui.progress import told
+
+    site = load(file)
+    config, variants = _named(site, what)
+    setup = _narrowed(service_setup(site, config, cache_folder()), variants, cuts)
+    with told(quiet=as_json) as progress:
+        profile = asyncio.run(
+            measure_profile(
+                setup,
+                folder=None if site.load is None else site.load.inputs,
+                meters=meter_specs(site.meters),
+                plan=Plan(warmup=warmup, alone=runs, loaded=runs),
+                progress=progress,
+            )
+        )
+    if output is not None:
+        write_profile(output, profile)
+    if as_json:
+        click.echo(json.dumps(profile.as_dict()))
+        return
+    _print(profile)
+    if output is not None:
+        click.echo(f"kept in {output}")
+
+
+def _named(site: Site, what: str) -> tuple[ServiceConfig, tuple[str, ...]]:
+    """The service meant, and which of its variants."""
+    for service in site.services:
+        names = tuple(variant.name for variant in service.family.variants)
+        if what == service.name:
+            return service, names
+        if what in names:
+            return service, (what,)
+    known = [name for service in site.services for name in (service.name, *(v.name for v in service.family.variants))]
+    raise ConfigError("no such service or variant", got=what, expected=", ".join(known) or "a site with services")
+
+
+def _narrowed(setup: ServiceSetup, variants: tuple[str, ...], cuts: tuple[str, ...]) -> ServiceSetup:
+    from dataclasses import replace
+
+    from joulery.policies.spaces import cpu_slices
+
+    partitions = tuple(cpu_slices(_cores(cut, len(setup.cores))) for cut in cuts) or setup.partitions
+    return replace(setup, models={name: setup.models[name] for name in variants}, partitions=partitions, candidates=())
+
+
+def _cores(cut: str, most: int) -> tuple[int, ...]:
+    try:
+        cores = tuple(int(part) for part in cut.split(","))
+    except ValueError:
+        cores = ()
+    if not cores or min(cores) < 1 or sum(cores) > most:
+        raise ConfigError(
+            "not a cut of the cores", pointer="--slices", got=cut, expected=f"such as 1,1: at most {most} in all"
+        )
+    return cores
+
+
+def _print(profile: Profile) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from joulery.ui.format import percent, si
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("variant", "slice", "p50", "p95", "± of mean", "beside others", "CPU", "J a request", "start"):
+        table.add_column(heading, justify="left" if heading in ("variant", "slice") else "right")
+    for entry in sorted(profile.entries, key=lambda e: (e.slice.cores, e.variant)):
+        table.add_row(
+            entry.variant,
+            str(entry.slice),
+            si(entry.alone.quantile_s(0.5), "s"),
+            si(entry.alone.quantile_s(0.95), "s"),
+            percent(entry.alone.mean_error_ratio),
+            si(entry.loaded.mean_s, "s") if entry.loaded is not entry.alone else "",
+            si(entry.alone.mean_cpu_s, "s"),
+            si(entry.energy_j, "J"),
+            si(entry.startup_s, "s"),
+        )
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 110
+    console.print(table)
+    band = f" ±{percent(profile.band_ratio, 0)}" if profile.band_ratio else ""
+    watts = profile.entries[0].active_w
+    console.print(
+        f"joules {profile.quality.value} ({profile.meter}{band}): {si(watts, 'W')} a busy core above "
+        f"{si(profile.idle_w, 'W')} idle",
+        style="dim",
+    )
+    others = profile.machine.get("others_busy_cores")
+    if others is not None and others > 0.2:
+        console.print(
+            f"other processes kept {others:.1f} cores busy meanwhile: latencies are longer than on a quiet machine",
+            style="yellow",
+        )

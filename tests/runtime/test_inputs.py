@@ -1,0 +1,65 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from joulery.domain.errors import ConfigError, DataError
+from joulery.domain.tensors import TensorSpec
+from joulery.runtime.inputs import inputs_for
+
+PHOTOS = Path(__file__).parents[2] / "examples" / "photos"
+
+
+def test_photographs_are_sent_at_the_size_the_model_takes():
+    found = inputs_for([TensorSpec("photo", "UINT8", (-1, 64, 64, 3))], PHOTOS)
+    assert len(found) == 9
+    assert all(one["photo"].shape == (1, 64, 64, 3) and one["photo"].dtype == np.uint8 for one in found)
+    assert len({one["photo"].tobytes() for one in found}) == 9
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        [],
+        [TensorSpec("x", "FP32", (-1, 64, 64, 3))],
+        [TensorSpec("x", "UINT8", (-1, 64, 32, 3))],
+        [TensorSpec("x", "UINT8", (-1, -1, -1, 3))],
+        [TensorSpec("x", "UINT8", (4, 64, 64, 3))],
+        [TensorSpec("x", "UINT8", (64, 64, 3))],
+        [TensorSpec("x", "UINT8", (1, 64, 64, 3)), TensorSpec("y", "FP32", (1,))],
+    ],
+)
+def test_photographs_for_a_model_that_takes_none_are_refused(specs):
+    with pytest.raises(ConfigError, match="photographs cannot be sent") as caught:
+        inputs_for(specs, PHOTOS)
+    assert "leave load.inputs out" in caught.value.hint
+
+
+def test_a_folder_without_photographs_says_so(tmp_path):
+    with pytest.raises(DataError, match="no photograph"):
+        inputs_for([TensorSpec("photo", "UINT8", (-1, 64, 64, 3))], tmp_path)
+
+
+def test_inputs_are_made_up_to_fit():
+    specs = [
+        TensorSpec("a", "FP32", (-1, 3)),
+        TensorSpec("b", "INT64", (2,)),
+        TensorSpec("c", "BOOL", (-1,)),
+        TensorSpec("d", "BYTES", (2, -1)),
+    ]
+    found = inputs_for(specs, None, count=4)
+    assert len(found) == 4 and not np.array_equal(found[0]["a"], found[1]["a"])
+    first = found[0]
+    assert [(first[s.name].shape, first[s.name].dtype.kind) for s in specs] == [
+        ((1, 3), "f"),
+        ((2,), "i"),
+        ((1,), "b"),
+        ((2, 1), "O"),
+    ]
+    again = inputs_for(specs, None, count=4)
+    assert all(np.array_equal(one[k], other[k]) for one, other in zip(found, again, strict=True) for k in one)
+
+
+def test_a_model_that_declares_nothing_gets_nothing():
+    with pytest.raises(ConfigError, match="does not say what it takes"):
+        inputs_for([], None)
