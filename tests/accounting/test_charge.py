@@ -44,7 +44,7 @@ def test_by_capacity_the_unused_rest_is_idle() -> None:
     busy = times([1, 0, 2], [2, 0, 2])
     assert charged(busy, by=Share.CAPACITY) == (10 / 4 + 30 / 2, 10 / 2 + 20 + 30 / 2, 0.0, 10 / 4, 0.0)
     with pytest.raises(DataError, match="cpu:0: a capacity share needs its number of CPUs"):
-        charged(times([1], [1], cpus=0), by=Share.CAPACITY)
+        charged({"cpu:0": BusyTimes([0, S], [1.0], [1.0])}, by=Share.CAPACITY)
 
 
 def test_by_capacity_an_interval_counts_its_own_length() -> None:
@@ -144,7 +144,7 @@ def test_shares_of_plain_numbers() -> None:
         ([0, 1], [1.0], [1.0, 1.0], "do not fit"),
         ([0], [1.0], [1.0], "do not fit"),
         ([1, 1], [1.0], [1.0], "increase"),
-        ([0, 1], [-1.0], [1.0], "app_s holds -1.0"),
+        ([0, 1, 2], [0.0, -1.0], [1.0, 1.0], "app_s holds -1.0"),
         ([0, 1], [1.0], [math.inf], "all_s holds inf"),
     ],
 )

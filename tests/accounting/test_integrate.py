@@ -1,10 +1,13 @@
+import dataclasses
 import math
 from typing import Any
 
 import numpy as np
 import pytest
 
+from joulery.accounting.charge import BusyTimes
 from joulery.accounting.integrate import JOULES_PER_KWH, Metered, grid_over, integrate
+from joulery.accounting.steps import PowerSteps
 from joulery.domain.carbon import CarbonSeries, Scope, Signal
 from joulery.domain.errors import DataError
 from joulery.domain.footprint import Footprint
@@ -154,6 +157,18 @@ def test_a_sinusoid_sampled_every_30_s_is_within_half_a_percent() -> None:
     for end_s in (3600.0, 3737.0, 5 * 3600.0 + 211.0):
         exact_j = 200 * end_s + 150 * 600 / (2 * np.pi) * (1 - math.cos(2 * np.pi * end_s / 600))
         assert integrate([trace], 0.0, end_s).energy_j == pytest.approx(exact_j, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    "noun",
+    [PowerSteps([0, 1], [1.0]), BusyTimes([0, 1], [1.0], [1.0]), Metered.of(power([0], [1])), grid_over(0, 1, None)],
+)
+def test_what_accounting_hands_out_cannot_be_changed(noun: Any) -> None:
+    name = dataclasses.fields(noun)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(noun, name, None)
+    assert noun == noun and hash(noun)
+    assert not hasattr(noun, "__dict__")
 
 
 def test_a_grid_is_cut_where_something_changes_inside_the_window() -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from joulery.domain.carbon import CarbonSeries, Signal
 from joulery.domain.errors import DataError
+from joulery.domain.quality import Quality
 
 
 def series(values: list[float], **extra: object) -> CarbonSeries:
@@ -45,3 +46,9 @@ def test_marginal_intensity_may_be_negative_and_columns_are_read_only() -> None:
     s = series([-5.0], signal=Signal.MARGINAL)
     with pytest.raises(ValueError, match="read-only"):
         s.g_per_kwh[0] = 1.0
+
+
+def test_history_is_measured_and_a_forecast_modelled_unless_it_says_otherwise() -> None:
+    assert series([1.0]).quality is Quality.MEASURED
+    assert series([1.0], issued_at_s=0.0).quality is Quality.MODELLED
+    assert series([1.0], issued_at_s=0.0, quality=Quality.ASSUMED).quality is Quality.ASSUMED

@@ -67,3 +67,8 @@ def test_the_total_is_only_as_good_as_its_weakest_part() -> None:
 def test_grams_of_different_scopes_are_never_added() -> None:
     with pytest.raises(DataError, match="scope direct and lifecycle"):
         Footprint(scope=Scope.DIRECT) + Footprint(scope=Scope.LIFECYCLE)
+
+
+def test_grams_are_only_as_good_as_their_weakest_intensity() -> None:
+    assumed = Footprint(carbon_g=1.0, carbon_quality=Quality.ASSUMED)
+    assert (Footprint() + assumed).carbon_quality is (assumed + Footprint()).carbon_quality is Quality.ASSUMED

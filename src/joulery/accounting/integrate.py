@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from joulery.accounting.steps import PowerSteps, energy_by_bin, power_steps, to_ns
-from joulery.domain.arrays import FloatArray, IntArray
+from joulery.domain.arrays import BoolArray, FloatArray, IntArray
 from joulery.domain.carbon import CarbonSeries
 from joulery.domain.errors import DataError
 from joulery.domain.footprint import Footprint, Part, merge_parts
@@ -48,7 +48,7 @@ class Grid:
 
     edges_ns: IntArray
     g_per_kwh: FloatArray
-    estimated: FloatArray
+    estimated: BoolArray
     carbon: CarbonSeries | None
 
     def grams(self, energy_j: FloatArray) -> tuple[float, float]:
@@ -61,7 +61,7 @@ class Grid:
         used = ~np.isnan(self.g_per_kwh) & (energy_j > 0)
         if self.carbon is None or not bool(used.any()):
             return Quality.MEASURED
-        flagged = Quality.MODELLED if bool(np.any(self.estimated[used] > 0)) else Quality.MEASURED
+        flagged = Quality.MODELLED if bool(np.any(self.estimated[used])) else Quality.MEASURED
         return weakest((self.carbon.quality, flagged))
 
 
@@ -119,16 +119,11 @@ def grid_over(t0_s: float, t1_s: float, carbon: CarbonSeries | None, also_ns: Se
     edges_ns = np.unique(np.concatenate([np.array([start_ns, end_ns], np.int64), *cuts]))
     begins = edges_ns[:-1]
     if carbon is None:
-        return Grid(edges_ns, np.full(len(begins), np.nan), np.zeros(len(begins)), None)
+        return Grid(edges_ns, np.full(len(begins), np.nan), np.zeros(len(begins), bool), None)
     index = np.searchsorted(carbon_ns, begins, "right") - 1
     inside = (index >= 0) & (index < len(carbon))
     index = np.clip(index, 0, len(carbon) - 1)
-    return Grid(
-        edges_ns,
-        np.where(inside, carbon.g_per_kwh[index], np.nan),
-        np.where(inside, carbon.estimated[index], 0.0),
-        carbon,
-    )
+    return Grid(edges_ns, np.where(inside, carbon.g_per_kwh[index], np.nan), inside & carbon.estimated[index], carbon)
 
 
 def footprint(

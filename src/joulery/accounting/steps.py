@@ -27,6 +27,9 @@ HOLE_PERIODS = 10.0
 RESET_RATIO = 10.0
 """A counter that ran backwards is believed to have wrapped unless that needs this many times the power ever seen."""
 
+_LAST_S = 9.2e9
+"""Unix seconds beyond which int64 nanoseconds end (the year 2261)."""
+
 _BLOCK = 1 << 17
 """Steps summed at a time: the scratch arrays stay in the cache, a year of 1 Hz needs no gigabyte."""
 
@@ -81,17 +84,15 @@ def to_ns(t_s: npt.ArrayLike) -> IntArray:
     """Unix seconds as integer nanoseconds, to the nanosecond of the float given; same shape.
 
     Raises:
-        DataError: A time is not finite or lies beyond the year 2262, where int64 nanoseconds end.
+        DataError: A time is not finite or lies beyond the year 2261, where int64 nanoseconds end.
     """
     seconds = np.asarray(t_s, np.float64)
-    if not bool(np.all(np.abs(seconds) < 9.2e9)):
-        raise DataError(
-            f"expected Unix seconds, got {np.atleast_1d(seconds)[~(np.abs(np.atleast_1d(seconds)) < 9.2e9)][0]}"
-        )
+    beyond = ~(np.abs(seconds) < _LAST_S)
+    if bool(np.any(beyond)):
+        raise DataError(f"expected Unix seconds, got {float(seconds[beyond][0])}")
     whole = np.floor(seconds)
-    return np.asarray(
-        whole.astype(np.int64) * NS_PER_S + np.rint((seconds - whole) * NS_PER_S).astype(np.int64), np.int64
-    )
+    rest_ns = np.rint((seconds - whole) * NS_PER_S).astype(np.int64)
+    return np.asarray(whole.astype(np.int64) * NS_PER_S + rest_ns, np.int64)
 
 
 def power_steps(trace: PowerTrace) -> PowerSteps:

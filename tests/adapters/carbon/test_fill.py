@@ -6,7 +6,7 @@ import pytest
 from joulery.adapters.carbon.fill import Filled, Place, complete
 from joulery.adapters.carbon.replay import Scripted
 from joulery.domain.carbon import CarbonSeries
-from joulery.domain.errors import CapabilityError, ConfigError, DataError, StaleDataError
+from joulery.domain.errors import CapabilityError, DataError, StaleDataError
 from joulery.domain.fill import Fill, FillRule
 
 NAN = math.nan
@@ -102,34 +102,3 @@ def test_a_filled_source_completes_history_and_leaves_forecasts_alone() -> None:
     assert np.isnan(source.forecast(0.0, 10800.0).g_per_kwh).tolist() == [False, True, False]
     with pytest.raises(CapabilityError):
         Filled(Scripted([CapabilityError("no")]), FillRule()).history(0.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("text", "rule"),
-    [
-        ("error", FillRule()),
-        (" gap ", FillRule(Fill.GAP)),
-        ("forecast", FillRule(Fill.FORECAST)),
-        ("previous:3h", FillRule(Fill.PREVIOUS, 10800.0)),
-        ("linear: 90 min", FillRule(Fill.LINEAR, 5400.0)),
-        ("previous:0.5d", FillRule(Fill.PREVIOUS, 43200.0)),
-        ("linear:20s", FillRule(Fill.LINEAR, 20.0)),
-    ],
-)
-def test_rules_are_read(text: str, rule: FillRule) -> None:
-    assert FillRule.parse(text) == rule
-    assert FillRule.parse(str(rule)) == rule
-
-
-@pytest.mark.parametrize(
-    "text", ["", "zero", "previous", "linear:", "linear:3", "linear:-1h", "gap:3h", "linear:0h", "previous:3 weeks"]
-)
-def test_other_rules_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError):
-        FillRule.parse(text)
-
-
-@pytest.mark.parametrize("longest_s", [0.0, -1.0, math.inf, NAN])
-def test_a_bridge_needs_a_length(longest_s: float) -> None:
-    with pytest.raises(ConfigError, match="needs the longest gap"):
-        FillRule(Fill.PREVIOUS, longest_s)
