@@ -1,0 +1,76 @@
+"""A carbon file that cannot be used stops ``measure`` before the command starts: one message, exit code 2."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from joulery.ui.cli import main
+
+GOOD = ["2023-01-01T00:00Z,100", "2023-01-01T01:00Z,110", "2023-01-01T02:00Z,120"]
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.chdir(tmp_path)
+
+    def measure(*flags: str, rows: list[str] | None = None) -> str:
+        if rows is not None:
+            (tmp_path / "grid.csv").write_text("\n".join(["timestamp_utc,ci_direct", *rows]) + "\n")
+        code = main(["measure", *flags, "--", "touch", "started"])
+        assert code == 2
+        assert not (tmp_path / "started").exists(), "the command must not have run"
+        out, err = capsys.readouterr()
+        assert out == "" and "Traceback" not in err
+        return err
+
+    return measure
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (
+            [GOOD[0], GOOD[2], "2023-01-01T03:00Z,1", "2023-01-01T04:00Z,1"],
+            "grid.csv:3: grid.csv, column ci_direct: no intensity",
+        ),
+        ([GOOD[0], "2023-01-01T01:00Z,nan", GOOD[2]], "grid.csv:3: grid.csv, column ci_direct: no intensity"),
+        ([GOOD[1], GOOD[0], GOOD[2]], "grid.csv:3: 2023-01-01T00:00:00Z is before the row above"),
+        ([GOOD[0], GOOD[1], GOOD[1]], "grid.csv:4: 2023-01-01T01:00:00Z is the same time as the row above"),
+        ([GOOD[0], "2023-01-01T01:00Z,-4"], "grid.csv:3: ci_direct: -4 g/kWh"),
+        ([GOOD[0], "2023-01-01T01:00Z,much"], "grid.csv:3: ci_direct: 'much' is no number"),
+        ([], "grid.csv: 0 rows"),
+    ],
+)
+def test_a_bad_file(measured, rows: list[str], says: str) -> None:
+    err = measured("--carbon", "grid.csv", rows=rows)
+    assert says in err
+    assert 1 <= len(err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--carbon", "absent.csv"], "joulery: --carbon no such file (got absent.csv)"),
+        (["--carbon", "grid.csv", "--column", "x"], "no column x; there are timestamp_utc, ci_direct"),
+        (["--carbon", "grid.csv", "--scope", "lifecycle"], "which column holds the lifecycle intensity"),
+        (["--carbon", "grid.csv", "--timezone", "Mars/Olympus"], "unknown time zone (got Mars/Olympus"),
+        (["--carbon", "grid.csv", "--fill", "zero"], "--fill not a rule for gaps"),
+        (["--carbon", "grid.csv", "--zone", "GB"], "--zone and --carbon both say"),
+        (["--zone", "DE"], "which service knows this zone? (got DE"),
+        (["--zone", "GB-99"], "unknown zone of Great Britain (got GB-99"),
+        (["--zone", "electricity-maps:DE"], "Electricity Maps needs a token"),
+        (["--zone", "watttime:CAISO_NORTH"], "WattTime needs an account"),
+        (["--fill", "gap"], "--fill without a source of carbon intensity"),
+    ],
+)
+def test_bad_flags(measured, monkeypatch: pytest.MonkeyPatch, flags: list[str], says: str) -> None:
+    for name in ("ELECTRICITYMAPS_TOKEN", "WATTTIME_USER", "WATTTIME_PASSWORD"):
+        monkeypatch.delenv(name, raising=False)
+    assert says in measured(*flags, rows=GOOD)
+
+
+def test_the_error_as_json(measured) -> None:
+    error = json.loads(measured("--json", "--carbon", "grid.csv", rows=[GOOD[0], GOOD[0]]))["error"]
+    assert (error["kind"], error["file"], error["row"]) == ("data", "grid.csv", 3)
+    assert error["hint"]
