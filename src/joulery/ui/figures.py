@@ -15,9 +15,8 @@ from joulery.ui.reports.words import basis_text
 def figures(site: SiteLabel, *, with_baseline: bool) -> Html:
     """All figures of a site, in the order in which a person asks: the grid, the power, what was done, what it gave."""
     shown = [_intensity(site.carbon)] if site.carbon else []
-    shown.append(
-        _figure("power", "Power", "W", "Everything metered; the shade is its uncertainty.", [("power", "power")])
-    )
+    whose = "Everything metered" if site.services else "What the run pays for, idle energy included"
+    shown.append(_figure("power", "Power", "W", f"{whose}; the shade is its uncertainty.", [("power", "power")]))
     for index, service in enumerate(site.services):
         shown.append(_mix(index, service))
         shown.append(_latency(index, service))

@@ -8,7 +8,7 @@ from typing import Any
 
 from joulery import __version__
 from joulery.accounting.thin import thin
-from joulery.domain.timeline import DecisionRecord
+from joulery.domain.timeline import CarbonBasis, DecisionRecord
 from joulery.runtime.recorded import RunView
 from joulery.ui.figures import figures, waterfall
 from joulery.ui.format import duration, grams, moment, percent, si
@@ -23,6 +23,7 @@ from joulery.ui.reports.words import (
     energy_text,
     interruption,
     latency_text,
+    notes_of,
     requests_text,
     saving_text,
 )
@@ -72,8 +73,8 @@ def _top(title: str, view: RunView | None) -> Html:
             pills.append(tag("span", f"mode {view.site.mode}" if view.site.services else view.kind, class_="pill"))
             if view.site.simulated:
                 pills.append(tag("span", "simulated", class_="pill warn"))
-            if view.site.carbon is not None:
-                pills.append(tag("span", f"carbon {basis_text(view.site.carbon)}", class_="pill plain"))
+            if view.site.carbon is not None and view.site.carbon.basis is not CarbonBasis.LIVE:
+                pills.append(tag("span", f"carbon {basis_text(view.site.carbon)}", class_="pill warn"))
         if view.interrupted:
             pills.append(tag("span", "interrupted", class_="pill bad"))
         elif view.manifest.get("state") == "failed":
@@ -86,9 +87,10 @@ def _content(rollup: Rollup, view: RunView | None) -> Iterable[Html]:
     since = f"{duration(rollup.footprint.duration_s)} from {moment(rollup.footprint.start_s)}"
     yield tag("p", since, class_="soft")
     if view is not None:
-        said = [interruption(view)] if view.interrupted else []
-        said += [str(note) for note in view.report.get("notes") or ()]
-        yield from (tag("p", words, class_="banner") for words in said)
+        if view.interrupted:
+            yield tag("p", interruption(view), class_="banner")
+        if notes := notes_of(view):
+            yield tag("ul", (tag("li", note) for note in notes), class_="notes")
     yield _facts(rollup, view)
     yield tag("h2", "Where the energy went")
     yield tag("div", waterfall(rollup.footprint), _rows(rollup), class_="card")
@@ -104,9 +106,10 @@ def _content(rollup: Rollup, view: RunView | None) -> Iterable[Html]:
 
 def _facts(rollup: Rollup, view: RunView | None) -> Html:
     label = view.site.carbon if view is not None and view.site is not None else None
+    reason = view.report.get("carbon_reason") if view is not None else None
     facts: list[tuple[str, str, str]] = [
         ("Energy", energy_text(rollup.footprint), energy_note(rollup.footprint)),
-        ("Carbon", carbon_text(rollup.footprint), carbon_note(rollup.footprint, label)),
+        ("Carbon", carbon_text(rollup.footprint), carbon_note(rollup.footprint, label, reason)),
     ]
     if view is not None:
         named = (

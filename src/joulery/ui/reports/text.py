@@ -20,6 +20,7 @@ from joulery.ui.reports.words import (
     energy_text,
     interruption,
     latency_text,
+    notes_of,
     requests_text,
     saving_text,
 )
@@ -39,9 +40,10 @@ def _parts(rollup: Rollup) -> list[RenderableType]:
     parts: list[RenderableType] = [_heading(view) for view in views]
     if len(views) > 1:
         parts.append(Text(f"\n{len(views)} runs together", style="bold"))
+    reason = views[0].report.get("carbon_reason") if len(views) == 1 else None
     facts = [
         ("energy", energy_text(rollup.footprint), energy_note(rollup.footprint)),
-        ("carbon", carbon_text(rollup.footprint), carbon_note(rollup.footprint, label)),
+        ("carbon", carbon_text(rollup.footprint), carbon_note(rollup.footprint, label, reason)),
     ]
     if len(views) == 1:
         facts += _served(views[0])
@@ -59,6 +61,7 @@ def _heading(view: RunView) -> RenderableType:
         lines.append(Text(interruption(view), style="yellow"))
     elif view.manifest.get("state") == "failed":
         lines.append(Text("the run ended with an error", style="yellow"))
+    lines += [Text(note, style="yellow") for note in notes_of(view)]
     return Group(*lines)
 
 

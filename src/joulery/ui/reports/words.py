@@ -33,19 +33,19 @@ def carbon_text(footprint: Footprint) -> str:
     return grams(footprint.carbon_g) if footprint.signal is not None else UNKNOWN
 
 
-def carbon_note(footprint: Footprint, label: CarbonLabel | None) -> str:
-    """What the grams count: ``CO2e, GB average lifecycle intensity, replayed 960× from ...``."""
+def carbon_note(footprint: Footprint, label: CarbonLabel | None, reason: str | None = None) -> str:
+    """What the grams count (``CO2e, GB average lifecycle intensity, live: ...``), or why there are none."""
     if footprint.signal is None:
-        return "no carbon source was given"
+        return reason or "no carbon source was given"
     where = f"{label.zone} " if label else ""
     words = f"CO2e, {where}{footprint.signal} {footprint.scope} intensity"
-    if footprint.carbon_quality is not Quality.MEASURED:
+    if footprint.carbon_quality is not Quality.MEASURED and (label is None or label.basis is CarbonBasis.LIVE):
         words += f" ({footprint.carbon_quality})"
     if label:
         words += f", {basis_text(label)}: {label.source}"
     if footprint.carbon_coverage_ratio < 1:
         words += f"; intensity known for {percent(footprint.carbon_coverage_ratio)} of the energy"
-    if footprint.pue > 1:
+    if footprint.pue >= 1.005:
         words += f"; PUE {footprint.pue:.2f} included"
     return words
 
@@ -55,6 +55,12 @@ def interruption(view: RunView) -> str:
     if view.report:
         return "interrupted: this is the part of the run until then"
     return "interrupted: metered until the last record, charged to nobody"
+
+
+def notes_of(view: RunView) -> tuple[str, ...]:
+    """What the run wants its reader to know."""
+    notes = view.report.get("notes")
+    return tuple(str(note) for note in notes) if isinstance(notes, list) else ()
 
 
 def basis_text(label: CarbonLabel) -> str:

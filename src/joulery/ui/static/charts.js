@@ -1,6 +1,6 @@
 // Draws the charts of a page with uPlot, in reports and on the dashboard alike, from the JSON of /api/now:
 // {site, started_s, ticks}. A chart in between is plain data:
-//   {x: [...], top?: 100, series: [{label, values, color, band?: [low, high], stacked?, dash?, step?, suffix?}]}
+//   {x: [...], top?: 100, unit?: "mg", series: [{label, values, color, band?: [low, high], stacked?, dash?, step?, suffix?}]}
 // Colours are names of CSS variables, so that light and dark follow the reader's choice while the page is open.
 "use strict";
 const joulery = (() => {
@@ -18,7 +18,7 @@ const joulery = (() => {
   }
 
   function elapsed(seconds) {
-    if (seconds < 120) return Math.round(seconds) + " s";
+    if (seconds < 120) return Math.round(seconds * 10) / 10 + " s";
     if (seconds < 7200) return Math.round(seconds / 6) / 10 + " min";
     return Math.round(seconds / 360) / 10 + " h";
   }
@@ -117,6 +117,13 @@ const joulery = (() => {
   window.addEventListener("resize", () => { clearTimeout(pending); pending = setTimeout(resize, 80); });
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 
+  // Values in the unit that gives them short numbers, and that unit.
+  function scaled(columns, unit) {
+    const top = Math.max(0, ...columns.flat().filter((value) => value !== null));
+    const [factor, prefix] = [[1e3, "k"], [1, ""], [1e-3, "m"], [1e-6, "µ"]].find(([size]) => top >= size) || [1, ""];
+    return {unit: prefix + unit, columns: columns.map((values) => values.map((value) => (value === null ? null : value / factor)))};
+  }
+
   // The charts of a site by their name; figures of the page ask for them in data-chart.
   function chartsOf(view) {
     const ticks = view.ticks, x = ticks.map((tick) => tick.t_s - view.started_s);
@@ -126,9 +133,10 @@ const joulery = (() => {
     const charts = new Map();
     charts.set("power", {x, series: [{label: "power", values: column("power_w"), color: "power", band: band(shift(-1), shift(1)), suffix: " W"}]});
     charts.set("intensity", {x, series: [{label: "intensity", values: column("g_per_kwh"), color: "grid-line", step: true, suffix: " g/kWh"}]});
-    charts.set("carbon", {x, series: [
-      {label: "as run", values: column("carbon_g"), color: "ours", suffix: " g"},
-      {label: "baseline", values: column("baseline_g"), color: "baseline", dash: true, suffix: " g", band: band(column("baseline_low_g"), column("baseline_high_g"))},
+    const grams = scaled([column("carbon_g"), column("baseline_g"), column("baseline_low_g"), column("baseline_high_g")], "g");
+    charts.set("carbon", {x, unit: grams.unit, series: [
+      {label: "as run", values: grams.columns[0], color: "ours", suffix: " " + grams.unit},
+      {label: "baseline", values: grams.columns[1], color: "baseline", dash: true, suffix: " " + grams.unit, band: band(grams.columns[2], grams.columns[3])},
     ]});
     view.site.services.forEach((service, i) => {
       const served = ticks.map((tick) => tick.services.find((one) => one.service === service.name) || null);
@@ -146,7 +154,11 @@ const joulery = (() => {
 
   function show(view) {
     const charts = chartsOf(view);
-    document.querySelectorAll("[data-chart]").forEach((element) => update(element, charts.get(element.dataset.chart)));
+    document.querySelectorAll("[data-chart]").forEach((element) => {
+      const chart = charts.get(element.dataset.chart);
+      update(element, chart);
+      if (chart.unit) element.parentElement.querySelector(".unit").textContent = chart.unit;
+    });
   }
 
   const recorded = document.getElementById("recorded");
