@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from joulery.domain.footprint import Footprint as Footprint
     from joulery.domain.power import PowerTrace as PowerTrace
     from joulery.domain.quality import Quality as Quality
+    from joulery.runtime.measure import Measurement as Measurement
+    from joulery.runtime.measure import MeasureWarning as MeasureWarning
+    from joulery.runtime.measure import measure as measure
 
 __version__ = "0.1.0"
 
@@ -23,9 +26,12 @@ _EXPORTS: dict[str, str] = {
     "CarbonSeries": "joulery.domain.carbon",
     "Footprint": "joulery.domain.footprint",
     "JouleryError": "joulery.domain.errors",
+    "MeasureWarning": "joulery.runtime.measure",
+    "Measurement": "joulery.runtime.measure",
     "PowerTrace": "joulery.domain.power",
     "Quality": "joulery.domain.quality",
     "Step": "joulery.domain.decisions",
+    "measure": "joulery.runtime.measure",
 }
 
 __all__ = [*_EXPORTS, "__version__"]

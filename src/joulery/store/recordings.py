@@ -59,7 +59,7 @@ def read_recording(file: Path) -> Recording:
         header = orjson.loads(line) if newline else None
     except orjson.JSONDecodeError as error:
         raise DataError("no header of samples", file=str(file), row=1) from error
-    if not isinstance(header, dict) or header.get("schema") != SCHEMA:
+    if not _is_header(header):
         raise DataError(f"no samples of schema {SCHEMA}", file=str(file), row=1)
     width = 1 + len(header["columns"])
     body = data[len(line) + 1 :]
@@ -71,6 +71,16 @@ def read_recording(file: Path) -> Recording:
         good = int(wrong[0]) if len(wrong) else good
     values = np.ascontiguousarray(words[:good, 1:]).view("<f8").astype(np.float64)
     return Recording(header, stamps[:good] + (header["unix_ns"] - header["monotonic_ns"]), values)
+
+
+def _is_header(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.get("schema") == SCHEMA
+        and isinstance(value.get("columns"), list)
+        and isinstance(value.get("unix_ns"), int)
+        and isinstance(value.get("monotonic_ns"), int)
+    )
 
 
 def read_recordings(folder: Path) -> dict[str, Recording]:

@@ -11,6 +11,7 @@ output/coefficients-aws-use.csv of 2026-03 (revision b0032d9), columns "Min Watt
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -105,6 +106,7 @@ class CpuModelMeter:
         self._busy_s = times.read()
         self._idle_w = tuple(power.idle_w * cpus for cpus in times.cpus)
         self._dynamic_w = power.max_w - power.idle_w
+        self._open = True
         self._channels = tuple(
             Channel(
                 f"cpu:{socket}",
@@ -131,6 +133,8 @@ class CpuModelMeter:
 
     def read(self) -> tuple[float, ...]:
         """Joules since the meter was opened."""
+        if not self._open:
+            return (math.nan,) * len(self._channels)
         now_s = self._clock() - self._start_s
         busy = self._times.read()
         return tuple(
@@ -145,6 +149,7 @@ class CpuModelMeter:
 
     def close(self) -> None:
         """Release the file. Safe to call twice."""
+        self._open = False
         self._times.close()
 
 

@@ -232,7 +232,7 @@ def _source(nvml: Any, handle: Any, device: str, name: str) -> tuple[Channel, Ca
 
 def _counter(nvml: Any, handle: Any, device: str, name: str) -> tuple[Channel, Callable[[], float]]:
     def read() -> float:
-        return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) * 1e-3
+        return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
 
     read()
     return _channel(device, ReadingKind.COUNTER), read
@@ -245,7 +245,7 @@ def _instant(nvml: Any, handle: Any, device: str, name: str) -> tuple[Channel, C
         answer = nvml.nvmlDeviceGetFieldValues(handle, field)[0]
         if answer.nvmlReturn != nvml.NVML_SUCCESS:
             raise nvml.NVMLError(answer.nvmlReturn)
-        return float(answer.value.uiVal) * 1e-3
+        return float(answer.value.uiVal) / 1e3
 
     read()
     return _channel(device, ReadingKind.POWER), read
@@ -253,7 +253,7 @@ def _instant(nvml: Any, handle: Any, device: str, name: str) -> tuple[Channel, C
 
 def _usage(nvml: Any, handle: Any, device: str, name: str) -> tuple[Channel, Callable[[], float]]:
     def read() -> float:
-        return float(nvml.nvmlDeviceGetPowerUsage(handle)) * 1e-3
+        return float(nvml.nvmlDeviceGetPowerUsage(handle)) / 1e3
 
     read()
     return _channel(device, ReadingKind.AVERAGE if _averages(nvml, handle, name) else ReadingKind.POWER), read

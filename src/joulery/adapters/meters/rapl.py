@@ -66,7 +66,7 @@ class RaplMeter:
 
     def _read(self, slot: int, fd: int) -> float:
         try:
-            joules = int(os.pread(fd, 32, 0)) * 1e-6
+            joules = int(os.pread(fd, 32, 0)) / 1e6
         except (OSError, ValueError) as error:
             self._mark(slot, failed=True, why=f"cannot be read any more: {error}")
             return math.nan
@@ -102,7 +102,7 @@ def open_rapl(root: Path = POWERCAP) -> RaplMeter:
     denied: OSError | None = None
     for device, component, folder in zones:
         try:
-            wrap_j = int((folder / "max_energy_range_uj").read_text()) * 1e-6
+            wrap_j = int((folder / "max_energy_range_uj").read_text()) / 1e6
             fd = os.open(folder / "energy_uj", os.O_RDONLY | os.O_CLOEXEC)
         except PermissionError as error:
             denied = error

@@ -1,0 +1,206 @@
+import importlib
+import math
+import os
+
+import pynvml
+import pytest
+
+from joulery.adapters.meters import nvml as module
+from joulery.adapters.meters.nvml import open_nvml, sees_host_processes
+from joulery.domain.channel import ReadingKind
+from joulery.domain.errors import CapabilityError
+from joulery.domain.quality import Quality
+from tests.adapters.meters.nvml_fake import FakeBoard, FakeNvml, error
+
+AMPERE, HOPPER, VOLTA = pynvml.NVML_DEVICE_ARCH_AMPERE, pynvml.NVML_DEVICE_ARCH_HOPPER, pynvml.NVML_DEVICE_ARCH_VOLTA
+
+
+def test_the_energy_counter_is_preferred() -> None:
+    fake = FakeNvml(FakeBoard(energy_mj=12_345))
+    meter = open_nvml(fake)
+    (channel,) = meter.channels
+    assert (channel.device, channel.component, channel.kind) == ("gpu:0", "board", ReadingKind.COUNTER)
+    assert (channel.meter, channel.quality, channel.averaging_s) == ("nvml", Quality.MEASURED, 0.0)
+    assert channel.update_s == pytest.approx(0.1)
+    fake.calls.clear()
+    assert meter.read() == (12.345,)
+    assert fake.calls == ["energy"]
+    meter.close()
+    assert fake.open == 0
+
+
+def test_instantaneous_power_comes_second() -> None:
+    meter = open_nvml(FakeNvml(FakeBoard(energy_mj=None, instant_mw=300_500)))
+    assert [channel.kind for channel in meter.channels] == [ReadingKind.POWER]
+    assert meter.read() == (300.5,)
+    meter.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "averaged"),
+    [
+        ("NVIDIA H100 80GB HBM3", HOPPER, True),
+        ("NVIDIA GeForce RTX 3090", AMPERE, True),
+        ("NVIDIA RTX A3000 Laptop GPU", AMPERE, True),
+        ("NVIDIA A100-SXM4-80GB", AMPERE, False),
+        ("NVIDIA A100X", AMPERE, False),
+        ("NVIDIA A800-SXM4-80GB", AMPERE, False),
+        ("NVIDIA A30", AMPERE, False),
+        ("Tesla V100-SXM2-16GB", VOLTA, False),
+        ("Some GPU", pynvml.NVML_DEVICE_ARCH_UNKNOWN, False),
+    ],
+)
+def test_power_usage_comes_last_and_is_an_average_where_the_driver_averages(
+    name: str, architecture: int, averaged: bool
+) -> None:
+    board = FakeBoard(name, architecture=architecture, energy_mj=None, instant_mw=None, usage_mw=250_000)
+    meter = open_nvml(FakeNvml(board))
+    (channel,) = meter.channels
+    assert channel.kind is (ReadingKind.AVERAGE if averaged else ReadingKind.POWER)
+    assert channel.averaging_s == (1.0 if averaged else 0.0)
+    assert meter.read() == (250.0,)
+    meter.close()
+
+
+def test_a_driver_that_does_not_know_architectures_is_old() -> None:
+    class Old(FakeNvml):
+        def nvmlDeviceGetArchitecture(self, board: FakeBoard) -> int:
+            raise error(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+    meter = open_nvml(Old(FakeBoard(energy_mj=None, instant_mw=None)))
+    assert meter.channels[0].kind is ReadingKind.POWER
+    meter.close()
+
+
+def test_several_boards_each_by_its_best_source() -> None:
+    meter = open_nvml(FakeNvml(FakeBoard(), FakeBoard("Quadro P5000", energy_mj=None, architecture=4), FakeBoard()))
+    assert [(c.device, c.kind) for c in meter.channels] == [
+        ("gpu:0", ReadingKind.COUNTER),
+        ("gpu:1", ReadingKind.POWER),
+        ("gpu:2", ReadingKind.COUNTER),
+    ]
+    meter.close()
+
+
+def test_what_programs_may_see_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    meter = open_nvml(FakeNvml(FakeBoard(), FakeBoard()))
+    assert [channel.device for channel in meter.channels] == ["gpu:0", "gpu:1"]
+    meter.close()
+
+
+def test_a_mig_parent_is_read_as_one_board_and_said() -> None:
+    meter = open_nvml(FakeNvml(FakeBoard(mig=True)))
+    assert meter.boards[0].mig
+    assert meter.notes() == ("gpu:0 (NVIDIA H100 80GB HBM3) is in MIG mode: its joules are the whole board's",)
+    meter.close()
+
+
+def test_a_board_that_disappears_is_missing_and_noted_once_and_so_is_its_return() -> None:
+    gone, stays = FakeBoard(), FakeBoard(energy_mj=7_000)
+    meter = open_nvml(FakeNvml(gone, stays))
+    meter.notes()
+    gone.lost = True
+    for _ in range(3):
+        first, second = meter.read()
+        assert math.isnan(first)
+        assert second == 7.0
+    assert len(meter.notes()) == 1
+    gone.lost = False
+    assert meter.read() == (5.0, 7.0)
+    assert meter.notes() == ("gpu:0 (NVIDIA H100 80GB HBM3) answers again",)
+    meter.close()
+
+
+def test_a_board_that_is_not_permitted_is_left_out_and_said() -> None:
+    meter = open_nvml(FakeNvml(FakeBoard(denied=True), FakeBoard()))
+    assert [channel.device for channel in meter.channels] == ["gpu:1"]
+    assert meter.notes()[0].startswith("gpu:0 is left out: ")
+    meter.close()
+
+
+def test_a_board_that_tells_nothing_is_left_out_with_every_reason() -> None:
+    fake = FakeNvml(FakeBoard(energy_mj=None, instant_mw=None, usage_mw=None))
+    with pytest.raises(CapabilityError, match="no GPU can be read: gpu:0 is left out: .*counter: .*instant: .*usage: "):
+        open_nvml(fake)
+    assert fake.open == 0
+
+
+def test_no_board() -> None:
+    with pytest.raises(CapabilityError, match="the driver shows none"):
+        open_nvml(FakeNvml())
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "no NVIDIA driver here"),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "does not answer"),
+        (pynvml.NVML_ERROR_NO_PERMISSION, "does not answer"),
+    ],
+)
+def test_no_driver(code: int, says: str) -> None:
+    with pytest.raises(CapabilityError, match=says):
+        open_nvml(FakeNvml(init_error=code))
+
+
+def test_here_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> object:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(CapabilityError, match="needs the package nvidia-ml-py") as caught:
+        open_nvml()
+    assert caught.value.grant == "pip install 'joulery[nvidia]'"
+
+
+def test_reading_after_closing_gives_nothing() -> None:
+    meter = open_nvml(FakeNvml(FakeBoard()))
+    meter.close()
+    meter.close()
+    assert math.isnan(meter.read()[0])
+
+
+@pytest.fixture
+def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "sees_host_processes", lambda: True)
+
+
+@pytest.mark.usefixtures("on_the_host")
+def test_who_holds_a_board() -> None:
+    boards = [
+        FakeBoard(),
+        FakeBoard(compute_pids=[10]),
+        FakeBoard(compute_pids=[10, 20], graphics_pids=[30], utilisation=[(5, 10, 60), (6, 10, 30), (6, 20, 30)]),
+        FakeBoard(compute_pids=[10, 20]),
+        FakeBoard(compute_pids=[10, 20], utilisation=error(pynvml.NVML_ERROR_NOT_SUPPORTED)),
+        FakeBoard(compute_pids=None),
+        FakeBoard(compute_pids=[10, 20], utilisation=[(5, 10, 0), (5, 20, 0)]),
+    ]
+    meter = open_nvml(FakeNvml(*boards))
+    held = meter.holders()
+    assert held["gpu:0"] == {}
+    assert held["gpu:1"] == {10: 1.0}
+    assert held["gpu:2"] == pytest.approx({10: 0.75, 20: 0.25, 30: 0.0})
+    assert held["gpu:3"] == {10: 0.0, 20: 0.0}
+    unknown = held["gpu:4"]
+    assert unknown is not None
+    assert set(unknown) == {10, 20}
+    assert all(math.isnan(share) for share in unknown.values())
+    assert held["gpu:5"] is None
+    assert held["gpu:6"] == {10: 0.0, 20: 0.0}
+    # Only what is newer than the last sample counts the next time.
+    boards[2].utilisation = [(5, 10, 60), (6, 10, 30), (7, 20, 50)]
+    assert meter.holders()["gpu:2"] == pytest.approx({10: 0.0, 20: 1.0, 30: 0.0})
+    meter.close()
+
+
+def test_in_a_container_nobody_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "sees_host_processes", lambda: False)
+    meter = open_nvml(FakeNvml(FakeBoard(compute_pids=[os.getpid()])))
+    assert meter.holders() == {"gpu:0": None}
+    meter.close()
+
+
+def test_the_first_process_namespace_is_recognised() -> None:
+    assert sees_host_processes() is (os.readlink("/proc/self/ns/pid") == "pid:[4026531836]")
