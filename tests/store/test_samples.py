@@ -1,5 +1,4 @@
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -161,4 +160,4 @@ def test_a_full_disk_is_waited_out_for_a_while_and_then_an_error(tmp_path: Path)
     values = read_recording(file).column("x")
     assert len(values) >= 500
     assert values.tolist() == list(range(len(values)))
-    assert os.path.getsize(file) == 10_000
+    assert file.stat().st_size == 10_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import orjson
@@ -73,7 +73,7 @@ def read_recording(file: Path) -> Recording:
     return Recording(header, stamps[:good] + (header["unix_ns"] - header["monotonic_ns"]), values)
 
 
-def _is_header(value: Any) -> bool:
+def _is_header(value: Any) -> TypeGuard[dict[str, Any]]:
     return (
         isinstance(value, dict)
         and value.get("schema") == SCHEMA

@@ -22,7 +22,7 @@ class Machine:
         self.busy([0] * len(sockets))
 
     def busy(self, ticks: Sequence[int], *, offline: Sequence[int] = ()) -> None:
-        """Let each CPU have been busy for so many ticks (in user mode), and idle, waiting and stolen from for others."""
+        """Let each CPU have been busy for so many ticks, all in user mode; the other columns must not count."""
         lines = ["cpu  1 2 3 4 5 6 7 8 9 10"]
         lines += [f"cpu{cpu} {t} 0 0 90000 777 0 0 555 {t} 0" for cpu, t in enumerate(ticks) if cpu not in offline]
         (self.proc / "stat").write_text("\n".join([*lines, "intr 1 2 3", "ctxt 5", ""]))

@@ -54,7 +54,7 @@ def test_a_machine_that_does_not_say_its_sockets_has_one(tmp_path: Path) -> None
 
 
 def test_no_proc_is_said(tmp_path: Path) -> None:
-    with pytest.raises(CapabilityError, match="cannot read .*stat: No such file"):
+    with pytest.raises(CapabilityError, match=r"cannot read .*stat: No such file"):
         open_cpu_times(tmp_path / "proc", tmp_path / "sys")
 
 

@@ -1,6 +1,7 @@
 import importlib
 import math
 import os
+from pathlib import Path
 
 import pynvml
 import pytest
@@ -121,7 +122,9 @@ def test_a_board_that_is_not_permitted_is_left_out_and_said() -> None:
 
 def test_a_board_that_tells_nothing_is_left_out_with_every_reason() -> None:
     fake = FakeNvml(FakeBoard(energy_mj=None, instant_mw=None, usage_mw=None))
-    with pytest.raises(CapabilityError, match="no GPU can be read: gpu:0 is left out: .*counter: .*instant: .*usage: "):
+    with pytest.raises(
+        CapabilityError, match=r"no GPU can be read: gpu:0 is left out: .*counter: .*instant: .*usage: "
+    ):
         open_nvml(fake)
     assert fake.open == 0
 
@@ -203,4 +206,4 @@ def test_in_a_container_nobody_is_known(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_first_process_namespace_is_recognised() -> None:
-    assert sees_host_processes() is (os.readlink("/proc/self/ns/pid") == "pid:[4026531836]")
+    assert sees_host_processes() is (str(Path("/proc/self/ns/pid").readlink()) == "pid:[4026531836]")

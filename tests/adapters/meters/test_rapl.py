@@ -109,7 +109,7 @@ def test_permission_denied_says_the_line_that_grants_it(cap: Powercap, monkeypat
         return opened[-1]
 
     monkeypatch.setattr(os, "open", open_)
-    with pytest.raises(CapabilityError, match="may not be read.*energy_uj: permission denied") as caught:
+    with pytest.raises(CapabilityError, match=r"may not be read.*energy_uj: permission denied") as caught:
         open_rapl(cap.root)
     assert caught.value.grant == GRANT == "sudo chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj"
     assert GRANT in caught.value.hint
@@ -119,7 +119,7 @@ def test_permission_denied_says_the_line_that_grants_it(cap: Powercap, monkeypat
 
 
 def test_no_powercap_says_where_there_would_be_one(tmp_path: Path) -> None:
-    with pytest.raises(CapabilityError, match="no RAPL counters in .*nothing") as caught:
+    with pytest.raises(CapabilityError, match=r"no RAPL counters in .*nothing") as caught:
         open_rapl(tmp_path / "nothing")
     assert caught.value.grant is None
     assert "container" in caught.value.hint
