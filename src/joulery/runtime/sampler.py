@@ -24,6 +24,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,21 @@ CPU_SHARE_S = 0.1
 GPU_SHARE_S = 1.0
 READS_PER_UPDATE = 5
 """A device that renews its reading every 100 ms is read every 20 ms: a change is stamped to a fifth of its interval."""
-LINGER_UPDATES = 2.0
+LINGER_UPDATES, LINGER_STEP_S = 2.0, 0.005
 LONGEST_PERIOD_S = 1.0
 _PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """The times a sampler goes by."""
+
+    monotonic_ns: Callable[[], int] = time.monotonic_ns
+    cpu_s: Callable[[], float] = time.process_time
+    sleep: Callable[[float], None] = time.sleep
+
+
+CLOCKS = Clocks()
 
 
 class Stream:
@@ -60,7 +73,12 @@ class Stream:
     """
 
     def __init__(
-        self, read: Callable[[], tuple[float, ...]], writer: SampleWriter, every: int = 1, linger_s: float = 0.0
+        self,
+        read: Callable[[], tuple[float, ...]],
+        writer: SampleWriter,
+        every: int = 1,
+        linger_s: float = 0.0,
+        clocks: Clocks = CLOCKS,
     ) -> None:
         self.writer = writer
         self.every = every
@@ -68,12 +86,13 @@ class Stream:
         self.due = 0
         self.last: tuple[float, ...] = ()
         self._read = read
+        self._now_ns = clocks.monotonic_ns
 
     def sample(self) -> None:
         """Read one record and stamp it with the middle of the time this took."""
-        before_ns = time.monotonic_ns()
+        before_ns = self._now_ns()
         self.last = self._read()
-        self.writer.record((before_ns + time.monotonic_ns()) // 2, self.last)
+        self.writer.record((before_ns + self._now_ns()) // 2, self.last)
 
 
 class SelfLimit:
@@ -83,19 +102,20 @@ class SelfLimit:
         slower: By what the period is multiplied now.
     """
 
-    def __init__(self, max_cpu_ratio: float, most: int) -> None:
+    def __init__(self, max_cpu_ratio: float, most: int, clocks: Clocks = CLOCKS) -> None:
         self.slower = 1
         self._max_cpu_ratio = max_cpu_ratio
         self._most = most
-        self._wall_s, self._cpu_s = time.monotonic(), time.process_time()
+        self._clocks = clocks
+        self._wall_ns, self._cpu_s = clocks.monotonic_ns(), clocks.cpu_s()
 
     def exceeded(self) -> float:
         """The share of a core taken over the last second or more, where that made it slow down; else 0."""
-        wall_s, cpu_s = time.monotonic(), time.process_time()
-        if wall_s - self._wall_s < 1.0:
+        wall_ns, cpu_s = self._clocks.monotonic_ns(), self._clocks.cpu_s()
+        if wall_ns - self._wall_ns < NS_PER_S:
             return 0.0
-        ratio = (cpu_s - self._cpu_s) / (wall_s - self._wall_s)
-        self._wall_s, self._cpu_s = wall_s, cpu_s
+        ratio = (cpu_s - self._cpu_s) / (wall_ns - self._wall_ns) * NS_PER_S
+        self._wall_ns, self._cpu_s = wall_ns, cpu_s
         if ratio <= self._max_cpu_ratio or self.slower >= self._most:
             return 0.0
         self.slower *= 2
@@ -108,6 +128,7 @@ def sample_until(
     period_s: float,
     limit: SelfLimit,
     keep_house: Callable[[float], None],
+    clocks: Clocks = CLOCKS,
 ) -> int:
     """Read the streams on an absolute grid until told to stop, then once more, so that the end lies inside.
 
@@ -117,12 +138,14 @@ def sample_until(
         period_s: The grid.
         limit: Slows down.
         keep_house: Called every :data:`HOUSEKEEPING_S` with the share of a core that made the sampler slow down, or 0.
+        clocks: What time it is.
 
     Returns:
         Ticks that were skipped because their time had passed.
     """
     period_ns = round(period_s * NS_PER_S)
-    start_ns = house_ns = time.monotonic_ns()
+    now = clocks.monotonic_ns
+    start_ns = house_ns = now()
     tick = late = 0
     while True:
         for stream in streams:
@@ -130,32 +153,32 @@ def sample_until(
                 stream.sample()
                 step = stream.every * limit.slower
                 stream.due = (tick // step + 1) * step
-        now_ns = time.monotonic_ns()
+        now_ns = now()
         if now_ns - house_ns >= HOUSEKEEPING_S * NS_PER_S:
             house_ns = now_ns
             keep_house(limit.exceeded())
-            now_ns = time.monotonic_ns()
+            now_ns = now()
         due = min(stream.due for stream in streams)
         tick = max(due, (now_ns - start_ns) // period_ns + 1)
         late += tick - due
-        if stopped((start_ns + tick * period_ns - time.monotonic_ns()) / NS_PER_S):
+        if stopped((start_ns + tick * period_ns - now()) / NS_PER_S):
             break
     for stream in streams:
         stream.sample()
-    _linger(streams)
+    _linger(streams, clocks)
     return late
 
 
-def _linger(streams: Sequence[Stream]) -> None:
+def _linger(streams: Sequence[Stream], clocks: Clocks) -> None:
     """Go on reading slow counters until each was renewed, so that what they count reaches past the end."""
-    end_s = time.monotonic()
+    end_ns = clocks.monotonic_ns()
     waiting = {stream: stream.last for stream in streams if stream.linger_s > 0}
     while waiting:
-        time.sleep(0.005)
+        clocks.sleep(LINGER_STEP_S)
         for stream, at_end in list(waiting.items()):
             stream.sample()
             renewed = all(new != old for new, old in zip(stream.last, at_end, strict=True))
-            if renewed or time.monotonic() - end_s > stream.linger_s:
+            if renewed or clocks.monotonic_ns() - end_ns > stream.linger_s * NS_PER_S:
                 del waiting[stream]
 
 
@@ -176,6 +199,8 @@ class Session:
             self._note("absent", text=str(error))
         clock = {"unix_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
         self._streams = [*self._meter_streams(clock), *self._share_streams(clock)]
+        if not self._streams:
+            raise CapabilityError("nothing can be read on this machine: neither meters nor /proc/stat")
 
     def run(self) -> None:
         """Sample from now until told to stop; everything is on the disk afterwards."""
@@ -191,21 +216,17 @@ class Session:
         late = sample_until(
             self._stopped, self._streams, self._orders.period_s, limit, lambda ratio: self._keep_house(limit, ratio)
         )
-        done = {"late": late, "cpu_s": time.process_time(), "period_s": self._orders.period_s * limit.slower}
-        self._note("done", **done)
-        self.close()
-        self._say({"done": done})
-        if self._orders.group is not None and self._orphaned():
-            remove_group(self._orders.group)
-
-    def close(self) -> None:
-        """Write the rest and let the devices go."""
         for meter in self._meters:
             meter.close()
         self._tell_notes()
+        done = {"late": late, "cpu_s": time.process_time(), "period_s": self._orders.period_s * limit.slower}
+        self._note("done", **done)
         for stream in self._streams:
             stream.writer.close()
         self._notes.close()
+        self._say({"done": done})
+        if self._orders.group is not None and self._orphaned():
+            remove_group(self._orders.group)
 
     def stop(self) -> None:
         """End at the next tick."""
