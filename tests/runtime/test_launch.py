@@ -1,5 +1,6 @@
 """Running a command in a process of its own, since it takes over signals and children: one driver, many commands."""
 
+import contextlib
 import json
 import os
 import pty
@@ -17,8 +18,9 @@ import pytest
 DRIVER = """
 import json, sys
 from joulery.runtime.launch import run_command
-pids = []
-outcome = run_command(sys.argv[2:], started=lambda pid, at_ns: (pids.append(pid), print("started", pid, file=sys.stderr, flush=True)))
+def started(pid, at_ns):
+    print("started", pid, file=sys.stderr, flush=True)
+outcome = run_command(sys.argv[2:], started=started)
 fields = {"code": outcome.exit_code, "cpu_s": outcome.cpu_s, "error": outcome.error,
           "wall_s": (outcome.ended_ns - outcome.started_ns) / 1e9}
 open(sys.argv[1], "w").write(json.dumps(fields))
@@ -41,10 +43,8 @@ def drivers() -> Iterator[list[subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
     yield started
     for driver in started:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(driver.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         driver.wait()
         for stream in (driver.stdout, driver.stderr):
             assert stream is not None
@@ -106,7 +106,7 @@ def test_streams_environment_and_files_are_the_callers(tmp_path: Path) -> None:
             tmp_path,
             "sh",
             "-c",
-            f"cat; cat <&{three.fileno()}; echo to stderr >&2; echo $COLOUR; pwd",
+            f"cat; cat /dev/fd/{three.fileno()}; echo to stderr >&2; echo $COLOUR; pwd",
             input="on stdin\n",
             env={**os.environ, "COLOUR": "green"},
             cwd=tmp_path,
