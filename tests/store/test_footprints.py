@@ -28,6 +28,7 @@ FULL = Footprint(
     duration_s=10.0,
     covered_s=8.0,
     idle_quality=Quality.ASSUMED,
+    idle_band_j=6.0,
     signal=Signal.AVERAGE,
     scope=Scope.DIRECT,
     carbon_quality=Quality.ASSUMED,
@@ -38,6 +39,7 @@ def test_the_contract_for_scripts() -> None:
     report = footprint_to_dict(FULL)
     assert list(report)[: len(CONTRACT)] == CONTRACT
     assert report["energy_j"] == 42.0
+    assert (report["band_j"], report["idle_band_j"]) == (21.0, 6.0)
     assert report["carbon_g"] == 0.01
     assert report["coverage_ratio"] == 0.8
     assert report["quality"] == "assumed"
@@ -84,6 +86,7 @@ def test_it_survives_a_round_trip_through_json(energy_j: float, idle_j: float, l
         end_s=1.0,
         duration_s=1.0,
         covered_s=covered,
+        idle_band_j=0.5,
         signal=Signal.MARGINAL,
         scope=Scope.LIFECYCLE,
         carbon_quality=Quality.ASSUMED,

@@ -42,7 +42,7 @@ def course(
                 end_s,
                 length_s,
                 power_w=run.energy_j / length_s if run.covered_s > 0 else math.nan,
-                power_band_w=math.fsum(part.band_j for part in run.parts) / length_s,
+                power_band_w=run.band_j / length_s,
                 quality=run.quality,
                 g_per_kwh=_mean(carbon, start_s, end_s),
                 grid_s=end_s,

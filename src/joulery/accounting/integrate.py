@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from joulery.accounting.steps import PowerSteps, energy_by_bin, power_steps, to_ns
+from joulery.accounting.steps import NS_PER_S, PowerSteps, energy_by_bin, power_steps, to_ns
 from joulery.domain.arrays import BoolArray, FloatArray, IntArray
 from joulery.domain.carbon import CarbonSeries
 from joulery.domain.errors import DataError
@@ -162,12 +162,13 @@ def footprint(
         facility_j=float(np.sum(total_j)) * pue,
         start_s=t0_s,
         end_s=t1_s,
-        duration_s=t1_s - t0_s if duration_s is None else duration_s,
+        duration_s=float(grid.edges_ns[-1] - grid.edges_ns[0]) / NS_PER_S if duration_s is None else duration_s,
         covered_s=covered_s,
         idle_quality=weakest(rest),
         signal=grid.carbon.signal if grid.carbon is not None else None,
         scope=grid.carbon.scope if grid.carbon is not None else None,
         carbon_quality=grid.quality(total_j),
+        idle_band_j=sum(float(np.sum(energy_j)) * channel.band_ratio for channel, energy_j in (*idle, *unattributed)),
     )
 
 

@@ -60,8 +60,10 @@ def by_part(footprint: Footprint, by: str) -> tuple[Row, ...]:
         )
         for key, parts in sorted(groups.items())
     ]
+    rest_j = footprint.idle_j + footprint.unattributed_j
     for key, energy_j in ((IDLE, footprint.idle_j), (UNATTRIBUTED, footprint.unattributed_j)):
-        rows.append(Row(key, energy_j, math.nan, footprint.idle_quality))
+        band_j = footprint.idle_band_j * energy_j / rest_j if rest_j > 0 else 0.0
+        rows.append(Row(key, energy_j, math.nan, footprint.idle_quality, band_j))
     return tuple(rows)
 
 
@@ -79,8 +81,7 @@ def by_name(footprints: Iterable[tuple[str, Footprint]]) -> tuple[Row, ...]:
 
 def _row(name: str, footprint: Footprint) -> Row:
     grams = footprint.carbon_g if footprint.signal is not None else math.nan
-    band_j = math.fsum(part.band_j for part in footprint.parts)
-    return Row(name, footprint.energy_j, grams, footprint.quality, band_j)
+    return Row(name, footprint.energy_j, grams, footprint.quality, footprint.band_j)
 
 
 def by_time(ticks: Sequence[Tick], key: Callable[[float], str]) -> tuple[Row, ...]:

@@ -54,6 +54,7 @@ class Footprint:
         duration_s: Metered time asked for, summed over windows.
         covered_s: Metered time with readings, averaged over the channels of a window, summed over windows.
         idle_quality: Quality of ``idle_j`` and ``unattributed_j``.
+        idle_band_j: Half-width of the uncertainty of ``idle_j + unattributed_j`` in joules; 0 when not stated.
         signal, scope: What ``carbon_g`` counts; None while no grams are known.
         carbon_quality: Quality of the intensities behind ``carbon_g``.
     """
@@ -73,6 +74,7 @@ class Footprint:
     signal: Signal | None = None
     scope: Scope | None = None
     carbon_quality: Quality = Quality.MEASURED
+    idle_band_j: float = 0.0
 
     @property
     def attributed_j(self) -> float:
@@ -83,6 +85,11 @@ class Footprint:
     def energy_j(self) -> float:
         """Parts + idle + unattributed, joules."""
         return math.fsum((*(part.energy_j for part in self.parts), self.idle_j, self.unattributed_j))
+
+    @property
+    def band_j(self) -> float:
+        """Half-width of the uncertainty of ``energy_j``, joules: bands add linearly (errors of one meter correlate)."""
+        return math.fsum((*(part.band_j for part in self.parts), self.idle_band_j))
 
     @property
     def coverage_ratio(self) -> float:
@@ -135,6 +142,7 @@ class Footprint:
             signal=self.signal or other.signal,
             scope=self.scope or other.scope,
             carbon_quality=weakest((self.carbon_quality, other.carbon_quality)),
+            idle_band_j=self.idle_band_j + other.idle_band_j,
         )
 
 

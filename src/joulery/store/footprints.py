@@ -40,7 +40,9 @@ def footprint_to_dict(footprint: Footprint) -> dict[str, Any]:
             }
             for part in footprint.parts
         ],
+        "band_j": footprint.band_j,
         "idle_quality": footprint.idle_quality.value,
+        "idle_band_j": footprint.idle_band_j,
         "start_s": _known(footprint.start_s),
         "end_s": _known(footprint.end_s),
         "covered_s": footprint.covered_s,
@@ -78,6 +80,7 @@ def footprint_from_dict(value: Mapping[str, Any]) -> Footprint:
             duration_s=value["duration_s"],
             covered_s=value["covered_s"],
             idle_quality=Quality(value["idle_quality"]),
+            idle_band_j=value.get("idle_band_j", 0.0),
             signal=Signal(value["carbon_signal"]) if value["carbon_signal"] else None,
             scope=Scope(value["carbon_scope"]) if value["carbon_scope"] else None,
             carbon_quality=Quality(value.get("carbon_quality") or Quality.MEASURED),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,10 +14,9 @@ from joulery.ui.format import UNKNOWN, count, duration, grams, percent, si
 
 def energy_note(footprint: Footprint) -> str:
     """How well the energy is known: ``modelled ± 30 %, 99.8 % of the time covered``."""
-    band_j = math.fsum(part.band_j for part in footprint.parts)
     words = str(footprint.quality)
-    if band_j > 0 and footprint.energy_j > 0:
-        words += f" ± {percent(band_j / footprint.energy_j, 0)}"
+    if footprint.band_j > 0 and footprint.energy_j > 0:
+        words += f" ± {percent(footprint.band_j / footprint.energy_j, 0)}"
     return f"{words}, {percent(footprint.coverage_ratio)} of the time covered"
 
 
