@@ -57,7 +57,6 @@ OPEN_PATHS = ("/v2/health/live", "/", "/dashboard")
 
 _JSON = (b"content-type", b"application/json")
 _BINARY = (b"content-type", b"application/octet-stream")
-_CLOSE = (b"connection", b"close")
 _NAN = float("nan")
 
 
@@ -74,17 +73,34 @@ class Limits:
     held_bytes: int = 256 << 20
 
 
-class Connection(Protocol):
-    """What the server tells about the connection of a request, in ``scope["extensions"]["joulery.connection"]``."""
+class Exchange(Protocol):
+    """What the server offers beside ASGI for one request, in ``scope["extensions"]["joulery.exchange"]``."""
 
-    request: asyncio.Task[Any] | None
-    """The task to cancel when the client goes away."""
-    lost: bool
-    """True when it has gone."""
+    @property
+    def lost(self) -> bool:
+        """True when the client has gone."""
+        ...
+
+    def begin(self) -> None:
+        """Have the current task cancelled when the client goes away, until ``end``."""
+        ...
+
+    def end(self) -> None:
+        """The request is done with."""
+        ...
+
+    def answer(self, status: int, headers: Headers, body: bytes, *, last: bool = False) -> bool:
+        """Send the whole answer in one write; False when it has to go the long way.
+
+        Args:
+            status, headers, body: The answer, without its length.
+            last: Whether the connection ends with it, though the request may not be here in full.
+        """
+        ...
 
 
 class _RefusedError(RequestError):
-    """A request that is answered without the engine, with a status of its own."""
+    """A request that is answered without the engine, with a status of its own, perhaps before it is here in full."""
 
     def __init__(
         self, status: int, message: str, *headers: tuple[bytes, bytes], outcome: Outcome = Outcome.INVALID
@@ -131,6 +147,7 @@ class Gateway:
         if scope["type"] != "http":
             return
         path: str = scope["path"]
+        exchange: Exchange | None = scope.get("extensions", {}).get("joulery.exchange")
         try:
             if self._credential is not None and path not in OPEN_PATHS and not path.startswith("/static/"):
                 self._authorise(scope["headers"])
@@ -143,25 +160,27 @@ class Gateway:
             if parts[-1] == "infer":
                 service, variant = _model_of(parts)
                 _only(scope, "POST")
-                await self._infer(scope, receive, send, service, variant)
+                await self._infer(scope, exchange, receive, send, service, variant)
             else:
                 _only(scope, "GET", "HEAD")
                 status, content = self._describe(parts)
-                await _reply(send, status, orjson.dumps(content), [_JSON])
+                await _reply(send, exchange, status, orjson.dumps(content), [_JSON])
         except _RefusedError as error:
-            await _reply(send, error.status, orjson.dumps({"error": str(error)}), [_JSON, *error.headers])
+            body = orjson.dumps({"error": str(error)})
+            await _reply(send, exchange, error.status, body, [_JSON, *error.headers], last=True)
 
     def _authorise(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         given = next((value for name, value in headers if name == b"authorization"), b"")
         if self._credential is None or not hmac.compare_digest(given, self._credential):
             raise _RefusedError(401, "a bearer token is needed", (b"www-authenticate", b"Bearer"))
 
-    async def _infer(self, scope: Scope, receive: Receive, send: Send, service: str, variant: str) -> None:
+    async def _infer(
+        self, scope: Scope, exchange: Exchange | None, receive: Receive, send: Send, service: str, variant: str
+    ) -> None:
         """One inference request, from its first byte to its record."""
         arrival_s = time.time()
-        connection: Connection | None = scope.get("extensions", {}).get("joulery.connection")
-        if connection is not None:
-            connection.request = asyncio.current_task()
+        if exchange is not None:
+            exchange.begin()
         self.in_flight[service] = self.in_flight.get(service, 0) + 1
         body = b""
         try:
@@ -179,26 +198,28 @@ class Gateway:
             sent: Headers = [_JSON if answer.json_bytes is None else _BINARY, *self._cost(response.variant, share)]
             if answer.json_bytes is not None:
                 sent.append((b"inference-header-content-length", b"%d" % answer.json_bytes))
-            await _reply(send, 200, answer.body, sent)
+            await _reply(send, exchange, 200, answer.body, sent)
             self._record(_answered(service, arrival_s, response, share))
         except RequestError as error:
-            await self._fail(send, service, arrival_s, error)
+            await self._fail(send, exchange, service, arrival_s, error)
         except asyncio.CancelledError:
             # Either the client has gone, or a stop has waited long enough; this task ends here in both cases.
-            if connection is not None and connection.lost:
+            if exchange is not None and exchange.lost:
                 self._record(_failed(service, arrival_s, RequestError("", Outcome.CANCELLED), None))
             else:
                 gone = RequestError("the gateway is closing", Outcome.UNAVAILABLE)
-                await self._fail(send, service, arrival_s, gone)
+                await self._fail(send, exchange, service, arrival_s, gone)
         finally:
             self._held_bytes -= len(body)
             self.in_flight[service] -= 1
             if not self.in_flight[service]:
                 del self.in_flight[service]
-            if connection is not None:
-                connection.request = None
+            if exchange is not None:
+                exchange.end()
 
-    async def _fail(self, send: Send, service: str, arrival_s: float, error: RequestError) -> None:
+    async def _fail(
+        self, send: Send, exchange: Exchange | None, service: str, arrival_s: float, error: RequestError
+    ) -> None:
         share = None
         if error.variant and error.cpu_s > 0:
             share = self._share(error.variant, error.cpu_s, error.service_s, time.time())
@@ -207,16 +228,16 @@ class Gateway:
             headers += self._cost(error.variant, share)
         if error.retry_after_s is not None or error.outcome is Outcome.UNAVAILABLE:
             headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s or 1))))
-        status = STATUS[error.outcome]
+        status, last = STATUS[error.outcome], False
         if isinstance(error, _RefusedError):
-            status, headers = error.status, headers + error.headers
-        await _reply(send, status, orjson.dumps({"error": str(error)}), headers)
+            status, headers, last = error.status, headers + error.headers, True
+        await _reply(send, exchange, status, orjson.dumps({"error": str(error)}), headers, last=last)
         self._record(_failed(service, arrival_s, error, share))
 
     async def _body(self, headers: MutableMapping[bytes, bytes], receive: Receive) -> bytes:
         """The whole body, held within the limits; the caller gives its length back."""
         if headers.get(b"content-encoding", b"identity") != b"identity":
-            raise _RefusedError(415, "bodies are taken as they are, without content-encoding", _CLOSE)
+            raise _RefusedError(415, "bodies are taken as they are, without content-encoding")
         if (_length(headers.get(b"content-length"), "Content-Length") or 0) > self.limits.body_bytes:
             raise self._too_large()
         message = await receive()
@@ -237,7 +258,6 @@ class Gateway:
                         503,
                         "too much is being received at once",
                         (b"retry-after", b"1"),
-                        _CLOSE,
                         outcome=Outcome.OVERLOADED,
                     )
                 if message["type"] == "http.disconnect":
@@ -251,7 +271,7 @@ class Gateway:
             pieces.append(message.get("body", b""))
 
     def _too_large(self) -> _RefusedError:
-        return _RefusedError(413, f"the body is longer than {self.limits.body_bytes} bytes", _CLOSE)
+        return _RefusedError(413, f"the body is longer than {self.limits.body_bytes} bytes")
 
     def _share(self, variant: str, cpu_s: float, service_s: float, end_s: float) -> EnergyShare | None:
         return None if self.attribute is None else self.attribute(variant, cpu_s, service_s, end_s)
@@ -337,7 +357,7 @@ def _model_of(parts: list[str]) -> tuple[str, str]:
 def _only(scope: Scope, *methods: str) -> None:
     if scope["method"] not in methods:
         allowed = ", ".join(methods)
-        raise _RefusedError(405, f"{scope['path']} takes {allowed}", (b"allow", allowed.encode()), _CLOSE)
+        raise _RefusedError(405, f"{scope['path']} takes {allowed}", (b"allow", allowed.encode()))
 
 
 def _length(value: bytes | None, name: str) -> int | None:
@@ -394,7 +414,14 @@ def _failed(service: str, arrival_s: float, error: RequestError, share: EnergySh
     )
 
 
-async def _reply(send: Send, status: int, body: bytes, headers: Headers) -> None:
+async def _reply(
+    send: Send, exchange: Exchange | None, status: int, body: bytes, headers: Headers, *, last: bool = False
+) -> None:
+    """Send an answer, in one write where the server offers that."""
+    if exchange is not None and exchange.answer(status, headers, body, last=last):
+        return
     headers.append((b"content-length", b"%d" % len(body)))
+    if last:
+        headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

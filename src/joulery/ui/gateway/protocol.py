@@ -208,11 +208,11 @@ def _typed(name: str, datatype: str, array: Tensor) -> Tensor:
         return array.astype(dtype)
     kind, wanted = array.dtype.kind, dtype.kind
     if wanted == "f" and kind in "iuf":
-        with np.errstate(over="ignore"):
-            converted = array.astype(dtype)
-        if np.isfinite(converted).all():
-            return converted
-        raise _bad(f"input {name!r} holds a number too large for {datatype}")
+        try:
+            with np.errstate(over="raise"):
+                return array.astype(dtype)
+        except FloatingPointError as error:
+            raise _bad(f"input {name!r} holds a number too large for {datatype}") from error
     if wanted in "iu" and kind in "iu":
         limits = np.iinfo(dtype)
         if int(array.min()) >= limits.min and int(array.max()) <= limits.max:

@@ -10,14 +10,14 @@ import asyncio
 import errno
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from joulery.config.serving import is_loopback
 from joulery.domain.errors import CapabilityError, ConfigError
@@ -25,7 +25,9 @@ from joulery.domain.errors import CapabilityError, ConfigError
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+_LAST = b"connection: close\r\n\r\n"
 _SWEEP_S = 1.0
+_LINGER_S = 2.0
 _SPARE_FILES = 128
 """File descriptors left for everything that is not a client."""
 
@@ -49,16 +51,62 @@ class ServerLimits:
     drain_s: float = 10.0
 
 
+class _Exchange:
+    """One request on a connection. Implements :class:`joulery.ui.gateway.app.Exchange`."""
+
+    __slots__ = ("connection", "cycle", "task")
+
+    def __init__(self, connection: _GuardedProtocol) -> None:
+        self.connection = connection
+        self.cycle = connection.cycle
+        self.task: asyncio.Task[Any] | None = None
+
+    @property
+    def lost(self) -> bool:
+        """True when the client has gone."""
+        return self.cycle.disconnected
+
+    def begin(self) -> None:
+        """Have the current task cancelled when the client goes away."""
+        self.task = asyncio.current_task()
+        self.connection.running = self
+
+    def end(self) -> None:
+        """The request is done with."""
+        self.connection.running = None
+
+    def answer(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, last: bool = False) -> bool:
+        """Do what uvicorn does for two messages, in one write; leave it to uvicorn where there is more to it."""
+        cycle, connection = self.cycle, self.connection
+        if cycle.disconnected or cycle.response_started or connection.flow.write_paused:
+            return False
+        unread = last and cycle.more_body
+        if unread:
+            cycle.keep_alive = False
+        cycle.response_started = cycle.response_complete = True
+        pieces = [STATUS_LINE[status]]
+        for name, value in (*connection.server_state.default_headers, *headers):
+            pieces += (name, b": ", value, b"\r\n")
+        pieces += (b"content-length: %d\r\n" % len(body), b"\r\n" if cycle.keep_alive else _LAST, body)
+        connection.transport.write(b"".join(pieces))
+        cycle.message_event.set()
+        if unread:
+            connection.linger()
+        elif not cycle.keep_alive:
+            connection.transport.close()
+        cycle.on_response()
+        return True
+
+
 class _GuardedProtocol(HttpToolsProtocol):
-    """One connection. Implements :class:`joulery.ui.gateway.app.Connection`."""
+    """One connection."""
 
     limits: ServerLimits
     most_connections: int
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.request: asyncio.Task[Any] | None = None
-        self.lost = False
+        self.running: _Exchange | None = None
         self.late_at_s = float("inf")
         self._refused = False
         self._in_head = True
@@ -74,9 +122,8 @@ class _GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio: the client has gone, and nobody waits for its answer."""
         super().connection_lost(exc)
-        self.lost = True
-        if self.request is not None:
-            self.request.cancel()
+        if self.running is not None and self.running.task is not None:
+            self.running.task.cancel()
 
     def data_received(self, data: bytes) -> None:
         """asyncio: a part of a request."""
@@ -91,13 +138,13 @@ class _GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """httptools: the first byte of a request."""
         super().on_message_begin()
-        self.scope["extensions"] = {"joulery.connection": cast(dict[object, object], self)}
         self.late_at_s = self.loop.time() + self.limits.receive_s
 
     def on_headers_complete(self) -> None:
         """httptools: the head of a request is there."""
         self._in_head, self._head_bytes = False, 0
         super().on_headers_complete()
+        self.scope["extensions"] = {"joulery.exchange": cast(dict[object, object], _Exchange(self))}
 
     def on_message_complete(self) -> None:
         """httptools: the request is there."""
@@ -119,14 +166,23 @@ class _GuardedProtocol(HttpToolsProtocol):
         """uvicorn: what came is not HTTP."""
         self._refuse(400, msg)
 
-    def _refuse(self, status: int, message: str, headers: bytes = b"") -> None:
+    def linger(self) -> None:
+        """End the connection so that the client can read the answer: take what it still sends, for a while.
+
+        Closing with data unread makes the kernel reset the connection, and the client might never see why.
+        """
         self._refused = True
+        self.late_at_s = self.loop.time() + _LINGER_S
+        self.flow.resume_reading()
+        self.transport.write_eof()
+
+    def _refuse(self, status: int, message: str, headers: bytes = b"") -> None:
         body = orjson.dumps({"error": message})
         self.transport.write(
             b"HTTP/1.1 %d \r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n%b\r\n%b"
             % (status, len(body), headers, body)
         )
-        self.transport.close()
+        self.linger()
 
 
 class _QuietServer(uvicorn.Server):
@@ -263,7 +319,8 @@ def _listen(host: str, port: int) -> socket.socket:
         hint = "choose another: --listen HOST:PORT, or serving.listen in the site file; port 0 takes a free one"
         if error.errno == errno.EADDRINUSE:
             raise CapabilityError(f"cannot listen on {where}: the port is in use", resource=where, hint=hint) from error
-        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        # A name that cannot be resolved has a negative number.
+        if error.errno == errno.EADDRNOTAVAIL or (error.errno or 0) < 0:
             raise ConfigError(
                 "this machine has no such address", pointer="serving.listen", got=where, hint=hint
             ) from error
