@@ -134,12 +134,9 @@ def unfold(run: Run) -> Evidence:
 
 def coarser(times: BusyTimes, window_s: float) -> BusyTimes:
     """The same busy times in intervals of about ``window_s``: ticks of 10 ms say little about much shorter ones."""
-    edges = times.edges_ns
-    window = (edges - edges[0]) // round(window_s * NS_PER_S)
-    keep = np.flatnonzero(np.diff(window, prepend=-1) > 0)
-    if len(keep) > 1 and edges[-1] - edges[keep[-1]] < round(window_s * NS_PER_S):
-        keep = keep[:-1]
-    starts = keep[keep < len(times.app_s)]
+    edges, window_ns = times.edges_ns, round(window_s * NS_PER_S)
+    starts = np.flatnonzero(np.diff((edges[:-1] - edges[0]) // window_ns, prepend=-1) > 0)
+    starts = starts[(starts == 0) | (edges[starts] <= edges[-1] - window_ns)]
     return BusyTimes(
         np.append(edges[starts], edges[-1]),
         np.add.reduceat(times.app_s, starts),
