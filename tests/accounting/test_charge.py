@@ -97,6 +97,7 @@ def test_the_idle_power_of_an_exclusive_device(idle: IdleRule, paid: float) -> N
 def test_clocks_that_disagree_never_charge_more_than_everything() -> None:
     assert charged(times([2, 0, 0], [1, 1, 1])) == (10.0, 0.0, 0.0, 50.0, 0.0)
     assert times([2, 1], [1, 3])["cpu:0"].app_ratio == 3 / 5
+    assert times([0.125, 0], [0.25, 0.25])["cpu:0"].app_ratio == 0.25
 
 
 def test_the_share_of_all_busy_time_leaves_unknown_intervals_out() -> None:
