@@ -60,6 +60,7 @@ def test_a_gap_in_carbon_lowers_the_carbon_coverage() -> None:
 def test_without_carbon_there_are_no_grams_and_no_scope() -> None:
     fp = integrate([power([0], [10])], 0.0, 1.0)
     assert (fp.carbon_g, fp.carbon_covered_j, fp.signal, fp.scope) == (0.0, 0.0, None, None)
+    assert (fp.embodied_g, fp.pue) == (0.0, 1.0)
     assert fp.energy_j == 10.0
 
 
@@ -132,7 +133,7 @@ def test_a_converted_channel_serves_many_windows() -> None:
 )
 def test_the_quality_of_the_intensities_that_were_used(series: CarbonSeries, expected: Quality) -> None:
     """The power lies in the second hour alone."""
-    fp = integrate([power([3600], [10], 60.0)], 0.0, 7200.0, carbon=series)
+    fp = integrate([power([3600], [0.001], 60.0)], 0.0, 7200.0, carbon=series)
     assert fp.carbon_quality is expected
     assert integrate([power([3600], [10], 60.0)], 0.0, 7200.0).carbon_quality is Quality.MEASURED
 

@@ -8,6 +8,7 @@ from joulery.config.carbon import (
     CarbonConstant,
     CarbonElectricityMaps,
     CarbonFile,
+    CarbonPlugin,
     CarbonSupply,
     CarbonTypical,
     CarbonUk,
@@ -65,13 +66,16 @@ def test_services(tmp_path: Path) -> None:
     assert (wt.user_env, wt.password_env, wt.estimates) == ("WATTTIME_USER", "WATTTIME_PASSWORD", True)
 
 
-def test_stated_and_typical(tmp_path: Path) -> None:
+def test_stated_typical_and_plugged_in(tmp_path: Path) -> None:
     constant = section(tmp_path, "kind: constant, intensity: 0.25 kg/kWh, source: the utility")
     assert isinstance(constant, CarbonConstant)
     assert (constant.g_per_kwh, constant.source, constant.scope) == (250.0, "the utility", Scope.LIFECYCLE)
     supply = section(tmp_path, "kind: own-supply, shares: {wind: 60 %, gas: 0.4}")
     assert isinstance(supply, CarbonSupply)
     assert supply.shares == {"wind": 0.6, "gas": 0.4}
+    plugin = section(tmp_path, "kind: plugin, name: gridco, options: {site: A, cells: [1, 2]}, fill: gap")
+    assert isinstance(plugin, CarbonPlugin)
+    assert (plugin.name, plugin.options, plugin.fill) == ("gridco", {"site": "A", "cells": [1, 2]}, "gap")
     typical = section(tmp_path, 'kind: typical, zone: FR, replay: {day: "2024-01-17", lasts: 60 s}')
     assert isinstance(typical, CarbonTypical) and typical.replay is not None
     assert typical.replay.span_s == 86400.0

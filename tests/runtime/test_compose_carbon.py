@@ -159,3 +159,41 @@ def test_flags_make_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ConfigError):
         source_from_flags({"zone": "GB", "carbon": "x.csv"})
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package with entry points that make sources, or fail to."""
+    info = tmp_path / "site" / "gridco-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: gridco\nVersion: 1.0\n")
+    points = {"gridco": "gridco_plugin:source", "broken": "gridco_plugin:absent", "dumb": "builtins:dict"}
+    lines = "".join(f"{name} = {target}\n" for name, target in points.items())
+    (info / "entry_points.txt").write_text(f"[joulery.carbon]\n{lines}")
+    (tmp_path / "site" / "gridco_plugin.py").write_text(
+        "from joulery.adapters.carbon.replay import Scripted\n"
+        "def source(values):\n    return Scripted([values], zone='gridco')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+
+
+@pytest.mark.usefixtures("package")
+def test_a_source_of_somebody_elses_making() -> None:
+    options = {"values": [1.0, float("nan"), 3.0]}
+    found = source(kind="plugin", name="gridco", options=options, fill="linear:1h").history(0.0, 3.0)
+    assert (found.zone, found.g_per_kwh.tolist()) == ("gridco", [1.0, 2.0, 3.0])
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ({"name": "absent"}, r"no installed package offers .* \(got absent, expected .*gridco"),
+        ({"name": "broken"}, r"the source broken \(gridco_plugin:absent\) does not start: .*absent"),
+        ({"name": "gridco"}, r"the source gridco .* does not start: .*values"),
+        ({"name": "dumb"}, "the source dumb has no history and forecast to ask"),
+    ],
+)
+def test_a_plugin_that_cannot_be_used(section: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        source(kind="plugin", **section)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -185,8 +185,25 @@ class CarbonSupply(Section):
     """Share of each technology (wind, solar, gas ...); together 100 %."""
 
 
+class CarbonPlugin(_Filling):
+    """A source of somebody else's making: an entry point of the group ``joulery.carbon``."""
+
+    kind: Literal["plugin"]
+    name: Text
+    """Name of the entry point."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for it."""
+
+
 CarbonConfig = Annotated[
-    CarbonFile | CarbonUk | CarbonElectricityMaps | CarbonWattTime | CarbonTypical | CarbonConstant | CarbonSupply,
+    CarbonFile
+    | CarbonUk
+    | CarbonElectricityMaps
+    | CarbonWattTime
+    | CarbonTypical
+    | CarbonConstant
+    | CarbonSupply
+    | CarbonPlugin,
     Field(discriminator="kind"),
 ]
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from joulery.adapters.carbon import electricity_maps, uk, watttime
@@ -22,6 +23,7 @@ from joulery.config.carbon import (
     CarbonConstant,
     CarbonElectricityMaps,
     CarbonFile,
+    CarbonPlugin,
     CarbonSupply,
     CarbonTypical,
     CarbonUk,
@@ -33,6 +35,9 @@ from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.fill import Fill, FillRule
 from joulery.domain.ports import CarbonSource
 from joulery.runtime.models import cache_folder as root_of_caches
+
+PLUGINS = "joulery.carbon"
+"""Group of the entry points that make sources."""
 
 
 def carbon_source(
@@ -66,6 +71,8 @@ def carbon_source(
         return Stated(config.g_per_kwh, source=config.source, signal=config.signal, scope=config.scope, now_s=now_s)
     if isinstance(config, CarbonSupply):
         return own_supply(config.shares)
+    if isinstance(config, CarbonPlugin):
+        return Filled(_plugin(config), config.fill_rule)
     return Filled(_service(config, cache_dir, environ, now_s), config.fill_rule)
 
 
@@ -109,6 +116,27 @@ def _replayed(source: CarbonSource, replay: ReplayConfig | None, now_s: Callable
         raise ConfigError("is no day of the calendar", pointer="carbon.replay.day", got=replay.day) from error
     stretch = source.history(from_s, from_s + replay.span_s)
     return Replay(stretch, from_s, replay.span_s, begins_s=now_s(), lasts_s=replay.lasts_s)
+
+
+def _plugin(config: CarbonPlugin) -> CarbonSource:
+    """The source that an installed package offers under this name."""
+    found = {point.name: point for point in entry_points(group=PLUGINS)}
+    if config.name not in found:
+        raise ConfigError(
+            "no installed package offers this source of carbon intensity",
+            pointer="carbon.name",
+            got=config.name,
+            expected=", ".join(sorted(found)) or f"an entry point of the group {PLUGINS}",
+        )
+    try:
+        source = found[config.name].load()(**config.options)
+    except (ImportError, AttributeError, TypeError) as error:
+        where = found[config.name].value
+        raise ConfigError(f"the source {config.name} ({where}) does not start: {error}", pointer="carbon") from error
+    if not (callable(getattr(source, "history", None)) and callable(getattr(source, "forecast", None))):
+        raise ConfigError(f"the source {config.name} has no history and forecast to ask", pointer="carbon.name")
+    made: CarbonSource = source
+    return made
 
 
 def _service(
