@@ -1,0 +1,231 @@
+"""PyTorch's profiler (Kineto) JSON as columns: operations, ranges, runtime calls, kernels and gradient flows.
+
+Read with ``prof.export_chrome_trace``; CUDA and ROCm traces have the same shape. :mod:`kineto_names` turns the columns
+into named events.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from joulery.adapters.tracers.chrome import Block, ChromeTrace, microseconds_ns, stamps_ns
+from joulery.domain.arrays import IntArray
+from joulery.domain.errors import DataError
+
+
+class Kind(IntEnum):
+    """What an event of the file is."""
+
+    OP = 0
+    """A host operation (``aten::mm``, an autograd node)."""
+    RANGE = 1
+    """A ``record_function`` range: a module, an optimizer step, the user's own."""
+    RUNTIME = 2
+    """A CUDA or HIP call on the host: a launch or a wait."""
+    KERNEL = 3
+    """Work on an accelerator: a kernel, a copy, a fill."""
+
+
+_KINDS = {
+    "cpu_op": Kind.OP,
+    "user_annotation": Kind.RANGE,
+    "cuda_runtime": Kind.RUNTIME,
+    "cuda_driver": Kind.RUNTIME,
+    "hip_runtime": Kind.RUNTIME,
+    "xpu_runtime": Kind.RUNTIME,
+    "kernel": Kind.KERNEL,
+    "gpu_memcpy": Kind.KERNEL,
+    "gpu_memset": Kind.KERNEL,
+}
+_NONE = -1
+
+
+@dataclass(slots=True)
+class KinetoColumns:
+    """A Kineto trace, one row an event; ``-1`` where a number is absent.
+
+    Attributes:
+        names: String table of ``name``.
+        lanes: Table of ``lane``: ``(process, thread)`` of host rows, ``(device, stream)`` of kernels.
+        kind: :class:`Kind`, int64[n].
+        name, lane: Indices, int64[n].
+        start_ns, dur_ns: int64[n].
+        seq: Autograd sequence number, int64[n].
+        fwd: Autograd's number of the forward thread, on nodes of the backward pass, int64[n].
+        correlation: Links a kernel to the call that launched it, int64[n].
+        external: Links a kernel to the operation that was running, where no correlation does, int64[n].
+        flow_lane, flow_ns: Ends of the forward-backward arrows, as (tail, head) rows, int64[f, 2].
+        base_ns: Added to the file's stamps; 0 when it has none.
+    """
+
+    names: list[str]
+    lanes: list[tuple[Any, Any]]
+    kind: IntArray
+    name: IntArray
+    lane: IntArray
+    start_ns: IntArray
+    dur_ns: IntArray
+    seq: IntArray
+    fwd: IntArray
+    correlation: IntArray
+    external: IntArray
+    flow_lane: IntArray
+    flow_ns: IntArray
+    base_ns: int
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The rows of one block, column by column."""
+
+    kind: list[int] = field(default_factory=list)
+    name: list[int] = field(default_factory=list)
+    lane: list[int] = field(default_factory=list)
+    stamp: list[int] = field(default_factory=list)
+    dur: list[Any] = field(default_factory=list)
+    seq: list[Any] = field(default_factory=list)
+    fwd: list[Any] = field(default_factory=list)
+    correlation: list[Any] = field(default_factory=list)
+    external: list[Any] = field(default_factory=list)
+    flows: list[tuple[int, int, int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Collector:
+    """Grows the columns block by block."""
+
+    file: str
+    names: dict[str, int] = field(default_factory=dict)
+    lanes: dict[tuple[Any, Any], int] = field(default_factory=dict)
+    columns: list[IntArray] = field(default_factory=list)
+    flows: list[IntArray] = field(default_factory=list)
+    seen: int = 0
+
+    def add(self, block: Block) -> None:
+        """Take the events of one block."""
+        stamps, rows = self._rows(block)
+        start_ns = stamps_ns(block, stamps, file=self.file)
+        if rows.kind:
+            at = np.array(rows.stamp, np.int64)
+            columns = [rows.kind, rows.name, rows.lane, start_ns[at], self._durations(rows.dur)]
+            columns += [_integers(values) for values in (rows.seq, rows.fwd, rows.correlation, rows.external)]
+            self.columns.append(np.stack([np.asarray(column, np.int64) for column in columns]))
+        if rows.flows:
+            arrows = np.array(rows.flows, np.int64)
+            arrows[:, 3] = start_ns[arrows[:, 3]]
+            self.flows.append(arrows)
+        self.seen += len(block.events)
+
+    def _rows(self, block: Block) -> tuple[list[Any], _Rows]:
+        """Every stamp of the block, and the rows worth keeping; one pass, the slowest loop of reading a trace."""
+        stamps: list[Any] = []
+        rows = _Rows()
+        names, lanes, kernel = self.names, self.lanes, int(Kind.KERNEL)
+        event: Any = {}
+        try:
+            for event in block.events:
+                kind = _KINDS.get(event.get("cat"))
+                if "ts" in event or kind is not None:
+                    stamps.append(event["ts"])
+                if kind is None:
+                    if event.get("cat") == "fwdbwd":
+                        lane = lanes.setdefault((event["pid"], event["tid"]), len(lanes))
+                        rows.flows.append((event["id"], event["ph"] != "s", lane, len(stamps) - 1))
+                    continue
+                args = event.get("args") or {}
+                if kind == kernel:
+                    place = (args.get("device", event["pid"]), args.get("stream", event["tid"]))
+                else:
+                    place = (event["pid"], event["tid"])
+                rows.kind.append(kind)
+                rows.name.append(names.setdefault(event["name"], len(names)))
+                rows.lane.append(lanes.setdefault(place, len(lanes)))
+                rows.stamp.append(len(stamps) - 1)
+                rows.dur.append(event["dur"])
+                rows.seq.append(args.get("Sequence number", _NONE))
+                rows.fwd.append(args.get("Fwd thread id", _NONE))
+                rows.correlation.append(args.get("correlation", _NONE))
+                rows.external.append(args.get("External id", _NONE))
+        except (AttributeError, KeyError, TypeError) as error:
+            raise DataError(
+                f"an event of the trace is malformed ({type(error).__name__} {error}): {str(event)[:200]}",
+                file=self.file,
+                hint="every timed event needs name, pid, tid, ts and dur",
+            ) from error
+        return stamps, rows
+
+    def _durations(self, durations: list[Any]) -> IntArray:
+        try:
+            values = np.array(durations, np.float64)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"a duration is not a number: {error}", file=self.file) from error
+        if not bool(np.all(np.isfinite(values) & (values >= 0))):
+            bad = values[~(np.isfinite(values) & (values >= 0))][0]
+            raise DataError(f"a duration is {bad} us, expected a finite number >= 0", file=self.file)
+        return microseconds_ns(values)
+
+    def finish(self, base_ns: int) -> KinetoColumns:
+        """All blocks together."""
+        table = np.concatenate(self.columns, axis=1) if self.columns else np.zeros((9, 0), np.int64)
+        kind, name, lane, start_ns, dur_ns, seq, fwd, correlation, external = table
+        tails, heads = self._arrows()
+        return KinetoColumns(
+            names=list(self.names),
+            lanes=list(self.lanes),
+            kind=kind,
+            name=name,
+            lane=lane,
+            start_ns=start_ns + base_ns,
+            dur_ns=dur_ns,
+            seq=seq,
+            fwd=fwd,
+            correlation=correlation,
+            external=external,
+            flow_lane=np.stack([tails[:, 0], heads[:, 0]], axis=1),
+            flow_ns=np.stack([tails[:, 1], heads[:, 1]], axis=1) + base_ns,
+            base_ns=base_ns,
+        )
+
+    def _arrows(self) -> tuple[IntArray, IntArray]:
+        """(lane, time) of the tail and of the head of each arrow that has both."""
+        if not self.flows:
+            return np.zeros((0, 2), np.int64), np.zeros((0, 2), np.int64)
+        flows = np.concatenate(self.flows)
+        ends = []
+        for side in (0, 1):
+            rows = flows[flows[:, 1] == side]
+            _, first = np.unique(rows[:, 0], return_index=True)
+            ends.append(rows[first])
+        _, tail, head = np.intersect1d(ends[0][:, 0], ends[1][:, 0], return_indices=True)
+        return ends[0][tail, 2:], ends[1][head, 2:]
+
+
+def read_columns(path: Path) -> KinetoColumns:
+    """The columns of a Kineto file.
+
+    Raises:
+        DataError: The file cannot be read, ends early, or an event is malformed.
+    """
+    trace = ChromeTrace(path)
+    collector = _Collector(str(path))
+    for block in trace.blocks():
+        collector.add(block)
+    base = trace.meta.get("baseTimeNanoseconds", 0)
+    if not isinstance(base, int):
+        raise DataError(f"baseTimeNanoseconds is {base!r}, expected whole nanoseconds", file=str(path))
+    return collector.finish(base)
+
+
+def _integers(values: list[Any]) -> IntArray:
+    """Whole numbers as they are, anything else as absent."""
+    if set(map(type, values)) <= {int}:
+        return np.array(values, np.int64)
+    return np.array([value if type(value) is int else _NONE for value in values], np.int64)

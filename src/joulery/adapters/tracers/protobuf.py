@@ -1,0 +1,72 @@
+"""Just enough of the protocol buffers wire format to read a profile without the framework that wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+
+class WireError(Exception):
+    """The bytes are no protocol buffer message, or end inside one."""
+
+
+def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """The fields of a message in order: (number, value); an integer, or the bytes of a string, message or fixed field.
+
+    Raises:
+        WireError: The message is malformed or cut short.
+    """
+    at, end = 0, len(message)
+    try:
+        while at < end:
+            tag, at = _varint(message, at)
+            number, wire = tag >> 3, tag & 7
+            if wire == 0:
+                value, at = _varint(message, at)
+                yield number, value
+                continue
+            if wire == 2:
+                size, at = _varint(message, at)
+            elif wire in (1, 5):
+                size = 8 if wire == 1 else 4
+            else:
+                raise WireError(f"wire type {wire} at byte {at}")
+            if not number or at + size > end:
+                raise WireError(f"field {number} of {size} bytes at byte {at} of {end}")
+            yield number, message[at : at + size]
+            at += size
+    except IndexError as error:
+        raise WireError(f"the message ends inside a number at byte {at}") from error
+
+
+def text(value: int | memoryview) -> str:
+    """A string field."""
+    if isinstance(value, int):
+        raise WireError(f"expected a string, found the number {value}")
+    return bytes(value).decode("utf-8", "replace")
+
+
+def sub(value: int | memoryview) -> memoryview:
+    """A message field."""
+    if isinstance(value, int):
+        raise WireError(f"expected a message, found the number {value}")
+    return value
+
+
+def number(value: int | memoryview) -> int:
+    """A varint field that is not negative in any known profile, or the low 64 bits of one that is."""
+    if not isinstance(value, int):
+        raise WireError(f"expected a number, found {len(value)} bytes")
+    return value
+
+
+def _varint(message: memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = message[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise WireError(f"a number of more than ten bytes at byte {at}")
