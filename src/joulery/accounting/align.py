@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
 from joulery.accounting.fairshare import DevicePower, device_power, fair_shares
 from joulery.accounting.integrate import Metered
+from joulery.accounting.regression import regress, why_not
 from joulery.accounting.session import Session, session, unions
 from joulery.accounting.steps import NS_PER_S
 from joulery.domain.arrays import IntArray
+from joulery.domain.errors import DataError
 from joulery.domain.events import EventTrace
 from joulery.domain.quality import weakest
 from joulery.domain.tef import DeviceEnergy, TensorFootprint
 
 Multiplicity = Literal["events", "set"]
+Estimator = Literal["recency", "regression"]
 
 
 def align(
@@ -31,6 +35,7 @@ def align(
     window_ns: tuple[int, int],
     *,
     multiplicity: Multiplicity = "events",
+    estimator: Estimator = "recency",
 ) -> TensorFootprint:
     """Give the power drawn at each instant in equal shares to what ran on the device at that instant.
 
@@ -43,18 +48,25 @@ def align(
         window_ns: The session ``[t0, t1)`` on the clock of the trace; events are clipped to it.
         multiplicity: ``events`` gives every concurrent event a share; ``set`` gives every distinct operation one share
             however many of its events run (the letter of Algorithm 2).
+        estimator: ``recency`` gives every instant the power last read; ``regression`` estimates the power of each
+            operation over all readings (:mod:`joulery.accounting.regression`) on devices where that helps, and says
+            where it does not.
 
     Raises:
-        DataError: The window is empty.
+        DataError: The window is empty, or regression is asked for in ``set`` multiplicity.
     """
+    if estimator == "regression" and multiplicity == "set":
+        raise DataError("regression works on events, not on sets of operations", hint="use --multiplicity events")
     cut = session(trace, window_ns)
     columns = _Columns(len(cut.rows))
-    devices = []
+    devices, notes = [], list(trace.notes)
     for name in sorted({*cut.rows.device, *(name for name, channels in power.items() if channels)}):
         channels = power.get(name, ())
-        meter = device_power([c.steps for c in channels], window_ns, _averaging_s(channels)) if channels else None
-        devices.append(_account(cut, name, meter, channels, multiplicity, columns))
-    notes = list(trace.notes)
+        meter = device_power([c.steps for c in channels], window_ns, _resolved_s(channels)) if channels else None
+        entry = _account(cut, name, meter, channels, multiplicity, columns)
+        if estimator == "regression" and meter is not None:
+            entry = _regressed(cut, meter, entry, columns, notes)
+        devices.append(entry)
     if cut.outside:
         notes.append(f"{cut.outside} events lie outside the window and are not counted")
     notes += [f"{entry.device}: no meter, its time is listed without energy" for entry in devices if not entry.metered]
@@ -71,8 +83,10 @@ def align(
         count=cut.rows.count,
         samples=columns.samples,
         median_ns=cut.median_ns,
+        first_ns=cut.first_ns,
         active_ns=columns.active_ns,
         active_j=columns.active_j,
+        estimator=estimator,
         multiplicity=multiplicity,
         composite=trace.composite & set(cut.rows.op),
         notes=notes,
@@ -129,6 +143,25 @@ def _account(
     )
 
 
+def _regressed(
+    cut: Session, meter: DevicePower, entry: DeviceEnergy, columns: _Columns, notes: list[str]
+) -> DeviceEnergy:
+    """Replace the energies of one device by those of the regression, where its sensor allows it."""
+    reason = why_not(meter)
+    if reason is not None:
+        notes.append(f"{entry.device}: accounted by recency, since regression would mislead: {reason}")
+        return entry
+    estimate = regress(cut, cut.on(entry.device), meter)
+    rows = np.flatnonzero([name == entry.device for name in cut.rows.device])
+    columns.energy_j[rows] = estimate.energy_j[rows]
+    return replace(
+        entry,
+        attributed_j=float(np.sum(estimate.energy_j[rows])),
+        unattributed_j=estimate.idle_j,
+        estimator="regression",
+    )
+
+
 def _unmetered(device: str, window_ns: tuple[int, int], start_ns: IntArray, end_ns: IntArray) -> DeviceEnergy:
     _, opener, closer = unions(np.zeros(len(start_ns), np.int64), start_ns, end_ns)
     return DeviceEnergy(
@@ -143,8 +176,9 @@ def _unmetered(device: str, window_ns: tuple[int, int], start_ns: IntArray, end_
     )
 
 
-def _averaging_s(channels: Sequence[Metered]) -> float:
-    return max((metered.channel.averaging_s for metered in channels), default=0.0)
+def _resolved_s(channels: Sequence[Metered]) -> float:
+    """Nothing shorter than this is resolved by any of the channels."""
+    return max((max(item.channel.averaging_s, item.channel.update_s) for item in channels), default=0.0)
 
 
 def _sums(row: IntArray, value: IntArray, size: int) -> IntArray:

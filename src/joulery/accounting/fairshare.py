@@ -32,7 +32,7 @@ class DevicePower:
         watts: Known power of each step, 0 where nothing is known, float64[k].
         missing: Steps where the power of a component is unknown, bool[k].
         updates_ns: When the sensor gave a new value inside the window, increasing, int64[u].
-        resolution_s: Median distance of two updates, or the averaging window if that is longer; NaN when unknown.
+        resolution_s: Median distance of two updates, or what the sensor resolves if that is longer; NaN when unknown.
     """
 
     edges_ns: IntArray
@@ -77,13 +77,13 @@ class Shares:
     active_ns: int
 
 
-def device_power(components: list[PowerSteps], window_ns: tuple[int, int], averaging_s: float = 0.0) -> DevicePower:
+def device_power(components: list[PowerSteps], window_ns: tuple[int, int], resolved_s: float = 0.0) -> DevicePower:
     """Power of a device over ``[t0, t1)`` as the sum of its components (package, DRAM ...), none of which overlap.
 
     Args:
         components: Power of each component; where one is unknown the sum of the others counts as missing in part.
         window_ns: The session.
-        averaging_s: Averaging window of the sensor, for the stated resolution; 0 for none.
+        resolved_s: Averaging window or update interval of the sensor, where it is known; 0 otherwise.
     """
     t0, t1 = window_ns
     inner = [steps.edges_ns[(steps.edges_ns > t0) & (steps.edges_ns < t1)] for steps in components]
@@ -98,7 +98,7 @@ def device_power(components: list[PowerSteps], window_ns: tuple[int, int], avera
         np.sum([np.nan_to_num(watts) for watts in each], axis=0),
         missing,
         begins[(begins >= t0) & (begins < t1)],
-        max(float(np.median(spacing)) / NS_PER_S, averaging_s) if len(spacing) else float("nan"),
+        max(float(np.median(spacing)) / NS_PER_S, resolved_s) if len(spacing) else float("nan"),
     )
 
 

@@ -40,6 +40,7 @@ class Session:
         row: Row of each piece, int64[p].
         start_ns, end_ns: Exclusive running time inside the window, half-open, by start, int64[p].
         median_ns: Median exclusive time of the events of each row, int64[k].
+        first_ns: Start of the first event of each row, int64[k].
         outside: Events that do not touch the window.
     """
 
@@ -49,6 +50,7 @@ class Session:
     start_ns: IntArray
     end_ns: IntArray
     median_ns: IntArray
+    first_ns: IntArray
     outside: int
 
     def on(self, device: str) -> IntArray:
@@ -81,8 +83,10 @@ def session(trace: EventTrace, window_ns: tuple[int, int]) -> Session:
     event, start_ns, end_ns = event[kept], start_ns[kept], end_ns[kept]
     own_ns = np.bincount(event, end_ns - start_ns, len(trace)).astype(np.int64)[touching]
     median_ns = _medians(row_of_event[touching], own_ns, rows.count)
+    first_ns = np.full(len(rows), t1, np.int64)
+    np.minimum.at(first_ns, row_of_event[touching], trace.start_ns[touching])
     outside = len(trace) - int(np.count_nonzero(touching))
-    return Session((t0, t1), rows, row_of_event[event], start_ns, end_ns, median_ns, outside)
+    return Session((t0, t1), rows, row_of_event[event], start_ns, end_ns, median_ns, first_ns, outside)
 
 
 def _running(trace: EventTrace, end_ns: IntArray) -> tuple[IntArray, IntArray, IntArray]:

@@ -95,21 +95,26 @@ def to_ns(t_s: npt.ArrayLike) -> IntArray:
     return np.asarray(whole.astype(np.int64) * NS_PER_S + rest_ns, np.int64)
 
 
-def power_steps(trace: PowerTrace) -> PowerSteps:
+def power_steps(trace: PowerTrace, *, hole_periods: float = HOLE_PERIODS) -> PowerSteps:
     """What a trace of readings says about power, as steps.
 
     * ``COUNTER``: the difference of two readings belongs to the interval that ended at the later one. A reading equal
       to the one before is a counter not yet updated and is dropped. A wrap is undone on the difference. A counter that
       ran backwards without wrapping, or that may have wrapped more than once, leaves a gap and a fault.
-    * ``POWER``: held to the next reading; the last one, and one before a hole of more than ``HOLE_PERIODS`` sampling
+    * ``POWER``: held to the next reading; the last one, and one before a hole of more than ``hole_periods`` sampling
       periods, for ``HOLD_PERIODS`` periods.
     * ``AVERAGE``: as ``POWER`` after moving each reading back by half its averaging window.
     * A missing reading (NaN) of power is a gap to the next reading; of a counter, it is as if it had not been taken.
+
+    Args:
+        trace: The readings.
+        hole_periods: Distance of two readings of power, in sampling periods, from which on the first does not reach
+            the second; infinite where readings are known to stand until the next one.
     """
     if trace.channel.kind is ReadingKind.COUNTER:
         return _counter_steps(trace)
     shift_ns = round(trace.channel.averaging_s * NS_PER_S / 2) if trace.channel.kind is ReadingKind.AVERAGE else 0
-    return _held_steps(trace, shift_ns)
+    return _held_steps(trace, shift_ns, hole_periods)
 
 
 def energy_by_bin(steps: PowerSteps, bins_ns: IntArray) -> tuple[FloatArray, FloatArray]:
@@ -164,13 +169,13 @@ def _weighted_time(weight: FloatArray, edges: IntArray, cuts: IntArray, at: IntA
     return np.asarray((head + inner + tail) / NS_PER_S, np.float64)
 
 
-def _held_steps(trace: PowerTrace, shift_ns: int) -> PowerSteps:
+def _held_steps(trace: PowerTrace, shift_ns: int, hole_periods: float) -> PowerSteps:
     if not len(trace):
         return PowerSteps([], [])
     hold_ns = max(1, round(HOLD_PERIODS * trace.period_s * NS_PER_S))
     stamps = trace.t_ns - shift_ns if shift_ns else trace.t_ns
     edges = np.append(stamps, stamps[-1] + hold_ns)
-    holes = np.flatnonzero(np.diff(stamps) > HOLE_PERIODS * trace.period_s * NS_PER_S)
+    holes = np.flatnonzero(np.diff(stamps) > hole_periods * trace.period_s * NS_PER_S)
     if not len(holes):
         return PowerSteps(edges, trace.values)
     lost_s = float(np.sum(stamps[holes + 1] - stamps[holes] - hold_ns)) / NS_PER_S

@@ -106,6 +106,31 @@ class EventTrace:
         return int(self.start_ns.min()), int(self.end_ns.max())
 
 
+def with_devices(trace: EventTrace, names: Sequence[str], notes: Sequence[str] | None = None) -> EventTrace:
+    """The same events with other device names, one for each of ``trace.devices``; equal names become one device.
+
+    Args:
+        trace: The events.
+        names: The new names.
+        notes: The new notes; those of the trace when not given.
+    """
+    table = list(dict.fromkeys(names))
+    index = np.array([table.index(name) for name in names], np.int64)
+    return EventTrace(
+        trace.ops,
+        table,
+        trace.phases,
+        op=trace.op,
+        start_ns=trace.start_ns,
+        dur_ns=trace.dur_ns,
+        device=index[trace.device] if len(trace) else trace.device,
+        lane=trace.lane,
+        phase=trace.phase,
+        composite=trace.composite,
+        notes=trace.notes if notes is None else notes,
+    )
+
+
 def qualified(*components: str) -> str:
     """A qualified name of the non-empty components; a ``/`` inside one becomes ``|`` so that the path stays a path."""
     return "/".join(part.replace("/", "|") for part in components if part)

@@ -30,6 +30,7 @@ class DeviceEnergy:
         active_s: Time with at least one operation running, covered or not.
         resolution_s: Median distance of two updates of the sensor; NaN without two updates.
         quality: Weakest of its meters; ``MEASURED``, the neutral element, without a meter.
+        estimator: What gave its operations their energy: ``recency`` or ``regression``.
     """
 
     device: str
@@ -41,6 +42,7 @@ class DeviceEnergy:
     active_s: float
     resolution_s: float
     quality: Quality = Quality.MEASURED
+    estimator: str = "recency"
 
     @property
     def metered(self) -> bool:
@@ -62,9 +64,10 @@ class TensorFootprint:
         count: Events touching the window, int64[n].
         samples: Power readings inside its exclusive time, int64[n].
         median_ns: Median exclusive time of one event, int64[n].
+        first_ns: Start of the first event, int64[n].
         active_ns: Time with at least one event of the row running, int64[n].
         active_j: Energy of the whole device during that time, float64[n]; NaN where the device has no meter.
-        estimator: ``recency`` or ``regression``.
+        estimator: ``recency`` or ``regression``, as asked for; each device says what it got.
         multiplicity: ``events`` or ``set``.
         composite: Operations that stand for many the framework does not show.
         notes: What a reader must know about these numbers, one sentence each.
@@ -81,6 +84,7 @@ class TensorFootprint:
     count: IntArray
     samples: IntArray
     median_ns: IntArray
+    first_ns: IntArray
     active_ns: IntArray
     active_j: FloatArray
     estimator: str = "recency"
@@ -102,6 +106,7 @@ class TensorFootprint:
         count: npt.ArrayLike,
         samples: npt.ArrayLike,
         median_ns: npt.ArrayLike,
+        first_ns: npt.ArrayLike,
         active_ns: npt.ArrayLike,
         active_j: npt.ArrayLike,
         estimator: str = "recency",
@@ -115,6 +120,7 @@ class TensorFootprint:
             "count": count,
             "samples": samples,
             "median_ns": median_ns,
+            "first_ns": first_ns,
             "active_ns": active_ns,
         }
         columns: dict[str, npt.NDArray[Any]] = {k: readonly(v, np.int64) for k, v in integers.items()}

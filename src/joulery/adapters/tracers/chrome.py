@@ -18,7 +18,7 @@ from typing import IO, Any, cast
 import numpy as np
 import orjson
 
-from joulery.domain.arrays import IntArray
+from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.errors import DataError
 
 BLOCK_BYTES = 4 << 20
@@ -28,6 +28,9 @@ _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _TS = re.compile(rb'"ts"\s*:\s*(-?[0-9.eE+-]+)')
 _HEAD_BYTES = 64 << 20
 _TRIES = 64
+_LAST_US = 4.6e15
+"""Microseconds beyond which nanoseconds leave int64 (the year 2115)."""
+
 _EXACT_US = 2.0**42
 """Below this, two stamps that differ by a nanosecond are different floats of microseconds."""
 
@@ -117,7 +120,7 @@ class ChromeTrace:
         keys = ({} if not text.strip() else None) if bare else _parsed(b'{"":0' + text)
         if not isinstance(keys, dict):
             raise DataError("truncated or damaged behind the events", file=str(self.path), hint=_COPY_HINT)
-        del keys[""]
+        keys.pop("", None)
         self.meta.update(keys)
 
 
@@ -152,14 +155,12 @@ def stamps_ns(block: Block, stamps: list[Any], *, file: str) -> IntArray:
     Raises:
         DataError: A stamp is no finite number.
     """
-    try:
-        values = np.array(stamps, np.float64)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"a time stamp is not a number: {error}", file=file) from error
-    if not bool(np.all(np.isfinite(values))):
-        raise DataError("a time stamp is not finite", file=file)
-    whole = np.floor(values)
-    if bool(np.all(values == whole)) or float(np.max(np.abs(values), initial=0.0)) < _EXACT_US:
+    values = numbers(stamps, "a time stamp", file=file)
+    if float(np.max(np.abs(values), initial=0.0)) > _LAST_US:
+        raise DataError(f"a time stamp is {values[np.argmax(np.abs(values))]:g} us, beyond any clock", file=file)
+    if set(map(type, stamps)) <= {int}:
+        return np.array(stamps, np.int64) * 1000
+    if float(np.max(np.abs(values), initial=0.0)) < _EXACT_US:
         return microseconds_ns(values)
     written = _TS.findall(block.text)
     if len(written) == len(stamps):
@@ -168,6 +169,21 @@ def stamps_ns(block: Block, stamps: list[Any], *, file: str) -> IntArray:
             return found
     quoted = orjson.loads(b"[%b]" % _TS.sub(rb'"ts":"\1"', block.text))
     return np.array([_decimal_ns(str(event["ts"]).encode()) for event in quoted if "ts" in event], np.int64)
+
+
+def numbers(values: list[Any], what: str, *, file: str) -> FloatArray:
+    """Finite numbers as float64[n].
+
+    Raises:
+        DataError: One of them is none; ``what`` says what it is.
+    """
+    try:
+        column = np.array(values, np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{what} is not a number: {error}", file=file) from error
+    if column.ndim != 1 or not bool(np.all(np.isfinite(column))):
+        raise DataError(f"{what} is not a finite number", file=file)
+    return column
 
 
 def microseconds_ns(values_us: Any) -> IntArray:
@@ -235,8 +251,8 @@ def _damage(text: bytes) -> str:
         orjson.loads(b"[%b]" % text)
     except orjson.JSONDecodeError as error:
         if error.pos < len(text):
-            return f"damaged ({error.msg})"
-    return "truncated: the text ends"
+            return f"damaged: {error.msg}"
+    return "truncated or damaged: the events do not end"
 
 
 def _parsed(text: bytes) -> Any:

@@ -41,7 +41,9 @@ def read_jax(path: Path, hlo: Sequence[Path] = ()) -> EventTrace:
                 if event.get("ph") == "X" and "hlo_op" in args:
                     lane = (str(event["pid"]), event["tid"])
                     begin, length = round(event["ts"] * 1e6), round(event["dur"] * 1e6)
-                    events.append(Event(event["name"], _device(tracks.get(event["pid"], "")), lane, begin, length, args))
+                    events.append(
+                        Event(event["name"], _device(tracks.get(event["pid"], "")), lane, begin, length, args)
+                    )
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise DataError(
             f"an event of the trace is malformed ({type(error).__name__} {error}): {str(event)[:200]}", file=str(path)
@@ -55,9 +57,11 @@ def read_jax(path: Path, hlo: Sequence[Path] = ()) -> EventTrace:
 def known_programs(path: Path, hlo: Sequence[Path]) -> Profile:
     """Programs and start of a trace, from the files given or those beside it with the same name."""
     stem = path.name.removesuffix(".gz").removesuffix(".json").removesuffix(".trace")
-    beside = [other for end in ("hlo.txt", "xplane.pb", "xplane.pb.gz") if (other := path.with_name(f"{stem}.{end}")).exists()]
+    beside = [
+        other for end in ("hlo.txt", "xplane.pb", "xplane.pb.gz") if (other := path.with_name(f"{stem}.{end}")).exists()
+    ]
     found = Profile()
-    for file in hlo or beside:
+    for file in hlo or [file for file in beside if file.exists()]:
         if ".pb" in file.suffixes or file.suffix == ".pb":
             profile = read_profile(file)
             found.op_names |= profile.op_names

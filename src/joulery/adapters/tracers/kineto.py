@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from joulery.adapters.tracers.chrome import Block, ChromeTrace, microseconds_ns, stamps_ns
+from joulery.adapters.tracers.chrome import Block, ChromeTrace, microseconds_ns, numbers, stamps_ns
 from joulery.domain.arrays import IntArray
 from joulery.domain.errors import DataError
 
@@ -163,13 +163,9 @@ class _Collector:
         return stamps, rows
 
     def _durations(self, durations: list[Any]) -> IntArray:
-        try:
-            values = np.array(durations, np.float64)
-        except (TypeError, ValueError) as error:
-            raise DataError(f"a duration is not a number: {error}", file=self.file) from error
-        if not bool(np.all(np.isfinite(values) & (values >= 0))):
-            bad = values[~(np.isfinite(values) & (values >= 0))][0]
-            raise DataError(f"a duration is {bad} us, expected a finite number >= 0", file=self.file)
+        values = numbers(durations, "a duration", file=self.file)
+        if bool(np.any(values < 0)):
+            raise DataError(f"a duration is {values.min()} us, expected at least 0", file=self.file)
         return microseconds_ns(values)
 
     def finish(self, base_ns: int) -> KinetoColumns:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from joulery.adapters.tracers.chrome import Block, ChromeTrace, microseconds_ns, stamps_ns
+from joulery.adapters.tracers.chrome import Block, ChromeTrace, microseconds_ns, numbers, stamps_ns
 from joulery.adapters.tracers.kineto_names import HOST
 from joulery.domain.errors import DataError
 from joulery.domain.events import UNNAMED, EventTrace
@@ -50,7 +50,7 @@ def read_tf1(path: Path) -> EventTrace:
         )
     device_of = _devices(compute)
     kept = [row for row in rows if row[2] in device_of and row[0] not in _NO_OPERATION]
-    return _trace(kept, device_of, _notes(compute, device_of))
+    return _trace(kept, device_of, _notes(compute, device_of), str(path))
 
 
 def _collect(
@@ -99,16 +99,16 @@ def _notes(compute: dict[Any, str], device_of: dict[Any, str]) -> list[str]:
 
 
 def _trace(
-    rows: list[tuple[str, str, Any, Any, int, float]], device_of: dict[Any, str], notes: list[str]
+    rows: list[tuple[str, str, Any, Any, int, float]], device_of: dict[Any, str], notes: list[str], file: str
 ) -> EventTrace:
     names = {name: i for i, name in enumerate(dict.fromkeys(row[0] for row in rows))}
     devices = {name: i for i, name in enumerate(dict.fromkeys(device_of.values()))}
     lanes = {lane: i for i, lane in enumerate(dict.fromkeys((row[2], row[3]) for row in rows))}
     gradients = gradient_scopes(names)
     phases = [PHASES.index(phase(row[0], row[1], gradients)) for row in rows]
-    durations = np.array([row[5] for row in rows], np.float64)
-    if not bool(np.all(np.isfinite(durations) & (durations >= 0))):
-        raise DataError("a duration of the timeline is negative or not finite")
+    durations = numbers([row[5] for row in rows], "a duration", file=file)
+    if bool(np.any(durations < 0)):
+        raise DataError(f"a duration is {durations.min()} us, expected at least 0", file=file)
     return EventTrace(
         [name or UNNAMED for name in names],
         list(devices),

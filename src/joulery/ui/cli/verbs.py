@@ -4,6 +4,7 @@ VERBS: dict[str, str] = {
     "profile": "Measure what the variants of a service cost on the slices of this machine.",
     "measure": "Run a command and measure it: joules by device, grams of CO2-equivalent.",
     "ledger": "Keep what runs cost by owner, workload, device and hour, and carbon budgets.",
+    "account": "Account recorded events with recorded power: joules by tensor operation.",
     "report": "Report recorded runs: joules, grams, of whom, how well known.",
     "config": "Check a site file, print it with its defaults, or print the schema.",
 }

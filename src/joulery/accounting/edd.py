@@ -1,0 +1,182 @@
+"""The energy dependency diagram: a footprint as the tree its qualified names spell.
+
+Source: Smaragdine (ICSE'24), Definition 3.4 and function T2E. A node's energy is that of its children; what an inner
+node spent outside of them is a child called ``<self>``. Siblings come in the order in which they first ran, which is
+the order of dataflow wherever one feeds the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from joulery.domain.events import SELF
+from joulery.domain.tef import TensorFootprint
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A module, or an operation where it has no children.
+
+    Attributes:
+        name: Its component; the whole path is spelled by its ancestors.
+        energy_j: Known energy of everything below it.
+        share_ratio: Of its siblings' and its own energy together; 0 where none of them has any.
+        runtime_s: Exclusive time of everything below it, added up.
+        count: Events below it.
+        uncovered_s: Of the time, without known power.
+        children: In the order they first ran.
+    """
+
+    name: str
+    energy_j: float
+    share_ratio: float
+    runtime_s: float
+    count: int
+    uncovered_s: float
+    children: tuple[Node, ...] = ()
+
+    def at(self, path: str) -> Node | None:
+        """The node at a path below this one, such as ``encoder/layer_0``; None where there is none."""
+        node: Node | None = self
+        for part in filter(None, path.split("/")):
+            node = next((child for child in node.children if child.name == part), None) if node else None
+        return node
+
+    def walk(self, depth: int = 0) -> Iterator[tuple[int, Node]]:
+        """Depth and node, this one first, in order."""
+        waiting = [(depth, self)]
+        while waiting:
+            level, node = waiting.pop()
+            yield level, node
+            waiting += [(level + 1, child) for child in reversed(node.children)]
+
+
+@dataclass(slots=True)
+class _Growing:
+    """A node while the tree is built."""
+
+    first_ns: int = 2**63 - 1
+    energies: list[float] | None = None
+    runtime_ns: int = 0
+    uncovered_ns: int = 0
+    count: int = 0
+    children: dict[str, _Growing] | None = None
+
+
+def tree(footprint: TensorFootprint, *, device: str | None = None, phase: str | None = None, root: str = "") -> Node:
+    """The diagram of a footprint.
+
+    Args:
+        footprint: Energies by operation.
+        device: Count this device alone; all metered ones when not given.
+        phase: Count this phase alone; all of them when not given.
+        root: Name of the root.
+    """
+    top = _Growing()
+    rows = zip(
+        footprint.op,
+        footprint.device,
+        footprint.phase,
+        footprint.energy_j.tolist(),
+        footprint.runtime_ns.tolist(),
+        footprint.uncovered_ns.tolist(),
+        footprint.count.tolist(),
+        footprint.first_ns.tolist(),
+        strict=True,
+    )
+    for op, where, when, energy_j, runtime_ns, uncovered_ns, count, first_ns in rows:
+        if device not in (None, where) or phase not in (None, when):
+            continue
+        node = top
+        for part in op.split("/"):
+            node.children = node.children if node.children is not None else {}
+            node = node.children.setdefault(part, _Growing())
+        node.energies = node.energies if node.energies is not None else []
+        node.energies.append(0.0 if math.isnan(energy_j) else energy_j)
+        node.runtime_ns += runtime_ns
+        node.uncovered_ns += uncovered_ns
+        node.count += count
+        node.first_ns = min(node.first_ns, first_ns)
+    return _finished(root, top)
+
+
+def _finished(name: str, node: _Growing) -> Node:
+    """Freeze a tree from its leaves up; the way down is a loop, so that no depth of modules is too deep."""
+    done: dict[int, tuple[Node, int]] = {}
+    stack = [(name, node, False)]
+    while stack:
+        label, here, ready = stack.pop()
+        children = here.children or {}
+        if children and not ready:
+            own = _own(here)
+            if own is not None:
+                children[SELF] = own
+            stack.append((label, here, True))
+            stack += [(part, child, False) for part, child in children.items()]
+            continue
+        below = sorted((done[id(child)] for child in children.values()), key=lambda pair: pair[1])
+        done[id(here)] = _node(label, here, [child for child, _ in below], [first for _, first in below])
+    return done[id(node)][0]
+
+
+def _own(node: _Growing) -> _Growing | None:
+    """What an inner node spent itself, taken out of it as a child; joined with a child already called ``<self>``."""
+    if node.energies is None:
+        return None
+    own = (node.children or {}).get(SELF) or _Growing()
+    own.energies = [*(own.energies or []), *node.energies]
+    own.runtime_ns += node.runtime_ns
+    own.uncovered_ns += node.uncovered_ns
+    own.count += node.count
+    own.first_ns = min(own.first_ns, node.first_ns)
+    node.energies, node.runtime_ns, node.uncovered_ns, node.count = None, 0, 0, 0
+    return own
+
+
+def _node(name: str, node: _Growing, children: list[Node], firsts: list[int]) -> tuple[Node, int]:
+    if not children:
+        energy_j = math.fsum(node.energies or ())
+        leaf = Node(name, energy_j, 1.0, node.runtime_ns / 1e9, node.count, node.uncovered_ns / 1e9)
+        return leaf, node.first_ns
+    energy_j = math.fsum(child.energy_j for child in children)
+    shared = tuple(
+        Node(
+            child.name,
+            child.energy_j,
+            child.energy_j / energy_j if energy_j > 0 else 0.0,
+            child.runtime_s,
+            child.count,
+            child.uncovered_s,
+            child.children,
+        )
+        for child in children
+    )
+    whole = Node(
+        name,
+        energy_j,
+        1.0,
+        math.fsum(child.runtime_s for child in shared),
+        sum(child.count for child in shared),
+        math.fsum(child.uncovered_s for child in shared),
+        shared,
+    )
+    return whole, min(firsts)
+
+
+def powers_w(footprint: TensorFootprint) -> tuple[list[float], list[float]]:
+    """The two powers of each row (STPF), watts; NaN where it never ran or is not metered.
+
+    The first is the paper's, energy per event time: it falls where events overlap and share. The second is the mean
+    power of the whole device while the row ran.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shared = footprint.energy_j / (footprint.runtime_ns / 1e9)
+        device = footprint.active_j / (footprint.active_ns / 1e9)
+    return (
+        [value if ran else math.nan for value, ran in zip(shared.tolist(), footprint.runtime_ns > 0, strict=True)],
+        [value if ran else math.nan for value, ran in zip(device.tolist(), footprint.active_ns > 0, strict=True)],
+    )

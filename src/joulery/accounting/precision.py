@@ -1,0 +1,124 @@
+"""How far a footprint can be trusted: similarity of accountings, and what the sensor can see at all.
+
+The paper's measures (Smaragdine, ICSE'24, section 5.4) are correlations between footprints: under sparser sampling
+(ASSS) and under more repetitions (ASSW). A correlation close to 1 proves little: footprints that are wrong by a tenth
+everywhere correlate at 0.99. So every row also says how its operation compares with what the sensor resolves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from joulery.accounting.steps import NS_PER_S
+from joulery.domain.errors import DataError
+from joulery.domain.power import PowerTrace
+from joulery.domain.tef import TensorFootprint
+
+
+class Sight(StrEnum):
+    """What a sensor tells of an operation."""
+
+    RESOLVED = "resolved"
+    """It lasts longer than the sensor's resolution: its own power was seen."""
+    ESTIMATED = "estimated"
+    """It is shorter; its power was estimated over many readings (regression)."""
+    SHARED = "time-share within windows"
+    """It is shorter; it has its share of the time of the readings it fell into."""
+    UNSEEN = "not metered"
+    """No reading at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """How one row of a footprint compares with its sensor.
+
+    Attributes:
+        ratio: Median duration over the sensor's resolution; NaN without a sensor.
+        sight: What that means.
+        error_ratio: Error of its energy to expect, as a ratio: measured in simulation with known truth, not here.
+    """
+
+    ratio: float
+    sight: Sight
+    error_ratio: float
+
+
+_ERROR_SHARED = 0.12
+"""Median error of time shares in simulation: operations of 80-130 W, sensors of 4-100 ms, 1 % noise."""
+_ERROR_ESTIMATED = {0.004: 0.03, 0.020: 0.06}
+"""The same with regression, by the sensor's resolution (benchmarks/align.py prints the figures)."""
+
+
+def resolution(footprint: TensorFootprint) -> list[Resolution]:
+    """How each row of a footprint compares with its sensor."""
+    devices = {entry.device: entry for entry in footprint.devices}
+    result = []
+    for device, median_ns in zip(footprint.device, footprint.median_ns.tolist(), strict=True):
+        entry = devices[device]
+        if not entry.metered or math.isnan(entry.resolution_s):
+            result.append(Resolution(math.nan, Sight.UNSEEN, math.nan))
+            continue
+        ratio = median_ns / NS_PER_S / entry.resolution_s
+        if entry.estimator == "regression":
+            error = min((e for s, e in _ERROR_ESTIMATED.items() if entry.resolution_s <= s), default=_ERROR_SHARED)
+            result.append(Resolution(ratio, Sight.RESOLVED if ratio >= 1 else Sight.ESTIMATED, error))
+        elif ratio < 1:
+            result.append(Resolution(ratio, Sight.SHARED, _ERROR_SHARED))
+        else:
+            result.append(Resolution(ratio, Sight.RESOLVED, _ERROR_SHARED / ratio))
+    return result
+
+
+def pearson(one: Mapping[str, float], other: Mapping[str, float]) -> float:
+    """Pearson correlation of two footprints over the operations that both have.
+
+    Raises:
+        DataError: They share fewer than two operations.
+    """
+    common = sorted(one.keys() & other.keys())
+    if len(common) < 2:
+        raise DataError(f"the footprints share {len(common)} operations", hint="compare runs of alike models")
+    a, b = (np.array([values[name] for name in common]) for values in (one, other))
+    a, b = a - a.mean(), b - b.mean()
+    norm = math.sqrt(float(a @ a) * float(b @ b))
+    return float(a @ b) / norm if norm > 0 else math.nan
+
+
+def mean_difference(one: Mapping[str, float], other: Mapping[str, float]) -> float:
+    """Mean of ``one`` minus ``other`` over the operations that both have; NaN where there are none."""
+    common = sorted(one.keys() & other.keys())
+    return math.fsum(one[name] - other[name] for name in common) / len(common) if common else math.nan
+
+
+def matrix(
+    footprints: Sequence[Mapping[str, float]], compare: Callable[[Mapping[str, float], Mapping[str, float]], float]
+) -> list[list[float]]:
+    """Every footprint against every other: ``result[row][column] = compare(row, column)``."""
+    return [[compare(row, column) for column in footprints] for row in footprints]
+
+
+def thinned(trace: PowerTrace, period_s: float) -> PowerTrace:
+    """The trace as a slower sensor would have left it: the first reading at or after every multiple of the period.
+
+    Raises:
+        DataError: The period is shorter than the trace's own.
+    """
+    if period_s < trace.period_s * (1 - 1e-9):
+        raise DataError(f"readings every {trace.period_s} s cannot be thinned to every {period_s} s")
+    if not len(trace):
+        return trace
+    step_ns = max(1, round(period_s * NS_PER_S))
+    grid = np.arange(int(trace.t_ns[0]), int(trace.t_ns[-1]) + 1, step_ns)
+    kept = np.unique(np.searchsorted(trace.t_ns, grid, "left"))
+    return PowerTrace(trace.channel, trace.t_ns[kept], trace.values[kept], period_s)
+
+
+def mean_energies(footprints: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Mean energy of each operation over repetitions; one that is missing from a repetition used none there."""
+    names = sorted(set().union(*footprints))
+    return {name: math.fsum(f.get(name, 0.0) for f in footprints) / len(footprints) for name in names}

@@ -1,0 +1,121 @@
+"""Powers of operations that a sensor is too slow to see one by one, from many of its windows.
+
+Every update of the sensor gives one equation: its energy is the sum over operations of power times the time each had
+in that window. Windows cut the steps of a program at different places, so hundreds of them tell the powers apart even
+where a window holds ten operations. Ridge regression towards the mean power; how hard it pulls is chosen by generalised
+cross-validation; the result is scaled so that the meter's total is kept. Specs: Smaragdine report, section 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from joulery.accounting.fairshare import DevicePower, fair_shares
+from joulery.accounting.session import Session
+from joulery.accounting.steps import NS_PER_S
+from joulery.domain.arrays import FloatArray, IntArray
+
+MAX_RESOLUTION_S = 0.020
+"""Slowest sensor whose windows still tell operations of a millisecond apart; beyond it ridge is no better than time."""
+
+MAX_ROWS = 1500
+"""Rows whose power is estimated, longest first; the rest run at the mean power."""
+
+MIN_WINDOWS = 50
+_IDLE_PULL = 1e-3
+"""How much weaker idle power is pulled towards the mean: it is expected to differ."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Estimate:
+    """Energies of one device by regression.
+
+    Attributes:
+        energy_j: By row of the session, float64[k].
+        idle_j: Of the time in which nothing ran.
+        pull: Ridge parameter chosen, as a ratio of the largest eigenvalue of the problem.
+    """
+
+    energy_j: FloatArray
+    idle_j: float
+    pull: float
+
+
+def why_not(power: DevicePower) -> str | None:
+    """Why regression would mislead for a device; None where it helps."""
+    if not power.resolution_s <= MAX_RESOLUTION_S:
+        return f"its sensor is renewed every {power.resolution_s * 1e3:.3g} ms, more than {MAX_RESOLUTION_S * 1e3:g} ms"
+    windows = int(np.count_nonzero(~power.missing))
+    return f"only {windows} readings" if windows < MIN_WINDOWS else None
+
+
+def regress(cut: Session, pieces: IntArray, power: DevicePower) -> Estimate:
+    """Energy of each row of a device.
+
+    Args:
+        cut: The session.
+        pieces: Pieces of the session on the device, by start, int64[p].
+        power: The device's power; one step is one window.
+    """
+    times = _times(cut, pieces, power)
+    windows_j = (power.watts * np.diff(power.edges_ns) / NS_PER_S)[~power.missing]
+    total_s = np.asarray(times.sum(axis=0)).ravel()
+    mean_w = float(np.sum(windows_j) / np.sum(total_s)) if np.sum(total_s) > 0 else 0.0
+    rows = np.argsort(-total_s[:-1], kind="stable")[:MAX_ROWS]
+    fitted = np.append(np.sort(rows[total_s[rows] > 0]), len(total_s) - 1)
+    watts = np.full(len(total_s), mean_w)
+    excess_w, pull = _ridge(times[:, fitted], windows_j - times @ watts)
+    watts[fitted] = np.maximum(mean_w + excess_w, 0.0)
+    energy_j = watts * total_s
+    attributed = float(np.sum(energy_j))
+    energy_j *= float(np.sum(windows_j)) / attributed if attributed > 0 else 0.0
+    return Estimate(energy_j[:-1], float(energy_j[-1]), pull)
+
+
+def _times(cut: Session, pieces: IntArray, power: DevicePower) -> Any:
+    """Fair-share seconds of each row in each known window, and of idle last: a sparse matrix [windows, rows + 1]."""
+    from scipy.sparse import csr_array
+
+    start_ns, end_ns, row = cut.start_ns[pieces], cut.end_ns[pieces], cut.row[pieces]
+    first = np.searchsorted(power.edges_ns, start_ns, "right") - 1
+    last = np.searchsorted(power.edges_ns, end_ns, "left") - 1
+    count = last - first + 1
+    window = np.repeat(first - (np.cumsum(count) - count), count) + np.arange(int(np.sum(count)))
+    begin = np.maximum(np.repeat(start_ns, count), power.edges_ns[window])
+    end = np.minimum(np.repeat(end_ns, count), power.edges_ns[window + 1])
+    order = np.argsort(begin, kind="stable")
+    one_watt = replace(power, watts=np.ones(len(power.watts)), missing=np.zeros(len(power.watts), np.bool_))
+    seconds = np.empty(len(order))
+    seconds[order] = fair_shares(begin[order], end[order], one_watt).energy_j
+    shape = (len(power.watts), len(cut.rows) + 1)
+    idle_s = np.diff(power.edges_ns) / NS_PER_S - np.bincount(window, seconds, shape[0])
+    values = np.concatenate([seconds, np.maximum(idle_s, 0.0)])
+    where = np.concatenate([window, np.arange(shape[0])])
+    column = np.concatenate([np.repeat(row, count), np.full(shape[0], shape[1] - 1)])
+    return csr_array((values, (where, column)), shape=shape)[~power.missing]
+
+
+def _ridge(times: Any, residual_j: FloatArray) -> tuple[FloatArray, float]:
+    """Watts above the mean of each column, the last being idle, and the pull that cross-validation likes best."""
+    columns = times.shape[1]
+    pulled = np.ones(columns)
+    pulled[-1] = _IDLE_PULL
+    scale = 1.0 / np.sqrt(pulled)
+    eigen, vectors = np.linalg.eigh(scale[:, None] * (times.T @ times).toarray() * scale)
+    eigen = np.maximum(eigen, 0.0)
+    if not eigen[-1] > 0:
+        return np.zeros(columns), 1.0
+    along = vectors.T @ (scale * (times.T @ residual_j))
+    total, count = float(residual_j @ residual_j), len(residual_j)
+
+    def score(pull: float) -> float:
+        shrunk = 1.0 / (eigen + pull * eigen[-1])
+        left = total - 2 * float(np.sum(shrunk * along**2)) + float(np.sum(shrunk**2 * eigen * along**2))
+        freedom = float(np.sum(eigen * shrunk)) / count
+        return left / (1.0 - freedom) ** 2 if freedom < 1 else float("inf")
+
+    pull = min(np.geomspace(1e-8, 1.0, 33).tolist(), key=score)
+    return scale * (vectors @ (along / (eigen + pull * eigen[-1]))), float(pull)

@@ -1,0 +1,73 @@
+"""``joulery account``: joules by operation, from a recorded trace and recorded power."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+# joulery.adapters.tracers.files.FORMATS, repeated here so that --help imports nothing heavy; a test compares the two.
+FORMATS = ("kineto", "tf1", "jax", "xplane", "csv")
+
+
+@click.command("account")
+@click.option("--events", required=True, type=click.Path(path_type=Path), metavar="FILE", help="What ran when.")
+@click.option("--power", required=True, type=click.Path(path_type=Path), metavar="FILE", help="t_ns,device,power_w ...")
+@click.option("--window", nargs=2, type=int, metavar="START END", help="The session, nanoseconds of the files' clock.")
+@click.option(
+    "--estimator", type=click.Choice(["recency", "regression"]), default="recency", help="Power of what is short."
+)
+@click.option(
+    "--multiplicity", type=click.Choice(["events", "set"]), default="events", help="Who shares: events, or operations."
+)
+@click.option("--format", "form", type=click.Choice(FORMATS), help="Form of the events (found out).")
+@click.option(
+    "--hlo", multiple=True, type=click.Path(path_type=Path), metavar="FILE", help="Compiled program, for JAX."
+)
+@click.option("--period", "period_s", type=float, metavar="S", help="Sampling period of the power (found out).")
+@click.option("--offset", "offset_ns", type=int, default=0, metavar="NS", help="Added to the stamps of the power.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="RUN", help="Keep it as a run, for joulery report.")
+@click.option("--top", type=click.IntRange(min=1), default=20, metavar="N", help="Operations to print (20).")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+def command(
+    events: Path,
+    power: Path,
+    window: tuple[int, int] | None,
+    estimator: str,
+    multiplicity: str,
+    form: str | None,
+    hlo: tuple[Path, ...],
+    period_s: float | None,
+    offset_ns: int,
+    out: Path | None,
+    top: int,
+    as_json: bool,
+) -> None:
+    """Account recorded events with recorded power: joules by operation, device and phase; idle and unknown apart.
+
+    Events: PyTorch profiler (Kineto) JSON, TensorFlow 1 timeline, JAX trace, XLA profile (.xplane.pb), or CSV
+    op,start_ns,dur_ns,device,lane,phase. Power: CSV t_ns,device and power_w or counter_j. Gzip is seen through.
+    """
+    from joulery.runtime.anatomy import How, account_files, keep
+
+    if period_s is not None and not 0 < period_s < float("inf"):
+        raise click.BadParameter("a period is a time > 0 s", param_hint="--period")
+    how: Any = How(window, estimator, multiplicity, form, hlo, period_s, offset_ns)  # type: ignore[arg-type]
+    accounted = account_files(events, power, how)
+    if out is not None:
+        keep(accounted, out, {"events": str(events), "power": str(power)})
+    if as_json:
+        from joulery.store.tensors import tensor_footprint_to_dict
+
+        click.echo(json.dumps(tensor_footprint_to_dict(accounted.footprint)))
+        return
+    from rich.console import Console
+
+    from joulery.ui.reports.anatomy_text import print_footprint
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 110
+    print_footprint(accounted.footprint, console, top=top)

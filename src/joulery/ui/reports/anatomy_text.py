@@ -1,0 +1,100 @@
+"""A tensor energy footprint for a terminal: devices, then the operations that used most."""
+
+from __future__ import annotations
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from joulery.accounting.edd import powers_w
+from joulery.accounting.precision import Sight, resolution
+from joulery.domain.tef import TensorFootprint
+from joulery.ui.format import UNKNOWN, count, duration, percent, si
+
+
+def print_footprint(footprint: TensorFootprint, console: Console, *, top: int = 20, title: str = "operation") -> None:
+    """Print what the devices drew and the ``top`` rows by energy."""
+    window_s = (footprint.window_ns[1] - footprint.window_ns[0]) / 1e9
+    console.print(Text.assemble(("joules by operation ", "bold"), (f"in a session of {duration(window_s)}", "dim")))
+    console.print(_devices(footprint))
+    console.print()
+    console.print(_operations(footprint, top, title))
+    shown = dict.fromkeys((*_sight_notes(footprint), *footprint.notes))
+    for note in shown:
+        console.print(Text(f"· {note}", style="yellow"))
+
+
+def _table() -> Table:
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+
+
+def _devices(footprint: TensorFootprint) -> Table:
+    table = _table()
+    for name in ("device", "total", "attributed", "unattributed", "uncovered", "quality", "sensor every"):
+        table.add_column(name, justify="left" if name in ("device", "quality") else "right", no_wrap=True)
+    for entry in footprint.devices:
+        table.add_row(
+            entry.device,
+            si(entry.total_j, "J"),
+            si(entry.attributed_j, "J"),
+            si(entry.unattributed_j, "J"),
+            duration(entry.uncovered_s),
+            entry.quality.value if entry.metered else "no meter",
+            duration(entry.resolution_s),
+        )
+    return table
+
+
+def _operations(footprint: TensorFootprint, top: int, title: str) -> Table:
+    table = _table()
+    attributed = footprint.attributed_j
+    order = np.argsort(-np.nan_to_num(footprint.energy_j), kind="stable")[:top].tolist()
+    shared_w, device_w = powers_w(footprint)
+    sights = resolution(footprint)
+    left = ("phase", "device", "seen", title)
+    for name in ("energy", "share", "time", "count", "W shared", "W device", "seen", "phase", "device", title):
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=name != title, overflow="fold")
+    for at in order:
+        energy_j = float(footprint.energy_j[at])
+        name = footprint.op[at] + (" (composite)" if footprint.op[at] in footprint.composite else "")
+        table.add_row(
+            si(energy_j, "J"),
+            percent(energy_j / attributed) if attributed > 0 and energy_j == energy_j else UNKNOWN,
+            duration(float(footprint.runtime_ns[at]) / 1e9),
+            count(int(footprint.count[at])),
+            si(shared_w[at], "W"),
+            si(device_w[at], "W"),
+            _sight(sights[at].sight),
+            footprint.phase[at],
+            footprint.device[at],
+            Text(name),
+        )
+    rest = len(footprint) - len(order)
+    if rest > 0:
+        others = float(np.nansum(footprint.energy_j)) - float(np.nansum(footprint.energy_j[order]))
+        table.add_row(si(others, "J"), *[""] * 8, Text(f"{count(rest)} more", style="dim"))
+    return table
+
+
+def _sight(sight: Sight) -> str:
+    return {Sight.RESOLVED: "yes", Sight.ESTIMATED: "estimated", Sight.SHARED: "time-share", Sight.UNSEEN: "no"}[sight]
+
+
+def _sight_notes(footprint: TensorFootprint) -> list[str]:
+    """How much of the energy rests on operations the sensor cannot tell apart."""
+    rows = resolution(footprint)
+    attributed = footprint.attributed_j
+    if not attributed > 0:
+        return []
+    notes = []
+    for sight, words in (
+        (Sight.SHARED, "their energy is their share of the time within its windows; expect an error of about 12 %"),
+        (Sight.ESTIMATED, "their power was estimated over many of its windows; expect an error of 3 to 6 %"),
+    ):
+        seen = [row.sight is sight and energy_j > 0 for row, energy_j in zip(rows, footprint.energy_j, strict=True)]
+        part = float(np.sum(footprint.energy_j[np.array(seen, np.bool_)]))
+        if part > 0:
+            ratio = percent(part / attributed)
+            notes.append(f"{ratio} of it went to operations shorter than the sensor resolves: {words}")
+    return notes
