@@ -166,20 +166,21 @@ def _read(path: Path, kinds: Mapping[str, str], required: tuple[str, ...]) -> An
                     strings_can_be_null=False,
                 ),
             )
+            names = table.column_names
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
         raise DataError(f"no such table: {error}", file=str(path), hint=f"columns: {', '.join(kinds)}") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"the gzip stream is damaged or ends early: {error}", file=str(path)) from error
-    missing = [name for name in required if name not in table.column_names]
+    missing = [name for name in required if name not in names]
     if missing:
         raise DataError(
-            f"no column {', '.join(missing)} among {', '.join(table.column_names)}",
+            f"no column {', '.join(missing)} among {', '.join(names)}",
             file=str(path),
             row=1,
             hint=f"expected a header with {', '.join(required)}",
         )
-    if len(set(table.column_names)) < len(table.column_names):
-        raise DataError(f"a column is there twice: {', '.join(table.column_names)}", file=str(path), row=1)
+    if len(set(names)) < len(names):
+        raise DataError(f"a column is there twice: {', '.join(names)}", file=str(path), row=1)
     return table
 
 
