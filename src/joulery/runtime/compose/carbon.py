@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from joulery.adapters.carbon import electricity_maps, uk, watttime
 from joulery.adapters.carbon.cache import Cached, cache_folder
 from joulery.adapters.carbon.file import FileFormat, SeriesSource, read_carbon_file
 from joulery.adapters.carbon.fill import Filled
-from joulery.adapters.carbon.http import Service
 from joulery.adapters.carbon.replay import Replay
 from joulery.adapters.carbon.stated import Stated, own_supply
 from joulery.adapters.carbon.timestamps import instant_s
@@ -35,6 +34,9 @@ from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.fill import Fill, FillRule
 from joulery.domain.ports import CarbonSource
 from joulery.runtime.models import cache_folder as root_of_caches
+
+if TYPE_CHECKING:
+    from joulery.adapters.carbon.http import Service
 
 PLUGINS = "joulery.carbon"
 """Group of the entry points that make sources."""
@@ -145,6 +147,8 @@ def _service(
     environ: Mapping[str, str],
     now_s: Callable[[], float],
 ) -> CarbonSource:
+    from joulery.adapters.carbon import electricity_maps, uk, watttime  # an HTTP client, which files do without
+
     source: CarbonSource
     if isinstance(config, CarbonUk):
         stand_in = config.fill_rule.kind is Fill.FORECAST
