@@ -322,9 +322,9 @@ def test_a_misspelt_required_key_is_one_fault_not_two():
 def check_text(text):
     from pathlib import Path
 
-    from joulery.config.reading import _parse
+    from joulery.config.reading import SITE, _parse
 
-    return _parse(text, "site.yaml", Path())
+    return _parse(text, "site.yaml", Path(), SITE)
 
 
 def test_a_secret_never_shows():

@@ -49,7 +49,7 @@ _PLAIN = {**_TYPES, **_LIMITS}
 def explain(error: ValidationError, tree: Tree, schema: Schema) -> tuple[ConfigError, ...]:
     """Everything ``error`` found, in the order of the file, at most one finding a key."""
     finder = _Finder(tree, schema)
-    found = [finder.finding(details) for details in error.errors(include_url=False)]
+    found = [finder.finding(details) for details in error.errors(include_url=False) if not finder.echoes(details)]
     suggested = {hint for _, error_ in found if (hint := error_.hint)}
     unique: dict[tuple[str | None, str], ConfigError] = {}
     for _, one in sorted(found, key=lambda item: item[0]):
@@ -66,6 +66,13 @@ class _Finder:
     def __init__(self, tree: Tree, schema: Schema) -> None:
         self.tree = tree
         self.schema = schema
+
+    def echoes(self, details: ErrorDetails) -> bool:
+        """Whether a list is only called too short because of the faults in its items."""
+        if details["type"] != "too_short":
+            return False
+        data = self._data(self.walk(details["loc"])[0])
+        return isinstance(data, list) and len(data) >= details["ctx"]["min_length"]
 
     def finding(self, details: ErrorDetails) -> tuple[tuple[int, int], ConfigError]:
         """One finding with its place in the order: line, then unknown keys before all else."""

@@ -211,6 +211,8 @@ SecondsOrZero = Annotated[float, Quantity(TIME)]
 """A time of zero or more, seconds."""
 PerSecond = Annotated[float, Quantity(RATE, open_low=True)]
 """A rate above zero, per second."""
+PerSecondOrZero = Annotated[float, Quantity(RATE)]
+"""A rate of zero or more, per second."""
 GramsPerKwh = Annotated[float, Quantity(INTENSITY)]
 """A carbon intensity of zero or more, g/kWh."""
 GramsPerKwhAboveZero = Annotated[float, Quantity(INTENSITY, open_low=True)]

@@ -1,19 +1,41 @@
-"""From a file to a :class:`~joulery.config.site.Site`, or to every error in it."""
+"""From a file to a :class:`~joulery.config.site.Site` (or another document), or to every error in it."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from joulery.config.explain import explain
 from joulery.config.site import Site
 from joulery.config.tree import MAX_BYTES, parse_yaml
 from joulery.domain.errors import ConfigError
+
+
+D = TypeVar("D", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Document(Generic[D]):
+    """A kind of file that can be read.
+
+    Attributes:
+        noun: With its article, for messages: ``a site file``.
+        starts: What it starts with.
+        adapter: Validates its data.
+        schema: Its JSON schema, for messages.
+    """
+
+    noun: str
+    starts: str
+    adapter: TypeAdapter[D]
+    schema: Callable[[], dict[str, Any]]
 
 
 def load(path: str | os.PathLike[str]) -> Site:
@@ -30,12 +52,29 @@ def load(path: str | os.PathLike[str]) -> Site:
 
 def check(path: str | os.PathLike[str]) -> tuple[Site | None, tuple[ConfigError, ...]]:
     """The site file at ``path`` if it is valid, and every fault if it is not."""
+    return check_document(path, SITE)
+
+
+def check_document(path: str | os.PathLike[str], kind: Document[D]) -> tuple[D | None, tuple[ConfigError, ...]]:
+    """The document at ``path`` if it is valid, and every fault if it is not."""
     file = os.fspath(path)
     try:
         text = _read(file)
-        return _parse(text, file, Path(file).parent)
+        return _parse(text, file, Path(file).parent, kind)
     except ConfigError as error:
         return None, (error,)
+
+
+def load_document(path: str | os.PathLike[str], kind: Document[D]) -> D:
+    """The document at ``path``, validated.
+
+    Raises:
+        ConfigError: As :func:`load`.
+    """
+    document, errors = check_document(path, kind)
+    if document is None:
+        raise errors[0]
+    return document
 
 
 def parse(text: str, *, file: str = "site", folder: str | os.PathLike[str] = ".") -> Site:
@@ -44,7 +83,7 @@ def parse(text: str, *, file: str = "site", folder: str | os.PathLike[str] = "."
     Raises:
         ConfigError: As :func:`load`.
     """
-    site, errors = _parse(text, file, Path(folder))
+    site, errors = _parse(text, file, Path(folder), SITE)
     if site is None:
         raise errors[0]
     return site
@@ -53,12 +92,19 @@ def parse(text: str, *, file: str = "site", folder: str | os.PathLike[str] = "."
 @cache
 def schema() -> dict[str, Any]:
     """The JSON schema of a site file."""
-    document = Site.model_json_schema(by_alias=True)
+    return with_units(Site.model_json_schema(by_alias=True))
+
+
+def with_units(document: dict[str, Any]) -> dict[str, Any]:
+    """A JSON schema whose defaults of quantities carry their unit; changed in place."""
     for part in (document, *document["$defs"].values()):
         for field in part.get("properties", {}).values():
             if field.get("type") == "string" and "x-unit" in field and "default" in field:
                 field["default"] = f"{field['default']:g} {field['x-unit']}"
     return document
+
+
+SITE = Document("a site file", "joulery: 1", TypeAdapter(Site), schema)
 
 
 def _read(file: str) -> str:
@@ -93,11 +139,11 @@ _READ_HINTS: dict[type[OSError], str] = {
 }
 
 
-def _parse(text: str, file: str, folder: Path) -> tuple[Site | None, tuple[ConfigError, ...]]:
+def _parse(text: str, file: str, folder: Path, kind: Document[D]) -> tuple[D | None, tuple[ConfigError, ...]]:
     tree = parse_yaml(text, file)
     if not isinstance(tree.data, dict):
-        return None, (ConfigError("a site file is a mapping", file=file, line=tree.line(()), expected="joulery: 1"),)
+        return None, (ConfigError(f"{kind.noun} is a mapping", file=file, line=tree.line(()), expected=kind.starts),)
     try:
-        return Site.model_validate_json(json.dumps(tree.data), context={"folder": folder}), ()
+        return kind.adapter.validate_json(json.dumps(tree.data), context={"folder": folder}), ()
     except ValidationError as error:
-        return None, explain(error, tree, schema())
+        return None, explain(error, tree, kind.schema())
