@@ -18,7 +18,6 @@ from joulery.sim.batching import BatchRule
 from joulery.sim.gpu import InterferenceTruth, Process
 from joulery.sim.streams import Streams
 from tests.data_folder import data_folder
-from tests.sim.v100_truth import refitted_v100
 
 WORKLOADS = {  # Table 3 of the paper: model, SLO in ms, requests a second
     "W1": ("alexnet", 10, 1200),
@@ -56,7 +55,7 @@ def services(process=constant):
 
 
 def gpus(plan, truth=None, delay_s=math.inf):
-    truth = truth or InterferenceTruth(refitted_v100())
+    truth = truth or InterferenceTruth(profile("v100-refit"))
     return [
         Gpu(
             truth,
@@ -120,7 +119,7 @@ def test_both_readings_of_interference_agree_on_power_when_everyone_is_busy():
 
 def test_a_lower_clock_slows_and_saves():
     fast = judge(services(), gpus(PUBLISHED), Trial(2.0, 7.0), Streams(0))
-    held = InterferenceTruth(refitted_v100(), clock_limit_mhz=1300.0)
+    held = InterferenceTruth(profile("v100-refit"), clock_limit_mhz=1300.0)
     slow = judge(services(), gpus(PUBLISHED, held), Trial(2.0, 7.0), Streams(0))
     assert all(gpu.clock_mhz == 1300.0 for gpu in slow.gpus)
     assert len(slow.violations) > len(fast.violations)
@@ -130,7 +129,7 @@ def test_a_lower_clock_slows_and_saves():
 def test_greedy_batching_never_waits_for_company():
     trial = Trial(1.0, 6.0)
     lightly = [Service("W11", poisson(5.0), Slo(0.04, 0.99))]
-    pool = [Gpu(InterferenceTruth(refitted_v100()), (Instance("W11", "ssd", 0.5, BatchRule(8, 0.0)),))]
+    pool = [Gpu(InterferenceTruth(profile("v100-refit")), (Instance("W11", "ssd", 0.5, BatchRule(8, 0.0)),))]
     waiting = [Gpu(pool[0].truth, (Instance("W11", "ssd", 0.5, BatchRule(8)),))]
     assert judge(lightly, pool, trial, Streams(0)).services[0].tail_s < 0.05
     assert judge(lightly, waiting, trial, Streams(0)).services[0].tail_s > 0.5

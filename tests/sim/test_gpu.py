@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.perf.catalog import profile
 from joulery.sim.gpu import InterferenceTruth, Process
-from tests.sim.v100_truth import refitted_v100
 
 V100 = profile("v100")
 PROCESSES = st.lists(
@@ -44,7 +43,7 @@ def test_an_idle_gpu_runs_at_full_clock_and_draws_its_idle_power():
 
 @given(PROCESSES)
 def test_company_never_helps_and_power_never_exceeds_the_cap(processes):
-    truth = InterferenceTruth(refitted_v100())
+    truth = InterferenceTruth(profile("v100-refit"))
     together = truth.conditions(processes)
     assert truth.idle_w + sum(effect.dynamic_w for effect in together.effects) <= 300.0 + 1e-9
     for process, effect in zip(processes, together.effects, strict=True):

@@ -17,7 +17,6 @@ from joulery.config.site import Site
 from joulery.config.tree import MAX_BYTES, parse_yaml
 from joulery.domain.errors import ConfigError
 
-
 D = TypeVar("D", bound=BaseModel)
 
 

@@ -1,4 +1,4 @@
-"""Scenario files: what ``joulery simulate`` plays through. One ``kind`` a section class, added to ``Scenario`` below."""
+"""Scenario files: what ``joulery simulate`` plays. One section class a ``kind``, added to ``Scenario`` below."""
 
 from __future__ import annotations
 

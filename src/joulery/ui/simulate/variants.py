@@ -1,0 +1,210 @@
+"""``kind: variants``: schemes that choose variants and partitions as the grid changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from joulery.config.scenario import VariantsScenario
+from joulery.domain.errors import ConfigError
+from joulery.domain.mig import A100_40GB
+from joulery.domain.variant_table import VariantTable
+from joulery.perf.catalog.clover_services import CLOVER_SERVICES
+from joulery.sim.comparison import Interval, interval
+from joulery.sim.streams import Streams
+from joulery.sim.variant_profile import exhaustive_table
+from joulery.sim.variant_study import SCHEMES, SEARCHING, Bench, SchemeOutcome, StudySettings, bench, run
+from joulery.store.columns import read_column
+from joulery.store.variant_tables import read_tables
+from joulery.ui.format import UNKNOWN, percent
+from joulery.ui.simulate import Overrides, Played, Progress
+
+ACCEPTS = frozenset({"profile", "carbon", "column"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One run of one scheme, and the best there was."""
+
+    service: str
+    trace: str
+    weight: float
+    seed: int
+    outcome: SchemeOutcome
+    oracle: SchemeOutcome
+
+
+def play(scenario: VariantsScenario, overrides: Overrides, progress: Progress) -> Played:
+    """Run every scheme on every service, grid and weight; searching schemes once a seed.
+
+    Raises:
+        ConfigError: An unknown scheme or service, or a column without a file.
+        DataError: A profile or a grid cannot be used.
+    """
+    schemes = overrides.policies or scenario.schemes
+    for scheme in schemes:
+        if scheme not in SCHEMES:
+            raise ConfigError("no scheme of that name", got=scheme, expected=", ".join(SCHEMES))
+    grids = _grids(scenario, overrides)
+    seeds = overrides.seeds or scenario.seeds
+    tables = _tables(scenario, overrides)
+    benches = {name: bench(table, A100_40GB) for name, table in tables.items()}
+    each = sum(seeds if scheme in SEARCHING else 1 for scheme in schemes)
+    total = len(benches) * len(grids) * len(scenario.lambda_ratios) * each
+    rows = []
+    for row in _rows(scenario, benches, grids, schemes, seeds):
+        rows.append(row)
+        progress(len(rows), total)
+    return Played(_document(scenario, tables, rows), _view(scenario, tables, rows, schemes, seeds))
+
+
+def _grids(scenario: VariantsScenario, overrides: Overrides) -> dict[str, list[float]]:
+    """Intensities by name of the grid: the file's, or the one of ``--carbon``."""
+    file, column = overrides.path("carbon"), overrides.inputs.get("column", "g_per_kwh")
+    if file is not None:
+        name = overrides.inputs.get("column", file.stem)
+        return {name: read_column(file, column).tolist()}
+    if "column" in overrides.inputs:
+        raise ConfigError("--column names a column of --carbon", hint="give the file with --carbon")
+    return {grid.name: read_column(grid.file, grid.column).tolist() for grid in scenario.carbon}
+
+
+def _tables(scenario: VariantsScenario, overrides: Overrides) -> dict[str, VariantTable]:
+    folder = overrides.path("profile") or scenario.profile
+    known: Mapping[str, Any] = CLOVER_SERVICES if folder is None else read_tables(folder)
+    names = scenario.services or tuple(known)
+    for name in names:
+        if name not in known:
+            raise ConfigError("the profile has no service of that name", got=name, expected=", ".join(known))
+    if folder is not None:
+        return {name: known[name] for name in names}
+    made = {}
+    for name in names:
+        loads_s = CLOVER_SERVICES[name].loads_s
+        made[name] = exhaustive_table(CLOVER_SERVICES[name], A100_40GB, Streams(0), (loads_s[0], loads_s[-1]))
+    return made
+
+
+def _rows(
+    scenario: VariantsScenario,
+    benches: Mapping[str, Bench],
+    grids: Mapping[str, Sequence[float]],
+    schemes: Sequence[str],
+    seeds: int,
+) -> Iterator[_Row]:
+    for service, made in benches.items():
+        for trace, intensities in grids.items():
+            for weight in scenario.lambda_ratios:
+                settings = StudySettings(
+                    lambda_ratio=weight,
+                    base_g_per_kwh=scenario.base_g_per_kwh,
+                    pue=scenario.pue,
+                    replan_ratio=scenario.replan_ratio,
+                    trial_s=scenario.trial_s,
+                    period_s=scenario.period_s,
+                )
+                best = run("oracle", made, trace, intensities, settings, Streams(0))
+                for scheme in schemes:
+                    for seed in range(seeds if scheme in SEARCHING else 1):
+                        outcome = run(scheme, made, trace, intensities, settings, Streams(seed))
+                        yield _Row(service, trace, weight, seed, outcome, best)
+
+
+def _document(scenario: VariantsScenario, tables: Mapping[str, VariantTable], rows: Sequence[_Row]) -> dict[str, Any]:
+    return {
+        "scenario": scenario.name,
+        "kind": scenario.kind,
+        "quality": "simulated",
+        "profiles": {name: table.quality for name, table in tables.items()},
+        "limits_s": {name: table.base_latency_s for name, table in tables.items()},
+        "results": [
+            {
+                "service": row.service,
+                "trace": row.trace,
+                "scheme": row.outcome.scheme,
+                "lambda": row.weight,
+                "seed": row.seed,
+                "saving_ratio": row.outcome.saving_ratio,
+                "saving_same_gpus_ratio": row.outcome.saving_same_gpus_ratio,
+                "loss_points": row.outcome.loss_points,
+                "loss_ratio": row.outcome.loss_ratio,
+                "objective": row.outcome.objective,
+                "objective_oracle": row.oracle.objective,
+                "trials": row.outcome.trials,
+                "trials_meeting_sla_ratio": row.outcome.trials_meeting_limit_ratio,
+                "settled_violations": row.outcome.settled_violations,
+                "fallbacks": row.outcome.fallbacks,
+                "invocations": row.outcome.invocations,
+                "optimise_time_ratio": row.outcome.optimise_time_ratio,
+            }
+            for row in rows
+        ],
+    }
+
+
+def _view(
+    scenario: VariantsScenario,
+    tables: Mapping[str, VariantTable],
+    rows: Sequence[_Row],
+    schemes: Sequence[str],
+    seeds: int,
+) -> list[RenderableType]:
+    heading = Text.assemble(
+        (f"{scenario.name}: ", "bold"),
+        f"{len(tables)} services, {seeds} seed{'s' if seeds > 1 else ''}; savings against the most accurate variant on "
+        "all GPUs",
+    )
+    parts: list[RenderableType] = [heading]
+    for trace in dict.fromkeys(row.trace for row in rows):
+        for weight in dict.fromkeys(row.weight for row in rows):
+            chosen = [row for row in rows if row.trace == trace and row.weight == weight]
+            parts += [Text(), Text(f"{trace}, lambda {weight:g}", style="bold"), _table(chosen, schemes)]
+    notes = "; ".join(dict.fromkeys(table.quality for table in tables.values()))
+    over = sum(row.outcome.settled_violations for row in rows)
+    if over:
+        parts.append(Text(f"{over} periods ran a configuration above the latency limit", style="red"))
+    parts += [Text(), Text(f"every number is simulated, on: {notes}", style="dim")]
+    return parts
+
+
+def _table(rows: Sequence[_Row], schemes: Sequence[str]) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("service", "scheme", "saved %", "same GPUs %", "lost pts", "gap %", "trials", "in limit"):
+        table.add_column(name, no_wrap=True, justify="left" if name in ("service", "scheme") else "right")
+    for service in dict.fromkeys(row.service for row in rows):
+        for number, scheme in enumerate(schemes):
+            mine = [row for row in rows if row.service == service and row.outcome.scheme == scheme]
+            outcomes = [row.outcome for row in mine]
+            table.add_row(
+                service if number == 0 else "",
+                scheme,
+                _percent(interval([one.saving_ratio for one in outcomes])),
+                _one_digit(100 * interval([one.saving_same_gpus_ratio for one in outcomes]).mean),
+                f"{interval([one.loss_points for one in outcomes]).mean + 0.0:.2f}",
+                _gap(mine),
+                f"{interval([float(one.trials) for one in outcomes]).mean:.0f}",
+                percent(interval([one.trials_meeting_limit_ratio for one in outcomes]).mean, 0),
+            )
+    return table
+
+
+def _gap(rows: Sequence[_Row]) -> str:
+    """How far the objective stays below the best configuration's; the yardstick is no configuration."""
+    best = rows[0].oracle.objective
+    if rows[0].outcome.scheme == "base" or best <= 0:
+        return UNKNOWN
+    return _percent(interval([1 - row.outcome.objective / best for row in rows]))
+
+
+def _percent(value: Interval) -> str:
+    half = f" ± {100 * value.half_width:.1f}" if value.half_width >= 5e-4 else ""
+    return _one_digit(100 * value.mean) + half
+
+
+def _one_digit(value: float) -> str:
+    return f"{round(value, 1) + 0.0:.1f}"

@@ -1,0 +1,61 @@
+"""One column of a CSV file: read, or refused by row."""
+
+import pytest
+
+from joulery.domain.errors import DataError
+from joulery.store.columns import read_column
+
+
+def written(tmp_path, text, encoding="utf-8"):
+    path = tmp_path / "grid.csv"
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+def test_the_numbers_of_a_column_in_order(tmp_path):
+    path = written(tmp_path, "hour,ci\n0,250\n1, 3.5e1\n2,0\n")
+    column = read_column(path, "ci")
+    assert column.tolist() == [250.0, 35.0, 0.0]
+    assert not column.flags.writeable
+
+
+def test_a_byte_order_mark_and_quotes_are_no_fault(tmp_path):
+    assert read_column(written(tmp_path, '\ufeffci,"a, b"\n1,"x\ny"\n2,z\n'), "ci").tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "row", "message"),
+    [
+        ("ci\n1\nnan\n", 3, "'nan'"),
+        ("ci\n1\n\n", None, None),
+        ("ci,x\n1,2\n,2\n", 3, "''"),
+        ("x,ci\n1,2\n1\n", 3, "None"),
+        ("ci\n-1\n", 2, "'-1'"),
+        ("ci\ninf\n", 2, "'inf'"),
+        ("ci\nlots\n", 2, "'lots'"),
+        ("x\n1\n", 1, "no column 'ci'"),
+        ("", 1, "no column 'ci'"),
+        ("ci\n", None, "no rows"),
+    ],
+)
+def test_bad_files_are_named_by_row(tmp_path, text, row, message):
+    path = written(tmp_path, text)
+    if message is None:
+        assert read_column(path, "ci").tolist() == [1.0], "an empty line is no row"
+        return
+    with pytest.raises(DataError, match=message) as caught:
+        read_column(path, "ci")
+    assert caught.value.row == row
+    assert caught.value.file == str(path)
+
+
+def test_a_least_value_can_be_asked_for(tmp_path):
+    path = written(tmp_path, "t\n-5\n")
+    assert read_column(path, "t", least=-10.0).tolist() == [-5.0]
+
+
+def test_unreadable_files_say_why(tmp_path):
+    with pytest.raises(DataError, match="cannot read"):
+        read_column(tmp_path / "nowhere.csv", "ci")
+    with pytest.raises(DataError, match="not UTF-8"):
+        read_column(written(tmp_path, "ci,ä\n1,2\n", "latin-1"), "ci")
