@@ -1,0 +1,122 @@
+"""What became of every request of a load, as columns."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from joulery.domain.arrays import FloatArray
+from joulery.domain.errors import DataError
+
+ANSWERED, UNSENT = "answered", "unsent"
+_TEXTS = ("error", "variant", "quality")
+_TIMES = ("intended_s", "sent_s", "end_s", "energy_j", "carbon_g")
+_NAN = float("nan")
+
+
+class Outcomes:
+    """A row a request, in the order of their times.
+
+    Columns: ``input`` (row of the inputs), ``intended_s``, ``sent_s``, ``end_s`` (Unix seconds; NaN where it never came
+    to that), ``status`` (HTTP; 0 without an answer), ``error`` (``answered``, ``timeout``, ``refused``, ``reset``,
+    ``unsent``), and what the answer's headers said: ``variant``, ``energy_j``, ``carbon_g`` (NaN where they did not),
+    ``quality``.
+    """
+
+    def __init__(self) -> None:
+        self.input = array("l")
+        self.status = array("l")
+        self.numbers = {name: array("d") for name in _TIMES}
+        self.texts: dict[str, list[str]] = {name: [] for name in _TEXTS}
+
+    def __len__(self) -> int:
+        return len(self.input)
+
+    def add(self, which: int, intended_s: float) -> int:
+        """A request is due; its row."""
+        self.input.append(which)
+        self.status.append(0)
+        for name in _TIMES:
+            self.numbers[name].append(_NAN)
+        self.numbers["intended_s"][-1] = intended_s
+        for name in _TEXTS:
+            self.texts[name].append("")
+        self.texts["error"][-1] = UNSENT
+        return len(self.input) - 1
+
+    def column(self, name: str) -> FloatArray:
+        """A column of numbers, float64[n]."""
+        return np.array(self.numbers[name] if name in self.numbers else getattr(self, name), np.float64)
+
+    @property
+    def latency_s(self) -> FloatArray:
+        """From when it was due to its answer, float64[n]; NaN without one."""
+        answered = np.array([error == ANSWERED for error in self.texts["error"]], bool)
+        return np.where(answered, self.column("end_s") - self.column("intended_s"), _NAN)
+
+    def summary(self) -> dict[str, Any]:
+        """Counts, and quantiles of the latency of what was answered with 200."""
+        fine = self.column("status") == 200
+        latency_s = self.latency_s[fine]
+        ends_s = self.column("end_s")[fine]
+        span_s = float(np.max(ends_s) - np.min(self.column("intended_s"))) if len(ends_s) else 0.0
+        marks = np.quantile(latency_s, (0.5, 0.95, 0.99)) if len(latency_s) else (_NAN,) * 3
+        counts: dict[str, int] = {}
+        for status, error in zip(self.status, self.texts["error"], strict=True):
+            kind = str(status) if error == ANSWERED else error
+            counts[kind] = counts.get(kind, 0) + 1
+        return {
+            "requests": len(self),
+            "ok": int(np.count_nonzero(fine)),
+            "failed": int(len(self) - np.count_nonzero(fine)),
+            "by_outcome": dict(sorted(counts.items())),
+            "ok_rps": len(latency_s) / span_s if span_s > 0 else 0.0,
+            **{f"p{p}_s": None if np.isnan(q) else float(q) for p, q in zip((50, 95, 99), marks, strict=True)},
+        }
+
+    def write(self, path: Path) -> None:
+        """Write the columns as Parquet, whole or not at all.
+
+        Raises:
+            DataError: The file cannot be written.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        columns: dict[str, Any] = {
+            "input": pa.array(self.input, pa.int32()),
+            "status": pa.array(self.status, pa.int16()),
+        }
+        columns |= {name: pa.array(np.array(values, np.float64)) for name, values in self.numbers.items()}
+        columns |= {name: pa.array(values).dictionary_encode() for name, values in self.texts.items()}
+        partial = path.with_name(f".{path.name}.partial")
+        try:
+            pq.write_table(pa.table(columns), partial)
+            partial.replace(path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise DataError(f"the outcomes cannot be written: {error.strerror or error}", file=str(path)) from error
+
+
+def read_outcomes(path: Path) -> Outcomes:
+    """What ``Outcomes.write`` wrote.
+
+    Raises:
+        DataError: There is no such file, or it holds something else.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+        columns = {name: table.column(name).to_pylist() for name in ("input", "status", *_TIMES, *_TEXTS)}
+    except (OSError, KeyError, pa.ArrowException) as error:
+        raise DataError(f"these are no outcomes of a load: {error}", file=str(path)) from error
+    outcomes = Outcomes()
+    outcomes.input, outcomes.status = array("l", columns["input"]), array("l", columns["status"])
+    outcomes.numbers = {name: array("d", columns[name]) for name in _TIMES}
+    outcomes.texts = {name: columns[name] for name in _TEXTS}
+    return outcomes

@@ -1,0 +1,155 @@
+"""What to send and when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import orjson
+
+from joulery.domain.arrays import FloatArray
+from joulery.domain.errors import ConfigError, DataError
+from joulery.domain.tensors import Tensor, datatype_of, to_bytes
+
+MAX_REQUESTS = 5_000_000
+"""A plan of more requests is refused: all outcomes are held in memory until the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """One load.
+
+    Attributes:
+        url: The gateway, such as ``http://127.0.0.1:8080``.
+        service: Whom to ask.
+        inputs: An ``.npz`` file: arrays of equal length by input name; a request sends a row, batch dimension 1.
+        out: The Parquet file to write.
+        rate_rps: Mean rate; with ``poisson`` exponential gaps, else equal ones. None with ``times``.
+        poisson: Which of the two.
+        times: A ``.npy`` file of arrival times in seconds from the start, instead of a rate.
+        duration_s: How long to send.
+        seed: Seed of the gaps.
+        connections: How many requests may be under way at once; more wait here, and their latency counts.
+        timeout_s: How long to wait for an answer once it is sent.
+        binary: Send and ask for tensors in binary; else in JSON.
+        closed: Not open-loop: every connection sends its next request as soon as the last is answered (benchmarks).
+    """
+
+    url: str
+    service: str
+    inputs: str
+    out: str
+    rate_rps: float | None = None
+    poisson: bool = True
+    times: str | None = None
+    duration_s: float = 10.0
+    seed: int = 1
+    connections: int = 64
+    timeout_s: float = 30.0
+    binary: bool = True
+    closed: bool = False
+
+    def __post_init__(self) -> None:
+        if sum((self.rate_rps is not None, self.times is not None, self.closed)) != 1:
+            raise ConfigError("a load needs one of: a rate, a file of times, closed loop")
+        positive = {"duration_s": self.duration_s, "connections": self.connections, "timeout_s": self.timeout_s}
+        if self.rate_rps is not None:
+            positive["rate_rps"] = self.rate_rps
+        for name, value in positive.items():
+            if not 0 < value < float("inf"):
+                raise ConfigError("must be positive", pointer=name, got=str(value))
+
+    def times_s(self) -> FloatArray:
+        """When each request is due, seconds from the start, float64[n], increasing; none in a closed loop.
+
+        Raises:
+            ConfigError: There are more than ``MAX_REQUESTS``.
+            DataError: The file of times does not hold such times.
+        """
+        if self.closed:
+            return np.zeros(0)
+        if self.times is not None:
+            return _read_times_s(self.times, self.duration_s)
+        assert self.rate_rps is not None
+        if self.rate_rps * self.duration_s > MAX_REQUESTS:
+            count = f"{self.rate_rps * self.duration_s:.0f} requests"
+            raise ConfigError("the load is too large", got=count, expected=f"at most {MAX_REQUESTS}")
+        if self.poisson:
+            return poisson_times_s(self.rate_rps, self.duration_s, self.seed)
+        return constant_times_s(self.rate_rps, self.duration_s)
+
+
+def poisson_times_s(rate_rps: float, duration_s: float, seed: int) -> FloatArray:
+    """Arrivals of a Poisson process in ``[0, duration_s)``, float64[n]; the same for the same seed."""
+    rng = np.random.default_rng(seed)
+    expected = rate_rps * duration_s
+    times_s = np.cumsum(rng.exponential(1 / rate_rps, int(expected + 10 * expected**0.5 + 20)))
+    while times_s[-1] < duration_s:
+        more_s = np.cumsum(rng.exponential(1 / rate_rps, len(times_s)))
+        times_s = np.concatenate((times_s, times_s[-1] + more_s))
+    return times_s[times_s < duration_s]
+
+
+def constant_times_s(rate_rps: float, duration_s: float) -> FloatArray:
+    """Arrivals at equal gaps in ``[0, duration_s)``, the first at 0, float64[n]."""
+    times_s = np.arange(int(np.ceil(rate_rps * duration_s))) / rate_rps
+    return times_s[times_s < duration_s]
+
+
+def read_bodies(path: str, *, binary: bool) -> list[tuple[bytes, int | None]]:
+    """The request body of every row of an ``.npz`` file, and the length of its JSON part when there is binary data.
+
+    Raises:
+        DataError: No such file, or its arrays differ in length, or hold what the protocol cannot carry.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"the inputs cannot be read: {error}", file=path) from error
+    lengths = {len(array) if array.ndim else 0 for array in arrays.values()}
+    if len(lengths) != 1 or 0 in lengths:
+        raise DataError("inputs are arrays of one length, a row a request", file=path)
+    return [
+        encode({name: array[row : row + 1] for name, array in arrays.items()}, binary=binary)
+        for row in range(lengths.pop())
+    ]
+
+
+def encode(inputs: Mapping[str, Tensor], *, binary: bool) -> tuple[bytes, int | None]:
+    """A request body of the Open Inference Protocol, and the length of its JSON part when there is binary data."""
+    entries: list[dict[str, object]] = []
+    raw: list[bytes] = []
+    for name, array in inputs.items():
+        entry: dict[str, object] = {"name": name, "datatype": datatype_of(array), "shape": array.shape}
+        if binary:
+            raw.append(to_bytes(array))
+            entry["parameters"] = {"binary_data_size": len(raw[-1])}
+        else:
+            entry["data"] = [e.decode() if isinstance(e, bytes) else e for e in array.reshape(-1).tolist()]
+        entries.append(entry)
+    content: dict[str, object] = {"inputs": entries}
+    if binary:
+        content["parameters"] = {"binary_data_output": True}
+    text = orjson.dumps(content)
+    return (b"".join((text, *raw)), len(text)) if binary else (text, None)
+
+
+def _read_times_s(path: str, duration_s: float) -> FloatArray:
+    try:
+        found = np.load(Path(path), allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"the times cannot be read: {error}", file=path) from error
+    if (
+        not isinstance(found, np.ndarray)
+        or found.ndim != 1
+        or found.dtype.kind not in "fiu"
+        or len(found) > MAX_REQUESTS
+    ):
+        raise DataError("times are one array of at most five million numbers", file=path)
+    times_s: FloatArray = found.astype(np.float64)
+    if len(times_s) and not (np.isfinite(times_s).all() and times_s[0] >= 0 and (np.diff(times_s) >= 0).all()):
+        raise DataError("times count up from 0 s", file=path)
+    return times_s[times_s < duration_s]
