@@ -6,8 +6,8 @@ grid, a late one is skipped and counted, never made up; when its own CPU time pa
 says so.
 
 It says ``{"ready": ...}`` on standard output after the first complete reading, ``{"error": ...}`` when it cannot start
-or go on, ``{"done": ...}`` at the end. It ends when standard input ends or says anything, on SIGTERM, and when its
-parent is gone: the kernel tells (``PR_SET_PDEATHSIG``), and it looks, should a fork hold standard input open.
+or go on, ``{"done": ...}`` at the end. It ends when standard input says anything, on SIGTERM, and when its parent
+is gone: standard input ends, the kernel tells (``PR_SET_PDEATHSIG``), and it looks, should a fork hold the pipe open.
 
 Files (:mod:`joulery.store.samples`): one a meter, ``cpu`` and ``gpu`` (who was how busy), and ``notes.jsonl``.
 """
@@ -189,6 +189,7 @@ class Session:
         self._orders = orders
         self._say = say
         self._stop = False
+        self._abandoned = False
         self._folder = Path(orders.folder)
         self._notes = Appender(self._folder / "notes.jsonl")
         opened = open_meters(orders.meters)
@@ -225,7 +226,7 @@ class Session:
             stream.writer.close()
         self._notes.close()
         self._say({"done": done})
-        if self._orders.group is not None and self._orphaned():
+        if self._orders.group is not None and self._abandoned:
             remove_group(self._orders.group)
 
     def stop(self) -> None:
@@ -234,13 +235,14 @@ class Session:
 
     def stop_if_orphaned(self) -> None:
         """End at the next tick if the parent is gone; the kernel signals the end of a mere thread of it, too."""
-        self._stop = self._stop or self._orphaned()
-
-    def _orphaned(self) -> bool:
-        return os.getppid() != self._orders.parent
+        if os.getppid() != self._orders.parent:
+            self._stop = self._abandoned = True
 
     def _stopped(self, wait_s: float) -> bool:
-        return bool(select.select([0], [], [], max(0.0, wait_s))[0]) or self._stop
+        if select.select([0], [], [], max(0.0, wait_s))[0]:
+            self._stop = True
+            self._abandoned = os.read(0, 64) == b""
+        return self._stop
 
     def _keep_house(self, limit: SelfLimit, cpu_ratio: float) -> None:
         if cpu_ratio > 0:

@@ -83,7 +83,11 @@ class SamplerProcess:
         """
         if self._process.returncode is None:
             assert self._process.stdin is not None
-            self._process.stdin.close()
+            try:
+                self._process.stdin.write(b"stop\n")
+                self._process.stdin.close()
+            except BrokenPipeError:  # it has ended; why is found out below
+                self._process.stdin = None
             self._listen(time.monotonic() + timeout_s, until_ready=False)
             try:
                 self._process.wait(max(0.0, timeout_s / 2))

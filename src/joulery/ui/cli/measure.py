@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -108,6 +109,8 @@ class ExitCodeFirst:
             click.echo(
                 "joulery: interrupted while writing the report; `joulery report` makes it from the run", err=True
             )
+        elif isinstance(error, BrokenPipeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         elif isinstance(error, JouleryError):
             report_error(error, as_json=False)
         else:
@@ -135,8 +138,10 @@ def _tell(measured: Measured, *, as_json: bool) -> None:
     if not console.is_terminal:
         console.width = 110
     view = RunView(measured.path, measured.manifest, measured.account.charged.run, measured.account.report)
-    print_text(roll_up([view], "component"), console)
-    console.print(f"  kept in {measured.path}: joulery report {measured.path}", style="dim", soft_wrap=True)
+    with console.capture() as captured:  # printed in one go: rich would end the program on a closed pipe
+        print_text(roll_up([view], "component"), console)
+        console.print(f"  kept in {measured.path}: joulery report {measured.path}", style="dim", soft_wrap=True)
+    click.echo(captured.get(), err=True, nl=False)
 
 
 def _seconds(text: str) -> float:
