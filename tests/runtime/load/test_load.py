@@ -328,7 +328,8 @@ def test_a_signal_ends_the_process_with_what_it_has(tmp_path: Path) -> None:
     files = {"inputs": f"{tmp_path}/i.npz", "out": f"{tmp_path}/o.parquet", "times": f"{tmp_path}/t.npy"}
     with socket.create_server(("127.0.0.1", 0)) as server:
         process = start(plan(url=f"http://127.0.0.1:{server.getsockname()[1]}", **files, duration_s=1000.0))
-        with server.accept()[0]:
+        with server.accept()[0] as connection:
+            assert connection.recv(4) == b"POST"
             process.send_signal(signal.SIGTERM)
             printed, _ = process.communicate(timeout=20)
     assert process.returncode == 0
