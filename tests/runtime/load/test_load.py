@@ -256,7 +256,7 @@ async def test_a_stop_ends_it_with_what_it_has() -> None:
         await asyncio.sleep(0.05)
         load.stop()
         await running
-        assert load.outcomes.texts["error"] == ["answered", "answered", "reset", "unsent"]
+        assert load.outcomes.texts["error"] == ["answered", "answered", "abandoned", "unsent"]
 
 
 async def test_a_token_is_sent() -> None:
@@ -333,7 +333,7 @@ def test_a_signal_ends_the_process_with_what_it_has(tmp_path: Path) -> None:
             process.send_signal(signal.SIGTERM)
             printed, _ = process.communicate(timeout=20)
     assert process.returncode == 0
-    assert json.loads(printed)["by_outcome"] == {"reset": 1}
+    assert json.loads(printed)["by_outcome"] == {"abandoned": 1}
     assert len(read_outcomes(tmp_path / "o.parquet")) == 1
 
 

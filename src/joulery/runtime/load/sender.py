@@ -172,7 +172,7 @@ class Sender:
         self._stopped.set()
         self._due.clear()
         for connection in list(self._open):
-            connection.close()
+            connection.abandon()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -199,6 +199,13 @@ class _Connection(asyncio.Protocol):
         """End it, whatever it carries."""
         if self._transport is not None:
             self._transport.abort()
+
+    def abandon(self) -> None:
+        """End it; nobody waits for what it carries any more."""
+        if self._row >= 0:
+            self._sender.ended(self._row, "abandoned")
+            self._release()
+        self.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio: it is open."""
