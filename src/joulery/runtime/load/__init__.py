@@ -7,6 +7,15 @@ process; :func:`start` starts it for a plan, :func:`read_outcomes` reads what it
 
 from joulery.runtime.load.outcomes import Outcomes, read_outcomes
 from joulery.runtime.load.plan import LoadPlan, constant_times_s, poisson_times_s
-from joulery.runtime.load.process import start
+from joulery.runtime.load.process import TOKEN, command, start
 
-__all__ = ["LoadPlan", "Outcomes", "constant_times_s", "poisson_times_s", "read_outcomes", "start"]
+__all__ = [
+    "TOKEN",
+    "LoadPlan",
+    "Outcomes",
+    "command",
+    "constant_times_s",
+    "poisson_times_s",
+    "read_outcomes",
+    "start",
+]

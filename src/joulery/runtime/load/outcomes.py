@@ -20,10 +20,10 @@ _NAN = float("nan")
 class Outcomes:
     """A row a request, in the order of their times.
 
-    Columns: ``input`` (row of the inputs), ``intended_s``, ``sent_s``, ``end_s`` (Unix seconds; NaN where it never came
-    to that), ``status`` (HTTP; 0 without an answer), ``error`` (``answered``, ``timeout``, ``refused``, ``reset``; after
-    a stop ``abandoned`` or ``unsent``), and what the answer's headers said: ``variant``, ``energy_j``, ``carbon_g`` (NaN
-    where they did not), ``quality``.
+    Columns: ``input`` (row of the inputs), ``intended_s``, ``sent_s``, ``end_s`` (Unix seconds; NaN where it never
+    came to that), ``status`` (HTTP; 0 without an answer), ``error`` (``answered``, ``timeout``, ``refused``, ``reset``;
+    after a stop ``abandoned`` or ``unsent``), and what the answer's headers said: ``variant``, ``energy_j``,
+    ``carbon_g`` (NaN where they did not), ``quality``.
     """
 
     def __init__(self) -> None:

@@ -14,25 +14,22 @@ TOKEN = "JOULERY_TOKEN"
 """Environment variable with the bearer token: command lines can be read by everyone."""
 
 
-def start(plan: LoadPlan, token: str | None = None) -> subprocess.Popen[bytes]:
-    """Start a process that sends ``plan`` and prints the summary of its outcomes, one JSON object, when it is done.
+def command(plan: LoadPlan, parent: int) -> tuple[str, ...]:
+    """The command line of a process that sends ``plan`` and ends when its parent ``parent`` does.
 
-    It ends early, with what it has, on SIGTERM and when the calling thread ends. It is in a process group of its own:
-    Ctrl-C in the terminal is for the caller.
+    It prints the summary of its outcomes, one JSON object, and ends early, with what it has, on SIGTERM.
     """
+    fields = orjson.dumps(plan).decode()
+    return (sys.executable, "-m", "joulery.runtime.load", "--plan", fields, "--parent", str(parent))
+
+
+def start(plan: LoadPlan, token: str | None = None) -> subprocess.Popen[bytes]:
+    """Start that process as a child of this one, in a process group of its own: Ctrl-C is for the caller."""
     environment = {name: value for name, value in os.environ.items() if name != TOKEN}
     if token is not None:
         environment[TOKEN] = token
     return subprocess.Popen(
-        (
-            sys.executable,
-            "-m",
-            "joulery.runtime.load",
-            "--plan",
-            orjson.dumps(plan).decode(),
-            "--parent",
-            str(os.getpid()),
-        ),
+        command(plan, os.getpid()),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         env=environment,
