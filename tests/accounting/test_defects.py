@@ -5,6 +5,7 @@ does there. The same examination is put to all of them: joulery passes it, every
 that is meant for it.
 """
 
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -91,7 +92,7 @@ def walk(
                 if key in active:
                     active.remove(key)
 
-        for begin, end in zip(stamps[:-1], stamps[1:], strict=True):
+        for begin, end in itertools.pairwise(stamps):
             if not exit_after_charge:
                 gone(begin)
             active += [key for key in entry[begin] if not names_only or key not in active]
@@ -147,7 +148,7 @@ class WrapInAnotherUnit(Sound):
 
     def counter_watts(self, readings, wrap_j):
         watts = []
-        for before, after in zip(readings[:-1], readings[1:], strict=True):
+        for before, after in itertools.pairwise(readings):
             difference = after - before
             watts.append(difference + 16384 if difference < -16384 else max(0.0, difference))
         return watts
