@@ -233,3 +233,29 @@ def test_the_signal_mask_is_the_callers_before_and_after(tmp_path: Path) -> None
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert int(done.stdout.split()[1], 16) == 1 << (signal.SIGUSR2 - 1)
+
+
+def test_an_interrupt_between_fork_and_exec_is_the_commands(tmp_path: Path) -> None:
+    """It waits until the command's dispositions are in place, and then kills the child as it would have the command."""
+    script = (
+        "import os, signal, sys\n"
+        "from joulery.runtime.launch import run_command\n"
+        "print(run_command(['sleep', '60'], in_child=lambda: os.kill(os.getpid(), signal.SIGINT)).exit_code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    assert (done.stdout, done.stderr) == ("130\n", "")
+
+
+def test_an_ignored_interrupt_stays_ignored(tmp_path: Path) -> None:
+    """A job that a shell puts into the background ignores Ctrl-C."""
+    done = subprocess.run(
+        [
+            "sh",
+            "-c",
+            f"trap '' INT; exec {sys.executable} -c '{DRIVER}' {tmp_path}/o.json sh -c 'kill -INT $$; echo on'",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.returncode, done.stdout) == (0, "on\n")

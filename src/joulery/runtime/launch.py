@@ -64,7 +64,7 @@ def run_command(
 
     Args:
         argv: The command and its arguments; looked up in PATH.
-        in_child: Called in the child before the command takes its place.
+        in_child: Called in the child before the command takes its place; must not raise.
         started: Told the process id and the monotonic nanoseconds of the start.
         not_ours: Children of this process that are somebody else's to wait for.
     """
@@ -72,8 +72,11 @@ def run_command(
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED | {signal.SIGCHLD})
 
     def prepare() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         in_child()
+        # A signal that waits must find the command's dispositions, not Python's handlers.
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     started_ns = time.monotonic_ns()
     try:

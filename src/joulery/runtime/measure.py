@@ -30,6 +30,7 @@ from joulery.runtime.terms import PERIOD_S, Settings, Terms
 from joulery.store.run import RunWriter, create_run, new_run_id
 
 if TYPE_CHECKING:
+    from joulery.adapters.meters.cgroup import RunGroup
     from joulery.domain.footprint import Footprint
     from joulery.domain.ports import CarbonSource
     from joulery.runtime.account import Account
@@ -102,7 +103,7 @@ def measure_command(
         recorder.start(root=os.getpid(), include_root=False, group=(str(group.path), group.per_cpu) if group else None)
         outcome = run_command(
             argv,
-            in_child=group.enter if group is not None else lambda: None,
+            in_child=lambda: _enter(group),
             started=lambda pid, at_ns: recorder.begin(at_ns, pid),
             not_ours={recorder.sampler_pid or 0},
         )
@@ -111,6 +112,16 @@ def measure_command(
     finally:
         if group is not None:
             group.remove()
+
+
+def _enter(group: RunGroup | None) -> None:
+    """Put this process, about to become the command, into the control group of the run."""
+    if group is None:
+        return
+    try:
+        group.enter()
+    except OSError as error:  # it could be entered a moment ago; the command must start all the same
+        os.write(2, f"joulery: warning: the run's CPU time is not counted: {error}\n".encode())
 
 
 def _finished(recorder: Recorder, outcome: Outcome, terms: Terms, source: CarbonSource | None) -> Measured:

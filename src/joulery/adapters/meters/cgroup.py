@@ -29,11 +29,19 @@ class RunGroup:
     per_cpu: bool
 
     def enter(self) -> None:
-        """Move this process into it."""
+        """Move this process into it.
+
+        Raises:
+            OSError: The kernel refuses.
+        """
         (self.path / "cgroup.procs").write_text("0")
 
     def leave(self) -> None:
-        """Move this process one group up."""
+        """Move this process one group up.
+
+        Raises:
+            OSError: The kernel refuses.
+        """
         (self.path.parent / "cgroup.procs").write_text("0")
 
     def remove(self) -> None:
