@@ -1,0 +1,22 @@
+"""Engines, made from plain settings."""
+
+from __future__ import annotations
+
+from joulery.adapters.engines.local import LocalEngine, LocalSettings
+from joulery.domain.ports import Engine
+
+
+def local_engine(
+    *,
+    cores: tuple[int, ...] = (),
+    queue: int = 1024,
+    deadline_s: float = 30.0,
+    drain_s: float = 10.0,
+    stderr: int | None = None,
+) -> Engine:
+    """The embedded engine; see :class:`joulery.adapters.engines.local.LocalSettings`."""
+    return LocalEngine(
+        LocalSettings(
+            cores=cores, queue=queue, deadline_s=deadline_s, hang_s=deadline_s, drain_s=drain_s, stderr=stderr
+        )
+    )

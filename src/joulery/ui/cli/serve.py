@@ -1,0 +1,111 @@
+"""``joulery serve``: models behind the gateway."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from joulery.domain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from joulery.domain.engine import ReplicaSpec, Transition
+    from joulery.domain.serving import Slice
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+@click.command("serve")
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    required=True,
+    metavar="NAME[/VARIANT]=MODEL",
+    help="A file ending in .onnx, or module:function. Repeatable; variants of one NAME share its queue.",
+)
+@click.option("--replicas", type=click.IntRange(1), default=1, help="Worker processes of each model (1).")
+@click.option("--cores", type=click.IntRange(1), default=1, help="CPU cores of each replica (1).")
+@click.option("--share", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Share of their time (1).")
+@click.option("--threads", type=click.IntRange(0), default=0, help="Threads inside an operator (one a core).")
+@click.option("--listen", default="127.0.0.1:8080", metavar="HOST:PORT", help="Where; port 0 takes a free one.")
+@click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", help="Bearer token to ask for.")
+@click.option("--queue", type=click.IntRange(0), default=1024, help="Requests that may wait for one NAME (1024).")
+@click.option("--deadline", type=click.FloatRange(0, min_open=True), default=30.0, help="Seconds to answer in (30).")
+@click.option("--drain", type=click.FloatRange(0), default=10.0, help="Seconds a stop waits for requests (10).")
+@click.option("--json", "as_json", is_flag=True, help="Say that it serves as one JSON object.")
+def command(
+    models: tuple[str, ...],
+    replicas: int,
+    cores: int,
+    share: float,
+    threads: int,
+    listen: str,
+    token_file: Path | None,
+    queue: int,
+    deadline: float,
+    drain: float,
+    as_json: bool,
+) -> None:
+    """Serve models over the Open Inference Protocol until Ctrl-C or SIGTERM.
+
+    \b
+    joulery serve --model double=shop.models:double
+    joulery serve --model photos/small=lite0.onnx --model photos/large=lite2.onnx --listen :8000
+    """
+    import asyncio
+
+    import uvloop
+
+    from joulery.domain.serving import Slice, SliceKind
+    from joulery.runtime.compose.engine import local_engine
+    from joulery.ui.gateway.access import address, read_token
+    from joulery.ui.gateway.admin import admin_app
+    from joulery.ui.gateway.app import Gateway
+    from joulery.ui.gateway.run import serve
+    from joulery.ui.gateway.server import GatewayServer, ServerLimits
+    from joulery.ui.metrics import Metrics
+
+    host, port = address(listen)
+    token = None if token_file is None else read_token(token_file)
+    slice_ = Slice(SliceKind.CPU, cores=cores, share_ratio=share)
+    target = [spec for model in models for spec in [_replica(model, slice_, threads)] * replicas]
+
+    async def run() -> None:
+        engine = local_engine(queue=queue, deadline_s=deadline, drain_s=drain)
+        metrics = Metrics({spec.service for spec in target})
+        app = Gateway(engine, token=token, telemetry=[metrics.request], admin=admin_app(metrics))
+        limits = ServerLimits(drain_s=drain)
+        server = GatewayServer(app, host, port, limits=limits, protected=token is not None)
+        await serve(engine, server, target, lambda change: _say(server.url, change, as_json=as_json))
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+
+
+def _replica(text: str, slice_: Slice, threads: int) -> ReplicaSpec:
+    """One replica of ``NAME[/VARIANT]=MODEL``."""
+    from joulery.domain.engine import ModelRef, ReplicaSpec
+
+    name, equals, model = text.partition("=")
+    service, slash, variant = name.partition("/")
+    if not (equals and _NAME.fullmatch(service) and _NAME.fullmatch(variant if slash else service)):
+        raise ConfigError(
+            "not a model to serve", pointer="--model", got=text, expected="NAME=MODEL or NAME/VARIANT=MODEL"
+        )
+    return ReplicaSpec(service, variant or service, slice_, ModelRef.parse(model), threads)
+
+
+def _say(url: str, change: Transition, *, as_json: bool) -> None:
+    """Say where it serves, and what."""
+    if as_json:
+        replicas = [{"service": spec.service, "variant": spec.variant} for spec in change.started]
+        click.echo(json.dumps({"url": url, "pid": os.getpid(), "ready_s": change.ready_s, "replicas": replicas}))
+        return
+    for spec in dict.fromkeys(change.started):
+        click.echo(f"{change.started.count(spec)} x {spec}")
+    click.echo(f"serving at {url} (ready after {change.ready_s:.1f} s; Ctrl-C stops)")

@@ -1,0 +1,43 @@
+"""Where the gateway listens and which token it asks for, as people write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic_core import PydanticCustomError
+
+from joulery.config.serving import split_address
+from joulery.domain.errors import ConfigError
+
+MIN_TOKEN_LENGTH = 8
+
+
+def address(text: str) -> tuple[str, int]:
+    """Host and port of ``host:port``, ``[v6]:port`` or ``:port`` (loopback).
+
+    Raises:
+        ConfigError: It is no such address.
+    """
+    try:
+        return split_address(text)
+    except PydanticCustomError as error:
+        raise ConfigError(
+            "not an address", pointer="listen", got=text, expected="HOST:PORT such as 127.0.0.1:8080"
+        ) from error
+
+
+def read_token(path: Path) -> str:
+    """The bearer token in a file, without the white space around it.
+
+    Raises:
+        ConfigError: The file cannot be read, or holds no token that can be sent in a header.
+    """
+    try:
+        token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the token cannot be read: {error}", file=str(path)) from error
+    if len(token) < MIN_TOKEN_LENGTH:
+        raise ConfigError(f"a token needs at least {MIN_TOKEN_LENGTH} characters", file=str(path))
+    if not token.isascii() or not token.isprintable():
+        raise ConfigError("a token is one line of printable ASCII", file=str(path))
+    return token
