@@ -131,6 +131,30 @@ def test_a_step_that_was_not_over_is_not_settled(tmp_path: Path) -> None:
     assert grid.asked[1:] == [("history", NOW - 0.5 * HOUR, NOW)]
 
 
+def test_a_step_that_ends_as_it_is_fetched_is_settled(tmp_path: Path) -> None:
+    grid = Grid(now=[NOW - 0.5 * HOUR], unknown=math.inf)
+    source = cached(grid, tmp_path)
+    source.history(NOW - 1.5 * HOUR, NOW - 0.5 * HOUR)
+    grid.now[0] += DAY
+    source.history(NOW - 1.5 * HOUR, NOW - 0.5 * HOUR)
+    assert len(grid.asked) == 1
+
+
+@pytest.mark.parametrize(("later_s", "asks"), [(0.0, 1), (599.0, 1), (600.0, 2), (-1.0, 2)])
+@pytest.mark.parametrize("what", ["estimate", "missing", "forecast"])
+def test_what_is_not_settled_counts_for_a_while_by_a_clock_that_goes_forward(
+    tmp_path: Path, what: str, later_s: float, asks: int
+) -> None:
+    hour = NOW - 1.5 * HOUR
+    grid = Grid(guessed=(hour,) if what == "estimate" else (), unknown=hour if what == "missing" else math.inf)
+    source = cached(grid, tmp_path, fresh_s=600.0)
+    ask = source.forecast if what == "forecast" else source.history
+    ask(hour - HOUR, hour + HOUR)
+    grid.now[0] += later_s
+    ask(hour - HOUR, hour + HOUR)
+    assert len(grid.asked) == asks
+
+
 def test_what_was_just_missing_is_not_asked_again_at_once(tmp_path: Path) -> None:
     grid = Grid(unknown=NOW - 0.5 * HOUR)
     source = cached(grid, tmp_path, fresh_s=60.0)

@@ -66,7 +66,7 @@ def test_columns_that_cannot_be_guessed_are_asked_for(tmp_path: Path) -> None:
         read_carbon_file(path)
     assert "--column" in caught.value.hint
     assert read_carbon_file(path, FileFormat(column="b")).g_per_kwh.tolist() == [2.0, 4.0]
-    with pytest.raises(DataError, match="no column c; there are timestamp_utc, a, b"):
+    with pytest.raises(DataError, match=r"grid\.csv:1: no column c; there are timestamp_utc, a, b"):
         read_carbon_file(path, FileFormat(column="c"))
     with pytest.raises(DataError, match="no column when;"):
         read_carbon_file(path, FileFormat(time_column="when", column="b"))
@@ -86,6 +86,8 @@ def test_separators_byte_order_marks_quotes_and_blank_lines(tmp_path: Path, sepa
 def test_half_hours_are_inferred_and_a_step_may_be_stated(tmp_path: Path) -> None:
     path = csv(tmp_path, "timestamp_utc,x", "2023-01-01T00:00Z,1", "2023-01-01T00:30Z,2", "2023-01-01T01:00Z,3")
     assert np.diff(read_carbon_file(path).edges_s).tolist() == [1800.0] * 3
+    seconds = csv(tmp_path, "timestamp_utc,x", "2023-01-01T00:00:00Z,1", "2023-01-01T00:00:01Z,2")
+    assert read_carbon_file(seconds).end_s == T0 + 2
     alone = csv(tmp_path, "timestamp_utc,x", "2023-01-01T00:00Z,1")
     with pytest.raises(DataError, match=r"grid\.csv:2: one row does not say how long it holds"):
         read_carbon_file(alone)
@@ -180,7 +182,17 @@ def test_values_missing_at_the_end_are_stale(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cell", "flag"), [("1", True), ("0", False), ("true", True), ("False", False), ("", False), ("1.0", True)]
+    ("cell", "flag"),
+    [
+        ("1", True),
+        ("0", False),
+        ("yes", True),
+        ("no", False),
+        ("true", True),
+        ("False", False),
+        ("", False),
+        ("1.0", True),
+    ],
 )
 def test_flags(tmp_path: Path, cell: str, flag: bool) -> None:
     path = csv(tmp_path, "timestamp_utc,Estimated,x", f"2023-01-01T00:00Z,{cell},1", "2023-01-01T01:00Z,0,2")
