@@ -131,6 +131,49 @@ def with_devices(trace: EventTrace, names: Sequence[str], notes: Sequence[str] |
     )
 
 
+def shifted(trace: EventTrace, by_ns: int) -> EventTrace:
+    """The same events, so much later."""
+    return EventTrace(
+        trace.ops,
+        trace.devices,
+        trace.phases,
+        op=trace.op,
+        start_ns=trace.start_ns + by_ns,
+        dur_ns=trace.dur_ns,
+        device=trace.device,
+        lane=trace.lane,
+        phase=trace.phase,
+        composite=trace.composite,
+        notes=trace.notes,
+    )
+
+
+def joined(traces: Sequence[EventTrace]) -> EventTrace:
+    """Several traces as one; equal names become one, lanes stay apart."""
+    if len(traces) == 1:
+        return traces[0]
+    tables: dict[str, dict[str, int]] = {"ops": {}, "devices": {}, "phases": {}}
+    columns: dict[str, list[IntArray]] = {name: [] for name in ("op", "device", "phase", "lane")}
+    lanes = 0
+    for trace in traces:
+        for table, column in (("ops", "op"), ("devices", "device"), ("phases", "phase")):
+            known = tables[table]
+            index = np.array([known.setdefault(name, len(known)) for name in getattr(trace, table)], np.int64)
+            columns[column].append(index[getattr(trace, column)] if len(trace) else np.zeros(0, np.int64))
+        columns["lane"].append(np.where(trace.lane == NO_LANE, NO_LANE, trace.lane + lanes))
+        lanes += int(trace.lane.max(initial=NO_LANE)) + 1
+    return EventTrace(
+        list(tables["ops"]),
+        list(tables["devices"]),
+        list(tables["phases"]),
+        **{name: np.concatenate([np.zeros(0, np.int64), *parts]) for name, parts in columns.items()},
+        start_ns=np.concatenate([np.zeros(0, np.int64), *(trace.start_ns for trace in traces)]),
+        dur_ns=np.concatenate([np.zeros(0, np.int64), *(trace.dur_ns for trace in traces)]),
+        composite=frozenset[str]().union(*(trace.composite for trace in traces)),
+        notes=list(dict.fromkeys(note for trace in traces for note in trace.notes)),
+    )
+
+
 def qualified(*components: str) -> str:
     """A qualified name of the non-empty components; a ``/`` inside one becomes ``|`` so that the path stays a path."""
     return "/".join(part.replace("/", "|") for part in components if part)

@@ -266,14 +266,14 @@ def test_optimizers_loaders_and_ranges_of_the_user(tmp_path: Path) -> None:
 
 def test_odd_module_names(tmp_path: Path) -> None:
     f = KinetoFile()
-    for k, path in enumerate(("gradients.fc", "<lambda>", "a/b.0.1", "layer_1", "layer_10", "")):
+    for k, path in enumerate(("gradients.fc", "<lambda>", "Sequential/0.1", "layer_1", "layer_10", "")):
         f.module(path, 100 * k, 50)
         f.op("aten::mul", 100 * k + 1, 5, seq=k)
     names = listed(read_kineto(f.write(tmp_path)))
     assert [n for n, _ in names if n.endswith("mul")] == [
         "gradients/fc/mul",
         "<lambda>/mul",
-        "a|b_0/1/mul",
+        "Sequential/0/1/mul",
         "layer_1/mul",
         "layer_10/mul",
         "<root>/mul",

@@ -150,7 +150,9 @@ def _module_paths(host: Host, paths: _Strings, calls: bool) -> IntArray:
 
 
 def _module_path(name: str) -> str:
-    return "/".join(module_components(name.removeprefix(MODULE_RANGE))) or ROOT
+    """``QTN:Net/encoder.layer.0`` -> ``Net/encoder/layer_0``; what stands before a slash never joins an index."""
+    dotted = name.removeprefix(MODULE_RANGE).split("/")
+    return "/".join(part for piece in dotted for part in module_components(piece)) or ROOT
 
 
 def _leaves(host: Host, phase: IntArray) -> tuple[IntArray, _Strings, set[str]]:

@@ -18,7 +18,10 @@ NODE = "autograd::engine::evaluate_function: "
 """Prefix of the operation in which autograd runs one node of the backward pass."""
 
 OPTIMIZER_RANGE = re.compile(r"^Optimizer\.\w+#")
-STEP_RANGE = re.compile(r"^ProfilerStep#\d+$")
+CLOCK_RANGE = "joulery:clock"
+"""Range that the recorder leaves at moments whose system time it knows."""
+
+STEP_RANGE = re.compile(rf"^(ProfilerStep#\d+|{CLOCK_RANGE})$")
 COMPILED = re.compile(rf"^({NODE})?(Torch-Compiled Region|CompiledFunction|CompiledFxGraph|## Call CompiledFxGraph)")
 
 

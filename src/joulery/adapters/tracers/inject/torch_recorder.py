@@ -1,0 +1,324 @@
+"""Records a few steps of a PyTorch program: module ranges by global hooks, everything else by its own profiler.
+
+Runs in the traced program and must never be its problem: nothing of it raises into the program; when the profiler or
+the disk refuses, recording ends and the reason goes to the marks file. After the last cycle every hook is removed.
+
+A step ends when the optimizer has stepped. Where no gradient is recorded (inference, evaluation), or no optimizer ever
+steps, it ends where the next call of the model begins.
+
+Files, in the folder of the orders: ``torch-PID-CYCLE.json`` (Kineto) and ``torch-PID.marks`` (one JSON object a line).
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import json
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RANGE = "QTN:"
+CLOCK = "joulery:clock"
+CLOCK_MARKS = 5
+_TROUBLE = (AttributeError, ImportError, OSError, RuntimeError, TypeError, ValueError)
+"""What the profiler, its bindings or the disk may raise."""
+_PATIENCE = 3
+"""Calls of a model in a row without any optimizer's step, after which a call counts as a step."""
+
+
+def install_from(orders: dict[str, Any]) -> Recorder:
+    """Install a recorder as told by the environment of the program."""
+    recorder = Recorder(Path(orders["folder"]), orders["skip"], orders["warmup"], orders["active"], orders["repeat"])
+    recorder.install()
+    return recorder
+
+
+class Names:
+    """Names of modules: ``Class/dotted.path``, of the tree below the module that was called first."""
+
+    def __init__(self) -> None:
+        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._roots: dict[str, weakref.WeakSet[Any]] = {}
+
+    def __contains__(self, module: Any) -> bool:
+        return module in self._names
+
+    def of(self, module: Any, caller: str | None) -> str:
+        """Name of a module; one not seen before is named after its class, below its caller where it has one."""
+        name = self._names.get(module)
+        if name is None:
+            kind = type(module).__name__
+            name = self.root(module, kind) if caller is None else f"{caller}.{kind}"
+            self.name_tree(module, name)
+        return name
+
+    def root(self, module: Any, kind: str) -> str:
+        """Name of a module that nobody calls: its class, numbered where several with parameters are alive."""
+        if getattr(module, "_is_replica", False) or next(module.parameters(), None) is None:
+            return kind
+        alive = self._roots.setdefault(kind, weakref.WeakSet())
+        alive.add(module)
+        return kind if len(alive) == 1 else f"{kind}#{len(alive)}"
+
+    def name_tree(self, module: Any, name: str) -> None:
+        """Name a module and everything below it that has no name yet."""
+        for path, part in module.named_modules():
+            if part not in self._names:
+                self._names[part] = f"{name}/{path.replace('/', '|')}" if path else name
+
+
+class Recorder:
+    """Records cycles of ``skip``, ``warmup`` and ``active`` steps, ``repeat`` times (0: until the program ends).
+
+    Args:
+        folder: Where the files go; it exists.
+        skip, warmup, active, repeat: The schedule.
+    """
+
+    def __init__(self, folder: Path, skip: int, warmup: int, active: int, repeat: int) -> None:
+        self._folder = folder
+        self._skip, self._warmup, self._active, self._repeat = skip, warmup, active, repeat
+        self._names = Names()
+        self._local = threading.local()
+        self._handles: list[Any] = []
+        self._pid = os.getpid()
+        self._thread: int | None = None
+        self._model: weakref.ref[Any] | None = None
+        self._optimizer: weakref.ref[Any] | None = None
+        self._calls = 0
+        self._steps = self._position = self._cycles = 0
+        self._profile: Any = None
+        self._recording = False
+        self._begin: dict[str, Any] = {}
+        self._torch: Any = None
+
+    def install(self) -> None:
+        """Add the hooks; recording begins with the first call of a model."""
+        self._torch = importlib.import_module("torch")
+        modules = importlib.import_module("torch.nn.modules.module")
+        optimizers = importlib.import_module("torch.optim.optimizer")
+        compiling = self._torch.compiler.is_compiling
+
+        def before(module: Any, args: Any) -> None:
+            if not compiling():
+                self._enter(module)
+
+        def after(module: Any, args: Any, output: Any) -> None:
+            if not compiling():
+                self._leave(module)
+
+        def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+            self._stepped(optimizer)
+
+        self._handles = [
+            modules.register_module_forward_pre_hook(before),
+            modules.register_module_forward_hook(after, always_call=True),
+            optimizers.register_optimizer_step_post_hook(stepped),
+        ]
+        atexit.register(self.finish)
+        os.register_at_fork(after_in_child=self._forked)
+
+    def name(self, module: Any, name: str) -> None:
+        """Give a model a name of its own."""
+        self._names.name_tree(module, name)
+
+    def step(self) -> None:
+        """End a step by hand, for programs in which nothing tells."""
+        self._guarded(self._advance)
+
+    def finish(self) -> None:
+        """End recording, keep what there is, remove every hook. Safe to call twice."""
+        if os.getpid() != self._pid or not self._handles:
+            return
+        if self._profile is not None:
+            self._guarded(functools.partial(self._end, partial=True))
+        self._remove()
+        self._guarded(
+            lambda: self._mark({"kind": "end", "steps": self._steps, "cycles": self._cycles, "pid": self._pid})
+        )
+
+    # ---- hooks
+
+    def _enter(self, module: Any) -> None:
+        stack = self._stack()
+        caller = stack[-1][1] if stack else None
+        if caller is None:
+            self._called(module)
+        name = self._names.of(module, caller)
+        opened = None
+        if self._recording:
+            opened = self._torch.autograd.profiler.record_function(RANGE + name)
+            opened.__enter__()
+        stack.append((module, name, opened))
+
+    def _leave(self, module: Any) -> None:
+        stack = self._stack()
+        # A call whose own hook never came (an exception in another hook) is left together with its caller.
+        while stack:
+            left, _, opened = stack.pop()
+            if opened is not None:
+                opened.__exit__(None, None, None)
+            if left is module:
+                return
+
+    def _stack(self) -> list[tuple[Any, str, Any]]:
+        stack: list[tuple[Any, str, Any]] | None = getattr(self._local, "stack", None)
+        if stack is None:
+            stack = self._local.stack = []
+        return stack
+
+    def _called(self, module: Any) -> None:
+        """A module was called by nobody: perhaps the beginning of a step."""
+        if self._thread is None:
+            self._thread = threading.get_ident()
+            self._model = weakref.ref(module)
+            self._guarded(self._arrange)
+            return
+        if threading.get_ident() != self._thread or self._in_backward():
+            return
+        model = self._model() if self._model is not None else None
+        if model is None:
+            self._model = weakref.ref(module)
+        elif model is not module:
+            return
+        self._calls += 1
+        if not self._torch.is_grad_enabled() or (self._optimizer is None and self._calls >= _PATIENCE):
+            self._guarded(self._advance)
+
+    def _stepped(self, optimizer: Any) -> None:
+        if self._thread is None or threading.get_ident() != self._thread:
+            return
+        main = self._optimizer() if self._optimizer is not None else None
+        if main is None:
+            self._optimizer = weakref.ref(optimizer)
+        elif main is not optimizer:
+            return
+        self._guarded(self._advance)
+
+    def _in_backward(self) -> bool:
+        """Whether autograd is calling: a module called there is computed again, not anew."""
+        current = getattr(self._torch._C, "_current_graph_task_id", None)
+        return current is not None and current() != -1
+
+    # ---- the schedule
+
+    def _advance(self) -> None:
+        self._steps += 1
+        self._position += 1
+        if self._position == self._skip + self._warmup + self._active:
+            self._end()
+            self._position = 0
+            if self._repeat and self._cycles == self._repeat:
+                self.finish()
+                return
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Bring the profiler into the state of the position."""
+        if self._position >= self._skip and self._profile is None:
+            if self._profiler_taken():
+                self._position = 0
+                self._mark({"kind": "note", "text": "the program's own profiler was on: a cycle was put off"})
+                return
+            self._profile = self._new_profile()
+            self._profile.prepare_trace()
+        if self._position == self._skip + self._warmup and not self._recording:
+            self._profile.start_trace()
+            self._recording = True
+            self._begin = {"step": self._steps, "clock": self._clock()}
+
+    def _end(self, *, partial: bool = False) -> None:
+        """End a cycle: stop the profiler and write what it saw."""
+        profile, self._profile = self._profile, None
+        if profile is None:
+            return
+        if not self._recording:
+            profile.start_trace()
+            profile.stop_trace()
+            return
+        clock = self._clock()
+        self._recording = False
+        profile.stop_trace()
+        self._cycles += 1
+        file = self._folder / f"torch-{self._pid}-{self._cycles}.json"
+        draft = file.with_suffix(".draft.json")
+        profile.export_chrome_trace(str(draft))
+        draft.replace(file)
+        self._mark(
+            {
+                "kind": "cycle",
+                "file": file.name,
+                "pid": self._pid,
+                "steps": self._steps - self._begin["step"],
+                "partial": partial,
+                "begin": self._begin["clock"],
+                "end": clock,
+                "torch": self._torch.__version__,
+            }
+        )
+
+    def _profiler_taken(self) -> bool:
+        return bool(self._torch._C._autograd._profiler_enabled())
+
+    def _new_profile(self) -> Any:
+        """A profiler of everything this machine has, of all threads, without slow tables where it can do without."""
+        profiler = importlib.import_module("torch.profiler")
+        activities = list(profiler.supported_activities())
+        options = {"profile_all_threads": True, "trace_only": True}
+        kind = profiler._KinetoProfile
+        config: Callable[..., Any] = importlib.import_module("torch._C._profiler")._ExperimentalConfig
+        while options:
+            try:
+                return kind(activities=activities, acc_events=False, experimental_config=config(**options))
+            except TypeError:
+                options.popitem()
+        return kind(activities=activities)
+
+    def _clock(self) -> list[list[int]]:
+        """(unix, monotonic) before and (monotonic, unix) after a range of the trace: its clock tied to the system's."""
+        marks = []
+        for _ in range(CLOCK_MARKS):
+            before = [time.time_ns(), time.monotonic_ns()]
+            with self._torch.autograd.profiler.record_function(CLOCK):
+                after = [time.monotonic_ns(), time.time_ns()]
+            marks.append([*before, *after])
+        return marks
+
+    # ---- the program comes first
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        """Do something that may fail; when it does, recording is over and the program goes on."""
+        try:
+            action()
+        except _TROUBLE as error:
+            self._recording = False
+            self._profile = None
+            self._remove()
+            self._complain(error)
+
+    def _complain(self, error: BaseException) -> None:
+        try:
+            self._mark({"kind": "note", "text": f"recording ended early: {type(error).__name__}: {error}"})
+        except OSError:
+            self._recording = False
+
+    def _mark(self, fields: dict[str, Any]) -> None:
+        with (self._folder / f"torch-{self._pid}.marks").open("a", encoding="utf-8") as marks:
+            marks.write(json.dumps(fields) + "\n")
+
+    def _remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _forked(self) -> None:
+        """In a forked child (a loader's worker): its modules are not the program's steps."""
+        self._recording = False
+        self._profile = None
+        self._remove()
