@@ -15,11 +15,12 @@ from typing import Literal
 import numpy as np
 
 from joulery.accounting.fairshare import DevicePower, device_power, fair_shares
-from joulery.accounting.integrate import Metered
+from joulery.accounting.integrate import Metered, in_grams
 from joulery.accounting.regression import regress, why_not
 from joulery.accounting.session import Session, session, unions
 from joulery.accounting.steps import NS_PER_S
 from joulery.domain.arrays import IntArray
+from joulery.domain.carbon import CarbonSeries
 from joulery.domain.errors import DataError
 from joulery.domain.events import EventTrace
 from joulery.domain.quality import weakest
@@ -36,6 +37,8 @@ def align(
     *,
     multiplicity: Multiplicity = "events",
     estimator: Estimator = "recency",
+    carbon: CarbonSeries | None = None,
+    pue: float = 1.0,
 ) -> TensorFootprint:
     """Give the power drawn at each instant in equal shares to what ran on the device at that instant.
 
@@ -51,6 +54,8 @@ def align(
         estimator: ``recency`` gives every instant the power last read; ``regression`` estimates the power of each
             operation over all readings (:mod:`joulery.accounting.regression`) on devices where that helps, and says
             where it does not.
+        carbon: Intensity of the grid, for grams; None when they are not asked for.
+        pue: Facility energy per IT energy; multiplies grams, never joules.
 
     Raises:
         DataError: The window is empty, or regression is asked for in ``set`` multiplicity.
@@ -64,6 +69,9 @@ def align(
         channels = power.get(name, ())
         meter = device_power([c.steps for c in channels], window_ns, _resolved_s(channels)) if channels else None
         entry = _account(cut, name, meter, channels, multiplicity, columns)
+        if carbon is not None and meter is not None:
+            grams = [in_grams(c.steps, carbon, pue) for c in channels]
+            entry = _weighed(cut, entry, device_power(grams, window_ns), multiplicity, columns)
         if estimator == "regression" and meter is not None:
             entry = _regressed(cut, meter, entry, columns, notes)
         devices.append(entry)
@@ -86,6 +94,7 @@ def align(
         first_ns=cut.first_ns,
         active_ns=columns.active_ns,
         active_j=columns.active_j,
+        carbon_g=columns.carbon_g,
         estimator=estimator,
         multiplicity=multiplicity,
         composite=trace.composite & set(cut.rows.op),
@@ -97,7 +106,7 @@ class _Columns:
     """The columns of a footprint while its devices are being filled in."""
 
     def __init__(self, count: int) -> None:
-        self.energy_j, self.active_j = np.full(count, np.nan), np.full(count, np.nan)
+        self.energy_j, self.active_j, self.carbon_g = np.full((3, count), np.nan)
         self.runtime_ns, self.uncovered_ns = np.zeros(count, np.int64), np.zeros(count, np.int64)
         self.samples, self.active_ns = np.zeros(count, np.int64), np.zeros(count, np.int64)
 
@@ -119,9 +128,7 @@ def _account(
     if meter is not None:
         drawn_j = meter.known_until_j(end_ns)[closer] - meter.known_until_j(start_ns)[opener]
         columns.active_j[rows] = np.bincount(active_row, drawn_j, size)[rows]
-    if multiplicity == "set":
-        by_start = np.argsort(start_ns[opener], kind="stable")
-        row, start_ns, end_ns = active_row[by_start], start_ns[opener[by_start]], end_ns[closer[by_start]]
+    row, start_ns, end_ns = _sharers(row, start_ns, end_ns, multiplicity)
     columns.runtime_ns[rows] = _sums(row, end_ns - start_ns, size)[rows]
     if meter is None:
         columns.uncovered_ns[rows] = columns.runtime_ns[rows]
@@ -143,6 +150,29 @@ def _account(
     )
 
 
+def _weighed(
+    cut: Session, entry: DeviceEnergy, grams: DevicePower, multiplicity: Multiplicity, columns: _Columns
+) -> DeviceEnergy:
+    """Share the grams of one device as its joules are shared: by the same clock, with grams a second for watts."""
+    here, size = cut.on(entry.device), len(cut.rows)
+    rows = np.flatnonzero([name == entry.device for name in cut.rows.device])
+    row, start_ns, end_ns = _sharers(cut.row[here], cut.start_ns[here], cut.end_ns[here], multiplicity)
+    shares = fair_shares(start_ns, end_ns, grams)
+    columns.carbon_g[rows] = np.bincount(row, shares.energy_j, size)[rows]
+    return replace(entry, carbon_g=grams.known_j)
+
+
+def _sharers(
+    row: IntArray, start_ns: IntArray, end_ns: IntArray, multiplicity: Multiplicity
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Who has one share each: every piece, or every row however many of its pieces run; row, start, end by start."""
+    if multiplicity == "events":
+        return row, start_ns, end_ns
+    merged, opener, closer = unions(row, start_ns, end_ns)
+    by_start = np.argsort(start_ns[opener], kind="stable")
+    return merged[by_start], start_ns[opener[by_start]], end_ns[closer[by_start]]
+
+
 def _regressed(
     cut: Session, meter: DevicePower, entry: DeviceEnergy, columns: _Columns, notes: list[str]
 ) -> DeviceEnergy:
@@ -153,6 +183,9 @@ def _regressed(
         return entry
     estimate = regress(cut, cut.on(entry.device), meter)
     rows = np.flatnonzero([name == entry.device for name in cut.rows.device])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        scale = np.where(columns.energy_j[rows] > 0, estimate.energy_j[rows] / columns.energy_j[rows], 1.0)
+    columns.carbon_g[rows] *= scale
     columns.energy_j[rows] = estimate.energy_j[rows]
     return replace(
         entry,

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
+
+from joulery.accounting.charge import BusyTimes
 from joulery.accounting.integrate import Metered
+from joulery.accounting.steps import PowerSteps
 from joulery.domain.events import EventTrace, with_devices
 
 _ACCELERATORS = ("cuda:", "hip:", "rocm:")
@@ -55,3 +60,49 @@ def _host(device: str, channels: dict[str, list[Metered]], by_name: dict[str, st
     )
     channels[device] = [item for name in sockets for item in channels.pop(by_name[name])]
     return device
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Divided:
+    """Power of a shared device, whose it is; the three add up to the device's wherever all are known.
+
+    Attributes:
+        run: Of the traced program; NaN where nobody knows who kept the device busy.
+        other: Of other processes.
+        idle: Of nobody: what the idle device draws, and intervals in which nobody was busy.
+    """
+
+    run: PowerSteps
+    other: PowerSteps
+    idle: PowerSteps
+
+
+def divided(item: Metered, times: BusyTimes) -> Divided:
+    """Divide a channel's power among the traced program, others and idle, interval by interval (virtualisation).
+
+    Args:
+        item: The channel. Power up to its ``idle_w`` is idle first, where that is known.
+        times: Who kept the device busy.
+    """
+    begin, end = (int(item.steps.edges_ns[0]), int(item.steps.edges_ns[-1])) if len(item.steps) else (0, 0)
+    cuts = times.edges_ns[(times.edges_ns > begin) & (times.edges_ns < end)]
+    edges = np.union1d(item.steps.edges_ns, cuts)
+    watts = item.steps.at(edges[:-1])
+    floor = np.minimum(watts, item.channel.idle_w) if item.channel.idle_w > 0 else np.zeros_like(watts)
+    index = np.searchsorted(times.edges_ns, edges[:-1], "right") - 1
+    inside = (index >= 0) & (index < len(times.app_s))
+    index = np.clip(index, 0, max(0, len(times.app_s) - 1))
+    app_s, all_s = (
+        np.where(inside, column[index], np.nan) if len(column) else np.full(len(watts), np.nan)
+        for column in (times.app_s, times.all_s)
+    )
+    all_s = np.maximum(all_s, app_s)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = np.where(all_s > 0, app_s / all_s, np.where(np.isnan(all_s), np.nan, 0.0))
+        busy = np.where(all_s > 0, 1.0, np.where(np.isnan(all_s), np.nan, 0.0))
+    dynamic = watts - floor
+    return Divided(
+        PowerSteps(edges, dynamic * ratio, item.steps.faults),
+        PowerSteps(edges, dynamic * (busy - ratio)),
+        PowerSteps(edges, floor + dynamic * (1.0 - busy)),
+    )

@@ -65,6 +65,25 @@ class Grid:
         return weakest((self.carbon.quality, flagged))
 
 
+def in_grams(steps: PowerSteps, carbon: CarbonSeries, pue: float = 1.0) -> PowerSteps:
+    """Power as grams of CO2-equivalent a second; NaN where power or intensity is unknown.
+
+    Args:
+        steps: The power.
+        carbon: Intensity of the grid.
+        pue: Facility energy per IT energy.
+    """
+    if not len(steps):
+        return steps
+    carbon_ns = to_ns(carbon.edges_s)
+    inner = carbon_ns[(carbon_ns > steps.edges_ns[0]) & (carbon_ns < steps.edges_ns[-1])]
+    edges = np.union1d(steps.edges_ns, inner)
+    index = np.searchsorted(carbon_ns, edges[:-1], "right") - 1
+    inside = (index >= 0) & (index < len(carbon))
+    intensity = np.where(inside, carbon.g_per_kwh[np.clip(index, 0, len(carbon) - 1)], np.nan)
+    return PowerSteps(edges, steps.at(edges[:-1]) * intensity * (pue / JOULES_PER_KWH))
+
+
 def integrate(
     traces: Sequence[PowerTrace | Metered],
     t0_s: float,

@@ -157,6 +157,7 @@ def _grouped(
         first_ns=first_ns,
         active_ns=whole("active_ns"),
         active_j=real("active_j"),
+        carbon_g=real("carbon_g"),
         estimator=first.estimator,
         multiplicity=first.multiplicity,
         composite=composite & {key[0] for key in names},
@@ -198,6 +199,9 @@ def _added_device(a: DeviceEnergy, b: DeviceEnergy) -> DeviceEnergy:
         active_s=a.active_s + b.active_s,
         resolution_s=float(np.nanmax([a.resolution_s, b.resolution_s])) if known else math.nan,
         quality=weakest((a.quality, b.quality)),
+        other_j=a.other_j + b.other_j,
+        idle_j=a.idle_j + b.idle_j,
+        carbon_g=a.carbon_g + b.carbon_g,
         estimator=a.estimator if a.estimator == b.estimator else "recency and regression",
     )
 

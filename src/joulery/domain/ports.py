@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from joulery.domain.carbon import CarbonSeries
 from joulery.domain.decisions import Step
 from joulery.domain.engine import InferRequest, InferResponse, ReplicaSpec, ReplicaView, Transition
 from joulery.domain.power import Channel
+from joulery.domain.tracing import Steps, TracedSession
 
 S = TypeVar("S")
 O_contra = TypeVar("O_contra", contravariant=True)
@@ -133,4 +134,26 @@ class Evaluator(Protocol[P_contra, M_co]):
 
     def evaluate(self, candidate: P_contra, /) -> M_co:
         """The metrics of the candidate."""
+        ...
+
+
+class Tracer(Protocol):
+    """A way to have a program of some framework record what it runs."""
+
+    def environment(self, folder: str, steps: Steps, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Variables that have a program recorded into a folder, on top of those it inherits."""
+        ...
+
+    def recorded(
+        self, folder: str, sampler_offset_ns: int | None, *, calls: bool = False
+    ) -> tuple[list[TracedSession], list[str]]:
+        """What was recorded there, and what went wrong, one sentence each.
+
+        Raises:
+            DataError: A recording is damaged.
+        """
+        ...
+
+    def leftovers(self, folder: str) -> None:
+        """Delete what was recorded there, after it has been read."""
         ...

@@ -31,6 +31,9 @@ class DeviceEnergy:
         resolution_s: Median distance of two updates of the sensor; NaN without two updates.
         quality: Weakest of its meters; ``MEASURED``, the neutral element, without a meter.
         estimator: What gave its operations their energy: ``recency`` or ``regression``.
+        other_j: Of the unattributed energy, that of other processes on the device; 0 where nobody looked.
+        idle_j: Of the unattributed energy, that of the idle device; 0 where nobody looked.
+        carbon_g: Grams of CO2-equivalent of ``total_j``, facility overhead included; NaN where unknown.
     """
 
     device: str
@@ -43,6 +46,9 @@ class DeviceEnergy:
     resolution_s: float
     quality: Quality = Quality.MEASURED
     estimator: str = "recency"
+    other_j: float = 0.0
+    idle_j: float = 0.0
+    carbon_g: float = float("nan")
 
     @property
     def metered(self) -> bool:
@@ -67,6 +73,7 @@ class TensorFootprint:
         first_ns: Start of the first event, int64[n].
         active_ns: Time with at least one event of the row running, int64[n].
         active_j: Energy of the whole device during that time, float64[n]; NaN where the device has no meter.
+        carbon_g: Grams of CO2-equivalent of ``energy_j``, facility overhead included, float64[n]; NaN where unknown.
         estimator: ``recency`` or ``regression``, as asked for; each device says what it got.
         multiplicity: ``events`` or ``set``.
         composite: Operations that stand for many the framework does not show.
@@ -87,6 +94,7 @@ class TensorFootprint:
     first_ns: IntArray
     active_ns: IntArray
     active_j: FloatArray
+    carbon_g: FloatArray
     estimator: str = "recency"
     multiplicity: str = "events"
     composite: frozenset[str] = frozenset()
@@ -109,6 +117,7 @@ class TensorFootprint:
         first_ns: npt.ArrayLike,
         active_ns: npt.ArrayLike,
         active_j: npt.ArrayLike,
+        carbon_g: npt.ArrayLike | None = None,
         estimator: str = "recency",
         multiplicity: str = "events",
         composite: frozenset[str] = frozenset(),
@@ -125,6 +134,8 @@ class TensorFootprint:
         }
         columns: dict[str, npt.NDArray[Any]] = {k: readonly(v, np.int64) for k, v in integers.items()}
         columns |= {"energy_j": readonly(energy_j, np.float64), "active_j": readonly(active_j, np.float64)}
+        unknown = np.full(len(columns["energy_j"]), np.nan)
+        columns["carbon_g"] = readonly(unknown if carbon_g is None else carbon_g, np.float64)
         names = {"op": tuple(op), "device": tuple(device), "phase": tuple(phase)}
         lengths = {name: len(column) for name, column in (*columns.items(), *names.items())}
         if len(set(lengths.values())) > 1:

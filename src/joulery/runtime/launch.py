@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +57,7 @@ def run_command(
     in_child: Callable[[], None] = lambda: None,
     started: Callable[[int, int], None] = lambda pid, at_ns: None,
     not_ours: Collection[int] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> Outcome:
     """Run a command to its end.
 
@@ -67,6 +68,7 @@ def run_command(
         in_child: Called in the child before the command takes its place; must not raise.
         started: Told the process id and the monotonic nanoseconds of the start.
         not_ours: Children of this process that are somebody else's to wait for.
+        environment: Of the command; this process's own when not given.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED | {signal.SIGCHLD})
@@ -81,7 +83,7 @@ def run_command(
     started_ns = time.monotonic_ns()
     try:
         try:
-            child = _spawn(list(argv), prepare)
+            child = _spawn(list(argv), prepare, environment)
         except OSError as error:
             code = NOT_FOUND if isinstance(error, FileNotFoundError | NotADirectoryError) else NOT_EXECUTABLE
             return Outcome(code, started_ns, started_ns, 0.0, f"{argv[0]}: {os.strerror(error.errno or 0)}")
@@ -96,14 +98,16 @@ def run_command(
     return Outcome(code if code >= 0 else 128 - code, started_ns, ended_ns, cpu_s)
 
 
-def _spawn(argv: list[str], prepare: Callable[[], None]) -> subprocess.Popen[bytes]:
+def _spawn(
+    argv: list[str], prepare: Callable[[], None], environment: Mapping[str, str] | None
+) -> subprocess.Popen[bytes]:
     try:
-        return subprocess.Popen(argv, preexec_fn=prepare, close_fds=False)
+        return subprocess.Popen(argv, preexec_fn=prepare, close_fds=False, env=environment)
     except OSError as error:
         if error.errno != errno.ENOEXEC:
             raise
         # A script without a first line that names its interpreter: what execvp(3) does.
-        return subprocess.Popen(["/bin/sh", *argv], preexec_fn=prepare, close_fds=False)
+        return subprocess.Popen(["/bin/sh", *argv], preexec_fn=prepare, close_fds=False, env=environment)
 
 
 def _attend(pid: int, not_ours: frozenset[int]) -> tuple[int, float]:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from joulery.domain.footprint import Footprint
     from joulery.domain.ports import CarbonSource
     from joulery.runtime.account import Account
+    from joulery.runtime.evidence import Evidence
+    from joulery.runtime.traced import Tracing
 
 RUNS = Path("runs")
 """Where runs are kept that nobody gave a folder."""
@@ -74,6 +76,7 @@ def measure_command(
     owner: str | None = None,
     out: Path | None = None,
     ended: Callable[[int], None] = lambda exit_code: None,
+    tracing: Tracing | None = None,
 ) -> Measured:
     """Run a command and measure it and everything it starts.
 
@@ -85,6 +88,7 @@ def measure_command(
         owner: Who pays.
         out: The run directory; a new one in :data:`RUNS` when not given.
         ended: Told the exit code as soon as there is one.
+        tracing: How to have it record its operations; None when that was not asked for.
 
     Raises:
         JouleryError: The folder that was named holds a run or cannot be written, or a meter that was named cannot be
@@ -97,6 +101,7 @@ def measure_command(
     recorder = Recorder(writer, settings)
     for text in trouble:
         recorder.warn(text)
+    environment = _traced_environment(writer, tracing) if tracing is not None else None
     group = make_run_group(f"joulery-{os.getpid()}")
     try:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -106,9 +111,10 @@ def measure_command(
             in_child=lambda: _enter(group),
             started=lambda pid, at_ns: recorder.begin(at_ns, pid),
             not_ours={recorder.sampler_pid or 0},
+            environment=environment,
         )
         ended(outcome.exit_code)
-        return _finished(recorder, outcome, terms, source)
+        return _finished(recorder, outcome, terms, source, tracing)
     finally:
         if group is not None:
             group.remove()
@@ -124,7 +130,18 @@ def _enter(group: RunGroup | None) -> None:
         os.write(2, f"joulery: warning: the run's CPU time is not counted: {error}\n".encode())
 
 
-def _finished(recorder: Recorder, outcome: Outcome, terms: Terms, source: CarbonSource | None) -> Measured:
+def _traced_environment(writer: RunWriter, tracing: Tracing) -> dict[str, str]:
+    """The environment in which a command records itself into the run."""
+    from joulery.runtime.compose.tracers import open_tracer
+    from joulery.runtime.traced import trace_folder
+
+    folder = str(trace_folder(writer))
+    return {**os.environ, **open_tracer(tracing.framework).environment(folder, tracing.steps, os.environ)}
+
+
+def _finished(
+    recorder: Recorder, outcome: Outcome, terms: Terms, source: CarbonSource | None, tracing: Tracing | None
+) -> Measured:
     if outcome.error is not None:
         recorder.abandon()
         return Measured(outcome.exit_code, outcome.error, warnings=tuple(recorder.warnings))
@@ -135,9 +152,21 @@ def _finished(recorder: Recorder, outcome: Outcome, terms: Terms, source: Carbon
         exit_code=outcome.exit_code,
         terms=terms,
         source=source,
+        more=None if tracing is None else keeper(tracing),
     )
     writer = recorder.writer
     return Measured(outcome.exit_code, None, made, writer.path, writer.manifest, tuple(recorder.warnings))
+
+
+def keeper(tracing: Tracing) -> Callable[[RunWriter, Account, Evidence], None]:
+    """What the end of a traced run keeps besides the power."""
+
+    def keep(writer: RunWriter, made: Account, evidence: Evidence) -> None:
+        from joulery.runtime.traced import keep_anatomy
+
+        keep_anatomy(writer, tracing, made.basis, evidence.offset_ns)
+
+    return keep
 
 
 def _refusal(command: str) -> Measured | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from joulery.domain.errors import JouleryError
@@ -20,6 +21,7 @@ from joulery.store.run import RunWriter
 if TYPE_CHECKING:
     from joulery.domain.ports import CarbonSource
     from joulery.runtime.account import Account
+    from joulery.runtime.evidence import Evidence
 
 SAMPLES = "samples"
 """Folder of a run in which its sampler writes."""
@@ -92,6 +94,7 @@ class Recorder:
         exit_code: int | None,
         terms: Terms,
         source: CarbonSource | None,
+        more: Callable[[RunWriter, Account, Evidence], None] | None = None,
     ) -> Account:
         """Read once more, charge the run, keep everything, end the run directory.
 
@@ -101,6 +104,7 @@ class Recorder:
             exit_code: Of the command; None where there was none.
             terms: On what terms it is charged.
             source: Where the carbon intensity comes from; None for no grams.
+            more: What else to work out and keep, once the power is kept.
         """
         from joulery.runtime.account import account
         from joulery.runtime.evidence import Evidence, fold, read_evidence
@@ -123,12 +127,20 @@ class Recorder:
             fold(evidence, self.writer)
             if made.basis.carbon is not None:
                 write_intensity(self.writer, made.basis.carbon)
+            if more is not None:
+                self._also(more, made, evidence)
             self.writer.write_report(made.report)
             shutil.rmtree(samples, ignore_errors=True)
             self.writer.close()
         except JouleryError as error:
             self.warn(f"the run is not kept whole: {_sentence(error)}")
         return made
+
+    def _also(self, more: Callable[[RunWriter, Account, Evidence], None], made: Account, evidence: Evidence) -> None:
+        try:
+            more(self.writer, made, evidence)
+        except JouleryError as error:
+            self.warn(_sentence(error))
 
     def abandon(self) -> None:
         """End without a report: the run never began, or nobody wants to know any more."""

@@ -23,6 +23,9 @@ OPS, EVENTS, ANATOMY = "ops", "events", "anatomy"
 _WHOLE = ("runtime_ns", "uncovered_ns", "count", "samples", "median_ns", "first_ns", "active_ns")
 
 
+_REAL = ("energy_j", "active_j", "carbon_g")
+
+
 def tensor_footprint_to_dict(footprint: TensorFootprint) -> dict[str, Any]:
     """The object that ``joulery account --json`` prints. Unknown is null, never 0.
 
@@ -52,6 +55,9 @@ def _device(entry: DeviceEnergy) -> dict[str, Any]:
         "resolution_s": known(entry.resolution_s),
         "quality": entry.quality.value if entry.metered else None,
         "estimator": entry.estimator if entry.metered else None,
+        "other_j": entry.other_j,
+        "idle_j": entry.idle_j,
+        "carbon_g": known(entry.carbon_g),
     }
 
 
@@ -63,6 +69,7 @@ def _row(footprint: TensorFootprint, at: int) -> dict[str, Any]:
         "device": footprint.device[at],
         "phase": footprint.phase[at],
         "energy_j": known(energy_j),
+        "carbon_g": known(float(footprint.carbon_g[at])),
         "runtime_s": runtime_s,
         "count": int(footprint.count[at]),
         "samples": int(footprint.samples[at]),
@@ -86,7 +93,7 @@ def keep_footprint(writer: RunWriter, footprint: TensorFootprint) -> None:
         CapabilityError: The disk refuses.
     """
     columns: dict[str, Any] = {"op": footprint.op, "device": footprint.device, "phase": footprint.phase}
-    columns |= {name: getattr(footprint, name) for name in (*_WHOLE, "energy_j", "active_j")}
+    columns |= {name: getattr(footprint, name) for name in (*_WHOLE, *_REAL)}
     writer.write_series(OPS, columns)
     writer.describe(
         anatomy={
@@ -125,7 +132,7 @@ def kept_footprint(run: Run) -> TensorFootprint:
             [str(name) for name in columns["op"]],
             [str(name) for name in columns["device"]],
             [str(name) for name in columns["phase"]],
-            **{name: columns[name] for name in (*_WHOLE, "energy_j", "active_j")},
+            **{name: columns[name] for name in (*_WHOLE, *_REAL)},
             estimator=about["estimator"],
             multiplicity=about["multiplicity"],
             composite=frozenset(about["composite"]),
@@ -150,6 +157,9 @@ def _device_from(name: str, entry: dict[str, Any]) -> DeviceEnergy:
         resolution_s=number("resolution_s"),
         quality=Quality(entry["quality"] or Quality.MEASURED),
         estimator=entry["estimator"] or "recency",
+        other_j=number("other_j"),
+        idle_j=number("idle_j"),
+        carbon_g=number("carbon_g"),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from joulery.adapters.tracers.inject import sitecustomize
-from joulery.adapters.tracers.kineto import KinetoColumns, Kind, read_columns
+from joulery.adapters.tracers.kineto import Kind, KinetoColumns, read_columns
 from joulery.adapters.tracers.kineto_names import name_events
 from joulery.adapters.tracers.kineto_stacks import CLOCK_RANGE
 from joulery.domain.arrays import IntArray
@@ -25,49 +25,70 @@ from joulery.domain.events import shifted
 from joulery.domain.tracing import ClockFit, Steps, TracedSession
 
 
-def environment(folder: Path, steps: Steps, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Variables that have a Python program recorded into ``folder`` (which exists), on top of those it inherits."""
-    start_up = str(Path(sitecustomize.__file__).resolve().parent)
-    path = os.pathsep.join(filter(None, (start_up, inherited.get("PYTHONPATH"))))
-    orders = json.dumps({"folder": str(folder.resolve()), **asdict(steps)})
-    return {"PYTHONPATH": path, sitecustomize.ORDERS: orders}
+class TorchTracer:
+    """Has PyTorch programs record themselves through their environment (:class:`joulery.domain.ports.Tracer`)."""
 
+    def environment(self, folder: str, steps: Steps, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Variables that have a Python program recorded into ``folder`` (which exists), on top of those it inherits."""
+        start_up = str(Path(sitecustomize.__file__).resolve().parent)
+        path = os.pathsep.join(filter(None, (start_up, inherited.get("PYTHONPATH"))))
+        orders = json.dumps({"folder": str(Path(folder).resolve()), **asdict(steps)})
+        return {"PYTHONPATH": path, sitecustomize.ORDERS: orders}
 
-def recorded(folder: Path, sampler_offset_ns: int | None, *, calls: bool = False) -> tuple[list[TracedSession], list[str]]:
-    """The sessions of every process that recorded itself into a folder, and what went wrong, one sentence each.
+    def recorded(
+        self, folder: str, sampler_offset_ns: int | None, *, calls: bool = False
+    ) -> tuple[list[TracedSession], list[str]]:
+        """The sessions of every process that recorded itself into a folder, and what went wrong, one sentence each.
 
-    Args:
-        folder: Where they recorded.
-        sampler_offset_ns: Unix minus monotonic nanoseconds on the clock of the power readings; None where there are
-            none.
-        calls: Number repeated calls of one module.
+        Args:
+            folder: Where they recorded.
+            sampler_offset_ns: Unix minus monotonic nanoseconds on the clock of the power readings; None where there
+                are none.
+            calls: Number repeated calls of one module.
 
-    Raises:
-        DataError: A file is damaged.
-    """
-    sessions: list[TracedSession] = []
-    notes: list[str] = []
-    steps = 0
-    for marks in sorted(folder.glob("torch-*.marks")):
-        for line in marks.read_text(encoding="utf-8").splitlines():
-            try:
-                entry = json.loads(line)
-            except json.JSONDecodeError:
-                notes.append(f"{marks.name} ends within a line: the program was killed while it wrote")
-                continue
+        Raises:
+            DataError: A file is damaged.
+        """
+        place = Path(folder)
+        sessions: list[TracedSession] = []
+        notes: list[str] = []
+        steps = 0
+        for entry in _marks(place, notes):
             if entry["kind"] == "note":
                 notes.append(entry["text"])
             elif entry["kind"] == "end":
                 steps = max(steps, entry["steps"])
             elif entry["kind"] == "cycle":
-                sessions.append(_session(folder, entry, sampler_offset_ns, calls))
-    if not sessions:
-        notes.append(
-            f"no step was recorded: the program ended after {steps} step(s), before the schedule reached one (--steps)"
-            if any(folder.glob("torch-*.marks"))
-            else "no step was recorded: the program called no PyTorch module, or its Python ignores PYTHONPATH"
-        )
-    return sessions, notes
+                sessions.append(_session(place, entry, sampler_offset_ns, calls))
+        if not sessions:
+            notes.append(
+                f"no step was recorded: the program ended after {steps} step(s), before the schedule reached one"
+                if any(place.glob("torch-*.marks"))
+                else "no step was recorded: the program called no PyTorch module, or its Python ignores PYTHONPATH"
+            )
+        return sessions, notes
+
+    def leftovers(self, folder: str) -> None:
+        """Delete what was recorded, after it has been read.
+
+        Raises:
+            DataError: A file cannot be deleted.
+        """
+        for file in Path(folder).glob("torch-*"):
+            try:
+                file.unlink()
+            except OSError as error:
+                raise DataError(f"cannot be deleted: {error.strerror}", file=str(file)) from error
+
+
+def _marks(folder: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
+    """The marks of every process, in order; a torn last line becomes a note."""
+    for marks in sorted(folder.glob("torch-*.marks")):
+        for line in marks.read_text(encoding="utf-8").splitlines():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                notes.append(f"{marks.name} ends within a line: the program was killed while it wrote")
 
 
 def _session(folder: Path, entry: Mapping[str, Any], sampler_offset_ns: int | None, calls: bool) -> TracedSession:
@@ -105,16 +126,3 @@ def clock_fit(columns: KinetoColumns, marks: IntArray, sampler_offset_ns: int | 
     distances = (low + high) // 2 - starts
     offset = int(np.median(distances))
     return ClockFit(offset, int(np.max(np.abs(distances - offset))), int(np.median((high - low) // 2)))
-
-
-def leftovers(folder: Path) -> None:
-    """Delete what was recorded, after it has been read.
-
-    Raises:
-        DataError: A file cannot be deleted.
-    """
-    for file in folder.glob("torch-*"):
-        try:
-            file.unlink()
-        except OSError as error:
-            raise DataError(f"cannot be deleted: {error.strerror}", file=str(file)) from error

@@ -17,6 +17,7 @@ from joulery.ui.cli.carbon_flags import carbon_flags
 
 if TYPE_CHECKING:
     from joulery.runtime.measure import Measured
+    from joulery.runtime.traced import Tracing
 
 
 @click.command(
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
     metavar="M",
     help="rapl, nvml, cpu-model[:IDLE,MAX], replay:FILE, fake:WATTS. Repeatable; those this machine has.",
 )
+@click.option(
+    "--trace", "framework", type=click.Choice(["torch"]), help="Have its operations recorded: joules by layer."
+)
+@click.option("--steps", metavar="S", help="Steps to trace: skip=1,warmup=1,active=3,repeat=3.")
 @click.option("--json", "as_json", is_flag=True, help="Print the footprint as one line of JSON, on standard error too.")
 @click.argument("command_line", nargs=-1, required=True, metavar="CMD...")
 def command(
@@ -53,6 +58,8 @@ def command(
     idle: str,
     pue: float,
     meters: tuple[str, ...],
+    framework: str | None,
+    steps: str | None,
     as_json: bool,
     **flags: str | None,
 ) -> int:
@@ -71,10 +78,18 @@ def command(
     )
     terms = Terms(idle, pue, given, None if carbon_at is None else instant_s(carbon_at))
     source = source_of(given)
+    tracing = _tracing(framework, steps)
     guard = ExitCodeFirst()
     with guard:
         measured = measure_command(
-            command_line, settings=settings, terms=terms, source=source, owner=owner, out=out, ended=guard.ended
+            command_line,
+            settings=settings,
+            terms=terms,
+            source=source,
+            owner=owner,
+            out=out,
+            ended=guard.ended,
+            tracing=tracing,
         )
         guard.exit_code = measured.exit_code
         _tell(measured, as_json=as_json)
@@ -116,6 +131,17 @@ class ExitCodeFirst:
         else:
             traceback.print_exception(error)
         return isinstance(error, Exception | KeyboardInterrupt)
+
+
+def _tracing(framework: str | None, steps: str | None) -> Tracing | None:
+    if framework is None:
+        if steps is not None:
+            raise click.UsageError("--steps needs --trace")
+        return None
+    from joulery.domain.tracing import Steps
+    from joulery.runtime.traced import Tracing
+
+    return Tracing(framework, Steps() if steps is None else Steps.parse(steps))
 
 
 def _tell(measured: Measured, *, as_json: bool) -> None:
