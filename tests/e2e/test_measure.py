@@ -138,8 +138,8 @@ def test_the_exit_code_is_the_commands(tmp_path: Path, command: tuple[str, ...],
     assert done.returncode == code
     if says:
         assert done.stderr.splitlines() == [says]
-    if code in (126, 127) and command[0] != "./bad-interpreter":
-        assert not (tmp_path / "runs").exists()
+    if code in (126, 127):
+        assert not any((tmp_path / "runs").glob("*"))
 
 
 def test_the_commands_streams_are_its_own_and_the_footprint_goes_to_standard_error(tmp_path: Path) -> None:

@@ -183,6 +183,20 @@ def test_a_full_tmpfs(tmp_path: Path) -> None:
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
+def test_a_run_can_be_taken_back_and_leaves_what_is_not_its_own(tmp_path: Path) -> None:
+    writer = create_run(tmp_path / "run", kind="measure")
+    (writer.path / "samples").mkdir()
+    writer.write_series("power", {"a": [1]})
+    writer.write_report({})
+    writer.discard()
+    writer.discard()
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine").write_text("")
+    create_run(tmp_path / "run", kind="measure").discard()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine"]
+
+
 def test_run_names_sort_by_time_and_do_not_collide() -> None:
     assert new_run_id(1_700_000_000.0).startswith("20231114T221320Z-")
     assert len({new_run_id(1_700_000_000.0)[-4:] for _ in range(50)}) > 40

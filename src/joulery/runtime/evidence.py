@@ -17,10 +17,9 @@ import orjson
 from joulery.accounting.charge import BusyTimes
 from joulery.domain.arrays import FloatArray
 from joulery.domain.power import Channel, PowerTrace, ReadingKind
-from joulery.runtime.recorder import SAMPLES
 from joulery.store.channels import channel_from_dict, channel_to_dict
 from joulery.store.recordings import Recording, read_recordings
-from joulery.store.run import Run, RunWriter
+from joulery.store.run import SAMPLES, Run, RunWriter
 
 NS_PER_S = 1_000_000_000
 

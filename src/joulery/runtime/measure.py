@@ -227,7 +227,11 @@ class Measurement:
             folder = Path(self._scratch.name) / "run"
         writer, _ = _run_directory((), self._terms, self._owner, folder)
         self._recorder = Recorder(writer, self._settings)
-        self._recorder.start(root=os.getpid(), include_root=True)
+        try:
+            self._recorder.start(root=os.getpid(), include_root=True)
+        except BaseException:
+            self._clean_up()
+            raise
         self._cpu_s, self._start_ns = _cpu_s(), time.monotonic_ns()
         self._recorder.begin(self._start_ns, os.getpid())
         return self
@@ -246,10 +250,13 @@ class Measurement:
             terms=self._terms,
             source=self._source,
         )
-        if self._scratch is not None:
-            self._scratch.cleanup()
+        self._clean_up()
         for text in recorder.warnings:
             warnings.warn(text, MeasureWarning, stacklevel=2)
+
+    def _clean_up(self) -> None:
+        if self._scratch is not None:
+            self._scratch.cleanup()
 
     @property
     def footprint(self) -> Footprint:

@@ -16,15 +16,13 @@ from joulery.runtime.orders import Orders
 from joulery.runtime.sampling import SamplerProcess
 from joulery.runtime.terms import Settings, Span, Terms
 from joulery.store.files import disk_errors
-from joulery.store.run import RunWriter
+from joulery.store.run import SAMPLES, RunWriter
 
 if TYPE_CHECKING:
     from joulery.domain.ports import CarbonSource
     from joulery.runtime.account import Account
     from joulery.runtime.evidence import Evidence
 
-SAMPLES = "samples"
-"""Folder of a run in which its sampler writes."""
 NS_PER_S = 1_000_000_000
 
 
@@ -143,16 +141,16 @@ class Recorder:
             self.warn(_sentence(error))
 
     def abandon(self) -> None:
-        """End without a report: the run never began, or nobody wants to know any more."""
+        """End without a trace: the run never began."""
         if self._sampler is not None:
             try:
                 self._sampler.stop(timeout_s=1.0)
             except JouleryError as error:
-                self.warn(_sentence(error))
+                self.warnings.append(_sentence(error))
         try:
-            self.writer.close("failed")
+            self.writer.discard()
         except JouleryError as error:
-            self.warn(_sentence(error))
+            self.warnings.append(_sentence(error))
 
     def warn(self, text: str) -> None:
         """Collect a warning; it goes to the log too, where that is possible."""

@@ -17,8 +17,10 @@ from __future__ import annotations
 import os
 import platform
 import secrets
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +35,8 @@ from joulery.store.files import disk_errors, write_atomically
 from joulery.store.series import read_series, write_series
 
 SCHEMA = "joulery.run/1"
+SAMPLES = "samples"
+"""Folder of a run in which its sampler writes."""
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
@@ -142,6 +146,22 @@ class RunWriter:
         os.close(self._log_fd)
         self._log_fd = -1
         self.describe(state=state, ended_s=time.time())
+
+    def discard(self) -> None:
+        """Take the run back, as if it had never been made: nothing came of it. The folder goes unless others use it."""
+        if self._log_fd >= 0:
+            os.close(self._log_fd)
+            self._log_fd = -1
+        for entry in (
+            "manifest.json",
+            "log.jsonl",
+            "report.json",
+            *(path.name for path in self.path.glob("*.parquet")),
+        ):
+            (self.path / entry).unlink(missing_ok=True)
+        shutil.rmtree(self.path / SAMPLES, ignore_errors=True)
+        with suppress(OSError):  # somebody else's files are in it
+            self.path.rmdir()
 
     def __enter__(self) -> Self:
         return self

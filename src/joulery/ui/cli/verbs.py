@@ -1,6 +1,7 @@
 """The verbs and their one-line help; the command object of ``some-verb`` is ``joulery.ui.cli.some_verb.command``."""
 
 VERBS: dict[str, str] = {
+    "doctor": "Say what can be read and set here, what is missing, and the line that grants it.",
     "profile": "Measure what the variants of a service cost on the slices of this machine.",
     "measure": "Run a command and measure it: joules by device, grams of CO2-equivalent.",
     "ledger": "Keep what runs cost by owner, workload, device and hour, and carbon budgets.",
