@@ -6,7 +6,6 @@ Everything a user can get wrong here is one :class:`~joulery.domain.errors.Joule
 from __future__ import annotations
 
 import importlib
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +89,7 @@ def warm_up(model: LoadedModel) -> str:
 
 def one_line(error: BaseException) -> str:
     """``ValueError: wrong size``: an error in one line."""
-    return " ".join("".join(traceback.format_exception_only(error)).split())
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _zeros(spec: TensorSpec) -> Tensor:
@@ -116,7 +115,7 @@ def _load_onnx(model: ModelRef, threads: int) -> LoadedModel:
     options.inter_op_num_threads = 1
     # Threads that spin while they wait burn joules that serve nobody.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what it would print is in the error that it raises
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:
