@@ -1,6 +1,7 @@
 """Replicas that die, hang or cannot be loaded, with real processes."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -47,8 +48,8 @@ async def test_killing_workers_under_load_loses_no_accepted_request() -> None:
         work = [asyncio.ensure_future(ask(engine, seconds=[0.005])) for _ in range(400)]
         for _ in range(3):
             await asyncio.sleep(0.1)
-            await until(lambda: any(view.pid for view in engine.replicas()))
-            os.kill(next(view.pid for view in engine.replicas() if view.pid), signal.SIGKILL)
+            await until(lambda: all(view.state is ReplicaState.READY for view in engine.replicas()))
+            os.kill(engine.replicas()[0].pid, signal.SIGKILL)
         answers = await asyncio.gather(*work)
         assert len(answers) == 400
         assert 1 <= sum(answer.attempts == 2 for answer in answers) <= 3
@@ -165,6 +166,24 @@ async def test_what_a_dead_worker_forked_does_not_hold_the_engine_up() -> None:
         with pytest.raises(RequestError, match="two replicas died"):
             await ask(engine, die=[True])
         await until(lambda: not alive(child), "the child of a worker ends with it")
+
+
+async def test_replicas_that_started_beside_one_that_cannot_are_stopped_without_a_trace(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "late.py").write_text("import time\ntime.sleep(1)\nraise RuntimeError('no')\n")
+    os.environ["PYTHONPATH"] = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    try:
+        async with running() as engine:
+            with pytest.raises(ConfigError, match="RuntimeError: no"):
+                late = ReplicaSpec("toy", "v", CORE, ModelRef.parse("late:model"))
+                await engine.apply([late, toy("echo"), toy("echo", service="other")])
+            assert engine.replicas() == ()
+    finally:
+        os.environ["PYTHONPATH"] = os.environ["PYTHONPATH"].removeprefix(f"{tmp_path}:")
+    gc.collect()
+    assert caplog.records == []
+    assert [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE] == []
 
 
 CONTROLLER = """

@@ -258,7 +258,9 @@ class LocalEngine:
         self._pump(service)
 
     def _went(self, replica: Replica, reason: str) -> None:
-        service = self._of(replica)
+        service = self._services.get(replica.spec.service)
+        if service is None or replica not in service.replicas:
+            return  # it was stopped before it ever served
         if replica.server in service.queue.servers:
             ticket = service.queue.lose(replica.server)
             if ticket is not None:
