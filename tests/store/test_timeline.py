@@ -122,7 +122,7 @@ def test_damaged_decisions_and_labels_are_one_clear_error(tmp_path):
     with create_run(tmp_path / "run", kind="up", details={"site": {"name": "x"}}) as writer:
         writer.log("decision", decision={"wrong": 1})
     run = open_run(tmp_path / "run")
-    with pytest.raises(DataError, match="decisions: TypeError"):
+    with pytest.raises(DataError, match="decisions: KeyError"):
         read_decisions(run)
     with pytest.raises(DataError, match="site: KeyError"):
         read_site(run)

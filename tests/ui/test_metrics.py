@@ -1,10 +1,10 @@
 import math
 import re
-from pathlib import Path
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
+from scripts.metrics_page import PAGE, page
 
 from joulery import __version__
 from joulery.domain.carbon import Scope, Signal
@@ -24,7 +24,7 @@ from joulery.domain.timeline import (
     SiteLabel,
     Tick,
 )
-from joulery.ui.metrics import MAX_LABELS, METRICS, Metrics, reference_page
+from joulery.ui.metrics import MAX_LABELS, METRICS, Metrics
 
 NAN = math.nan
 
@@ -198,5 +198,4 @@ def test_names_end_in_a_base_unit():
 
 
 def test_the_reference_page_is_current():
-    page = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
-    assert page.read_text() == reference_page(), "run: python scripts/metrics_page.py"
+    assert PAGE.read_text() == page(), "run: python scripts/metrics_page.py"

@@ -11,6 +11,7 @@ from joulery.domain.quality import Quality, weakest
 from joulery.domain.rollup import Row
 from joulery.domain.timeline import Tick
 
+_LONGEST_S = 100 * 366 * 86400.0
 IDLE = "idle"
 UNATTRIBUTED = "unattributed"
 
@@ -118,6 +119,9 @@ def hourly(footprint: Footprint, ticks: Sequence[Tick]) -> dict[int, tuple[float
 
     Returns:
         Start of the hour in Unix seconds to ``(share of joules, share of grams)``; empty for an empty footprint.
+
+    Raises:
+        DataError: The window is longer than a century.
     """
     hours = {int(row.key): row for row in by_time(ticks, lambda t_s: str(int(t_s // 3600) * 3600))}
     energy_j = _known_sum(row.energy_j for row in hours.values())
@@ -133,6 +137,8 @@ def hourly(footprint: Footprint, ticks: Sequence[Tick]) -> dict[int, tuple[float
     if math.isnan(footprint.start_s):
         return {}
     length_s = footprint.end_s - footprint.start_s
+    if length_s > _LONGEST_S:
+        raise DataError(f"a run of {length_s / 86400:.0f} days is not split into hours")
     first, last = int(footprint.start_s // 3600), int(footprint.end_s // 3600)
     shares = {}
     for hour in range(first, last + 1):

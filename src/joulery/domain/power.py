@@ -14,6 +14,9 @@ from joulery.domain.errors import DataError
 
 __all__ = ["Channel", "PowerTrace", "ReadingKind"]
 
+LONGEST_PERIOD_S = 366 * 86400.0
+"""A sampling period that is surely wrong."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PowerTrace:
@@ -48,8 +51,8 @@ class PowerTrace:
         if bool(np.any(np.isinf(readings) | (readings < 0))):
             at = int(np.argmax(np.isinf(readings) | (readings < 0)))
             raise DataError(f"{channel.device}: reading {at} is {float(readings[at])}, expected a finite value >= 0")
-        if not (period_s > 0 and np.isfinite(period_s)):
-            raise DataError(f"{channel.device}: sampling period is {period_s} s, expected > 0")
+        if not 0 < period_s < LONGEST_PERIOD_S:
+            raise DataError(f"{channel.device}: sampling period is {period_s} s, expected > 0 and less than a year")
         object.__setattr__(self, "channel", channel)
         object.__setattr__(self, "t_ns", stamps)
         object.__setattr__(self, "values", readings)

@@ -7,6 +7,7 @@ that a value is not known; it is never shown as 0.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -16,7 +17,9 @@ from joulery.domain.errors import DataError
 from joulery.domain.footprint import Footprint
 from joulery.domain.quality import Quality
 
-NAN = float("nan")
+NAN = math.nan
+LATEST_S = 1e11
+"""Unix seconds that are surely wrong: the year 5138."""
 
 
 class CarbonBasis(StrEnum):
@@ -130,7 +133,7 @@ class Tick:
         services: One entry a service, in the order of the site file.
 
     Raises:
-        DataError: The period is not positive.
+        DataError: The period is not positive, or the time is no time.
     """
 
     t_s: float
@@ -148,8 +151,10 @@ class Tick:
     services: tuple[ServiceTick, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.period_s > 0:
+        if not 0 < self.period_s < math.inf:
             raise DataError(f"a tick needs a positive period, got {self.period_s} s")
+        if not abs(self.t_s) < LATEST_S:
+            raise DataError(f"a tick needs a time, got {self.t_s} s")
 
     @property
     def grams_per_hour(self) -> float:

@@ -48,14 +48,14 @@ def book(view: RunView, ledger: Ledger) -> None:
 
 def _entry(view: RunView) -> RunEntry:
     manifest = view.manifest
-    ended_s = manifest.get("ended_s")
+    started_s, ended_s = manifest.get("created_s"), manifest.get("ended_s")
     return RunEntry(
         id=view.name,
         kind=view.kind,
         path=str(view.path.absolute()),
         owner=view.owner,
         host=str(manifest.get("host", "")),
-        started_s=float(manifest.get("created_s", 0.0)),
+        started_s=float(started_s) if isinstance(started_s, (int, float)) else 0.0,
         ended_s=float(ended_s) if isinstance(ended_s, (int, float)) else None,
         state=str(manifest.get("state", "")),
     )

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from joulery.domain.carbon import CarbonSeries
 from joulery.domain.errors import DataError
 from joulery.domain.footprint import Footprint
 from joulery.domain.quality import Quality
@@ -89,32 +88,42 @@ def load_run(path: str | Path, *, with_course: bool = False) -> RunView:
     """
     run = open_run(path)
     report = run.report
-    site, ticks = read_site(run), read_ticks(run)
-    if run.manifest.get("kind") == "measure" and (report is None or with_course):
-        report, site, ticks = _measured(run, report)
-    footprint = _of_ticks(run, site, ticks) if report is None else footprint_from_dict(report)
-    return RunView(run.path, run.manifest, footprint, report or {}, site, ticks, read_decisions(run))
+    if run.manifest.get("kind") != "measure":
+        site, ticks = read_site(run), read_ticks(run)
+        footprint = _of_ticks(run, site, ticks) if report is None else footprint_from_dict(report)
+        return RunView(run.path, run.manifest, footprint, report or {}, site, ticks, read_decisions(run))
+    ticks = ()
+    if report is None or with_course:
+        report, ticks = _measured(run, report)
+    footprint = footprint_from_dict(report)
+    return RunView(run.path, run.manifest, footprint, report, measured_label(run.manifest, footprint), ticks)
 
 
-def _measured(run: Run, report: dict[str, Any] | None) -> tuple[dict[str, Any], SiteLabel | None, tuple[Tick, ...]]:
+def _measured(run: Run, report: dict[str, Any] | None) -> tuple[dict[str, Any], tuple[Tick, ...]]:
     """The report of a measured run, made again where there is none, and its course."""
     from joulery.runtime.account import account_again
     from joulery.runtime.measure import source_of
 
     if report is not None and "power" not in run.series_names:
-        return report, None, ()
-    source = source_of(run.manifest["terms"]["carbon"]) if report is None else None
-    made = account_again(run, source)
-    argv = run.manifest.get("argv") or ["measure"]
-    site = SiteLabel(Path(str(argv[0])).name, "measure", carbon=_label(made.basis.carbon))
-    return report or made.report, site, made.basis.course()
+        return report, ()
+    try:
+        source = source_of(run.manifest["terms"]["carbon"]) if report is None else None
+        made = account_again(run, source)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"the readings of the run: {type(error).__name__} {error}", file=str(run.path)) from error
+    return report or made.report, made.basis.course()
 
 
-def _label(series: CarbonSeries | None) -> CarbonLabel | None:
-    if series is None:
-        return None
-    basis = CarbonBasis.ASSUMED if series.quality is Quality.ASSUMED else CarbonBasis.LIVE
-    return CarbonLabel(series.zone, series.source, basis, series.signal, series.scope)
+def measured_label(manifest: Mapping[str, Any], footprint: Footprint) -> SiteLabel:
+    """What the numbers of a measured run are labelled with: its command, and the intensity it keeps."""
+    argv = manifest.get("argv")
+    name = Path(str(argv[0])).name if isinstance(argv, list) and argv else "measure"
+    kept, carbon = manifest.get("carbon"), None
+    if isinstance(kept, Mapping) and footprint.signal is not None and footprint.scope is not None:
+        basis = CarbonBasis.ASSUMED if footprint.carbon_quality is Quality.ASSUMED else CarbonBasis.LIVE
+        zone, source = str(kept.get("zone")), str(kept.get("source"))
+        carbon = CarbonLabel(zone, source, basis, footprint.signal, footprint.scope)
+    return SiteLabel(name, "measure", carbon=carbon)
 
 
 def _of_ticks(run: Run, site: SiteLabel | None, ticks: tuple[Tick, ...]) -> Footprint:

@@ -10,6 +10,7 @@ from joulery.domain.carbon import Scope, Signal
 from joulery.domain.errors import DataError
 from joulery.domain.footprint import Footprint, Part
 from joulery.domain.quality import Quality
+from joulery.store.fields import instant, number, text
 
 
 def footprint_to_dict(footprint: Footprint) -> dict[str, Any]:
@@ -65,28 +66,36 @@ def footprint_from_dict(value: Mapping[str, Any]) -> Footprint:
     """
     try:
         return Footprint(
-            parts=tuple(
-                Part(p["device"], p["component"], p["energy_j"], Quality(p["quality"]), p["meter"], p["band_j"])
-                for p in value["parts"]
-            ),
-            idle_j=value["idle_j"] or 0.0,
-            unattributed_j=value["unattributed_j"] or 0.0,
-            carbon_g=value["carbon_g"] or 0.0,
-            carbon_covered_j=value["carbon_covered_j"],
-            embodied_g=value["embodied_g"],
-            facility_j=value["facility_j"] or 0.0,
-            start_s=math.nan if value["start_s"] is None else value["start_s"],
-            end_s=math.nan if value["end_s"] is None else value["end_s"],
-            duration_s=value["duration_s"],
-            covered_s=value["covered_s"],
+            parts=tuple(_part(part) for part in value["parts"]),
+            idle_j=number(value["idle_j"] or 0.0),
+            unattributed_j=number(value["unattributed_j"] or 0.0),
+            carbon_g=number(value["carbon_g"] or 0.0),
+            carbon_covered_j=number(value["carbon_covered_j"]),
+            embodied_g=number(value["embodied_g"]),
+            facility_j=number(value["facility_j"] or 0.0),
+            start_s=instant(value["start_s"]),
+            end_s=instant(value["end_s"]),
+            duration_s=number(value["duration_s"]),
+            covered_s=number(value["covered_s"]),
             idle_quality=Quality(value["idle_quality"]),
-            idle_band_j=value.get("idle_band_j", 0.0),
+            idle_band_j=number(value.get("idle_band_j", 0.0)),
             signal=Signal(value["carbon_signal"]) if value["carbon_signal"] else None,
             scope=Scope(value["carbon_scope"]) if value["carbon_scope"] else None,
             carbon_quality=Quality(value.get("carbon_quality") or Quality.MEASURED),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"not a footprint: {type(error).__name__} {error}") from error
+
+
+def _part(value: Mapping[str, Any]) -> Part:
+    return Part(
+        text(value["device"]),
+        text(value["component"]),
+        number(value["energy_j"]),
+        Quality(value["quality"]),
+        text(value["meter"]),
+        number(value["band_j"]),
+    )
 
 
 def _known(value: float) -> float | None:

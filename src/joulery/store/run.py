@@ -256,6 +256,8 @@ class Run:
                     entry = orjson.loads(line)
                 except orjson.JSONDecodeError as error:
                     raise DataError(f"not JSON: {error}", file=str(file), row=row) from error
+                if not isinstance(entry, dict):
+                    raise DataError("a line of a log is one JSON object", file=str(file), row=row)
                 if kind is None or entry.get("kind") == kind:
                     yield entry
 

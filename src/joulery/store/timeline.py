@@ -16,7 +16,6 @@ calls :func:`read_site`, :func:`read_ticks` and :func:`read_decisions`, which wo
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +32,7 @@ from joulery.domain.timeline import (
     SiteLabel,
     Tick,
 )
+from joulery.store.fields import instant, known, number, pairs, text, whole
 from joulery.store.run import Run, RunWriter
 
 _NUMBERS = tuple(f.name for f in dataclasses.fields(Tick) if f.name not in {"quality", "services"})
@@ -82,13 +82,19 @@ def read_site(run: Run) -> SiteLabel | None:
     try:
         carbon = value["carbon"]
         return SiteLabel(
-            name=value["name"],
-            mode=value["mode"],
+            name=text(value["name"]),
+            mode=text(value["mode"]),
             simulated=bool(value["simulated"]),
             carbon=None if carbon is None else _carbon(carbon),
             services=tuple(
-                ServiceLabel(**{**s, "variants": tuple((name, ratio) for name, ratio in s["variants"])})
-                for s in value["services"]
+                ServiceLabel(
+                    text(service["name"]),
+                    number(service["slo_s"]),
+                    number(service["quantile_ratio"]),
+                    pairs(service["variants"]),
+                    number(service["minimum_accuracy_ratio"]),
+                )
+                for service in value["services"]
             ),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -97,12 +103,12 @@ def read_site(run: Run) -> SiteLabel | None:
 
 def _carbon(value: Mapping[str, Any]) -> CarbonLabel:
     return CarbonLabel(
-        zone=value["zone"],
-        source=value["source"],
+        zone=text(value["zone"]),
+        source=text(value["source"]),
         basis=CarbonBasis(value["basis"]),
         signal=Signal(value["signal"]),
         scope=Scope(value["scope"]),
-        speed=value["speed"],
+        speed=number(value["speed"]),
     )
 
 
@@ -128,11 +134,24 @@ def read_decisions(run: Run) -> tuple[DecisionRecord, ...]:
     """
     try:
         return tuple(
-            DecisionRecord(entry["t_s"], Decision(**entry["decision"]), entry["outcome"], entry.get("detail", ""))
+            DecisionRecord(
+                instant(entry["t_s"]), _decision(entry["decision"]), text(entry["outcome"]), text(entry["detail"])
+            )
             for entry in run.log("decision")
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise _damaged(run, "decisions", error) from error
+
+
+def _decision(value: Mapping[str, Any]) -> Decision:
+    return Decision(
+        kind=text(value["kind"]),
+        target=text(value["target"]),
+        value=value["value"],
+        policy=text(value["policy"]),
+        reason=text(value["reason"]),
+        cause=text(value["cause"]),
+    )
 
 
 def _damaged(run: Run, what: str, error: Exception) -> DataError:
@@ -159,21 +178,17 @@ def _ticks_of_series(run: Run) -> Iterable[Tick]:
 
 
 def _tick_of_log(entry: Mapping[str, Any]) -> Tick:
-    numbers = {name: _number(entry[name]) for name in _NUMBERS}
+    numbers = {name: known(entry[name]) for name in _NUMBERS}
     services = tuple(
         ServiceTick(
-            service=s["service"],
-            requests=s["requests"],
-            failed=s["failed"],
-            latency_s=_number(s["latency_s"]),
-            attainment_ratio=_number(s["attainment_ratio"]),
-            accuracy_ratio=_number(s["accuracy_ratio"]),
-            mix=tuple((name, ratio) for name, ratio in s["mix"]),
+            service=text(service["service"]),
+            requests=whole(service["requests"]),
+            failed=whole(service["failed"]),
+            latency_s=known(service["latency_s"]),
+            attainment_ratio=known(service["attainment_ratio"]),
+            accuracy_ratio=known(service["accuracy_ratio"]),
+            mix=pairs(service["mix"]),
         )
-        for s in entry["services"]
+        for service in entry["services"]
     )
     return Tick(**numbers, quality=Quality(entry["quality"]), services=services)
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)

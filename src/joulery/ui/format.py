@@ -66,9 +66,9 @@ def moment(t_s: float | None) -> str:
     return f"{datetime.fromtimestamp(t_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def count(value: int) -> str:
+def count(value: float) -> str:
     """``12345`` as ``12,345``."""
-    return f"{value:,}"
+    return f"{round(value):,}"
 
 
 def _three(value: float) -> str:

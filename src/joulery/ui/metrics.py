@@ -325,25 +325,3 @@ def _metric(name: str) -> CounterMetricFamily | GaugeMetricFamily:
     if family.kind == "counter":
         return CounterMetricFamily(name, family.help, labels=family.labels)
     return GaugeMetricFamily(name, family.help, labels=family.labels)
-
-
-def reference_page() -> str:
-    """``docs/metrics.md``."""
-    rows = [f"| `{m.name}` | {m.kind} | {', '.join(f'`{label}`' for label in m.labels)} | {m.help} |" for m in METRICS]
-    return "\n".join(
-        (
-            "# Metrics",
-            "",
-            "The gateway serves these at `/metrics` for Prometheus (text or OpenMetrics, as the scraper asks). Base",
-            "units throughout: joules, grams, seconds, watts. A value that is not known is absent, never 0. The labels",
-            f"`workload` and `owner` take at most {MAX_LABELS} values each; what comes later counts as `{OTHER}`.",
-            "`quality` is measured, modelled or assumed.",
-            "",
-            "| name | kind | labels | what it says |",
-            "| --- | --- | --- | --- |",
-            *rows,
-            "",
-            "This page is written from the code: `python scripts/metrics_page.py`.",
-            "",
-        )
-    )

@@ -160,4 +160,7 @@ def _table(names: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
         table.add_column(name, justify="right" if name in {"energy", "carbon", "budget", "left"} else "left")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    Console(highlight=False).print(table if rows else "nothing yet")
+    console = Console(highlight=False)
+    with console.capture() as captured:  # printed in one go: rich would end the program on a closed pipe
+        console.print(table if rows else "nothing yet")
+    click.echo(captured.get(), nl=False)

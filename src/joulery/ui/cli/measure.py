@@ -156,14 +156,16 @@ def _tell(measured: Measured, *, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    from joulery.runtime.recorded import RunView
+    from joulery.runtime.recorded import RunView, measured_label
     from joulery.ui.reports.table import roll_up
     from joulery.ui.reports.text import print_text
 
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         console.width = 110
-    view = RunView(measured.path, measured.manifest, measured.account.charged.run, measured.account.report)
+    footprint = measured.account.charged.run
+    label = measured_label(measured.manifest, footprint)
+    view = RunView(measured.path, measured.manifest, footprint, measured.account.report, label)
     with console.capture() as captured:  # printed in one go: rich would end the program on a closed pipe
         print_text(roll_up([view], "component"), console)
         console.print(f"  kept in {measured.path}: joulery report {measured.path}", style="dim", soft_wrap=True)

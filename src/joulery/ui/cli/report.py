@@ -36,7 +36,10 @@ def command(runs: tuple[str, ...], by: str | None, form: str | None, as_json: bo
 
         from joulery.ui.reports.text import print_text
 
-        print_text(rollup, Console(highlight=False))
+        console = Console(highlight=False)
+        with console.capture() as captured:  # printed in one go: rich would end the program on a closed pipe
+            print_text(rollup, console)
+        click.echo(captured.get(), nl=False)
         return
     text = _render(rollup, form, with_rows=by is not None)
     if out is None:

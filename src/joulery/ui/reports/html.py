@@ -86,11 +86,10 @@ def _top(title: str, view: RunView | None) -> Html:
 def _content(rollup: Rollup, view: RunView | None) -> Iterable[Html]:
     since = f"{duration(rollup.footprint.duration_s)} from {moment(rollup.footprint.start_s)}"
     yield tag("p", since, class_="soft")
-    if view is not None:
-        if view.interrupted:
-            yield tag("p", interruption(view), class_="banner")
-        if notes := notes_of(view):
-            yield tag("ul", (tag("li", note) for note in notes), class_="notes")
+    if view is not None and view.interrupted:
+        yield tag("p", interruption(view), class_="banner")
+    if notes := dict.fromkeys(note for one in rollup.views for note in notes_of(one)):
+        yield tag("ul", (tag("li", note) for note in notes), class_="notes")
     yield _facts(rollup, view)
     yield tag("h2", "Where the energy went")
     yield tag("div", waterfall(rollup.footprint), _rows(rollup), class_="card")

@@ -23,6 +23,7 @@ from joulery.ui.reports.words import (
     notes_of,
     requests_text,
     saving_text,
+    variants_text,
 )
 
 _QUALITY_STYLE = {"measured": "green", "modelled": "yellow", "assumed": "red"}
@@ -38,6 +39,8 @@ def _parts(rollup: Rollup) -> list[RenderableType]:
     views = rollup.views
     label = views[0].site.carbon if views[0].site and len(views) == 1 else None
     parts: list[RenderableType] = [_heading(view) for view in views]
+    notes = dict.fromkeys(note for view in views for note in notes_of(view))
+    parts += [Text(note, style="yellow") for note in notes]
     if len(views) > 1:
         parts.append(Text(f"\n{len(views)} runs together", style="bold"))
     reason = views[0].report.get("carbon_reason") if len(views) == 1 else None
@@ -61,7 +64,6 @@ def _heading(view: RunView) -> RenderableType:
         lines.append(Text(interruption(view), style="yellow"))
     elif view.manifest.get("state") == "failed":
         lines.append(Text("the run ended with an error", style="yellow"))
-    lines += [Text(note, style="yellow") for note in notes_of(view)]
     return Group(*lines)
 
 
@@ -73,9 +75,9 @@ def _served(view: RunView) -> list[tuple[str, str, str]]:
         ("accuracy", accuracy_text(view.report)),
     )
     facts = [(name, *words) for name, words in named if words is not None]
-    variants = view.report.get("variants")
-    if isinstance(variants, dict) and variants:
-        facts.append(("variants", "", ", ".join(f"{name} {percent(share)}" for name, share in variants.items())))
+    variants = variants_text(view.report)
+    if variants is not None:
+        facts.append(("variants", "", variants))
     return facts
 
 

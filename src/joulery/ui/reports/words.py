@@ -41,7 +41,7 @@ def carbon_note(footprint: Footprint, label: CarbonLabel | None, reason: str | N
         words += f" ({footprint.carbon_quality})"
     if label:
         words += f", {basis_text(label)}: {label.source}"
-    if footprint.carbon_coverage_ratio < 1:
+    if footprint.carbon_coverage_ratio < 0.9995:
         words += f"; intensity known for {percent(footprint.carbon_coverage_ratio)} of the energy"
     if footprint.pue >= 1.005:
         words += f"; PUE {footprint.pue:.2f} included"
@@ -70,12 +70,12 @@ def basis_text(label: CarbonLabel) -> str:
 
 def saving_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
     """The saving and what it is against; None when none was computed."""
-    ratio = report.get("saving_ratio")
-    if not isinstance(ratio, (int, float)):
+    ratio = _number(report.get("saving_ratio"))
+    if ratio is None:
         return None
-    low, high = report.get("saving_low_ratio"), report.get("saving_high_ratio")
+    low, high = _number(report.get("saving_low_ratio")), _number(report.get("saving_high_ratio"))
     band = ""
-    if isinstance(low, (int, float)) and isinstance(high, (int, float)):
+    if low is not None and high is not None:
         band = f"between {percent(low)} and {percent(high)}, "
     against = report.get("baseline") or "the same requests on the largest variant"
     return percent(ratio), f"of the grams, {band}against {against}"
@@ -83,27 +83,39 @@ def saving_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def requests_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
     """How many requests and how many failed; None when the run served nothing."""
-    requests = report.get("requests")
-    if not isinstance(requests, int):
+    requests, failed = _number(report.get("requests")), _number(report.get("failed")) or 0
+    if requests is None:
         return None
-    failed = report.get("failed") or 0
     return count(requests), "none failed" if not failed else f"{count(failed)} failed"
 
 
 def latency_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
     """The p95 and the service level; None when the run served nothing."""
-    p95_s, slo_s = report.get("p95_s"), report.get("slo_s")
-    if not isinstance(p95_s, (int, float)):
+    p95_s, slo_s = _number(report.get("p95_s")), _number(report.get("slo_s"))
+    if p95_s is None:
         return None
-    if not isinstance(slo_s, (int, float)):
+    if slo_s is None:
         return duration(p95_s), "95 % of the answers were faster"
     verdict = "within" if p95_s <= slo_s else "beyond"
     return duration(p95_s), f"p95, {verdict} the service level of {duration(slo_s)}"
 
 
+def variants_text(report: Mapping[str, Any]) -> str | None:
+    """The share of the answers of each variant; None when the run served nothing."""
+    variants = report.get("variants")
+    if not isinstance(variants, dict) or not variants:
+        return None
+    return ", ".join(f"{name} {percent(_number(share))}" for name, share in variants.items())
+
+
+def _number(value: Any) -> float | None:
+    """A number of a report, None for anything else."""
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
 def accuracy_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
     """The request-weighted accuracy and where the number comes from; None when there is none."""
-    ratio = report.get("accuracy_ratio")
-    if not isinstance(ratio, (int, float)):
+    ratio = _number(report.get("accuracy_ratio"))
+    if ratio is None:
         return None
     return percent(ratio, 2), str(report.get("accuracy_source") or "request-weighted")

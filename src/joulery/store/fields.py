@@ -1,0 +1,100 @@
+"""Fields of JSON objects with the type they must have; a wrong one is a ``TypeError`` or ``ValueError`` that says so.
+
+Readers turn these into one :class:`~joulery.domain.errors.DataError` with the name of the file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from joulery.domain.timeline import LATEST_S
+
+
+def number(value: Any) -> float:
+    """A finite number.
+
+    Raises:
+        TypeError: It is none.
+        ValueError: It is not finite.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{shown(value)} is not a number")
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is not finite")
+    return float(value)
+
+
+def known(value: Any) -> float:
+    """A finite number, or NaN for null.
+
+    Raises:
+        TypeError: It is neither.
+        ValueError: It is not finite.
+    """
+    return math.nan if value is None else number(value)
+
+
+def instant(value: Any) -> float:
+    """Unix seconds, or NaN for null.
+
+    Raises:
+        TypeError: It is neither.
+        ValueError: It is thousands of years away.
+    """
+    seconds = known(value)
+    if abs(seconds) >= LATEST_S:
+        raise ValueError(f"{seconds} is no time")
+    return seconds
+
+
+def whole(value: Any) -> int:
+    """A whole number.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{shown(value)} is not a whole number")
+    return value
+
+
+def text(value: Any) -> str:
+    """Text.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{shown(value)} is not text")
+    return value
+
+
+def pairs(value: Any) -> tuple[tuple[str, float], ...]:
+    """A list of names and numbers.
+
+    Raises:
+        TypeError: It is none.
+        ValueError: A member has not two parts, or a number is not finite.
+    """
+    if not isinstance(value, list):
+        raise TypeError(f"{shown(value)} is not a list")
+    return tuple((text(name), number(share)) for name, share in value)
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """An object.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if not isinstance(value, dict):
+        raise TypeError(f"{shown(value)} is not an object")
+    return value
+
+
+def shown(value: Any) -> str:
+    """A value in few characters."""
+    words = repr(value)
+    return words if len(words) <= 40 else words[:37] + "..."
