@@ -148,17 +148,14 @@ class RunWriter:
         self.describe(state=state, ended_s=time.time())
 
     def discard(self) -> None:
-        """Take the run back, as if it had never been made: nothing came of it. The folder goes unless others use it."""
+        """Take the run back, as if it had never been made. The folder goes, unless others have files in it."""
         if self._log_fd >= 0:
             os.close(self._log_fd)
             self._log_fd = -1
-        for entry in (
-            "manifest.json",
-            "log.jsonl",
-            "report.json",
-            *(path.name for path in self.path.glob("*.parquet")),
-        ):
-            (self.path / entry).unlink(missing_ok=True)
+        named = [self.path / name for name in ("manifest.json", "report.json", "log.jsonl")]
+        with disk_errors(self.path):
+            for file in (*named, *self.path.glob("*.parquet")):
+                file.unlink(missing_ok=True)
         shutil.rmtree(self.path / SAMPLES, ignore_errors=True)
         with suppress(OSError):  # somebody else's files are in it
             self.path.rmdir()
