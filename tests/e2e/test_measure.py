@@ -402,3 +402,50 @@ def test_a_reader_that_goes_away_changes_nothing(tmp_path: Path) -> None:
     assert done.stdout == "one\n"
     assert done.returncode == 8
     assert "Traceback" not in done.stderr
+
+
+WITHOUT_GROUP = """
+import sys
+from joulery.runtime import measure
+measure.make_run_group = lambda name: None
+from joulery.ui.cli import main
+sys.exit(main(["measure", *sys.argv[1:]]))
+"""
+
+
+def test_without_a_control_group_orphans_are_adopted_and_counted(tmp_path: Path) -> None:
+    """The subshell ends at once; what it started works for 0.4 s and ends before the command does."""
+    orphan = (
+        f'({sys.executable} -c \'{BURN.format(0.4)}open("done", "w")\' &); until test -e done; do sleep 0.05; done'
+    )
+    arguments = ["--out", str(tmp_path / "run"), "--meter", "fake:100", "--", "sh", "-c", orphan]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_GROUP, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    run = open_run(tmp_path / "run")
+    assert run.report is not None
+    assert run.series("busy")["run_s"].sum() >= 0.35
+    assert run.report["energy_j"] > 0
+
+
+def test_a_counter_that_wraps_loses_nothing(tmp_path: Path) -> None:
+    script = [{"watts": [[0, 100]], "wrap_j": 40, "start_j": 39}]
+    (tmp_path / "script.json").write_text(json.dumps(script))
+    done = measure(tmp_path, "--out", "run", "--meter", "fake:script.json", "--", "sleep", "1.2")
+    assert done.returncode == 0
+    fields = report(tmp_path / "run")
+    total_j = fields["energy_j"] + fields["other_j"] + fields["other_idle_j"]
+    assert total_j == pytest.approx(100 * fields["duration_s"], rel=0.02)
+    assert fields["coverage_ratio"] == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_device_that_falls_silent_is_a_gap_with_a_note(tmp_path: Path) -> None:
+    script = [{"watts": [[0, 100]], "device": "gpu:0", "component": "board", "kind": "power", "silent_s": [[0.5, 60]]}]
+    (tmp_path / "script.json").write_text(json.dumps(script))
+    done = measure(tmp_path, "--out", "run", "--meter", "fake:script.json", "--", "sleep", "1.2")
+    assert done.returncode == 0
+    fields = report(tmp_path / "run")
+    assert 0.05 < fields["coverage_ratio"] < 0.8
+    assert fields["energy_j"] == pytest.approx(100 * fields["coverage_ratio"] * fields["duration_s"], rel=0.01)
+    assert any("the fake gives nothing" in note for note in fields["notes"])
