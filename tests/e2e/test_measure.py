@@ -407,7 +407,7 @@ def test_a_reader_that_goes_away_changes_nothing(tmp_path: Path) -> None:
 WITHOUT_GROUP = """
 import sys
 from joulery.runtime import measure
-measure.make_run_group = lambda name: None
+measure.make_run_group = lambda pid: None
 from joulery.ui.cli import main
 sys.exit(main(["measure", *sys.argv[1:]]))
 """
@@ -415,9 +415,7 @@ sys.exit(main(["measure", *sys.argv[1:]]))
 
 def test_without_a_control_group_orphans_are_adopted_and_counted(tmp_path: Path) -> None:
     """The subshell ends at once; what it started works for 0.4 s and ends before the command does."""
-    orphan = (
-        f'({sys.executable} -c \'{BURN.format(0.4)}open("done", "w")\' &); until test -e done; do sleep 0.05; done'
-    )
+    orphan = f'({sys.executable} -c \'{BURN.format(0.4)}open("done", "w")\' &); until test -e done; do sleep 0.05; done'
     arguments = ["--out", str(tmp_path / "run"), "--meter", "fake:100", "--", "sh", "-c", orphan]
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_GROUP, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60

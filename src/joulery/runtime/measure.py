@@ -102,7 +102,7 @@ def measure_command(
     for text in trouble:
         recorder.warn(text)
     environment = _traced_environment(writer, tracing) if tracing is not None else None
-    group = make_run_group(f"joulery-{os.getpid()}")
+    group = make_run_group(os.getpid())
     try:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         recorder.start(root=os.getpid(), include_root=False, group=(str(group.path), group.per_cpu) if group else None)

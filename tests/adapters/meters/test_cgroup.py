@@ -61,8 +61,8 @@ def test_version_2_is_preferred_and_the_group_lies_in_our_own(tmp_path: Path) ->
     hierarchy(tmp_path, "unified/user/me", False)
     hierarchy(tmp_path, "cpuacct", True)
     groups = Cgroups(tmp_path, ["3:cpuacct:/", "0::/user/me"], [CPUACCT, V2])
-    group = make_group("run", groups.proc)
-    assert group == RunGroup(tmp_path / "unified/user/me/run", per_cpu=False)
+    group = make_group(7, groups.proc)
+    assert group == RunGroup(tmp_path / "unified/user/me/joulery-7", per_cpu=False)
     assert (tmp_path / "unified/user/me/cgroup.procs").read_text() == "0"
 
 
@@ -70,14 +70,14 @@ def test_version_2_is_preferred_and_the_group_lies_in_our_own(tmp_path: Path) ->
 def test_a_mount_of_a_part_of_the_hierarchy_is_understood(tmp_path: Path) -> None:
     hierarchy(tmp_path, "unified/inner", False)
     groups = Cgroups(tmp_path, ["0::/box/inner"], [V2_INSIDE])
-    assert make_group("run", groups.proc).path == tmp_path / "unified/inner/run"
+    assert make_group(7, groups.proc).path == tmp_path / "unified/inner/joulery-7"
 
 
 @pytest.mark.usefixtures("kernel")
 def test_version_1_serves_where_version_2_does_not(tmp_path: Path) -> None:
     hierarchy(tmp_path, "cpuacct", True)
     groups = Cgroups(tmp_path, ["3:cpuacct:/", "0::/user/me"], [CPUACCT, V2])
-    assert make_group("run", groups.proc) == RunGroup(tmp_path / "cpuacct/run", per_cpu=True)
+    assert make_group(7, groups.proc) == RunGroup(tmp_path / "cpuacct/joulery-7", per_cpu=True)
 
 
 @pytest.mark.usefixtures("kernel")
@@ -85,21 +85,38 @@ def test_a_hierarchy_that_also_schedules_is_left_alone(tmp_path: Path) -> None:
     hierarchy(tmp_path, "cpu,cpuacct", True)
     groups = Cgroups(tmp_path, ["3:cpu,cpuacct:/"], [TIED])
     with pytest.raises(CapabilityError, match="no control group can be made"):
-        make_group("run", groups.proc)
-    assert not (tmp_path / "cpu,cpuacct/run").exists()
+        make_group(7, groups.proc)
+    assert not (tmp_path / "cpu,cpuacct/joulery-7").exists()
+
+
+@pytest.mark.usefixtures("kernel")
+def test_groups_of_processes_that_are_no_more_are_swept(tmp_path: Path) -> None:
+    own = hierarchy(tmp_path, "unified", False)
+    groups = Cgroups(tmp_path, ["0::/"], [V2])
+    (groups.proc / "12").mkdir()
+    for name in ("joulery-11", "joulery-12", "joulery-13-replica", "other-11"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).rename(own / name)
+    make_group(7, groups.proc)
+    assert {path.name for path in own.iterdir() if path.is_dir()} == {
+        "joulery-7",
+        "joulery-12",
+        "joulery-13-replica",
+        "other-11",
+    }
 
 
 def test_a_group_that_cannot_be_entered_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "unified").mkdir()
     groups = Cgroups(tmp_path, ["0::/"], [V2])
     with pytest.raises(CapabilityError, match=r"unified: cannot read .*cgroup\.procs"):
-        make_group("run", groups.proc)
-    assert not (tmp_path / "unified/run").exists()
+        make_group(7, groups.proc)
+    assert not (tmp_path / "unified/joulery-7").exists()
 
 
 def test_no_hierarchy_at_all(tmp_path: Path) -> None:
     with pytest.raises(CapabilityError, match="no control group"):
-        make_group("run", tmp_path / "proc")
+        make_group(7, tmp_path / "proc")
 
 
 def test_time_is_told_by_socket(tmp_path: Path) -> None:
@@ -127,7 +144,7 @@ def test_version_2_tells_no_sockets_apart(tmp_path: Path) -> None:
 @pytest.fixture
 def real_group() -> Iterator[RunGroup]:
     try:
-        group = make_group(f"joulery-test-{os.getpid()}")
+        group = make_group(os.getpid())
     except CapabilityError as error:
         pytest.skip(str(error))
     yield group

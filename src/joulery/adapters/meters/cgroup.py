@@ -9,11 +9,15 @@ to ``cpu``, for the same reason.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from joulery.domain.errors import CapabilityError
+
+_NAME = re.compile(r"joulery-(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +75,25 @@ class RunGroup:
                 continue
 
 
-def make_group(name: str, proc: Path = Path("/proc")) -> RunGroup:
-    """Make a group for a run inside the group of this process.
+def group_name(pid: int) -> str:
+    """The name of the group of a run that process ``pid`` starts."""
+    return f"joulery-{pid}"
+
+
+def make_group(pid: int, proc: Path = Path("/proc")) -> RunGroup:
+    """Make a group for a run inside the group of this process, and sweep those whose process is no more.
+
+    Args:
+        pid: The process that starts the run.
+        proc: Where the kernel shows its processes.
 
     Raises:
         CapabilityError: No hierarchy allows it; the message says why for each.
     """
     reasons = []
     for place, per_cpu in _places(proc):
-        folder = place / name
+        _sweep(place, proc)
+        folder = place / group_name(pid)
         group = RunGroup(folder, per_cpu)
         try:
             folder.mkdir()
@@ -97,6 +111,15 @@ def make_group(name: str, proc: Path = Path("/proc")) -> RunGroup:
         resource="cgroup",
         hint="the CPU time of a run is then read from /proc, which may miss daemons that outlive their parent",
     )
+
+
+def _sweep(place: Path, proc: Path) -> None:
+    """Delete the empty groups of runs whose starter was killed before it could."""
+    for folder in place.glob("joulery-*"):
+        match = _NAME.fullmatch(folder.name)
+        if match and not (proc / match[1]).exists():
+            with suppress(OSError):  # something runs in it still, or somebody else was faster
+                folder.rmdir()
 
 
 class GroupTree:

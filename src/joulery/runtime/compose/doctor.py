@@ -124,7 +124,7 @@ def sampler() -> Check:
 def shares() -> Iterable[Check]:
     """How a run's share of the CPUs is known."""
     try:
-        group = make_group(f"joulery-doctor-{os.getpid()}")
+        group = make_group(os.getpid())
     except CapabilityError as error:
         yield Check(
             "share", "CPU time of a run", Status.PARTLY, f"from /proc: daemons may be missed ({error})", DELEGATE

@@ -11,10 +11,10 @@ from joulery.domain.errors import CapabilityError
 from joulery.runtime.share import BusyTimes, TreeTimes
 
 
-def make_run_group(name: str) -> RunGroup | None:
-    """A control group for a run; None where none may be made: ``/proc`` tells nearly as much."""
+def make_run_group(pid: int) -> RunGroup | None:
+    """A control group for a run that ``pid`` starts; None where none may be made: ``/proc`` tells nearly as much."""
     try:
-        return make_group(name)
+        return make_group(pid)
     except CapabilityError:
         return None
 
