@@ -1,6 +1,8 @@
+import hashlib
 import json
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,3 +49,15 @@ def test_the_hash_is_that_of_the_content_security_policy():
 def test_static_files_are_there_with_their_licence():
     assert "MIT License" in static_text("uplot.LICENSE")
     assert "uPlot" in static_text("uplot.min.js")[:200]
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("uplot.min.js", "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"),
+        ("uplot.min.css", "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04"),
+    ],
+)
+def test_the_vendored_library_is_the_published_one(name, digest):
+    """uPlot 1.6.32, dist/uPlot.iife.min.js and dist/uPlot.min.css of the npm package, unchanged."""
+    assert hashlib.sha256(static_text(name).encode()).hexdigest() == digest

@@ -49,7 +49,7 @@ def run(request, tmp_path_factory):
     return demo_run(folder, state="killed" if request.param == "killed" else "closed", n=6)
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_change_of_a_run_is_rendered_or_told(run, tmp_path, data):
     files = [run / name for name in ("manifest.json", "report.json", "log.jsonl") if (run / name).exists()]
