@@ -93,8 +93,9 @@ def test_a_move_of_more_than_five_percent_of_the_base_plans_again():
     assert p.step(state, seen(1.0, g=200.0)).decisions == (), "exactly 5 % of 200 is not more"
     runs = state.layout
     up, down = p.step(state, seen(1.0, g=201.0, running=runs)), p.step(state, seen(1.0, g=179.0, running=runs))
-    assert up.decisions[0].kind == KEEP_LAYOUT and up.decisions[0].cause == "grid up from 190 to 201 g/kWh"
-    assert down.decisions[0].cause == "grid down from 190 to 179 g/kWh"
+    assert up.decisions[0].kind == KEEP_LAYOUT and up.decisions[0].cause == "intensity"
+    assert up.decisions[0].reason.startswith("grid up from 190 to 201 g/kWh: ")
+    assert down.decisions[0].reason.startswith("grid down from 190 to 179 g/kWh: ")
     assert up.state.planned_g_per_kwh == 201.0, "the next move is measured from here"
 
 
@@ -144,7 +145,7 @@ def test_unknown_intensity_weighs_accuracy_alone_and_known_again_plans():
     assert chosen(first) == {"lite2": 2} and "intensity unknown" in first.decisions[0].reason
     assert p.step(first.state, seen(1.0, g=math.nan)).decisions == ()
     known = p.step(first.state, seen(2.0, g=400.0))
-    assert known.decisions[0].cause == "intensity known again, 400 g/kWh"
+    assert known.decisions[0].reason.startswith("intensity known again, 400 g/kWh: ")
     assert p.step(known.state, seen(3.0, g=math.nan)).decisions == (), "a gap does not undo a plan"
 
 
@@ -158,7 +159,8 @@ def test_demand_is_planned_for_and_smoothed():
         step = p.step(state, seen(float(second), g=5.0, rate_rps=240.0, requests=240, latency_s=0.03, running=layout))
         state, decisions = step.state, [*decisions, *step.decisions]
         layout = state.layout
-    assert decisions and decisions[0].cause.startswith("demand up from 60 to ")
+    assert decisions and decisions[0].cause == "demand"
+    assert decisions[0].reason.startswith("demand up from 60 to ")
     assert "lite2" not in state.layout.counts or state.layout.counts["lite2"] == 1
     idle = p.step(state, seen(60.0, g=5.0, rate_rps=0.0, requests=0, running=layout))
     assert idle.state.rate_rps == state.rate_rps, "no requests says nothing about the demand"
@@ -185,7 +187,8 @@ def test_a_broken_slo_plans_again_once_a_settling_time():
     early = p.step(state, seen(2.0, **bad))
     assert early.decisions == () and early.state.delay_ratio == 1.0, "still settling"
     late = p.step(early.state, seen(6.0, **bad))
-    assert late.decisions[0].cause == "p95 350 ms above the SLO"
+    assert late.decisions[0].cause == "latency"
+    assert late.decisions[0].reason.startswith("p95 350 ms above the SLO: ")
     assert late.state.delay_ratio > 1.0
     assert p.step(late.state, seen(7.0, **{**bad, "running": late.state.layout})).decisions == ()
 
@@ -213,7 +216,7 @@ def test_a_decision_that_was_not_carried_out_is_taken_again():
     state = p.step(old, seen(1.0, g=400.0, running=old.layout)).state
     assert p.step(state, seen(3.0, g=400.0, running=old.layout)).decisions == (), "a change takes its time"
     (decision,) = p.step(state, seen(6.5, g=400.0, running=old.layout)).decisions
-    assert (decision.kind, decision.cause) == (SET_LAYOUT, "what was decided does not run")
+    assert (decision.kind, decision.cause) == (SET_LAYOUT, "unfinished")
     assert Layout.from_list(decision.value) == state.layout
 
 

@@ -208,7 +208,7 @@ class VariantPolicy:
         """Learn from the observation; plan again if something moved."""
         state = self._learn(state, observation)
         cause = self._cause(state, observation)
-        return Step(state) if cause is None else self._plan(state, observation, cause)
+        return Step(state) if cause is None else self._plan(state, observation, *cause)
 
     def _learn(self, state: VariantState, seen: Observation) -> VariantState:
         elapsed_s = seen.now_s - state.seen_s
@@ -228,28 +228,28 @@ class VariantPolicy:
     def _demand(self, state: VariantState) -> float:
         return max(_LEAST_RPS, self.rate_rps if math.isnan(state.rate_rps) else state.rate_rps)
 
-    def _cause(self, state: VariantState, seen: Observation) -> str | None:
-        """Why to plan now, in words; None when nothing calls for it."""
+    def _cause(self, state: VariantState, seen: Observation) -> tuple[str, str] | None:
+        """Why to plan now, as a word and in words; None when nothing calls for it."""
         if state.layout is None:
-            return "start"
+            return "start", "start"
         now_g, then_g = seen.g_per_kwh, state.planned_g_per_kwh
         if math.isfinite(now_g):
             if math.isnan(then_g):
-                return f"intensity known again, {now_g:.0f} g/kWh"
+                return "intensity", f"intensity known again, {now_g:.0f} g/kWh"
             if self.objective.calls_for_a_plan(now_g, then_g, self.replan_ratio):
-                return f"grid {'up' if now_g > then_g else 'down'} from {then_g:.0f} to {now_g:.0f} g/kWh"
-        if seen.running != state.layout and seen.now_s - state.planned_s >= self.settle_s:
-            return "what was decided does not run"
+                return "intensity", f"grid {'up' if now_g > then_g else 'down'} from {then_g:.0f} to {now_g:.0f} g/kWh"
+        settled = seen.now_s - state.planned_s >= self.settle_s
+        if seen.running != state.layout and settled:
+            return "unfinished", "what was decided does not run"
         if self._latency_counts(state, seen) and seen.latency_s > self.slo.latency_s:
-            return f"p{100 * self.slo.quantile:g} {1e3 * seen.latency_s:.0f} ms above the SLO"
-        if seen.now_s - state.planned_s >= self.settle_s:
-            ratio = self._demand(state) / state.planned_rps
-            if max(ratio, 1 / ratio) > 1 + self.rate_step_ratio:
-                direction = "up" if ratio > 1 else "down"
-                return f"demand {direction} from {state.planned_rps:.0f} to {self._demand(state):.0f} /s"
+            return "latency", f"p{100 * self.slo.quantile:g} {1e3 * seen.latency_s:.0f} ms above the SLO"
+        ratio = self._demand(state) / state.planned_rps
+        if settled and max(ratio, 1 / ratio) > 1 + self.rate_step_ratio:
+            direction = "up" if ratio > 1 else "down"
+            return "demand", f"demand {direction} from {state.planned_rps:.0f} to {self._demand(state):.0f} /s"
         return None
 
-    def _plan(self, state: VariantState, seen: Observation, cause: str) -> Step[VariantState]:
+    def _plan(self, state: VariantState, seen: Observation, cause: str, words: str) -> Step[VariantState]:
         demand_rps = self._demand(state)
         found = trials(ExhaustiveSearch[Layout, LayoutMetrics](self.candidates), _At(self.predictor, demand_rps))
         choices = [trial for trial in found if trial[1].accuracy_ratio >= self.minimum_accuracy_ratio - 1e-12]
@@ -264,7 +264,7 @@ class VariantPolicy:
             target=self.service,
             value=best.as_list(),
             policy=self.name,
-            reason=self._reason(cause, best, metrics, seen, state.delay_ratio, len(found)),
+            reason=self._reason(words, best, metrics, seen, state.delay_ratio, len(found)),
             cause=cause,
         )
         planned = replace(
@@ -291,19 +291,17 @@ class VariantPolicy:
         return keeps and self._score(best, g_per_kwh) - self._score(now, g_per_kwh) <= self.gain
 
     def _reason(
-        self, cause: str, layout: Layout, metrics: LayoutMetrics, seen: Observation, delay_ratio: float, tried: int
+        self, words: str, layout: Layout, metrics: LayoutMetrics, seen: Observation, delay_ratio: float, tried: int
     ) -> str:
         latency_s = metrics.latency_s * delay_ratio
         limit = f"p{100 * self.slo.quantile:g} {_ms(latency_s)} of {_ms(self.slo.latency_s)}"
         if latency_s > self.slo.latency_s:
-            return (
-                f"{cause}: none of {tried} layouts keeps the SLO at this demand; {short(layout)} comes nearest, {limit}"
-            )
+            return f"{words}: none of {tried} layouts keeps the SLO; {short(layout)} comes nearest, {limit}"
         accuracy = f"accuracy {100 * self.objective.accuracy_change(metrics.accuracy_ratio):+.1f} %"
         if not math.isfinite(seen.g_per_kwh):
-            return f"{cause}: intensity unknown, so accuracy alone decides: {short(layout)}, {accuracy}, {limit}"
+            return f"{words}: intensity unknown, so accuracy alone decides: {short(layout)}, {accuracy}, {limit}"
         carbon = f"carbon {-100 * self.objective.carbon_change(metrics.energy_j, seen.g_per_kwh):+.0f} %"
-        return f"{cause}: {short(layout)} scores best of {tried}: {carbon}, {accuracy} against the yardstick, {limit}"
+        return f"{words}: {short(layout)} scores best of {tried}: {carbon}, {accuracy} against the yardstick, {limit}"
 
 
 def short(layout: Layout) -> str:

@@ -51,8 +51,12 @@ def read_evidence(folder: Path) -> Evidence:
     Raises:
         DataError: A file there is no file of the sampler's.
     """
-    recordings = read_recordings(folder)
-    notes = list(_notes(folder / "notes.jsonl"))
+    return evidence_of(read_recordings(folder), folder / "notes.jsonl")
+
+
+def evidence_of(recordings: Mapping[str, Recording], notes_file: Path) -> Evidence:
+    """Recordings by name and the notes beside them, as nouns."""
+    notes = list(_notes(notes_file))
     slower = max((note["factor"] for note in notes if note["kind"] == "slower"), default=1)
     streams = [r for r in recordings.values() if len(r.t_ns)]
     return Evidence(

@@ -83,6 +83,59 @@ def _is_header(value: Any) -> TypeGuard[dict[str, Any]]:
     )
 
 
+class RecordingTail:
+    """The newest records of a file that is still being written, read as they come.
+
+    Args:
+        file: The file; it may not be there yet.
+        keep_s: How much of the past to keep.
+    """
+
+    def __init__(self, file: Path, keep_s: float) -> None:
+        self._file = file
+        self._keep_ns = round(keep_s * 1e9)
+        self._header: dict[str, Any] | None = None
+        self._offset = 0
+        self._t_ns: IntArray = np.empty(0, np.int64)
+        self._values: FloatArray = np.empty((0, 0))
+
+    def update(self) -> Recording | None:
+        """What was written within ``keep_s`` before the newest record; None before there is any.
+
+        Raises:
+            DataError: The file is no such file.
+        """
+        if self._header is None and not self._begin():
+            return None
+        assert self._header is not None
+        width = 1 + len(self._header["columns"])
+        with self._file.open("rb") as file:
+            file.seek(self._offset)
+            body = file.read()
+        count = len(body) // (8 * width)
+        if count:
+            self._offset += 8 * width * count
+            words = np.frombuffer(body, "<u8", count=width * count).reshape(-1, width)
+            stamps = words[:, 0].astype(np.int64) + (self._header["unix_ns"] - self._header["monotonic_ns"])
+            values = np.ascontiguousarray(words[:, 1:]).view("<f8")
+            self._t_ns, self._values = np.append(self._t_ns, stamps), np.concatenate((self._values, values))
+            fresh = self._t_ns >= self._t_ns[-1] - self._keep_ns
+            self._t_ns, self._values = self._t_ns[fresh], self._values[fresh]
+        return Recording(self._header, self._t_ns, self._values) if len(self._t_ns) else None
+
+    def _begin(self) -> bool:
+        """Read the header; False while it is not there."""
+        if not self._file.exists():
+            return False
+        with self._file.open("rb") as file:
+            if not file.readline().endswith(b"\n"):
+                return False
+            self._offset = file.tell()
+        self._header = read_recording(self._file).header
+        self._values = np.empty((0, len(self._header["columns"])))
+        return True
+
+
 def read_recordings(folder: Path) -> dict[str, Recording]:
     """Every readable stream of a folder, by name; empty where there is no such folder.
 

@@ -1,0 +1,106 @@
+"""What a running sampler reads, as it reads: power of the last seconds, charged as the whole run will be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from joulery.accounting.charge import Charged, IdleRule, charge
+from joulery.accounting.integrate import Metered
+from joulery.domain.carbon import CarbonSeries
+from joulery.domain.footprint import Footprint
+from joulery.domain.timeline import MeterNow
+from joulery.runtime.evidence import NS_PER_S, Evidence, evidence_of
+from joulery.store.recordings import RecordingTail
+from joulery.store.samples import SUFFIX
+
+KEEP_S = 30.0
+LAG_S = 0.4
+"""How long ago a moment must be for everything about it to have reached the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One stretch of a run.
+
+    Attributes:
+        start_s, end_s: Unix seconds.
+        run: What the run is charged for it.
+        other_j: Energy of other processes meanwhile.
+    """
+
+    start_s: float
+    end_s: float
+    run: Footprint
+    other_j: float
+
+    @property
+    def power_w(self) -> float:
+        """Mean power of all that is metered, other processes included; NaN where nothing was read."""
+        if not (self.run.covered_s > 0 and self.end_s > self.start_s):
+            return math.nan
+        return (self.run.energy_j + self.other_j) / (self.end_s - self.start_s)
+
+
+@dataclass(slots=True)
+class LiveMeters:
+    """Follows the files of a sampler.
+
+    Attributes:
+        folder: Where it writes.
+        pue: Facility energy per IT energy.
+    """
+
+    folder: Path
+    pue: float = 1.0
+    _tails: dict[str, RecordingTail] = field(default_factory=dict)
+    _evidence: Evidence = field(default_factory=Evidence)
+
+    def update(self) -> Evidence:
+        """What was read within the last half minute.
+
+        Raises:
+            DataError: A file there is no file of the sampler's.
+        """
+        for file in sorted(self.folder.glob(f"*{SUFFIX}")):
+            if file.stem not in self._tails:
+                self._tails[file.stem] = RecordingTail(file, KEEP_S)
+        found = {name: recording for name, tail in self._tails.items() if (recording := tail.update()) is not None}
+        self._evidence = evidence_of(found, self.folder / "notes.jsonl")
+        return self._evidence
+
+    def window(self, start_s: float, end_s: float, carbon: CarbonSeries | None) -> Window:
+        """The charge of a stretch of the last half minute, as :meth:`update` last saw it; idle energy is the run's."""
+        charged = self._charged(start_s, end_s, carbon)
+        return Window(start_s, end_s, charged.run, charged.other_j)
+
+    def meters(self, now_s: float) -> tuple[MeterNow, ...]:
+        """The latest reading of every channel."""
+        found = []
+        for trace in self._evidence.traces:
+            item = Metered.of(trace)
+            channel, read_s = trace.channel, float(trace.t_ns[-1]) / NS_PER_S
+            watts = item.steps.at([int(trace.t_ns[-1]) - 1])
+            found.append(
+                MeterNow(
+                    channel.device,
+                    channel.component,
+                    channel.meter,
+                    channel.quality,
+                    float(watts[0]) if len(watts) else math.nan,
+                    now_s - read_s,
+                )
+            )
+        return tuple(found)
+
+    def _charged(self, start_s: float, end_s: float, carbon: CarbonSeries | None) -> Charged:
+        return charge(
+            self._evidence.traces,
+            self._evidence.busy,
+            start_s,
+            end_s,
+            idle=IdleRule.WHOLE,
+            carbon=carbon,
+            pue=self.pue,
+        )

@@ -1,0 +1,317 @@
+"""``joulery up`` from a site file to its summary: found, profiled, served, loaded, accounted."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from joulery.adapters.engines.local import LocalEngine, LocalSettings
+from joulery.config.carbon import CarbonConfig
+from joulery.config.services import ServiceConfig
+from joulery.config.site import Site
+from joulery.domain.errors import ConfigError
+from joulery.domain.timeline import DecisionRecord, NowSnapshot
+from joulery.runtime.bench import Obtained, age_words, obtain_profile
+from joulery.runtime.compose.carbon import carbon_source
+from joulery.runtime.compose.meters import MeterSpec
+from joulery.runtime.compose.service import ServiceSetup, choose, service_setup
+from joulery.runtime.compose.site_meters import meter_specs
+from joulery.runtime.finish import Finished, finish
+from joulery.runtime.grid import Grid
+from joulery.runtime.measure import RUNS
+from joulery.runtime.models import cache_folder
+from joulery.runtime.session import Pace, Session
+from joulery.store.files import disk_errors
+from joulery.store.run import RunWriter, create_run, new_run_id
+from joulery.ui.dashboard.routes import dashboard_routes
+from joulery.ui.format import duration, percent, si
+from joulery.ui.gateway.admin import admin_app
+from joulery.ui.gateway.app import Gateway
+from joulery.ui.gateway.server import GatewayServer, ServerLimits
+from joulery.ui.metrics import Metrics
+from joulery.ui.up.load import Load, LoadResult, start_load
+from joulery.ui.up.screen import Screen
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line asked for.
+
+    Attributes:
+        site: The site.
+        duration_s: How long to run; the load's own duration when None.
+        stay: Go on serving after the load has ended, until interrupted.
+        out: The run directory; a new one in ``runs/`` when None.
+        fresh: Profile even where a profile is kept.
+        argv: The command line, for the manifest.
+    """
+
+    site: Site
+    duration_s: float | None = None
+    stay: bool = False
+    out: Path | None = None
+    fresh: bool = False
+    argv: tuple[str, ...] = ()
+
+
+class Interrupted(Exception):  # noqa: N818 - it ends a run, it is no error
+    """Somebody asked for the end before anything was served."""
+
+
+async def up(options: Options, screen: Screen, stop: asyncio.Event) -> dict[str, Any]:
+    """Run a site; returns its report once everything has ended.
+
+    Args:
+        options: What was asked for.
+        screen: Where to speak.
+        stop: Set when somebody asks for the end.
+
+    Raises:
+        Interrupted: The end was asked for before anything was served.
+        JouleryError: Something is not to be had; nothing is left running.
+    """
+    site = scaled(options.site, options.duration_s)
+    config = the_service(site)
+    cache = cache_folder()
+    async with AsyncExitStack() as stack:
+        writer = stack.enter_context(_run(options, site))
+        front = await stack.enter_async_context(_front(site, config, writer))
+        setup = service_setup(site, config, cache)
+        _tell_service(screen, setup)
+        meters = meter_specs(site.meters)
+        obtained = await _unless_stopped(_profile(options, config, setup, meters, cache, screen), stop)
+        _tell_profile(screen, obtained, setup)
+        engine = front.engine(setup, site)
+        stack.push_async_callback(engine.close)
+        session = await _session(site, config, setup, obtained, writer, engine, meters)
+        stack.push_async_callback(session.stop)
+        await _unless_stopped(session.serve(), stop)
+        front.open_to(session)
+        _tell_serving(screen, session, front.server, obtained)
+        result = await _serve(options, session, front, screen, stop)
+        await front.server.stop()
+        await session.stop()
+        finished = finish(session, load_cpu_s=result.cpu_s)
+    return _with_pages(finished, front.server.url, session, result)
+
+
+def the_service(site: Site) -> ServiceConfig:
+    """The service to run.
+
+    Raises:
+        ConfigError: There is none, or more than one.
+    """
+    if len(site.services) != 1:
+        raise ConfigError(
+            f"up serves one service, the site has {len(site.services)}",
+            pointer="services",
+            hint="leave one service in the site file, or give each a site file of its own",
+        )
+    return site.services[0]
+
+
+def scaled(site: Site, duration_s: float | None) -> Site:
+    """The site over another duration: the load lasts so long, and what the grid replays is fitted into it."""
+    load = site.load
+    if duration_s is None or load is None:
+        return site
+    changed: dict[str, Any] = {"load": load.model_copy(update={"duration_s": duration_s})}
+    replay = getattr(site.carbon, "replay", None)
+    if site.carbon is not None and replay is not None:
+        lasts_s = replay.lasts_s * duration_s / load.duration_s
+        shown = replay.model_copy(update={"lasts_s": lasts_s})
+        changed["carbon"] = site.carbon.model_copy(update={"replay": shown})
+    return site.model_copy(update=changed)
+
+
+@contextmanager
+def _run(options: Options, site: Site) -> Iterator[RunWriter]:
+    """The run directory; closed as failed when something raises."""
+    folder = options.out or RUNS / new_run_id(time.time())
+    zone = getattr(site.carbon, "zone", None)
+    owner = site.services[0].owner if site.services else None
+    with create_run(folder, kind="up", argv=options.argv, zone=zone, owner=owner) as writer:
+        yield writer
+
+
+class _Front:
+    """The gateway, listening from the first moment; it answers as soon as there is something to answer with."""
+
+    def __init__(self, site: Site, config: ServiceConfig, workers_log: int) -> None:
+        self._session: Session | None = None
+        self._workers_log = workers_log
+        self.metrics = Metrics([config.name], self._latest, site.mode.value)
+        self._engine: LocalEngine = LocalEngine(self._settings(site, ()))
+        self.gateway = Gateway(
+            self._engine,
+            token=_token(site),
+            admin=admin_app(self.metrics, dashboard_routes(self._latest)),
+        )
+        serving = site.serving
+        self.server = GatewayServer(
+            self.gateway,
+            serving.host,
+            serving.port,
+            limits=ServerLimits(drain_s=serving.drain_s),
+            protected=_token(site) is not None,
+        )
+
+    def engine(self, setup: ServiceSetup, site: Site) -> LocalEngine:
+        """The engine that will answer, on the service's cores."""
+        self._engine = LocalEngine(self._settings(site, setup.cores))
+        self.gateway.engine = self._engine
+        return self._engine
+
+    def open_to(self, session: Session) -> None:
+        """Charge requests and tell of them from now on."""
+        self._session = session
+        self.gateway.attribute = session.attribute
+        self.gateway.telemetry = (session.telemetry, self.metrics.request)
+        session.on_decision(self._count)
+
+    def _count(self, record: DecisionRecord) -> None:
+        self.metrics.decision(record)
+        self.metrics.replan(record.decision.cause)
+
+    def _latest(self) -> NowSnapshot | None:
+        return None if self._session is None else self._session.snapshot()
+
+    def _settings(self, site: Site, cores: tuple[int, ...]) -> LocalSettings:
+        serving = site.serving
+        return LocalSettings(
+            cores=cores,
+            queue=serving.queue,
+            deadline_s=serving.deadline_s,
+            drain_s=serving.drain_s,
+            stderr=self._workers_log,
+        )
+
+
+@asynccontextmanager
+async def _front(site: Site, config: ServiceConfig, writer: RunWriter) -> AsyncIterator[_Front]:
+    """The gateway on its port, so that a port in use is known before anything else takes time."""
+    log = writer.path / "workers.log"
+    with disk_errors(log):
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    try:
+        front = _Front(site, config, descriptor)
+        await front.server.start()
+        try:
+            yield front
+        finally:
+            await front.server.stop()
+    finally:
+        os.close(descriptor)
+
+
+def _token(site: Site) -> str | None:
+    serving = site.serving
+    if serving.token is not None:
+        return serving.token.get_secret_value()
+    if serving.token_file is None:
+        return None
+    try:
+        token = serving.token_file.read_text().strip()
+    except OSError as error:
+        raise ConfigError(f"the token cannot be read: {error.strerror}", file=str(serving.token_file)) from error
+    if len(token) < 8:
+        raise ConfigError("a token needs at least 8 characters", file=str(serving.token_file))
+    return token
+
+
+async def _profile(
+    options: Options,
+    config: ServiceConfig,
+    setup: ServiceSetup,
+    meters: tuple[MeterSpec, ...] | None,
+    cache: Path,
+    screen: Screen,
+) -> Obtained:
+    load = options.site.load
+    return await obtain_profile(
+        setup,
+        given=config.profile,
+        cache=cache,
+        folder=None if load is None else load.inputs,
+        meters=meters,
+        fresh=options.fresh,
+        progress=screen.progress,
+    )
+
+
+async def _session(
+    site: Site,
+    config: ServiceConfig,
+    setup: ServiceSetup,
+    obtained: Obtained,
+    writer: RunWriter,
+    engine: LocalEngine,
+    meters: tuple[MeterSpec, ...] | None,
+) -> Session:
+    def opened(section: CarbonConfig) -> Any:
+        return carbon_source(section, cache_folder())
+
+    pace = Pace.over(None if site.load is None else site.load.duration_s)
+    chosen = choose(site, config, setup, obtained.profile)
+    grid = Grid(site.carbon, opened, time.time)
+    return Session(site, setup, chosen, obtained.profile, writer, engine, meters=meters, grid=grid, pace=pace)
+
+
+async def _serve(
+    options: Options, session: Session, front: _Front, screen: Screen, stop: asyncio.Event
+) -> LoadResult:
+    """Serve until the load has ended (``stay``: until stopped), or somebody asks for the end."""
+    load_config = session.site.load
+    planned_s = None if options.stay or load_config is None else load_config.duration_s
+    screen.begin(session.site_label.services[0], planned_s)
+    session.watch(lambda tick: screen.tick(tick, tick.t_s - session.started_s))
+    session.on_decision(lambda record: screen.decision(record.decision))
+    running = asyncio.create_task(session.run(), name="session")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    load: Load | None = None
+    result = LoadResult()
+    try:
+        if load_config is not None:
+            load = await start_load(load_config, session, front.server.url, front.token)
+            loading = asyncio.create_task(load.wait(), name="load")
+            await asyncio.wait({running, stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
+            if not loading.done():
+                load.end()
+            result = await loading
+        if load is None or options.stay:
+            await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            await running
+    finally:
+        stopping.cancel()
+        running.cancel()
+        if load is not None:
+            load.end()
+        await asyncio.gather(running, stopping, return_exceptions=True)
+    return result
+
+
+async def _unless_stopped(work: Any, stop: asyncio.Event) -> Any:
+    """The result of some work; cancelled, and its cleaning up awaited, when somebody asks for the end.
+
+    Raises:
+        Interrupted: The end was asked for first.
+    """
+    task = asyncio.ensure_future(work)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise Interrupted
+        return task.result()
+    finally:
+        stopping.cancel()

@@ -1,0 +1,282 @@
+"""What ``joulery up`` says: what it found, a live line, what it came to. A terminal gets a line that moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from joulery.domain.decisions import Decision
+from joulery.domain.timeline import ServiceLabel, Tick
+from joulery.policies.variants import SET_LAYOUT
+from joulery.ui.format import UNKNOWN, count, duration, grams, number, percent, si
+
+PLAIN_EVERY_S = 5.0
+_COLOURS = ("cyan", "green", "yellow", "magenta", "blue")
+_BAR = 12
+
+
+class Screen(Protocol):
+    """Where ``joulery up`` speaks."""
+
+    def fact(self, name: str, text: str) -> None:
+        """One thing that was found."""
+        ...
+
+    def progress(self, done: int, of: int, what: str) -> None:
+        """How far profiling is."""
+        ...
+
+    def begin(self, service: ServiceLabel, duration_s: float | None) -> None:
+        """Requests are answered from now on."""
+        ...
+
+    def tick(self, tick: Tick, now_s: float) -> None:
+        """A period has passed; ``now_s`` seconds since the beginning."""
+        ...
+
+    def decision(self, decision: Decision) -> None:
+        """The policy has decided."""
+        ...
+
+    def summary(self, report: Mapping[str, Any]) -> None:
+        """The end."""
+        ...
+
+    def warn(self, text: str) -> None:
+        """Something a person should know."""
+        ...
+
+
+class Silent:
+    """Says nothing: for ``--json``."""
+
+    def fact(self, name: str, text: str) -> None:
+        """Nothing."""
+
+    def progress(self, done: int, of: int, what: str) -> None:
+        """Nothing."""
+
+    def begin(self, service: ServiceLabel, duration_s: float | None) -> None:
+        """Nothing."""
+
+    def tick(self, tick: Tick, now_s: float) -> None:
+        """Nothing."""
+
+    def decision(self, decision: Decision) -> None:
+        """Nothing."""
+
+    def summary(self, report: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def warn(self, text: str) -> None:
+        """Nothing."""
+
+
+class ConsoleScreen:
+    """Speaks to a console. A context manager: the live line ends with it.
+
+    Args:
+        console: Where to.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._service: ServiceLabel | None = None
+        self._duration_s: float | None = None
+        self._said_s = -math.inf
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end_live()
+
+    def fact(self, name: str, text: str) -> None:
+        """A name and what there is to say about it."""
+        row = Table.grid(padding=(0, 1))
+        row.add_column(width=11)
+        row.add_column(overflow="fold")
+        row.add_row(Text(f"  {name}", style="bold"), Text(text))
+        self._console.print(row)
+
+    def progress(self, done: int, of: int, what: str) -> None:
+        """One moving line on a terminal, one line a step elsewhere."""
+        text = f"  profiling {done}/{of} {what}".rstrip()
+        if self._console.is_terminal:
+            self._show(Text(text, style="dim"))
+            if done == of:
+                self._end_live()
+        elif what:
+            self._console.print(text)
+
+    def begin(self, service: ServiceLabel, duration_s: float | None) -> None:
+        """Remember what the line is about."""
+        self._service, self._duration_s = service, duration_s
+        self._console.print()
+
+    def tick(self, tick: Tick, now_s: float) -> None:
+        """Move the line; elsewhere say it every few seconds."""
+        if self._service is None:
+            return
+        line = live_line(tick, now_s, self._service, self._duration_s)
+        if self._console.is_terminal:
+            self._show(line)
+        elif now_s - self._said_s >= PLAIN_EVERY_S:
+            self._said_s = now_s
+            self._console.print(line, soft_wrap=True)
+
+    def decision(self, decision: Decision) -> None:
+        """Changes are said above the line; what was kept is in the report."""
+        if decision.kind == SET_LAYOUT and decision.cause != "start":
+            self._console.print(Text(f"  → {decision.reason}", style="dim"), soft_wrap=True)
+
+    def summary(self, report: Mapping[str, Any]) -> None:
+        """Everything that was asked for, each with how well it is known."""
+        self._end_live()
+        self._console.print()
+        for name, text in summary_lines(report):
+            self.fact(name, text)
+
+    def warn(self, text: str) -> None:
+        """In yellow."""
+        self._console.print(Text(f"  ! {text}", style="yellow"), soft_wrap=True)
+
+    def _show(self, line: Text) -> None:
+        if self._live is None:
+            self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+            self._live.start()
+        self._live.update(line)
+
+    def _end_live(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def live_line(tick: Tick, now_s: float, service: ServiceLabel, duration_s: float | None) -> Text:
+    """Seconds, the grid's clock and intensity, watts, mix, latency against the SLO, grams so far."""
+    line = Text("  ")
+    line.append(f"{now_s:4.0f} s" + (f" of {duration_s:.0f}" if duration_s is not None else ""), style="dim")
+    if math.isfinite(tick.grid_s):
+        line.append(f"  {datetime.fromtimestamp(tick.grid_s, UTC):%H:%M}", style="dim")
+    line.append(f"  {number(tick.g_per_kwh, 'g/kWh'):>9}  {si(tick.power_w, 'W'):>7} {tick.quality}")
+    seen = next((s for s in tick.services if s.service == service.name), None)
+    if seen is None:
+        return line
+    line.append("  ")
+    line.append_text(_mix(dict(seen.mix), [name for name, _ in service.variants]))
+    keeps = not seen.latency_s > service.slo_s
+    line.append(f"  p{100 * service.quantile_ratio:g} ")
+    line.append(f"{_ms(seen.latency_s):>6}", style="" if keeps else "bold red")
+    line.append(f" of {_ms(service.slo_s)}  {seen.requests / tick.period_s:3.0f} /s  {grams(tick.carbon_g)}")
+    return line
+
+
+def _mix(shares: Mapping[str, float], names: Sequence[str]) -> Text:
+    """A bar of the variants, least accurate first, and their shares."""
+    bar, words = Text(), Text()
+    for index, name in enumerate(names):
+        colour = _COLOURS[index % len(_COLOURS)]
+        share = shares.get(name, 0.0)
+        bar.append("█" * round(share * _BAR), style=colour)
+        words.append(f" {name} {100 * share:3.0f} %", style=colour if share > 0 else "dim")
+    return bar + Text(" " * max(0, _BAR - len(bar))) + words
+
+
+def summary_lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The summary, name and text."""
+    lines = [("requests", _requests(report))]
+    if report.get("p95_s") is not None:
+        lines += [("latency", _latency(report)), ("accuracy", _accuracy(report)), ("variants", _variants(report))]
+    lines += [("energy", _energy(report)), ("carbon", _carbon(report))]
+    if report.get("saving_ratio") is not None:
+        lines.append(("saving", _saving(report)))
+        lines.append(("model", _calibration(report)))
+    lines.append(("plans", f"{report['plans']}, {report['layout_changes']} changes of layout"))
+    lines += [(name, str(report[name])) for name in ("html", "run") if report.get(name)]
+    return lines
+
+
+def _requests(report: Mapping[str, Any]) -> str:
+    failed = report["failed"]
+    words = "none failed" if not failed else f"{count(failed)} failed"
+    return f"{count(report['requests'])} in {duration(report['duration_s'])}, {words}"
+
+
+def _latency(report: Mapping[str, Any]) -> str:
+    verdict = "within" if report["slo_met"] else "BEYOND"
+    return (
+        f"p95 {_ms(report['p95_s'])}, p50 {_ms(report['p50_s'])}; "
+        f"p{100 * report['slo_quantile']:g} {verdict} the SLO of {_ms(report['slo_s'])}, "
+        f"which {percent(report['attainment_ratio'])} of the answers kept"
+    )
+
+
+def _accuracy(report: Mapping[str, Any]) -> str:
+    return f"{percent(report['accuracy_ratio'], 2)} {report['accuracy_source']}; not measured here"
+
+
+def _variants(report: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {percent(share)}" for name, share in report["variants"].items())
+
+
+def _energy(report: Mapping[str, Any]) -> str:
+    if report.get("energy_j") is None:
+        return f"{UNKNOWN}: nothing was metered"
+    band_j = math.fsum(part["band_j"] for part in report["parts"])
+    band = f" ± {percent(band_j / report['energy_j'], 0)}" if band_j > 0 else ""
+    parts = ", ".join(
+        f"{name} {si(report[key], 'J')}"
+        for name, key in (
+            ("requests", "requests_j"),
+            ("serving", "serving_j"),
+            ("load generator", "load_generator_j"),
+            ("idle", "idle_j"),
+            ("unattributed", "unattributed_j"),
+        )
+    )
+    others = f"; other processes' {si(report['other_j'], 'J')} left out" if report.get("other_j") else ""
+    return f"{si(report['energy_j'], 'J')} {report['quality']}{band} = {parts}{others}"
+
+
+def _carbon(report: Mapping[str, Any]) -> str:
+    if report.get("carbon_g") is None:
+        return f"{UNKNOWN}: {report.get('carbon_reason') or 'no intensity is known'}"
+    words = f"{grams(report['carbon_g'])} CO2e {report['carbon_quality']}, {report['carbon_source']}"
+    return words + (f", PUE {report['pue']:.2f} included" if report["pue"] > 1 else "")
+
+
+def _saving(report: Mapping[str, Any]) -> str:
+    interval = f"{percent(report['saving_low_ratio'])} to {percent(report['saving_high_ratio'])}"
+    words = f"{percent(report['saving_ratio'])} ({interval}) of the {report['saving_of']}, against {report['baseline']}"
+    if report.get("saving_with_idle_ratio") is not None:
+        words += f"; {percent(report['saving_with_idle_ratio'])} with idle power"
+    if not report["baseline_keeps_slo"]:
+        words += f"; that would have missed the SLO (p95 {_ms(report['baseline_p95_s'])})"
+    return words
+
+
+def _calibration(report: Mapping[str, Any]) -> str:
+    errors = report["calibration"]
+    live = "" if report["baseline_seen_live"] else "; the baseline's variant never ran, the others bound its cost"
+    return (
+        f"on what really ran, the replay was off by {100 * errors['cpu_error_ratio']:+.1f} % in CPU time and "
+        f"{100 * errors['latency_error_ratio']:+.0f} % in p{100 * report['slo_quantile']:g}{live}"
+    )
+
+
+def _ms(seconds: float | None) -> str:
+    if seconds is None or math.isnan(seconds):
+        return UNKNOWN
+    return f"{1e3 * seconds:.0f} ms" if seconds < 9.9995 else f"{seconds:.1f} s"
