@@ -52,7 +52,7 @@ def seen(now_s: float = 0.0, g: float = 150.0, **changes) -> Observation:
 
 
 def chosen(step) -> dict[str, int]:
-    return Layout.from_list(step.decisions[0].value).counts
+    return Layout.parse(step.decisions[0].value).counts
 
 
 def decide(p: VariantPolicy, g: float) -> dict[str, int]:
@@ -207,7 +207,7 @@ def test_a_change_must_be_worth_it():
     p = policy(gain=1.0)
     state = p.step(p.initial(), seen(g=20.0)).state
     (decision,) = p.step(state, seen(1.0, g=400.0, running=state.layout)).decisions
-    assert decision.kind == KEEP_LAYOUT and Layout.from_list(decision.value) == state.layout
+    assert decision.kind == KEEP_LAYOUT and Layout.parse(decision.value) == state.layout
 
 
 def test_a_decision_that_was_not_carried_out_is_taken_again():
@@ -217,7 +217,7 @@ def test_a_decision_that_was_not_carried_out_is_taken_again():
     assert p.step(state, seen(3.0, g=400.0, running=old.layout)).decisions == (), "a change takes its time"
     (decision,) = p.step(state, seen(6.5, g=400.0, running=old.layout)).decisions
     assert (decision.kind, decision.cause) == (SET_LAYOUT, "unfinished")
-    assert Layout.from_list(decision.value) == state.layout
+    assert Layout.parse(decision.value) == state.layout
 
 
 numbers = st.one_of(st.floats(0.0, 800.0), st.just(math.nan))

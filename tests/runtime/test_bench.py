@@ -159,7 +159,7 @@ def test_the_verb(tmp_path, capsys, monkeypatch):
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert [(e["variant"], e["slice"]["cores"]) for e in found["entries"]] == [("small", 1)]
+    assert [(e["variant"], e["slice"]) for e in found["entries"]] == [("small", "cpu:1")]
     assert found["entries"][0]["alone"]["summary"]["runs"] == 5
     for arguments, words in ((["big"], "no such service or variant"), (["sums", "--slices", "9"], "not a cut")):
         name, *rest = arguments

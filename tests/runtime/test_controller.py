@@ -77,15 +77,16 @@ def test_a_summary_counts_answers_only():
     assert math.isnan(nothing[0]) and math.isnan(nothing[1]) and nothing[2:] == (0, {})
 
 
-def eye(engine: PaperEngine, window: RequestWindow, began_s: float = 0.0) -> ServiceEye:
-    return ServiceEye(window, engine, Slo(0.1), lambda now_s: 100.0 + now_s, lambda: 42.0, began_s)
+def eye(engine: PaperEngine, window: RequestWindow) -> ServiceEye:
+    return ServiceEye(window, engine, Slo(0.1), lambda now_s: 100.0 + now_s, lambda: 42.0)
 
 
 async def test_the_eye_sees_requests_grid_power_and_what_runs():
     engine, window = PaperEngine(), RequestWindow("photos", 2.0)
     await LayoutActuator(engine, "photos", MODELS).carry_out(
-        Decision(SET_LAYOUT, "photos", layout(("lite2", TWO)).as_list(), "p", "r")
+        Decision(SET_LAYOUT, "photos", layout(("lite2", TWO)).names(), "p", "r")
     )
+    window.add(record(7.0))
     for k in range(40):
         window.add(record(8.0 + 0.05 * k, 0.02))
     window.add(record(9.97, 0.5, outcome=Outcome.FAILED))
@@ -98,10 +99,10 @@ async def test_the_eye_sees_requests_grid_power_and_what_runs():
 
 def test_a_window_that_has_hardly_begun_gives_no_rate():
     window = RequestWindow("photos", 2.0)
-    window.add(record(10.4))
-    assert math.isnan(eye(PaperEngine(), window, began_s=10.0).look(10.5).rate_rps)
-    assert eye(PaperEngine(), window, began_s=9.0).look(10.5).rate_rps == pytest.approx(1 / 1.5)
-    assert math.isnan(eye(PaperEngine(), RequestWindow("photos", 2.0)).look(10.5).rate_rps)
+    assert math.isnan(window.rate_rps(10.0))
+    window.add(record(10.4, 0.4))
+    assert math.isnan(window.rate_rps(11.9)) and window.rate_rps(12.1) == 0.5
+    assert window.rate_rps(20.0) == 0.0, "a service that is not asked any more has no demand"
 
 
 def test_replicas_on_their_way_out_and_other_services_do_not_run():
@@ -122,7 +123,7 @@ async def test_other_services_are_left_as_they_are():
     other = ReplicaSpec("other", "big", ONE, ModelRef(ModelKind.ONNX, "big.onnx"))
     engine.views = [ReplicaView("a", other, ReplicaState.READY)]
     said = await LayoutActuator(engine, "photos", MODELS).carry_out(
-        Decision(SET_LAYOUT, "photos", layout(("lite2", ONE), ("lite0", ONE)).as_list(), "p", "r")
+        Decision(SET_LAYOUT, "photos", layout(("lite2", ONE), ("lite0", ONE)).names(), "p", "r")
     )
     assert sorted(view.spec.variant for view in engine.views) == ["big", "lite0", "lite2"]
     assert said == "lite0+lite2 took over after 0.25 s, 2 replicas started, 0 stopped, 0.30 CPU seconds"
@@ -132,7 +133,7 @@ async def test_keeping_a_layout_touches_nothing():
     engine = PaperEngine()
     engine.refuse = True
     said = await LayoutActuator(engine, "photos", MODELS).carry_out(
-        Decision(KEEP_LAYOUT, "photos", layout(("lite1", TWO)).as_list(), "p", "r")
+        Decision(KEEP_LAYOUT, "photos", layout(("lite1", TWO)).names(), "p", "r")
     )
     assert said == "lite1 (2 cores) runs already"
 
@@ -143,7 +144,7 @@ async def test_a_day_of_the_controller_replays_from_its_log_alone():
     chosen = policy(requests=200)
     log.append({"kind": POLICY, **policy_entry(chosen)})
     grid = 190 + 180 * np.sin(np.arange(60) / 9.0)
-    watched = ServiceEye(window, engine, chosen.slo, lambda now_s: float(grid[int(now_s)]), lambda: 42.0, -10.0)
+    watched = ServiceEye(window, engine, chosen.slo, lambda now_s: float(grid[int(now_s)]), lambda: 42.0)
     loop = LiveDriver(
         chosen,
         watched.look,

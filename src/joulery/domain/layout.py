@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from joulery.domain.errors import DataError
+from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.serving import Slice
 
 
@@ -51,21 +50,22 @@ class Layout:
         """The slices, in the order of the instances."""
         return tuple(item.slice for item in self.instances)
 
-    def as_list(self) -> list[dict[str, Any]]:
-        """JSON-ready: one object an instance."""
-        return [{"variant": item.variant, "slice": item.slice.as_dict()} for item in self.instances]
+    def names(self) -> list[str]:
+        """JSON-ready: ``["lite2 on cpu:1", "lite0 on cpu:1"]``."""
+        return [str(item) for item in self.instances]
 
     @classmethod
-    def from_list(cls, items: Iterable[Mapping[str, Any]]) -> Layout:
-        """The inverse of :meth:`as_list`.
+    def parse(cls, names: Iterable[str]) -> Layout:
+        """The layout whose :meth:`names` these are.
 
         Raises:
-            DataError: It is not what ``as_list`` writes.
+            DataError: They are no names of instances.
         """
         try:
-            return cls(Instance(str(item["variant"]), Slice.from_dict(item["slice"])) for item in items)
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"not a layout: {error!r}") from error
+            pairs = [str(name).rsplit(" on ", 1) for name in names]
+            return cls(Instance(variant, Slice.parse(piece)) for variant, piece in pairs)
+        except (ConfigError, TypeError, ValueError) as error:
+            raise DataError(f"not a layout: {error}") from error
 
     def __str__(self) -> str:
         return " | ".join(str(item) for item in self.instances)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from joulery.domain.arrays import FloatArray, readonly
-from joulery.domain.errors import DataError
+from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import Quality
 from joulery.domain.serving import Slice
 
@@ -208,7 +208,7 @@ class Profile:
                 warmup=int(data["warmup"]),
                 models={str(name): str(digest) for name, digest in data["models"].items()},
             )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, ConfigError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"not a usable profile: {error!r}", hint="run joulery profile again") from error
 
 
@@ -216,7 +216,7 @@ def _entry_as_dict(entry: SliceProfile) -> dict[str, Any]:
     shared = entry.loaded is entry.alone
     return {
         "variant": entry.variant,
-        "slice": entry.slice.as_dict(),
+        "slice": str(entry.slice),
         "active_w": entry.active_w,
         "energy_j": entry.energy_j,
         "startup_s": entry.startup_s,
@@ -232,7 +232,7 @@ def _entry_from_dict(data: Mapping[str, Any]) -> SliceProfile:
     loaded = data["loaded"]
     return SliceProfile(
         variant=str(data["variant"]),
-        slice=Slice.from_dict(data["slice"]),
+        slice=Slice.parse(data["slice"]),
         alone=alone,
         loaded=alone if loaded is None else Timings(loaded["service_s"], loaded["cpu_s"]),
         active_w=float(data["active_w"]),

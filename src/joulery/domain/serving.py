@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from joulery.domain.errors import ConfigError
 
@@ -48,24 +46,26 @@ class Slice:
             return f"mps:{self.share_ratio:g}"
         return self.profile if self.kind is SliceKind.MIG else "whole"
 
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            "kind": self.kind.value,
-            "profile": self.profile,
-            "share_ratio": self.share_ratio,
-            "cores": self.cores,
-        }
-
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Slice:
-        """The inverse of :meth:`as_dict`.
+    def parse(cls, text: str) -> Slice:
+        """The slice that ``str`` writes so: ``cpu:2``, ``mps:0.25`` (six digits), ``3g.20gb``, ``whole``.
 
         Raises:
-            KeyError, TypeError, ValueError: It is not what ``as_dict`` writes.
-            ConfigError: It describes no slice.
+            ConfigError: It is no slice.
         """
-        return cls(SliceKind(data["kind"]), str(data["profile"]), float(data["share_ratio"]), int(data["cores"]))
+        kind, colon, size = text.partition(":")
+        if not text or (colon and kind not in (SliceKind.CPU, SliceKind.MPS)):
+            raise ConfigError("not a slice", got=text, expected="such as cpu:2, mps:0.25, 3g.20gb or whole")
+        if not colon:
+            return cls(SliceKind.WHOLE) if text == SliceKind.WHOLE else cls(SliceKind.MIG, profile=text)
+        try:
+            return (
+                cls(SliceKind.CPU, cores=int(size))
+                if kind == SliceKind.CPU
+                else cls(SliceKind.MPS, share_ratio=float(size))
+            )
+        except ValueError as error:
+            raise ConfigError("not the size of a slice", got=text, expected="such as cpu:2 or mps:0.25") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class Observation:
             **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
             "requests": self.requests,
             "served": dict(self.served),
-            "running": None if self.running is None else self.running.as_list(),
+            "running": None if self.running is None else self.running.names(),
         }
 
     @classmethod
@@ -70,7 +70,7 @@ class Observation:
             now_s=float(data["now_s"]),
             requests=int(data["requests"]),
             served={str(name): int(count) for name, count in data["served"].items()},
-            running=None if data["running"] is None else Layout.from_list(data["running"]),
+            running=None if data["running"] is None else Layout.parse(data["running"]),
             **numbers,
         )
 
@@ -171,7 +171,7 @@ class VariantPolicy:
         )
         return {
             "service": self.service,
-            "candidates": [layout.as_list() for layout in self.candidates],
+            "candidates": [layout.names() for layout in self.candidates],
             "predictor": {
                 "profile": predictor.profile.as_dict(),
                 "accuracy_ratio": dict(predictor.accuracy_ratio),
@@ -192,7 +192,7 @@ class VariantPolicy:
         try:
             fields = dict(data)
             predictor, slo = dict(fields["predictor"]), dict(fields["slo"])
-            fields["candidates"] = tuple(Layout.from_list(items) for items in fields["candidates"])
+            fields["candidates"] = tuple(Layout.parse(items) for items in fields["candidates"])
             fields["predictor"] = Predictor(**{**predictor, "profile": Profile.from_dict(predictor["profile"])})
             fields["objective"] = Objective(**fields["objective"])
             fields["slo"] = Slo(**{**slo, "scope": SloScope(slo["scope"])})
@@ -262,7 +262,7 @@ class VariantPolicy:
         decision = Decision(
             kind=KEEP_LAYOUT if best == seen.running else SET_LAYOUT,
             target=self.service,
-            value=best.as_list(),
+            value=best.names(),
             policy=self.name,
             reason=self._reason(words, best, metrics, seen, state.delay_ratio, len(found)),
             cause=cause,

@@ -28,17 +28,25 @@ class RequestWindow:
     def __init__(self, service: str, span_s: float) -> None:
         self.service, self.span_s = service, span_s
         self._records: deque[RequestRecord] = deque()
+        self._first_s = math.inf
 
     def add(self, record: RequestRecord) -> None:
         """A request ended."""
         if record.service == self.service:
             self._records.append(record)
+            self._first_s = min(self._first_s, record.arrival_s)
 
     def since(self, now_s: float) -> list[RequestRecord]:
         """The requests that ended within ``span_s`` before ``now_s``; older ones are forgotten."""
         while self._records and self._records[0].end_s < now_s - self.span_s:
             self._records.popleft()
         return [record for record in self._records if record.end_s >= now_s - self.span_s]
+
+    def rate_rps(self, now_s: float) -> float:
+        """Requests a second over the last ``span_s``; NaN before so much time has passed since the first request."""
+        if now_s - self._first_s < self.span_s:
+            return math.nan
+        return len(self.since(now_s)) / self.span_s
 
 
 def summarise(records: Sequence[RequestRecord], slo: Slo) -> tuple[float, float, int, dict[str, int]]:
@@ -66,7 +74,6 @@ class ServiceEye:
         slo: Whose quantile is observed.
         g_per_kwh: Intensity at a time; NaN while unknown.
         power_w: Power now; NaN while unknown.
-        began_s: When requests began to be watched: a shorter window is not taken for a lower rate.
     """
 
     window: RequestWindow
@@ -74,17 +81,15 @@ class ServiceEye:
     slo: Slo
     g_per_kwh: Callable[[float], float]
     power_w: Callable[[], float]
-    began_s: float
 
     def look(self, now_s: float) -> Observation:
         """One observation."""
         records = self.window.since(now_s)
         latency_s, _, count, served = summarise(records, self.slo)
-        span_s = min(self.window.span_s, now_s - self.began_s)
         return Observation(
             now_s=now_s,
             g_per_kwh=self.g_per_kwh(now_s),
-            rate_rps=len(records) / span_s if records and span_s >= self.window.span_s / 2 else math.nan,
+            rate_rps=self.window.rate_rps(now_s),
             latency_s=latency_s,
             requests=count,
             served=served,
@@ -123,7 +128,7 @@ class LayoutActuator:
         Raises:
             JouleryError: The engine could not; the old replicas serve on.
         """
-        layout = Layout.from_list(decision.value)
+        layout = Layout.parse(decision.value)
         if decision.kind == KEEP_LAYOUT:
             return f"{short(layout)} runs already"
         done = await self.engine.apply(self.specs(layout))

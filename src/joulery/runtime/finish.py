@@ -72,7 +72,9 @@ def finish(session: Session, *, load_cpu_s: float = float("nan")) -> Finished:
         "owner": session.setup.owner,
         "footprint": footprint_to_dict(charged.run),
     }
-    report = known_numbers({**made.report, **summarise_run(served, charged, found), "charges": [charge]})
+    figures = summarise_run(served, charged, found)
+    plans = len(session.ran.decisions)
+    report = known_numbers({**made.report, **figures, "plans": plans, "charges": [charge]})
     ticks = session.ran.ticks
     write_ticks(writer, ticks if found is None else with_baseline(ticks, served, found, charged))
     write_requests(writer, served.records)

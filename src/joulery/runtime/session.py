@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from joulery.config.site import Site
+from joulery.domain.channel import Channel
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.engine import EnergyShare, RequestRecord
 from joulery.domain.errors import ActuationError, JouleryError
@@ -45,6 +46,8 @@ from joulery.runtime.ticker import Ticker
 from joulery.store.files import disk_errors
 from joulery.store.run import RunWriter
 from joulery.store.timeline import log_decision, log_tick, write_site
+
+MOST_RECORDS = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +139,12 @@ class Session:
         self._latest: NowSnapshot | None = None
         self._ticked_s = math.nan
         self._watchers: list[Callable[[Tick], None]] = []
+        self._listeners: list[Callable[[DecisionRecord], None]] = []
         self._driver = self._make_driver()
 
     def _make_driver(self) -> LiveDriver[VariantState, Observation]:
         policy = self.chosen.policy
-        eye = ServiceEye(self._window, self.engine, self.setup.slo, self.grid.at, self._power_w, began_s=time.time())
+        eye = ServiceEye(self._window, self.engine, self.setup.slo, self.grid.at, self._power_w)
         return LiveDriver(
             policy,
             eye.look,
@@ -167,10 +171,10 @@ class Session:
         await self._driver.step(time.time())
         if not self.ran.layouts:
             failed = self.ran.decisions[-1]
-            raise ActuationError(
-                f"the service cannot start: {failed.detail}", hint=f"see {self.writer.path}/workers.log"
-            )
+            raise ActuationError(f"the service cannot start: {failed.detail}")
+        self._ticker.live.update()
         self.started_s, self.start_ns = time.time(), time.monotonic_ns()
+        self._ticked_s = self.started_s
 
     async def run(self) -> None:
         """Control and tick until cancelled.
@@ -189,9 +193,21 @@ class Session:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    def channels(self) -> tuple[Channel, ...]:
+        """What the meters offer; empty before ``serve``."""
+        return self._ticker.live.channels()
+
+    def notes(self) -> tuple[str, ...]:
+        """What the meters said that a reader should know; empty before ``serve``."""
+        return self._ticker.live.notes()
+
     def watch(self, watcher: Callable[[Tick], None]) -> None:
         """Have a function called with every tick."""
         self._watchers.append(watcher)
+
+    def on_decision(self, listener: Callable[[DecisionRecord], None]) -> None:
+        """Have a function called with every decision and what became of it."""
+        self._listeners.append(listener)
 
     def attribute(self, variant: str, cpu_s: float, service_s: float, end_s: float) -> EnergyShare:
         """What one request is charged: its CPU seconds at the watts of a busy core, at the grid's intensity."""
@@ -205,7 +221,10 @@ class Session:
         """A request ended."""
         self._window.add(record)
         self._since_tick.append(record)
-        self.ran.records.append(record)
+        if len(self.ran.records) < MOST_RECORDS:
+            self.ran.records.append(record)
+        else:
+            self.warn(f"the summary is of the first {MOST_RECORDS:,} requests: all of them are held in memory")
 
     def snapshot(self) -> NowSnapshot | None:
         """The latest state for whoever looks; None before the first tick."""
@@ -249,7 +268,7 @@ class Session:
         models = LayoutActuator(self.engine, self.setup.name, self.setup.models)
         said = await models.carry_out(decision)
         if decision.kind == SET_LAYOUT:
-            self.ran.layouts.append((time.time(), Layout.from_list(decision.value)))
+            self.ran.layouts.append((time.time(), Layout.parse(decision.value)))
         return said
 
     def _log_step(self, seen: Observation, step: Step[VariantState]) -> None:
@@ -260,6 +279,8 @@ class Session:
         log_decision(self.writer, record)
         if record.outcome != APPLIED:
             self.warn(f"{record.decision.kind}: {record.detail}")
+        for listener in self._listeners:
+            listener(record)
 
     def _power_w(self) -> float:
         return self.ran.ticks[-1].power_w if self.ran.ticks else math.nan

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from joulery.adapters.engines.local import LocalEngine, LocalSettings
 from joulery.config.carbon import CarbonConfig
+from joulery.config.loadgen import LoadConfig
 from joulery.config.services import ServiceConfig
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
@@ -25,10 +25,12 @@ from joulery.runtime.compose.service import ServiceSetup, choose, service_setup
 from joulery.runtime.compose.site_meters import meter_specs
 from joulery.runtime.finish import Finished, finish
 from joulery.runtime.grid import Grid
+from joulery.runtime.loading import Load, LoadResult, start_load
 from joulery.runtime.measure import RUNS
 from joulery.runtime.models import cache_folder
+from joulery.runtime.recorded import load_run
 from joulery.runtime.session import Pace, Session
-from joulery.store.files import disk_errors
+from joulery.store.files import disk_errors, write_atomically
 from joulery.store.run import RunWriter, create_run, new_run_id
 from joulery.ui.dashboard.routes import dashboard_routes
 from joulery.ui.format import duration, percent, si
@@ -36,7 +38,8 @@ from joulery.ui.gateway.admin import admin_app
 from joulery.ui.gateway.app import Gateway
 from joulery.ui.gateway.server import GatewayServer, ServerLimits
 from joulery.ui.metrics import Metrics
-from joulery.ui.up.load import Load, LoadResult, start_load
+from joulery.ui.reports.html import render_html
+from joulery.ui.reports.table import roll_up
 from joulery.ui.up.screen import Screen
 
 
@@ -94,12 +97,12 @@ async def up(options: Options, screen: Screen, stop: asyncio.Event) -> dict[str,
         stack.push_async_callback(session.stop)
         await _unless_stopped(session.serve(), stop)
         front.open_to(session)
-        _tell_serving(screen, session, front.server, obtained)
+        _tell_serving(screen, session, front.server)
         result = await _serve(options, session, front, screen, stop)
         await front.server.stop()
         await session.stop()
         finished = finish(session, load_cpu_s=result.cpu_s)
-    return _with_pages(finished, front.server.url, session, result)
+    return _with_page(finished, result, obtained, dashboard=f"{front.server.url}/dashboard")
 
 
 def the_service(site: Site) -> ServiceConfig:
@@ -147,11 +150,12 @@ class _Front:
     def __init__(self, site: Site, config: ServiceConfig, workers_log: int) -> None:
         self._session: Session | None = None
         self._workers_log = workers_log
+        self.token = _token(site)
         self.metrics = Metrics([config.name], self._latest, site.mode.value)
         self._engine: LocalEngine = LocalEngine(self._settings(site, ()))
         self.gateway = Gateway(
             self._engine,
-            token=_token(site),
+            token=self.token,
             admin=admin_app(self.metrics, dashboard_routes(self._latest)),
         )
         serving = site.serving
@@ -160,7 +164,7 @@ class _Front:
             serving.host,
             serving.port,
             limits=ServerLimits(drain_s=serving.drain_s),
-            protected=_token(site) is not None,
+            protected=self.token is not None,
         )
 
     def engine(self, setup: ServiceSetup, site: Site) -> LocalEngine:
@@ -264,9 +268,7 @@ async def _session(
     return Session(site, setup, chosen, obtained.profile, writer, engine, meters=meters, grid=grid, pace=pace)
 
 
-async def _serve(
-    options: Options, session: Session, front: _Front, screen: Screen, stop: asyncio.Event
-) -> LoadResult:
+async def _serve(options: Options, session: Session, front: _Front, screen: Screen, stop: asyncio.Event) -> LoadResult:
     """Serve until the load has ended (``stay``: until stopped), or somebody asks for the end."""
     load_config = session.site.load
     planned_s = None if options.stay or load_config is None else load_config.duration_s
@@ -279,7 +281,7 @@ async def _serve(
     result = LoadResult()
     try:
         if load_config is not None:
-            load = await start_load(load_config, session, front.server.url, front.token)
+            load = _start_load(load_config, session, front)
             loading = asyncio.create_task(load.wait(), name="load")
             await asyncio.wait({running, stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():
@@ -296,6 +298,19 @@ async def _serve(
             load.end()
         await asyncio.gather(running, stopping, return_exceptions=True)
     return result
+
+
+def _start_load(config: LoadConfig, session: Session, front: _Front) -> Load:
+    view = next(iter(session.engine.replicas()))
+    return start_load(
+        config,
+        rate_rps=session.chosen.rate_rps,
+        service=session.setup.name,
+        specs=view.inputs,
+        url=front.server.url,
+        token=front.token,
+        folder=session.writer.path,
+    )
 
 
 async def _unless_stopped(work: Any, stop: asyncio.Event) -> Any:
@@ -315,3 +330,61 @@ async def _unless_stopped(work: Any, stop: asyncio.Event) -> Any:
         return task.result()
     finally:
         stopping.cancel()
+
+
+def _tell_service(screen: Screen, setup: ServiceSetup) -> None:
+    family = setup.family
+    variants = ", ".join(f"{v.name} {percent(v.accuracy_ratio)}" for v in family.variants)
+    screen.fact("service", f"{setup.name}: {variants} ({family.accuracy_metric}, {family.variants[0].accuracy_source})")
+    cuts = " or ".join("+".join(str(piece.cores) for piece in partition) for partition in setup.partitions)
+    promised = f"p{100 * setup.slo.quantile:g} within {duration(setup.slo.latency_s)}"
+    screen.fact("slices", f"{len(setup.cores)} CPU cores cut as {cuts}: {len(setup.candidates)} layouts; {promised}")
+
+
+def _tell_profile(screen: Screen, obtained: Obtained, setup: ServiceSetup) -> None:
+    profile = obtained.profile
+    smallest = min(entry.slice for entry in profile.entries)
+    times = ", ".join(
+        f"{entry.variant} {si(entry.alone.quantile_s(0.5), 's')}, {si(entry.energy_j, 'J')}"
+        for entry in profile.entries
+        if entry.slice == smallest
+    )
+    band = f" ± {percent(profile.band_ratio, 0)}" if profile.band_ratio else ""
+    age = "" if obtained.source == "measured now" else f" ({age_words(profile)})"
+    screen.fact("profile", f"{obtained.source}{age}; a request on {smallest}: {times}")
+    watts = f"{si(profile.entries[0].active_w, 'W')} a busy core above {si(profile.idle_w, 'W')} idle"
+    screen.fact("power", f"{watts}, {profile.quality} by {profile.meter}{band}")
+    others = profile.machine.get("others_busy_cores")
+    if isinstance(others, float) and others > 0.25:
+        screen.warn(
+            f"other processes kept {others:.1f} cores busy while this was profiled: --reprofile on a quiet machine"
+        )
+
+
+def _tell_serving(screen: Screen, session: Session, server: GatewayServer) -> None:
+    label = session.site_label.carbon
+    if label is None:
+        screen.fact("carbon", "no source of carbon intensity in the site file: joules alone, no grams")
+    else:
+        screen.fact("carbon", f"{label.zone}, {label.source}: {label.signal}, {label.scope}, {label.basis}")
+    read = ", ".join(f"{c.device} {c.component} {c.quality} by {c.meter}" for c in session.channels())
+    screen.fact("meters", "; ".join((read or "none", *session.notes())))
+    screen.fact("demand", f"{session.chosen.rate_rps:.0f} requests a second to plan for")
+    screen.fact("plan", session.ran.decisions[-1].decision.reason)
+    screen.fact("dashboard", f"{server.url}/dashboard")
+
+
+def _with_page(finished: Finished, result: LoadResult, obtained: Obtained, *, dashboard: str) -> dict[str, Any]:
+    """The report with what is known only now: the page, where everything is, what the client saw."""
+    page = finished.path / "report.html"
+    text = render_html(roll_up([load_run(finished.path, with_course=True)], "component"))
+    write_atomically(page, lambda file: file.write(text.encode()))
+    return {
+        **finished.report,
+        "schema": "joulery.up/1",
+        "client": result.as_dict(),
+        "profile": obtained.source,
+        "run": str(finished.path),
+        "html": str(page),
+        "dashboard": dashboard,
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
@@ -10,7 +11,6 @@ from typing import Any, Protocol, Self
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from joulery.domain.decisions import Decision
@@ -21,6 +21,7 @@ from joulery.ui.format import UNKNOWN, count, duration, grams, number, percent, 
 PLAIN_EVERY_S = 5.0
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue")
 _BAR = 12
+_INDENT = 12
 
 
 class Screen(Protocol):
@@ -104,11 +105,11 @@ class ConsoleScreen:
 
     def fact(self, name: str, text: str) -> None:
         """A name and what there is to say about it."""
-        row = Table.grid(padding=(0, 1))
-        row.add_column(width=11)
-        row.add_column(overflow="fold")
-        row.add_row(Text(f"  {name}", style="bold"), Text(text))
-        self._console.print(row)
+        room = max(20, self._console.width - _INDENT - 1)
+        lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
+        self._console.print(Text(f"  {name:<{_INDENT - 2}}", style="bold") + Text(lines[0], style="not bold"))
+        for line in lines[1:]:
+            self._console.print(Text(" " * _INDENT + line), soft_wrap=True)
 
     def progress(self, done: int, of: int, what: str) -> None:
         """One moving line on a terminal, one line a step elsewhere."""
@@ -203,7 +204,8 @@ def summary_lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     if report.get("saving_ratio") is not None:
         lines.append(("saving", _saving(report)))
         lines.append(("model", _calibration(report)))
-    lines.append(("plans", f"{report['plans']}, {report['layout_changes']} changes of layout"))
+    changes = report["layout_changes"]
+    lines.append(("plans", f"{report['plans']}, {changes} change{'' if changes == 1 else 's'} of layout"))
     lines += [(name, str(report[name])) for name in ("html", "run") if report.get(name)]
     return lines
 
@@ -234,8 +236,7 @@ def _variants(report: Mapping[str, Any]) -> str:
 def _energy(report: Mapping[str, Any]) -> str:
     if report.get("energy_j") is None:
         return f"{UNKNOWN}: nothing was metered"
-    band_j = math.fsum(part["band_j"] for part in report["parts"])
-    band = f" ± {percent(band_j / report['energy_j'], 0)}" if band_j > 0 else ""
+    band = f" ± {percent(report['band_j'] / report['energy_j'], 0)}" if report["band_j"] > 0 else ""
     parts = ", ".join(
         f"{name} {si(report[key], 'J')}"
         for name, key in (

@@ -1,0 +1,178 @@
+"""The load of a site file as a running process: started, ended early if need be, its outcome read."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from joulery.config.loadgen import ConstantLoad, LoadConfig, TraceLoad
+from joulery.domain.errors import ActuationError, DataError
+from joulery.domain.tensors import Tensor, TensorSpec
+from joulery.runtime.inputs import inputs_for
+from joulery.runtime.load import LoadPlan, command
+from joulery.store.files import disk_errors
+
+END_S = 10.0
+"""How long a load that was asked to end may take to write what it has."""
+_CONNECTIONS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """What the client saw.
+
+    Attributes:
+        requests: Requests that were due.
+        ok: Answered with a result.
+        p95_s: Of the latency from when a request was due, as the client measured it; NaN for none.
+        cpu_s: CPU seconds of the generator; NaN when not known.
+    """
+
+    requests: int = 0
+    ok: int = 0
+    p95_s: float = math.nan
+    cpu_s: float = math.nan
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready; what is not known is null."""
+        numbers = asdict(self).items()
+        return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in numbers}
+
+
+class Load:
+    """A load generator that runs.
+
+    Args:
+        process: Its process.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._ended = False
+
+    async def wait(self) -> LoadResult:
+        """Until it has ended.
+
+        Raises:
+            ActuationError: It failed; the message is its own.
+        """
+        said, complaint, status, cpu_s = await asyncio.to_thread(self._reap)
+        try:
+            summary = orjson.loads(said)
+        except orjson.JSONDecodeError as error:
+            if self._ended:
+                return LoadResult(cpu_s=cpu_s)
+            words = complaint.decode(errors="replace").strip() or f"exit code {os.waitstatus_to_exitcode(status)}"
+            raise ActuationError(f"the load generator failed: {words}") from error
+        p95_s = summary["p95_s"]
+        return LoadResult(summary["requests"], summary["ok"], math.nan if p95_s is None else p95_s, cpu_s)
+
+    def end(self) -> None:
+        """Ask it to send nothing more; killed if that takes too long. Safe to call twice."""
+        if self._ended or self._process.returncode is not None:
+            return
+        self._ended = True
+        self._process.send_signal(signal.SIGTERM)
+        asyncio.get_running_loop().call_later(END_S, self._kill)
+
+    def _kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+
+    def _reap(self) -> tuple[bytes, bytes, int, float]:
+        """What it said, on both streams, how it ended and what it used."""
+        process = self._process
+        assert process.stdout is not None and process.stderr is not None
+        with process.stdout, process.stderr:
+            said, complaint = process.stdout.read(), process.stderr.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        return said, complaint, status, usage.ru_utime + usage.ru_stime
+
+
+def start_load(
+    config: LoadConfig,
+    *,
+    rate_rps: float,
+    service: str,
+    specs: Sequence[TensorSpec],
+    url: str,
+    token: str | None,
+    folder: Path,
+) -> Load:
+    """Start sending.
+
+    Args:
+        config: The load section.
+        rate_rps: The rate where the section names none.
+        service: Whom to ask.
+        specs: What the model takes.
+        url: The gateway.
+        token: Bearer token; None for none.
+        folder: Where inputs and outcomes are kept.
+
+    Raises:
+        ConfigError, DataError: The inputs do not fit, or cannot be read.
+        CapabilityError: The disk refuses.
+    """
+    inputs = folder / "inputs.npz"
+    _write_inputs(inputs, inputs_for(specs, config.inputs, seed=config.seed))
+    rate: dict[str, Any] = {"rate_rps": getattr(config, "rate_rps", None) or rate_rps}
+    if isinstance(config, TraceLoad):
+        rate = {"times": str(_write_times(folder / "times.npy", config.path))}
+    plan = LoadPlan(
+        url=url,
+        service=service,
+        inputs=str(inputs),
+        out=str(folder / "client.parquet"),
+        poisson=not isinstance(config, ConstantLoad),
+        duration_s=config.duration_s,
+        seed=config.seed,
+        connections=_CONNECTIONS,
+        **rate,
+    )
+    environment = os.environ | ({"JOULERY_TOKEN": token} if token is not None else {})
+    process = subprocess.Popen(
+        command(plan, os.getpid()),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        process_group=0,  # Ctrl-C in the terminal is for joulery, which ends the load
+    )
+    return Load(process)
+
+
+def _write_inputs(file: Path, inputs: Sequence[Mapping[str, Tensor]]) -> None:
+    """A row a request, by input name."""
+    columns = {name: np.concatenate([one[name] for one in inputs]) for name in inputs[0]}
+    with disk_errors(file):
+        np.savez(file, allow_pickle=False, **columns)
+
+
+def _write_times(file: Path, trace: Path) -> Path:
+    """The arrivals of a CSV file with one column, ``arrival_s``, as the generator reads them.
+
+    Raises:
+        DataError: It is no such file.
+    """
+    try:
+        header, *rows = trace.read_text().split()
+        times_s = np.array([float(row) for row in rows])
+    except (OSError, ValueError) as error:
+        raise DataError(f"no recorded arrivals: {error}", file=str(trace)) from error
+    if header != "arrival_s" or not len(times_s):
+        raise DataError("recorded arrivals are one column, arrival_s, a row a request", file=str(trace), row=1)
+    with disk_errors(file):
+        np.save(file, times_s)
+    return file

@@ -1,0 +1,161 @@
+"""``joulery up``: a site file's service on this machine, measured, adapting, summed up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from joulery.ui.up.flow import Options
+    from joulery.ui.up.screen import Screen
+
+INTERRUPTED = 130
+
+
+@click.command("up")
+@click.argument("file", metavar="SITE", type=click.Path(path_type=Path))
+@click.option(
+    "--duration", metavar="S", help="Run for so long, such as 30 or 30 s; the replayed day is fitted into it."
+)
+@click.option("--stay", is_flag=True, help="Go on serving when the load has ended, until Ctrl-C.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep the run here (a new folder in runs/)."
+)
+@click.option("--json-out", type=click.Path(path_type=Path), metavar="FILE", help="Write the summary here, as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object and nothing else.")
+@click.option("--listen", metavar="HOST:PORT", help="Listen here instead of where the site file says.")
+@click.option("--reprofile", is_flag=True, help="Profile again even where a profile is kept.")
+def command(
+    file: Path,
+    duration: str | None,
+    stay: bool,
+    out: Path | None,
+    json_out: Path | None,
+    as_json: bool,
+    listen: str | None,
+    reprofile: bool,
+) -> int:
+    """Serve the site on this machine, send it its load, adapt to the grid, and say what it came to.
+
+    It ends by itself when the load has ended; Ctrl-C ends it earlier, with the summary so far.
+    """
+    from joulery.config import load
+    from joulery.ui.up.flow import Options
+
+    site = _listening(load(file), listen)
+    seconds = None if duration is None else _seconds(duration)
+    options = Options(site, seconds, stay, out, reprofile, tuple(sys.argv))
+    report = _run(options, as_json=as_json)
+    if report is None:
+        click.echo("interrupted before anything was served", err=True)
+        return INTERRUPTED
+    if json_out is not None:
+        _write(json_out, report)
+    if as_json:
+        click.echo(json.dumps(report))
+    return 0
+
+
+def _run(options: Options, *, as_json: bool) -> dict[str, Any] | None:
+    """The report; None when the end was asked for before there was anything to report."""
+    from rich.console import Console
+
+    from joulery.ui.up.flow import Interrupted
+    from joulery.ui.up.screen import ConsoleScreen, Silent
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 120
+    try:
+        if as_json:
+            return _until_ended(options, Silent())
+        with ConsoleScreen(console) as screen:
+            report = _until_ended(options, screen)
+            screen.summary(report)
+            return report
+    except Interrupted:
+        return None
+
+
+def _until_ended(options: Options, screen: Screen) -> dict[str, Any]:
+    """Run on an event loop of its own; the first Ctrl-C or SIGTERM asks for the end, the second does not ask."""
+    from joulery.ui.up.flow import up
+
+    async def run() -> dict[str, Any]:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        task = asyncio.current_task()
+
+        def asked() -> None:
+            if stop.is_set() and task is not None:
+                task.cancel()
+            stop.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, asked)
+        return await up(options, screen, stop)
+
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(run())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+def _loop_factory() -> Any:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _listening(site: Any, listen: str | None) -> Any:
+    """The site, listening elsewhere."""
+    if listen is None:
+        return site
+    from pydantic import ValidationError
+
+    from joulery.config.serving import ServingConfig
+    from joulery.domain.errors import ConfigError
+
+    fields = {**site.serving.model_dump(by_alias=True), "listen": listen}
+    try:
+        return site.model_copy(update={"serving": ServingConfig.model_validate(fields)})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        expected = first.get("ctx", {}).get("expected")
+        raise ConfigError(str(first["msg"]), pointer="--listen", got=listen, expected=expected) from error
+
+
+def _seconds(text: str) -> float:
+    """``30``, ``30 s`` or ``2 min``."""
+    from pydantic_core import PydanticCustomError
+
+    from joulery.config.quantity import TIME, parse_quantity
+    from joulery.domain.errors import ConfigError
+
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            seconds = parse_quantity(text, TIME)
+        except PydanticCustomError as error:
+            raise ConfigError(
+                error.message(), pointer="--duration", got=text, expected="such as 30 s", hint=""
+            ) from None
+    if not 0 < seconds < float("inf"):
+        raise ConfigError("a duration must be positive", pointer="--duration", got=text, expected="such as 30 s")
+    return seconds
+
+
+def _write(file: Path, report: dict[str, Any]) -> None:
+    from joulery.store.files import disk_errors, write_atomically
+
+    with disk_errors(file):
+        write_atomically(file, lambda out: out.write(json.dumps(report, indent=2).encode() + b"\n"))
