@@ -8,6 +8,7 @@ VERBS: dict[str, str] = {
     "ledger": "Keep what runs cost by owner, workload, device and hour, and carbon budgets.",
     "account": "Account recorded events with recorded power: joules by tensor operation.",
     "serve": "Serve models behind the gateway: Open Inference Protocol, one queue a service.",
+    "replay": "Decide a recorded run once more, from its log alone, and compare.",
     "report": "Report recorded runs: joules, grams, of whom, how well known.",
     "simulate": "Play a scenario in virtual time: policies side by side on the same requests.",
     "config": "Check a site file, print it with its defaults, or print the schema.",
