@@ -19,17 +19,18 @@ import numpy as np
 import orjson
 
 from joulery.accounting.load_line import cpu_channels, power_points
-from joulery.adapters.engines.local import LocalEngine, LocalSettings
 from joulery.domain.engine import ReplicaSpec
 from joulery.domain.errors import CapabilityError, DataError, JouleryError
+from joulery.domain.ports import Engine
 from joulery.domain.profile import Profile
 from joulery.domain.quality import weakest
 from joulery.domain.serving import Slice
 from joulery.perf.power_line import PowerLine, fit_power_line
+from joulery.runtime.compose.engine import local_engine
+from joulery.runtime.compose.inputs import inputs_for
 from joulery.runtime.compose.meters import MeterSpec
 from joulery.runtime.compose.service import ServiceSetup
 from joulery.runtime.evidence import Evidence, read_evidence
-from joulery.runtime.inputs import inputs_for
 from joulery.runtime.orders import Orders
 from joulery.runtime.profiling import BRIEF, Measured, Plan, assemble, digest, machine, measure
 from joulery.runtime.sampling import SamplerProcess
@@ -116,7 +117,7 @@ async def measure_profile(
     with tempfile.TemporaryDirectory(prefix="joulery-profile-") as scratch:
         samples = Path(scratch)
         with _workers_log(samples) as stderr:
-            engine = LocalEngine(LocalSettings(cores=setup.cores, stderr=stderr))
+            engine = local_engine(cores=setup.cores, stderr=stderr)
             try:
                 sampler = await asyncio.to_thread(start_sampler, samples, meters, _PERIOD_S)
                 try:
@@ -171,7 +172,7 @@ def _workers_log(folder: Path) -> Iterator[int]:
         yield file.fileno()
 
 
-async def _inputs(engine: LocalEngine, setup: ServiceSetup, folder: Path | None) -> list[dict[str, Any]]:
+async def _inputs(engine: Engine, setup: ServiceSetup, folder: Path | None) -> list[dict[str, Any]]:
     """Inputs that fit what the first variant declares; the others must take the same."""
     name, model = next(iter(setup.models.items()))
     smallest: Slice = min(piece for partition in setup.partitions for piece in partition)

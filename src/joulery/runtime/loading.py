@@ -18,8 +18,8 @@ import orjson
 from joulery.config.loadgen import ConstantLoad, LoadConfig, TraceLoad
 from joulery.domain.errors import ActuationError, DataError
 from joulery.domain.tensors import Tensor, TensorSpec
-from joulery.runtime.inputs import inputs_for
-from joulery.runtime.load import LoadPlan, command
+from joulery.runtime.compose.inputs import inputs_for
+from joulery.runtime.load import LoadPlan, start
 from joulery.store.files import disk_errors
 
 END_S = 10.0
@@ -64,16 +64,15 @@ class Load:
         """Until it has ended.
 
         Raises:
-            ActuationError: It failed; the message is its own.
+            ActuationError: It failed; it said why on standard error.
         """
-        said, complaint, status, cpu_s = await asyncio.to_thread(self._reap)
+        said, status, cpu_s = await asyncio.to_thread(self._reap)
         try:
             summary = orjson.loads(said)
         except orjson.JSONDecodeError as error:
             if self._ended:
                 return LoadResult(cpu_s=cpu_s)
-            words = complaint.decode(errors="replace").strip() or f"exit code {os.waitstatus_to_exitcode(status)}"
-            raise ActuationError(f"the load generator failed: {words}") from error
+            raise ActuationError(f"the load generator failed: {_how_it_ended(status)}") from error
         p95_s = summary["p95_s"]
         return LoadResult(summary["requests"], summary["ok"], math.nan if p95_s is None else p95_s, cpu_s)
 
@@ -89,15 +88,19 @@ class Load:
         if self._process.returncode is None:
             self._process.kill()
 
-    def _reap(self) -> tuple[bytes, bytes, int, float]:
-        """What it said, on both streams, how it ended and what it used."""
+    def _reap(self) -> tuple[bytes, int, float]:
+        """What it said, how it ended and what CPU time it used."""
         process = self._process
-        assert process.stdout is not None and process.stderr is not None
-        with process.stdout, process.stderr:
-            said, complaint = process.stdout.read(), process.stderr.read()
+        assert process.stdout is not None
+        with process.stdout:
+            said = process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-        return said, complaint, status, usage.ru_utime + usage.ru_stime
+        return said, process.returncode, usage.ru_utime + usage.ru_stime
+
+
+def _how_it_ended(status: int) -> str:
+    return f"exit code {status}" if status >= 0 else f"ended by signal {-status}"
 
 
 def start_load(
@@ -141,16 +144,7 @@ def start_load(
         connections=_CONNECTIONS,
         **rate,
     )
-    environment = os.environ | ({"JOULERY_TOKEN": token} if token is not None else {})
-    process = subprocess.Popen(
-        command(plan, os.getpid()),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        process_group=0,  # Ctrl-C in the terminal is for joulery, which ends the load
-    )
-    return Load(process)
+    return Load(start(plan, token))
 
 
 def _write_inputs(file: Path, inputs: Sequence[Mapping[str, Tensor]]) -> None:

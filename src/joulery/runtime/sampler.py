@@ -249,6 +249,7 @@ class Session:
             period_s = self._orders.period_s * limit.slower
             self._note(
                 "slower",
+                factor=limit.slower,
                 period_s=period_s,
                 cpu_ratio=cpu_ratio,
                 text=f"the sampler took {cpu_ratio:.1%} of a core: it reads every {period_s * 1e3:g} ms from here on",

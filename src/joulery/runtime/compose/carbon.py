@@ -33,7 +33,7 @@ from joulery.config.carbon import (
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.fill import Fill, FillRule
 from joulery.domain.ports import CarbonSource
-from joulery.runtime.models import cache_folder as root_of_caches
+from joulery.runtime.compose.models import cache_folder as root_of_caches
 
 if TYPE_CHECKING:
     from joulery.adapters.carbon.http import Service

@@ -20,7 +20,7 @@ from joulery.perf.queueing import capacity_rps
 from joulery.policies.objective import Objective
 from joulery.policies.spaces import core_partitions, cpu_slices, layouts
 from joulery.policies.variants import VariantPolicy, baseline
-from joulery.runtime.models import lite_file
+from joulery.runtime.compose.models import lite_file
 
 _NEVER = 1e6
 """A move of the intensity, as a multiple of the base, that does not happen."""

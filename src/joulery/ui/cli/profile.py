@@ -38,9 +38,9 @@ def command(
 
     from joulery.config import load
     from joulery.runtime.bench import measure_profile, write_profile
+    from joulery.runtime.compose.models import cache_folder
     from joulery.runtime.compose.service import service_setup
     from joulery.runtime.compose.site_meters import meter_specs
-    from joulery.runtime.models import cache_folder
     from joulery.runtime.profiling import Plan
     from joulery.ui.progress import told
 

@@ -11,29 +11,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from joulery.adapters.engines.local import LocalEngine, LocalSettings
 from joulery.config.carbon import CarbonConfig
 from joulery.config.loadgen import LoadConfig
 from joulery.config.services import ServiceConfig
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
+from joulery.domain.ports import Engine
 from joulery.domain.timeline import DecisionRecord, NowSnapshot
 from joulery.runtime.bench import Obtained, age_words, obtain_profile
 from joulery.runtime.compose.carbon import carbon_source
+from joulery.runtime.compose.engine import local_engine
 from joulery.runtime.compose.meters import MeterSpec
+from joulery.runtime.compose.models import cache_folder
 from joulery.runtime.compose.service import ServiceSetup, choose, service_setup
 from joulery.runtime.compose.site_meters import meter_specs
 from joulery.runtime.finish import Finished, finish
 from joulery.runtime.grid import Grid
 from joulery.runtime.loading import Load, LoadResult, start_load
 from joulery.runtime.measure import RUNS
-from joulery.runtime.models import cache_folder
 from joulery.runtime.recorded import load_run
 from joulery.runtime.session import Pace, Session
 from joulery.store.files import disk_errors, write_atomically
 from joulery.store.run import RunWriter, create_run, new_run_id
 from joulery.ui.dashboard.routes import dashboard_routes
 from joulery.ui.format import duration, percent, si
+from joulery.ui.gateway.access import read_token
 from joulery.ui.gateway.admin import admin_app
 from joulery.ui.gateway.app import Gateway
 from joulery.ui.gateway.server import GatewayServer, ServerLimits
@@ -91,7 +93,7 @@ async def up(options: Options, screen: Screen, stop: asyncio.Event) -> dict[str,
         meters = meter_specs(site.meters)
         obtained = await _unless_stopped(_profile(options, config, setup, meters, cache, screen), stop)
         _tell_profile(screen, obtained, setup)
-        engine = front.engine(setup, site)
+        engine = front.engine(site, setup.cores)
         stack.push_async_callback(engine.close)
         session = await _session(site, config, setup, obtained, writer, engine, meters)
         stack.push_async_callback(session.stop)
@@ -152,9 +154,8 @@ class _Front:
         self._workers_log = workers_log
         self.token = _token(site)
         self.metrics = Metrics([config.name], self._latest, site.mode.value)
-        self._engine: LocalEngine = LocalEngine(self._settings(site, ()))
         self.gateway = Gateway(
-            self._engine,
+            self.engine(site, ()),
             token=self.token,
             admin=admin_app(self.metrics, dashboard_routes(self._latest)),
         )
@@ -167,15 +168,21 @@ class _Front:
             protected=self.token is not None,
         )
 
-    def engine(self, setup: ServiceSetup, site: Site) -> LocalEngine:
-        """The engine that will answer, on the service's cores."""
-        self._engine = LocalEngine(self._settings(site, setup.cores))
-        self.gateway.engine = self._engine
-        return self._engine
+    def engine(self, site: Site, cores: tuple[int, ...]) -> Engine:
+        """An engine on these cores, as the site file bounds it."""
+        serving = site.serving
+        return local_engine(
+            cores=cores,
+            queue=serving.queue,
+            deadline_s=serving.deadline_s,
+            drain_s=serving.drain_s,
+            stderr=self._workers_log,
+        )
 
     def open_to(self, session: Session) -> None:
-        """Charge requests and tell of them from now on."""
+        """Answer with a session's engine, charge requests and tell of them from now on."""
         self._session = session
+        self.gateway.engine = session.engine
         self.gateway.attribute = session.attribute
         self.gateway.telemetry = (session.telemetry, self.metrics.request)
         session.on_decision(self._count)
@@ -186,16 +193,6 @@ class _Front:
 
     def _latest(self) -> NowSnapshot | None:
         return None if self._session is None else self._session.snapshot()
-
-    def _settings(self, site: Site, cores: tuple[int, ...]) -> LocalSettings:
-        serving = site.serving
-        return LocalSettings(
-            cores=cores,
-            queue=serving.queue,
-            deadline_s=serving.deadline_s,
-            drain_s=serving.drain_s,
-            stderr=self._workers_log,
-        )
 
 
 @asynccontextmanager
@@ -219,15 +216,7 @@ def _token(site: Site) -> str | None:
     serving = site.serving
     if serving.token is not None:
         return serving.token.get_secret_value()
-    if serving.token_file is None:
-        return None
-    try:
-        token = serving.token_file.read_text().strip()
-    except OSError as error:
-        raise ConfigError(f"the token cannot be read: {error.strerror}", file=str(serving.token_file)) from error
-    if len(token) < 8:
-        raise ConfigError("a token needs at least 8 characters", file=str(serving.token_file))
-    return token
+    return None if serving.token_file is None else read_token(serving.token_file)
 
 
 async def _profile(
@@ -256,7 +245,7 @@ async def _session(
     setup: ServiceSetup,
     obtained: Obtained,
     writer: RunWriter,
-    engine: LocalEngine,
+    engine: Engine,
     meters: tuple[MeterSpec, ...] | None,
 ) -> Session:
     def opened(section: CarbonConfig) -> Any:

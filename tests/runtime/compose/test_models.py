@@ -4,7 +4,7 @@ import pytest
 
 from joulery.adapters.models import efficientnet_lite
 from joulery.domain.errors import CapabilityError
-from joulery.runtime.models import cache_folder, lite_file
+from joulery.runtime.compose.models import cache_folder, lite_file
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import pytest
 
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.tensors import TensorSpec
-from joulery.runtime.inputs import inputs_for
+from joulery.runtime.compose.inputs import inputs_for
 
-PHOTOS = Path(__file__).parents[2] / "examples" / "photos"
+PHOTOS = Path(__file__).parents[3] / "examples" / "photos"
 
 
 def test_photographs_are_sent_at_the_size_the_model_takes():

@@ -1,0 +1,276 @@
+"""``joulery up`` for real: processes, HTTP, signals."""
+
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from pathlib import Path
+
+import pytest
+
+from joulery.store.run import open_run
+from tests.runtime.site_files import toy_site
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up")]
+QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
+
+
+class Up:
+    """A running ``joulery up``, everything it starts marked in its environment."""
+
+    def __init__(self, site: Path, folder: Path, *arguments: str) -> None:
+        self.marker = uuid.uuid4().hex
+        self.folder = folder
+        environment = os.environ | {"JOULERY_CACHE": str(folder / "cache"), "JOULERY_TEST_MARK": self.marker}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "joulery", "up", str(site), "--out", str(folder / "run"), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+            bufsize=0,
+        )
+        self.heard = ""
+
+    def until(self, words: str, patience_s: float = 90.0) -> str:
+        """Read until some words were said."""
+        assert self.process.stdout is not None
+        end_s = time.monotonic() + patience_s
+        while words not in self.heard:
+            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, end_s - time.monotonic()))
+            chunk = os.read(self.process.stdout.fileno(), 65536) if ready else b""
+            assert chunk, f"{words!r} was never said, but: {self.heard}"
+            self.heard += chunk.decode()
+        return self.heard
+
+    def end(self, patience_s: float = 120.0) -> tuple[int, str, str]:
+        """Wait for its end: exit code and all it said."""
+        out, err = self.process.communicate(timeout=patience_s)
+        return self.process.returncode, self.heard + out.decode(), err.decode()
+
+    def survivors(self, patience_s: float = 10.0) -> list[str]:
+        """What it started and still lives, after it had time to end."""
+        end_s = time.monotonic() + patience_s
+        while (found := self._marked()) and time.monotonic() < end_s:
+            time.sleep(0.1)
+        return found
+
+    def _marked(self) -> list[str]:
+        found = []
+        for folder in Path("/proc").iterdir():
+            try:
+                if folder.name.isdigit() and self.marker.encode() in (folder / "environ").read_bytes():
+                    found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except (OSError, ProcessLookupError):
+                continue
+        return found
+
+    def __enter__(self) -> "Up":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def check_contract(summary: dict) -> None:
+    """What scripts rely on, and what must be true of any run."""
+    assert summary["schema"] == "joulery.up/1"
+    assert summary["requests"] > 0 and summary["failed"] == 0
+    assert summary["p95_s"] > 0 and summary["slo_s"] > 0
+    assert abs(sum(summary["variants"].values()) - 1) < 1e-9
+    assert 0 < summary["accuracy_ratio"] < 1 and summary["accuracy_source"]
+    assert summary["energy_j"] > 0 and summary["carbon_g"] > 0
+    parts = ("requests_j", "serving_j", "load_generator_j", "idle_j", "unattributed_j")
+    assert sum(summary[name] for name in parts) == pytest.approx(summary["energy_j"], rel=1e-9)
+    assert all(summary[name] >= 0 for name in parts)
+    charged = sum(part["energy_j"] for part in summary["parts"])
+    assert charged + summary["idle_j"] + summary["unattributed_j"] == pytest.approx(summary["energy_j"], rel=1e-9)
+    assert summary["saving_low_ratio"] <= summary["saving_ratio"] <= summary["saving_high_ratio"] < 1
+    assert abs(summary["calibration"]["cpu_error_ratio"]) < 1
+    assert summary["quality"] in ("measured", "modelled", "assumed")
+    assert summary["client"]["ok"] == summary["requests"] == summary["client"]["requests"]
+    page = Path(summary["html"]).read_text()
+    assert page.startswith("<!doctype html>") and "http://" not in page.replace("http://www.w3.org", "")
+
+
+def test_the_quickstart_with_real_classifiers(tmp_path):
+    """The main job over twelve seconds: a day of the grid in them, three published models, photographs over HTTP."""
+    out = tmp_path / "summary.json"
+    with Up(
+        QUICKSTART, tmp_path, "--duration", "12", "--listen", "127.0.0.1:0", "--json-out", str(out), "--json"
+    ) as up:
+        code, said, complaint = up.end()
+        assert code == 0, complaint
+        assert up.survivors() == []
+    summary = json.loads(said)
+    assert json.loads(out.read_text()) == summary
+    check_contract(summary)
+    assert set(summary["variants"]) == {"lite0", "lite1", "lite2"}
+    assert 0.751 <= summary["accuracy_ratio"] <= 0.776
+    assert summary["carbon_quality"] == "assumed" and summary["carbon_source"].startswith("assumed typical day")
+    run = open_run(tmp_path / "run")
+    assert run.closed and run.manifest["kind"] == "up"
+    answers = run.series("requests")
+    assert set(answers["outcome"].tolist()) == {"ok"} and len(answers["cpu_s"]) == summary["requests"]
+    assert run.series("timeline")["energy_j"][-1] == pytest.approx(summary["energy_j"], rel=0.05)
+    assert run.series("timeline")["baseline_g"][-1] > 0
+
+
+def test_a_person_sees_what_was_found_what_happens_and_what_it_came_to(tmp_path):
+    with Up(toy_site(tmp_path), tmp_path) as up:
+        address = re.search(r"dashboard +(http://[0-9.:]+)/dashboard", up.until("/dashboard"))
+        assert address is not None
+        up.until(" of 3 ")
+        with urllib.request.urlopen(f"{address[1]}/api/now", timeout=10) as answer:
+            now = json.load(answer)
+        with urllib.request.urlopen(f"{address[1]}/metrics", timeout=10) as answer:
+            metrics = answer.read().decode()
+        with urllib.request.urlopen(f"{address[1]}/dashboard", timeout=10) as answer:
+            assert b"<!doctype html>" in answer.read().lower()
+        code, said, complaint = up.end()
+        assert code == 0, complaint
+        assert up.survivors() == []
+    assert now["site"]["carbon"]["basis"] == "assumed" and now["ticks"][-1]["power_w"] > 0
+    assert "joulery_power_watts" in metrics and "joulery_requests_total{" in metrics
+    for name in ("service", "profile", "power", "carbon", "meters", "plan", "dashboard"):
+        assert re.search(rf"^  {name} +\S", said, re.MULTILINE), f"{name} is missing in {said}"
+    for name in ("requests", "latency", "accuracy", "variants", "energy", "carbon", "saving", "model", "plans", "html"):
+        assert re.search(rf"^  {name} +\S", said, re.MULTILINE), f"{name} is missing in {said}"
+    assert "modelled" in said and "not measured here" in said and "none failed" in said
+    replayed = subprocess.run(
+        [sys.executable, "-m", "joulery", "replay", str(tmp_path / "run"), "--json"], capture_output=True, check=True
+    )
+    assert json.loads(replayed.stdout)["differences"] == [] and json.loads(replayed.stdout)["decisions"] >= 1
+
+
+def test_ctrl_c_while_serving_ends_it_with_the_summary_so_far(tmp_path):
+    out = tmp_path / "summary.json"
+    site = toy_site(tmp_path, duration="60 s", lasts="60 s")
+    with Up(site, tmp_path, "--json-out", str(out)) as up:
+        up.until(" of 60 ")
+        time.sleep(1.0)
+        os.killpg(up.process.pid, signal.SIGINT)
+        code, said, complaint = up.end(30)
+        assert code == 0, complaint
+        assert up.survivors() == []
+    summary = json.loads(out.read_text())
+    check_contract(summary)
+    assert 0.5 < summary["duration_s"] < 30 and "Traceback" not in complaint
+    assert re.search(r"^  saving +\S", said, re.MULTILINE)
+
+
+def test_ctrl_c_while_profiling_leaves_nothing(tmp_path):
+    with Up(toy_site(tmp_path), tmp_path) as up:
+        up.until("profiling 1/4")
+        os.killpg(up.process.pid, signal.SIGINT)
+        code, _, complaint = up.end(30)
+        assert code == 130 and "interrupted before anything was served" in complaint
+        assert "Traceback" not in complaint
+        assert up.survivors() == []
+    assert open_run(tmp_path / "run").closed
+
+
+def test_kill_9_leaves_no_child_and_a_readable_run(tmp_path):
+    with Up(toy_site(tmp_path, duration="60 s", lasts="60 s"), tmp_path) as up:
+        up.until(" of 60 ")
+        time.sleep(1.5)
+        up.process.kill()
+        up.process.wait()
+        assert up.survivors() == []
+    report = subprocess.run(
+        [sys.executable, "-m", "joulery", "report", str(tmp_path / "run"), "--json"], capture_output=True, check=False
+    )
+    assert report.returncode == 0, report.stderr
+    assert json.loads(report.stdout)["energy_j"] > 0
+
+
+def test_it_stays_when_asked_to(tmp_path):
+    out = tmp_path / "summary.json"
+    with Up(toy_site(tmp_path, duration="1 s", lasts="2 s"), tmp_path, "--stay", "--json-out", str(out)) as up:
+        text = up.until("/dashboard")
+        address = re.search(r"(http://[0-9.:]+)/dashboard", text)
+        assert address is not None
+        time.sleep(4)
+        assert up.process.poll() is None, "the load has ended, the service has not"
+        body = json.dumps({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [2, 3]}]}).encode()
+        request = urllib.request.Request(f"{address[1]}/v2/models/sums/infer", body)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            assert json.load(answer)["outputs"][0]["data"] == [5.0]
+            assert float(answer.headers["x-joulery-energy-j"]) > 0
+            assert float(answer.headers["x-joulery-carbon-g"]) > 0
+            assert answer.headers["x-joulery-variant"] in ("small", "large")
+        up.process.terminate()
+        code, _, complaint = up.end(30)
+        assert code == 0, complaint
+        assert up.survivors() == []
+    assert json.loads(out.read_text())["requests"] > 5
+
+
+def refused(tmp_path: Path, site: Path, *arguments: str) -> tuple[int, str]:
+    with Up(site, tmp_path, *arguments) as up:
+        code, _, complaint = up.end(60)
+        assert up.survivors() == []
+    assert "Traceback" not in complaint
+    assert len([line for line in complaint.splitlines() if line.startswith("joulery:")]) == 1, complaint
+    return code, complaint
+
+
+def test_a_port_in_use_is_known_before_anything_takes_time(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        code, complaint = refused(tmp_path, toy_site(tmp_path), "--listen", listen)
+    assert code == 2 and f"cannot listen on {listen}: the port is in use" in complaint and "--listen" in complaint
+
+
+ONNX = {'kind: python, target: "tests.runtime.toy_models:Sum", options: {busy_s: 0.006}': "kind: onnx, path: big.onnx"}
+BROKEN = [
+    ({"lambda: 10 %": "lambda: 10 W"}, (), "is a power, not a ratio"),
+    ({"rate: 30 /s": "rate: -3 /s"}, (), "must be above 0"),
+    ({"zone: GB": "zone: XX"}, (), "carbon.zone"),
+    ({"cores: 2": "cores: 4000"}, (), "CPU cores"),
+    ({"toy_models:Sum": "toy_models:Nothing"}, (), "Nothing"),
+    ({}, ("--duration", "-3"), "a duration must be positive"),
+    ({}, ("--duration", "3 W"), "--duration"),
+    ({}, ("--listen", "nowhere"), "--listen"),
+    ({"duration: 3 s": "duration: 3 s, inputs: ."}, (), "photographs cannot be sent"),
+    ({"load: {kind: poisson, rate: 30 /s,": "load: {kind: trace, path: site.yaml,"}, (), "recorded arrivals"),
+]
+
+
+@pytest.mark.parametrize(("changed", "arguments", "words"), BROKEN, ids=lambda value: str(value)[:30])
+def test_what_is_wrong_is_one_clear_error(tmp_path, changed, arguments, words):
+    code, complaint = refused(tmp_path, toy_site(tmp_path, changed=changed), *arguments)
+    assert code == 2 and words in complaint
+
+
+def test_an_unreadable_model_is_one_clear_error(tmp_path):
+    (tmp_path / "big.onnx").write_bytes(b"this is no model")
+    code, complaint = refused(tmp_path, toy_site(tmp_path, changed=ONNX))
+    assert code == 2 and "big.onnx" in complaint
+
+
+def test_a_folder_that_holds_a_run_is_not_touched(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "manifest.json").write_text("{}")
+    code, complaint = refused(tmp_path, toy_site(tmp_path))
+    assert code == 2 and "already holds a run" in complaint
+    assert (tmp_path / "run" / "manifest.json").read_text() == "{}"
+
+
+def test_a_site_without_a_service_and_one_with_two(tmp_path):
+    site = tmp_path / "site.yaml"
+    site.write_text("joulery: 1\n")
+    code, complaint = refused(tmp_path, site)
+    assert code == 2 and "up serves one service, the site has 0" in complaint
