@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from joulery.runtime.bench import write_profile
 from joulery.store.run import open_run
+from tests.runtime.compose.test_service import profile as toy_profile
 from tests.runtime.site_files import toy_site
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up")]
@@ -84,6 +86,18 @@ class Up:
                 stream.close()
 
 
+@pytest.fixture
+def site(tmp_path):
+    """The toy site with a profile at hand, so that it serves at once."""
+
+    def make(changed: dict[str, str] | None = None, **options: str) -> Path:
+        write_profile(tmp_path / "profile.json", toy_profile())
+        with_profile = {"    slo:": "    profile: profile.json\n    slo:"}
+        return toy_site(tmp_path, changed={**with_profile, **(changed or {})}, **options)
+
+    return make
+
+
 def check_contract(summary: dict) -> None:
     """What scripts rely on, and what must be true of any run."""
     assert summary["schema"] == "joulery.up/1"
@@ -128,8 +142,8 @@ def test_the_quickstart_with_real_classifiers(tmp_path):
     assert run.series("timeline")["baseline_g"][-1] > 0
 
 
-def test_a_person_sees_what_was_found_what_happens_and_what_it_came_to(tmp_path):
-    with Up(toy_site(tmp_path), tmp_path) as up:
+def test_a_person_sees_what_was_found_what_happens_and_what_it_came_to(tmp_path, site):
+    with Up(site(), tmp_path) as up:
         address = re.search(r"dashboard +(http://[0-9.:]+)/dashboard", up.until("/dashboard"))
         assert address is not None
         up.until(" of 3 ")
@@ -143,7 +157,7 @@ def test_a_person_sees_what_was_found_what_happens_and_what_it_came_to(tmp_path)
         assert code == 0, complaint
         assert up.survivors() == []
     assert now["site"]["carbon"]["basis"] == "assumed" and now["ticks"][-1]["power_w"] > 0
-    assert "joulery_power_watts" in metrics and "joulery_requests_total{" in metrics
+    assert "joulery_power_watts{" in metrics and "joulery_requests_total" in metrics
     for name in ("service", "profile", "power", "carbon", "meters", "plan", "dashboard"):
         assert re.search(rf"^  {name} +\S", said, re.MULTILINE), f"{name} is missing in {said}"
     for name in ("requests", "latency", "accuracy", "variants", "energy", "carbon", "saving", "model", "plans", "html"):
@@ -155,10 +169,9 @@ def test_a_person_sees_what_was_found_what_happens_and_what_it_came_to(tmp_path)
     assert json.loads(replayed.stdout)["differences"] == [] and json.loads(replayed.stdout)["decisions"] >= 1
 
 
-def test_ctrl_c_while_serving_ends_it_with_the_summary_so_far(tmp_path):
+def test_ctrl_c_while_serving_ends_it_with_the_summary_so_far(tmp_path, site):
     out = tmp_path / "summary.json"
-    site = toy_site(tmp_path, duration="60 s", lasts="60 s")
-    with Up(site, tmp_path, "--json-out", str(out)) as up:
+    with Up(site(duration="60 s", lasts="60 s"), tmp_path, "--json-out", str(out)) as up:
         up.until(" of 60 ")
         time.sleep(1.0)
         os.killpg(up.process.pid, signal.SIGINT)
@@ -182,8 +195,8 @@ def test_ctrl_c_while_profiling_leaves_nothing(tmp_path):
     assert open_run(tmp_path / "run").closed
 
 
-def test_kill_9_leaves_no_child_and_a_readable_run(tmp_path):
-    with Up(toy_site(tmp_path, duration="60 s", lasts="60 s"), tmp_path) as up:
+def test_kill_9_leaves_no_child_and_a_readable_run(tmp_path, site):
+    with Up(site(duration="60 s", lasts="60 s"), tmp_path) as up:
         up.until(" of 60 ")
         time.sleep(1.5)
         up.process.kill()
@@ -196,9 +209,9 @@ def test_kill_9_leaves_no_child_and_a_readable_run(tmp_path):
     assert json.loads(report.stdout)["energy_j"] > 0
 
 
-def test_it_stays_when_asked_to(tmp_path):
+def test_it_stays_when_asked_to(tmp_path, site):
     out = tmp_path / "summary.json"
-    with Up(toy_site(tmp_path, duration="1 s", lasts="2 s"), tmp_path, "--stay", "--json-out", str(out)) as up:
+    with Up(site(duration="1 s", lasts="2 s"), tmp_path, "--stay", "--json-out", str(out)) as up:
         text = up.until("/dashboard")
         address = re.search(r"(http://[0-9.:]+)/dashboard", text)
         assert address is not None
