@@ -14,13 +14,12 @@ from joulery.accounting.charge import BusyTimes
 from joulery.domain.engine import RequestRecord
 from joulery.runtime.account import Basis, account
 from joulery.runtime.evidence import NS_PER_S, fold, read_evidence
-from joulery.runtime.recorder import SAMPLES
 from joulery.runtime.session import Session
 from joulery.runtime.summary import Served, compared, summarise_run, with_baseline
 from joulery.runtime.terms import Span, Terms
 from joulery.store.footprints import footprint_to_dict
 from joulery.store.intensity import write_intensity
-from joulery.store.run import RunWriter
+from joulery.store.run import SAMPLES, RunWriter
 from joulery.store.timeline import write_ticks
 
 

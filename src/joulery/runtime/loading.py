@@ -16,9 +16,9 @@ import numpy as np
 import orjson
 
 from joulery.config.loadgen import ConstantLoad, LoadConfig, TraceLoad
-from joulery.domain.errors import ActuationError, DataError
+from joulery.domain.errors import ActuationError
 from joulery.domain.tensors import Tensor, TensorSpec
-from joulery.runtime.compose.inputs import inputs_for
+from joulery.runtime.compose.inputs import inputs_for, read_arrivals
 from joulery.runtime.load import LoadPlan, start
 from joulery.store.files import disk_errors
 
@@ -155,18 +155,7 @@ def _write_inputs(file: Path, inputs: Sequence[Mapping[str, Tensor]]) -> None:
 
 
 def _write_times(file: Path, trace: Path) -> Path:
-    """The arrivals of a CSV file with one column, ``arrival_s``, as the generator reads them.
-
-    Raises:
-        DataError: It is no such file.
-    """
-    try:
-        header, *rows = trace.read_text().split()
-        times_s = np.array([float(row) for row in rows])
-    except (OSError, ValueError) as error:
-        raise DataError(f"no recorded arrivals: {error}", file=str(trace)) from error
-    if header != "arrival_s" or not len(times_s):
-        raise DataError("recorded arrivals are one column, arrival_s, a row a request", file=str(trace), row=1)
+    """Recorded arrivals as the generator reads them."""
     with disk_errors(file):
-        np.save(file, times_s)
+        np.save(file, read_arrivals(trace))
     return file

@@ -39,12 +39,11 @@ from joulery.runtime.controller import LayoutActuator, RequestWindow, ServiceEye
 from joulery.runtime.drive import APPLIED, LiveDriver
 from joulery.runtime.grid import Grid
 from joulery.runtime.live import LAG_S, LiveMeters
-from joulery.runtime.recorder import SAMPLES
 from joulery.runtime.replay import POLICY, STEP, policy_entry, step_entry
 from joulery.runtime.sampling import SamplerProcess
 from joulery.runtime.ticker import Ticker
 from joulery.store.files import disk_errors
-from joulery.store.run import RunWriter
+from joulery.store.run import SAMPLES, RunWriter
 from joulery.store.timeline import log_decision, log_tick, write_site
 
 MOST_RECORDS = 2_000_000

@@ -5,7 +5,7 @@ import pytest
 
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.tensors import TensorSpec
-from joulery.runtime.compose.inputs import inputs_for
+from joulery.runtime.compose.inputs import inputs_for, read_arrivals
 
 PHOTOS = Path(__file__).parents[3] / "examples" / "photos"
 
@@ -63,3 +63,24 @@ def test_inputs_are_made_up_to_fit():
 def test_a_model_that_declares_nothing_gets_nothing():
     with pytest.raises(ConfigError, match="does not say what it takes"):
         inputs_for([], None)
+
+
+def test_recorded_arrivals(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("arrival_s\n0\n0.5\n0.5\n2\n")
+    assert read_arrivals(file).tolist() == [0.0, 0.5, 0.5, 2.0]
+    for content, words in (
+        ("", "no recorded arrivals"),
+        ("arrival_s\n", "one column"),
+        ("time\n1\n", "one column"),
+        ("arrival_s\nx\n", "no recorded arrivals"),
+        ("arrival_s\n1\n0\n", "0 does not"),
+        ("arrival_s\n-1\n", "-1 does not"),
+        ("arrival_s\nnan\n", "nan does not"),
+    ):
+        file.write_text(content)
+        with pytest.raises(DataError, match=words) as caught:
+            read_arrivals(file)
+        assert "a.csv" in str(caught.value)
+    with pytest.raises(DataError, match="No such file"):
+        read_arrivals(tmp_path / "none.csv")

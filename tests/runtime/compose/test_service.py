@@ -82,6 +82,10 @@ def test_the_demand_is_the_services_else_the_loads_else_a_share_of_the_capacity(
     site, config, setup = opened(tmp_path, {"rate: 30 /s": "utilisation: 50 %"})
     assert largest_capacity_rps(setup, profile()) == pytest.approx(2 / 0.011)
     assert demand_rps(site, config, setup, profile()) == pytest.approx(1 / 0.011)
+    (tmp_path / "a.csv").write_text("arrival_s\n" + "\n".join(map(str, range(10))))
+    recorded = {"kind: poisson, rate: 30 /s,": "kind: trace, path: a.csv,"}
+    site, config, setup = opened(tmp_path, recorded)
+    assert demand_rps(site, config, setup, profile()) == 1.0, "three arrivals within the three seconds of the load"
     text = toy_site(tmp_path).read_text()
     (tmp_path / "site.yaml").write_text("".join(line for line in text.splitlines(True) if not line.startswith("load")))
     site = load(tmp_path / "site.yaml")

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from joulery.adapters.models.photos import photo_files, read_photo
-from joulery.domain.errors import ConfigError
+from joulery.domain.arrays import FloatArray
+from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.tensors import NUMPY_TYPES, Tensor, TensorSpec
 
 
@@ -38,6 +39,26 @@ def inputs_for(
         )
     rng = np.random.default_rng(seed)
     return [{spec.name: _made_up(spec, rng) for spec in specs} for _ in range(count)]
+
+
+def read_arrivals(file: Path) -> FloatArray:
+    """Recorded arrivals: a CSV file with one column, ``arrival_s``, seconds from the start, float64[n].
+
+    Raises:
+        DataError: It is no such file, or the times do not count up from 0.
+    """
+    try:
+        header, *rows = file.read_text().split()
+        times_s = np.array([float(row) for row in rows])
+    except (OSError, ValueError) as error:
+        raise DataError(f"no recorded arrivals: {error}", file=str(file)) from error
+    if header != "arrival_s" or not len(times_s):
+        raise DataError("recorded arrivals are one column, arrival_s, a row a request", file=str(file), row=1)
+    wrong = ~np.isfinite(times_s) | (np.diff(times_s, prepend=0.0) < 0)
+    if bool(wrong.any()):
+        row = int(np.argmax(wrong))
+        raise DataError(f"arrivals count up from 0 s, {rows[row]} does not", file=str(file), row=row + 2)
+    return times_s
 
 
 def _photo_input(specs: Sequence[TensorSpec]) -> tuple[str, int]:

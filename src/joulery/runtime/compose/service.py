@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from joulery.config.loadgen import TraceLoad
 from joulery.config.services import CloverPolicy, ModelConfig, OnnxModel, PythonModel, ServiceConfig
 from joulery.config.site import Site
 from joulery.domain.engine import ModelKind, ModelRef
@@ -20,6 +21,7 @@ from joulery.perf.queueing import capacity_rps
 from joulery.policies.objective import Objective
 from joulery.policies.spaces import core_partitions, cpu_slices, layouts
 from joulery.policies.variants import VariantPolicy, baseline
+from joulery.runtime.compose.inputs import read_arrivals
 from joulery.runtime.compose.models import lite_file
 
 _NEVER = 1e6
@@ -134,6 +136,7 @@ def demand_rps(site: Site, config: ServiceConfig, setup: ServiceSetup, profile: 
 
     Raises:
         ConfigError: Neither the service nor the load names one.
+        DataError: The load's recorded arrivals cannot be read.
     """
     load = site.load
     if config.rate_rps is not None:
@@ -141,6 +144,10 @@ def demand_rps(site: Site, config: ServiceConfig, setup: ServiceSetup, profile: 
     rate_rps: float | None = getattr(load, "rate_rps", None)
     if rate_rps is not None:
         return rate_rps
+    if isinstance(load, TraceLoad):
+        times_s = read_arrivals(load.path)
+        within = times_s[times_s < load.duration_s]
+        return max(len(within), 1) / load.duration_s
     share: float | None = getattr(load, "utilisation_ratio", None)
     if share is not None:
         return share * largest_capacity_rps(setup, profile)
