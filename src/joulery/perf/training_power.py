@@ -6,7 +6,9 @@ busy fraction against placement on T4 nodes (Pollux, OSDI'21 artifact). The comb
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +25,14 @@ class JobClass:
         name: Model and data set.
         gpu_w: GPU power of a job on one GPU, W.
         busy_ratio: Share of the time each GPU computes rather than waits, with 1, 2, … GPUs, float64[max GPUs];
-            1 on one GPU. The speed-up on n GPUs is ``n · busy_ratio[n - 1]``.
+            1 on one GPU. The speed-up on n GPUs is ``n · busy_ratio[n - 1] / time_ratio``.
+        time_ratio: Time a step takes against that at full power; above 1 under a power limit.
     """
 
     name: str
     gpu_w: float
     busy_ratio: FloatArray
+    time_ratio: float = 1.0
 
     def __post_init__(self) -> None:
         ratios = readonly(self.busy_ratio, np.float64)
@@ -96,7 +100,7 @@ def power_table(classes: tuple[JobClass, ...], node: NodePower) -> PowerTable:
     floor_w = np.minimum(node.waiting_gpu_w, single_w)
     gpu_w = floor_w + (single_w - floor_w) * busy
     job_w = gpus * (gpu_w + node.cpu_w + node.static_w / node.gpus)
-    speedup = gpus * busy
+    speedup = gpus * busy / np.array([job.time_ratio for job in classes])[:, None]
     relative = (speedup / job_w) / (speedup[:, :1] / job_w[:, :1])
     return PowerTable(
         classes,
@@ -134,3 +138,49 @@ RTX3090_CLASSES: tuple[JobClass, ...] = (
 
 No measurement of GPT-2's scaling or power exists: it is given BERT's.
 """
+
+POWER_LIMITS: Mapping[float, Mapping[str, tuple[float, float]]] = MappingProxyType(
+    {
+        0.833: {
+            "resnet50-imagenet": (1.017, 0.885), "resnet18-cifar": (1.0, 1.0), "shufflenet-cifar": (1.0, 0.977),
+            "deepspeech2": (1.0, 0.951), "ncf": (1.0, 1.0), "bert-squad": (1.028, 0.869),
+            "bert-sentiment": (1.023, 0.876), "gpt2": (1.028, 0.869),
+        },
+        0.75: {
+            "resnet50-imagenet": (1.033, 0.812), "resnet18-cifar": (1.015, 0.948), "shufflenet-cifar": (1.0, 0.960),
+            "deepspeech2": (1.016, 0.915), "ncf": (1.0, 1.0), "bert-squad": (1.064, 0.787),
+            "bert-sentiment": (1.065, 0.793), "gpt2": (1.064, 0.787),
+        },
+        0.667: {
+            "resnet50-imagenet": (1.068, 0.734), "resnet18-cifar": (1.037, 0.872), "shufflenet-cifar": (1.0, 0.948),
+            "deepspeech2": (1.034, 0.849), "ncf": (1.0, 1.0), "bert-squad": (1.130, 0.707),
+            "bert-sentiment": (1.113, 0.713), "gpt2": (1.130, 0.707),
+        },
+    }
+)  # fmt: skip
+"""Under a power limit (as a share of the board's): step time and GPU power of each class against full power.
+
+Measured on an A40 at 250, 225 and 200 of 300 W (Zeus, NSDI'23, power-limit sweeps at the batch sizes behind
+``RTX3090_CLASSES``; ResNet-18 stands on ShuffleNet at batch 512, GPT-2 on BERT; ratios within noise of 1 set to 1).
+"""
+
+
+def limited(classes: tuple[JobClass, ...], limit_ratio: float) -> tuple[JobClass, ...]:
+    """The classes under a power limit of ``POWER_LIMITS``; unchanged at 1.
+
+    Raises:
+        ConfigError: No measurement of the limit or of a class under it.
+    """
+    if limit_ratio == 1.0:
+        return classes
+    table = POWER_LIMITS.get(limit_ratio)
+    missing = [job.name for job in classes if table is None or job.name not in table]
+    if table is None or missing:
+        known = ", ".join(f"{ratio:g}" for ratio in POWER_LIMITS)
+        raise ConfigError(
+            "no measurement under this power limit", got=f"{limit_ratio:g} for {missing[0]}", expected=f"1, {known}"
+        )
+    return tuple(
+        JobClass(job.name, job.gpu_w * table[job.name][1], job.busy_ratio, job.time_ratio * table[job.name][0])
+        for job in classes
+    )

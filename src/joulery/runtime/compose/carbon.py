@@ -66,7 +66,7 @@ def carbon_source(
         CapabilityError: The credentials are missing.
     """
     if isinstance(config, CarbonFile):
-        return Filled(_replayed(_file(config), config.replay, now_s), config.fill_rule)
+        return Filled(_replayed(file_source(config), config.replay, now_s), config.fill_rule)
     if isinstance(config, CarbonTypical):
         return Filled(_replayed(TypicalDay(config.zone, now_s), config.replay, now_s), FillRule())
     if isinstance(config, CarbonConstant):
@@ -91,7 +91,8 @@ def source_from_flags(flags: Mapping[str, str]) -> CarbonSource | None:
     return None if config is None else carbon_source(config, root_of_caches())
 
 
-def _file(config: CarbonFile) -> SeriesSource:
+def file_source(config: CarbonFile) -> SeriesSource:
+    """The file of a section, read whole, its gaps as they are."""
     how = FileFormat(
         zone=config.zone or "",
         column=config.column or "",

@@ -11,14 +11,17 @@ import click
 @click.command("simulate")
 @click.argument("scenario", type=click.Path())
 @click.option(
-    "--policy", "policies", multiple=True, metavar="P", help="Compare this instead of the file's. Repeatable."
+    "--policy", "--policies", "policies", multiple=True, metavar="P[,P]", help="Compare these instead. Repeatable."
 )
 @click.option(
     "--seeds", type=click.IntRange(1, 10_000), metavar="N", help="How many seeds; the file's number unless given."
 )
 @click.option("--profile", metavar="DIR", help="kind variants: a folder of exhaustive profiles.")
-@click.option("--carbon", metavar="FILE", help="kind variants: a CSV file of carbon intensity.")
-@click.option("--column", metavar="NAME", help="kind variants: its column in g/kWh.")
+@click.option("--carbon", metavar="FILE", help="kinds variants and training: a CSV file of carbon intensity.")
+@click.option("--column", metavar="NAME", help="kinds variants and training: its column in g/kWh.")
+@click.option("--trace", metavar="FILE", help="kind training: a CSV file of jobs (submit_s, duration_s).")
+@click.option("--days", metavar="N", help="kind training: only the jobs of the first N days.")
+@click.option("--seed", metavar="N", help="kind training: this one seed.")
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep the outcome as a run in this new folder."
 )
@@ -41,9 +44,10 @@ def command(
     from joulery.ui.simulate import Overrides, play
 
     made = load_scenario(scenario)
+    names = tuple(name for entry in policies for name in entry.split(",") if name)
     given = {name: value for name, value in inputs.items() if value is not None}
     with _Bar(hidden=as_json or not sys.stderr.isatty()) as bar:
-        played = play(made, Overrides(policies, seeds, given), bar.show)
+        played = play(made, Overrides(names, seeds, given), bar.show)
     if out is not None:
         from joulery.store.run import create_run
 

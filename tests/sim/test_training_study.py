@@ -1,0 +1,113 @@
+import csv
+
+import numpy as np
+import pytest
+
+from joulery.domain.errors import ConfigError, DataError
+from joulery.perf.training_power import POWER_LIMITS, RTX3090_CLASSES, limited
+from joulery.sim.streams import Streams
+from joulery.sim.training_cluster import Intensity, TrainingRun
+from joulery.sim.training_study import MIXES, SCHEMES, Setting, jobs_from_trace, run_scheme, synthetic_trace
+from tests.data_folder import data_folder
+
+REGIONS = ("GB", "SE", "US-CAL-CISO", "PL", "CA-ON")
+AUGUST_H = slice(212 * 24, 243 * 24)
+
+
+def direct(region: str) -> np.ndarray:
+    with (data_folder("carbon") / f"{region}_2023.csv").open() as handle:
+        return np.array([float(row["ci_direct"]) for row in csv.DictReader(handle)])
+
+
+def trace(name: str, until_s: float = np.inf) -> tuple[np.ndarray, np.ndarray]:
+    with (data_folder("green") / name).open() as handle:
+        rows = np.array([(float(row["submit_s"]), float(row["duration_s"])) for row in csv.DictReader(handle)])
+    rows = rows[rows[:, 0] < until_s]
+    return rows[:, 0], rows[:, 1]
+
+
+def change(run: TrainingRun, base: TrainingRun) -> dict[str, float]:
+    pairs = {
+        "jct": (run.jct_s.mean(), base.jct_s.mean()),
+        "p99": (np.quantile(run.jct_s, 0.99), np.quantile(base.jct_s, 0.99)),
+        "job": (run.job_kg.sum(), base.job_kg.sum()),
+        "co2": (run.cluster_kg, base.cluster_kg),
+        "kwh": (run.cluster_kwh, base.cluster_kwh),
+    }
+    return {name: float(mine / theirs - 1) for name, (mine, theirs) in pairs.items()}
+
+
+def day(region: str, *schemes: str, seeds: int = 2) -> list[dict[str, float]]:
+    """Mean change of the first scheme against each other one, on the testbed day."""
+    carbon = Intensity(direct(region)[AUGUST_H].reshape(31, 24).mean(0))
+    changes: list[list[dict[str, float]]] = []
+    for seed in range(seeds):
+        jobs = jobs_from_trace(*trace("testbed_day_791.csv"), Streams(seed))
+        runs = [run_scheme(scheme, Setting(window_s=172_800.0), jobs, carbon) for scheme in schemes]
+        changes.append([change(runs[0], other) for other in runs[1:]])
+    return [
+        {key: float(np.mean([row[at][key] for row in changes])) for key in changes[0][at]}
+        for at in range(len(schemes) - 1)
+    ]
+
+
+@pytest.mark.parametrize("region", ["GB", "SE"])
+def test_on_a_burst_green_is_much_faster_than_tiresias_for_about_the_same_carbon(region: str) -> None:
+    preset, requested = day(region, "green", "tiresias", "tiresias-requested")
+    assert preset["jct"] <= -0.30 and preset["co2"] <= 0.015 and preset["p99"] <= 0.12
+    assert requested["kwh"] <= -0.05 and requested["co2"] <= -0.05 and requested["job"] <= -0.09
+    assert requested["jct"] <= -0.10
+
+
+@pytest.mark.parametrize("region", ["GB", "PL"])
+def test_green_as_published_beats_gaia_in_time(region: str) -> None:
+    gaia = day(region, "green", "gaia")[0]
+    assert gaia["jct"] <= -0.18 and gaia["co2"] <= 0.04
+
+
+def test_a_month_of_the_year_trace() -> None:
+    jobs = jobs_from_trace(*trace("pai_year_146k.csv", 30 * 86_400.0), Streams(0))
+    carbon = Intensity(direct("GB"))
+    base = run_scheme("tiresias", Setting(), jobs, carbon)
+    green = change(run_scheme("green", Setting(), jobs, carbon), base)
+    assert green["jct"] <= 0.02 and green["p99"] <= 0.04 and green["co2"] <= 0.005
+    lean = change(run_scheme("green-lean", Setting(), jobs, carbon), base)
+    assert lean["co2"] <= -0.14 and lean["jct"] <= 0.05 and lean["p99"] <= 0.08
+
+
+def test_synthetic_jobs_keep_their_mix_and_never_step_back() -> None:
+    submit_s, duration_s = synthetic_trace(20, 400, "day", Streams(1))
+    assert len(submit_s) == 8000 and submit_s[0] >= 0 and submit_s[-1] < 20 * 86_400
+    assert bool(np.all(np.diff(submit_s) >= 0))
+    shares = np.histogram(duration_s, [60, 600, 3600, 36_000, 133_200])[0] / 8000
+    assert shares == pytest.approx(MIXES["day"], abs=0.02)
+    night = np.mean((submit_s % 86_400 < 6 * 3600) | (submit_s % 86_400 > 18 * 3600))
+    assert night < 0.4
+    again = synthetic_trace(20, 400, "day", Streams(1))
+    assert again[0].tobytes() == submit_s.tobytes()
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_every_scheme_runs_a_small_day(name: str) -> None:
+    jobs = jobs_from_trace(*synthetic_trace(1, 60, "year", Streams(2)), Streams(2))
+    carbon = Intensity(np.array([300.0, 100.0, 50.0, 200.0] * 6))
+    run = run_scheme(name, Setting(nodes=8), jobs, carbon)
+    assert bool(np.all(np.isfinite(run.finish_s))) and run.most_gpus <= 16
+
+
+def test_a_power_limit_slows_and_saves() -> None:
+    for limit_ratio in POWER_LIMITS:
+        for full, cut in zip(RTX3090_CLASSES, limited(RTX3090_CLASSES, limit_ratio), strict=True):
+            assert cut.time_ratio >= 1.0 and cut.gpu_w * cut.time_ratio <= full.gpu_w
+    assert limited(RTX3090_CLASSES, 1.0) is RTX3090_CLASSES
+    with pytest.raises(ConfigError, match="no measurement"):
+        limited(RTX3090_CLASSES, 0.5)
+
+
+def test_unknown_schemes_and_impossible_jobs_are_refused() -> None:
+    jobs = jobs_from_trace(np.zeros(1), np.ones(1), Streams(0), requested=np.array([99]))
+    carbon = Intensity(np.ones(24))
+    with pytest.raises(ConfigError, match="no such training policy"):
+        run_scheme("best", Setting(), jobs, carbon)
+    with pytest.raises(DataError, match="job 0 asks for 99 GPUs, the cluster has 64"):
+        run_scheme("green", Setting(), jobs, carbon)

@@ -1,0 +1,75 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+KEYS = {
+    "policy", "region", "jobs", "mean_jct_s", "p99_jct_s", "makespan_s", "job_carbon_kg", "cluster_carbon_kg",
+    "cluster_energy_kwh", "peak_power_w", "preemptions", "rescales", "digest",
+}  # fmt: skip
+
+
+def simulate(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "joulery", "simulate", *map(str, arguments)], capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize("name", ["green-day.yaml", "green-year.yaml"])
+def test_the_examples_keep_the_contract(name: str) -> None:
+    done = simulate(EXAMPLES / name, "--days", "1", "--policies", "green,tiresias", "--seed", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [row["policy"] for row in document["results"]] == ["green", "tiresias"]
+    assert all(set(row) >= KEYS for row in document["results"])
+    assert document["quality"] == "simulated" and document["regions"][0]["quality"] == "assumed"
+    again = simulate(EXAMPLES / name, "--days", "1", "--policies", "green,tiresias", "--seed", "3", "--json")
+    assert again.stdout == done.stdout
+
+
+def test_ones_own_trace_and_grid(tmp_path: Path) -> None:
+    trace, grid = tmp_path / "jobs.csv", tmp_path / "grid.csv"
+    trace.write_text("job_id,submit_s,duration_s,num_gpus\n0,0,3600,2\n1,60,7200,1\n2,90000,600,1\n")
+    hours = [f"2024-01-{1 + h // 24:02d}T{h % 24:02d}:00:00Z,{100 + h % 24}" for h in range(72)]
+    grid.write_text("timestamp_utc,ci_direct\n" + "\n".join(hours) + "\n")
+    done = simulate(
+        EXAMPLES / "green-year.yaml", "--trace", trace, "--carbon", grid, "--column", "ci_direct", "--days", "1",
+        "--policies", "fifo", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["results"][0]["jobs"], document["results"][0]["region"]) == (2, "grid")
+    assert document["regions"][0]["scope"] == "direct"
+    table = simulate(EXAMPLES / "green-year.yaml", "--trace", trace, "--carbon", grid, "--column", "ci_direct")
+    assert "every number is simulated" in table.stdout and "mean JCT" in table.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--policies", "greenest"], "no such training policy"),
+        (["--days", "none"], "--days needs a whole number"),
+        (["--seed", "-1"], "--seed needs a whole number"),
+        (["--column", "ci"], "--column names a column of --carbon"),
+        (["--carbon", "missing.csv"], "missing.csv"),
+        (["--trace", "missing.csv"], "missing.csv"),
+        (["--profile", "folder"], "takes no --profile"),
+    ],
+)
+def test_bad_flags_end_in_one_clear_error(arguments: list[str], says: str) -> None:
+    done = simulate(EXAMPLES / "green-day.yaml", *arguments)
+    assert done.returncode == 2
+    assert says in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_trace_that_steps_back_is_refused_with_its_row(tmp_path: Path) -> None:
+    trace = tmp_path / "jobs.csv"
+    trace.write_text("submit_s,duration_s\n10,60\n5,60\n")
+    done = simulate(EXAMPLES / "green-day.yaml", "--trace", trace)
+    assert done.returncode == 2 and "order of submission" in done.stderr
+    trace.write_text("submit_s,duration_s\n10,0\n")
+    done = simulate(EXAMPLES / "green-day.yaml", "--trace", trace)
+    assert done.returncode == 2 and "duration of 0.0 s" in done.stderr
