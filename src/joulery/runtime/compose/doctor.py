@@ -19,7 +19,7 @@ from joulery.domain.channel import ReadingKind
 from joulery.domain.errors import CapabilityError, JouleryError
 from joulery.domain.ports import Meter
 from joulery.runtime.compose.meters import MeterSpec, open_meter
-from joulery.runtime.models import cache_folder
+from joulery.runtime.compose.models import cache_folder
 from joulery.runtime.orders import Orders
 from joulery.runtime.sampling import SamplerProcess
 from joulery.runtime.terms import MAX_CPU_RATIO, PERIOD_S
