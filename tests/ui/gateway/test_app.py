@@ -281,13 +281,3 @@ async def test_a_compressed_body_is_not_taken() -> None:
     async with serving(FakeEngine()) as gateway:
         assert (await gateway.post(content_encoding="gzip")).status_code == 415
         assert (await gateway.post(content_encoding="identity")).status_code == 200
-
-
-async def test_requests_in_flight_are_counted_and_forgotten() -> None:
-    engine = FakeEngine()
-    async with serving(engine) as gateway:
-        await gateway.post()
-        await gateway.post(b"garbage")
-        await gateway.post(path="/v2/models/other/infer")
-        app = gateway.server._app
-        assert app.in_flight == {}  # type: ignore[attr-defined]

@@ -135,7 +135,7 @@ class LocalEngine:
         patience_s = self.settings.deadline_s
         if request.timeout_s is not None:
             patience_s = min(patience_s, request.timeout_s)
-        ticket = Ticket(call, loop.time() + patience_s, request.variant)
+        ticket = Ticket(call, time.monotonic() + patience_s, request.variant)
         if not entry.queue.offer(ticket):
             raise RequestError(
                 f"{service} has {entry.queue.waiting} requests waiting, which is all it takes",
@@ -236,7 +236,7 @@ class LocalEngine:
             call = ticket.payload
             call.start_s = time.time()
             call.replica = server.payload
-            now_s = asyncio.get_running_loop().time()
+            now_s = time.monotonic()
             server.payload.send(call.pieces, now_s)
             self._wake_at(now_s + self.settings.hang_s)
         if not service.queue.waiting:
@@ -374,18 +374,18 @@ class LocalEngine:
         self._pump(service)
 
     def _wake_at(self, at_s: float) -> None:
-        """Have ``_sweep`` called at a loop time, unless it is called earlier anyway."""
+        """Have ``_sweep`` called at a time, unless it is called earlier anyway."""
         if at_s >= self._timer_at_s or self._closed:
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at_s = at_s
-        self._timer = asyncio.get_running_loop().call_at(at_s, self._sweep)
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, at_s - time.monotonic()), self._sweep)
 
     def _sweep(self) -> None:
         """Answer requests whose deadline has come, kill replicas that hang, and set the timer to the next of either."""
         self._timer, self._timer_at_s = None, float("inf")
-        now_s, next_s = asyncio.get_running_loop().time(), float("inf")
+        now_s, next_s = time.monotonic(), float("inf")
         for service in self._services.values():
             for ticket in service.queue.expire(now_s):
                 self._too_late(ticket, "in the queue" if ticket.payload.replica is None else "in a replica")
@@ -438,14 +438,22 @@ def _check_inputs(request: InferRequest, declared: Sequence[TensorSpec]) -> None
         given = datatype_of(array)
         if given != datatype:
             raise RequestError(f"input {name!r} is {given}, the model takes {datatype}", Outcome.INVALID)
-        fits = len(array.shape) == len(shape)
-        if not fits or any(want not in (-1, got) for want, got in zip(shape, array.shape, strict=True)):
+        if not _fits(array.shape, shape):
             raise RequestError(
                 f"input {name!r} has shape {list(array.shape)}, the model takes {list(shape)}", Outcome.INVALID
             )
     if len(request.inputs) > len(declared):
         extra = sorted(set(request.inputs) - {spec.name for spec in declared})
         raise RequestError(f"the model has no input {extra[0]!r}", Outcome.INVALID)
+
+
+def _fits(shape: tuple[int, ...], declared: tuple[int, ...]) -> bool:
+    if len(shape) != len(declared):
+        return False
+    for got, want in zip(shape, declared, strict=True):  # noqa: SIM110 - on the hot path, where a generator is dearer
+        if want not in (-1, got):
+            return False
+    return True
 
 
 async def _within(limit_s: float | None, replicas: Sequence[Replica]) -> None:

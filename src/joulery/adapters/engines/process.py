@@ -19,8 +19,6 @@ from joulery.domain.tensors import TensorSpec
 
 _BUFFER_BYTES = 1 << 22
 """Wanted size of the pipe's buffers: a photograph in one write. The kernel gives what it allows."""
-_SMALL_BYTES = 65536
-"""A frame up to this size is cheaper to copy than to hand over in pieces."""
 _EOF_PATIENCE_S = 0.5
 """How long the pipe of a dead worker may stay open (in the hands of a process it forked)."""
 _EXIT_PATIENCE_S = 2.0
@@ -114,8 +112,8 @@ class WorkerProcess(asyncio.Protocol):
         """Write one frame. On a pipe that has ended it goes nowhere: ``gone`` tells."""
         if self._transport is None or self._transport.is_closing():
             return
-        if sum(map(len, pieces)) <= _SMALL_BYTES:
-            self._transport.write(b"".join(pieces))
+        if len(pieces) == 1:
+            self._transport.write(pieces[0])
         else:
             self._transport.writelines(pieces)
 

@@ -21,7 +21,10 @@ from joulery.domain.tensors import Tensor, datatype_of, from_bytes, to_bytes
 
 ALIGNMENT = 16
 MAX_FRAME_BYTES = 1 << 31
+SMALL_BYTES = 65536
+"""A frame below this size is cheaper to copy than to hand over in pieces."""
 PREFIX = struct.Struct("<IQ")
+_PADDING = [bytes(-size % ALIGNMENT) for size in range(ALIGNMENT)]
 
 Piece = bytes | memoryview
 
@@ -39,27 +42,31 @@ class Frame(NamedTuple):
 
 
 def encode(header: dict[str, Any], tensors: Mapping[str, Tensor]) -> list[Piece]:
-    """The pieces of one frame, to be written one after the other; large tensors are not copied.
+    """The pieces of one frame, to be written one after the other: one for a small frame, and no copy of large tensors.
 
     Raises:
         DataError: A tensor's type has no name in the protocol.
     """
     listing: list[tuple[str, str, tuple[int, ...], int]] = []
     body: list[Piece] = []
+    total = 0
     for name, array in tensors.items():
         datatype = datatype_of(array)
-        raw = _raw(array)
-        listing.append((name, datatype, array.shape, len(raw)))
+        raw = to_bytes(array) if array.nbytes < SMALL_BYTES else _raw(array)
+        size = len(raw)
+        listing.append((name, datatype, array.shape, size))
         body.append(raw)
-        if len(raw) % ALIGNMENT:
-            body.append(bytes(-len(raw) % ALIGNMENT))
-    text = orjson.dumps({**header, "t": listing})
-    text += b" " * (-(PREFIX.size + len(text)) % ALIGNMENT)
-    return [PREFIX.pack(len(text), sum(map(len, body))) + text, *body]
+        if size % ALIGNMENT:
+            body.append(_PADDING[size % ALIGNMENT])
+        total += size + -size % ALIGNMENT
+    text = orjson.dumps({**header, "t": listing} if header else {"t": listing})
+    padding = -(PREFIX.size + len(text)) % ALIGNMENT
+    first = (PREFIX.pack(len(text) + padding, total), text, b" " * padding)
+    return [b"".join((*first, *body))] if total < SMALL_BYTES else [b"".join(first), *body]
 
 
 def _raw(array: Tensor) -> Piece:
-    if array.nbytes > 65536 and array.flags.c_contiguous and array.dtype.kind not in "OSU":
+    if array.flags.c_contiguous and array.dtype.kind not in "OSU":
         return memoryview(array.reshape(-1).view("u1").data)
     return to_bytes(array)
 

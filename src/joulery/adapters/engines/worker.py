@@ -140,9 +140,6 @@ class _Worker:
 
     def write(self, pieces: list[Any]) -> None:
         """All pieces of a frame."""
-        if sum(map(len, pieces)) <= _RECEIVE_BYTES:
-            self.pipe.sendall(b"".join(pieces))
-            return
         for piece in pieces:
             self.pipe.sendall(piece)
 

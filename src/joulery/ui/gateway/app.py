@@ -137,7 +137,6 @@ class Gateway:
         self.attribute = attribute
         self.telemetry = tuple(telemetry)
         self.admin = admin
-        self.in_flight: dict[str, int] = {}
         self._credential = None if token is None else f"Bearer {token}".encode()
         self._held_bytes = 0
         self._variant_headers: dict[str, tuple[bytes, bytes]] = {}
@@ -181,7 +180,6 @@ class Gateway:
         arrival_s = time.time()
         if exchange is not None:
             exchange.begin()
-        self.in_flight[service] = self.in_flight.get(service, 0) + 1
         body = b""
         try:
             headers = dict(scope["headers"])
@@ -211,9 +209,6 @@ class Gateway:
                 await self._fail(send, exchange, service, arrival_s, gone)
         finally:
             self._held_bytes -= len(body)
-            self.in_flight[service] -= 1
-            if not self.in_flight[service]:
-                del self.in_flight[service]
             if exchange is not None:
                 exchange.end()
 
