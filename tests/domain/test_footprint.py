@@ -72,3 +72,15 @@ def test_grams_of_different_scopes_are_never_added() -> None:
 def test_grams_are_only_as_good_as_their_weakest_intensity() -> None:
     assumed = Footprint(carbon_g=1.0, carbon_quality=Quality.ASSUMED)
     assert (Footprint() + assumed).carbon_quality is (assumed + Footprint()).carbon_quality is Quality.ASSUMED
+
+
+def test_what_only_rounding_misses_is_covered() -> None:
+    footprint = Footprint(
+        parts=(Part("cpu:0", "package", 0.1 + 0.2, Quality.MEASURED, "rapl"),),
+        carbon_covered_j=0.3,
+        facility_j=0.3,
+        duration_s=0.1 + 0.2,
+        covered_s=0.3,
+    )
+    assert (footprint.coverage_ratio, footprint.carbon_coverage_ratio, footprint.pue) == (1.0, 1.0, 1.0)
+    assert Footprint(duration_s=1.0, covered_s=0.999999).coverage_ratio < 1.0

@@ -20,8 +20,8 @@ class CpuModelConfig(Section):
     """Power of the idle machine, such as 40 W."""
     max_w: Watts = Field(alias="max")
     """Power with every core busy, such as 120 W."""
-    band_ratio: Ratio = Field(alias="band", default=0.3)
-    """Half-width of the uncertainty to report, such as 30 %."""
+    band_ratio: Ratio = Field(alias="band", default=0.5)
+    """Half-width of the uncertainty to report, such as 30 %; 50 % when left out."""
 
     @model_validator(mode="after")
     def _max_exceeds_idle(self) -> CpuModelConfig:

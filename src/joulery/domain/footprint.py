@@ -94,19 +94,18 @@ class Footprint:
     @property
     def coverage_ratio(self) -> float:
         """Share of the metered time with readings, 0 to 1; 1 for an empty window."""
-        return self.covered_s / self.duration_s if self.duration_s > 0 else 1.0
+        return _ratio(self.covered_s, self.duration_s)
 
     @property
     def carbon_coverage_ratio(self) -> float:
         """Share of the energy with a known carbon intensity, 0 to 1."""
-        energy_j = self.energy_j
-        return min(1.0, self.carbon_covered_j / energy_j) if energy_j > 0 else 1.0
+        return _ratio(self.carbon_covered_j, self.energy_j)
 
     @property
     def pue(self) -> float:
         """Facility energy per IT energy, energy-weighted."""
         energy_j = self.energy_j
-        return self.facility_j / energy_j if energy_j > 0 else 1.0
+        return max(1.0, self.facility_j / energy_j) if energy_j > 0 else 1.0
 
     @property
     def quality(self) -> Quality:
@@ -157,6 +156,11 @@ def merge_parts(parts: tuple[Part, ...]) -> tuple[Part, ...]:
             else replace(seen, energy_j=seen.energy_j + part.energy_j, band_j=seen.band_j + part.band_j)
         )
     return tuple(merged[key] for key in sorted(merged))
+
+
+def _ratio(part: float, whole: float) -> float:
+    """Part of a whole, 0 to 1; all of it where only rounding is missing, or where there is no whole."""
+    return part / whole if part < whole * (1 - 1e-12) else 1.0
 
 
 def _fmin(a: float, b: float) -> float:

@@ -147,14 +147,22 @@ def test_no_driver(code: int, says: str) -> None:
         open_nvml(FakeNvml(init_error=code))
 
 
-def test_here_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("driver", [True, False])
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: bool) -> None:
+    """Whoever has no GPU is not told to install something."""
+
     def missing(name: str) -> object:
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(CapabilityError, match="needs the package nvidia-ml-py") as caught:
+    monkeypatch.setattr(module, "_DRIVER", ("/no/such/trace", str(tmp_path) if driver else "/nor/this"))
+    with pytest.raises(CapabilityError) as caught:
         open_nvml()
-    assert caught.value.grant == "pip install 'joulery[nvidia]'"
+    if driver:
+        assert "needs the package nvidia-ml-py" in str(caught.value)
+        assert caught.value.grant == "pip install 'joulery[nvidia]'"
+    else:
+        assert (str(caught.value), caught.value.grant) == ("no NVIDIA driver here", None)
 
 
 def test_reading_after_closing_gives_nothing() -> None:

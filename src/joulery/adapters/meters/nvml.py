@@ -27,6 +27,8 @@ from joulery.domain.errors import CapabilityError
 from joulery.domain.quality import Quality
 
 _GA100 = re.compile(r"\bA(100|800|30)X?\b")
+_DRIVER = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")
+"""Traces of a driver: the last one under WSL."""
 _UPDATE_S = 0.1
 _AVERAGING_S = 1.0
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
@@ -165,7 +167,7 @@ def open_nvml(nvml: Any = None) -> NvmlMeter:
     Raises:
         CapabilityError: The package or the driver is missing, nothing may be read, or there is no board.
     """
-    nvml = nvml or _import_nvml()
+    nvml = nvml or _import_nvml(any(Path(trace).exists() for trace in _DRIVER))
     try:
         nvml.nvmlInit()
     except nvml.NVMLError_LibraryNotFound as error:
@@ -197,10 +199,12 @@ def open_nvml(nvml: Any = None) -> NvmlMeter:
     return NvmlMeter(nvml, tuple(boards), tuple(readers), tuple(handles), tuple(notes))
 
 
-def _import_nvml() -> Any:
+def _import_nvml(driver: bool) -> Any:
     try:
         return importlib.import_module("pynvml")
     except ImportError as error:
+        if not driver:
+            raise CapabilityError("no NVIDIA driver here", resource=_DRIVER[0]) from error
         raise CapabilityError(
             "reading NVIDIA GPUs needs the package nvidia-ml-py",
             resource="pynvml",
