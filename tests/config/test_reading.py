@@ -18,7 +18,7 @@ def test_a_whole_site_is_read_in_si_units(tmp_path):
     assert site.mode is config.Mode.ACT
     assert site.pue == 1.2
     assert site.meters.period_s == 0.05
-    assert site.meters.cpu_model.band_ratio == 0.3
+    assert site.meters.cpu_model.band_ratio == 0.5
     assert site.fleet.cpu.as_slices() == (Slice(SliceKind.CPU, cores=1),) * 2
     assert service.slo.as_slo() == Slo(0.08, 0.95, SloScope.END_TO_END)
     assert service.policy.base_g_per_kwh == 250.0
