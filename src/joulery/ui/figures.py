@@ -12,7 +12,7 @@ from joulery.ui.html import Html, tag
 from joulery.ui.reports.words import basis_text
 
 
-def figures(site: SiteLabel, *, with_baseline: bool) -> Html:
+def figures(site: SiteLabel) -> Html:
     """All figures of a site, in the order in which a person asks: the grid, the power, what was done, what it gave."""
     shown = [_intensity(site.carbon)] if site.carbon else []
     whose = "Everything metered" if site.services else "What the run pays for, idle energy included"
@@ -21,9 +21,9 @@ def figures(site: SiteLabel, *, with_baseline: bool) -> Html:
         shown.append(_mix(index, service))
         shown.append(_latency(index, service))
     if site.carbon:
-        lines = [("ours", "as run"), ("baseline", "baseline")] if with_baseline else [("ours", "as run")]
-        words = "Grams since the start"
-        words += "; the shade is the uncertainty of the baseline." if with_baseline else "."
+        # The script hides the name of a line that has no value (yet).
+        lines = [("ours", "as run"), ("baseline", "baseline")]
+        words = "Grams since the start; a shade is the uncertainty."
         shown.append(_figure("carbon", "Cumulative CO2e", "g", words, lines, wide=True))
     return tag("div", *shown, class_="grid")
 

@@ -76,3 +76,15 @@ def test_everything_has_a_name_for_those_who_cannot_see_it(browser, page):
     assert browser.evaluate(nameless) == 0
     assert browser.evaluate("document.documentElement.lang") == "en"
     assert browser.evaluate("document.querySelectorAll('h1').length") == 1
+
+
+def test_a_line_without_values_has_no_name_in_the_legend(browser, page, tmp_path):
+    names = (
+        "[...document.querySelectorAll('[data-chart=carbon] ~ .legend li:not([hidden])')].map(e => e.innerText.trim())"
+    )
+    browser.open(page)
+    assert browser.evaluate(names) == ["as run", "baseline"]
+    killed = load_run(demo_run(tmp_path / "run", state="killed"))
+    (tmp_path / "killed.html").write_text(render_html(roll_up([killed], "component")))
+    browser.open((tmp_path / "killed.html").as_uri())
+    assert browser.evaluate(names) == ["as run"]

@@ -311,3 +311,10 @@ def test_views_are_frozen(tmp_path):
     view = load_run(demo_run(tmp_path / "run"))
     with pytest.raises(dataclasses.FrozenInstanceError):
         view.report = {}
+
+
+def test_a_broken_promise_is_red(tmp_path):
+    view = load_run(demo_run(tmp_path / "run"))
+    late = replace(view, report={**view.report, "p95_s": 0.2})
+    pages = [render_html(roll_up([one], "component")) for one in (view, late)]
+    assert ['class="value bad-text"' in page for page in pages] == [False, True]

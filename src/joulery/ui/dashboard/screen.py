@@ -30,7 +30,7 @@ def screen(site: SiteLabel) -> Html:
             ),
             *(_service(index, service) for index, service in enumerate(site.services)),
             tag("h2", "Course"),
-            figures(site, with_baseline=False),
+            figures(site),
             tag("h2", "Decisions and their reasons"),
             _decisions(),
         )

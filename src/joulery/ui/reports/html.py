@@ -15,6 +15,7 @@ from joulery.ui.format import duration, grams, moment, percent, si
 from joulery.ui.html import Html, content_hash, data_block, join, static_text, tag
 from joulery.ui.reports.table import Rollup
 from joulery.ui.reports.words import (
+    BEYOND,
     accuracy_text,
     basis_text,
     carbon_note,
@@ -95,8 +96,7 @@ def _content(rollup: Rollup, view: RunView | None) -> Iterable[Html]:
     yield tag("div", waterfall(rollup.footprint), _rows(rollup), class_="card")
     if view is not None and view.ticks and view.site is not None:
         yield tag("h2", "Course of the run")
-        known = any(not math.isnan(tick.baseline_g) for tick in view.ticks)
-        yield figures(view.site, with_baseline=known)
+        yield figures(view.site)
         yield tag("noscript", tag("p", "The plots need a browser that runs scripts; the numbers above do not."))
     if view is not None and view.decisions:
         yield tag("h2", "Decisions and their reasons")
@@ -119,10 +119,15 @@ def _facts(rollup: Rollup, view: RunView | None) -> Html:
         )
         facts += [(name, *words) for name, words in named if words is not None]
     tiles = (
-        tag("div", tag("dt", name), tag("dd", value, class_="value"), tag("dd", note, class_="note"), class_="tile")
+        tag("div", tag("dt", name), tag("dd", value, class_=_tone(note)), tag("dd", note, class_="note"), class_="tile")
         for name, value, note in facts
     )
     return tag("dl", tiles, class_="tiles")
+
+
+def _tone(note: str) -> str:
+    """The class of a value: a broken promise is seen."""
+    return "value bad-text" if BEYOND in note else "value"
 
 
 def _rows(rollup: Rollup) -> Html:

@@ -11,6 +11,9 @@ from joulery.domain.timeline import CarbonBasis, CarbonLabel
 from joulery.runtime.recorded import RunView
 from joulery.ui.format import UNKNOWN, count, duration, grams, percent, si
 
+BEYOND = "beyond"
+"""The word for a latency that broke its promise."""
+
 
 def energy_note(footprint: Footprint) -> str:
     """How well the energy is known: ``modelled ± 30 %, 99.8 % of the time covered``."""
@@ -96,7 +99,7 @@ def latency_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
         return None
     if slo_s is None:
         return duration(p95_s), "95 % of the answers were faster"
-    verdict = "within" if p95_s <= slo_s else "beyond"
+    verdict = "within" if p95_s <= slo_s else BEYOND
     return duration(p95_s), f"p95, {verdict} the service level of {duration(slo_s)}"
 
 

@@ -158,6 +158,8 @@ const joulery = (() => {
       const chart = charts.get(element.dataset.chart);
       update(element, chart);
       if (chart.unit) element.parentElement.querySelector(".unit").textContent = chart.unit;
+      const names = element.parentElement.querySelectorAll(".legend li");
+      chart.series.forEach((one, i) => { if (names[i]) names[i].hidden = one.values.every((value) => value === null); });
     });
   }
 
