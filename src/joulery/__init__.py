@@ -32,6 +32,7 @@ _EXPORTS: dict[str, str] = {
     "Quality": "joulery.domain.quality",
     "Step": "joulery.domain.decisions",
     "measure": "joulery.runtime.measure",
+    "trace": "joulery.runtime.trace_block",
 }
 
 __all__ = [*_EXPORTS, "__version__"]

@@ -249,6 +249,7 @@ class Measurement:
             exit_code=None,
             terms=self._terms,
             source=self._source,
+            more=self._more(),
         )
         self._clean_up()
         for text in recorder.warnings:
@@ -257,6 +258,10 @@ class Measurement:
     def _clean_up(self) -> None:
         if self._scratch is not None:
             self._scratch.cleanup()
+
+    def _more(self) -> Callable[[RunWriter, Account, Evidence], None] | None:
+        """What else the end of the block keeps."""
+        return None
 
     @property
     def footprint(self) -> Footprint:

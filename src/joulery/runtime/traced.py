@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from joulery.accounting.align import Estimator, align
-from joulery.accounting.devices import divided, matched
-from joulery.accounting.integrate import Metered
+from joulery.accounting.devices import Divided, divided, matched
+from joulery.accounting.integrate import Metered, in_grams
 from joulery.accounting.rows import added
 from joulery.accounting.steps import NS_PER_S, PowerSteps, energy_by_bin
 from joulery.domain.errors import DataError
@@ -134,13 +134,11 @@ def _dissect(
     ours = [Metered(m.channel, shared[m.channel].run) if m.channel in shared else m for m in basis.metered]
     trace, channels = matched(events, ours)
     footprint = align(trace, channels, window, estimator=estimator, carbon=basis.carbon, pue=basis.terms.pue)
-    devices = []
-    for entry in footprint.devices:
-        mine = [item for item in channels.get(entry.device, ()) if item.channel in shared]
-        other_j = math.fsum(_energy_j(shared[item.channel].other, window) for item in mine)
-        idle_j = math.fsum(_energy_j(shared[item.channel].idle, window) for item in mine)
-        devices.append(_whole_device(entry, other_j, idle_j))
-    return replace(footprint, devices=tuple(devices)), trace
+    rest = {
+        name: [shared[item.channel] for item in items if item.channel in shared] for name, items in channels.items()
+    }
+    devices = tuple(_whole_device(entry, rest.get(entry.device, []), window, basis) for entry in footprint.devices)
+    return replace(footprint, devices=devices), trace
 
 
 def _shared(item: Metered, basis: Basis) -> bool:
@@ -151,16 +149,23 @@ def _energy_j(steps: PowerSteps, window: tuple[int, int]) -> float:
     return float(np.sum(energy_by_bin(steps, np.array(window, np.int64))[0]))
 
 
-def _whole_device(entry: DeviceEnergy, other_j: float, idle_j: float) -> DeviceEnergy:
+def _whole_device(entry: DeviceEnergy, parts: Sequence[Divided], window: tuple[int, int], basis: Basis) -> DeviceEnergy:
     """The entry of the whole device: what others and nobody used joins what no operation was given."""
-    if not entry.metered:
+    if not entry.metered or not parts:
         return entry
+    other_j = math.fsum(_energy_j(part.other, window) for part in parts)
+    idle_j = math.fsum(_energy_j(part.idle, window) for part in parts)
+    rest_g = 0.0
+    if basis.carbon is not None:
+        rest = [steps for part in parts for steps in (part.other, part.idle)]
+        rest_g = math.fsum(_energy_j(in_grams(steps, basis.carbon, basis.terms.pue), window) for steps in rest)
     return replace(
         entry,
         total_j=entry.total_j + other_j + idle_j,
         unattributed_j=entry.unattributed_j + other_j + idle_j,
         other_j=other_j,
         idle_j=idle_j,
+        carbon_g=entry.carbon_g + rest_g,
     )
 
 

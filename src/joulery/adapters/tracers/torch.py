@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from joulery.adapters.tracers.inject import sitecustomize
+from joulery.adapters.tracers import inject
 from joulery.adapters.tracers.kineto import Kind, KinetoColumns, read_columns
 from joulery.adapters.tracers.kineto_names import name_events
 from joulery.adapters.tracers.kineto_stacks import CLOCK_RANGE
@@ -30,10 +30,10 @@ class TorchTracer:
 
     def environment(self, folder: str, steps: Steps, inherited: Mapping[str, str]) -> dict[str, str]:
         """Variables that have a Python program recorded into ``folder`` (which exists), on top of those it inherits."""
-        start_up = str(Path(sitecustomize.__file__).resolve().parent)
+        start_up = str(Path(inject.__file__).resolve().parent)
         path = os.pathsep.join(filter(None, (start_up, inherited.get("PYTHONPATH"))))
         orders = json.dumps({"folder": str(Path(folder).resolve()), **asdict(steps)})
-        return {"PYTHONPATH": path, sitecustomize.ORDERS: orders}
+        return {"PYTHONPATH": path, inject.ORDERS: orders}
 
     def recorded(
         self, folder: str, sampler_offset_ns: int | None, *, calls: bool = False
@@ -123,6 +123,8 @@ def clock_fit(columns: KinetoColumns, marks: IntArray, sampler_offset_ns: int | 
         low, high = marks[:, 0], marks[:, 3]
     else:
         low, high = marks[:, 1] + sampler_offset_ns, marks[:, 2] + sampler_offset_ns
-    distances = (low + high) // 2 - starts
+    # A mark during which the program was held up says little: the narrower half tells.
+    narrow = np.argsort(high - low, kind="stable")[: max(1, len(marks) // 2)]
+    distances = ((low + high) // 2 - starts)[narrow]
     offset = int(np.median(distances))
-    return ClockFit(offset, int(np.max(np.abs(distances - offset))), int(np.median((high - low) // 2)))
+    return ClockFit(offset, int(np.max(np.abs(distances - offset))), int(np.max((high - low)[narrow])) // 2)

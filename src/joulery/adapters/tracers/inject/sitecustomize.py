@@ -60,8 +60,6 @@ def _start() -> None:
         own.loader.exec_module(module)
     orders = os.environ.get(ORDERS)
     if orders:
-        # The profiler announces itself on standard error, which is the program's.
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         sys.meta_path.insert(0, TorchImport(json.loads(orders)))
 
 

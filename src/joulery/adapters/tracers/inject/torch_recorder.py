@@ -1,7 +1,7 @@
 """Records a few steps of a PyTorch program: module ranges by global hooks, everything else by its own profiler.
 
 Runs in the traced program and must never be its problem: nothing of it raises into the program; when the profiler or
-the disk refuses, recording ends and the reason goes to the marks file. After the last cycle every hook is removed.
+the disk refuses, recording ends and the reason goes to the marks file. After the last cycle nothing of it is active.
 
 A step ends when the optimizer has stepped. Where no gradient is recorded (inference, evaluation), or no optimizer ever
 steps, it ends where the next call of the model begins.
@@ -16,6 +16,7 @@ import functools
 import importlib
 import json
 import os
+import sys
 import threading
 import time
 import weakref
@@ -94,27 +95,30 @@ class Recorder:
         self._calls = 0
         self._steps = self._position = self._cycles = 0
         self._profile: Any = None
-        self._recording = False
+        self._recording = self._over = self._by_hand = False
         self._begin: dict[str, Any] = {}
         self._torch: Any = None
 
     def install(self) -> None:
         """Add the hooks; recording begins with the first call of a model."""
+        # The profiler would announce itself on standard error, which is the program's.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         self._torch = importlib.import_module("torch")
         modules = importlib.import_module("torch.nn.modules.module")
         optimizers = importlib.import_module("torch.optim.optimizer")
         compiling = self._torch.compiler.is_compiling
 
         def before(module: Any, args: Any) -> None:
-            if not compiling():
-                self._enter(module)
+            if not compiling() and not self._over:
+                self._guarded(lambda: self._enter(module))
 
         def after(module: Any, args: Any, output: Any) -> None:
-            if not compiling():
-                self._leave(module)
+            if not compiling() and not self._over:
+                self._guarded(lambda: self._leave(module))
 
         def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-            self._stepped(optimizer)
+            if not self._over:
+                self._stepped(optimizer)
 
         self._handles = [
             modules.register_module_forward_pre_hook(before),
@@ -128,17 +132,25 @@ class Recorder:
         """Give a model a name of its own."""
         self._names.name_tree(module, name)
 
+    def begin(self) -> None:
+        """Begin now, not with the first call of a model."""
+        if self._thread is None:
+            self._thread = threading.get_ident()
+            self._guarded(self._arrange)
+
     def step(self) -> None:
-        """End a step by hand, for programs in which nothing tells."""
-        self._guarded(self._advance)
+        """End a step by hand; from the first time on, nothing else ends one."""
+        self._by_hand = True
+        if not self._over:
+            self._guarded(self._advance)
 
     def finish(self) -> None:
-        """End recording, keep what there is, remove every hook. Safe to call twice."""
-        if os.getpid() != self._pid or not self._handles:
+        """End recording and keep what there is. Safe to call twice."""
+        if os.getpid() != self._pid or self._over:
             return
         if self._profile is not None:
             self._guarded(functools.partial(self._end, partial=True))
-        self._remove()
+        self._retire()
         self._guarded(
             lambda: self._mark({"kind": "end", "steps": self._steps, "cycles": self._cycles, "pid": self._pid})
         )
@@ -176,9 +188,8 @@ class Recorder:
     def _called(self, module: Any) -> None:
         """A module was called by nobody: perhaps the beginning of a step."""
         if self._thread is None:
-            self._thread = threading.get_ident()
             self._model = weakref.ref(module)
-            self._guarded(self._arrange)
+            self.begin()
             return
         if threading.get_ident() != self._thread or self._in_backward():
             return
@@ -188,6 +199,8 @@ class Recorder:
         elif model is not module:
             return
         self._calls += 1
+        if self._by_hand:
+            return
         if not self._torch.is_grad_enabled() or (self._optimizer is None and self._calls >= _PATIENCE):
             self._guarded(self._advance)
 
@@ -199,7 +212,8 @@ class Recorder:
             self._optimizer = weakref.ref(optimizer)
         elif main is not optimizer:
             return
-        self._guarded(self._advance)
+        if not self._by_hand:
+            self._guarded(self._advance)
 
     def _in_backward(self) -> bool:
         """Whether autograd is calling: a module called there is computed again, not anew."""
@@ -297,9 +311,7 @@ class Recorder:
         try:
             action()
         except _TROUBLE as error:
-            self._recording = False
-            self._profile = None
-            self._remove()
+            self._retire()
             self._complain(error)
 
     def _complain(self, error: BaseException) -> None:
@@ -312,13 +324,14 @@ class Recorder:
         with (self._folder / f"torch-{self._pid}.marks").open("a", encoding="utf-8") as marks:
             marks.write(json.dumps(fields) + "\n")
 
-    def _remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
+    def _retire(self) -> None:
+        """Record nothing from here on. Hooks stay, idle, where code was compiled: without them it would be again."""
+        self._recording, self._over, self._profile = False, True, None
+        if "torch._dynamo" not in sys.modules:
+            for handle in self._handles:
+                handle.remove()
         self._handles = []
 
     def _forked(self) -> None:
         """In a forked child (a loader's worker): its modules are not the program's steps."""
-        self._recording = False
-        self._profile = None
-        self._remove()
+        self._retire()

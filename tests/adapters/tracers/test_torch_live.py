@@ -1,0 +1,342 @@
+"""PyTorch programs recorded live: names, phases, steps, and a program that never notices."""
+
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from joulery.adapters.tracers.torch import TorchTracer
+from joulery.domain.tracing import Steps, TracedSession
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'joulery[torch]'")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+from joulery.adapters.tracers.inject.torch_recorder import Recorder  # noqa: E402  # needs torch
+
+WIDTH = 32
+
+
+class Attention(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (torch.nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x):
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        return torch.bmm(torch.softmax(torch.bmm(q, k.transpose(1, 2)), -1), v)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.out = Attention(), torch.nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = torch.nn.Linear(WIDTH, 2 * WIDTH), torch.nn.Linear(2 * WIDTH, WIDTH)
+        self.norm = torch.nn.LayerNorm(WIDTH)
+
+    def forward(self, x):
+        x = self.norm(x + self.out(self.attention(x)))
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class TinyBert(torch.nn.Module):
+    """14 linears and 4 batched products a forward pass, as the golden trace."""
+
+    def __init__(self, checkpoint: bool = False) -> None:
+        super().__init__()
+        self.checkpoint = checkpoint
+        self.embed = torch.nn.Embedding(100, WIDTH)
+        self.layer = torch.nn.ModuleList(Layer() for _ in range(2))
+        self.pooler, self.classifier = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, 4)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for layer in self.layer:
+            x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False) if self.checkpoint else layer(x)
+        return self.classifier(torch.tanh(self.pooler(x[:, 0])))
+
+
+IDS = torch.arange(32).reshape(4, 8)
+
+
+def train(model: Any, steps: int, loss: Any = None) -> None:
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss = loss or torch.nn.CrossEntropyLoss()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(model(IDS), torch.zeros(4, dtype=torch.long)).backward()
+        optimizer.step()
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Iterator[Callable[..., tuple[list[TracedSession], list[str]]]]:
+    """Runs a function under a recorder and returns its sessions and notes."""
+    recorders = []
+
+    def run(action: Callable[..., None], steps: Steps = Steps(0, 0, 2, 1), name: Any = None):  # noqa: B008
+        recorder = Recorder(tmp_path, **asdict(steps))
+        recorder.install()
+        recorders.append(recorder)
+        if name is not None:
+            recorder.name(*name)
+        action()
+        recorder.finish()
+        found = TorchTracer().recorded(str(tmp_path), None)
+        TorchTracer().leftovers(str(tmp_path))
+        return found
+
+    yield run
+    for recorder in recorders:
+        recorder.finish()
+
+
+def products(session: TracedSession) -> Counter[tuple[str, str]]:
+    """Matrix products by (kind, phase); fails when one of them has no module."""
+    trace, found = session.trace, Counter()
+    for op, phase in zip(trace.op.tolist(), trace.phase.tolist(), strict=True):
+        path, _, leaf = trace.ops[op].rpartition("/")
+        kind = re.sub(r"_\d+$", "", leaf)
+        if kind in ("mm", "addmm", "bmm"):
+            assert not path.startswith("<"), trace.ops[op]
+            found[kind, trace.phases[phase]] += 1
+    return found
+
+
+def test_every_product_of_a_training_step_has_its_module(recorded) -> None:
+    model = TinyBert()
+    (session,), notes = recorded(lambda: train(model, 4), name=(model, "bert"))
+    assert notes == [] and session.steps == 2
+    assert products(session) == {
+        ("addmm", "forward"): 28,
+        ("mm", "backward"): 56,
+        ("bmm", "forward"): 8,
+        ("bmm", "backward"): 16,
+    }
+    names = Counter(session.trace.ops[op] for op in session.trace.op.tolist())
+    for linear in ("layer_0/attention/query", "layer_1/down", "pooler", "classifier"):
+        assert [names[f"bert/{linear}/{leaf}"] for leaf in ("addmm", "mm", "mm_1")] == [2, 2, 2]
+    phases = {session.trace.phases[phase] for phase in session.trace.phase.tolist()}
+    assert {"forward", "backward", "optimizer"} <= phases
+    assert any(name.startswith("AdamW.step/") for name in names)
+
+
+def test_clocks_are_tied_together(recorded) -> None:
+    (session,), _ = recorded(lambda: train(TinyBert(), 2))
+    assert session.clock.offset_ns is not None and abs(session.clock.offset_ns) < 10_000_000
+    begin, end = session.window_ns
+    inside = (session.trace.start_ns >= begin) & (session.trace.end_ns <= end)
+    assert inside.mean() > 0.95
+
+
+def test_checkpointed_layers_are_recomputed_under_their_names(recorded) -> None:
+    (session,), _ = recorded(lambda: train(TinyBert(checkpoint=True), 3))
+    found = products(session)
+    assert found["addmm", "forward"] == 28 and found["addmm", "recompute"] == 24
+    assert found["mm", "backward"] == 56 and found["bmm", "recompute"] == 8
+
+
+def test_inference_is_cut_into_steps_by_the_calls_of_the_model(recorded) -> None:
+    model = TinyBert()
+
+    def infer() -> None:
+        with torch.inference_mode():
+            for _ in range(6):
+                model(IDS)
+
+    sessions, _ = recorded(infer, Steps(1, 1, 2, 1))
+    assert [session.steps for session in sessions] == [2]
+    assert products(sessions[0]) == {("addmm", "forward"): 28, ("bmm", "forward"): 8}
+
+
+def test_several_cycles_follow_the_schedule(recorded) -> None:
+    sessions, _ = recorded(lambda: train(TinyBert(), 12), Steps(1, 1, 2, 2))
+    assert [session.steps for session in sessions] == [2, 2]
+    assert sessions[0].window_ns[1] <= sessions[1].window_ns[0]
+    assert all(products(session)["addmm", "forward"] == 28 for session in sessions)
+
+
+def test_a_program_that_ends_within_a_cycle_keeps_what_there_is(recorded) -> None:
+    sessions, _ = recorded(lambda: train(TinyBert(), 5), Steps(1, 1, 9, 1))
+    assert [session.steps for session in sessions] == [3]
+    assert products(sessions[0])["addmm", "forward"] == 42
+
+
+def test_a_program_that_ends_before_the_schedule_says_so(recorded) -> None:
+    sessions, notes = recorded(lambda: train(TinyBert(), 2), Steps(9, 1, 1, 1))
+    assert sessions == [] and "ended after 2 step(s)" in notes[-1]
+
+
+def test_steps_by_hand(recorded, tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, 0, 0, 2, 1)
+    recorder.install()
+    recorder.begin()
+    model = TinyBert()
+    for _ in range(3):
+        for _ in range(2):
+            model(IDS).sum().backward()
+        recorder.step()
+    recorder.finish()
+    (session,), _ = TorchTracer().recorded(str(tmp_path), None)
+    assert session.steps == 2 and products(session)["addmm", "forward"] == 4 * 14
+
+
+def test_several_forward_threads_keep_their_names(recorded) -> None:
+    models = [TinyBert(), TinyBert()]
+
+    def work() -> None:
+        main = TinyBert()
+        optimizer = torch.optim.SGD(main.parameters(), lr=0.1)
+        for _ in range(3):
+            main(IDS).sum().backward()
+            threads = [threading.Thread(target=lambda m=m: m(IDS).sum().backward()) for m in models]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            optimizer.step()
+
+    (session,), _ = recorded(work)
+    found = products(session)
+    assert found["addmm", "forward"] == 2 * 3 * 14 and found["mm", "backward"] == 2 * 3 * 28
+    roots = {name.split("/")[0] for name in session.trace.ops if name.endswith("/mm")}
+    assert roots == {"TinyBert", "TinyBert#2", "TinyBert#3"}
+
+
+def test_a_compiled_module_is_a_composite_leaf(recorded) -> None:
+    class Outer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.compile(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()), backend="aot_eager")
+            self.head = torch.nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.head(self.inner(x))
+
+    model = Outer()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def work() -> None:
+        for _ in range(6):
+            model(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+
+    (session,), _ = recorded(work, Steps(2, 1, 2, 1))
+    composites = {name.rpartition("/")[2].partition(":")[0] for name in session.trace.composite}
+    assert composites == {"Torch-Compiled Region", "CompiledFunctionBackward"}
+    assert all(name.startswith("Outer/inner/") for name in session.trace.composite)
+    assert products(session) == {("addmm", "forward"): 2, ("mm", "backward"): 4}, "those of the head alone"
+
+
+def test_modules_of_loss_functions_lambdas_and_late_comers(recorded) -> None:
+    class Lambda(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.Dropout(0.0)(x) * 2
+
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), Lambda())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def work() -> None:
+        for _ in range(3):
+            torch.nn.MSELoss()(model(torch.ones(4, 8)), torch.zeros(4, 8)).backward()
+            optimizer.step()
+
+    (session,), _ = recorded(work)
+    names = set(session.trace.ops)
+    assert {"Sequential/0/addmm", "Sequential/1/mul", "MSELoss/mse_loss"} <= names
+    assert any(name.startswith("Sequential/1/Dropout/") for name in names)
+
+
+def test_an_exception_inside_a_module_leaves_names_intact(recorded) -> None:
+    class Failing(torch.nn.Module):
+        def forward(self, x):
+            raise ValueError("mine")
+
+    model, failing = torch.nn.Linear(8, 8), torch.nn.Sequential(torch.nn.Linear(8, 8), Failing())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def work() -> None:
+        for _ in range(3):
+            with pytest.raises(ValueError, match="mine"):
+                failing(torch.ones(1, 8))
+            model(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+
+    (session,), notes = recorded(work)
+    assert notes == [] and "Linear/addmm" in session.trace.ops
+    assert not any("Failing/Linear" in name for name in session.trace.ops)
+
+
+def test_workers_of_a_loader_record_nothing(recorded) -> None:
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(12, 8)), batch_size=3, num_workers=1)
+
+    def work() -> None:
+        for (batch,) in loader:
+            model(batch).sum().backward()
+            optimizer.step()
+
+    (session,), notes = recorded(work, Steps(1, 1, 2, 1))
+    assert notes == [] and products(session)["addmm", "forward"] == 2
+
+
+def test_the_programs_own_profiler_keeps_its_results(recorded) -> None:
+    kept = []
+
+    def work() -> None:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
+            train(TinyBert(), 2)
+        kept.append(len(own.events()))
+        train(TinyBert(), 4)
+
+    sessions, notes = recorded(work, Steps(0, 0, 1, 1))
+    assert kept[0] > 100
+    assert any("own profiler was on" in note for note in notes) and len(sessions) == 1
+
+
+def test_a_full_disk_is_the_recorders_problem_alone(recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(tmp_path / "gone", 0, 0, 1, 1)
+    recorder.install()
+    train(TinyBert(), 3)
+    recorder.finish()
+    sessions, notes = TorchTracer().recorded(str(tmp_path), None)
+    assert sessions == [] and "called no PyTorch module" in notes[-1]
+
+
+PROGRAM = """
+import sitecustomize, torch
+print("own start-up:", getattr(sitecustomize, "MINE", None))
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(6):
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+print("done")
+"""
+
+
+def test_an_unchanged_program_is_recorded_through_its_environment(tmp_path: Path) -> None:
+    own, folder = tmp_path / "own", tmp_path / "trace"
+    own.mkdir()
+    folder.mkdir()
+    (own / "sitecustomize.py").write_text("MINE = 42\n")
+    (tmp_path / "train.py").write_text(PROGRAM)
+    environment = TorchTracer().environment(str(folder), Steps(1, 1, 2, 1), {"PYTHONPATH": str(own)})
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(tmp_path / "train.py")],
+        env={"PATH": "/usr/bin:/bin", **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "own start-up: 42\ndone\n" and done.stderr == "", done.stderr
+    (session,), notes = TorchTracer().recorded(str(folder), None)
+    assert notes == [] and session.steps == 2 and "Sequential/0/addmm" in session.trace.ops
+    marks = [json.loads(line) for line in next(folder.glob("*.marks")).read_text().splitlines()]
+    assert marks[-1]["kind"] == "end" and marks[-1]["cycles"] == 1
