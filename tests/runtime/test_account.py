@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joulery.accounting.charge import BusyTimes
+from joulery.accounting.charge import BusyTimes, IdleRule
 from joulery.domain.carbon import CarbonSeries, Signal
 from joulery.domain.channel import Channel, ReadingKind
 from joulery.domain.errors import ConfigError, DataError
@@ -15,8 +15,9 @@ from joulery.domain.power import PowerTrace
 from joulery.domain.quality import Quality
 from joulery.runtime.account import NO_SOURCE, account, account_again, intensity
 from joulery.runtime.evidence import NS_PER_S, Evidence, fold
-from joulery.runtime.terms import Settings, Span, Terms
+from joulery.runtime.terms import IDLE_RULES, Settings, Span, Terms
 from joulery.store.run import create_run, open_run
+from joulery.ui.cli.measure import command
 
 T0_S = 1_700_000_000
 SECONDS = 10
@@ -273,6 +274,12 @@ def test_periods_have_bounds(period_s: float) -> None:
 def test_terms_are_checked(terms: dict[str, float], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         Terms(**terms)  # type: ignore[arg-type]
+
+
+def test_rules_are_named_once_for_all() -> None:
+    assert tuple(rule.value for rule in IdleRule) == IDLE_RULES
+    (option,) = (parameter for parameter in command.params if parameter.name == "idle")
+    assert tuple(option.type.choices) == IDLE_RULES  # type: ignore[attr-defined]
 
 
 def test_facility_overhead_is_part_of_the_grams() -> None:

@@ -106,6 +106,26 @@ def test_a_block_in_a_thread_that_ends_is_measured_to_its_end() -> None:
     assert measurement.footprint.coverage_ratio == pytest.approx(1.0, abs=0.01)
 
 
+def test_a_fork_that_leaves_the_block_leaves_the_run_to_its_parent(tmp_path: Path) -> None:
+    script = (
+        "import os, joulery\n"
+        f"with joulery.measure(out={str(tmp_path / 'run')!r}, meters=['fake:10']) as m:\n"
+        "    child = os.fork()\n"
+        "    if child: os.waitpid(child, 0)\n"
+        "print('child' if child == 0 else m.footprint.duration_s > 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    assert (done.stdout.split(), done.stderr) == (["child", "True"], "")
+    assert open_run(tmp_path / "run").closed
+
+
+def test_a_sampler_that_breaks_says_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nprint('something broke', file=sys.stderr)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    with pytest.warns(MeasureWarning, match="the sampler failed: something broke"), joulery.measure(meters=["fake:10"]):
+        pass
+
+
 def test_a_sampler_that_dies_is_a_warning_and_a_lower_coverage() -> None:
     before = children()
     with pytest.warns(MeasureWarning, match="ended by signal 9"), joulery.measure(meters=["fake:10"]) as m:

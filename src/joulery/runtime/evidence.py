@@ -20,6 +20,7 @@ from joulery.domain.power import Channel, PowerTrace, ReadingKind
 from joulery.store.channels import channel_from_dict, channel_to_dict
 from joulery.store.recordings import Recording, read_recordings
 from joulery.store.run import SAMPLES, Run, RunWriter
+from joulery.store.series import Labels
 
 NS_PER_S = 1_000_000_000
 
@@ -75,29 +76,30 @@ def fold(evidence: Evidence, writer: RunWriter) -> None:
     Raises:
         CapabilityError: The disk refuses.
     """
-    counts = [len(trace) for trace in evidence.traces]
+    channels = [trace.channel for trace in evidence.traces]
+    rows = _rows([len(trace) for trace in evidence.traces])
     writer.write_series(
         "power",
         {
             "t_ns": _joined([trace.t_ns for trace in evidence.traces], np.int64),
             "value": _joined([trace.values for trace in evidence.traces], np.float64),
-            "unit": np.repeat([_unit(trace.channel) for trace in evidence.traces] or [""], counts or [0]),
-            "device": np.repeat([trace.channel.device for trace in evidence.traces] or [""], counts or [0]),
-            "component": np.repeat([trace.channel.component for trace in evidence.traces] or [""], counts or [0]),
-            "channel": np.repeat(np.arange(max(1, len(counts)), dtype=np.int32), counts or [0]),
+            "unit": Labels(rows, [_unit(channel) for channel in channels]),
+            "device": Labels(rows, [channel.device for channel in channels]),
+            "component": Labels(rows, [channel.component for channel in channels]),
+            "channel": rows,
         },
     )
-    rows = [len(times.app_s) for times in evidence.busy.values()]
     busy = list(evidence.busy.values())
+    rows = _rows([len(times.app_s) for times in busy])
     writer.write_series(
         "busy",
         {
             "start_ns": _joined([times.edges_ns[:-1] for times in busy], np.int64),
             "end_ns": _joined([times.edges_ns[1:] for times in busy], np.int64),
-            "device": np.repeat(list(evidence.busy) or [""], rows or [0]),
+            "device": Labels(rows, list(evidence.busy)),
             "run_s": _joined([times.app_s for times in busy], np.float64),
             "busy_s": _joined([times.all_s for times in busy], np.float64),
-            "cpus": np.repeat(np.array([times.cpus for times in busy] or [0], np.int32), rows or [0]),
+            "cpus": np.array([times.cpus for times in busy], np.int32)[rows],
         },
     )
     # Last: until the manifest says so, the run is read from the sampler's files.
@@ -120,7 +122,7 @@ def unfold(run: Run) -> Evidence:
     """
     if "read" not in run.manifest or "power" not in run.series_names:
         return read_evidence(run.path / SAMPLES)
-    power, busy = run.series("power"), run.series("busy")
+    power, busy = run.series("power", ("t_ns", "value", "channel")), run.series("busy")
     traces = []
     for number, described in enumerate(run.manifest["channels"]):
         mine = power["channel"] == number
@@ -179,6 +181,11 @@ def _notes(file: Path) -> Iterator[dict[str, Any]]:
         return
     for line in file.read_bytes().split(b"\n")[:-1]:
         yield orjson.loads(line)
+
+
+def _rows(counts: list[int]) -> npt.NDArray[np.int32]:
+    """For each row of a long table, which of its parts it belongs to."""
+    return np.repeat(np.arange(len(counts), dtype=np.int32), counts)
 
 
 def _joined(columns: list[npt.NDArray[Any]], kind: type[Any]) -> npt.NDArray[Any]:

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,7 +119,8 @@ def _attend(pid: int, not_ours: frozenset[int]) -> tuple[int, float]:
         if info.si_signo != signal.SIGCHLD:
             from_a_process = info.si_code <= 0
             if from_a_process and info.si_pid != pid:
-                os.kill(pid, info.si_signo)
+                with suppress(PermissionError):  # the command became another user (sudo): it is not ours to signal
+                    os.kill(pid, info.si_signo)
             continue
         status = None
         for candidate in (pid, *_orphans(not_ours | {pid})):

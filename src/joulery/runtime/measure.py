@@ -105,7 +105,13 @@ def measure_command(
     group = make_run_group(os.getpid())
     try:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        recorder.start(root=os.getpid(), include_root=False, group=(str(group.path), group.per_cpu) if group else None)
+        try:
+            recorder.start(
+                root=os.getpid(), include_root=False, group=(str(group.path), group.per_cpu) if group else None
+            )
+        except KeyboardInterrupt:
+            recorder.abandon()
+            raise
         outcome = run_command(
             argv,
             in_child=lambda: _enter(group),
@@ -219,6 +225,7 @@ class Measurement:
         self._start_ns = 0
         self._cpu_s = 0.0
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._pid = os.getpid()
 
     def __enter__(self) -> Self:
         folder = self.path
@@ -240,6 +247,8 @@ class Measurement:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         end_ns, cpu_s = time.monotonic_ns(), _cpu_s()
+        if os.getpid() != self._pid:  # a fork leaves the block too: the run is its parent's
+            return
         recorder = self._recorder
         assert recorder is not None
         self._account = recorder.finish(

@@ -9,6 +9,8 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from joulery.domain.errors import JouleryError
@@ -115,6 +117,7 @@ class Recorder:
             except JouleryError as error:
                 self.warn(f"not all of the run was measured: {_sentence(error)}")
         samples, evidence = self.writer.path / SAMPLES, Evidence()
+        self._last_words(samples)
         try:
             evidence = read_evidence(samples)
         except JouleryError as error:
@@ -133,6 +136,14 @@ class Recorder:
         except JouleryError as error:
             self.warn(f"the run is not kept whole: {_sentence(error)}")
         return made
+
+    def _last_words(self, samples: Path) -> None:
+        """What the sampler said on standard error, which only a mistake of ours makes it do."""
+        with suppress(OSError):  # no sampler was started
+            said = (samples / "sampler.err").read_text(errors="replace").strip()
+            if said:
+                self._log("sampler", text=said)
+                self.warn(f"the sampler failed: {said.splitlines()[-1]}")
 
     def _also(self, more: Callable[[RunWriter, Account, Evidence], None], made: Account, evidence: Evidence) -> None:
         try:
@@ -160,7 +171,7 @@ class Recorder:
         except JouleryError as error:
             self.warnings.append(_sentence(error))
 
-    def _log(self, kind: str, *, t_s: float | None = None, **fields: int | float | None) -> None:
+    def _log(self, kind: str, *, t_s: float | None = None, **fields: int | float | str | None) -> None:
         try:
             self.writer.log(kind, t_s=t_s, **fields)
         except JouleryError as error:

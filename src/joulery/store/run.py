@@ -263,13 +263,13 @@ class Run:
         """Names of the series that are there, sorted."""
         return tuple(sorted(path.stem for path in self.path.glob("*.parquet")))
 
-    def series(self, name: str) -> dict[str, npt.NDArray[Any]]:
-        """The columns of one series.
+    def series(self, name: str, columns: Sequence[str] | None = None) -> dict[str, npt.NDArray[Any]]:
+        """The columns of one series, all or those named.
 
         Raises:
             DataError: There is no such series, or it is damaged.
         """
-        return read_series(self.path / f"{name}.parquet")
+        return read_series(self.path / f"{name}.parquet", columns)
 
 
 def _append(fd: int, data: bytes) -> None:

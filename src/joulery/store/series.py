@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,24 @@ from joulery.domain.errors import DataError
 from joulery.store.files import write_atomically
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Labels:
+    """A column of few different words, many times over: a number a row, and what the numbers stand for.
+
+    Attributes:
+        codes: Index into ``words`` of each row, int[n].
+        words: The words.
+    """
+
+    codes: npt.NDArray[Any]
+    words: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+
 def write_series(path: Path, columns: Mapping[str, Any]) -> None:
-    """Write equally long columns (numbers or strings) to one Parquet file.
+    """Write equally long columns (numbers, strings or :class:`Labels`) to one Parquet file.
 
     Raises:
         DataError: The columns differ in length.
@@ -26,12 +43,21 @@ def write_series(path: Path, columns: Mapping[str, Any]) -> None:
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise DataError(f"columns of a series must be equally long, got {lengths}", file=str(path))
-    table = pa.table({name: pa.array(values) for name, values in columns.items()})
+    table = pa.table(
+        {
+            name: pa.DictionaryArray.from_arrays(
+                pa.array(values.codes, pa.int32()), pa.array(values.words, pa.string())
+            )
+            if isinstance(values, Labels)
+            else pa.array(values)
+            for name, values in columns.items()
+        }
+    )
     write_atomically(path, lambda file: pq.write_table(table, file, compression="zstd"))
 
 
-def read_series(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The columns of one Parquet file; missing numbers come back as NaN.
+def read_series(path: Path, names: Sequence[str] | None = None) -> dict[str, npt.NDArray[Any]]:
+    """The columns of one Parquet file, or those named; missing numbers come back as NaN.
 
     Raises:
         DataError: There is no such file, or it is no Parquet file.
@@ -40,7 +66,7 @@ def read_series(path: Path) -> dict[str, npt.NDArray[Any]]:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path)
+        table = pq.read_table(path, columns=None if names is None else list(names))
     except FileNotFoundError as error:
         raise DataError("there is no such series", file=str(path)) from error
     except (pa.ArrowInvalid, OSError) as error:

@@ -22,13 +22,14 @@ def make_run_group(pid: int) -> RunGroup | None:
 def open_tree(
     root: int, *, include_root: bool, exclude: frozenset[int], sockets: tuple[int, ...], group: tuple[str, bool] | None
 ) -> TreeTimes:
-    """The CPU time of a run: from its control group where it has one that tells sockets apart, else from ``/proc``."""
+    """The CPU time of a run: from its control group where it has one that tells sockets apart, else from ``/proc``.
+
+    Raises:
+        CapabilityError: The group is gone.
+    """
     socket_of_cpu = sockets_of_cpus()
-    if group is not None:
-        try:
-            return open_group(RunGroup(Path(group[0]), group[1]), sockets, socket_of_cpu)
-        except CapabilityError:  # a version 2 group on several sockets: /proc can do what it cannot
-            pass
+    if group is not None and (len(sockets) == 1 or group[1]):
+        return open_group(RunGroup(Path(group[0]), group[1]), sockets, socket_of_cpu)
     return ProcessTree(root, include_root=include_root, exclude=exclude, sockets=sockets, socket_of_cpu=socket_of_cpu)
 
 
