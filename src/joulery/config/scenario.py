@@ -18,6 +18,7 @@ from joulery.config.quantity import (
     SecondsOrZero,
 )
 from joulery.config.reading import Document, load_document, with_units
+from joulery.config.scenario_ordering import OrderingScenario
 from joulery.config.scenario_training import TrainingScenario
 from joulery.config.section import InputFile, InputFolder, Name, Section, Text
 from joulery.config.services import unique
@@ -240,7 +241,7 @@ class VariantsScenario(Section):
     """Length of a row of the carbon file."""
 
 
-Scenario = BatchedServingScenario | VariantsScenario | TrainingScenario
+Scenario = BatchedServingScenario | VariantsScenario | TrainingScenario | OrderingScenario
 _ADAPTER: TypeAdapter[Scenario] = TypeAdapter(Annotated[Scenario, Field(discriminator="kind")])
 
 

@@ -1,15 +1,17 @@
-"""One column of numbers from a CSV file with a header."""
+"""Columns of numbers from a CSV file with a header, or a Parquet file."""
 
 from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from joulery.domain.arrays import FloatArray, readonly
 from joulery.domain.errors import DataError
+from joulery.store.series import read_series
 
 
 def read_column(path: Path, column: str, *, least: float = 0.0) -> FloatArray:
@@ -54,3 +56,25 @@ def _number(text: str | None, path: Path, column: str, row: int, least: float) -
     if not least <= value < math.inf:
         raise DataError(f"{column} is {text!r}, expected a number of {least:g} or more", file=str(path), row=row)
     return value
+
+
+def read_parquet_columns(path: Path, columns: Sequence[str]) -> dict[str, FloatArray]:
+    """Columns of numbers of a Parquet file, float64, in the order of the rows.
+
+    Raises:
+        DataError: No such file or column, no rows, or a value that is missing or no finite number.
+    """
+    series = read_series(path)
+    for name in columns:
+        if name not in series:
+            raise DataError(f"no column {name!r}", file=str(path), hint=f"columns: {', '.join(series) or 'none'}")
+        if series[name].dtype.kind not in "iuf":
+            raise DataError(f"{name} holds no numbers", file=str(path))
+    found = {name: series[name].astype(np.float64) for name in columns}
+    for name, values in found.items():
+        if not len(values):
+            raise DataError("no rows", file=str(path))
+        if not bool(np.all(np.isfinite(values))):
+            at = int(np.argmax(~np.isfinite(values)))
+            raise DataError(f"{name} is {values[at]}, expected a number", file=str(path), row=at + 1)
+    return {name: readonly(values, np.float64) for name, values in found.items()}

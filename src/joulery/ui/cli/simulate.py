@@ -20,6 +20,7 @@ import click
 @click.option("--carbon", metavar="FILE", help="kinds variants and training: a CSV file of carbon intensity.")
 @click.option("--column", metavar="NAME", help="kinds variants and training: its column in g/kWh.")
 @click.option("--trace", metavar="FILE", help="kind training: a CSV file of jobs (submit_s, duration_s).")
+@click.option("--requests", metavar="FILE", help="kind ordering: a Parquet log (output_tokens, pred_cls5).")
 @click.option("--days", metavar="N", help="kind training: only the jobs of the first N days.")
 @click.option("--seed", metavar="N", help="kind training: this one seed.")
 @click.option(

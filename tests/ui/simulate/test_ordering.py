@@ -1,0 +1,69 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.data_folder import data_folder
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "ssjf.yaml"
+
+
+def simulate(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "joulery", "simulate", str(EXAMPLE), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_speculation_on_the_released_predictions() -> None:
+    log = data_folder("muserve") / "lmsys_vicuna13b_predictions.parquet"
+    document = json.loads(simulate("--requests", log, "--seeds", "4", "--json").stdout)
+    rows = {row["policy"]: row for row in document["results"]}
+    base = rows["fcfs"]
+    assert rows["ssjf"]["mean_jct_s"] <= 0.71 * base["mean_jct_s"]
+    assert rows["ssjf"]["p99_jct_s"] <= 1.40 * base["p99_jct_s"]
+    assert rows["ssjf"]["max_wait_s"] <= 1.70 * base["max_wait_s"]
+    assert rows["oracle"]["mean_jct_s"] == pytest.approx(0.535 * base["mean_jct_s"], rel=0.06)
+    assert rows["ssjf-delayed"]["p99_jct_s"] <= 1.15 * base["p99_jct_s"]
+    assert rows["ssjf-delayed"]["mean_jct_s"] <= 0.72 * base["mean_jct_s"]
+    for row in rows.values():
+        assert row["throughput_rps"] == pytest.approx(base["throughput_rps"], rel=0.005)
+
+
+def test_the_example_runs_on_made_up_requests_and_says_so() -> None:
+    done = simulate("--seeds", "1", "--json")
+    document = json.loads(done.stdout)
+    assert document["requests"] == "made up"
+    assert {"policy", "mean_jct_s", "p99_jct_s", "max_wait_s", "throughput_rps"} <= set(document["results"][0])
+    assert simulate("--seeds", "1", "--json").stdout == done.stdout
+    assert "every number is simulated" in simulate("--seeds", "1").stdout
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"output_tokens": [1, 2]}, "pred_cls5"),
+        ({"output_tokens": [1.0, float("nan")], "pred_cls5": [0, 1]}, "output_tokens is nan"),
+        ({"output_tokens": [1, 2], "pred_cls5": [0, 1]}, "at least 100 answers"),
+    ],
+)
+def test_a_log_that_cannot_be_used_is_one_clear_error(tmp_path: Path, columns: dict[str, list], says: str) -> None:
+    log = tmp_path / "log.parquet"
+    pq.write_table(pa.table(columns), log)
+    done = simulate("--requests", log)
+    assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr
+
+
+def test_no_parquet_at_all(tmp_path: Path) -> None:
+    log = tmp_path / "log.parquet"
+    log.write_text("not parquet")
+    done = simulate("--requests", log)
+    assert done.returncode == 2 and "Parquet" in done.stderr and "Traceback" not in done.stderr
+    done = simulate("--policy", "lottery")
+    assert done.returncode == 2 and "no such order" in done.stderr
