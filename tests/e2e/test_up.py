@@ -147,7 +147,7 @@ def test_a_person_sees_what_was_found_what_happens_and_what_it_came_to(tmp_path,
     with Up(site(), tmp_path) as up:
         address = re.search(r"dashboard +(http://[0-9.:]+)/dashboard", up.until("/dashboard"))
         assert address is not None
-        up.until(" of 3 ")
+        up.until("/3 s ")
         with urllib.request.urlopen(f"{address[1]}/api/now", timeout=10) as answer:
             now = json.load(answer)
         with urllib.request.urlopen(f"{address[1]}/metrics", timeout=10) as answer:
@@ -159,7 +159,7 @@ def test_a_person_sees_what_was_found_what_happens_and_what_it_came_to(tmp_path,
         assert up.survivors() == []
     assert now["site"]["carbon"]["basis"] == "assumed" and now["ticks"][-1]["power_w"] > 0
     assert "joulery_power_watts{" in metrics and "joulery_requests_total" in metrics
-    for name in ("service", "profile", "power", "carbon", "meters", "plan", "dashboard"):
+    for name in ("machine", "service", "slices", "profile", "power", "carbon", "demand", "plan", "dashboard"):
         assert re.search(rf"^  {name} +\S", said, re.MULTILINE), f"{name} is missing in {said}"
     for name in ("requests", "latency", "accuracy", "variants", "energy", "carbon", "saving", "model", "plans", "html"):
         assert re.search(rf"^  {name} +\S", said, re.MULTILINE), f"{name} is missing in {said}"
@@ -173,7 +173,7 @@ def test_a_person_sees_what_was_found_what_happens_and_what_it_came_to(tmp_path,
 def test_ctrl_c_while_serving_ends_it_with_the_summary_so_far(tmp_path, site):
     out = tmp_path / "summary.json"
     with Up(site(duration="60 s", lasts="60 s"), tmp_path, "--json-out", str(out)) as up:
-        up.until(" of 60 ")
+        up.until("/60 s ")
         time.sleep(1.0)
         os.killpg(up.process.pid, signal.SIGINT)
         code, said, complaint = up.end(30)
@@ -198,7 +198,7 @@ def test_ctrl_c_while_profiling_leaves_nothing(tmp_path):
 
 def test_kill_9_leaves_no_child_and_a_readable_run(tmp_path, site):
     with Up(site(duration="60 s", lasts="60 s"), tmp_path) as up:
-        up.until(" of 60 ")
+        up.until("/60 s ")
         time.sleep(1.5)
         up.process.kill()
         up.process.wait()

@@ -90,8 +90,6 @@ def test_windows_of_a_running_sampler_add_up_to_what_is_charged_in_the_end(tmp_p
         parts = [live.window(start_s + 0.3 * k, start_s + 0.3 * (k + 1), grid) for k in range(4)]
         whole = live.window(start_s, start_s + 1.2, grid)
         (meter,) = live.meters(time.time())
-        assert [channel.meter for channel in live.channels()] == ["cpu-model"]
-        assert "modelled" in live.notes()[0]
     finally:
         process.stop()
     assert sum(part.run.energy_j for part in parts) == pytest.approx(whole.run.energy_j, rel=1e-6)

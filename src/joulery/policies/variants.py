@@ -141,7 +141,7 @@ class VariantPolicy:
     replan_ratio: float = 0.05
     rate_step_ratio: float = 0.3
     settle_s: float = 5.0
-    fewest: int = 40
+    fewest: int = 20
     gain: float = 0.0
 
     name = "variants"

@@ -9,7 +9,6 @@ from pathlib import Path
 from joulery.accounting.charge import Charged, IdleRule, charge
 from joulery.accounting.integrate import Metered
 from joulery.domain.carbon import CarbonSeries
-from joulery.domain.channel import Channel
 from joulery.domain.footprint import Footprint
 from joulery.domain.timeline import MeterNow
 from joulery.runtime.evidence import NS_PER_S, Evidence, evidence_of
@@ -75,14 +74,6 @@ class LiveMeters:
         """The charge of a stretch of the last half minute, as :meth:`update` last saw it; idle energy is the run's."""
         charged = self._charged(start_s, end_s, carbon)
         return Window(start_s, end_s, charged.run, charged.other_j)
-
-    def channels(self) -> tuple[Channel, ...]:
-        """What is read, as :meth:`update` last saw it."""
-        return tuple(trace.channel for trace in self._evidence.traces)
-
-    def notes(self) -> tuple[str, ...]:
-        """What a reader should know, as :meth:`update` last saw it."""
-        return self._evidence.notes
 
     def meters(self, now_s: float) -> tuple[MeterNow, ...]:
         """The latest reading of every channel."""

@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from joulery.config.site import Site
-from joulery.domain.channel import Channel
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.engine import EnergyShare, RequestRecord
 from joulery.domain.errors import ActuationError, JouleryError
@@ -47,6 +46,8 @@ from joulery.store.run import SAMPLES, RunWriter
 from joulery.store.timeline import log_decision, log_tick, write_site
 
 MOST_RECORDS = 2_000_000
+_ENOUGH = 50
+"""Requests that a window should hold on average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +65,13 @@ class Pace:
     window_s: float = 4.0
 
     @classmethod
-    def over(cls, duration_s: float | None) -> Pace:
-        """A pace that shows a run of so long: a second, or less for a run of less than a minute."""
+    def over(cls, duration_s: float | None, rate_rps: float) -> Pace:
+        """A pace that shows a run of so long: a second, or less for a run of less than a minute.
+
+        The window is wide enough for a latency quantile to mean something at the rate expected.
+        """
         step_s = 1.0 if duration_s is None else min(1.0, max(0.25, duration_s / 60.0))
-        return cls(tick_s=step_s, step_s=step_s, window_s=4.0 * step_s)
+        return cls(tick_s=step_s, step_s=step_s, window_s=max(4.0 * step_s, _ENOUGH / rate_rps))
 
 
 @dataclass(slots=True)
@@ -171,7 +175,6 @@ class Session:
         if not self.ran.layouts:
             failed = self.ran.decisions[-1]
             raise ActuationError(f"the service cannot start: {failed.detail}")
-        self._ticker.live.update()
         self.started_s, self.start_ns = time.time(), time.monotonic_ns()
         self._ticked_s = self.started_s
 
@@ -191,14 +194,6 @@ class Session:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    def channels(self) -> tuple[Channel, ...]:
-        """What the meters offer; empty before ``serve``."""
-        return self._ticker.live.channels()
-
-    def notes(self) -> tuple[str, ...]:
-        """What the meters said that a reader should know; empty before ``serve``."""
-        return self._ticker.live.notes()
 
     def watch(self, watcher: Callable[[Tick], None]) -> None:
         """Have a function called with every tick."""

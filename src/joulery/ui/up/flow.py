@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from joulery.domain.ports import Engine
 from joulery.domain.timeline import DecisionRecord, NowSnapshot
 from joulery.runtime.bench import Obtained, age_words, obtain_profile
 from joulery.runtime.compose.carbon import carbon_source
+from joulery.runtime.compose.doctor import Status, energy, machine_in_words
 from joulery.runtime.compose.engine import local_engine
 from joulery.runtime.compose.meters import MeterSpec
 from joulery.runtime.compose.models import cache_folder
@@ -88,6 +90,7 @@ async def up(options: Options, screen: Screen, stop: asyncio.Event) -> dict[str,
     async with AsyncExitStack() as stack:
         writer = stack.enter_context(_run(options, site))
         front = await stack.enter_async_context(_front(site, config, writer))
+        await _tell_machine(screen)
         setup = service_setup(site, config, cache)
         _tell_service(screen, setup)
         meters = meter_specs(site.meters)
@@ -251,8 +254,8 @@ async def _session(
     def opened(section: CarbonConfig) -> Any:
         return carbon_source(section, cache_folder())
 
-    pace = Pace.over(None if site.load is None else site.load.duration_s)
     chosen = choose(site, config, setup, obtained.profile)
+    pace = Pace.over(None if site.load is None else site.load.duration_s, chosen.rate_rps)
     grid = Grid(site.carbon, opened, time.time)
     return Session(site, setup, chosen, obtained.profile, writer, engine, meters=meters, grid=grid, pace=pace)
 
@@ -321,6 +324,18 @@ async def _unless_stopped(work: Any, stop: asyncio.Event) -> Any:
         stopping.cancel()
 
 
+async def _tell_machine(screen: Screen) -> None:
+    """What ``joulery doctor`` found of this machine and its meters."""
+    machine = machine_in_words()
+    virtual = " (virtual)" if machine["virtual"] == "yes" else ""
+    screen.fact("machine", f"{machine['cpus']} CPUs, {machine['processor']}{virtual}; {machine['system']}")
+    # The meters alone: that the sampler runs is about to be seen.
+    for check in await asyncio.to_thread(lambda: list(islice(energy(), 3))):
+        mark = {Status.OK: "✓", Status.PARTLY: "~", Status.DENIED: "!", Status.ABSENT: "–"}[check.status]
+        grant = f"; to have it: {check.grant}" if check.grant else ""
+        screen.fact("", f"{mark} {check.name}: {check.detail}{grant}")
+
+
 def _tell_service(screen: Screen, setup: ServiceSetup) -> None:
     family = setup.family
     variants = ", ".join(f"{v.name} {percent(v.accuracy_ratio)}" for v in family.variants)
@@ -356,8 +371,6 @@ def _tell_serving(screen: Screen, session: Session, server: GatewayServer) -> No
         screen.fact("carbon", "no source of carbon intensity in the site file: joules alone, no grams")
     else:
         screen.fact("carbon", f"{label.zone}, {label.source}: {label.signal}, {label.scope}, {label.basis}")
-    read = ", ".join(f"{c.device} {c.component} {c.quality} by {c.meter}" for c in session.channels())
-    screen.fact("meters", "; ".join((read or "none", *session.notes())))
     screen.fact("demand", f"{session.chosen.rate_rps:.0f} requests a second to plan for")
     screen.fact("plan", session.ran.decisions[-1].decision.reason)
     screen.fact("dashboard", f"{server.url}/dashboard")

@@ -22,6 +22,7 @@ PLAIN_EVERY_S = 5.0
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue")
 _BAR = 12
 _INDENT = 12
+_WIDE = 120
 
 
 class Screen(Protocol):
@@ -130,7 +131,7 @@ class ConsoleScreen:
         """Move the line; elsewhere say it every few seconds."""
         if self._service is None:
             return
-        line = live_line(tick, now_s, self._service, self._duration_s)
+        line = live_line(tick, now_s, self._service, self._duration_s, wide=self._console.width >= _WIDE)
         if self._console.is_terminal:
             self._show(line)
         elif now_s - self._said_s >= PLAIN_EVERY_S:
@@ -165,34 +166,35 @@ class ConsoleScreen:
             self._live = None
 
 
-def live_line(tick: Tick, now_s: float, service: ServiceLabel, duration_s: float | None) -> Text:
-    """Seconds, the grid's clock and intensity, watts, mix, latency against the SLO, grams so far."""
+def live_line(tick: Tick, now_s: float, service: ServiceLabel, duration_s: float | None, *, wide: bool = True) -> Text:
+    """Seconds, the grid's clock and intensity, watts, mix, latency against the SLO, grams so far; short if need be."""
     line = Text("  ")
-    line.append(f"{now_s:4.0f} s" + (f" of {duration_s:.0f}" if duration_s is not None else ""), style="dim")
+    line.append(f"{now_s:3.0f}" + (f"/{duration_s:.0f} s" if duration_s is not None else " s"), style="dim")
     if math.isfinite(tick.grid_s):
-        line.append(f"  {datetime.fromtimestamp(tick.grid_s, UTC):%H:%M}", style="dim")
-    line.append(f"  {number(tick.g_per_kwh, 'g/kWh'):>9}  {si(tick.power_w, 'W'):>7} {tick.quality}")
+        line.append(f" {datetime.fromtimestamp(tick.grid_s, UTC):%H:%M}", style="dim")
+    line.append(f" {number(tick.g_per_kwh, 'g/kWh'):>9} {si(tick.power_w, 'W'):>6} {tick.quality} ")
     seen = next((s for s in tick.services if s.service == service.name), None)
     if seen is None:
         return line
-    line.append("  ")
-    line.append_text(_mix(dict(seen.mix), [name for name, _ in service.variants]))
+    line.append_text(_mix(dict(seen.mix), [name for name, _ in service.variants], wide=wide))
     keeps = not seen.latency_s > service.slo_s
-    line.append(f"  p{100 * service.quantile_ratio:g} ")
-    line.append(f"{_ms(seen.latency_s):>6}", style="" if keeps else "bold red")
-    line.append(f" of {_ms(service.slo_s)}  {seen.requests / tick.period_s:3.0f} /s  {grams(tick.carbon_g)}")
+    line.append(f" p{100 * service.quantile_ratio:g} ")
+    line.append(_ms(seen.latency_s), style="" if keeps else "bold red")
+    if wide:
+        line.append(f" of {_ms(service.slo_s)}  {seen.requests / tick.period_s:.0f} /s  {grams(tick.carbon_g)}")
     return line
 
 
-def _mix(shares: Mapping[str, float], names: Sequence[str]) -> Text:
-    """A bar of the variants, least accurate first, and their shares."""
+def _mix(shares: Mapping[str, float], names: Sequence[str], *, wide: bool) -> Text:
+    """The variants that answer, least accurate first, with their shares; as a bar too where there is room."""
     bar, words = Text(), Text()
     for index, name in enumerate(names):
-        colour = _COLOURS[index % len(_COLOURS)]
         share = shares.get(name, 0.0)
-        bar.append("█" * round(share * _BAR), style=colour)
-        words.append(f" {name} {100 * share:3.0f} %", style=colour if share > 0 else "dim")
-    return bar + Text(" " * max(0, _BAR - len(bar))) + words
+        if share > 0:
+            colour = _COLOURS[index % len(_COLOURS)]
+            bar.append("█" * round(share * _BAR), style=colour)
+            words.append(f" {name} {100 * share:.0f} %", style=colour)
+    return Text(" ") + bar + Text(" " * max(0, _BAR - len(bar))) + words + Text(" ") if wide else words
 
 
 def summary_lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -255,7 +257,7 @@ def _carbon(report: Mapping[str, Any]) -> str:
     if report.get("carbon_g") is None:
         return f"{UNKNOWN}: {report.get('carbon_reason') or 'no intensity is known'}"
     words = f"{grams(report['carbon_g'])} CO2e {report['carbon_quality']}, {report['carbon_source']}"
-    return words + (f", PUE {report['pue']:.2f} included" if report["pue"] > 1 else "")
+    return words + (f", PUE {report['pue']:.2f} included" if report["pue"] > 1.0005 else "")
 
 
 def _saving(report: Mapping[str, Any]) -> str:
