@@ -137,6 +137,16 @@ async def test_what_does_not_fit_the_declared_tensors_is_refused_before_any_repl
     assert [view.served for view in double_engine.replicas()] == [0]
 
 
+async def test_a_request_has_to_fit_every_replica_that_declares_something() -> None:
+    async with running(toy("double", variant="a"), toy("echo", variant="b")) as engine:
+        for _ in range(2):
+            with pytest.raises(RequestError, match="the model takes"):
+                await ask(engine, x=np.zeros((1, 3), np.float32))
+        await ask(engine, x=np.zeros((1, 2), np.float32), variant="b", outputs=("x",))
+    async with running(toy("double", variant="a"), toy("Scaled", variant="b")) as engine:
+        assert (await ask(engine, x=np.zeros(3), variant="b")).outputs["y"].shape == (3,), "they disagree"
+
+
 @pytest.mark.parametrize(
     ("name", "outcome", "complaint"),
     [

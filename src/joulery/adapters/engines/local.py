@@ -84,9 +84,10 @@ class _Service:
     emptied: asyncio.Event = field(default_factory=asyncio.Event)
 
     def describe(self) -> None:
-        """Take over what the replicas declare where they agree; where they do not, each judges for itself."""
+        """Take over what the replicas declare, where those that declare something agree: a request may meet any."""
         ready = [replica for replica in self.replicas if replica.state is ReplicaState.READY]
-        self.inputs = ready[0].inputs if ready and all(r.inputs == ready[0].inputs for r in ready) else ()
+        inputs = {replica.inputs for replica in ready if replica.inputs}
+        self.inputs = inputs.pop() if len(inputs) == 1 else ()
         names = {frozenset(spec.name for spec in replica.outputs) for replica in ready}
         self.outputs = names.pop() if len(names) == 1 else frozenset()
 
