@@ -18,6 +18,7 @@ from joulery.config.quantity import (
     SecondsOrZero,
 )
 from joulery.config.reading import Document, load_document, with_units
+from joulery.config.scenario_clocks import ClocksScenario
 from joulery.config.scenario_ordering import OrderingScenario
 from joulery.config.scenario_training import TrainingScenario
 from joulery.config.section import InputFile, InputFolder, Name, Section, Text
@@ -241,7 +242,7 @@ class VariantsScenario(Section):
     """Length of a row of the carbon file."""
 
 
-Scenario = BatchedServingScenario | VariantsScenario | TrainingScenario | OrderingScenario
+Scenario = BatchedServingScenario | VariantsScenario | TrainingScenario | OrderingScenario | ClocksScenario
 _ADAPTER: TypeAdapter[Scenario] = TypeAdapter(Annotated[Scenario, Field(discriminator="kind")])
 
 

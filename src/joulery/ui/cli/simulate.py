@@ -21,8 +21,9 @@ import click
 @click.option("--column", metavar="NAME", help="kinds variants and training: its column in g/kWh.")
 @click.option("--trace", metavar="FILE", help="kind training: a CSV file of jobs (submit_s, duration_s).")
 @click.option("--requests", metavar="FILE", help="kind ordering: a Parquet log (output_tokens, pred_cls5).")
+@click.option("--arrivals", metavar="FILE", help="kind clocks: a Parquet log of arrivals (t_s).")
 @click.option("--days", metavar="N", help="kind training: only the jobs of the first N days.")
-@click.option("--seed", metavar="N", help="kind training: this one seed.")
+@click.option("--seed", metavar="N", help="kinds training and clocks: this one seed.")
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep the outcome as a run in this new folder."
 )

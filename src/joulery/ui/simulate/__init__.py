@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 KINDS: Mapping[str, str] = MappingProxyType(
     {
         "batched-serving": "joulery.ui.simulate.batched_serving",
+        "clocks": "joulery.ui.simulate.clocks",
         "ordering": "joulery.ui.simulate.ordering",
         "training": "joulery.ui.simulate.training",
         "variants": "joulery.ui.simulate.variants",
