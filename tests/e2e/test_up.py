@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import select
 import signal
 import socket
@@ -27,7 +28,7 @@ QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 class Up:
     """A running ``joulery up``, everything it starts marked in its environment."""
 
-    def __init__(self, site: Path, folder: Path, *arguments: str) -> None:
+    def __init__(self, site: Path, folder: Path, *arguments: str, limit_bytes: int = -1) -> None:
         self.marker = uuid.uuid4().hex
         self.folder = folder
         environment = os.environ | {"JOULERY_CACHE": str(folder / "cache"), "JOULERY_TEST_MARK": self.marker}
@@ -38,6 +39,7 @@ class Up:
             env=environment,
             start_new_session=True,
             bufsize=0,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes)),
         )
         self.heard = ""
 
@@ -232,6 +234,23 @@ def test_it_stays_when_asked_to(tmp_path, site):
     assert json.loads(out.read_text())["requests"] > 5
 
 
+def test_advice_changes_nothing(tmp_path, site):
+    """In mode advise the baseline runs, and what would be done is said and logged."""
+    out = tmp_path / "summary.json"
+    with Up(
+        site({"mode: act": "mode: advise", "lambda: 10 %": "lambda: 90 %"}), tmp_path, "--json-out", str(out)
+    ) as up:
+        code, said, complaint = up.end()
+        assert code == 0, complaint
+    summary = json.loads(out.read_text())
+    assert summary["variants"] == {"small": 0.0, "large": 1.0} and summary["layout_changes"] == 0
+    assert "mode advise: the baseline runs instead" in said
+    assert summary["saving_ratio"] == pytest.approx(0.0, abs=0.1)
+    decisions = list(open_run(tmp_path / "run").log("decision"))
+    assert {entry["outcome"] for entry in decisions} == {"advised"}
+    assert decisions[0]["decision"]["value"] == ["small on cpu:1", "small on cpu:1"]
+
+
 def refused(tmp_path: Path, site: Path, *arguments: str) -> tuple[int, str]:
     with Up(site, tmp_path, *arguments) as up:
         code, _, complaint = up.end(60)
@@ -264,15 +283,26 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("changed", "arguments", "words"), BROKEN, ids=lambda value: str(value)[:30])
-def test_what_is_wrong_is_one_clear_error(tmp_path, changed, arguments, words):
-    code, complaint = refused(tmp_path, toy_site(tmp_path, changed=changed), *arguments)
+def test_what_is_wrong_is_one_clear_error(tmp_path, site, changed, arguments, words):
+    code, complaint = refused(tmp_path, site(changed), *arguments)
     assert code == 2 and words in complaint
 
 
-def test_an_unreadable_model_is_one_clear_error(tmp_path):
+def test_an_unreadable_model_is_one_clear_error(tmp_path, site):
     (tmp_path / "big.onnx").write_bytes(b"this is no model")
     code, complaint = refused(tmp_path, toy_site(tmp_path, changed=ONNX))
-    assert code == 2 and "big.onnx" in complaint
+    assert code == 2 and "big.onnx" in complaint, "found while it is profiled"
+    (tmp_path / "again").mkdir()
+    code, complaint = refused(tmp_path / "again", site({**ONNX, "lambda: 10 %": "lambda: 0 %"}))
+    assert code == 2 and "big.onnx" in complaint, "found when it starts to serve"
+
+
+def test_a_full_disk_is_one_clear_error(tmp_path, site):
+    """A limit on file size stands for a full disk: the log of the run cannot grow."""
+    with Up(site(), tmp_path, limit_bytes=30_000) as up:
+        code, _, complaint = up.end(60)
+        assert up.survivors() == []
+    assert code == 2 and "cannot write" in complaint and "Traceback" not in complaint
 
 
 def test_a_folder_that_holds_a_run_is_not_touched(tmp_path):

@@ -5,6 +5,7 @@ from pathlib import Path
 TOYS = """\
 joulery: 1
 name: toys
+mode: act
 carbon: {{kind: typical, zone: GB, replay: {{day: "2020-10-14", lasts: {lasts}}}}}
 meters: {{period: 50 ms, use: [cpu-model], cpu_model: {{idle: 20 W, max: 60 W}}}}
 fleet: {{cpu: {{cores: 2}}}}

@@ -122,17 +122,18 @@ async def test_other_services_are_left_as_they_are():
     engine = PaperEngine()
     other = ReplicaSpec("other", "big", ONE, ModelRef(ModelKind.ONNX, "big.onnx"))
     engine.views = [ReplicaView("a", other, ReplicaState.READY)]
-    said = await LayoutActuator(engine, "photos", MODELS).carry_out(
+    outcome, said = await LayoutActuator(engine, "photos", MODELS).carry_out(
         Decision(SET_LAYOUT, "photos", layout(("lite2", ONE), ("lite0", ONE)).names(), "p", "r")
     )
     assert sorted(view.spec.variant for view in engine.views) == ["big", "lite0", "lite2"]
+    assert outcome == "applied"
     assert said == "lite0+lite2 took over after 0.25 s, 2 replicas started, 0 stopped, 0.30 CPU seconds"
 
 
 async def test_keeping_a_layout_touches_nothing():
     engine = PaperEngine()
     engine.refuse = True
-    said = await LayoutActuator(engine, "photos", MODELS).carry_out(
+    _, said = await LayoutActuator(engine, "photos", MODELS).carry_out(
         Decision(KEEP_LAYOUT, "photos", layout(("lite1", TWO)).names(), "p", "r")
     )
     assert said == "lite1 (2 cores) runs already"

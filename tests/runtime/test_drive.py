@@ -5,7 +5,7 @@ import pytest
 
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import ActuationError
-from joulery.runtime.drive import LiveDriver
+from joulery.runtime.drive import ADVISED, APPLIED, LiveDriver
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Log:
         self.records = []
         self.acted: list[float] = []
 
-    async def act(self, decision: Decision) -> str:
+    async def act(self, decision: Decision) -> tuple[str, str]:
         self.acted.append(decision.value)
-        return "done"
+        return APPLIED, "done"
 
 
 def driver(log: Log, *, policy=EveryThird(), act=None, period_s: float = 0.01) -> LiveDriver[int, float]:
@@ -60,18 +60,19 @@ async def test_each_step_is_watched_and_each_decision_carried_out_and_recorded()
 async def test_an_action_that_fails_is_recorded_and_the_loop_goes_on():
     log = Log()
 
-    async def refuse(decision: Decision) -> str:
+    async def refuse(decision: Decision) -> tuple[str, str]:
         raise ActuationError("no room")
 
     loop = driver(log, act=refuse)
     for now_s in range(4):
         await loop.step(float(now_s))
     assert [(record.outcome, record.detail) for record in log.records] == [("failed", "no room")] * 2
+    assert isinstance(loop.failure, ActuationError)
     assert loop.state == 4
 
 
 async def test_a_bug_is_not_swallowed():
-    async def broken(decision: Decision) -> str:
+    async def broken(decision: Decision) -> tuple[str, str]:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -89,13 +90,13 @@ async def test_a_policy_that_names_a_time_is_left_alone_until_then():
 async def test_it_runs_until_cancelled_and_a_slow_action_delays_the_next_step():
     log, running, enough = Log(), [], asyncio.Event()
 
-    async def slow(decision: Decision) -> str:
+    async def slow(decision: Decision) -> tuple[str, str]:
         running.append(len(log.steps))
         await asyncio.sleep(0.05)
         running.append(len(log.steps))
         if len(log.steps) > 4:
             enough.set()
-        return ""
+        return ADVISED, ""
 
     task = asyncio.create_task(driver(log, act=slow).run())
     await enough.wait()

@@ -15,6 +15,7 @@ from joulery.domain.layout import Instance, Layout
 from joulery.domain.ports import Engine
 from joulery.domain.serving import Slo
 from joulery.policies.variants import KEEP_LAYOUT, Observation, short
+from joulery.runtime.drive import APPLIED
 
 
 class RequestWindow:
@@ -122,15 +123,23 @@ class LayoutActuator:
     service: str
     models: Mapping[str, ModelRef]
 
-    async def carry_out(self, decision: Decision) -> str:
-        """Carry out one decision; a sentence about what that took.
+    async def carry_out(self, decision: Decision) -> tuple[str, str]:
+        """Carry out one decision: its outcome, and a sentence about what that took.
 
         Raises:
             JouleryError: The engine could not; the old replicas serve on.
         """
         layout = Layout.parse(decision.value)
         if decision.kind == KEEP_LAYOUT:
-            return f"{short(layout)} runs already"
+            return APPLIED, f"{short(layout)} runs already"
+        return APPLIED, await self.run(layout)
+
+    async def run(self, layout: Layout) -> str:
+        """Have a layout run; a sentence about what that took.
+
+        Raises:
+            JouleryError: The engine could not; the old replicas serve on.
+        """
         done = await self.engine.apply(self.specs(layout))
         return (
             f"{short(layout)} took over after {done.ready_s:.2f} s, {len(done.started)} replicas started, "

@@ -15,7 +15,7 @@ from joulery.domain.timeline import DecisionRecord
 S = TypeVar("S")
 Obs = TypeVar("Obs")
 
-APPLIED, ADVISED, FAILED = "applied", "advised", "failed"
+APPLIED, ADVISED, SHADOWED, FAILED = "applied", "advised", "shadowed", "failed"
 
 
 class LiveDriver(Generic[S, Obs]):
@@ -27,7 +27,7 @@ class LiveDriver(Generic[S, Obs]):
     Args:
         policy: The pure policy.
         observe: What it sees at an instant (Unix seconds).
-        act: Carries out one decision; returns a remark for the record.
+        act: Carries out one decision, or not; returns the outcome and a remark for the record.
         watch: Called after each step with the observation and the step: the log.
         record: Called for each decision with its outcome: the log, the screen.
         period_s: Distance of the grid.
@@ -35,13 +35,14 @@ class LiveDriver(Generic[S, Obs]):
     Attributes:
         state: The policy's state after its last step.
         busy_cpu_s: CPU seconds spent observing and deciding.
+        failure: Why the last action failed; None when it did not.
     """
 
     def __init__(
         self,
         policy: Policy[S, Obs],
         observe: Callable[[float], Obs],
-        act: Callable[[Decision], Awaitable[str]],
+        act: Callable[[Decision], Awaitable[tuple[str, str]]],
         *,
         watch: Callable[[Obs, Step[S]], None],
         record: Callable[[DecisionRecord], None],
@@ -49,6 +50,7 @@ class LiveDriver(Generic[S, Obs]):
     ) -> None:
         self.state: S = policy.initial()
         self.busy_cpu_s = 0.0
+        self.failure: JouleryError | None = None
         self._policy, self._observe, self._act = policy, observe, act
         self._watch, self._record = watch, record
         self._period_s = period_s
@@ -78,8 +80,9 @@ class LiveDriver(Generic[S, Obs]):
 
     async def _carry_out(self, decision: Decision) -> None:
         begun_s = time.time()
+        self.failure = None
         try:
-            outcome, detail = APPLIED, await self._act(decision)
+            outcome, detail = await self._act(decision)
         except JouleryError as error:
-            outcome, detail = FAILED, str(error)
+            self.failure, outcome, detail = error, FAILED, str(error)
         self._record(DecisionRecord(begun_s, decision, outcome, detail))

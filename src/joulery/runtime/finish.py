@@ -72,8 +72,8 @@ def finish(session: Session, *, load_cpu_s: float = float("nan")) -> Finished:
         "footprint": footprint_to_dict(charged.run),
     }
     figures = summarise_run(served, charged, found)
-    plans = len(session.ran.decisions)
-    report = known_numbers({**made.report, **figures, "plans": plans, "charges": [charge]})
+    control = {"plans": len(session.ran.decisions), "controller_cpu_s": session.controller_cpu_s}
+    report = known_numbers({**made.report, **figures, **control, "charges": [charge]})
     ticks = session.ran.ticks
     write_ticks(writer, ticks if found is None else with_baseline(ticks, served, found, charged))
     write_requests(writer, served.records)

@@ -20,10 +20,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from joulery.config.site import Site
+from joulery.config.site import Mode, Site
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.engine import EnergyShare, RequestRecord
-from joulery.domain.errors import ActuationError, JouleryError
+from joulery.domain.errors import JouleryError
 from joulery.domain.layout import Layout
 from joulery.domain.ports import Engine
 from joulery.domain.profile import Profile
@@ -35,7 +35,7 @@ from joulery.runtime.bench import start_sampler
 from joulery.runtime.compose.meters import MeterSpec
 from joulery.runtime.compose.service import Chosen, ServiceSetup
 from joulery.runtime.controller import LayoutActuator, RequestWindow, ServiceEye
-from joulery.runtime.drive import APPLIED, LiveDriver
+from joulery.runtime.drive import ADVISED, FAILED, SHADOWED, LiveDriver
 from joulery.runtime.grid import Grid
 from joulery.runtime.live import LAG_S, LiveMeters
 from joulery.runtime.replay import POLICY, STEP, policy_entry, step_entry
@@ -141,6 +141,7 @@ class Session:
         self._since_tick: list[RequestRecord] = []
         self._latest: NowSnapshot | None = None
         self._ticked_s = math.nan
+        self._advised: Layout | None = None
         self._watchers: list[Callable[[Tick], None]] = []
         self._listeners: list[Callable[[DecisionRecord], None]] = []
         self._driver = self._make_driver()
@@ -150,7 +151,7 @@ class Session:
         eye = ServiceEye(self._window, self.engine, self.setup.slo, self.grid.at, self._power_w)
         return LiveDriver(
             policy,
-            eye.look,
+            eye.look if self.site.mode is Mode.ACT else lambda now_s: self._as_if_advised(eye.look(now_s)),
             self._act,
             watch=lambda seen, step: self._log_step(seen, step),
             record=self._record,
@@ -172,9 +173,8 @@ class Session:
         write_site(self.writer, self.site_label)
         self.writer.log(POLICY, **policy_entry(self.chosen.policy))
         await self._driver.step(time.time())
-        if not self.ran.layouts:
-            failed = self.ran.decisions[-1]
-            raise ActuationError(f"the service cannot start: {failed.detail}")
+        if self._driver.failure is not None:
+            raise self._driver.failure
         self.started_s, self.start_ns = time.time(), time.monotonic_ns()
         self._ticked_s = self.started_s
 
@@ -220,6 +220,11 @@ class Session:
         else:
             self.warn(f"the summary is of the first {MOST_RECORDS:,} requests: all of them are held in memory")
 
+    @property
+    def controller_cpu_s(self) -> float:
+        """CPU seconds spent observing and deciding."""
+        return self._driver.busy_cpu_s
+
     def snapshot(self) -> NowSnapshot | None:
         """The latest state for whoever looks; None before the first tick."""
         return self._latest
@@ -258,12 +263,25 @@ class Session:
         )
         return replace(self.site_label, carbon=self.grid.label(), services=(service,))
 
-    async def _act(self, decision: Decision) -> str:
-        models = LayoutActuator(self.engine, self.setup.name, self.setup.models)
-        said = await models.carry_out(decision)
-        if decision.kind == SET_LAYOUT:
-            self.ran.layouts.append((time.time(), Layout.parse(decision.value)))
-        return said
+    async def _act(self, decision: Decision) -> tuple[str, str]:
+        """Carry out a decision; in other modes than act, start the baseline and leave it at that."""
+        actuator = LayoutActuator(self.engine, self.setup.name, self.setup.models)
+        if self.site.mode is Mode.ACT:
+            done = await actuator.carry_out(decision)
+            if decision.kind == SET_LAYOUT:
+                self.ran.layouts.append((time.time(), Layout.parse(decision.value)))
+            return done
+        said = f"mode {self.site.mode}: nothing was changed"
+        if not self.ran.layouts:
+            said = f"mode {self.site.mode}: the baseline runs instead, {await actuator.run(self.chosen.base)}"
+            self.ran.layouts.append((time.time(), self.chosen.base))
+        self._advised = Layout.parse(decision.value)
+        return ADVISED if self.site.mode is Mode.ADVISE else SHADOWED, said
+
+    def _as_if_advised(self, seen: Observation) -> Observation:
+        """What the policy sees where its advice is not carried out: as if it had been, and no latency, which tells
+        about another layout."""
+        return replace(seen, running=self._advised, latency_s=math.nan, requests=0)
 
     def _log_step(self, seen: Observation, step: Step[VariantState]) -> None:
         self.writer.log(STEP, t_s=seen.now_s, **step_entry(self.setup.name, seen, step))
@@ -271,7 +289,7 @@ class Session:
     def _record(self, record: DecisionRecord) -> None:
         self.ran.decisions.append(record)
         log_decision(self.writer, record)
-        if record.outcome != APPLIED:
+        if record.outcome == FAILED:
             self.warn(f"{record.decision.kind}: {record.detail}")
         for listener in self._listeners:
             listener(record)

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from joulery.domain.decisions import Decision
 from joulery.domain.quality import Quality
-from joulery.domain.timeline import ServiceLabel, ServiceTick, Tick
+from joulery.domain.timeline import DecisionRecord, ServiceLabel, ServiceTick, Tick
 from joulery.ui.up.screen import ConsoleScreen, Silent, live_line, summary_lines
 
 SERVICE = ServiceLabel("photos", 0.15, 0.95, (("lite0", 0.751), ("lite1", 0.767), ("lite2", 0.776)))
@@ -156,6 +156,10 @@ def test_a_run_without_answers_or_without_meters():
     assert said["carbon"] == "–: no source of carbon intensity was named"
 
 
+def decided(kind: str, reason: str, cause: str, outcome: str = "applied") -> DecisionRecord:
+    return DecisionRecord(1000.0, Decision(kind, "photos", [], "variants", reason, cause), outcome)
+
+
 def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
     out = io.StringIO()
     return Console(file=out, force_terminal=terminal, width=100, highlight=False, color_system=None), out
@@ -170,16 +174,19 @@ def test_lines_instead_of_a_moving_one_where_there_is_no_terminal():
         screen.begin(SERVICE, 12.0)
         for second in range(12):
             screen.tick(TICK, float(second))
-        screen.decision(Decision("set_layout", "photos", [], "variants", "the grid moved", "intensity"))
-        screen.decision(Decision("keep_layout", "photos", [], "variants", "kept", "intensity"))
-        screen.decision(Decision("set_layout", "photos", [], "variants", "first", "start"))
+        screen.decision(decided("set_layout", "the grid moved", "intensity"))
+        screen.decision(decided("set_layout", "it would move", "intensity", outcome="advised"))
+        screen.decision(decided("keep_layout", "kept", "intensity"))
+        screen.decision(decided("set_layout", "first", "start"))
         screen.warn("careful")
         screen.summary(REPORT)
     lines = out.getvalue().splitlines()
     assert [line for line in lines if "/12 s " in line and "213 g/kWh" in line][1].split()[0] == "5/12"
     assert sum("213 g/kWh" in line for line in lines) == 3, "every five seconds"
-    assert sum("the grid moved" in line for line in lines) == 1 and "kept" not in out.getvalue().replace(
-        "answers kept", ""
+    assert (
+        "  → the grid moved" in lines
+        and "  advised: it would move" in lines
+        and "kept" not in out.getvalue().replace("answers kept", "")
     )
     assert "first" not in out.getvalue() and "  ! careful" in lines
     assert "  profiling 0/2 lite0 on cpu:1" in lines and sum("profiling" in line for line in lines) == 1
@@ -213,7 +220,7 @@ def test_silence(screen, capsys):
     screen.progress(1, 2, "c")
     screen.begin(SERVICE, math.inf)
     screen.tick(TICK, 1.0)
-    screen.decision(Decision("set_layout", "photos", [], "p", "r"))
+    screen.decision(decided("set_layout", "r", "demand"))
     screen.warn("w")
     screen.summary(REPORT)
     assert capsys.readouterr() == ("", "")

@@ -27,6 +27,7 @@ from joulery.runtime.compose.meters import MeterSpec
 from joulery.runtime.compose.models import cache_folder
 from joulery.runtime.compose.service import ServiceSetup, choose, service_setup
 from joulery.runtime.compose.site_meters import meter_specs
+from joulery.runtime.drive import APPLIED
 from joulery.runtime.finish import Finished, finish
 from joulery.runtime.grid import Grid
 from joulery.runtime.loading import Load, LoadResult, start_load
@@ -263,10 +264,11 @@ async def _session(
 async def _serve(options: Options, session: Session, front: _Front, screen: Screen, stop: asyncio.Event) -> LoadResult:
     """Serve until the load has ended (``stay``: until stopped), or somebody asks for the end."""
     load_config = session.site.load
-    planned_s = None if options.stay or load_config is None else load_config.duration_s
+    planned_s = options.duration_s if load_config is None else load_config.duration_s
+    planned_s = None if options.stay else planned_s
     screen.begin(session.site_label.services[0], planned_s)
     session.watch(lambda tick: screen.tick(tick, tick.t_s - session.started_s))
-    session.on_decision(lambda record: screen.decision(record.decision))
+    session.on_decision(screen.decision)
     running = asyncio.create_task(session.run(), name="session")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     load: Load | None = None
@@ -280,7 +282,8 @@ async def _serve(options: Options, session: Session, front: _Front, screen: Scre
                 load.end()
             result = await loading
         if load is None or options.stay:
-            await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            patience_s = None if options.stay else options.duration_s
+            await asyncio.wait({running, stopping}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             await running
     finally:
@@ -372,7 +375,10 @@ def _tell_serving(screen: Screen, session: Session, server: GatewayServer) -> No
     else:
         screen.fact("carbon", f"{label.zone}, {label.source}: {label.signal}, {label.scope}, {label.basis}")
     screen.fact("demand", f"{session.chosen.rate_rps:.0f} requests a second to plan for")
-    screen.fact("plan", session.ran.decisions[-1].decision.reason)
+    first = session.ran.decisions[-1]
+    screen.fact(
+        "plan", first.decision.reason if first.outcome == APPLIED else f"{first.decision.reason}; {first.detail}"
+    )
     screen.fact("dashboard", f"{server.url}/dashboard")
 
 

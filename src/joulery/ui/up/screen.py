@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from joulery.domain.decisions import Decision
-from joulery.domain.timeline import ServiceLabel, Tick
+from joulery.domain.timeline import DecisionRecord, ServiceLabel, Tick
 from joulery.policies.variants import SET_LAYOUT
+from joulery.runtime.drive import APPLIED
 from joulery.ui.format import UNKNOWN, count, duration, grams, number, percent, si
 
 PLAIN_EVERY_S = 5.0
@@ -44,8 +44,8 @@ class Screen(Protocol):
         """A period has passed; ``now_s`` seconds since the beginning."""
         ...
 
-    def decision(self, decision: Decision) -> None:
-        """The policy has decided."""
+    def decision(self, record: DecisionRecord) -> None:
+        """The policy has decided, and this became of it."""
         ...
 
     def summary(self, report: Mapping[str, Any]) -> None:
@@ -72,7 +72,7 @@ class Silent:
     def tick(self, tick: Tick, now_s: float) -> None:
         """Nothing."""
 
-    def decision(self, decision: Decision) -> None:
+    def decision(self, record: DecisionRecord) -> None:
         """Nothing."""
 
     def summary(self, report: Mapping[str, Any]) -> None:
@@ -138,10 +138,12 @@ class ConsoleScreen:
             self._said_s = now_s
             self._console.print(line, soft_wrap=True)
 
-    def decision(self, decision: Decision) -> None:
+    def decision(self, record: DecisionRecord) -> None:
         """Changes are said above the line; what was kept is in the report."""
+        decision = record.decision
         if decision.kind == SET_LAYOUT and decision.cause != "start":
-            self._console.print(Text(f"  → {decision.reason}", style="dim"), soft_wrap=True)
+            what = "→" if record.outcome == APPLIED else f"{record.outcome}:"
+            self._console.print(Text(f"  {what} {decision.reason}", style="dim"), soft_wrap=True)
 
     def summary(self, report: Mapping[str, Any]) -> None:
         """Everything that was asked for, each with how well it is known."""
