@@ -173,36 +173,46 @@ def test_a_default_signal_kills_the_command_and_is_told_as_a_shell_would(
 
 
 def test_what_the_terminal_sends_reaches_the_command_once(tmp_path: Path) -> None:
-    """Ctrl-C goes to the whole foreground group: passing it on would make it two."""
+    """Ctrl-C goes to the whole foreground group: passing it on would make it two.
+
+    The driver is held until the command has seen its own, so that a second one could not melt into the first.
+    """
     counter = (
         "import signal, sys, time\n"
         "seen = []\n"
-        "signal.signal(signal.SIGINT, lambda n, f: seen.append(n))\n"
+        "signal.signal(signal.SIGINT, lambda n, f: (seen.append(n), print('interrupt', len(seen), flush=True)))\n"
         "print('listening', sys.stdin.isatty(), flush=True)\n"
+        "while not seen: time.sleep(0.02)\n"
         "end = time.monotonic() + 1\n"
-        "while time.monotonic() < end: time.sleep(0.05)\n"
-        "print('interrupts', len(seen), flush=True)\n"
+        "while time.monotonic() < end: time.sleep(0.02)\n"
+        "print('in all', len(seen), flush=True)\n"
     )
-    pid, terminal = pty.fork()
-    if pid == 0:
+    driver, terminal = pty.fork()
+    if driver == 0:
         os.execv(
             sys.executable, [sys.executable, "-c", DRIVER, str(tmp_path / "o.json"), sys.executable, "-c", counter]
         )
-    seen = b""
-    deadline_s = time.monotonic() + 30
     try:
-        while b"interrupts" not in seen or not seen.endswith(b"\n"):
-            assert time.monotonic() < deadline_s, seen
-            if select.select([terminal], [], [], 0.1)[0]:
-                seen += os.read(terminal, 4096)
-            if b"listening True" in seen and b"^C" not in seen:
-                os.write(terminal, b"\x03")
-                seen += b"^C"
-        assert b"interrupts 1" in seen
+        read_until(terminal, b"listening True")
+        os.kill(driver, signal.SIGSTOP)
+        os.write(terminal, b"\x03")
+        read_until(terminal, b"interrupt 1")
+        os.kill(driver, signal.SIGCONT)
+        assert b"in all 1" in read_until(terminal, b"in all ")
     finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        os.kill(driver, signal.SIGKILL)
+        os.waitpid(driver, 0)
         os.close(terminal)
+
+
+def read_until(terminal: int, text: bytes) -> bytes:
+    """What a terminal shows up to the end of the line that holds ``text``."""
+    seen, deadline_s = b"", time.monotonic() + 30
+    while text not in seen or not seen.endswith(b"\n"):
+        assert time.monotonic() < deadline_s, seen
+        if select.select([terminal], [], [], 0.1)[0]:
+            seen += os.read(terminal, 4096)
+    return seen
 
 
 def test_cpu_time_holds_children_and_grandchildren(tmp_path: Path) -> None:
@@ -216,11 +226,11 @@ def test_the_callers_own_children_are_left_alone(tmp_path: Path) -> None:
     script = (
         "import subprocess, sys\n"
         "from joulery.runtime.launch import run_command\n"
-        "mine = subprocess.Popen(['true'])\n"
+        "mine = subprocess.Popen(['sh', '-c', 'exit 7'])\n"
         "run_command(['sleep', '0.2'], not_ours={mine.pid})\n"
         "sys.exit(mine.wait())\n"
     )
-    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 7
 
 
 def test_the_signal_mask_is_the_callers_before_and_after(tmp_path: Path) -> None:

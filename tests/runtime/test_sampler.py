@@ -123,6 +123,15 @@ def test_streams_of_different_paces_share_one_grid() -> None:
     assert len(quick.rows) == 101
 
 
+def test_a_slow_stream_keeps_its_phase_after_a_stall() -> None:
+    world = World()
+    rare, records = stream(world, every=10, takes_ns=lambda n: 130 * MS if n == 2 else 0)
+    start_ns = world.ns
+    assert run(world, [rare], 0.6) == 4
+    # The reading of 200 ms took until 330 ms, past the one of 300 ms: that is made at once, the next on the grid again.
+    assert [(at_ns - start_ns) / MS for at_ns in records.times_ns] == [0, 100, 265, 340, 400, 500, 600]
+
+
 def test_the_end_lies_inside_what_was_read() -> None:
     world = World()
     (fast, quick), (slow, rare) = stream(world), stream(world, every=50)

@@ -139,6 +139,13 @@ writer.flush()                      # room again: nothing was lost
 limit(10_000)
 write(200, 1000)
 writer.flush()
+other = SampleWriter(Path(sys.argv[1] + "2"), ["x"], {"unix_ns": 1, "monotonic_ns": 0})
+for i in range(700):
+    other.record(1 + i, (float(i),))
+try:
+    other.close()
+except CapabilityError:
+    print("little, but the end")
 try:
     write(1200, 300_000)
     writer.flush()
@@ -154,7 +161,8 @@ except CapabilityError:
 def test_a_full_disk_is_waited_out_for_a_while_and_then_an_error(tmp_path: Path) -> None:
     file = tmp_path / "a.samples"
     done = subprocess.run([sys.executable, "-c", FULL, str(file)], capture_output=True, text=True, check=True)
-    first, second = done.stdout.splitlines()
+    at_the_end, first, second = done.stdout.splitlines()
+    assert at_the_end == "little, but the end"
     assert "File too large" in first
     assert second == "not all"
     values = read_recording(file).column("x")

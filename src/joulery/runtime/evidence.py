@@ -172,7 +172,7 @@ def _busy(recording: Recording) -> Iterator[tuple[str, BusyTimes]]:
 
 def _used(recording: Recording, column: str) -> FloatArray:
     """What a cumulative column grew by in each interval."""
-    return np.asarray(np.maximum(np.diff(recording.column(column)), 0.0), np.float64)
+    return np.asarray(np.diff(recording.column(column)), np.float64)
 
 
 def _notes(file: Path) -> Iterator[dict[str, Any]]:
