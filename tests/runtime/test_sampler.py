@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.runtime.compose.meters import MeterSpec
 from joulery.runtime.orders import Orders
-from joulery.runtime.sampler import HOUSEKEEPING_S, NS_PER_S, Clocks, SelfLimit, Stream, sample_until
+from joulery.runtime.sampler import HOUSEKEEPING_S, NS_PER_S, Clocks, SelfLimit, Stream, clock_moved, sample_until
 from joulery.runtime.sampling import SamplerProcess
 from joulery.store.recordings import read_recordings
 from joulery.store.samples import SampleWriter
@@ -198,6 +198,14 @@ def test_a_slow_counter_is_read_on_until_it_was_renewed() -> None:
     start_ns = world.ns
     run(world, [only], 0.150)
     assert (world.ns - start_ns) // MS in range(200, 206)
+
+
+@pytest.mark.parametrize(
+    ("by_ns", "says"), [(0, ""), (40 * MS, ""), (-40 * MS, ""), (60 * MS, "+0.060"), (-2_000 * MS, "-2.000")]
+)
+def test_a_clock_that_was_set_is_noted(by_ns: int, says: str) -> None:
+    assert says in clock_moved(by_ns)
+    assert bool(clock_moved(by_ns)) is bool(says)
 
 
 def test_orders_survive_a_command_line() -> None:

@@ -65,7 +65,7 @@ def evidence_of(recordings: Mapping[str, Recording], notes_file: Path) -> Eviden
         busy={device: times for recording in streams for device, times in _busy(recording)},
         offset_ns=next((r.header["unix_ns"] - r.header["monotonic_ns"] for r in streams), None),
         end_ns=max((int(r.t_ns[-1]) for r in streams), default=None),
-        notes=tuple(note["text"] for note in notes if note["kind"] in ("refused", "meter", "slower")),
+        notes=tuple(note["text"] for note in notes if note["kind"] in ("refused", "meter", "slower", "clock")),
         sampler=next((note for note in notes if note["kind"] == "done"), {}),
     )
 

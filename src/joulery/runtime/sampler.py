@@ -46,6 +46,7 @@ READS_PER_UPDATE = 5
 """A device that renews its reading every 100 ms is read every 20 ms: a change is stamped to a fifth of its interval."""
 LINGER_UPDATES, LINGER_STEP_S = 2.0, 0.005
 LONGEST_PERIOD_S = 1.0
+CLOCK_TOLERANCE_S = 0.05
 _PR_SET_PDEATHSIG = 1
 
 
@@ -182,6 +183,16 @@ def _linger(streams: Sequence[Stream], clocks: Clocks) -> None:
                 del waiting[stream]
 
 
+def clock_moved(by_ns: int) -> str:
+    """What a reader should know when the wall clock moved against the monotonic one during a run; empty when not."""
+    if abs(by_ns) < CLOCK_TOLERANCE_S * NS_PER_S:
+        return ""
+    return (
+        f"the machine's clock moved by {by_ns / NS_PER_S:+.3f} s during the run (it was set, or the machine slept): "
+        "times are as the clock was at the beginning"
+    )
+
+
 class Session:
     """One run of the sampler process: opens what it was told to, samples, closes."""
 
@@ -199,6 +210,7 @@ class Session:
         for error in opened.absent:
             self._note("absent", text=str(error))
         clock = {"unix_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
+        self._offset_ns = clock["unix_ns"] - clock["monotonic_ns"]
         self._streams = [*self._meter_streams(clock), *self._share_streams(clock)]
         if not self._streams:
             raise CapabilityError("nothing can be read on this machine: neither meters nor /proc/stat")
@@ -220,6 +232,8 @@ class Session:
         for meter in self._meters:
             meter.close()
         self._tell_notes()
+        if moved := clock_moved(time.time_ns() - time.monotonic_ns() - self._offset_ns):
+            self._note("clock", text=moved)
         done = {"late": late, "cpu_s": time.process_time(), "period_s": self._orders.period_s * limit.slower}
         self._note("done", **done)
         for stream in self._streams:
