@@ -129,7 +129,7 @@ def test_an_accuracy_that_no_cut_reaches(tmp_path):
 def test_meters_of_a_site(tmp_path):
     site, _, _ = opened(tmp_path)
     (spec,) = meter_specs(site.meters)
-    assert spec.kind == "cpu-model" and spec.options == {"idle_w": 20.0, "max_w": 60.0, "band_ratio": 0.3}
+    assert spec.kind == "cpu-model" and spec.options == {"idle_w": 20.0, "max_w": 60.0, "band_ratio": 0.5}
     line = "meters: {period: 50 ms, use: [cpu-model], cpu_model: {idle: 20 W, max: 60 W}}\n"
     site, _, _ = opened(tmp_path, {line: ""})
     assert meter_specs(site.meters) is None, "what this machine has"
