@@ -91,16 +91,18 @@ class OrderOutcome:
     early_throughput_rps: float
 
 
-class _Waiting:
+class PredictedQueue:
     """A speculative queue fed with predicted service times."""
 
     def __init__(self, aging: Aging, predicted_s: list[float]) -> None:
         self._queue, self._predicted_s = SpeculativeQueue(aging), predicted_s
 
     def push(self, job: int, arrival_s: float) -> None:
+        """A job joins, with what is predicted of it."""
         self._queue.push(job, arrival_s, self._predicted_s[job])
 
     def pop(self, now_s: float) -> int:
+        """The job to serve next leaves."""
         return self._queue.pop(now_s)
 
 
@@ -153,7 +155,7 @@ def _serve(
     if name == "sjf-predicted":
         return by_key(arrival_s, service_s, predicted_s)
     aging = setting.linear if name == "ssjf" else setting.delayed
-    return by_queue(arrival_s, service_s, _Waiting(aging, predicted_s.tolist()))
+    return by_queue(arrival_s, service_s, PredictedQueue(aging, predicted_s.tolist()))
 
 
 def _outcome(served: Served, setting: OrderingSetting) -> OrderOutcome:

@@ -37,6 +37,19 @@ class Kind:
     cases: Callable[[Any], Iterable[Case]]
 
 
+def list_of(*keys: str) -> Callable[[Any], bool]:
+    """Recognises a list of cases that all have these keys."""
+
+    def recognises(document: Any) -> bool:
+        return (
+            isinstance(document, list)
+            and bool(document)
+            and all(isinstance(each, dict) and set(keys) <= each.keys() for each in document)
+        )
+
+    return recognises
+
+
 def kinds() -> list[Kind]:
     """Every kind there is, by the name of its module."""
     return [importlib.import_module(f"{__name__}.{module.name}").KIND for module in pkgutil.iter_modules(__path__)]
