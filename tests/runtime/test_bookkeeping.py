@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulery.accounting.rollup import hourly
+from joulery.domain.errors import DataError
 from joulery.domain.footprint import Footprint
 from joulery.domain.timeline import Tick
 from joulery.runtime.bookkeeping import book, default_ledger
@@ -71,6 +72,11 @@ def test_without_ticks_time_decides():
     assert hourly(Footprint(start_s=1800.0, end_s=1800.0), ()) == {0: (1.0, 1.0)}
     assert hourly(Footprint(start_s=0.0, end_s=3600.0), ()) == {0: (1.0, 1.0)}
     assert hourly(Footprint(), ()) == {}
+
+
+def test_a_run_of_centuries_is_not_split_into_hours():
+    with pytest.raises(DataError, match="is not split into hours"):
+        hourly(Footprint(start_s=0.0, end_s=1e10), ())
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e5))

@@ -6,7 +6,6 @@ Readers turn these into one :class:`~joulery.domain.errors.DataError` with the n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from joulery.domain.timeline import LATEST_S
@@ -81,17 +80,6 @@ def pairs(value: Any) -> tuple[tuple[str, float], ...]:
     if not isinstance(value, list):
         raise TypeError(f"{shown(value)} is not a list")
     return tuple((text(name), number(share)) for name, share in value)
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    """An object.
-
-    Raises:
-        TypeError: It is none.
-    """
-    if not isinstance(value, dict):
-        raise TypeError(f"{shown(value)} is not an object")
-    return value
 
 
 def shown(value: Any) -> str:

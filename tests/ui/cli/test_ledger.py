@@ -61,6 +61,10 @@ def test_budgets(tmp_path, ledger):
     assert one["start_s"] <= time.time() < one["end_s"]
 
 
+def test_half_a_budget_is_told(ledger):
+    assert "a budget needs an owner, an amount, --from and --to" in ledger("budget", "nlp", "5 kg", code=2).err
+
+
 @pytest.mark.parametrize(
     ("amount", "message"),
     [
