@@ -58,6 +58,13 @@ def test_a_row_by_part_is_as_good_as_its_weakest_part_and_its_grams_are_unknown(
     assert [r.key for r in by_part(footprint, "quality")[:2]] == ["assumed", "measured"]
 
 
+def test_the_band_of_what_is_left_is_shared_by_idle_and_unattributed():
+    footprint = Footprint(idle_j=0.3, unattributed_j=0.1, idle_band_j=0.2)
+    assert [row.band_j for row in by_part(footprint, "device")] == pytest.approx([0.15, 0.05])
+    assert [row.band_j for row in by_part(Footprint(), "device")] == [0.0, 0.0]
+    assert by_name([("a", footprint)])[0].band_j == 0.2
+
+
 def test_grams_without_a_signal_are_unknown_not_zero():
     (row,) = by_name([("a", Footprint(idle_j=1.0))])
     assert math.isnan(row.carbon_g)

@@ -56,6 +56,12 @@ def test_periods_without_answers_have_no_say():
     assert merged.mix == ()
 
 
+def test_one_answer_is_an_answer():
+    one = ServiceTick("s", 1, 0, 0.02, 1.0, 0.8, (("small", 1.0),))
+    (merged,) = merge([tick(1.0, services=(one,)), tick(2.0)]).services
+    assert merged == one
+
+
 def test_what_is_known_survives_what_is_not_and_the_weakest_quality_shows():
     a = tick(1.0, power_w=math.nan, energy_j=5.0, carbon_g=1.0, quality=Quality.ASSUMED, g_per_kwh=100.0)
     b = tick(2.0, power_w=20.0, energy_j=math.nan, g_per_kwh=200.0, power_band_w=2.0)

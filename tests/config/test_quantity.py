@@ -11,6 +11,7 @@ from joulery.config.quantity import (
     BYTES,
     DIMENSIONS,
     INTENSITY,
+    MASS,
     POWER,
     RATE,
     RATIO,
@@ -22,8 +23,10 @@ from joulery.config.quantity import (
     Seconds,
     SecondsOrZero,
     Watts,
+    flag_quantity,
     parse_quantity,
 )
+from joulery.domain.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -62,6 +65,12 @@ from joulery.config.quantity import (
         ("1.2 kW", POWER, 1200.0),
         ("500 mW", POWER, 0.5),
         ("1 MW", POWER, 1e6),
+        ("2 g", MASS, 2.0),
+        ("5 kg", MASS, 5000.0),
+        ("1 mg", MASS, 0.001),
+        ("3 t", MASS, 3e6),
+        ("1e-100 s", TIME, 1e-100),
+        ("1E+2 s", TIME, 100.0),
     ],
 )
 def test_a_written_quantity_becomes_a_float_in_the_own_unit(text, dimension, value):
@@ -106,6 +115,25 @@ def test_what_is_wrong_is_said(text, dimension, message):
     with pytest.raises(PydanticCustomError) as caught:
         parse_quantity(text, dimension)
     assert caught.value.message() == message
+
+
+def test_a_flag_takes_a_quantity_above_zero():
+    assert flag_quantity("4 ms", TIME, "--period") == 0.004
+    for text, message in [
+        ("4", "--period: a time needs a unit (got '4', expected a time such as 80 ms)"),
+        ("0 s", "--period: must be above 0 s (got '0 s', expected a time such as 80 ms)"),
+        ("4 W", "--period: is a power, not a time (got '4 W', expected a time such as 80 ms)"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            flag_quantity(text, TIME, "--period")
+        assert str(caught.value) == message
+
+
+def test_percent_is_offered_where_a_share_above_one_was_written():
+    for text, hint in [("75.1", "did you mean 75.1 %?"), ("100", "did you mean 100 %?"), ("101", "")]:
+        with pytest.raises(ValidationError) as caught:
+            Everything(share=text)
+        assert caught.value.errors()[0]["ctx"]["hint"] == hint
 
 
 @pytest.mark.parametrize(

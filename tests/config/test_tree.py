@@ -54,7 +54,12 @@ def test_lines_are_those_of_keys_and_items():
 def test_a_path_that_does_not_exist_has_the_line_of_what_does():
     tree = parse_yaml("a:\n  b: {c: 1}", "f")
     assert tree.line(("a", "b", "x", "y")) == 2
+    assert tree.line(("a", "b", "x")) == 2
     assert tree.line(("z",)) == 1
+
+
+def test_the_size_limit_itself_is_accepted():
+    assert data("k: " + "a" * (MAX_BYTES - 3))["k"].startswith("aaa")
 
 
 def test_aliases_are_followed():

@@ -67,6 +67,13 @@ def test_without_grams_the_ticks_spread_grams_as_joules():
     assert hourly(Footprint(), ticks) == {0: (0.75, 0.75), 3600: (0.25, 0.25)}
 
 
+def test_small_amounts_are_shared_too():
+    ticks = (Tick(3600.0, 1.0, energy_j=0.3, carbon_g=0.1), Tick(3601.0, 1.0, energy_j=0.4, carbon_g=0.4))
+    shares = hourly(Footprint(start_s=0.0, end_s=0.5), ticks)
+    assert shares[0] == (pytest.approx(0.75), pytest.approx(0.25))
+    assert hourly(Footprint(start_s=3599.75, end_s=3600.25), ()) == {0: (0.5, 0.5), 3600: (0.5, 0.5)}
+
+
 def test_without_ticks_time_decides():
     assert hourly(Footprint(start_s=1800.0, end_s=5400.0), ()) == {0: (0.5, 0.5), 3600: (0.5, 0.5)}
     assert hourly(Footprint(start_s=1800.0, end_s=1800.0), ()) == {0: (1.0, 1.0)}
