@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -95,6 +96,15 @@ def test_the_interval_covers_the_truth():
         truth = 1 - seen.cpu_s.sum() / (600 * ran[0][1][1].alone.mean_cpu_s)
         covered += found.low_ratio <= truth <= found.high_ratio
     assert 34 <= covered <= 40
+
+
+def test_costs_that_drift_make_the_interval_wide():
+    """The same costs in another order: when they drift together, fewer of them are independent."""
+    ran = [(-math.inf, pair("large", "large", n=400, spread=0.2))]
+    mixed = live(ran)
+    drifting = replace(mixed, cpu_s=np.sort(mixed.cpu_s))
+    narrow, wide = (compare(seen, ran, ran[0][1]) for seen in (mixed, drifting))
+    assert wide.high_ratio - wide.low_ratio > 2 * (narrow.high_ratio - narrow.low_ratio)
 
 
 def test_requests_in_a_carbon_gap_do_not_count_and_no_carbon_means_energy():

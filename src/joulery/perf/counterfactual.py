@@ -24,6 +24,8 @@ from joulery.perf.queueing import Replay, replay, uniform_draws
 FEWEST_SEEN = 30
 """A variant answered fewer requests than this: its live cost says nothing."""
 _REPLICATES = 1000
+_BLOCK = 50
+"""Requests drawn together: neighbours in time share whatever else the machine was doing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,13 +189,16 @@ def _base_correction(
     rng = np.random.default_rng([seed, 2])
     if all(variant in corrections for variant in own):
         pooled = np.concatenate([corrections[variant] for variant in own])
-        return float(pooled.mean()), _bootstrap_means(pooled, rng)
+        return float(pooled.mean()), _bootstrap_means(pooled, rng, _BLOCK)
     profile = np.concatenate([item.loaded.cpu_s / item.loaded.mean_cpu_s for item in base])
-    spread = _bootstrap_means(profile, rng)
+    spread = _bootstrap_means(profile, rng, 1)
     means = [float(np.mean(ratios)) for ratios in corrections.values()] or [1.0]
     return float(np.mean(means)), np.asarray(spread * rng.uniform(min(means), max(means), len(spread)))
 
 
-def _bootstrap_means(values: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """Means of samples drawn with replacement, float64[1000]."""
-    return np.array([values[rng.integers(0, len(values), len(values))].mean() for _ in range(_REPLICATES)])
+def _bootstrap_means(values: FloatArray, rng: np.random.Generator, block: int) -> FloatArray:
+    """Means of samples drawn with replacement in runs of ``block`` consecutive values, float64[1000]."""
+    edges = np.arange(0, len(values), block)
+    sums, counts = np.add.reduceat(values, edges), np.diff(np.append(edges, len(values)))
+    drawn = rng.integers(0, len(edges), (_REPLICATES, len(edges)))
+    return np.asarray(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1))

@@ -112,6 +112,7 @@ def start_load(
     url: str,
     token: str | None,
     folder: Path,
+    scratch: Path,
 ) -> Load:
     """Start sending.
 
@@ -122,17 +123,18 @@ def start_load(
         specs: What the model takes.
         url: The gateway.
         token: Bearer token; None for none.
-        folder: Where inputs and outcomes are kept.
+        folder: Where outcomes are kept.
+        scratch: Where inputs may lie until it has ended.
 
     Raises:
         ConfigError, DataError: The inputs do not fit, or cannot be read.
         CapabilityError: The disk refuses.
     """
-    inputs = folder / "inputs.npz"
+    inputs = scratch / "inputs.npz"
     _write_inputs(inputs, inputs_for(specs, config.inputs, seed=config.seed))
     rate: dict[str, Any] = {"rate_rps": getattr(config, "rate_rps", None) or rate_rps}
     if isinstance(config, TraceLoad):
-        rate = {"times": str(_write_times(folder / "times.npy", config.path))}
+        rate = {"times": str(_write_times(scratch / "times.npy", config.path))}
     plan = LoadPlan(
         url=url,
         service=service,

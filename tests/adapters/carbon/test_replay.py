@@ -27,7 +27,7 @@ def test_a_day_passes_in_seconds() -> None:
         Quality.ASSUMED,
         None,
     )
-    assert series.source == "day, 86400 s replayed in 96 s"
+    assert series.source == "day, 24 h replayed in 96 s"
 
 
 def test_after_its_end_it_begins_again() -> None:

@@ -63,7 +63,9 @@ class Replay:
         laps = np.arange(first_lap, max(first_lap, int((t1_s - self.begins_s) // self.lasts_s)) + 1)
         begins_s = self.begins_s + laps * self.lasts_s
         every_s = np.append((begins_s[:, None] + edges_s[:-1]).ravel(), begins_s[-1] + self.lasts_s)
-        source = f"{self.series.source}, {self.span_s:g} s {how} in {self.lasts_s:g} s"
+        hours = self.span_s / 3600.0
+        span = f"{hours:g} h" if hours == round(hours) else f"{self.span_s:g} s"
+        source = f"{self.series.source}, {span} {how} in {self.lasts_s:g} s"
         meaning = Meaning(self.series.zone, self.series.signal, self.series.scope, source, Quality.ASSUMED)
         values, flags = np.tile(stretch.g_per_kwh, len(laps)), np.tile(stretch.estimated, len(laps))
         shown = meaning.series(every_s, values, flags, issued_at_s)

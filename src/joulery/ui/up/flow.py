@@ -35,7 +35,7 @@ from joulery.runtime.measure import RUNS
 from joulery.runtime.recorded import load_run
 from joulery.runtime.session import Pace, Session
 from joulery.store.files import disk_errors, write_atomically
-from joulery.store.run import RunWriter, create_run, new_run_id
+from joulery.store.run import SAMPLES, RunWriter, create_run, new_run_id
 from joulery.ui.dashboard.routes import dashboard_routes
 from joulery.ui.format import duration, percent, si
 from joulery.ui.gateway.access import read_token
@@ -305,6 +305,7 @@ def _start_load(config: LoadConfig, session: Session, front: _Front) -> Load:
         url=front.server.url,
         token=front.token,
         folder=session.writer.path,
+        scratch=session.writer.path / SAMPLES,
     )
 
 
