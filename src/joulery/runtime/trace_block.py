@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -50,18 +51,16 @@ class Trace(Measurement):
         self._anatomy: Anatomy | None = None
 
     def __enter__(self) -> Self:
+        if importlib.util.find_spec("torch") is None:
+            raise CapabilityError(
+                "PyTorch is not installed here", resource="torch", grant="pip install 'joulery[torch]'"
+            )
+        from joulery.adapters.tracers.inject.torch_recorder import Recorder
+
         super().__enter__()
         assert self._recorder is not None
-        folder = trace_folder(self._recorder.writer)
-        try:
-            from joulery.adapters.tracers.inject.torch_recorder import Recorder
-        except ImportError as error:
-            raise _no_torch() from error
-        recorder = Recorder(folder, **asdict(self._tracing.steps))
-        try:
-            recorder.install()
-        except ImportError as error:
-            raise _no_torch() from error
+        recorder = Recorder(trace_folder(self._recorder.writer), **asdict(self._tracing.steps))
+        recorder.install()
         if self._model is not None:
             recorder.name(self._model, self._name or type(self._model).__name__)
         if self._tracing.steps == _WHOLE_BLOCK:
@@ -108,10 +107,6 @@ class Trace(Measurement):
             self._anatomy = keep_anatomy(writer, self._tracing, made.basis, evidence.offset_ns)
 
         return keep
-
-
-def _no_torch() -> CapabilityError:
-    return CapabilityError("PyTorch is not installed here", resource="torch", grant="pip install 'joulery[torch]'")
 
 
 def trace(
