@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,8 @@ SIMILAR = re.compile(r"^(layer|layers|h|block|blocks)[._/]?\d+$")
 FOLDED = "transformer"
 _INDEXED = re.compile(r"^.*\D[._]?\d+$")
 _CALL = re.compile(r"@\d+$")
+_WHOLE = ("runtime_ns", "uncovered_ns", "count", "samples", "median_ns", "first_ns", "active_ns")
+_REAL = ("energy_j", "active_j", "carbon_g")
 BY = ("module", "layer", "op", "phase")
 
 
@@ -102,6 +105,32 @@ def regrouped(footprint: TensorFootprint, rename: Callable[[str, str], tuple[str
     ]
     composite = frozenset(rename(op, "")[0] for op in footprint.composite)
     return _grouped(footprint, keys, [footprint], composite)
+
+
+def selected(footprint: TensorFootprint, *, phase: str | None = None, device: str | None = None) -> TensorFootprint:
+    """The rows of one phase, of one device; everything where neither is named. Devices keep their totals.
+
+    Raises:
+        ConfigError: No row has that phase or device.
+    """
+    kept = [
+        at
+        for at, (where, when) in enumerate(zip(footprint.device, footprint.phase, strict=True))
+        if device in (None, where) and phase in (None, when or "other")
+    ]
+    if not kept and len(footprint):
+        raise ConfigError(
+            "no operation of that phase and device",
+            got=", ".join(filter(None, (phase, device))),
+            expected=f"{' | '.join(sorted({p or 'other' for p in footprint.phase}))}; "
+            f"{' | '.join(sorted(set(footprint.device)))}",
+        )
+    kept_columns: dict[str, Any] = {
+        name: tuple(getattr(footprint, name)[at] for at in kept) for name in ("op", "device", "phase")
+    }
+    kept_columns |= {name: getattr(footprint, name)[kept] for name in (*_WHOLE, *_REAL)}
+    devices = tuple(entry for entry in footprint.devices if device in (None, entry.device))
+    return replace(footprint, devices=devices, **kept_columns)
 
 
 def added(footprints: Sequence[TensorFootprint]) -> TensorFootprint:

@@ -65,7 +65,7 @@ def command(
         return
     from rich.console import Console
 
-    from joulery.ui.reports.anatomy_text import print_footprint
+    from joulery.ui.anatomy.text import print_footprint
 
     console = Console(highlight=False)
     if not console.is_terminal:

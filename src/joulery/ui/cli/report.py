@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from joulery.ui.cli import report_anatomy
+
 # joulery.ui.reports.table.BY, repeated here so that --help imports nothing heavy; a test compares the two.
 BY = ("component", "device", "meter", "quality", "owner", "workload", "run", "hour")
 FORMATS = ("text", "json", "csv", "html")
@@ -13,12 +15,42 @@ FORMATS = ("text", "json", "csv", "html")
 
 @click.command("report")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(), metavar="RUN...")
-@click.option("--by", type=click.Choice(BY), help="What the table's lines are about (component, unless given).")
-@click.option("--format", "form", type=click.Choice(FORMATS), help="How to render: text, unless given.")
+@click.option(
+    "--by",
+    type=click.Choice((*BY, *report_anatomy.BY)),
+    help="What the table's lines are about (component, unless given); the last four need a traced run.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice((*FORMATS, *report_anatomy.FORMATS)),
+    help="How to render: text, unless given; the last five need a traced run.",
+)
+@click.option("--depth", type=click.IntRange(min=1), metavar="N", help="Traced: cut names after N components.")
+@click.option("--top", type=click.IntRange(min=1), default=20, metavar="N", help="Traced: operations to show (20).")
+@click.option("--fold", is_flag=True, help="Traced: add up self-similar layers (layer_0, layer_1 ... as transformer).")
+@click.option("--pattern", "patterns", multiple=True, metavar="P=NAME", help="Traced: fold components that match P.")
+@click.option("--phase", metavar="P", help="Traced: forward, backward, recompute, optimizer or other alone.")
+@click.option("--device", metavar="D", help="Traced: this device alone.")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write to this file instead of standard output.")
-def command(runs: tuple[str, ...], by: str | None, form: str | None, as_json: bool, out: Path | None) -> None:
-    """Report what RUN cost: joules, grams, of whom, how well known. Several runs are added up."""
+def command(
+    runs: tuple[str, ...],
+    by: str | None,
+    form: str | None,
+    depth: int | None,
+    top: int,
+    fold: bool,
+    patterns: tuple[str, ...],
+    phase: str | None,
+    device: str | None,
+    as_json: bool,
+    out: Path | None,
+) -> None:
+    """Report what RUN cost: joules, grams, of whom, how well known. Several runs are added up.
+
+    A traced run (measure --trace, account --out) is reported by operation too: --by module, layer, op or phase.
+    """
     from joulery.domain.errors import ConfigError
     from joulery.runtime.recorded import load_run
     from joulery.ui.reports.table import roll_up
@@ -26,6 +58,10 @@ def command(runs: tuple[str, ...], by: str | None, form: str | None, as_json: bo
     if as_json and form not in (None, "json"):
         raise ConfigError("--json contradicts --format", got=form)
     form = "json" if as_json else form or "text"
+    cut = report_anatomy.Cut(by, depth, top, fold, patterns, phase, device)
+    if report_anatomy.wanted(cut, form):
+        report_anatomy.write(report_anatomy.render(runs, cut, form), form, out)
+        return
     views = [load_run(run, with_course=form == "html" or by == "hour") for run in runs]
     names = [view.name for view in views]
     if twice := [name for name in names if names.count(name) > 1]:

@@ -10,7 +10,8 @@ from rich.text import Text
 from joulery.accounting.edd import powers_w
 from joulery.accounting.precision import Sight, resolution
 from joulery.domain.tef import TensorFootprint
-from joulery.ui.format import UNKNOWN, count, duration, percent, si
+from joulery.ui.anatomy.words import share_text, sight_notes
+from joulery.ui.format import count, duration, si
 
 
 def print_footprint(footprint: TensorFootprint, console: Console, *, top: int = 20, title: str = "operation") -> None:
@@ -20,7 +21,7 @@ def print_footprint(footprint: TensorFootprint, console: Console, *, top: int = 
     console.print(_devices(footprint))
     console.print()
     console.print(_operations(footprint, top, title))
-    shown = dict.fromkeys((*_sight_notes(footprint), *footprint.notes))
+    shown = dict.fromkeys((*sight_notes(footprint), *footprint.notes))
     for note in shown:
         console.print(Text(f"· {note}", style="yellow"))
 
@@ -60,7 +61,7 @@ def _operations(footprint: TensorFootprint, top: int, title: str) -> Table:
         name = footprint.op[at] + (" (composite)" if footprint.op[at] in footprint.composite else "")
         table.add_row(
             si(energy_j, "J"),
-            percent(energy_j / attributed) if attributed > 0 and energy_j == energy_j else UNKNOWN,
+            share_text(energy_j, attributed),
             duration(float(footprint.runtime_ns[at]) / 1e9),
             count(int(footprint.count[at])),
             si(shared_w[at], "W"),
@@ -79,22 +80,3 @@ def _operations(footprint: TensorFootprint, top: int, title: str) -> Table:
 
 def _sight(sight: Sight) -> str:
     return {Sight.RESOLVED: "yes", Sight.ESTIMATED: "estimated", Sight.SHARED: "time-share", Sight.UNSEEN: "no"}[sight]
-
-
-def _sight_notes(footprint: TensorFootprint) -> list[str]:
-    """How much of the energy rests on operations the sensor cannot tell apart."""
-    rows = resolution(footprint)
-    attributed = footprint.attributed_j
-    if not attributed > 0:
-        return []
-    notes = []
-    for sight, words in (
-        (Sight.SHARED, "their energy is their share of the time within its windows; expect an error of about 12 %"),
-        (Sight.ESTIMATED, "their power was estimated over many of its windows; expect an error of 3 to 6 %"),
-    ):
-        seen = [row.sight is sight and energy_j > 0 for row, energy_j in zip(rows, footprint.energy_j, strict=True)]
-        part = float(np.sum(footprint.energy_j[np.array(seen, np.bool_)]))
-        if part > 0:
-            ratio = percent(part / attributed)
-            notes.append(f"{ratio} of it went to operations shorter than the sensor resolves: {words}")
-    return notes

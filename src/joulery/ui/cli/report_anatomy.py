@@ -1,0 +1,176 @@
+"""``joulery report`` of runs that know their operations: by module, layer, operation or phase, and as pictures."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from joulery.domain.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from joulery.accounting.rows import Fold
+    from joulery.domain.tef import TensorFootprint
+    from joulery.runtime.anatomies import RunAnatomy
+    from joulery.ui.html import Html
+
+BY = ("module", "layer", "op", "phase")
+"""Groupings that need operations (joulery.accounting.rows.BY)."""
+FORMATS = ("svg", "perfetto", "speedscope", "folded", "parquet")
+"""Forms that only operations have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What to show of the operations.
+
+    Attributes:
+        by: One of :data:`BY`; operations when None.
+        depth: Components of a name to keep, and levels to draw.
+        top: Rows to print.
+        fold: Fold self-similar layers.
+        patterns: Further folds, ``PATTERN=NAME``.
+        phase, device: Show this one alone.
+    """
+
+    by: str | None
+    depth: int | None
+    top: int
+    fold: bool
+    patterns: tuple[str, ...]
+    phase: str | None
+    device: str | None
+
+
+def render(runs: Sequence[str], cut: Cut, form: str) -> bytes:
+    """The report of traced runs in one form.
+
+    Raises:
+        DataError: A run was not traced, or a form needs a single run, or events it does not keep.
+        ConfigError: The cut makes no sense.
+    """
+    from joulery.runtime.anatomies import load_anatomies, together
+    from joulery.ui.anatomy import exports
+
+    anatomies = load_anatomies(runs)
+    whole = _selected(together(anatomies, _folds(cut)), cut)
+    if form == "perfetto":
+        return _perfetto(_single(anatomies, form))
+    if form == "speedscope":
+        return exports.as_speedscope(whole, anatomies[0].name)
+    if form == "folded":
+        return exports.as_folded(whole).encode()
+    if form in ("html", "svg"):
+        return _drawn(anatomies, whole, cut, form)
+    from joulery.accounting.rows import rolled_up
+
+    rows = rolled_up(whole, cut.by or "op", cut.depth)
+    if form == "parquet":
+        return exports.as_parquet(rows)
+    if form == "csv":
+        return exports.as_csv(rows).encode()
+    if form == "json":
+        from joulery.store.tensors import tensor_footprint_to_dict
+
+        return (json.dumps(tensor_footprint_to_dict(rows)) + "\n").encode()
+    return _text(rows, cut)
+
+
+def _folds(cut: Cut) -> list[Fold]:
+    from joulery.accounting.rows import TRANSFORMERS, fold_from
+
+    return [*(fold_from(text) for text in cut.patterns), *(TRANSFORMERS if cut.fold else ())]
+
+
+def _selected(footprint: TensorFootprint, cut: Cut) -> TensorFootprint:
+    from joulery.accounting.rows import selected
+
+    return selected(footprint, phase=cut.phase, device=cut.device)
+
+
+def _drawn(anatomies: Sequence[RunAnatomy], whole: TensorFootprint, cut: Cut, form: str) -> bytes:
+    from joulery.accounting.edd import tree
+    from joulery.accounting.rows import rolled_up
+    from joulery.ui.anatomy.edd import edd_svg
+    from joulery.ui.anatomy.page import anatomy_page, phase_trees, with_phases
+
+    rows = rolled_up(whole, cut.by or "op") if cut.by != "phase" else whole
+    depth = cut.depth or 4
+    if form == "svg":
+        root = tree(rows, root=cut.phase) if cut.phase else with_phases(phase_trees(rows))
+        return edd_svg(root, depth=depth, standalone=True).encode()
+    title = anatomies[0].name if len(anatomies) == 1 else f"{len(anatomies)} runs"
+    return anatomy_page(title, rows, _spans(anatomies), top=cut.top, depth=depth).encode()
+
+
+def _spans(anatomies: Sequence[RunAnatomy]) -> Html | None:
+    from joulery.ui.anatomy.spans import spans_svg
+
+    if len(anatomies) != 1:
+        return None
+    events = anatomies[0].events
+    return None if events is None else spans_svg(events, anatomies[0].power, anatomies[0].windows_ns[0])
+
+
+def _perfetto(anatomy: RunAnatomy) -> bytes:
+    from joulery.ui.anatomy.exports import write_perfetto
+
+    events = anatomy.events
+    if events is None:
+        raise DataError("the run keeps no events", file=str(anatomy.run.path))
+    file = io.BytesIO()
+    write_perfetto(file, events, anatomy.power)
+    return file.getvalue()
+
+
+def _single(anatomies: Sequence[RunAnatomy], form: str) -> RunAnatomy:
+    if len(anatomies) != 1:
+        raise ConfigError(f"{form} shows one run at a time", got=f"{len(anatomies)} runs")
+    return anatomies[0]
+
+
+def _text(rows: TensorFootprint, cut: Cut) -> bytes:
+    from rich.console import Console
+
+    from joulery.ui.anatomy.text import print_footprint
+
+    terminal = Console(highlight=False)
+    console = Console(
+        file=io.StringIO(),
+        width=terminal.width if terminal.is_terminal else 110,
+        highlight=False,
+        force_terminal=terminal.is_terminal,
+    )
+    with console.capture() as captured:
+        print_footprint(rows, console, top=cut.top, title=cut.by or "operation")
+    return captured.get().encode()
+
+
+def wanted(cut: Cut, form: str) -> bool:
+    """Whether the report is one of operations: asked for by a grouping, a form or a flag that only they have."""
+    flagged = cut.fold or cut.patterns or cut.phase or cut.device or cut.depth
+    return cut.by in BY or form in FORMATS or bool(flagged)
+
+
+def write(content: bytes, form: str, out: Path | None) -> None:
+    """Write a report to a file, or to standard output.
+
+    Raises:
+        ConfigError: A form that is no text is to go to a terminal.
+        CapabilityError: The disk refuses.
+    """
+    if out is None:
+        if form == "parquet" and sys.stdout.isatty():
+            raise ConfigError("parquet is no text", hint="name a file with --out")
+        click.echo(content, nl=False)
+        return
+    from joulery.store.files import write_atomically
+
+    write_atomically(out, lambda file: file.write(content))
+    click.echo(f"{out}", err=True)
