@@ -10,8 +10,11 @@ from rich.text import Text
 from joulery.accounting.edd import powers_w
 from joulery.accounting.precision import Sight, resolution
 from joulery.domain.tef import TensorFootprint
+from joulery.ui.anatomy.terminal import plain_table
 from joulery.ui.anatomy.words import share_text, sight_notes
 from joulery.ui.format import count, duration, si
+
+_SEEN = {Sight.RESOLVED: "yes", Sight.ESTIMATED: "estimated", Sight.SHARED: "time-share", Sight.UNSEEN: "no"}
 
 
 def print_footprint(footprint: TensorFootprint, console: Console, *, top: int = 20, title: str = "operation") -> None:
@@ -26,14 +29,9 @@ def print_footprint(footprint: TensorFootprint, console: Console, *, top: int = 
         console.print(Text(f"· {note}", style="yellow"))
 
 
-def _table() -> Table:
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-
-
 def _devices(footprint: TensorFootprint) -> Table:
-    table = _table()
-    for name in ("device", "total", "attributed", "unattributed", "uncovered", "quality", "sensor every"):
-        table.add_column(name, justify="left" if name in ("device", "quality") else "right", no_wrap=True)
+    columns = ("device", "total", "attributed", "unattributed", "uncovered", "quality", "sensor every")
+    table = plain_table(*columns, words=("device", "quality"))
     for entry in footprint.devices:
         table.add_row(
             entry.device,
@@ -48,14 +46,13 @@ def _devices(footprint: TensorFootprint) -> Table:
 
 
 def _operations(footprint: TensorFootprint, top: int, title: str) -> Table:
-    table = _table()
     attributed = footprint.attributed_j
     order = np.argsort(-np.nan_to_num(footprint.energy_j), kind="stable")[:top].tolist()
     shared_w, device_w = powers_w(footprint)
     sights = resolution(footprint)
-    left = ("phase", "device", "seen", title)
-    for name in ("energy", "share", "time", "count", "W shared", "W device", "seen", "phase", "device", title):
-        table.add_column(name, justify="left" if name in left else "right", no_wrap=name != title, overflow="fold")
+    numbers = ("energy", "share", "time", "count", "W shared", "W device")
+    table = plain_table(*numbers, "seen", "phase", "device", words=("seen", "phase", "device"))
+    table.add_column(title, overflow="fold")
     for at in order:
         energy_j = float(footprint.energy_j[at])
         name = footprint.op[at] + (" (composite)" if footprint.op[at] in footprint.composite else "")
@@ -66,7 +63,7 @@ def _operations(footprint: TensorFootprint, top: int, title: str) -> Table:
             count(int(footprint.count[at])),
             si(shared_w[at], "W"),
             si(device_w[at], "W"),
-            _sight(sights[at].sight),
+            _SEEN[sights[at].sight],
             footprint.phase[at],
             footprint.device[at],
             Text(name),
@@ -76,7 +73,3 @@ def _operations(footprint: TensorFootprint, top: int, title: str) -> Table:
         others = float(np.nansum(footprint.energy_j)) - float(np.nansum(footprint.energy_j[order]))
         table.add_row(si(others, "J"), *[""] * 8, Text(f"{count(rest)} more", style="dim"))
     return table
-
-
-def _sight(sight: Sight) -> str:
-    return {Sight.RESOLVED: "yes", Sight.ESTIMATED: "estimated", Sight.SHARED: "time-share", Sight.UNSEEN: "no"}[sight]

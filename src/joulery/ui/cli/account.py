@@ -63,11 +63,7 @@ def command(
 
         click.echo(json.dumps(tensor_footprint_to_dict(accounted.footprint)))
         return
-    from rich.console import Console
-
+    from joulery.ui.anatomy.terminal import as_text
     from joulery.ui.anatomy.text import print_footprint
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 110
-    print_footprint(accounted.footprint, console, top=top)
+    click.echo(as_text(lambda console: print_footprint(accounted.footprint, console, top=top)), nl=False)

@@ -136,20 +136,10 @@ def _single(anatomies: Sequence[RunAnatomy], form: str) -> RunAnatomy:
 
 
 def _text(rows: TensorFootprint, cut: Cut) -> bytes:
-    from rich.console import Console
-
+    from joulery.ui.anatomy.terminal import as_text
     from joulery.ui.anatomy.text import print_footprint
 
-    terminal = Console(highlight=False)
-    console = Console(
-        file=io.StringIO(),
-        width=terminal.width if terminal.is_terminal else 110,
-        highlight=False,
-        force_terminal=terminal.is_terminal,
-    )
-    with console.capture() as captured:
-        print_footprint(rows, console, top=cut.top, title=cut.by or "operation")
-    return captured.get().encode()
+    return as_text(lambda console: print_footprint(rows, console, top=cut.top, title=cut.by or "operation"))
 
 
 def wanted(cut: Cut, form: str) -> bool:

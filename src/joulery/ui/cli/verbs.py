@@ -9,6 +9,8 @@ VERBS: dict[str, str] = {
     "account": "Account recorded events with recorded power: joules by tensor operation.",
     "serve": "Serve models behind the gateway: Open Inference Protocol, one queue a service.",
     "replay": "Decide a recorded run once more, from its log alone, and compare.",
+    "compare": "Compare traced runs: how alike, what got better or worse, layer by layer.",
+    "precision": "Judge traced runs: similarity, and what the sensor resolves.",
     "report": "Report recorded runs: joules, grams, of whom, how well known.",
     "simulate": "Play a scenario in virtual time: policies side by side on the same requests.",
     "config": "Check a site file, print it with its defaults, or print the schema.",

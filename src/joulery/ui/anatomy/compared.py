@@ -1,0 +1,108 @@
+"""A comparison of traced runs for a terminal and as a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from joulery.runtime.anatomies import RunAnatomy
+from joulery.ui.anatomy.comparison import Change, Comparison
+from joulery.ui.anatomy.page import as_tree, html_table, page, phase_trees, with_phases
+from joulery.ui.anatomy.terminal import plain_table, print_titled
+from joulery.ui.format import UNKNOWN, percent, si
+from joulery.ui.html import Html, data_block, tag
+
+Cell = Callable[[float], str]
+
+
+def print_comparison(comparison: Comparison, console: Console, *, top: int) -> None:
+    """Print the four matrices and the rows that changed."""
+    console.print(Text(_heading(comparison), style="bold"))
+    for title, rows, cell in _matrices(comparison):
+        table = plain_table("", *comparison.names, words=("",))
+        for name, row in zip(comparison.names, rows, strict=True):
+            table.add_row(name, *(cell(value) for value in row))
+        print_titled(console, title, table)
+    print_titled(console, f"what changed, by {comparison.by}", _changes_table(comparison, top))
+
+
+def comparison_page(comparison: Comparison, runs: Sequence[RunAnatomy], *, top: int) -> str:
+    """The page: matrices, changes, and the anatomy of each run side by side."""
+    return page(" · ".join(comparison.names), _body(comparison, runs, top))
+
+
+def _body(comparison: Comparison, runs: Sequence[RunAnatomy], top: int) -> Iterable[Html]:
+    first, *others = comparison.names
+    yield tag("p", _heading(comparison), class_="soft")
+    yield tag("h2", "How alike")
+    for title, rows, cell in _matrices(comparison):
+        lines = ((name, *map(cell, row)) for name, row in zip(comparison.names, rows, strict=True))
+        yield _card(tag("h3", title), html_table(("", *comparison.names), lines, text={0}))
+    yield tag("h2", f"What changed, by {comparison.by}")
+    kinds = [word for name in others for word in (name, f"against {first}")]
+    body = ((row.name, si(row.energy_j[0], "J"), *_changed(row)) for row in comparison.changes[:top])
+    yield _card(html_table((comparison.by, first, *kinds), body, text={0}))
+    yield tag("h2", "Side by side")
+    for place, run in enumerate(runs):
+        tree = with_phases(phase_trees(run.footprint))
+        name = tag("h3", f"{run.name}, {si(tree.energy_j, 'J')}")
+        yield _card(name, data_block(f"tree{place}", as_tree(tree)), tag("div", data_tree=f"tree{place}"))
+
+
+def _card(*children: Html) -> Html:
+    return tag("div", *children, class_="card scroll spaced")
+
+
+def _heading(comparison: Comparison) -> str:
+    unit = "joules per step" if comparison.per_step else "joules of the whole recording"
+    alike = f"{comparison.common} operations in common once self-similar layers are folded"
+    return f"{len(comparison.names)} runs, {alike}; {unit}"
+
+
+def _matrices(comparison: Comparison) -> list[tuple[str, list[list[float]], Cell]]:
+    return [
+        ("correlation of energy (PCC of STEF)", comparison.energy_pcc, _ratio),
+        ("correlation of power (PCC of STPF)", comparison.power_pcc, _ratio),
+        ("mean difference of energy (row minus column)", comparison.energy_med_j, lambda v: _signed(v, "J")),
+        ("mean difference of power (row minus column)", comparison.power_med_w, lambda v: _signed(v, "W")),
+    ]
+
+
+def _changes_table(comparison: Comparison, top: int) -> Table:
+    first, *others = comparison.names
+    kinds = [word for name in others for word in (name, "change")]
+    table = plain_table(first, *kinds)
+    table.add_column(comparison.by, overflow="fold")
+    for row in comparison.changes[:top]:
+        cells = enumerate(_changed(row))
+        styled = [Text(cell, style=_style(row, at // 2 + 1) if at % 2 else "") for at, cell in cells]
+        table.add_row(si(row.energy_j[0], "J"), *styled, Text(row.name))
+    return table
+
+
+def _changed(row: Change) -> Iterable[str]:
+    """Energy of each other run and its change against the first."""
+    for run in range(1, len(row.energy_j)):
+        change = row.change_j(run)
+        ratio = percent(change / row.energy_j[0]) if row.energy_j[0] > 0 and not math.isnan(change) else UNKNOWN
+        yield si(row.energy_j[run], "J")
+        yield f"{'+' if change > 0 else ''}{ratio}"
+
+
+def _style(row: Change, run: int) -> str:
+    change = row.change_j(run)
+    return "green" if change < 0 else "red" if change > 0 else ""
+
+
+def _ratio(value: float) -> str:
+    return UNKNOWN if math.isnan(value) else f"{value:.4f}"
+
+
+def _signed(value: float, unit: str) -> str:
+    if math.isnan(value):
+        return UNKNOWN
+    return f"{'+' if value > 0 else '−' if value < 0 else ''}{si(abs(value), unit)}"

@@ -1,0 +1,54 @@
+"""``joulery compare``: traced runs side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from joulery.ui.cli.report_anatomy import write
+
+
+@click.command("compare")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(), metavar="RUN RUN...")
+@click.option(
+    "--by",
+    type=click.Choice(["layer", "module", "op", "phase"]),
+    default="layer",
+    help="What changes are about (layer).",
+)
+@click.option("--pattern", "patterns", multiple=True, metavar="P=NAME", help="Also fold components that match P.")
+@click.option("--top", type=click.IntRange(min=1), default=20, metavar="N", help="Changes to show (20).")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json", "html"]), help="How to render: text, unless given."
+)
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write to this file instead of standard output.")
+def command(
+    runs: tuple[str, ...],
+    by: str,
+    patterns: tuple[str, ...],
+    top: int,
+    form: str | None,
+    as_json: bool,
+    out: Path | None,
+) -> None:
+    """Compare what the operations of traced runs cost: how alike they are, and what got better or worse."""
+    from joulery.accounting.rows import TRANSFORMERS, fold_from
+    from joulery.runtime.anatomies import load_anatomies
+    from joulery.ui.anatomy.compared import comparison_page, print_comparison
+    from joulery.ui.anatomy.comparison import as_object, compare
+    from joulery.ui.anatomy.terminal import as_text
+
+    folds = [*(fold_from(text) for text in patterns), *TRANSFORMERS]
+    anatomies = load_anatomies(runs)
+    comparison = compare(anatomies, by=by, folds=folds)
+    form = "json" if as_json else form or "text"
+    if form == "json":
+        content = (json.dumps(as_object(comparison)) + "\n").encode()
+    elif form == "html":
+        content = comparison_page(comparison, anatomies, top=top).encode()
+    else:
+        content = as_text(lambda console: print_comparison(comparison, console, top=top))
+    write(content, form, out)
