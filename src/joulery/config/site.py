@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from joulery.config.carbon import CarbonConfig
 from joulery.config.fleet import FleetConfig
+from joulery.config.jobs import JobsConfig
 from joulery.config.loadgen import LoadConfig
 from joulery.config.meters import MetersConfig
 from joulery.config.problem import problem
@@ -49,6 +50,8 @@ class Site(Section):
     """What is served."""
     serving: ServingConfig = ServingConfig()
     """Where the gateway listens."""
+    jobs: JobsConfig | None = None
+    """Training jobs."""
     load: LoadConfig | None = None
     """What joulery up sends to its own gateway."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from joulery.domain.carbon import CarbonSeries
+from joulery.domain.cluster import ClusterAction, ClusterSnapshot
 from joulery.domain.decisions import Step
 from joulery.domain.engine import InferRequest, InferResponse, ReplicaSpec, ReplicaView, Transition
 from joulery.domain.power import Channel
@@ -102,6 +103,32 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Let running requests finish within the engine's own limit, then leave nothing behind. Safe to call twice."""
+        ...
+
+
+class ClusterBackend(Protocol):
+    """Runs training jobs and is the source of truth about them."""
+
+    def snapshot(self) -> ClusterSnapshot:
+        """What the cluster holds now.
+
+        Raises:
+            CapabilityError: It does not answer.
+            DataError: It answered nonsense.
+        """
+        ...
+
+    def apply(self, action: ClusterAction, /) -> str:
+        """Have one thing done, at least begun; doing it again does no harm. Returns a remark for the log.
+
+        Raises:
+            ActuationError: It was refused (the job ended meanwhile, does not fit …).
+            CapabilityError: The cluster does not answer.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the cluster; its jobs go on. Safe to call twice."""
         ...
 
 

@@ -8,16 +8,18 @@ ones in dirty hours (section 5.2). Between rounds waiting jobs start in the orde
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from enum import StrEnum
+from itertools import repeat
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.decisions import Decision, Step
-from joulery.domain.errors import ConfigError
+from joulery.domain.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +44,7 @@ class ClusterView:
         footprint_kg: Carbon so far.
         degradation: Efficiency at its present number of GPUs over that on one; NaN until measured there.
         gpu_w: Power of one of its GPUs when last measured; NaN before.
+        min_gpus: Fewest GPUs it may use, int64[n]; 1 each when None.
     """
 
     now_s: float
@@ -61,6 +64,7 @@ class ClusterView:
     footprint_kg: FloatArray
     degradation: FloatArray
     gpu_w: FloatArray
+    min_gpus: IntArray | None = None
 
     def __len__(self) -> int:
         return len(self.job)
@@ -215,6 +219,28 @@ class Green:
         if not 0 < self.hysteresis <= 1:
             raise ConfigError("hysteresis must lie in (0, 1]", got=str(self.hysteresis))
 
+    def remember(self, state: GreenState) -> dict[str, object]:
+        """The state, JSON-ready: what a scheduler writes down to go on from after a restart."""
+        return {
+            "jobs": {str(job): astuple(known) for job, known in state.jobs.items()},
+            "profile": {str(kind): {str(n): d for n, d in points.items()} for kind, points in state.profile.items()},
+        }
+
+    def recall(self, document: Mapping[str, Mapping[str, Any]]) -> GreenState:
+        """The state that :meth:`remember` wrote.
+
+        Raises:
+            DataError: It did not write this.
+        """
+        try:
+            jobs = {int(job): _Known(*known) for job, known in document["jobs"].items()}
+            profile = {
+                int(kind): {int(n): float(d) for n, d in points.items()} for kind, points in document["profile"].items()
+            }
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"not the memory of a training policy: {error}") from error
+        return GreenState(MappingProxyType(jobs), MappingProxyType(profile))
+
     def initial(self) -> GreenState:
         """Empty queues, nothing known."""
         return GreenState(MappingProxyType({}), MappingProxyType({}))
@@ -275,38 +301,47 @@ class Green:
         jobs: dict[int, _Known] = {}
         columns = zip(
             view.job.tolist(), view.running.tolist(), view.max_gpus.tolist(), view.kind.tolist(),
-            view.remaining_s.tolist(), view.degradation.tolist(), strict=True,
+            view.remaining_s.tolist(), view.degradation.tolist(),
+            repeat(1, len(view)) if view.min_gpus is None else view.min_gpus.tolist(), strict=True,
         )  # fmt: skip
-        for job, running, most, kind, remaining_s, degradation in columns:
-            known = state.jobs.get(job) or self._newcomer(kind, most, profile, gamma, view)
+        for job, running, most, kind, remaining_s, degradation, least in columns:
+            known = state.jobs.get(job) or self._newcomer(kind, most, profile, gamma, view, least)
             if running > 0 and degradation == degradation:
                 if known.degradation != degradation:
                     known = _Known(known.upper, known.gpus, degradation, known.skipped)
                 if known.upper and running == known.gpus:
-                    known = self._grow(known, min(most, cap), gamma, remaining_s, view.restart_s)
+                    known = self._grow(known, max(least, min(most, cap)), gamma, remaining_s, view.restart_s, least)
             jobs[job] = known
         return jobs
 
     def _newcomer(
-        self, kind: int, most: int, profile: Mapping[int, Mapping[int, float]], gamma: float, view: ClusterView
+        self,
+        kind: int,
+        most: int,
+        profile: Mapping[int, Mapping[int, float]],
+        gamma: float,
+        view: ClusterView,
+        least: int = 1,
     ) -> _Known:
         """A new job: at the bottom of its ramp, or past it as far as its kind is known."""
-        most = min(most, self._cap(view))
+        most = max(least, min(most, self._cap(view)))
         if self.fixed_gpus is not None:
-            return _Known(True, min(self.fixed_gpus, most))
+            return _Known(True, max(least, min(self.fixed_gpus, most)))
         points = profile.get(kind, {})
-        gpus = 1
+        gpus = least
         while gpus < most and points.get(gpus + 1, 0.0) >= gamma:
             gpus += 1
         return _Known(gpus < most and gpus + 1 not in points, gpus)
 
-    def _grow(self, known: _Known, most: int, gamma: float, remaining_s: float, restart_s: float) -> _Known:
+    def _grow(
+        self, known: _Known, most: int, gamma: float, remaining_s: float, restart_s: float, least: int = 1
+    ) -> _Known:
         """One more GPU, or down to the lower queue with the last number that paid."""
         if self.fixed_gpus is not None:
             return replace(known, upper=False)
         bar = gamma - (0.05 if remaining_s > 36_000.0 else 0.0)
         if known.degradation < bar:
-            return replace(known, upper=False, gpus=max(1, known.gpus - 1))
+            return replace(known, upper=False, gpus=max(least, known.gpus - 1))
         if known.gpus >= most or remaining_s / known.gpus < 2.0 * restart_s:
             return replace(known, upper=False)
         return replace(known, gpus=known.gpus + 1)

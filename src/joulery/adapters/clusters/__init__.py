@@ -1,0 +1,1 @@
+"""Where training jobs run: this machine, Slurm."""

@@ -1,0 +1,337 @@
+"""Training jobs as processes of this machine: slots are GPUs or groups of cores, a stop is SIGTERM, then SIGKILL.
+
+A job is its command line. It is started in a session of its own with ``JOULERY_GPUS`` (slots it has),
+``JOULERY_RESTART_COUNT``, ``JOULERY_JOB`` and ``JOULERY_PROGRESS`` (a file to append progress to); what it prints is
+appended to one file over all its starts. Told to stop it gets SIGTERM and the grace to save itself; whatever code it
+ends with then, it waits to be started again with the same command, unless its progress says that all is done.
+
+Everything that matters is on disk before it is relied on, and processes are known by number and start time: a scheduler
+that is killed finds its jobs again, a machine that went down starts them again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from joulery.adapters.clusters.progress import read_progress
+from joulery.domain.cluster import (
+    ClusterAction,
+    ClusterJob,
+    ClusterSnapshot,
+    Hold,
+    JobState,
+    Order,
+    Placement,
+    Release,
+    Start,
+)
+from joulery.domain.errors import ActuationError, CapabilityError
+
+# The shell waits for the command whatever signal comes, and leaves its exit code behind in one step.
+_RUNNER = (
+    'cd "$1" || exit 126; exit_file=$2; shift 2; trap : TERM INT HUP; "$@"; code=$?; '
+    'printf "%s" "$code" >"$exit_file.tmp" && mv "$exit_file.tmp" "$exit_file"'
+)
+_KEPT_S = 86_400.0
+"""How long a job that is over stays in the snapshot."""
+
+
+class Book(Protocol):
+    """Where the facts about jobs are kept."""
+
+    def ids(self) -> Sequence[int]:
+        """Numbers of all jobs."""
+        ...
+
+    def folder(self, job: int) -> Path:
+        """The folder of a job."""
+        ...
+
+    def read(self, job: int, fact: str) -> dict[str, Any] | None:
+        """A document; None where there is none."""
+        ...
+
+    def write(self, job: int, fact: str, document: Mapping[str, Any]) -> None:
+        """Set a document."""
+        ...
+
+    def remove(self, job: int, fact: str) -> None:
+        """Take a document back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One piece of this machine: cores, or a GPU."""
+
+    cores: tuple[int, ...] = ()
+    gpu: int | None = None
+
+
+class LocalBackend:
+    """Jobs of one book on the slots of this machine.
+
+    Args:
+        book: The jobs.
+        slots: What there is to give out.
+        grace_s: From SIGTERM to SIGKILL.
+        now_s: Unix seconds, for people.
+        boot_s: Seconds since boot, for the grace: no clock setting moves it.
+    """
+
+    def __init__(
+        self,
+        book: Book,
+        slots: Sequence[Slot],
+        *,
+        grace_s: float = 120.0,
+        now_s: Callable[[], float] = time.time,
+        boot_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+    ) -> None:
+        self._book, self._slots, self._grace_s = book, tuple(slots), grace_s
+        self._now_s, self._boot_s = now_s, boot_s
+        self._over: dict[int, ClusterJob] = {}
+        self._children: set[int] = set()
+
+    def snapshot(self) -> ClusterSnapshot:
+        """Every job as its processes and files say; whoever outlived the grace is killed."""
+        self._reap()
+        now_s = self._now_s()
+        jobs = []
+        for number in self._book.ids():
+            if (job := self._over.get(number)) is None:
+                job = self._look(number)
+            if not job.state.over or now_s - self._ended_s(number) < _KEPT_S:
+                jobs.append(job)
+        return ClusterSnapshot(len(self._slots), tuple(jobs), self_starting=False)
+
+    def placements(self) -> tuple[Placement, ...]:
+        """Where every job with a living process runs."""
+        found = []
+        for number in self._book.ids():
+            run = None if number in self._over else self._book.read(number, "run")
+            if run is not None and _alive(run):
+                gpus = (self._slots[slot].gpu for slot in run["slots"])
+                boards = tuple(gpu for gpu in gpus if gpu is not None)
+                found.append(Placement(number, (run["pid"],), len(run["slots"]), boards))
+        return tuple(found)
+
+    def apply(self, action: ClusterAction, /) -> str:
+        """Start or stop a process; holding, releasing and ordering need nothing: no job here starts by itself."""
+        if isinstance(action, (Hold, Release, Order)):
+            return "nothing to do: jobs of this machine start only when told to"
+        self._reap()
+        job = self._look(action.job)
+        if isinstance(action, Start):
+            if job.state is not JobState.WAITING:
+                raise ActuationError(f"job {job.id} cannot start: it is {job.state}")
+            return self._start(job, action.slots)
+        if job.state is JobState.RUNNING:
+            return self._stop(job.id)
+        return f"it is {job.state} already"
+
+    def cancel(self, job: int) -> str:
+        """End a job for good: at once when it waits, after its grace when it runs.
+
+        Raises:
+            ActuationError: There is no such job, or it is over.
+        """
+        if job not in self._book.ids():
+            raise ActuationError(f"there is no job {job} here", hint="joulery jobs lists them")
+        self._reap()
+        seen = self._look(job)
+        if seen.state.over:
+            raise ActuationError(f"job {job} is over: {seen.state}")
+        self._book.write(job, "cancel", {"at_s": self._now_s()})
+        if seen.state is JobState.RUNNING:
+            return self._stop(job)
+        if seen.state is JobState.WAITING:
+            self._end(job, JobState.CANCELLED, None)
+        return f"{self._look(job).state}"
+
+    def close(self) -> None:
+        """Jobs go on; nothing is open."""
+
+    def _look(self, number: int) -> ClusterJob:
+        """One job now, after what is due was done: ends noticed, the grace enforced."""
+        asked = self._book.read(number, "job") or {}
+        job = ClusterJob(
+            id=number,
+            name=asked["name"],
+            owner=asked["owner"],
+            submit_s=asked["submit_s"],
+            state=JobState.WAITING,
+            shape=asked["min_slots"],
+            min_slots=asked["min_slots"],
+            max_slots=asked["max_slots"],
+            held_by_us=True,
+            exempt=self._too_large(asked["min_slots"]),
+            restarts=asked.get("restarts", 0),
+            progress_ratio=read_progress(self._book.folder(number) / "progress"),
+        )
+        over = self._book.read(number, "over")
+        if over is not None:
+            ended = replace(job, state=JobState(over["state"]), exit_code=over["exit_code"], held_by_us=False)
+            self._over[number] = ended
+            return ended
+        run = self._book.read(number, "run")
+        if run is None:
+            return job
+        started = replace(job, restarts=run["restarts"], slots=len(run["slots"]), held_by_us=False)
+        stop = self._book.read(number, "stop")
+        if _alive(run):
+            if stop is None:
+                return replace(started, state=JobState.RUNNING)
+            self._enforce(run, stop)
+            return replace(started, state=JobState.STOPPING)
+        return self._ended(started, run, stop)
+
+    def _too_large(self, least: int) -> str:
+        return f"needs {least} slots, there are {len(self._slots)}" if least > len(self._slots) else ""
+
+    def _ended(self, job: ClusterJob, run: Mapping[str, Any], stop: Mapping[str, Any] | None) -> ClusterJob:
+        """A job whose process is gone: over, or waiting for its next start."""
+        code = _exit_code(self._book.folder(job.id) / f"exit.{run['restarts']}")
+        if self._book.read(job.id, "cancel") is not None:
+            return self._end(job.id, JobState.CANCELLED, code)
+        finished = code == 0 and (stop is None or job.progress_ratio >= 1.0)
+        failed = code not in (None, 0) and stop is None
+        if finished or failed:
+            return self._end(job.id, JobState.DONE if finished else JobState.FAILED, code)
+        asked = self._book.read(job.id, "job") or {}
+        self._book.write(job.id, "job", {**asked, "restarts": run["restarts"] + 1})
+        self._book.remove(job.id, "run")
+        self._book.remove(job.id, "stop")
+        return self._look(job.id)
+
+    def _end(self, number: int, state: JobState, code: int | None) -> ClusterJob:
+        self._book.write(number, "over", {"state": state, "exit_code": code, "ended_s": self._now_s()})
+        return self._look(number)
+
+    def _ended_s(self, number: int) -> float:
+        return float((self._book.read(number, "over") or {"ended_s": 0.0})["ended_s"])
+
+    def _start(self, job: ClusterJob, count: int) -> str:
+        if not job.min_slots <= count <= job.max_slots:
+            raise ActuationError(f"job {job.id} may use {job.min_slots} to {job.max_slots} slots, not {count}")
+        taken = self._taken()
+        free = [slot for slot in range(len(self._slots)) if slot not in taken]
+        if count > len(free):
+            raise ActuationError(f"job {job.id} wants {count} slots, {len(free)} are free")
+        mine = free[:count]
+        asked = self._book.read(job.id, "job") or {}
+        restarts = asked.get("restarts", 0)
+        folder = self._book.folder(job.id).absolute()
+        self._book.remove(job.id, "stop")
+        (folder / f"exit.{restarts}").unlink(missing_ok=True)
+        pid = self._spawn(asked, folder, restarts, [self._slots[slot] for slot in mine])
+        run = {"pid": pid, "start_ticks": _start_ticks(pid), "boot": _boot_id(), "slots": mine, "restarts": restarts}
+        self._book.write(job.id, "run", {**run, "since_s": self._now_s()})
+        return f"on slots {', '.join(map(str, mine))}, process {pid}"
+
+    def _taken(self) -> set[int]:
+        """Slots of every living process."""
+        runs = [self._book.read(number, "run") for number in self._book.ids() if number not in self._over]
+        return {slot for run in runs if run is not None and _alive(run) for slot in run["slots"]}
+
+    def _spawn(self, asked: Mapping[str, Any], folder: Path, restarts: int, slots: Sequence[Slot]) -> int:
+        """Start the command in a session of its own, on its cores."""
+        environment = {
+            **asked["environment"],
+            "JOULERY_JOB": str(asked["id"]),
+            "JOULERY_GPUS": str(len(slots)),
+            "JOULERY_RESTART_COUNT": str(restarts),
+            "JOULERY_PROGRESS": str(folder / "progress"),
+        }
+        cores = sorted({core for slot in slots for core in slot.cores})
+        if cores:
+            environment["OMP_NUM_THREADS"] = str(len(cores))
+        gpus = [str(slot.gpu) for slot in slots if slot.gpu is not None]
+        if gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        line = ["sh", "-c", _RUNNER, "joulery-job", asked["cwd"], str(folder / f"exit.{restarts}"), *asked["command"]]
+        log = os.open(folder / "output.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        before = os.sched_getaffinity(0)
+        try:
+            if cores:
+                os.sched_setaffinity(0, cores)  # of this thread alone, and inherited
+            pid = os.posix_spawn(
+                "/bin/sh",
+                line,
+                environment,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, log, 1),
+                    (os.POSIX_SPAWN_DUP2, log, 2),
+                ],
+                setsid=True,
+                setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGPIPE],
+            )
+            self._children.add(pid)
+            return pid
+        except OSError as error:
+            raise CapabilityError(f"cannot start job {asked['id']}: {os.strerror(error.errno or 0)}") from error
+        finally:
+            os.sched_setaffinity(0, before)
+            os.close(log)
+
+    def _reap(self) -> None:
+        """Bury our children that ended; the jobs of an earlier scheduler are not ours to bury."""
+        for pid in tuple(self._children):
+            try:
+                ended = os.waitpid(pid, os.WNOHANG)[0] == pid
+            except ChildProcessError:  # somebody else in this process did
+                ended = True
+            if ended:
+                self._children.discard(pid)
+
+    def _stop(self, job: int) -> str:
+        run = self._book.read(job, "run")
+        assert run is not None, "it was running a moment ago"
+        self._book.write(job, "stop", {"boot_s": self._boot_s(), "at_s": self._now_s()})
+        _signal(run, signal.SIGTERM)
+        return f"SIGTERM, and {self._grace_s:g} s to save itself"
+
+    def _enforce(self, run: Mapping[str, Any], stop: Mapping[str, Any]) -> None:
+        if self._boot_s() - stop["boot_s"] > self._grace_s:
+            _signal(run, signal.SIGKILL)
+
+
+def _alive(run: Mapping[str, Any]) -> bool:
+    """Whether the process that was started then still runs: same number, same start, same boot."""
+    return bool(run["boot"] == _boot_id() and _start_ticks(run["pid"]) == run["start_ticks"])
+
+
+def _start_ticks(pid: int) -> int | None:
+    """When a process started, in ticks since boot; None when it ended (a zombie has)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _signal(run: Mapping[str, Any], number: signal.Signals) -> None:
+    if _alive(run):
+        try:
+            os.killpg(run["pid"], number)
+        except ProcessLookupError:
+            return
+
+
+def _exit_code(file: Path) -> int | None:
+    """What the runner left; None where it could not (it was killed, or the machine went down)."""
+    try:
+        return int(file.read_text())
+    except (FileNotFoundError, ValueError):
+        return None

@@ -1,0 +1,274 @@
+"""Slurm 22.05 and newer through its commands: no plug-in, no patch, no daemon of its own.
+
+Slurm runs the jobs and is the truth about them. A job is kept from starting by ``scontrol hold``, stopped by
+``requeuehold`` (SIGTERM, KillWait seconds, SIGKILL; same job number) and resized between the two: Slurm does not change
+the GPUs of a running job. Whatever is held in our name carries :data:`HELD_TAG` in its AdminComment *before* it is
+held, so that it can always be found and given back.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from joulery.adapters.clusters.progress import read_progress
+from joulery.adapters.clusters.slurm_records import (
+    COLUMNS,
+    HELD_TAG,
+    SlurmRecord,
+    gpus_of,
+    gres_gpus,
+    parse_jobs,
+    parse_table,
+    to_job,
+)
+from joulery.domain.cluster import ClusterAction, ClusterSnapshot, Hold, Order, Release, Start
+from joulery.domain.errors import ActuationError, CapabilityError, DataError
+
+_DOWN = ("down", "drain", "fail", "maint", "unk", "future", "inval", "power", "boot", "resv", "plann")
+_DOWN_MARKS = "*~#!%$@^-"
+_AWAY = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "Zero Bytes were transmitted")
+_RANK_STEP = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a command came to."""
+
+    code: int
+    out: str
+    err: str
+
+
+Runner = Callable[[Sequence[str]], Done]
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmScope:
+    """Which jobs to see, and what their owners may say.
+
+    Attributes:
+        partitions: Those to schedule; all when empty.
+        user_range: Whether Comment says how far a job may be resized.
+        progress: Folder with a file of progress a job.
+    """
+
+    partitions: tuple[str, ...] = ()
+    user_range: bool = True
+    progress: Path | None = None
+
+
+class SlurmBackend:
+    """The jobs of a Slurm cluster.
+
+    Args:
+        run: Runs one command of Slurm.
+        scope: Which jobs.
+    """
+
+    def __init__(self, run: Runner, scope: SlurmScope) -> None:
+        self._run, self._scope = run, scope
+        self._json = True
+        self._gpus_per_node = 1
+
+    def snapshot(self) -> ClusterSnapshot:
+        """Every job that wants GPUs, and the GPUs of the nodes that are up."""
+        slots, notes = self._slots()
+        jobs = []
+        for record in self._records():
+            job = to_job(
+                record,
+                self._scope.partitions,
+                user_range=self._scope.user_range,
+                progress_ratio=self._progress(record.id),
+            )
+            if job is not None:
+                jobs.append(job)
+        return ClusterSnapshot(slots, tuple(sorted(jobs, key=lambda job: job.id)), notes)
+
+    def apply(self, action: ClusterAction, /) -> str:
+        """One change through ``scontrol``; each can be done again."""
+        if isinstance(action, Order):
+            return self._order(action.jobs)
+        if isinstance(action, Hold):
+            self._tag(action.job, HELD_TAG)
+            self._scontrol("hold", str(action.job))
+            return f"held, AdminComment {HELD_TAG}"
+        if isinstance(action, Release):
+            self._scontrol("release", str(action.job))
+            self._tag(action.job, "")
+            return "released"
+        if isinstance(action, Start):
+            return self._start(action.job, action.slots)
+        self._tag(action.job, HELD_TAG)
+        self._scontrol("requeuehold", str(action.job))
+        return "SIGTERM, KillWait, and back in the queue, held"
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _start(self, job: int, gpus: int) -> str:
+        """Resize if need be, then release: the order in which Slurm accepts it."""
+        record = self._record(job)
+        if record.state not in ("PENDING", "PD"):
+            raise ActuationError(f"job {job} cannot start: Slurm has it {record.state}")
+        remark = "as it is"
+        if record.gpus != gpus:
+            shape = resized(record, gpus, self._gpus_per_node)
+            self._scontrol("update", f"JobId={job}", *shape)
+            remark = " ".join(shape)
+        self._scontrol("release", str(job))
+        if record.restarts:
+            # A requeued job would wait until its old credential expires, 120 s by default.
+            self._scontrol("update", f"JobId={job}", "StartTime=now")
+        self._tag(job, "")
+        return remark
+
+    def _order(self, jobs: Sequence[int]) -> str:
+        """SiteFactor by rank: within Slurm's own priority, without freezing it as Priority would."""
+        refused = []
+        for rank, job in enumerate(jobs):
+            done = self._run(("scontrol", "update", f"JobId={job}", f"SiteFactor={(len(jobs) - rank) * _RANK_STEP}"))
+            if done.code != 0:
+                self._raise_if_away(done)
+                refused.append(f"job {job}: {_said(done)}")
+        return f"{len(jobs) - len(refused)} ranked" + (f"; refused: {'; '.join(refused)}" if refused else "")
+
+    def _tag(self, job: int, text: str) -> None:
+        self._scontrol("update", f"JobId={job}", f"AdminComment={text}")
+
+    def _scontrol(self, *words: str) -> None:
+        """One change.
+
+        Raises:
+            ActuationError: Slurm refuses it.
+            CapabilityError: The controller does not answer, or we may not.
+        """
+        done = self._run(("scontrol", *words))
+        if done.code == 0:
+            return
+        self._raise_if_away(done)
+        if "Access/permission denied" in done.err:
+            raise CapabilityError(
+                f"Slurm does not let this user change jobs of others: {_said(done)}",
+                resource="scontrol",
+                grant="sacctmgr modify user where name=$USER set adminlevel=Operator",
+            )
+        raise ActuationError(f"scontrol {' '.join(words)}: {_said(done)}")
+
+    def _record(self, job: int) -> SlurmRecord:
+        for record in self._records(job):
+            if record.id == job:
+                return record
+        raise ActuationError(f"Slurm knows no job {job}: it ended meanwhile")
+
+    def _records(self, job: int | None = None) -> tuple[SlurmRecord, ...]:
+        """Every job, or one; by text where JSON is not offered."""
+        if self._json:
+            done = self._run(("squeue", "--json"))
+            if done.code == 0:
+                return parse_jobs(done.out)
+            self._raise_if_away(done)
+            self._json = False
+        which = () if job is None else ("-j", str(job))
+        done = self._run(("squeue", "-h", "-a", *which, "-O", ",".join(f"{name}:{width}" for name, width in COLUMNS)))
+        if done.code != 0:
+            self._raise_if_away(done)
+            if job is not None:
+                return ()
+            raise DataError(f"squeue failed: {_said(done)}")
+        return parse_table(done.out)
+
+    def _slots(self) -> tuple[int, tuple[str, ...]]:
+        """GPUs of the nodes that are up, and what to say of those that are not."""
+        where = ("-p", ",".join(self._scope.partitions)) if self._scope.partitions else ()
+        done = self._run(("sinfo", "-h", "-N", *where, "-O", "nodelist:64,statelong:32,gres:160"))
+        if done.code != 0:
+            self._raise_if_away(done)
+            raise DataError(f"sinfo failed: {_said(done)}")
+        up: dict[str, int] = {}
+        down: dict[str, str] = {}
+        for line in done.out.splitlines():
+            name, state, gres = line[:64].strip(), line[64:96].strip(), line[96:].strip()
+            if not name or not gres_gpus(gres):
+                continue
+            if state.startswith(_DOWN) or state[-1:] in _DOWN_MARKS:
+                down[name] = state
+            else:
+                up[name] = gres_gpus(gres)
+        self._gpus_per_node = max(up.values(), default=self._gpus_per_node)
+        notes = tuple(f"node {name} is {state}" for name, state in sorted(down.items()))
+        return sum(up.values()), notes
+
+    def _progress(self, job: int) -> float:
+        return float("nan") if self._scope.progress is None else read_progress(self._scope.progress / str(job))
+
+    def _raise_if_away(self, done: Done) -> None:
+        if any(words in done.err for words in _AWAY):
+            raise CapabilityError(
+                f"the Slurm controller does not answer: {_said(done)}", resource="slurmctld", hint="try: scontrol ping"
+            )
+
+
+def resized(record: SlurmRecord, gpus: int, gpus_per_node: int) -> tuple[str, ...]:
+    """The changes that give a waiting job so many GPUs, in the form Slurm accepts.
+
+    Tasks and CPUs follow the GPUs; as few nodes as hold them, evenly filled.
+
+    Raises:
+        ActuationError: The number does not spread evenly over nodes, or the job's GPUs hang on its tasks.
+    """
+    if gpus_of(record.tres_per_task):
+        raise ActuationError(f"job {record.id} has --gpus-per-task, which Slurm does not resize")
+    tasks_per_gpu = max(1, record.tasks // max(1, record.gpus))
+    cpus_per_task = max(1, record.cpus // max(1, record.tasks))
+    tasks = gpus * tasks_per_gpu
+    counts = (f"NumTasks={tasks}", f"NumCPUs={tasks * cpus_per_task}")
+    if gpus_of(record.tres_per_job):
+        return (f"TresPerJob=gres:gpu:{gpus}", *counts)
+    nodes = -(-gpus // gpus_per_node)
+    while gpus % nodes:
+        nodes += 1
+    kind = record.tres_per_node.split(":")
+    typed = f"gres:gpu:{kind[2]}" if len(kind) == 4 else "gres:gpu"
+    return (*counts, f"NumNodes={nodes}-{nodes}", f"TresPerNode={typed}:{gpus // nodes}")
+
+
+def open_slurm(
+    *, partitions: tuple[str, ...] = (), user_range: bool = True, progress: Path | None = None, timeout_s: float = 30.0
+) -> SlurmBackend:
+    """The Slurm whose commands are on PATH.
+
+    Raises:
+        CapabilityError: There are none, or no controller answers.
+    """
+    for program in ("squeue", "scontrol", "sinfo"):
+        if shutil.which(program) is None:
+            raise CapabilityError(
+                f"{program} is not on PATH", resource=program, hint="run this where Slurm's commands work"
+            )
+    backend = SlurmBackend(_runner(timeout_s), SlurmScope(partitions, user_range, progress))
+    backend.snapshot()
+    return backend
+
+
+def _runner(timeout_s: float) -> Runner:
+    def run(command: Sequence[str]) -> Done:
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CapabilityError(
+                f"{' '.join(command[:3])} took longer than {timeout_s:g} s", resource=command[0]
+            ) from error
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+def _said(done: Done) -> str:
+    return " ".join((done.err or done.out).split())[:300] or f"exit code {done.code}"

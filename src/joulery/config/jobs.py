@@ -1,0 +1,98 @@
+"""``jobs``: training jobs, what runs them and the policy that orders them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from joulery.config.problem import problem
+from joulery.config.quantity import Ratio, Seconds, Watts
+from joulery.config.section import Name, OutputPath, Section
+
+
+class SlotsConfig(Section):
+    """What a job is given pieces of on this machine (backend local)."""
+
+    kind: Literal["cpu", "gpu"] = "cpu"
+    """gpu: one GPU a slot; cpu: some cores a slot."""
+    count: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Slots in all; as many as the machine has when left out."""
+    cores: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Cores of a slot of kind cpu."""
+
+
+class SlotPowerConfig(Section):
+    """Stated power of jobs that no meter reads; everything from it is labelled assumed."""
+
+    slot_w: Watts = Field(alias="slot")
+    """Power of one busy slot, such as 250 W."""
+    share_w: Watts = Field(alias="share", default=0.0)
+    """What a slot's share of its machine adds: processors, fans, disks."""
+
+
+class GreenConfig(Section):
+    """GREEN's policy; see docs/schedule.md for what each knob does."""
+
+    kind: Literal["green", "green-paper"] = "green"
+    """green is joulery's improved default, green-paper the rules as published."""
+    mu: Annotated[float, Field(ge=1, le=10)] = 2.0
+    """Strength of the shift of high-power jobs into green hours; 1 for none."""
+    theta: Ratio = 0.3
+    """Share of the slots that jobs still being sized may take."""
+    gamma: Ratio | None = None
+    """Least efficiency relative to one slot at which a job still grows; the policy's own rule when left out."""
+    cap: Annotated[int, Field(ge=1)] | None = None
+    """Most slots a job; max(2, slots / 16) when left out."""
+
+
+class SlurmConfig(Section):
+    """How to find and treat jobs of Slurm (backend slurm)."""
+
+    partitions: tuple[Name, ...] = ()
+    """Partitions to schedule; all when left out. Jobs of others are left alone."""
+    user_range: bool = True
+    """Whether owners set how far their jobs may be resized, with --comment=joulery:min=1,max=4."""
+    meters: OutputPath | None = None
+    """Folder on a shared disk where joulery agent on each node leaves the energy of its jobs."""
+    progress: OutputPath | None = None
+    """Folder on a shared disk where jobs append their progress, each to a file named by its number."""
+    timeout_s: Seconds = Field(alias="timeout", default=30.0)
+    """How long a command of Slurm may take."""
+
+
+class JobsConfig(Section):
+    """Training jobs."""
+
+    backend: Literal["local", "slurm"] = "local"
+    """local: processes of this machine; slurm: the Slurm whose commands are on PATH."""
+    state: Annotated[OutputPath, Field(strict=False)] = Field(default="joulery-jobs", validate_default=True)
+    """Folder for the journal, the log and, on this machine, the jobs."""
+    quantum_s: Seconds = Field(alias="quantum", default=1800.0)
+    """Distance of the rounds in which running jobs may be moved."""
+    poll_s: Seconds = Field(alias="poll", default=5.0)
+    """How often the cluster is looked at; waiting jobs start between rounds."""
+    grace_s: Seconds = Field(alias="grace", default=120.0)
+    """How long a job may take to save itself after SIGTERM (backend local; Slurm has KillWait)."""
+    restart_s: Seconds = Field(alias="restart", default=120.0)
+    """What stopping and starting a job again costs it."""
+    measure_s: Seconds = Field(alias="measure", default=300.0)
+    """How long a job must run undisturbed before its efficiency counts as known."""
+    window_s: Seconds = Field(alias="window", default=86400.0)
+    """An hour is green when it is below the mean intensity of this long around it."""
+    patience_s: Seconds = Field(alias="patience", default=60.0)
+    """How long after the scheduler died the watchdog gives every held job back to the cluster."""
+    slots: SlotsConfig = SlotsConfig()
+    """What this machine offers."""
+    power: SlotPowerConfig | None = None
+    """Power to assume where nothing measures a job; without it such a job has no footprint."""
+    policy: GreenConfig = GreenConfig()
+    """What decides."""
+    slurm: SlurmConfig = SlurmConfig()
+    """How to treat jobs of Slurm."""
+
+    @model_validator(mode="after")
+    def _poll_within_quantum(self) -> JobsConfig:
+        if self.poll_s > self.quantum_s:
+            raise problem("must not be longer than the quantum", expected=f"at most {self.quantum_s:g} s", at=("poll",))
+        return self

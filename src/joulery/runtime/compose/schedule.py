@@ -1,0 +1,152 @@
+"""The scheduler of training jobs from a site file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from joulery.adapters.clusters.local import LocalBackend, Slot
+from joulery.config.jobs import GreenConfig, JobsConfig, SlotsConfig
+from joulery.config.site import Site
+from joulery.domain.cluster import ClusterSnapshot, Placement
+from joulery.domain.errors import CapabilityError, ConfigError
+from joulery.domain.ports import CarbonSource, ClusterBackend
+from joulery.policies.training import Green, green_paper
+from joulery.runtime.compose.carbon import carbon_source
+from joulery.runtime.compose.meters import open_meters
+from joulery.runtime.compose.models import cache_folder
+from joulery.runtime.compose.share import open_busy, open_tree
+from joulery.runtime.compose.site_meters import meter_specs
+from joulery.runtime.schedule.energy import FirstOf, JobMeter, MachineShares, StatedPower
+from joulery.runtime.schedule.spool import SpoolReader
+from joulery.store.jobs import JobBook
+
+if TYPE_CHECKING:
+    from joulery.runtime.schedule.energy import Totals
+
+
+def jobs_of(site: Site) -> JobsConfig:
+    """The ``jobs`` section.
+
+    Raises:
+        ConfigError: The site has none.
+    """
+    if site.jobs is None:
+        raise ConfigError("this site has no jobs section", pointer="jobs", hint="add, for this machine: jobs: {}")
+    return site.jobs
+
+
+def cluster_backend(jobs: JobsConfig) -> ClusterBackend:
+    """The cluster that a ``jobs`` section describes.
+
+    Raises:
+        CapabilityError: It cannot be used from here.
+    """
+    if jobs.backend == "local":
+        return local_backend(jobs)
+    from joulery.adapters.clusters.slurm import open_slurm
+
+    return open_slurm(
+        partitions=jobs.slurm.partitions,
+        user_range=jobs.slurm.user_range,
+        progress=jobs.slurm.progress,
+        timeout_s=jobs.slurm.timeout_s,
+    )
+
+
+def local_backend(jobs: JobsConfig) -> LocalBackend:
+    """This machine's jobs and slots.
+
+    Raises:
+        ConfigError: There are fewer cores or GPUs than the section says.
+        CapabilityError: No GPU answers.
+    """
+    return LocalBackend(JobBook(jobs.state), machine_slots(jobs.slots), grace_s=jobs.grace_s)
+
+
+def machine_slots(slots: SlotsConfig) -> tuple[Slot, ...]:
+    """The slots of this machine.
+
+    Raises:
+        ConfigError: There are fewer cores or GPUs than the section says.
+        CapabilityError: No GPU answers.
+    """
+    if slots.kind == "gpu":
+        from joulery.adapters.meters.nvml import open_nvml
+
+        meter = open_nvml()
+        boards = tuple(int(board.device.partition(":")[2]) for board in meter.boards)
+        meter.close()
+        count = len(boards) if slots.count is None else slots.count
+        if count > len(boards):
+            raise ConfigError(f"this machine has {len(boards)} GPUs", pointer="jobs.slots.count", got=str(count))
+        return tuple(Slot(gpu=board) for board in boards[:count])
+    cores = sorted(os.sched_getaffinity(0))
+    count = len(cores) // slots.cores if slots.count is None else slots.count
+    if count * slots.cores > len(cores) or count < 1:
+        raise ConfigError(
+            f"{max(1, count)} slots of {slots.cores} cores need more than the {len(cores)} cores there are",
+            pointer="jobs.slots",
+        )
+    return tuple(Slot(cores=tuple(cores[at * slots.cores : (at + 1) * slots.cores])) for at in range(count))
+
+
+def site_intensity(site: Site) -> CarbonSource | None:
+    """The site's source of intensity; None where it has none."""
+    return None if site.carbon is None else carbon_source(site.carbon, cache_folder())
+
+
+def green_policy(config: GreenConfig) -> Green:
+    """The policy a section describes.
+
+    Raises:
+        ConfigError: A knob makes no sense.
+    """
+    policy = Green() if config.kind == "green" else green_paper()
+    policy = replace(policy, mu=config.mu, theta=config.theta, cap=config.cap)
+    return policy if config.gamma is None else replace(policy, gamma=config.gamma)
+
+
+def energy_source(site: Site, backend: ClusterBackend, note: Callable[[str], None]) -> FirstOf:
+    """Who tells what jobs draw: this machine's meters or the nodes' agents, then a stated power."""
+    jobs = jobs_of(site)
+    sources: list[Callable[[ClusterSnapshot], Totals]] = []
+    if isinstance(backend, LocalBackend):
+        try:
+            sources.append(job_meter(site, backend.placements, len(machine_slots(jobs.slots))).read)
+        except CapabilityError as error:
+            note(f"jobs are not metered: {error}")
+    elif jobs.slurm.meters is not None:
+        sources.append(SpoolReader(jobs.slurm.meters, note).read)
+    if jobs.power is not None:
+        sources.append(StatedPower(jobs.power.slot_w, jobs.power.share_w).read)
+    if not sources:
+        note("nothing measures the jobs and jobs.power states nothing: no footprints, and no job grows")
+    return FirstOf(sources)
+
+
+def job_meter(site: Site, placements: Callable[[], tuple[Placement, ...]], slots: int) -> JobMeter:
+    """The meters of this machine, told apart by job.
+
+    Raises:
+        CapabilityError: No meter answers.
+    """
+    opened = open_meters(meter_specs(site.meters))
+    if not opened.meters:
+        raise CapabilityError(
+            "no meter answers here", hint="joulery doctor says what can be read here, and how the rest is granted"
+        )
+    busy = open_busy()
+
+    def tree(pid: int) -> object:
+        return open_tree(pid, include_root=True, exclude=frozenset(), sockets=busy.sockets, group=None)
+
+    return JobMeter(opened.meters, MachineShares(busy, tree, slots), placements)  # type: ignore[arg-type]
+
+
+def state_folder(site: Site) -> Path:
+    """Where the scheduler of a site keeps what it must remember."""
+    return jobs_of(site).state.absolute()

@@ -1,0 +1,1 @@
+"""The live scheduler of training jobs: looks at a cluster, asks the policy, has its decisions carried out."""

@@ -1,0 +1,219 @@
+"""What jobs draw: metered on this machine, told by the agents of other nodes, or stated by the site."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from joulery.accounting.charge import Share, split
+from joulery.domain.channel import Channel, ReadingKind
+from joulery.domain.cluster import ClusterSnapshot, JobEnergy, JobState, Placement
+from joulery.domain.ports import Meter
+from joulery.domain.quality import Quality, weakest
+from joulery.runtime.share import BusyTimes, TreeTimes
+
+Totals = Mapping[int, JobEnergy]
+
+
+class StatedPower:
+    """Energy of running jobs from a stated power of their slots: assumed, and said so.
+
+    Args:
+        slot_w: Power of a busy slot.
+        share_w: What its share of the machine adds.
+        clock_s: Seconds of a clock that nobody sets.
+    """
+
+    def __init__(self, slot_w: float, share_w: float, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._slot_w, self._share_w, self._clock_s = slot_w, share_w, clock_s
+        self._source = f"stated-{time.time_ns()}"
+        self._at_s = clock_s()
+        self._slot_s: dict[int, float] = {}
+
+    def read(self, snapshot: ClusterSnapshot) -> Totals:
+        """Totals of the jobs that hold slots."""
+        now_s = self._clock_s()
+        elapsed_s, self._at_s = now_s - self._at_s, now_s
+        for job in snapshot.jobs:
+            if job.slots:
+                self._slot_s[job.id] = self._slot_s.get(job.id, 0.0) + job.slots * elapsed_s
+        each_w = self._slot_w + self._share_w
+        return {
+            job: JobEnergy(held_s * each_w, held_s * self._slot_w, Quality.ASSUMED, self._source)
+            for job, held_s in self._slot_s.items()
+        }
+
+
+class FirstOf:
+    """Several sources; a job's total is of the first that knows it."""
+
+    def __init__(self, sources: Sequence[Callable[[ClusterSnapshot], Totals]]) -> None:
+        self._sources = tuple(sources)
+
+    def read(self, snapshot: ClusterSnapshot) -> Totals:
+        """Totals of every job that any source knows."""
+        found: dict[int, JobEnergy] = {}
+        for read in reversed(self._sources):
+            found.update(read(snapshot))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class MachineShares:
+    """How the energy of a machine is told apart.
+
+    Attributes:
+        busy: How busy everybody keeps its processors.
+        tree: The processor time of a process and its descendants.
+        slots: Slots of the machine; idle energy of processors goes to those that hold them, by slot.
+    """
+
+    busy: BusyTimes
+    tree: Callable[[int], TreeTimes]
+    slots: int
+
+
+class JobMeter:
+    """Energy of the jobs of this machine since the meter was opened.
+
+    A GPU's energy is its holder's. Of a processor's energy a job gets its share of the processor time there was, and of
+    what was idle its share of the slots; what belongs to nobody stays with nobody, so that the sum is never more than
+    the machine drew.
+
+    Args:
+        meters: What reads the machine.
+        shares: How processors are shared.
+        placements: Where jobs run now.
+        clock_s: Seconds of a clock that nobody sets.
+    """
+
+    def __init__(
+        self,
+        meters: Sequence[Meter],
+        shares: MachineShares,
+        placements: Callable[[], Iterable[Placement]],
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._meters, self._shares, self._placements, self._clock_s = tuple(meters), shares, placements, clock_s
+        self.source = f"meter-{time.time_ns()}"
+        self.machine_j = 0.0
+        self._totals: dict[int, JobEnergy] = {}
+        self._trees: dict[tuple[int, int], TreeTimes] = {}
+        self._cpu_s: dict[tuple[int, int], tuple[float, ...]] = {}
+        self._readings = [meter.read() for meter in self._meters]
+        self._busy_s, self._at_s = shares.busy.read(), clock_s()
+        self._placed: dict[int, Placement] = {}
+
+    def read(self, snapshot: ClusterSnapshot) -> Totals:
+        """Totals of every job seen so far; those that are over are dropped."""
+        self.update()
+        over = {job.id for job in snapshot.jobs if job.state in (JobState.DONE, JobState.FAILED, JobState.CANCELLED)}
+        return {job: total for job, total in self._totals.items() if job not in over}
+
+    def update(self) -> Totals:
+        """Charge what was drawn since the last time to those that ran then or run now."""
+        now_s = self._clock_s()
+        elapsed_s, self._at_s = now_s - self._at_s, now_s
+        placed = {placement.job: placement for placement in self._placements()}
+        holders = {**self._placed, **placed}
+        busy_s = self._shares.busy.read()
+        everybody_s = np.subtract(busy_s, self._busy_s)
+        cpu_s = {job: self._job_cpu_s(placement) for job, placement in holders.items()}
+        self._busy_s = busy_s
+        for number, meter in enumerate(self._meters):
+            values = meter.read()
+            for at, channel in enumerate(meter.channels):
+                energy_j = _energy_j(channel, self._readings[number][at], values[at], elapsed_s)
+                if not math.isnan(energy_j):
+                    self.machine_j += energy_j
+                    self._charge(channel, energy_j, holders, cpu_s, everybody_s, elapsed_s)
+            self._readings[number] = tuple(
+                old if math.isnan(new) else new for old, new in zip(self._readings[number], values, strict=True)
+            )
+        self._placed = placed
+        self._drop(placed)
+        return dict(self._totals)
+
+    def close(self) -> None:
+        """Release meters and files."""
+        for meter in self._meters:
+            meter.close()
+        for tree in self._trees.values():
+            tree.close()
+        self._trees.clear()
+        self._shares.busy.close()
+
+    def _charge(
+        self,
+        channel: Channel,
+        energy_j: float,
+        holders: Mapping[int, Placement],
+        cpu_s: Mapping[int, np.ndarray[tuple[int], np.dtype[np.float64]]],
+        everybody_s: np.ndarray[tuple[int], np.dtype[np.float64]],
+        elapsed_s: float,
+    ) -> None:
+        device, _, number = channel.device.partition(":")
+        if device == "gpu":
+            owners = [placement.job for placement in holders.values() if int(number) in placement.gpus]
+            for job in owners:
+                self._add(job, energy_j / len(owners), energy_j / len(owners), channel.quality)
+            return
+        sockets = (
+            [self._shares.busy.sockets.index(int(number))] if device == "cpu" and number.isdigit() else slice(None)
+        )
+        capacity_s = float(np.sum(np.asarray(self._shares.busy.cpus)[sockets])) * elapsed_s
+        all_s = float(np.sum(everybody_s[sockets]))
+        held = sum(placement.slots for placement in holders.values())
+        of = max(self._shares.slots, held)
+        for job, placement in holders.items():
+            app_s = float(np.sum(cpu_s[job][sockets]))
+            run, _, idle, _ = split([energy_j], [app_s], [all_s], by=Share.CAPACITY, capacity_s=[capacity_s])
+            own_j = float(run[0])
+            slot_j = 0.0 if placement.gpus else own_j
+            self._add(job, own_j + float(idle[0]) * placement.slots / of, slot_j, channel.quality)
+
+    def _job_cpu_s(self, placement: Placement) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Processor seconds of a job on each socket since the last time."""
+        grown = np.zeros(len(self._shares.busy.sockets))
+        for pid in placement.pids:
+            key = (placement.job, pid)
+            if key not in self._trees:
+                self._trees[key] = self._shares.tree(pid)
+                self._cpu_s[key] = (0.0,) * len(grown)
+            tree = self._trees[key]
+            tree.discover()
+            now = tree.read()
+            grown += np.subtract(now, self._cpu_s[key])
+            self._cpu_s[key] = now
+        return grown
+
+    def _add(self, job: int, energy_j: float, slot_j: float, quality: Quality) -> None:
+        old = self._totals.get(job, JobEnergy(0.0, 0.0, Quality.MEASURED, self.source))
+        self._totals[job] = replace(
+            old,
+            energy_j=old.energy_j + energy_j,
+            slot_j=old.slot_j + slot_j,
+            quality=weakest((old.quality, quality)),
+        )
+
+    def _drop(self, placed: Mapping[int, Placement]) -> None:
+        """Close what belongs to processes that are gone."""
+        alive = {(job, pid) for job, placement in placed.items() for pid in placement.pids}
+        for key in self._trees.keys() - alive:
+            self._trees.pop(key).close()
+            del self._cpu_s[key]
+
+
+def _energy_j(channel: Channel, before: float, now: float, elapsed_s: float) -> float:
+    """Joules of one channel since the reading before; NaN where a reading is missing."""
+    if channel.kind is not ReadingKind.COUNTER:
+        return now * elapsed_s
+    grown = now - before
+    if grown < 0:
+        # A wrap goes on from 0; a reset starts from 0 and what it lost is unknown.
+        grown = grown + channel.wrap_j if channel.wrap_j > 0 else now
+    return grown

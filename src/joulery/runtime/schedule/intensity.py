@@ -1,0 +1,96 @@
+"""The intensity the scheduler goes by: now, over the time just past, and the mean that tells green hours from dirty."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from joulery.domain.carbon import CarbonSeries
+from joulery.domain.errors import CapabilityError, DataError
+from joulery.domain.ports import CarbonSource
+
+_ASK_S = 300.0
+"""How often a source is asked, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What is known of the grid at one moment.
+
+    Attributes:
+        g_per_kwh: Intensity now; NaN when unknown.
+        mean_g_per_kwh: Mean of the window; NaN when unknown.
+        basis: What the mean is of: ``forecast``, ``history`` or ``nothing``.
+    """
+
+    g_per_kwh: float
+    mean_g_per_kwh: float
+    basis: str
+
+    @property
+    def known(self) -> bool:
+        """Whether green and dirty can be told apart."""
+        return not (math.isnan(self.g_per_kwh) or math.isnan(self.mean_g_per_kwh))
+
+
+class Intensity:
+    """A source of intensity, asked seldom; what it cannot tell is unknown, never made up.
+
+    Args:
+        source: Where it comes from; None where the site has none.
+        window_s: Length of the window.
+        note: Told what went wrong, once a reason.
+    """
+
+    def __init__(self, source: CarbonSource | None, window_s: float, note: Callable[[str], None]) -> None:
+        self._source, self._window_s, self._note = source, window_s, note
+        self._history: CarbonSeries | None = None
+        self._grid = Grid(math.nan, math.nan, "nothing")
+        self._asked_s = -math.inf
+        self._said = ""
+
+    def history(self, now_s: float) -> CarbonSeries | None:
+        """What is known of the time up to now."""
+        self._refresh(now_s)
+        return self._history
+
+    def grid(self, now_s: float) -> Grid:
+        """The grid now; unknown where the newest value does not reach now."""
+        self._refresh(now_s)
+        if self._history is not None:
+            here = float(self._history.at(now_s)[0])
+            return Grid(here, self._grid.mean_g_per_kwh, self._grid.basis)
+        return self._grid
+
+    def _refresh(self, now_s: float) -> None:
+        if self._source is None or 0 <= now_s - self._asked_s < min(_ASK_S, self._window_s / 10):
+            return
+        self._asked_s = now_s
+        hour_s = math.floor(now_s / 3600.0) * 3600.0
+        try:
+            self._history = self._source.history(hour_s - self._window_s, now_s + min(_ASK_S, 3600.0))
+            self._said = ""
+        except (DataError, CapabilityError) as error:
+            self._history = None
+            self._grid = Grid(math.nan, math.nan, "nothing")
+            self._tell(f"no intensity, so no grams and no shifting by it: {error}")
+            return
+        self._grid = self._mean(now_s)
+
+    def _mean(self, now_s: float) -> Grid:
+        assert self._source is not None
+        assert self._history is not None
+        try:
+            ahead = self._source.forecast(now_s, now_s + self._window_s)
+            mean = ahead.mean(now_s, now_s + self._window_s)
+            if not math.isnan(mean):
+                return Grid(math.nan, mean, "forecast")
+        except (DataError, CapabilityError) as error:
+            self._tell(f"no forecast, so the last {self._window_s / 3600:g} h tell what is green: {error}")
+        return Grid(math.nan, self._history.mean(now_s - self._window_s, now_s), "history")
+
+    def _tell(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self._note(text)

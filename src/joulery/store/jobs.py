@@ -1,0 +1,95 @@
+"""The jobs of this machine on disk: a folder a job, a small JSON document a fact, each replaced whole.
+
+::
+
+    FOLDER/jobs/000017/job.json      what was submitted (the submitter's environment too: the folder is the owner's)
+    FOLDER/jobs/000017/run.json      the process that runs it now
+    FOLDER/jobs/000017/stop.json     it was told to stop, and when
+    FOLDER/jobs/000017/over.json     how it ended
+    FOLDER/jobs/000017/output.log    what it printed, over all its starts
+    FOLDER/jobs/000017/progress      what it said of its progress
+
+A job's number is the name of its folder, which only one submitter can make: no lock, no database, readable by anyone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from joulery.domain.errors import DataError
+from joulery.store.files import disk_errors, write_atomically
+
+
+class JobBook:
+    """Jobs submitted to one state folder; it is made when the first one is."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "jobs"
+
+    def add(self, job: Mapping[str, Any]) -> int:
+        """Keep a new job and return its number.
+
+        Raises:
+            CapabilityError: The disk refuses.
+        """
+        with disk_errors(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            number = max(self._numbers(), default=0) + 1
+            while True:
+                try:
+                    self.folder(number).mkdir(mode=0o700)
+                    break
+                except FileExistsError:  # another submitter took this number
+                    number += 1
+        self.write(number, "job", {**job, "id": number})
+        return number
+
+    def ids(self) -> tuple[int, ...]:
+        """Numbers of the jobs that were submitted whole, ascending."""
+        return tuple(number for number in sorted(self._numbers()) if (self.folder(number) / "job.json").exists())
+
+    def folder(self, job: int) -> Path:
+        """Where everything about a job lies."""
+        return self._folder / f"{job:06d}"
+
+    def read(self, job: int, fact: str) -> dict[str, Any] | None:
+        """A document about a job; None where there is none.
+
+        Raises:
+            DataError: It is damaged.
+        """
+        file = self.folder(job) / f"{fact}.json"
+        try:
+            document = orjson.loads(file.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise DataError(f"cannot be read: {error.strerror}", file=str(file)) from error
+        except orjson.JSONDecodeError as error:
+            raise DataError(f"not JSON: {error}", file=str(file), row=error.lineno) from error
+        if not isinstance(document, dict):
+            raise DataError("expected one JSON object", file=str(file))
+        return document
+
+    def write(self, job: int, fact: str, document: Mapping[str, Any]) -> None:
+        """Set a document about a job.
+
+        Raises:
+            CapabilityError: The disk refuses.
+        """
+        text = orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        write_atomically(self.folder(job) / f"{fact}.json", lambda file: file.write(text))
+
+    def remove(self, job: int, fact: str) -> None:
+        """Take a document back; nothing happens where there is none."""
+        with disk_errors(self.folder(job)):
+            (self.folder(job) / f"{fact}.json").unlink(missing_ok=True)
+
+    def _numbers(self) -> list[int]:
+        if not self._folder.is_dir():
+            return []
+        return [int(entry.name) for entry in self._folder.iterdir() if entry.name.isdigit()]

@@ -1,0 +1,54 @@
+"""``joulery jobs``: the training jobs of a site, and cancelling one."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import click
+
+
+@click.command("jobs")
+@click.option("--site", type=click.Path(path_type=Path), default=Path("site.yaml"), help="The site file (site.yaml).")
+@click.option("--cancel", type=int, metavar="ID", help="End this job for good (backend local).")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(site: Path, cancel: int | None, as_json: bool) -> None:
+    """List the jobs of SITE: state, slots, progress, restarts, joules and grams so far."""
+    from joulery.config import load
+    from joulery.runtime.schedule.listing import cancel_job, list_jobs
+
+    jobs = load(site)
+    if cancel is not None:
+        state = cancel_job(jobs, cancel)
+        click.echo(json.dumps({"job": cancel, "state": state}) if as_json else f"job {cancel}: {state}")
+        return
+    rows = list_jobs(jobs)
+    if as_json:
+        click.echo(json.dumps({"jobs": rows}))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("job", "name", "owner", "state", "slots", "done", "restarts", "energy", "carbon"):
+        table.add_column(title, justify="right" if title in {"job", "slots", "done", "restarts"} else "left")
+    for row in rows:
+        table.add_row(
+            str(row["job"]), str(row["name"]), str(row["owner"]), str(row["state"]),
+            str(row["slots"] or "-"), _ratio(row["progress_ratio"]), str(row["restarts"]),
+            _joules(row["energy_j"]), _grams(row["carbon_g"]),
+        )  # fmt: skip
+    Console(highlight=False).print(table)
+
+
+def _ratio(value: object) -> str:
+    return f"{value:.0%}" if isinstance(value, float) and not math.isnan(value) else "-"
+
+
+def _joules(value: object) -> str:
+    return f"{value / 1e3:.1f} kJ" if isinstance(value, float) else "-"
+
+
+def _grams(value: object) -> str:
+    return f"{value:.2f} g" if isinstance(value, float) else "-"

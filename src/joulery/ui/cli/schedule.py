@@ -1,0 +1,68 @@
+"""``joulery schedule``: training jobs by carbon and energy, on this machine or beside Slurm."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command("schedule")
+@click.argument("site", type=click.Path(path_type=Path))
+@click.option("--backend", type=click.Choice(["local", "slurm"]), help="The site's jobs.backend unless given.")
+@click.option("--mode", type=click.Choice(["advise", "shadow", "act"]), help="The site's mode unless given.")
+@click.option("--once", is_flag=True, help="One round and what it entails, then end.")
+@click.option("--release", is_flag=True, help="Give every job held in joulery's name back to the cluster, and end.")
+@click.option("--json", "as_json", is_flag=True, help="Every line of the log as one JSON object.")
+def command(site: Path, backend: str | None, mode: str | None, once: bool, release: bool, as_json: bool) -> None:
+    """Schedule the training jobs of SITE until Ctrl-C or SIGTERM.
+
+    \b
+    advise  says at each round what it would do
+    shadow  plays it through, jobs in between included, and does none of it
+    act     does it
+    """
+    from joulery.config.site import Mode
+    from joulery.runtime.schedule.run import Request, release_now, schedule, stopped_by_signals
+
+    if release:
+        released = release_now(site, backend)
+        click.echo(json.dumps({"released": released}) if as_json else f"released {len(released)} held jobs")
+        return
+    wanted = None if mode is None else Mode(mode)
+    request = Request(site, backend, wanted, once, tuple(sys.argv))
+    with stopped_by_signals() as stop:
+        schedule(request, _say_json if as_json else _say, stop)
+
+
+def _say_json(entry: Mapping[str, Any]) -> None:
+    import orjson
+
+    click.echo(orjson.dumps(entry, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS).decode())
+
+
+def _say(entry: Mapping[str, Any]) -> None:
+    import time
+
+    text = _words(entry)
+    click.echo(f"{time.strftime('%H:%M:%S')} {text}")
+
+
+def _words(entry: Mapping[str, Any]) -> str:
+    """One entry of the log as a line."""
+    kind = entry["kind"]
+    if kind == "action":
+        who = f"job {entry['job']}" if "job" in entry else f"{len(entry['jobs'])} jobs"
+        size = f" on {entry['slots']}" if "slots" in entry else ""
+        remark = f" ({entry['remark']})" if entry["remark"] and entry["outcome"] == "failed" else ""
+        return f"{entry['do']} {who}{size}: {entry['reason']} [{entry['outcome']}]{remark}"
+    if kind == "over":
+        cost = f"{entry['energy_j'] / 1e3:.1f} kJ, {entry['carbon_g']:.2f} g" if entry["energy_j"] else "not metered"
+        return f"job {entry['job']} is over ({entry['state']}): {entry['executed_s']:.0f} s on its slots, {cost}"
+    if kind == "round" and "view" in entry:
+        return f"round: {entry['text']}"
+    return f"{kind}: {entry.get('text', '')}"

@@ -1,0 +1,214 @@
+"""A real Slurm on this machine for tests: slurmctld and slurmd of Debian's packages, fake GPUs, ports of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_PROGRAMS = ("slurmctld", "slurmd", "squeue", "scontrol", "sbatch", "sinfo")
+
+_CONF = """\
+ClusterName=joulery
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+SlurmctldPort={port}
+AuthType=auth/none
+CredType=cred/none
+AuthInfo=cred_expire=5
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+SlurmctldParameters=enable_configless
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+ReturnToService=2
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=2,bf_interval=2,bf_continue,sched_min_interval=0
+PriorityType=priority/multifactor
+JobRequeue=1
+GresTypes=gpu
+KillWait={kill_wait}
+MinJobAge=3600
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/none
+{nodes}
+PartitionName=train Nodes=g[1-{count}] Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def missing() -> str | None:
+    """Why no Slurm can be started here; None when one can."""
+    absent = [name for name in _PROGRAMS if shutil.which(name) is None]
+    if absent:
+        return f"Slurm is not installed ({', '.join(absent)}): apt-get install slurm-wlm"
+    return None if os.geteuid() == 0 else "starting Slurm daemons for a test needs root"
+
+
+@dataclass
+class SlurmCluster:
+    """A running cluster.
+
+    Attributes:
+        folder: Its scratch folder.
+        env: Environment in which Slurm's commands talk to it.
+    """
+
+    folder: Path
+    env: dict[str, str]
+    nodes: int
+    _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def run(self, *command: str) -> str:
+        """The output of a command of Slurm."""
+        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def submit(self, script: Path, *options: str) -> str:
+        """The id of a batch job; it may be requeued and its output goes on in the same file."""
+        base = ("sbatch", "--parsable", "--requeue", "--open-mode=append", f"--chdir={self.folder}")
+        return self.run(*base, *options, str(script)).strip()
+
+    def start_controller(self) -> None:
+        """slurmctld, answering."""
+        conf = self.env["SLURM_CONF"]
+        self._spawn("slurmctld", "slurmctld", "-D", "-f", conf)
+        self._until(lambda: "UP" in self._try("scontrol", "ping"), "slurmctld does not answer")
+
+    def stop_controller(self) -> None:
+        """End slurmctld, whose state stays on the disk."""
+        self._end("slurmctld", signal.SIGTERM)
+
+    def start_node(self, number: int) -> None:
+        """One slurmd."""
+        self._spawn(f"g{number}", "slurmd", "-D", "-N", f"g{number}", "-f", self.env["SLURM_CONF"])
+
+    def stop_node(self, number: int) -> None:
+        """End one slurmd at once, as a node that lost power."""
+        self._end(f"g{number}", signal.SIGKILL)
+
+    def close(self) -> None:
+        """End everything: jobs first, then the daemons."""
+        if self._try("scontrol", "ping"):
+            subprocess.run(["scancel", "--user=root", "--signal=KILL"], env=self.env, check=False, timeout=30)
+            subprocess.run(["scancel", "--user=root"], env=self.env, check=False, timeout=30)
+            time.sleep(0.5)
+        for name in list(self._processes):
+            self._end(name, signal.SIGTERM if name == "slurmctld" else signal.SIGKILL)
+        _end_inside(self.folder)
+
+    def wait_idle(self) -> None:
+        """Until every node is ready."""
+        self._until(
+            lambda: self._try("sinfo", "-h", "-N", "-o", "%t").split() == ["idle"] * self.nodes, "nodes stay down"
+        )
+
+    def _spawn(self, name: str, *command: str) -> None:
+        with (self.folder / f"{name}.out").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                command, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def _end(self, name: str, number: signal.Signals) -> None:
+        process = self._processes.pop(name)
+        process.send_signal(number)
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(15)
+
+    def _try(self, *command: str) -> str:
+        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60, check=False)
+        return done.stdout if done.returncode == 0 else ""
+
+    def _until(self, ready: object, message: str, patience_s: float = 30.0) -> None:
+        assert callable(ready)
+        end_s = time.monotonic() + patience_s
+        while not ready():
+            if time.monotonic() > end_s:
+                log = (self.folder / "slurmctld.log").read_text()[-2000:]
+                raise AssertionError(f"{message}\n{log}")
+            time.sleep(0.1)
+
+
+def _end_inside(folder: Path) -> None:
+    """End what still runs in the cluster's folder: steps and jobs whose slurmd is gone."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (entry / "cmdline").read_bytes()
+            where = str((entry / "cwd").readlink())
+            environment = (entry / "environ").read_bytes()
+        except OSError:
+            continue
+        ours = str(folder).encode()
+        if (
+            int(entry.name) != os.getpid()
+            and (b"slurmstepd" in line or where.startswith(str(folder)))
+            and (ours in environment or where.startswith(str(folder)))
+        ):
+            try:
+                os.kill(int(entry.name), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+@contextmanager
+def slurm_cluster(folder: Path, nodes: int = 4, gpus: int = 2, kill_wait: int = 3) -> Iterator[SlurmCluster]:
+    """Nodes ``g1`` … with fake GPUs (null devices), torn down at the end."""
+    for part in ("state", "dev", *(f"spool/g{n}" for n in range(1, nodes + 1))):
+        (folder / part).mkdir(parents=True)
+    for gpu in range(gpus):
+        os.mknod(folder / f"dev/gpu{gpu}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    host = socket.gethostname().split(".")[0]
+    port, *node_ports = _free_ports(nodes + 1)
+    lines = [
+        f"NodeName=g{n} NodeHostname={host} NodeAddr=127.0.0.1 Port={node_ports[n - 1]} CPUs=4 RealMemory=1000 "
+        f"Gres=gpu:fake:{gpus}"
+        for n in range(1, nodes + 1)
+    ]
+    conf = folder / "slurm.conf"
+    conf.write_text(
+        _CONF.format(host=host, port=port, folder=folder, kill_wait=kill_wait, nodes="\n".join(lines), count=nodes)
+    )
+    (folder / "gres.conf").write_text(
+        f"AutoDetect=off\nNodeName=g[1-{nodes}] Name=gpu Type=fake File={folder}/dev/gpu[0-{gpus - 1}]\n"
+    )
+    cluster = SlurmCluster(folder, {**os.environ, "SLURM_CONF": str(conf)}, nodes)
+    try:
+        cluster.start_controller()
+        for number in range(1, nodes + 1):
+            cluster.start_node(number)
+        cluster.wait_idle()
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
