@@ -1,0 +1,293 @@
+"""Jobs as processes of this machine: real processes, small ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from joulery.adapters.clusters.local import LocalBackend, Slot
+from joulery.domain.cluster import ClusterJob, Hold, JobState, Order, Release, Start, Stop
+from joulery.domain.errors import ActuationError
+from joulery.store.jobs import JobBook
+
+SLEEP = "import time\nwhile True: time.sleep(0.02)"
+SAVES = (
+    "import os, signal, sys, time\n"
+    "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(99)))\n"
+    "print('start', os.environ['JOULERY_GPUS'], os.environ['JOULERY_RESTART_COUNT'], flush=True)\n"
+    "while True: time.sleep(0.02)\n"
+)
+STUBBORN = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('on', flush=True)\n" + SLEEP
+
+
+class Machine:
+    """A backend with its book, and patience."""
+
+    def __init__(self, folder: Path) -> None:
+        self.book = JobBook(folder)
+        self.boot_s = 0.0
+        core = min(os.sched_getaffinity(0))
+        self.slots = (Slot(cores=(core,)), Slot(cores=(core,)), Slot(cores=(core,)))
+        self.backend = self.another()
+
+    def another(self) -> LocalBackend:
+        return LocalBackend(self.book, self.slots, grace_s=10.0, boot_s=lambda: self.boot_s)
+
+    def submit(self, program: str, least: int = 1, most: int = 1, **more: Any) -> int:
+        return self.book.add(
+            {
+                "command": [sys.executable, "-c", program],
+                "cwd": "/tmp",
+                "environment": {"PATH": os.environ["PATH"], **more.pop("environment", {})},
+                "name": "job",
+                "owner": "ada",
+                "min_slots": least,
+                "max_slots": most,
+                "submit_s": 5.0,
+                **more,
+            }
+        )
+
+    def job(self, number: int, backend: LocalBackend | None = None) -> ClusterJob:
+        return {job.id: job for job in (backend or self.backend).snapshot().jobs}[number]
+
+    def until(self, number: int, ready: Callable[[ClusterJob], bool], backend: LocalBackend | None = None) -> ClusterJob:
+        end_s = time.monotonic() + 20
+        while not ready(job := self.job(number, backend)):
+            assert time.monotonic() < end_s, job
+            time.sleep(0.01)
+        return job
+
+    def output(self, number: int) -> str:
+        file = self.book.folder(number) / "output.log"
+        return file.read_text() if file.exists() else ""
+
+    def said(self, number: int, text: str) -> None:
+        end_s = time.monotonic() + 20
+        while text not in self.output(number):
+            assert time.monotonic() < end_s, self.output(number)
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    machine = Machine(tmp_path)
+    yield machine
+    for placement in machine.backend.placements():
+        for pid in placement.pids:
+            os.killpg(pid, signal.SIGKILL)
+    end_s = time.monotonic() + 10
+    while machine.backend.placements() and time.monotonic() < end_s:
+        time.sleep(0.01)
+    machine.backend.snapshot()
+
+
+def test_a_job_waits_until_it_is_started_and_ends(machine: Machine) -> None:
+    number = machine.submit("print('hello')")
+
+    waiting = machine.job(number)
+    assert (waiting.state, waiting.slots, waiting.owner, waiting.submit_s) == (JobState.WAITING, 0, "ada", 5.0)
+    machine.backend.apply(Start(number, 1))
+    done = machine.until(number, lambda job: job.state.over)
+    assert (done.state, done.exit_code, done.slots) == (JobState.DONE, 0, 0)
+    assert machine.output(number) == "hello\n"
+
+
+def test_a_job_that_fails_by_itself_is_not_started_again(machine: Machine) -> None:
+    number = machine.submit("raise SystemExit(3)")
+    machine.backend.apply(Start(number, 1))
+
+    failed = machine.until(number, lambda job: job.state.over)
+    assert (failed.state, failed.exit_code, failed.restarts) == (JobState.FAILED, 3, 0)
+
+
+def test_a_command_that_is_not_there_fails_and_says_so(machine: Machine) -> None:
+    number = machine.submit("", command=["no-such-program-here"])
+    machine.backend.apply(Start(number, 1))
+
+    assert machine.until(number, lambda job: job.state.over).exit_code == 127
+    assert "no-such-program-here" in machine.output(number)
+
+
+def test_stopped_it_saves_waits_and_starts_again_wider_with_its_output_whole(machine: Machine) -> None:
+    number = machine.submit(SAVES, 1, 3)
+    machine.backend.apply(Start(number, 1))
+    machine.said(number, "start 1 0")
+    assert machine.job(number).slots == 1
+    machine.backend.apply(Stop(number))
+
+    again = machine.until(number, lambda job: job.state is JobState.WAITING)
+    assert (again.restarts, again.slots) == (1, 0)
+    machine.backend.apply(Start(number, 3))
+    machine.said(number, "start 3 1")
+    assert machine.output(number) == "start 1 0\nsaved\nstart 3 1\n"
+    assert machine.job(number).slots == 3
+    assert machine.backend.snapshot().free == 0
+
+
+def test_a_job_that_ignores_sigterm_is_killed_after_its_grace_and_not_before(machine: Machine) -> None:
+    number = machine.submit(STUBBORN)
+    machine.backend.apply(Start(number, 1))
+    machine.said(number, "on")
+    machine.backend.apply(Stop(number))
+    machine.boot_s = 9.9
+    time.sleep(0.1)
+    assert machine.job(number).state is JobState.STOPPING
+    assert machine.job(number).slots == 1, "it keeps its slot until it is gone"
+
+    machine.boot_s = 10.1
+    assert machine.until(number, lambda job: job.state is JobState.WAITING).restarts == 1
+
+
+def test_stopping_twice_sends_one_sigterm(machine: Machine) -> None:
+    number = machine.submit(STUBBORN)
+    machine.backend.apply(Start(number, 1))
+    machine.said(number, "on")
+    machine.backend.apply(Stop(number))
+    stop = machine.book.read(number, "stop")
+
+    assert machine.backend.apply(Stop(number)) == "it is stopping already"
+    assert machine.book.read(number, "stop") == stop
+
+
+def test_a_job_that_finishes_while_it_is_stopped_is_done_when_its_progress_says_so(machine: Machine) -> None:
+    finishing = (
+        "import os, signal, sys, time\n"
+        "def end(*_):\n open(os.environ['JOULERY_PROGRESS'], 'a').write('epoch 9/9\\n')\n sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, end)\nprint('on', flush=True)\n" + SLEEP
+    )
+    number = machine.submit(finishing)
+    machine.backend.apply(Start(number, 1))
+    machine.said(number, "on")
+    machine.backend.apply(Stop(number))
+
+    assert machine.until(number, lambda job: job.state.over).state is JobState.DONE
+
+
+def test_a_polite_exit_code_after_sigterm_is_no_end(machine: Machine) -> None:
+    number = machine.submit(SAVES.replace("99", "0"))
+    machine.backend.apply(Start(number, 1))
+    machine.said(number, "start")
+    machine.backend.apply(Stop(number))
+
+    assert machine.until(number, lambda job: job.state is not JobState.STOPPING).state is JobState.WAITING
+
+
+def test_a_scheduler_that_comes_back_finds_its_jobs(machine: Machine) -> None:
+    running, ended = machine.submit(SLEEP), machine.submit("print('bye')")
+    machine.backend.apply(Start(running, 1))
+    machine.backend.apply(Start(ended, 1))
+    machine.said(ended, "bye")
+    later = machine.another()
+
+    assert machine.job(running, later).state is JobState.RUNNING
+    assert machine.until(ended, lambda job: job.state.over, later).exit_code == 0
+    assert later.snapshot().free == 2
+
+
+def test_a_machine_that_went_down_starts_its_jobs_again(machine: Machine) -> None:
+    number = machine.submit(SLEEP)
+    machine.backend.apply(Start(number, 1))
+    run = machine.book.read(number, "run")
+    assert run is not None
+    os.killpg(run["pid"], signal.SIGKILL)
+    machine.book.write(number, "run", {**run, "boot": "another boot"})
+
+    after = machine.job(number)
+    assert (after.state, after.restarts) == (JobState.WAITING, 1)
+
+
+def test_another_process_with_its_number_is_not_taken_for_it(machine: Machine) -> None:
+    number = machine.submit(SLEEP)
+    machine.backend.apply(Start(number, 1))
+    run = machine.book.read(number, "run")
+    assert run is not None
+    os.killpg(run["pid"], signal.SIGKILL)
+    machine.book.write(number, "run", {**run, "pid": os.getpid()})
+
+    assert machine.job(number).state is JobState.WAITING
+
+
+def test_slots_are_never_given_twice(machine: Machine) -> None:
+    first, second, third = (machine.submit(SLEEP, 1, 3) for _ in range(3))
+    machine.backend.apply(Start(first, 2))
+    machine.backend.apply(Start(second, 1))
+
+    with pytest.raises(ActuationError, match="0 are free"):
+        machine.backend.apply(Start(third, 1))
+    with pytest.raises(ActuationError, match="it is running"):
+        machine.backend.apply(Start(first, 2))
+    taken = [machine.book.read(job, "run")["slots"] for job in (first, second)]  # type: ignore[index]
+    assert sorted(taken[0] + taken[1]) == [0, 1, 2]
+
+
+def test_a_size_beyond_what_the_owner_allows_is_refused(machine: Machine) -> None:
+    with pytest.raises(ActuationError, match="may use 1 to 2 slots, not 3"):
+        machine.backend.apply(Start(machine.submit(SLEEP, 1, 2), 3))
+
+
+def test_a_job_larger_than_the_machine_is_left_alone_and_says_why(machine: Machine) -> None:
+    assert machine.job(machine.submit(SLEEP, 4, 4)).exempt == "needs 4 slots, there are 3"
+
+
+def test_gpus_and_cores_are_handed_over(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    core = max(os.sched_getaffinity(0))
+    machine.slots = (Slot(gpu=4), Slot(gpu=6, cores=(core,)))
+    machine.backend = machine.another()
+    before = os.sched_getaffinity(0)
+    number = machine.submit(
+        "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['OMP_NUM_THREADS'], os.sched_getaffinity(0))",
+        1,
+        2,
+    )
+    machine.backend.apply(Start(number, 2))
+    assert [placement.gpus for placement in machine.backend.placements()] in ([(4, 6)], [])
+    machine.until(number, lambda job: job.state.over)
+
+    assert machine.output(number) == f"4,6 1 {{{core}}}\n"
+    assert os.sched_getaffinity(0) == before
+
+
+@pytest.mark.parametrize("action", [Hold(1), Release(1), Order((1,))])
+def test_holding_releasing_and_ordering_need_nothing(machine: Machine, action: Hold) -> None:
+    machine.submit(SLEEP)
+    assert machine.backend.apply(action).startswith("nothing to do")
+
+
+def test_cancelled_while_it_waits_or_runs(machine: Machine) -> None:
+    waiting, running, stubborn = machine.submit(SLEEP), machine.submit(SAVES), machine.submit(STUBBORN)
+    machine.backend.apply(Start(running, 1))
+    machine.backend.apply(Start(stubborn, 1))
+    machine.said(running, "start")
+    machine.said(stubborn, "on")
+
+    assert machine.backend.cancel(waiting) == "cancelled"
+    machine.another().cancel(running)
+    machine.backend.cancel(stubborn)
+    machine.boot_s = 11.0
+    for number in (waiting, running, stubborn):
+        assert machine.until(number, lambda job: job.state.over).state is JobState.CANCELLED
+    with pytest.raises(ActuationError, match="is over: cancelled"):
+        machine.backend.cancel(waiting)
+    with pytest.raises(ActuationError, match="no job 77"):
+        machine.backend.cancel(77)
+
+
+def test_jobs_that_ended_long_ago_are_not_shown(tmp_path: Path) -> None:
+    book, now = JobBook(tmp_path), [1e6]
+    backend = LocalBackend(book, (Slot(),), now_s=lambda: now[0])
+    machine = Machine(tmp_path)
+    number = machine.submit(SLEEP)
+    backend.cancel(number)
+
+    assert len(backend.snapshot().jobs) == 1
+    now[0] += 90_000
+    assert backend.snapshot().jobs == ()

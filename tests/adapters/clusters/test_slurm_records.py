@@ -1,0 +1,205 @@
+"""What Slurm prints, of several versions."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from joulery.adapters.clusters.slurm_records import (
+    COLUMNS,
+    HELD_TAG,
+    gpus_of,
+    gres_gpus,
+    owner_range,
+    parse_jobs,
+    parse_table,
+    to_job,
+)
+from joulery.domain.cluster import ClusterJob, JobState
+from joulery.domain.errors import DataError
+
+# As Slurm 22.05.8 prints it, the fields that matter.
+JOB: dict[str, Any] = {
+    "job_id": 1, "name": "train.sh", "user_name": "ada", "partition": "train", "job_state": "PENDING",
+    "state_reason": "Priority", "submit_time": 1795155977, "node_count": 1, "cpus": 4, "tasks": 2,
+    "tres_per_node": "gres:gpu:2", "tres_per_job": "", "tres_per_task": "", "comment": "joulery:min=1,max=4",
+    "admin_comment": "", "batch_flag": True, "requeue": True, "array_job_id": 0, "array_task_id": None,
+    "het_job_id": 0, "restart_cnt": 0, "priority": 7,
+}  # fmt: skip
+
+
+def number(value: int, *, is_set: bool = True) -> dict[str, Any]:
+    return {"set": is_set, "infinite": False, "number": value}
+
+
+def job(partitions: tuple[str, ...] = (), **changes: Any) -> ClusterJob:
+    (record,) = parse_jobs(json.dumps({"jobs": [{**JOB, **changes}]}))
+    found = to_job(record, partitions, user_range=True, progress_ratio=math.nan)
+    assert found is not None
+    return found
+
+
+def test_a_waiting_job() -> None:
+    found = job()
+
+    assert (found.id, found.name, found.owner, found.partition) == (1, "train.sh", "ada", "train")
+    assert (found.state, found.slots, found.shape, found.min_slots, found.max_slots) == (JobState.WAITING, 0, 2, 1, 4)
+    assert (found.exempt, found.held_by_us, found.submit_s) == ("", False, 1795155977.0)
+
+
+def test_newer_versions_say_the_same_in_other_words() -> None:
+    newer = job(
+        job_state=["PENDING"],
+        submit_time=number(1795155977),
+        node_count=number(1),
+        cpus=number(4),
+        tasks=number(2),
+        array_job_id=number(0),
+        array_task_id=number(0, is_set=False),
+        het_job_id=number(0),
+        priority=number(7),
+        tres_per_node="gres/gpu:2",
+    )
+    assert newer == job()
+    assert job(comment={"administrator": "", "job": "joulery:min=1,max=4", "system": ""}) == job()
+    held = job(comment={"administrator": HELD_TAG, "job": "", "system": ""}, priority=number(0))
+    assert held.held_by_us
+
+
+@pytest.mark.parametrize(
+    ("state", "expected", "slots"),
+    [
+        ("RUNNING", JobState.RUNNING, 2),
+        (["RUNNING", "COMPLETING"], JobState.STOPPING, 2),
+        ("COMPLETING", JobState.STOPPING, 2),
+        ("CONFIGURING", JobState.RUNNING, 2),
+        ("SUSPENDED", JobState.RUNNING, 2),
+        ("REQUEUE_HOLD", JobState.WAITING, 0),
+        ("COMPLETED", JobState.DONE, 0),
+        ("FAILED", JobState.FAILED, 0),
+        ("NODE_FAIL", JobState.FAILED, 0),
+        ("TIMEOUT", JobState.FAILED, 0),
+        ("CANCELLED", JobState.CANCELLED, 0),
+    ],
+)
+def test_states(state: Any, expected: JobState, slots: int) -> None:
+    found = job(job_state=state)
+
+    assert (found.state, found.slots) == (expected, slots)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"array_job_id": 3}, "job array"),
+        ({"array_job_id": {"set": True, "number": 3}}, "job array"),
+        ({"het_job_id": 4}, "heterogeneous"),
+        ({"batch_flag": False}, "interactive"),
+        ({"requeue": False}, "no-requeue"),
+        ({"priority": 0, "state_reason": "JobHeldUser"}, "held by its owner"),
+        ({"priority": 0, "state_reason": "JobHeldAdmin"}, "held by its owner or an operator"),
+        ({"state_reason": "Dependency"}, "waits for Dependency"),
+        ({"state_reason": "BeginTime"}, "waits for BeginTime"),
+        ({"job_state": "QUANTUM"}, "not known here"),
+    ],
+)
+def test_what_is_left_alone(changes: dict[str, Any], why: str) -> None:
+    assert why in job(**changes).exempt
+
+
+def test_an_unknown_state_keeps_its_slots_out_of_reach() -> None:
+    assert job(job_state="QUANTUM").slots == 2
+
+
+def test_a_requeued_job_that_waits_for_its_old_credential_is_not_left_alone() -> None:
+    assert job(state_reason="BeginTime", restart_cnt=1).exempt == ""
+
+
+def test_other_partitions_are_left_alone() -> None:
+    assert "partition train" in job(("night",)).exempt
+    assert job(("night", "train")).exempt == ""
+    assert job(("train",), partition="debug,train").exempt == ""
+
+
+def test_our_tag_without_a_hold_is_no_hold() -> None:
+    assert not job(admin_comment=HELD_TAG).held_by_us
+    assert job(admin_comment=HELD_TAG, priority=0, state_reason="JobHeldAdmin").held_by_us
+    assert job(admin_comment=HELD_TAG, state_reason="job requeued in held state").held_by_us
+    assert not job(admin_comment=HELD_TAG, priority=0, job_state="COMPLETING").held_by_us
+
+
+def test_a_job_without_gpus_is_no_training_job() -> None:
+    (record,) = parse_jobs(json.dumps({"jobs": [{**JOB, "tres_per_node": ""}]}))
+    assert to_job(record, (), user_range=True, progress_ratio=math.nan) is None
+
+
+@pytest.mark.parametrize(
+    ("comment", "expected"),
+    [
+        ("joulery:min=1,max=8", (1, 8)),
+        ("mine; joulery:max=4 please", (1, 4)),
+        ("joulery:min=2", (2, 2)),
+        ("", (2, 2)),
+        ("joulery:min=5,max=4", (2, 2)),
+        ("joulery:min=0,max=4", (2, 2)),
+        ("joulery:max=many", (2, 2)),
+    ],
+)
+def test_what_owners_allow(comment: str, expected: tuple[int, int]) -> None:
+    assert owner_range(comment, 2) == expected
+
+
+@pytest.mark.parametrize(
+    ("tres", "count"),
+    [
+        ("gres:gpu:2", 2), ("gres:gpu:a100:4", 4), ("gres/gpu:3", 3), ("gres/gpu=8", 8), ("gres/gpu:a100=8", 8),
+        ("gres:gpu:2,gres:mps:100", 2), ("", 0), ("gres:mps:100", 0), ("cpu=4,gres/gpu=1", 1),
+    ],
+)  # fmt: skip
+def test_gpus_of_a_request(tres: str, count: int) -> None:
+    assert gpus_of(tres) == count
+
+
+@pytest.mark.parametrize(
+    ("gres", "count"),
+    [("gpu:fake:2", 2), ("gpu:4", 4), ("gpu:a100:4(S:0-1),mps:100", 4), ("(null)", 0), ("gpu:a:1,gpu:b:2", 3)],
+)
+def test_gpus_of_a_node(gres: str, count: int) -> None:
+    assert gres_gpus(gres) == count
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"jobs": [{}]}', '{"jobs": [{"job_id": "x", "job_state": "R"}]}'])
+def test_nonsense_is_one_clear_error(text: str) -> None:
+    with pytest.raises(DataError, match="squeue --json"):
+        parse_jobs(text)
+
+
+def row(**changes: str) -> str:
+    cells = {
+        "jobid": "1", "jobarrayid": "1", "hetjobid": "N/A", "statecompact": "PD", "username": "ada",
+        "partition": "train", "name": "train.sh", "submittime": "2026-11-20T06:26:17", "numnodes": "1",
+        "numcpus": "4", "numtasks": "2", "tres-per-node": "gres:gpu:2", "tres-per-job": "N/A",
+        "tres-per-task": "N/A", "reason": "Priority", "comment": "joulery:min=1,max=4", "admin_comment": "(null)",
+        "batchflag": "1", "requeue": "1", "restartcnt": "0", "prioritylong": "7", **changes,
+    }  # fmt: skip
+    return "".join(cells[name].ljust(width) for name, width in COLUMNS)
+
+
+def test_columns_say_what_json_says() -> None:
+    (record,) = parse_table(row() + "\n\n")
+    found = to_job(record, (), user_range=True, progress_ratio=math.nan)
+
+    assert found is not None
+    assert (found.shape, found.min_slots, found.max_slots, found.owner, found.exempt) == (2, 1, 4, "ada", "")
+    (array,) = parse_table(row(jobarrayid="1_[2-3]"))
+    assert array.array
+    (spaced,) = parse_table(row(name="a b  c", comment="x y"))
+    assert (spaced.name, spaced.comment) == ("a b  c", "x y")
+
+
+def test_a_line_of_other_columns_is_one_clear_error() -> None:
+    with pytest.raises(DataError, match="not understood"):
+        parse_table("1 train ada R 0:05 1 g1")
