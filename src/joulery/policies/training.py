@@ -222,7 +222,7 @@ class Green:
     def remember(self, state: GreenState) -> dict[str, object]:
         """The state, JSON-ready: what a scheduler writes down to go on from after a restart."""
         return {
-            "jobs": {str(job): astuple(known) for job, known in state.jobs.items()},
+            "jobs": {str(job): list(astuple(known)) for job, known in state.jobs.items()},
             "profile": {str(kind): {str(n): d for n, d in points.items()} for kind, points in state.profile.items()},
         }
 

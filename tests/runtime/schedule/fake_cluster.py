@@ -1,0 +1,114 @@
+"""A cluster in memory that behaves as Slurm does: jobs start by themselves, stop after a while, may vanish."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from joulery.domain.cluster import (
+    ClusterAction,
+    ClusterJob,
+    ClusterSnapshot,
+    Hold,
+    JobEnergy,
+    JobState,
+    Order,
+    Release,
+    Start,
+    Stop,
+)
+from joulery.domain.errors import ActuationError, CapabilityError
+from joulery.domain.quality import Quality
+
+
+@dataclass
+class FakeCluster:
+    """Jobs on slots; ``pass_time`` moves it on."""
+
+    slots: int = 4
+    stop_s: float = 1.0
+    rate: float = 0.01
+    jobs: dict[int, ClusterJob] = field(default_factory=dict)
+    actions: list[ClusterAction] = field(default_factory=list)
+    away: bool = False
+    refuse: set[int] = field(default_factory=set)
+    energy: dict[int, JobEnergy] = field(default_factory=dict)
+    watts: float = 100.0
+    self_starting: bool = True
+    stopping_s: dict[int, float] = field(default_factory=dict)
+    most_used: int = 0
+
+    def submit(self, number: int, *, least: int = 1, most: int = 1, shape: int | None = None, **more: object) -> None:
+        job = ClusterJob(number, "job", "ada", float(number), JobState.WAITING, shape=shape or least,
+                         min_slots=least, max_slots=most, progress_ratio=0.0)  # fmt: skip
+        self.jobs[number] = replace(job, **more)  # type: ignore[arg-type]
+
+    def snapshot(self) -> ClusterSnapshot:
+        if self.away:
+            raise CapabilityError("the controller does not answer")
+        return ClusterSnapshot(self.slots, tuple(self.jobs.values()), self_starting=self.self_starting)
+
+    def apply(self, action: ClusterAction, /) -> str:
+        if self.away:
+            raise CapabilityError("the controller does not answer")
+        self.actions.append(action)
+        if isinstance(action, Order):
+            return ""
+        job = self.jobs[action.job]
+        if action.job in self.refuse or job.state.over:
+            raise ActuationError(f"job {action.job} is refused")
+        if isinstance(action, Hold) and job.state is JobState.WAITING:
+            self.jobs[job.id] = replace(job, held_by_us=True)
+        elif isinstance(action, Release):
+            self.jobs[job.id] = replace(job, held_by_us=False)
+        elif isinstance(action, Start):
+            if job.state is not JobState.WAITING:
+                raise ActuationError(f"job {job.id} is {job.state}")
+            self.jobs[job.id] = replace(job, held_by_us=False, shape=action.slots)
+        elif isinstance(action, Stop):
+            self.jobs[job.id] = replace(job, state=JobState.STOPPING)
+            self.stopping_s[job.id] = self.stop_s
+        return ""
+
+    def close(self) -> None:
+        return
+
+    def read(self, snapshot: ClusterSnapshot) -> dict[int, JobEnergy]:
+        """Energy totals, as an agent would tell them."""
+        return dict(self.energy)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let jobs start, compute, stop and end."""
+        for number in sorted(self.stopping_s):
+            self.stopping_s[number] -= seconds
+            if self.stopping_s[number] <= 0:
+                del self.stopping_s[number]
+                job = self.jobs[number]
+                self.jobs[number] = replace(
+                    job, state=JobState.WAITING, slots=0, held_by_us=True, restarts=job.restarts + 1
+                )
+        for number, job in sorted(self.jobs.items()):
+            free = self.slots - sum(other.slots for other in self.jobs.values())
+            if job.state is JobState.WAITING and not job.held_by_us and not job.exempt and job.shape <= free:
+                self.jobs[number] = replace(job, state=JobState.RUNNING, slots=job.shape)
+            elif job.state is JobState.RUNNING:
+                done = min(1.0, job.progress_ratio + self.rate * job.slots**0.9 * seconds)
+                before = self.energy.get(number, JobEnergy(0.0, 0.0, Quality.MEASURED, "fake"))
+                drawn_j = self.watts * job.slots * seconds
+                self.energy[number] = replace(
+                    before, energy_j=before.energy_j + drawn_j, slot_j=before.slot_j + drawn_j
+                )
+                over = JobState.DONE if done >= 1.0 else JobState.RUNNING
+                self.jobs[number] = replace(
+                    job, progress_ratio=done, state=over, slots=0 if over is JobState.DONE else job.slots
+                )
+        self.most_used = max(self.most_used, sum(job.slots for job in self.jobs.values()))
+
+    def running(self) -> dict[int, int]:
+        """Slots of each running job."""
+        return {number: job.slots for number, job in self.jobs.items() if job.state is JobState.RUNNING}
+
+    def held(self) -> set[int]:
+        """Jobs held in our name."""
+        return {number for number, job in self.jobs.items() if job.held_by_us and job.state is JobState.WAITING}
+
+
