@@ -109,9 +109,7 @@ def test_progress_that_goes_back_after_a_crash_does_not_count_as_negative_effici
 
 
 @given(
-    st.lists(
-        st.tuples(st.floats(0, 60), st.integers(0, 4), st.floats(0, 1e6), st.booleans()), min_size=1, max_size=40
-    )
+    st.lists(st.tuples(st.floats(0, 60), st.integers(0, 4), st.floats(0, 1e6), st.booleans()), min_size=1, max_size=40)
 )
 def test_energy_is_conserved_and_never_shrinks(steps: list[tuple[float, int, float, bool]]) -> None:
     tally, t_s, expected_j = Tally(), 0.0, 0.0

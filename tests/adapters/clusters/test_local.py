@@ -58,7 +58,9 @@ class Machine:
     def job(self, number: int, backend: LocalBackend | None = None) -> ClusterJob:
         return {job.id: job for job in (backend or self.backend).snapshot().jobs}[number]
 
-    def until(self, number: int, ready: Callable[[ClusterJob], bool], backend: LocalBackend | None = None) -> ClusterJob:
+    def until(
+        self, number: int, ready: Callable[[ClusterJob], bool], backend: LocalBackend | None = None
+    ) -> ClusterJob:
         end_s = time.monotonic() + 20
         while not ready(job := self.job(number, backend)):
             assert time.monotonic() < end_s, job

@@ -110,5 +110,3 @@ class FakeCluster:
     def held(self) -> set[int]:
         """Jobs held in our name."""
         return {number for number, job in self.jobs.items() if job.held_by_us and job.state is JobState.WAITING}
-
-

@@ -40,8 +40,9 @@ class World:
         self.journal = Journal(self.file)
         grid = Intensity(Stated(300.0, source="stated", now_s=lambda: self.now_s), 3600.0, lambda _: None)
         self.scheduler = Scheduler(
-            self.cluster, self.policy, self.journal, self.cluster, grid, lambda kind, fields: self.log.append((kind, fields)),
-            mode=self.mode, rhythm=Rhythm(60.0, 5.0, MeasureRules(20.0, 5)),
+            self.cluster, self.policy, self.journal, self.cluster, grid,
+            lambda kind, fields: self.log.append((kind, fields)), mode=self.mode,
+            rhythm=Rhythm(60.0, 5.0, MeasureRules(20.0, 5)),
         )  # fmt: skip
 
     def crash(self) -> None:

@@ -28,8 +28,9 @@ from joulery.adapters.clusters.slurm_records import (
 from joulery.domain.cluster import ClusterAction, ClusterSnapshot, Hold, Order, Release, Start
 from joulery.domain.errors import ActuationError, CapabilityError, DataError
 
-_DOWN = ("down", "drain", "fail", "maint", "unk", "future", "inval", "power", "boot", "resv", "plann")
-_DOWN_MARKS = "*~#!%$@^-"
+_DOWN = ("down", "drain", "fail", "maint", "unk", "future", "inval", "boot", "reserved")
+_DOWN_MARKS = "*$@^"
+"""Not responding, in maintenance, about to reboot; a node put to sleep (``~``) is woken for a job and counts."""
 _AWAY = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "Zero Bytes were transmitted")
 _RANK_STEP = 1000
 

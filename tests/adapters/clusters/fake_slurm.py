@@ -1,0 +1,104 @@
+"""What Slurm's commands answer, without Slurm: a runner for the adapter, faithful in the parts that matter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from joulery.adapters.clusters.slurm import Done
+from joulery.adapters.clusters.slurm_records import COLUMNS
+
+
+@dataclass
+class FakeSlurm:
+    """Jobs as ``squeue --json`` of 22.05 prints them; ``scontrol`` changes them by Slurm's rules."""
+
+    jobs: dict[int, dict[str, Any]] = field(default_factory=dict)
+    nodes: list[tuple[str, str, str]] = field(default_factory=lambda: [(f"g{n}", "idle", "gpu:fake:2") for n in (1, 2)])
+    json: bool = True
+    away: bool = False
+    forbidden: bool = False
+    commands: list[tuple[str, ...]] = field(default_factory=list)
+
+    def submit(self, number: int, **changes: Any) -> None:
+        self.jobs[number] = {
+            "job_id": number, "name": "train", "user_name": "ada", "partition": "train", "job_state": "PENDING",
+            "state_reason": "Priority", "submit_time": 1795155977, "node_count": 1, "cpus": 1, "tasks": 1,
+            "tres_per_node": "gres:gpu:1", "tres_per_job": "", "tres_per_task": "", "comment": "joulery:min=1,max=4",
+            "admin_comment": "", "batch_flag": True, "requeue": True, "array_job_id": 0, "het_job_id": 0,
+            "restart_cnt": 0, "priority": 5, **changes,
+        }  # fmt: skip
+
+    def __call__(self, command: Sequence[str]) -> Done:
+        self.commands.append(tuple(command))
+        if self.away:
+            return Done(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+        if command[0] == "sinfo":
+            return Done(0, "".join(f"{n:<64}{state:<32}{gres:<160}\n" for n, state, gres in self.nodes), "")
+        if command[0] == "squeue":
+            return self._squeue(command)
+        return self._scontrol(command[1], command[2:])
+
+    def _squeue(self, command: Sequence[str]) -> Done:
+        if "--json" in command:
+            if not self.json:
+                return Done(1, "", "squeue: unrecognized option '--json'")
+            return Done(0, json.dumps({"jobs": list(self.jobs.values())}), "")
+        lines = []
+        for job in self.jobs.values():
+            cells = {
+                "jobid": job["job_id"], "jobarrayid": job["job_id"], "hetjobid": "N/A",
+                "statecompact": {"PENDING": "PD", "RUNNING": "R"}[job["job_state"]], "username": job["user_name"],
+                "partition": job["partition"], "name": job["name"], "submittime": "2026-11-20T06:26:17",
+                "numnodes": job["node_count"], "numcpus": job["cpus"], "numtasks": job["tasks"],
+                "tres-per-node": job["tres_per_node"] or "N/A", "tres-per-job": job["tres_per_job"] or "N/A",
+                "tres-per-task": "N/A", "reason": job["state_reason"], "comment": job["comment"] or "(null)",
+                "admin_comment": job["admin_comment"] or "(null)", "batchflag": 1, "requeue": 1,
+                "restartcnt": job["restart_cnt"], "prioritylong": job["priority"],
+            }  # fmt: skip
+            lines.append("".join(str(cells[name]).ljust(width) for name, width in COLUMNS))
+        return Done(0, "\n".join(lines), "")
+
+    def _scontrol(self, verb: str, words: Sequence[str]) -> Done:
+        if self.forbidden:
+            return Done(1, "", "Access/permission denied for job 1")
+        number = int(words[0].removeprefix("JobId="))
+        job = self.jobs.get(number)
+        if job is None:
+            return Done(1, "", f"Invalid job id specified for job {number}")
+        if verb == "update":
+            return self._update(job, dict(word.split("=", 1) for word in words[1:]))
+        if verb == "hold":
+            if job["job_state"] == "PENDING":
+                job.update(priority=0, state_reason="JobHeldAdmin")
+            return Done(0, "", "")
+        if verb == "release":
+            job.update(priority=5, state_reason="BeginTime" if job["restart_cnt"] else "Priority")
+            return Done(0, "", "")
+        assert verb == "requeuehold"
+        if job["job_state"] != "RUNNING":
+            return Done(1, "", f"Requested operation is presently disabled for job {number}")
+        job.update(job_state="PENDING", priority=0, state_reason="JobHeldUser", restart_cnt=job["restart_cnt"] + 1)
+        return Done(0, "", "")
+
+    def _update(self, job: dict[str, Any], changes: dict[str, str]) -> Done:
+        shaping = {"NumTasks", "NumCPUs", "NumNodes", "TresPerNode", "TresPerJob"} & changes.keys()
+        if shaping and job["job_state"] != "PENDING":
+            return Done(1, "", "Job is no longer pending execution")
+        order = list(changes)
+        if "NumNodes" in changes and order.index("NumNodes") < order.index("NumTasks"):
+            return Done(1, "", "Node count specification invalid")
+        names = {"NumTasks": "tasks", "NumCPUs": "cpus", "TresPerNode": "tres_per_node", "TresPerJob": "tres_per_job",
+                 "AdminComment": "admin_comment"}  # fmt: skip
+        for key, value in changes.items():
+            if key in names:
+                job[names[key]] = int(value) if value.isdigit() else value
+            elif key == "NumNodes":
+                job["node_count"] = int(value.partition("-")[0])
+            elif key == "StartTime":
+                job["state_reason"] = "Priority"
+            elif key == "SiteFactor":
+                job["site_factor"] = int(value)
+        return Done(0, "", "")

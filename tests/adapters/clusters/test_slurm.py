@@ -1,0 +1,197 @@
+"""The Slurm adapter against what Slurm's commands answer; tests/e2e has it against the real thing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from joulery.adapters.clusters.slurm import SlurmBackend, SlurmScope, open_slurm, resized
+from joulery.adapters.clusters.slurm_records import HELD_TAG, parse_jobs
+from joulery.domain.cluster import Hold, JobState, Order, Release, Start, Stop
+from joulery.domain.errors import ActuationError, CapabilityError, DataError
+from tests.adapters.clusters.fake_slurm import FakeSlurm
+
+
+def backend(slurm: FakeSlurm, **scope: Any) -> SlurmBackend:
+    return SlurmBackend(slurm, SlurmScope(**scope))
+
+
+def test_gpus_of_the_nodes_that_are_up_and_a_note_on_the_others() -> None:
+    slurm = FakeSlurm(
+        nodes=[
+            ("g1", "mixed", "gpu:fake:2"), ("g2", "idle*", "gpu:fake:2"), ("g3", "down", "gpu:fake:2"),
+            ("g4", "allocated", "gpu:fake:2(S:0-1)"), ("g5", "draining", "gpu:fake:2"), ("c1", "idle", "(null)"),
+            ("g6", "mixed-", "gpu:fake:2"), ("g7", "idle~", "gpu:fake:2"),
+        ]
+    )  # fmt: skip
+    seen = backend(slurm).snapshot()
+
+    assert seen.slots == 8
+    assert seen.notes == ("node g2 is idle*", "node g3 is down", "node g5 is draining")
+
+
+def test_a_node_in_two_partitions_counts_once() -> None:
+    assert backend(FakeSlurm(nodes=[("g1", "idle", "gpu:2")] * 2)).snapshot().slots == 2
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_held_stopped_resized_and_started_under_one_number(as_json: bool) -> None:
+    slurm = FakeSlurm(json=as_json)
+    slurm.submit(1)
+    cluster = backend(slurm)
+    cluster.apply(Hold(1))
+    (held,) = cluster.snapshot().jobs
+    assert (held.held_by_us, held.state, held.exempt) == (True, JobState.WAITING, "")
+
+    assert "NumNodes=2-2" in cluster.apply(Start(1, 4))
+    (started,) = cluster.snapshot().jobs
+    assert (started.held_by_us, started.shape) == (False, 4)
+    slurm.jobs[1]["job_state"] = "RUNNING"
+    cluster.apply(Stop(1))
+    (stopped,) = cluster.snapshot().jobs
+    assert (stopped.id, stopped.held_by_us, stopped.restarts, stopped.slots) == (1, True, 1, 0)
+    cluster.apply(Start(1, 1))
+    assert slurm.jobs[1]["tres_per_node"] == "gres:gpu:1"
+    assert slurm.jobs[1]["state_reason"] == "Priority", "it does not wait for its old credential"
+    assert slurm.jobs[1]["comment"] == "joulery:min=1,max=4", "its owner's words are left alone"
+
+
+def test_the_tag_is_set_before_the_hold_and_taken_off_after_the_release() -> None:
+    slurm = FakeSlurm()
+    slurm.submit(1)
+    cluster = backend(slurm)
+    cluster.apply(Hold(1))
+    cluster.apply(Release(1))
+    slurm.jobs[1]["job_state"] = "RUNNING"
+    cluster.apply(Stop(1))
+
+    said = [command[1:] for command in slurm.commands]
+    assert said == [
+        ("update", "JobId=1", f"AdminComment={HELD_TAG}"), ("hold", "1"),
+        ("release", "1"), ("update", "JobId=1", "AdminComment="),
+        ("update", "JobId=1", f"AdminComment={HELD_TAG}"), ("requeuehold", "1"),
+    ]  # fmt: skip
+
+
+def test_a_job_of_the_right_size_is_only_released() -> None:
+    slurm = FakeSlurm()
+    slurm.submit(1)
+    assert backend(slurm).apply(Start(1, 1)) == "as it is"
+    assert not any("NumTasks" in word for command in slurm.commands for word in command)
+
+
+def test_a_job_that_runs_or_ended_cannot_be_started() -> None:
+    slurm = FakeSlurm()
+    slurm.submit(1, job_state="RUNNING")
+    with pytest.raises(ActuationError, match="Slurm has it RUNNING"):
+        backend(slurm).apply(Start(1, 2))
+    with pytest.raises(ActuationError, match="no job 9"):
+        backend(slurm).apply(Start(9, 2))
+
+
+def test_a_job_that_ended_while_it_was_to_be_stopped_is_a_refusal() -> None:
+    slurm = FakeSlurm()
+    slurm.submit(1, job_state="COMPLETED")
+    with pytest.raises(ActuationError, match="presently disabled"):
+        backend(slurm).apply(Stop(1))
+    with pytest.raises(ActuationError, match="Invalid job id"):
+        backend(slurm).apply(Stop(9))
+
+
+def test_the_first_in_the_order_gets_the_largest_site_factor() -> None:
+    slurm = FakeSlurm()
+    for number in (1, 2, 3):
+        slurm.submit(number)
+    remark = backend(slurm).apply(Order((3, 1, 9, 2)))
+
+    assert [slurm.jobs[number]["site_factor"] for number in (3, 1, 2)] == [4000, 3000, 1000]
+    assert remark.startswith("3 ranked; refused: job 9")
+
+
+def test_a_controller_that_is_away_says_so() -> None:
+    slurm = FakeSlurm(away=True)
+    for deed in (lambda: backend(slurm).snapshot(), lambda: backend(slurm).apply(Hold(1)),
+                 lambda: backend(slurm).apply(Order((1,))), lambda: backend(slurm).apply(Start(1, 1))):  # fmt: skip
+        with pytest.raises(CapabilityError, match="controller does not answer"):
+            deed()
+
+
+def test_missing_rights_come_with_the_line_that_grants_them() -> None:
+    slurm = FakeSlurm(forbidden=True)
+    slurm.submit(1)
+    with pytest.raises(CapabilityError) as caught:
+        backend(slurm).apply(Hold(1))
+
+    assert caught.value.grant is not None
+    assert caught.value.grant.startswith("sacctmgr")
+
+
+def test_nonsense_from_slurm_is_one_clear_error() -> None:
+    def nonsense(command: Any) -> Any:
+        done = FakeSlurm()(command)
+        return done if command[0] == "sinfo" else type(done)(0, "{}", "")
+
+    with pytest.raises(DataError, match="squeue --json"):
+        SlurmBackend(nonsense, SlurmScope()).snapshot()
+
+
+def test_progress_is_read_from_a_file_a_job(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    slurm.submit(1)
+    (tmp_path / "1").write_text("epoch 1/4\n")
+
+    assert backend(slurm, progress=tmp_path).snapshot().jobs[0].progress_ratio == 0.25
+
+
+def test_where_owners_have_no_say_jobs_keep_their_size() -> None:
+    slurm = FakeSlurm()
+    slurm.submit(1)
+    (job,) = backend(slurm, user_range=False).snapshot().jobs
+
+    assert (job.min_slots, job.max_slots) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpus", "expected"),
+    [
+        ({}, 2, ("NumTasks=2", "NumCPUs=2", "NumNodes=1-1", "TresPerNode=gres:gpu:2")),
+        ({}, 3, ("NumTasks=3", "NumCPUs=3", "NumNodes=3-3", "TresPerNode=gres:gpu:1")),
+        ({}, 4, ("NumTasks=4", "NumCPUs=4", "NumNodes=2-2", "TresPerNode=gres:gpu:2")),
+        (
+            {"tres_per_node": "gres:gpu:a100:2", "tasks": 4, "cpus": 16},
+            1,
+            ("NumTasks=2", "NumCPUs=8", "NumNodes=1-1", "TresPerNode=gres:gpu:a100:1"),
+        ),
+        (
+            {"tres_per_node": "", "tres_per_job": "gres:gpu:1", "cpus": 2},
+            2,
+            ("TresPerJob=gres:gpu:2", "NumTasks=2", "NumCPUs=4"),
+        ),
+        (
+            {"tres_per_node": "gres:gpu:2", "node_count": 2, "tasks": 1, "cpus": 8},
+            2,
+            ("NumTasks=2", "NumCPUs=16", "NumNodes=1-1", "TresPerNode=gres:gpu:2"),
+        ),
+    ],
+)
+def test_the_words_that_resize(changes: dict[str, Any], gpus: int, expected: tuple[str, ...]) -> None:
+    slurm = FakeSlurm()
+    slurm.submit(1, **changes)
+    (record,) = parse_jobs(json.dumps({"jobs": list(slurm.jobs.values())}))
+    assert resized(record, gpus, 2) == expected
+
+
+def test_gpus_that_hang_on_tasks_are_not_resized() -> None:
+    slurm = FakeSlurm()
+    slurm.submit(1, tres_per_node="", tres_per_task="gres:gpu:1")
+    with pytest.raises(ActuationError, match="gpus-per-task"):
+        backend(slurm).apply(Start(1, 2))
+
+
+def test_without_slurm_on_the_path_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CapabilityError, match="squeue is not on PATH"):
+        open_slurm()
