@@ -74,7 +74,7 @@ def command(
 
     given = {name: value for name, value in flags.items() if value is not None}
     settings = Settings(
-        PERIOD_S if period is None else _seconds(period), tuple(parse_meter(text) for text in meters) or None
+        PERIOD_S if period is None else seconds(period), tuple(parse_meter(text) for text in meters) or None
     )
     terms = Terms(idle, pue, given, None if carbon_at is None else instant_s(carbon_at))
     source = source_of(given)
@@ -172,7 +172,12 @@ def _tell(measured: Measured, *, as_json: bool) -> None:
     click.echo(captured.get(), err=True, nl=False)
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """A time as it is written, such as ``4 ms``.
+
+    Raises:
+        ConfigError: It is none.
+    """
     from joulery.config.quantity import TIME, flag_quantity
 
     return flag_quantity(text, TIME, "--period")

@@ -6,6 +6,7 @@ VERBS: dict[str, str] = {
     "profile": "Measure what the variants of a service cost on the slices of this machine.",
     "measure": "Run a command and measure it: joules by device, grams of CO2-equivalent.",
     "ledger": "Keep what runs cost by owner, workload, device and hour, and carbon budgets.",
+    "monitor": "Measure processes in any language that ask for it, over a Unix socket.",
     "account": "Account recorded events with recorded power: joules by tensor operation.",
     "serve": "Serve models behind the gateway: Open Inference Protocol, one queue a service.",
     "replay": "Decide a recorded run once more, from its log alone, and compare.",

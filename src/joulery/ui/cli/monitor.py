@@ -1,0 +1,81 @@
+"""``joulery monitor``: the sampler for programs in any language, over HTTP on a Unix socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+from pathlib import Path
+
+import click
+
+from joulery.domain.errors import ConfigError
+
+
+@click.command("monitor")
+@click.option(
+    "--socket", "path", required=True, type=click.Path(path_type=Path), metavar="PATH", help="Where to listen."
+)
+@click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"), metavar="DIR", help="For runs (runs).")
+@click.option("--period", metavar="T", help="Time between two readings, such as 4 ms (10 ms).")
+@click.option("--meter", "meters", multiple=True, metavar="M", help="As for joulery measure. Repeatable.")
+@click.option("--json", "as_json", is_flag=True, help="Say that it listens as one JSON object.")
+def command(path: Path, runs: Path, period: str | None, meters: tuple[str, ...], as_json: bool) -> None:
+    """Measure processes that ask for it over a Unix socket, until Ctrl-C or SIGTERM.
+
+    \b
+    curl --unix-socket PATH -d '{"pid": 1234}' http://joulery/sessions       start
+    curl --unix-socket PATH http://joulery/sessions/1/power                  read
+    curl --unix-socket PATH -X DELETE http://joulery/sessions/1              stop; prints the report
+    """
+    import uvicorn
+
+    from joulery.runtime.compose.meters import parse_meter
+    from joulery.runtime.monitor import Monitor
+    from joulery.runtime.terms import PERIOD_S, Settings
+    from joulery.ui.cli.measure import seconds
+    from joulery.ui.monitor.app import monitor_app
+
+    period_s = PERIOD_S if period is None else seconds(period)
+    monitor = Monitor(runs, Settings(period_s, tuple(parse_meter(text) for text in meters) or None))
+    listening = _listen(path)
+    server = uvicorn.Server(uvicorn.Config(monitor_app(monitor), log_level="warning", lifespan="off", access_log=False))
+    said = json.dumps({"socket": str(path), "pid": os.getpid()}) if as_json else f"listening on {path}"
+    click.echo(said, err=not as_json)
+    # uvicorn ends on these, then raises them again for whoever handled them before: they have done their work by then.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    try:
+        server.run(sockets=[listening])
+    finally:
+        monitor.close()
+        listening.close()
+        path.unlink(missing_ok=True)
+
+
+def _listen(path: Path) -> socket.socket:
+    """A Unix socket for this user alone, in place of one that nobody listens on any more.
+
+    Raises:
+        ConfigError: Somebody listens there, it is no socket, or it cannot be made.
+    """
+    if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
+        raise ConfigError("there is a file of that name", pointer="--socket", got=str(path), expected="a free name")
+    if path.exists():
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(path)) == 0:
+                raise ConfigError("somebody listens there already", pointer="--socket", got=str(path))
+        path.unlink()
+    listening = socket.socket(socket.AF_UNIX)
+    mask = os.umask(0o177)
+    try:
+        listening.bind(str(path))
+        listening.listen()
+    except OSError as error:
+        listening.close()
+        raise ConfigError(f"no socket can be made: {error}", pointer="--socket", got=str(path)) from error
+    finally:
+        os.umask(mask)
+    return listening
