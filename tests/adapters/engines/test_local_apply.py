@@ -2,11 +2,15 @@
 
 import asyncio
 import itertools
+import os
+import signal
 import time
 
+import numpy as np
+import psutil
 import pytest
 
-from joulery.adapters.engines.local import LocalEngine
+from joulery.adapters.engines.local import LocalEngine, LocalSettings
 from joulery.domain.engine import InferResponse, Outcome, ReplicaState, RequestError
 from joulery.domain.errors import ActuationError, CapabilityError
 from joulery.domain.serving import Slice, SliceKind
@@ -89,7 +93,7 @@ async def test_a_service_that_leaves_answers_what_it_accepted() -> None:
 
 async def test_a_request_for_a_variant_that_leaves_is_told_so() -> None:
     async with running(toy("slow", variant="old")) as engine:
-        busy = asyncio.ensure_future(ask(engine, seconds=[0.6]))
+        busy = asyncio.ensure_future(ask(engine, seconds=[2.5]))
         await asyncio.sleep(0.01)
         pinned = asyncio.ensure_future(ask(engine, seconds=[0.0], variant="old"))
         await asyncio.sleep(0)
@@ -135,6 +139,29 @@ async def test_a_change_that_is_cancelled_leaves_the_old_set() -> None:
             await change
         assert [view.spec.variant for view in engine.replicas()] == ["v"]
         await ask(engine)
+
+
+async def test_a_change_that_is_cancelled_at_any_moment_leaves_no_process() -> None:
+    engine = LocalEngine()
+    for patience_s in np.linspace(0, 0.3, 25):
+        change = asyncio.ensure_future(engine.apply([toy("who")] * 2))
+        await asyncio.sleep(patience_s)
+        change.cancel()
+        await asyncio.gather(change, return_exceptions=True)
+        await engine.apply([])
+        assert psutil.Process().children() == []
+    await engine.close()
+
+
+async def test_closing_at_any_moment_of_a_restart_leaves_no_process() -> None:
+    for patience_s in np.linspace(0, 0.3, 12):
+        engine = LocalEngine(LocalSettings(drain_s=0.0))
+        await engine.apply([toy("who")])
+        os.kill(engine.replicas()[0].pid, signal.SIGKILL)
+        await asyncio.sleep(patience_s)
+        await engine.close()
+        assert psutil.Process().children() == []
+        assert engine.replicas() == ()
 
 
 async def test_closing_during_a_change_ends_both() -> None:

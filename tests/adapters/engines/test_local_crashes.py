@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
-from joulery.adapters.engines.local import LocalEngine
+from joulery.adapters.engines.local import LocalEngine, LocalSettings
 from joulery.domain.engine import ModelRef, Outcome, ReplicaSpec, ReplicaState, RequestError
 from joulery.domain.errors import ActuationError, ConfigError, DataError, JouleryError
 from tests.adapters.engines.support import CORE, alive, ask, running, toy, until
@@ -70,6 +71,22 @@ async def test_a_replica_that_hangs_is_ended_and_its_request_is_not_tried_again(
         assert not alive(before.pid)
 
 
+async def test_a_replica_that_died_at_work_is_not_taken_for_one_that_hangs(tmp_path: Path) -> None:
+    async with running(toy("dies_once"), hang_s=0.4) as engine:
+        await ask(engine, flag=flag(tmp_path / "died"))
+        await asyncio.sleep(0.6)
+        await ask(engine, flag=flag(tmp_path / "died"))
+        await asyncio.sleep(0.6)
+        (view,) = engine.replicas()
+        assert (view.restarts, view.state) == (1, ReplicaState.READY)
+
+
+def test_hanging_is_judged_by_the_deadline_but_not_too_soon() -> None:
+    assert LocalEngine(LocalSettings(deadline_s=60.0))._hang_s == 60.0
+    assert LocalEngine(LocalSettings(deadline_s=0.5))._hang_s == 5.0
+    assert LocalEngine(LocalSettings(deadline_s=60.0, hang_s=2.0))._hang_s == 2.0
+
+
 async def test_an_idle_replica_that_dies_comes_back() -> None:
     async with running(toy("who")) as engine:
         (before,) = engine.replicas()
@@ -117,6 +134,8 @@ async def test_a_replica_that_cannot_come_back_is_tried_ever_more_slowly(tmp_pat
         ("tests.adapters.engines.toys:undeclared", ConfigError, "unknown datatype"),
         ("tests.adapters.engines.toys:CannotBeMade", ConfigError, "cannot be made: RuntimeError: no weights"),
         ("pathlib:PurePath", ConfigError, "makes objects that cannot be called"),
+        ("tests.adapters.engines.toys:echo?{", ConfigError, "options are not JSON"),
+        ("tests.adapters.engines.toys:echo?[1]", ConfigError, "options are a JSON object"),
     ],
 )
 async def test_a_model_that_cannot_be_loaded_is_one_clear_error_and_the_old_replicas_serve_on(
@@ -130,7 +149,9 @@ async def test_a_model_that_cannot_be_loaded_is_one_clear_error_and_the_old_repl
     async with running(toy("who")) as engine:
         before = engine.replicas()
         with pytest.raises(kind, match=complaint):
-            spec = ReplicaSpec("toy", "v", CORE, ModelRef.parse(model.format(tmp=tmp_path)))
+            where, _, options = model.partition("?")
+            reference = replace(ModelRef.parse(where.format(tmp=tmp_path)), options=options)
+            spec = ReplicaSpec("toy", "v", CORE, reference)
             await engine.apply([spec, toy("echo")])
         await ask(engine)
         (after,) = engine.replicas()
@@ -188,7 +209,7 @@ async def test_replicas_that_started_beside_one_that_cannot_are_stopped_without_
 
 CONTROLLER = """
 import asyncio, sys
-from joulery.adapters.engines.local import LocalEngine
+from joulery.adapters.engines.local import LocalEngine, LocalSettings
 from tests.adapters.engines.support import ask, toy
 
 async def main():

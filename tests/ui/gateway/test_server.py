@@ -68,6 +68,15 @@ async def test_a_connection_serves_request_after_request_also_pipelined() -> Non
         assert len(gateway.records) == 4
 
 
+async def test_the_answer_to_head_has_no_body() -> None:
+    async with serving(FakeEngine()) as gateway:
+        head = b"HEAD /v2 HTTP/1.1\r\nhost: x\r\n\r\n"
+        answer = await gateway.raw(head + head.replace(b"host: x", b"connection: close"), finish=True)
+        assert answer.count(b"HTTP/1.1 200 OK") == 2
+        assert b"content-length: 72" in answer
+        assert b"{" not in answer
+
+
 async def test_http_1_0_is_answered_and_closed() -> None:
     async with serving(FakeEngine()) as gateway:
         answer = await gateway.raw(REQUEST.replace(b"HTTP/1.1", b"HTTP/1.0"), finish=True)

@@ -11,11 +11,12 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from joulery.adapters.engines.cgroups import CpuGroups
 from joulery.adapters.engines.replica import Launch, Replica
+from joulery.adapters.engines.service import Call, Service
 from joulery.adapters.engines.slices import assign_cores
 from joulery.adapters.engines.wire import Frame, Piece, encode
 from joulery.domain.dispatch import Dispatcher, Ticket
@@ -31,10 +32,8 @@ from joulery.domain.engine import (
     Transition,
 )
 from joulery.domain.errors import ActuationError, ConfigError
-from joulery.domain.tensors import TensorSpec, datatype_of
 
-_SMOOTHING = 0.1
-"""Weight of the newest service time in the mean that ``Retry-After`` is computed from."""
+_HANG_MIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,8 @@ class LocalSettings:
         cores: The CPU cores replicas may use; empty for all of this process.
         queue: Requests that may wait for one service.
         deadline_s: A request that names no shorter limit is answered within this.
-        hang_s: A replica busy with one request for longer is killed and started again.
+        hang_s: A replica busy with one request for longer is killed and started again; None for ``deadline_s``, but at
+            least 5 s.
         drain_s: How long ``close`` waits for running requests.
         launch_s: How long a model may take to load.
         stderr: File descriptor for what models print; None for standard error.
@@ -54,47 +54,10 @@ class LocalSettings:
     cores: tuple[int, ...] = ()
     queue: int = 1024
     deadline_s: float = 30.0
-    hang_s: float = 30.0
+    hang_s: float | None = None
     drain_s: float = 10.0
     launch_s: float = 120.0
     stderr: int | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    """One request on its way."""
-
-    pieces: list[Piece]
-    answer: asyncio.Future[tuple[Replica, Frame]]
-    start_s: float = float("nan")
-    replica: Replica | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Service:
-    """One service: its queue, its replicas, what they declare."""
-
-    name: str
-    queue: Dispatcher[_Call, Replica]
-    replicas: list[Replica] = field(default_factory=list)
-    variants: frozenset[str] = frozenset()
-    inputs: tuple[TensorSpec, ...] = ()
-    outputs: frozenset[str] = frozenset()
-    mean_service_s: float = 0.0
-    emptied: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def describe(self) -> None:
-        """Take over what the replicas declare, where those that declare something agree: a request may meet any."""
-        ready = [replica for replica in self.replicas if replica.state is ReplicaState.READY]
-        inputs = {replica.inputs for replica in ready if replica.inputs}
-        self.inputs = inputs.pop() if len(inputs) == 1 else ()
-        names = {frozenset(spec.name for spec in replica.outputs) for replica in ready}
-        self.outputs = names.pop() if len(names) == 1 else frozenset()
-
-    @property
-    def retry_after_s(self) -> float:
-        """When the queue as it is will have been served."""
-        return self.queue.waiting * self.mean_service_s / max(1, len(self.queue.servers))
 
 
 class LocalEngine:
@@ -107,8 +70,9 @@ class LocalEngine:
 
     def __init__(self, settings: LocalSettings = LocalSettings(), groups: CpuGroups | None = None) -> None:
         self.settings = settings
+        self._hang_s = max(_HANG_MIN_S, settings.deadline_s) if settings.hang_s is None else settings.hang_s
         self._groups = groups
-        self._services: dict[str, _Service] = {}
+        self._services: dict[str, Service] = {}
         self._changing = asyncio.Lock()
         self._starting: list[asyncio.Task[None]] = []
         self._started = 0
@@ -118,10 +82,8 @@ class LocalEngine:
 
     def replicas(self) -> tuple[ReplicaView, ...]:
         """Every replica now, sorted by id."""
-        return tuple(
-            replica.view()
-            for replica in sorted((r for s in self._services.values() for r in s.replicas), key=lambda r: r.name)
-        )
+        every = (replica for service in self._services.values() for replica in service.replicas)
+        return tuple(replica.view() for replica in sorted(every, key=lambda r: (len(r.name), r.name)))
 
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
         """The answer of the replica whose turn it is.
@@ -132,7 +94,7 @@ class LocalEngine:
         arrival_s = time.time()
         loop = asyncio.get_running_loop()
         entry = self._admit(service, request)
-        call = _Call(_encoded(request), loop.create_future())
+        call = Call(_encoded(request), loop.create_future())
         patience_s = self.settings.deadline_s
         if request.timeout_s is not None:
             patience_s = min(patience_s, request.timeout_s)
@@ -151,27 +113,7 @@ class LocalEngine:
             entry.queue.withdraw(ticket)
             self._pump(entry)
             raise
-        header = frame.header
-        if "e" in header:
-            raise RequestError(
-                header["e"],
-                Outcome(header["o"]),
-                variant=replica.spec.variant,
-                service_s=header["s"],
-                cpu_s=header["c"],
-                attempts=ticket.attempts,
-            )
-        return InferResponse(
-            frame.tensors,
-            replica.spec.variant,
-            replica.name,
-            arrival_s,
-            call.start_s,
-            time.time(),
-            header["s"],
-            header["c"],
-            ticket.attempts,
-        )
+        return _response(replica, frame, arrival_s, call.start_s, ticket.attempts)
 
     async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
         """Make ``target`` the set of replicas; see :meth:`joulery.domain.ports.Engine.apply`."""
@@ -213,24 +155,19 @@ class LocalEngine:
             self._give_up(service, service.queue.strand(), "the engine was closed before this request was done")
         if self._timer is not None:
             self._timer.cancel()
+        async with self._changing:  # a change that was cut off has cleaned up after itself
+            return
 
-    def _admit(self, service: str, request: InferRequest) -> _Service:
+    def _admit(self, service: str, request: InferRequest) -> Service:
         entry = self._services.get(service)
         if self._closed:
             raise RequestError("the engine is closing", Outcome.UNAVAILABLE)
         if entry is None or not entry.variants:
             raise RequestError(f"there is no service {service!r}", Outcome.UNKNOWN)
-        if request.variant and request.variant not in entry.variants:
-            raise RequestError(f"{service} runs no variant {request.variant!r} now", Outcome.UNKNOWN)
-        if entry.inputs:
-            _check_inputs(request, entry.inputs)
-        if entry.outputs:
-            for name in request.outputs:
-                if name not in entry.outputs:
-                    raise RequestError(f"there is no output {name!r}", Outcome.INVALID)
+        entry.admit(request)
         return entry
 
-    def _pump(self, service: _Service) -> None:
+    def _pump(self, service: Service) -> None:
         """Give waiting requests to free replicas."""
         while (pair := service.queue.pull()) is not None:
             ticket, server = pair
@@ -239,7 +176,7 @@ class LocalEngine:
             call.replica = server.payload
             now_s = time.monotonic()
             server.payload.send(call.pieces, now_s)
-            self._wake_at(now_s + self.settings.hang_s)
+            self._wake_at(now_s + self._hang_s)
         if not service.queue.waiting:
             service.emptied.set()
 
@@ -247,8 +184,7 @@ class LocalEngine:
         service = self._of(replica)
         ticket = service.queue.finish(replica.server)
         self._pump(service)
-        service_s = frame.header["s"]
-        service.mean_service_s += (service_s - service.mean_service_s) * (_SMOOTHING if service.mean_service_s else 1)
+        service.took(frame.header["s"])
         if ticket is not None and not ticket.payload.answer.done():
             ticket.payload.answer.set_result((replica, frame))
 
@@ -267,7 +203,7 @@ class LocalEngine:
             if ticket is not None:
                 message = f"two replicas died under this request; the last: {reason}"
                 variant, attempts = replica.spec.variant, ticket.attempts
-                _fail(ticket, RequestError(message, Outcome.CRASHED, variant=variant, attempts=attempts))
+                ticket.payload.fail(RequestError(message, Outcome.CRASHED, variant=variant, attempts=attempts))
         if replica.state is ReplicaState.DRAINING:
             service.replicas.remove(replica)
         self._pump(service)
@@ -338,7 +274,7 @@ class LocalEngine:
         """The new replicas take over; from here on the old ones only finish what they hold."""
         for spec in target:
             if spec.service not in self._services:
-                self._services[spec.service] = _Service(spec.service, Dispatcher(self.settings.queue))
+                self._services[spec.service] = Service(spec.service, Dispatcher(self.settings.queue))
         for replica in fresh:
             self._of(replica).replicas.append(replica)
         for replica in surplus:
@@ -351,7 +287,7 @@ class LocalEngine:
         for replica in fresh:
             self._came(replica)
 
-    async def _end_service(self, service: _Service) -> None:
+    async def _end_service(self, service: Service) -> None:
         """A service leaves: what was accepted is still answered, then its replicas end."""
         service.emptied.clear()
         self._pump(service)
@@ -369,9 +305,9 @@ class LocalEngine:
             queue.retire(replica.server)
         replica.leave()
 
-    def _give_up(self, service: _Service, tickets: Sequence[Ticket[_Call]], message: str) -> None:
+    def _give_up(self, service: Service, tickets: Sequence[Ticket[Call]], message: str) -> None:
         for ticket in tickets:
-            _fail(ticket, RequestError(message, Outcome.UNAVAILABLE))
+            ticket.payload.fail(RequestError(message, Outcome.UNAVAILABLE))
         self._pump(service)
 
     def _wake_at(self, at_s: float) -> None:
@@ -392,28 +328,28 @@ class LocalEngine:
                 self._too_late(ticket, "in the queue" if ticket.payload.replica is None else "in a replica")
             self._pump(service)
             for replica in service.replicas:
-                if replica.busy_since_s + self.settings.hang_s <= now_s:
+                if replica.busy_since_s + self._hang_s <= now_s:
                     self._end_hanging(service, replica)
-            hanging_s = (replica.busy_since_s + self.settings.hang_s for replica in service.replicas)
+            hanging_s = (replica.busy_since_s + self._hang_s for replica in service.replicas)
             next_s = min(next_s, service.queue.next_deadline_s(), *hanging_s)
         self._wake_at(next_s)
 
-    def _end_hanging(self, service: _Service, replica: Replica) -> None:
+    def _end_hanging(self, service: Service, replica: Replica) -> None:
         """Kill a replica that does not come back. Its request would hang the next one too: it is not tried again."""
-        reason = f"it was busy with one request for {self.settings.hang_s:g} s"
+        reason = f"it was busy with one request for {self._hang_s:g} s"
         ticket = replica.server.ticket
         if ticket is not None and service.queue.withdraw(ticket):
             self._too_late(ticket, f"in a replica, which was ended: {reason}")
         replica.busy_since_s = float("inf")
         replica.kill(reason)
 
-    def _too_late(self, ticket: Ticket[_Call], where: str) -> None:
+    def _too_late(self, ticket: Ticket[Call], where: str) -> None:
         replica = ticket.payload.replica
         variant = replica.spec.variant if replica is not None else ""
         message = f"the deadline came {where}"
-        _fail(ticket, RequestError(message, Outcome.DEADLINE, variant=variant, attempts=ticket.attempts))
+        ticket.payload.fail(RequestError(message, Outcome.DEADLINE, variant=variant, attempts=ticket.attempts))
 
-    def _of(self, replica: Replica) -> _Service:
+    def _of(self, replica: Replica) -> Service:
         return self._services[replica.spec.service]
 
 
@@ -421,40 +357,19 @@ def _encoded(request: InferRequest) -> list[Piece]:
     return encode({"w": request.outputs} if request.outputs else {}, request.inputs)
 
 
-def _fail(ticket: Ticket[_Call], error: RequestError) -> None:
-    if not ticket.payload.answer.done():
-        ticket.payload.answer.set_exception(error)
-
-
-def _check_inputs(request: InferRequest, declared: Sequence[TensorSpec]) -> None:
-    """Every declared input is there with its type and shape, and nothing else.
+def _response(replica: Replica, frame: Frame, arrival_s: float, start_s: float, attempts: int) -> InferResponse:
+    """What a replica answered.
 
     Raises:
-        RequestError: It is not so.
+        RequestError: It answered with an error.
     """
-    for name, datatype, shape in declared:
-        array = request.inputs.get(name)
-        if array is None:
-            raise RequestError(f"input {name!r} is missing", Outcome.INVALID)
-        given = datatype_of(array)
-        if given != datatype:
-            raise RequestError(f"input {name!r} is {given}, the model takes {datatype}", Outcome.INVALID)
-        if not _fits(array.shape, shape):
-            raise RequestError(
-                f"input {name!r} has shape {list(array.shape)}, the model takes {list(shape)}", Outcome.INVALID
-            )
-    if len(request.inputs) > len(declared):
-        extra = sorted(set(request.inputs) - {spec.name for spec in declared})
-        raise RequestError(f"the model has no input {extra[0]!r}", Outcome.INVALID)
-
-
-def _fits(shape: tuple[int, ...], declared: tuple[int, ...]) -> bool:
-    if len(shape) != len(declared):
-        return False
-    for got, want in zip(shape, declared, strict=True):  # noqa: SIM110 - on the hot path, where a generator is dearer
-        if want not in (-1, got):
-            return False
-    return True
+    header, variant = frame.header, replica.spec.variant
+    service_s, cpu_s = header["s"], header["c"]
+    if "e" in header:
+        outcome = Outcome(header["o"])
+        raise RequestError(header["e"], outcome, variant=variant, service_s=service_s, cpu_s=cpu_s, attempts=attempts)
+    end_s = time.time()
+    return InferResponse(frame.tensors, variant, replica.name, arrival_s, start_s, end_s, service_s, cpu_s, attempts)
 
 
 async def _within(limit_s: float | None, replicas: Sequence[Replica]) -> None:

@@ -173,7 +173,7 @@ def _load_callable(model: ModelRef) -> LoadedModel:
     target = getattr(module, name, None)
     if not callable(target):
         raise ConfigError(f"{module_name} has no callable {name!r}", pointer=model.location, expected="module:function")
-    options = orjson.loads(model.options) if model.options else {}
+    options = _options(model)
     if isinstance(target, type):
         try:
             target, options = target(**options), {}
@@ -195,6 +195,16 @@ def _load_callable(model: ModelRef) -> LoadedModel:
         return {name: results[name] for name in wanted}
 
     return LoadedModel(run, inputs, outputs, "python")
+
+
+def _options(model: ModelRef) -> dict[str, Any]:
+    try:
+        options = orjson.loads(model.options or "{}")
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(f"options are not JSON: {error}", pointer=model.location, got=model.options) from error
+    if not isinstance(options, dict):
+        raise ConfigError("options are a JSON object", pointer=model.location, got=model.options)
+    return options
 
 
 def _attribute(model: ModelRef, function: object, side: str) -> tuple[TensorSpec, ...]:

@@ -83,7 +83,14 @@ class WorkerProcess(asyncio.Protocol):
             raise CapabilityError(f"a worker process cannot be started: {error.strerror}") from error
         worker = cls(process, on_answer)
         ours.setblocking(False)
-        await worker._loop.create_unix_connection(lambda: worker, sock=ours)
+        try:
+            await worker._loop.create_unix_connection(lambda: worker, sock=ours)
+        except BaseException:
+            if worker._transport is None:
+                ours.close()
+                worker._pipe_ended = True
+            await worker.end("it was not needed any more")
+            raise
         return worker
 
     async def load(self, model: ModelRef, timeout_s: float) -> None:
@@ -128,6 +135,14 @@ class WorkerProcess(asyncio.Protocol):
             self._reason = self._reason or reason
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
+
+    async def end(self, reason: str) -> str:
+        """Kill it and wait until it is gone, even if the caller is cancelled meanwhile; how it ended."""
+        self.kill(reason)
+        while not self.gone.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.shield(self.gone)
+        return self.gone.result()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio: the pipe is open."""

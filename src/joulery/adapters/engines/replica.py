@@ -109,9 +109,9 @@ class Replica:
 
     def leave(self, *, now: bool = False) -> None:
         """End for good: after what it holds, or at once."""
-        self.state = ReplicaState.DRAINING
+        already, self.state = self.state is ReplicaState.DRAINING, ReplicaState.DRAINING
         if self._worker is None:
-            if self._life is not None:
+            if self._life is not None and not already:
                 self._life.cancel()
         elif now:
             self._worker.kill("it was told to end at once")
@@ -182,6 +182,8 @@ class Replica:
                 return await self._start_worker()
             except JouleryError as error:
                 self.last_error = str(error)
+                if self.state is ReplicaState.DRAINING:  # it was told to leave while a failed worker was cleared away
+                    raise asyncio.CancelledError from error
 
     async def _start_worker(self) -> tuple[WorkerProcess, Path | None]:
         """A worker that is ready, and the group that limits it."""
@@ -192,8 +194,7 @@ class Replica:
                 group = self._launch.groups.add(f"{self.name}.{self.restarts}", worker.pid, self.spec.slice)
             await worker.load(self.spec.model, self._launch.load_s)
         except BaseException as error:
-            worker.kill("it was not needed any more")
-            reason = await asyncio.shield(worker.gone)
+            reason = await worker.end("it was not needed any more")
             self._forget(group)
             if isinstance(error, TimeoutError):
                 reason = f"it was not ready after {self._launch.load_s:g} s"
@@ -210,5 +211,6 @@ class Replica:
 
     def _forget(self, group: Path | None) -> None:
         self._worker = None
+        self.busy_since_s = float("inf")
         if group is not None and self._launch.groups is not None:
             self._launch.groups.remove(group)

@@ -15,8 +15,4 @@ def local_engine(
     stderr: int | None = None,
 ) -> Engine:
     """The embedded engine; see :class:`joulery.adapters.engines.local.LocalSettings`."""
-    return LocalEngine(
-        LocalSettings(
-            cores=cores, queue=queue, deadline_s=deadline_s, hang_s=deadline_s, drain_s=drain_s, stderr=stderr
-        )
-    )
+    return LocalEngine(LocalSettings(cores=cores, queue=queue, deadline_s=deadline_s, drain_s=drain_s, stderr=stderr))

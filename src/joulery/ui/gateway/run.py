@@ -37,11 +37,13 @@ async def serve(
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             ready(starting.result())
-            await asyncio.wait((stopping, asyncio.create_task(server.wait())), return_when=asyncio.FIRST_COMPLETED)
-        else:
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
+            serving = asyncio.create_task(server.wait())
+            await asyncio.wait((stopping, serving), return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                await serving
+        starting.cancel()
         stopping.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)
     finally:
         await server.stop()
         await engine.close()

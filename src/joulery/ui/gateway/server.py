@@ -80,6 +80,8 @@ class _Exchange:
         cycle, connection = self.cycle, self.connection
         if cycle.disconnected or cycle.response_started or connection.flow.write_paused:
             return False
+        if cycle.scope["method"] == "HEAD":
+            return False
         unread = last and cycle.more_body
         if unread:
             cycle.keep_alive = False
