@@ -116,9 +116,11 @@ class PlannedInstance:
         replicas: How many replicas the service has.
         rate_rps: The part of the service's demand routed here.
         share_ratio: Share of the GPU (MPS active thread share), 0 to 1.
-        batch: Batch size.
-        parts: Predicted latency of one batch.
-        limit_s: What the latency of one batch may be at most for the promise to hold.
+        batch: Batch size; the largest, where requests do not wait for a full batch.
+        max_delay_s: How long a request waits for others to fill its batch: infinite for a full batch, 0 for no wait.
+        wait_s: Longest wait of evenly spaced requests for a full batch; NaN for random ones.
+        parts: Predicted latency of one (full) batch.
+        limit_s: What that latency may be at most for the promise to hold.
         throughput_rps: Predicted requests a second at saturation (Eq. 2).
         slo_s: The promised latency.
     """
@@ -130,6 +132,8 @@ class PlannedInstance:
     rate_rps: float
     share_ratio: float
     batch: int
+    max_delay_s: float
+    wait_s: float
     parts: LatencyParts
     limit_s: float
     throughput_rps: float
@@ -154,6 +158,7 @@ class PlannedGpu:
         type: Name of the GPU type.
         usd_per_hour: Its price.
         clock_mhz: Predicted clock (Eq. 9).
+        clock_max_mhz: The clock without a power cap.
         demand_w: Power the processes ask for (Eq. 10); above the cap the clock falls instead.
         power_w: Power the board draws: the demand, at most the cap.
         instances: The processes, in the order they were placed.
@@ -162,6 +167,7 @@ class PlannedGpu:
     type: str
     usd_per_hour: float
     clock_mhz: float
+    clock_max_mhz: float
     demand_w: float
     power_w: float
     instances: tuple[PlannedInstance, ...]
@@ -198,11 +204,13 @@ class PlanBound:
     Attributes:
         gpus: No plan has fewer GPUs (of any of the types).
         usd_per_hour: No plan costs less.
+        relaxed_usd_per_hour: The same before rounding up to whole GPUs.
         method: What proves it.
     """
 
     gpus: int
     usd_per_hour: float
+    relaxed_usd_per_hour: float
     method: str
 
 

@@ -15,7 +15,8 @@ from joulery.domain.provision import (
     Workload,
 )
 from joulery.perf.interference import InterferenceProfile, Neighbourhood, Solo, clock_mhz, demand_w, latency, solo
-from joulery.policies.provision.demand import Part, slo_ms
+from joulery.policies.provision.demand import Part
+from joulery.policies.provision.rules import Rules, Stream, batch_limit_ms, limit_ms
 
 TOLERANCE = 1e-9
 """Relative slack granted to rounding when a prediction is held against a limit."""
@@ -52,12 +53,39 @@ class GpuType:
     available: int | None = None
 
 
-def predict_gpu(gpu_type: GpuType, workloads: Sequence[Workload], shares: Sequence[Share]) -> PlannedGpu:
-    """What the model says of one GPU and its processes (Eqs. 1-11), held against half the SLO (constraints 13-14)."""
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A GPU of a plan before anything is predicted.
+
+    Attributes:
+        type_index: Which GPU type.
+        shares: The processes on it.
+    """
+
+    type_index: int
+    shares: tuple[Share, ...]
+
+
+def predict(
+    gpus: Sequence[Placed], workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules
+) -> tuple[PlannedGpu, ...]:
+    """What the model says of every GPU and its processes (Eqs. 1-11), held against what the rules ask for.
+
+    Args:
+        gpus: The GPUs; empty ones are left out.
+        workloads: The services the parts refer to.
+        types: The GPU types.
+        rules: Which latency counts; margins are not held against the plan.
+    """
+    limits = _Limits(workloads, types, rules)
+    return tuple(_gpu(types[gpu.type_index], gpu, workloads, limits) for gpu in gpus if gpu.shares)
+
+
+def _gpu(gpu_type: GpuType, gpu: Placed, workloads: Sequence[Workload], limits: _Limits) -> PlannedGpu:
     profile = gpu_type.profile
     solos: list[Solo] = []
     around = Neighbourhood()
-    for share in shares:
+    for share in gpu.shares:
         own = solo(profile[workloads[share.part.workload].model], share.batch, share.share_percent)
         solos.append(own)
         around = around.with_process(own)
@@ -66,20 +94,26 @@ def predict_gpu(gpu_type: GpuType, workloads: Sequence[Workload], shares: Sequen
         type=gpu_type.name,
         usd_per_hour=gpu_type.usd_per_hour,
         clock_mhz=max(0.0, clock_mhz(profile.gpu, around)),
+        clock_max_mhz=profile.gpu.clock_max_mhz,
         demand_w=demand,
         power_w=min(demand, profile.gpu.power_cap_w),
         instances=tuple(
-            _instance(profile, workloads[share.part.workload], share, own, around)
-            for share, own in zip(shares, solos, strict=True)
+            _instance(profile, workloads[share.part.workload], share, own, around, limits.of(gpu, share, len(solos)))
+            for share, own in zip(gpu.shares, solos, strict=True)
         ),
     )
 
 
 def _instance(
-    profile: InterferenceProfile, workload: Workload, share: Share, own: Solo, around: Neighbourhood
+    profile: InterferenceProfile,
+    workload: Workload,
+    share: Share,
+    own: Solo,
+    around: Neighbourhood,
+    limit_ms: float,
 ) -> PlannedInstance:
     times = latency(profile.gpu, profile[workload.model], share.batch, own, around)
-    unthrottled_ms = times.schedule_ms + times.active_ms
+    evenly = workload.arrivals.scv == 0
     return PlannedInstance(
         workload=workload.id,
         model=workload.model,
@@ -88,17 +122,45 @@ def _instance(
         rate_rps=share.part.rate_rps,
         share_ratio=share.share_percent / 100.0,
         batch=share.batch,
+        max_delay_s=math.inf if evenly else 0.0,
+        wait_s=(share.batch - 1) / share.part.rate_rps if evenly else math.nan,
         parts=LatencyParts(
             load_s=times.load_ms / 1e3,
             schedule_s=times.schedule_ms / 1e3,
             active_s=times.active_ms / 1e3,
-            throttle_s=(times.gpu_ms - unthrottled_ms) / 1e3,
+            throttle_s=(times.gpu_ms - times.schedule_ms - times.active_ms) / 1e3,
             feedback_s=times.feedback_ms / 1e3,
         ),
-        limit_s=slo_ms(workload) / 2e3,
+        limit_s=limit_ms / 1e3,
         throughput_rps=times.throughput_rps(share.batch),
         slo_s=workload.slo.latency_s,
     )
+
+
+class _Limits:
+    """What a batch may take from loading to feedback, worked out once for processes that are alike."""
+
+    def __init__(self, workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules) -> None:
+        self._workloads, self._types = workloads, types
+        self._rules = Rules(rules.accounting, rules.max_batch, rules.max_replicas)
+        self._known: dict[object, float] = {}
+
+    def of(self, gpu: Placed, share: Share, processes: int) -> float:
+        """Milliseconds."""
+        workload = self._workloads[share.part.workload]
+        stream = Stream(share.part.rate_rps, workload.arrivals.scv / share.part.replicas)
+        if stream.scv == 0:
+            return batch_limit_ms(self._rules, workload, stream, share.batch)
+        key = (gpu.type_index, workload.model, workload.slo, stream, share.batch, processes > 1)
+        if key not in self._known:
+            profile = self._types[gpu.type_index].profile
+            model = profile[workload.model]
+            execution_ms = limit_ms(
+                self._rules, profile.gpu, model, workload, stream, share.batch, shared=processes > 1
+            )
+            transfer = share.batch / profile.gpu.pcie_bytes_per_ms * (model.pcie_contention if processes > 1 else 1.0)
+            self._known[key] = execution_ms + (model.load_bytes + model.feedback_bytes) * transfer
+        return self._known[key]
 
 
 def violations_of(gpus: Sequence[PlannedGpu]) -> tuple[Violation, ...]:
@@ -108,13 +170,8 @@ def violations_of(gpus: Sequence[PlannedGpu]) -> tuple[Violation, ...]:
         if gpu.share_ratio > 1 + TOLERANCE:
             found.append(Violation(gpu.instances[-1].workload, index, "share", gpu.share_ratio, 1.0))
         for each in gpu.instances:
-            if not each.latency_s <= each.limit_s * (1 + TOLERANCE):
+            if not 0 < each.latency_s <= each.limit_s * (1 + TOLERANCE):
                 found.append(Violation(each.workload, index, "latency", each.latency_s, each.limit_s))
             elif not each.throughput_rps >= each.rate_rps * (1 - TOLERANCE):
                 found.append(Violation(each.workload, index, "throughput", each.throughput_rps, each.rate_rps))
     return tuple(found)
-
-
-def throttled(gpu: PlannedGpu, clock_max_mhz: float) -> bool:
-    """Whether the power cap lowers the clock."""
-    return gpu.clock_mhz < clock_max_mhz and not math.isclose(gpu.clock_mhz, clock_max_mhz)

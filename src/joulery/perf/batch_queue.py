@@ -1,0 +1,121 @@
+"""How long requests wait when they come at random and are served in batches as large as have gathered.
+
+The queue: requests come one by one; whenever the server is free it takes all that wait, at most ``batch`` of them, and
+serves them together; a batch of ``j`` takes ``s(j)``. (Real servers call this dynamic batching with no delay.) What
+waits when a batch is done forms a Markov chain, because the arrivals during the next batch depend on its size alone.
+From the chain's stationary state follows the share of requests that take longer than a deadline.
+
+The number of requests in a time is Poisson, or, for another squared coefficient of variation ``scv`` of the gaps, has
+the same mean and ``scv`` times the variance: what a renewal process comes to over longer times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from joulery.domain.arrays import FloatArray, IntArray
+
+_STATES_MAX = 160
+"""Largest queue that is told apart; beyond, requests are counted in bundles."""
+_MOMENTS, _WEIGHTS = np.polynomial.legendre.leggauss(6)
+"""Where within a batch arrivals are looked at."""
+_SPREAD = ((-math.sqrt(3), 1 / 6), (0.0, 2 / 3), (math.sqrt(3), 1 / 6))
+"""How many join a request's own batch behind it: standard deviations from the mean, and their weights."""
+
+
+def late_ratio(rate_rps: float, scv: float, batch_s: Sequence[float], deadline_s: float) -> float:
+    """The share of requests that take longer than a deadline, from arrival to the end of their batch.
+
+    Args:
+        rate_rps: Arrivals a second.
+        scv: Squared coefficient of variation of their gaps; 1 for Poisson.
+        batch_s: Service time of a batch of 1, 2 ... of them; the last is the largest batch there is.
+        deadline_s: The deadline.
+
+    Returns:
+        A ratio; 1 when the server cannot keep up, or not even a single request is in time.
+    """
+    batch = len(batch_s)
+    if rate_rps * batch_s[-1] >= batch or batch_s[0] > deadline_s:
+        return 1.0
+    bundle = max(1, math.ceil((2 * batch + 2 * rate_rps * deadline_s) / _STATES_MAX))
+    if bundle > 1:
+        size = max(1, batch // bundle)
+        times = np.interp(np.arange(1, size + 1) * batch / size, np.arange(1, batch + 1), batch_s)
+        return _late_ratio(rate_rps * size / batch, scv * size / batch, times, deadline_s)
+    return _late_ratio(rate_rps, scv, np.asarray(batch_s, np.float64), deadline_s)
+
+
+def _late_ratio(rate: float, scv: float, times: FloatArray, deadline: float) -> float:
+    batch = len(times)
+    states = 2 * batch + math.ceil(2 * rate * deadline) + 8
+    waiting = np.arange(states)
+    served = np.clip(waiting, 1, batch)
+    left = np.maximum(waiting - served, 0)
+    duration = times[served - 1]
+    queue = _stationary(left, _counts(rate * duration, scv, states))
+    # A request that comes at moment u of a batch finds those left behind and those that came before it.
+    moment = duration[:, None] * (1 + _MOMENTS) / 2
+    came = _counts(rate * moment.ravel(), scv, states).reshape(states, len(_MOMENTS), states)
+    # Of a bursty process an arrival sees more than a random moment: what comes with it.
+    ahead = left[:, None, None] + waiting[None, None, :] + max(0, math.ceil((scv - 1) / 2))
+    start = (duration[:, None] - moment)[:, :, None] + (ahead // batch) * times[-1]
+    behind, spread = rate * start, np.sqrt(scv * rate * start)
+    late = np.zeros(ahead.shape[:1] + start.shape[1:])
+    for sigmas, weight in _SPREAD:
+        joining = np.rint(np.maximum(behind + sigmas * spread, 0.0)).astype(np.int64)
+        together = np.minimum(batch, ahead % batch + 1 + joining)
+        late += weight * (start + times[together - 1] > deadline * (1 + 1e-12))
+    late_now = ((came * late).sum(axis=2) @ _WEIGHTS) / 2
+    arrivals = queue * rate * duration
+    # Whoever finds the server idle is served at once, alone.
+    return float(min(1.0, (arrivals @ late_now) / (arrivals.sum() + queue[0])))
+
+
+def _stationary(left: IntArray, counts: FloatArray) -> FloatArray:
+    """The stationary state of the chain: what is left plus what comes; the last state takes all that is more."""
+    states = len(left)
+    step = np.zeros((states, states))
+    for state in range(states):
+        first = int(left[state])
+        step[state, first:] = counts[state, : states - first]
+    step[:, -1] += 1 - step.sum(axis=1)
+    balance = step.T - np.eye(states)
+    balance[-1] = 1.0
+    goal = np.zeros(states)
+    goal[-1] = 1.0
+    return np.asarray(np.maximum(np.linalg.solve(balance, goal), 0.0), np.float64)
+
+
+def _counts(mean: FloatArray, scv: float, most: int) -> FloatArray:
+    """Probability of 0, 1 ... ``most - 1`` arrivals for each mean, float64[len(mean), most].
+
+    The variance is ``scv`` times the mean: Poisson, negative binomial above, and below a steady part that comes for
+    certain with a Poisson part on top.
+    """
+    n = np.arange(most, dtype=np.float64)
+    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(n[1:]))])
+    mean = np.maximum(mean, 1e-12)[:, None]
+    if scv > 1 + 1e-9:
+        # Negative binomial: its gamma functions as running sums of log(size + k).
+        size = mean / (scv - 1)
+        rising = np.concatenate([np.zeros_like(mean), np.cumsum(np.log(size + n[:-1]), axis=1)], axis=1)
+        log = rising - log_factorial + n * math.log1p(-1 / scv) - size * math.log(scv)
+        return np.asarray(np.exp(log), np.float64)
+    random = np.exp(n * np.log(mean * scv + 1e-300) - mean * scv - log_factorial)
+    steady = mean * (1 - scv)
+    if float(steady.max()) < 1e-9:
+        return np.asarray(random, np.float64)
+    whole = np.floor(steady)
+    part = steady - whole
+    return np.asarray((1 - part) * _shifted(random, whole) + part * _shifted(random, whole + 1), np.float64)
+
+
+def _shifted(probability: FloatArray, by: FloatArray) -> FloatArray:
+    """Each row moved ``by`` places to the right."""
+    source = np.arange(probability.shape[1])[None, :] - by.astype(np.int64)
+    taken = np.take_along_axis(probability, np.maximum(source, 0), axis=1)
+    return np.asarray(np.where(source >= 0, taken, 0.0), np.float64)
