@@ -58,7 +58,7 @@ def test_md1_mean_wait_follows_pollaczek_khinchine():
 
 
 def test_below_saturation_unequal_instances_answer_nearly_equal_counts():
-    """Clover's observation (specs section 2): the longest idle is next, so speed hardly matters at light load."""
+    """Clover's observation: the longest idle is next, so speed hardly matters at light load."""
     n = 50_000
     pool = [instance([0.004]), instance([0.009])]
     played = replay(poisson_arrivals(20.0, n, 4), uniform_draws(n, 4), [(-math.inf, pool)])

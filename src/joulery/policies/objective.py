@@ -27,7 +27,7 @@ def rank(score: float, latency_s: float, limit_s: float) -> tuple[bool, float]:
     """A key that orders candidates, best last: any that keeps the limit before any that does not.
 
     Clover's Eq. 6 multiplies the score by limit over latency instead, which makes a violation look *better* when the
-    score is negative (specs section 2). Among violations, the one nearest to the limit counts as best here.
+    score is negative. Among violations, the one nearest to the limit counts as best here.
     """
     return (True, score) if latency_s <= limit_s else (False, -latency_s)
 
