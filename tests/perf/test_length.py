@@ -28,7 +28,7 @@ def test_published_thresholds_are_reproduced() -> None:
             assert cuts == pytest.approx([float(row[p]) for p in ("p25", "p50", "p75", "p99")], abs=0.01)
 
 
-def test_the_released_predictor_is_as_good_as_the_specification_measured() -> None:
+def test_the_released_predictor_is_as_good_as_it_was_measured_to_be() -> None:
     table = pq.read_table(data_folder("muserve") / "lmsys_vicuna13b_predictions.parquet").to_pydict()
     tokens, scores = np.array(table["output_tokens"], float), np.array(table["pred_cls5"], float)
     quality = judge(scores[:6000], tokens[:6000], LengthClasses(np.array([42.0, 141.0, 294.0, 503.0])))

@@ -1,7 +1,8 @@
 """Power as a step function of time: the one representation that integration, charging and alignment reuse.
 
 A reading of a meter is turned into steps once, by :func:`power_steps` (Smaragdine, ICSE'24, section 3, with its slips
-mended). After that nobody has to know whether the meter was a counter. Times are integer Unix nanoseconds, so cutting a window in two loses nothing.
+mended). After that nobody has to know whether the meter was a counter. Times are integer Unix nanoseconds, so cutting
+a window in two loses nothing.
 """
 
 from __future__ import annotations
