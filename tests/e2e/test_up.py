@@ -272,6 +272,7 @@ BROKEN = [
     ({"lambda: 10 %": "lambda: 10 W"}, (), "is a power, not a ratio"),
     ({"rate: 30 /s": "rate: -3 /s"}, (), "must be above 0"),
     ({"zone: GB": "zone: XX"}, (), "carbon.zone"),
+    ({"kind: typical, zone: GB,": "kind: file, path: gap.csv,"}, (), "no intensity of"),
     ({"cores: 2": "cores: 4000"}, (), "CPU cores"),
     ({"toy_models:Sum": "toy_models:Nothing"}, (), "Nothing"),
     ({}, ("--duration", "-3"), "a duration must be positive"),
@@ -284,6 +285,8 @@ BROKEN = [
 
 @pytest.mark.parametrize(("changed", "arguments", "words"), BROKEN, ids=lambda value: str(value)[:30])
 def test_what_is_wrong_is_one_clear_error(tmp_path, site, changed, arguments, words):
+    hours = "".join(f"2020-10-14T{hour:02d}:00Z,{'' if hour == 5 else 200}\n" for hour in range(24))
+    (tmp_path / "gap.csv").write_text("timestamp_utc,ci_lifecycle\n" + hours)
     code, complaint = refused(tmp_path, site(changed), *arguments)
     assert code == 2 and words in complaint
 

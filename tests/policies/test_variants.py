@@ -99,8 +99,8 @@ def test_a_move_of_more_than_five_percent_of_the_base_plans_again():
     assert up.state.planned_g_per_kwh == 201.0, "the next move is measured from here"
 
 
-def test_equal_scores_go_to_the_layout_with_more_room():
-    assert decide(policy(), 0.0) == {"lite2": 2}, "at zero intensity only accuracy counts, and two slices serve more"
+def test_equal_scores_go_to_the_layout_with_fewer_joules():
+    assert decide(policy(), 0.0) == {"lite2": 2}, "at zero intensity only accuracy counts; two slices take less CPU"
 
 
 def test_the_reason_is_a_sentence_with_the_numbers():

@@ -183,8 +183,8 @@ def _base_correction(
 ) -> tuple[float, FloatArray]:
     """Live over modelled cost of the baseline: the estimate and its bootstrap distribution.
 
-    Of its own variants where they were seen live; else anywhere between the others' corrections, widened by the
-    sampling error of the baseline's profile; one, widened likewise, where nothing was seen often enough.
+    Of its own variants where they were seen live; else the mean of the others' corrections, and anywhere between them
+    and no correction at all, widened by the sampling error of the baseline's profile.
     """
     rng = np.random.default_rng([seed, 2])
     if all(variant in corrections for variant in own):
@@ -193,7 +193,7 @@ def _base_correction(
     profile = np.concatenate([item.loaded.cpu_s / item.loaded.mean_cpu_s for item in base])
     spread = _bootstrap_means(profile, rng, 1)
     means = [float(np.mean(ratios)) for ratios in corrections.values()] or [1.0]
-    return float(np.mean(means)), np.asarray(spread * rng.uniform(min(means), max(means), len(spread)))
+    return float(np.mean(means)), np.asarray(spread * rng.uniform(min(*means, 1.0), max(*means, 1.0), len(spread)))
 
 
 def _bootstrap_means(values: FloatArray, rng: np.random.Generator, block: int) -> FloatArray:

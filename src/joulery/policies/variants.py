@@ -282,9 +282,10 @@ class VariantPolicy:
 
     def _key(self, metrics: LayoutMetrics, g_per_kwh: float, delay_ratio: float) -> tuple[bool, float, float]:
         score, latency_s = self._score(metrics, g_per_kwh), metrics.latency_s * delay_ratio
-        # Rounded, so that equal scores are equal: of those the layout with more room wins.
+        # Rounded, so that equal scores are equal: of those the layout with fewer joules wins, or with more room where
+        # none keeps the SLO.
         keeps, worth = rank(round(score, 9), latency_s, self.slo.latency_s)
-        return keeps, worth, -metrics.utilisation_ratio
+        return keeps, worth, -metrics.energy_j if keeps else -metrics.utilisation_ratio
 
     def _not_worth_it(self, now: LayoutMetrics, best: LayoutMetrics, g_per_kwh: float, delay_ratio: float) -> bool:
         keeps = now.latency_s * delay_ratio <= self.slo.latency_s

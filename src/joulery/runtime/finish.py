@@ -53,18 +53,7 @@ def finish(session: Session, *, load_cpu_s: float = float("nan")) -> Finished:
     terms = Terms(idle="whole", pue=session.site.pue)
     made = account(evidence, span, terms, session.grid.source, tuple(session.ran.warnings))
     basis, charged = made.basis, made.charged
-    served = Served(
-        records=[r for r in session.ran.records if r.service == session.setup.name],
-        layouts=session.ran.layouts,
-        family=session.setup.family,
-        slo=session.setup.slo,
-        predictor=session.chosen.policy.predictor,
-        base=session.chosen.base,
-        cpu_s=tree_cpu_s(basis),
-        load_cpu_s=load_cpu_s,
-        carbon=basis.carbon,
-        pue=session.site.pue,
-    )
+    served = _served(session, basis, load_cpu_s)
     found = compared(served)
     charge = {
         "workload": session.setup.name,
@@ -72,6 +61,8 @@ def finish(session: Session, *, load_cpu_s: float = float("nan")) -> Finished:
         "footprint": footprint_to_dict(charged.run),
     }
     figures = summarise_run(served, charged, found)
+    if session.grid.source is None:
+        figures["carbon_reason"] = "the site file names no source of carbon intensity"
     control = {"plans": len(session.ran.decisions), "controller_cpu_s": session.controller_cpu_s}
     report = known_numbers({**made.report, **figures, **control, "charges": [charge]})
     ticks = session.ran.ticks
@@ -84,6 +75,21 @@ def finish(session: Session, *, load_cpu_s: float = float("nan")) -> Finished:
     shutil.rmtree(writer.path / SAMPLES, ignore_errors=True)
     writer.close()
     return Finished(writer.path, report)
+
+
+def _served(session: Session, basis: Basis, load_cpu_s: float) -> Served:
+    return Served(
+        records=[record for record in session.ran.records if record.service == session.setup.name],
+        layouts=session.ran.layouts,
+        family=session.setup.family,
+        slo=session.setup.slo,
+        predictor=session.chosen.policy.predictor,
+        base=session.chosen.base,
+        cpu_s=tree_cpu_s(basis),
+        load_cpu_s=load_cpu_s,
+        carbon=basis.carbon,
+        pue=session.site.pue,
+    )
 
 
 def tree_cpu_s(basis: Basis) -> float:

@@ -6,10 +6,14 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from joulery.accounting.charge import Charged, IdleRule, charge
 from joulery.accounting.integrate import Metered
+from joulery.accounting.steps import energy_by_bin
 from joulery.domain.carbon import CarbonSeries
 from joulery.domain.footprint import Footprint
+from joulery.domain.power import PowerTrace
 from joulery.domain.timeline import MeterNow
 from joulery.runtime.evidence import NS_PER_S, Evidence, evidence_of
 from joulery.store.recordings import RecordingTail
@@ -76,23 +80,8 @@ class LiveMeters:
         return Window(start_s, end_s, charged.run, charged.other_j)
 
     def meters(self, now_s: float) -> tuple[MeterNow, ...]:
-        """The latest reading of every channel."""
-        found = []
-        for trace in self._evidence.traces:
-            item = Metered.of(trace)
-            channel, read_s = trace.channel, float(trace.t_ns[-1]) / NS_PER_S
-            watts = item.steps.at([int(trace.t_ns[-1]) - 1])
-            found.append(
-                MeterNow(
-                    channel.device,
-                    channel.component,
-                    channel.meter,
-                    channel.quality,
-                    float(watts[0]) if len(watts) else math.nan,
-                    now_s - read_s,
-                )
-            )
-        return tuple(found)
+        """Every channel: its power over the last second, and how long ago it was read."""
+        return tuple(_meter_now(trace, now_s) for trace in self._evidence.traces)
 
     def _charged(self, start_s: float, end_s: float, carbon: CarbonSeries | None) -> Charged:
         return charge(
@@ -104,3 +93,11 @@ class LiveMeters:
             carbon=carbon,
             pue=self.pue,
         )
+
+
+def _meter_now(trace: PowerTrace, now_s: float) -> MeterNow:
+    channel, end_ns = trace.channel, int(trace.t_ns[-1])
+    energy_j, covered_s = energy_by_bin(Metered.of(trace).steps, np.array([end_ns - NS_PER_S, end_ns]))
+    power_w = float(energy_j[0] / covered_s[0]) if covered_s[0] > 0 else math.nan
+    age_s = now_s - end_ns / NS_PER_S
+    return MeterNow(channel.device, channel.component, channel.meter, channel.quality, power_w, age_s)
