@@ -51,7 +51,7 @@ class Resolution:
 _ERROR_SHARED = 0.12
 """Median error of time shares in simulation: operations of 80-130 W, sensors of 4-100 ms, 1 % noise."""
 _ERROR_ESTIMATED = {0.004: 0.03, 0.020: 0.06}
-"""The same with regression, by the sensor's resolution (benchmarks/align.py prints the figures)."""
+"""The same with regression, by the sensor's resolution (benchmarks/precision.py prints the figures)."""
 
 
 def resolution(footprint: TensorFootprint) -> list[Resolution]:
