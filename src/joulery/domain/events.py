@@ -35,7 +35,7 @@ class EventTrace:
     Attributes:
         ops: Qualified names, the string table of ``op``.
         devices: Device names (``CPU:0``, ``GPU:1``), the string table of ``device``.
-        phases: ``forward``, ``backward``, ``recompute``, ``optimizer``, ``""`` ..., the string table of ``phase``.
+        phases: ``forward``, ``backward``, ``recompute``, ``optimizer``, ``data`` or none: the table of ``phase``.
         op: Index into ``ops``, int64[n].
         start_ns: Unix nanoseconds, or nanoseconds of a clock the reader names, int64[n].
         dur_ns: Nanoseconds, >= 0, int64[n]; the event is the half-open interval ``[start_ns, start_ns + dur_ns)``.

@@ -264,6 +264,31 @@ def test_optimizers_loaders_and_ranges_of_the_user(tmp_path: Path) -> None:
     ]
 
 
+def test_a_closure_inside_an_optimizers_step_is_a_forward_pass(tmp_path: Path) -> None:
+    f = KinetoFile()
+    f.add("user_annotation", "Optimizer.step#AdamW.step", 0, 500)
+    f.module("Net", 10, 50)
+    f.op("aten::addmm", 20, 10, seq=1)
+    f.op("aten::mse_loss", 100, 10, seq=2)
+    f.node("MseLossBackward0", 200, 50, seq=2)
+    f.op("aten::_foreach_add_", 300, 10)
+    assert phases_of(read_kineto(f.write(tmp_path))) == {
+        "AdamW.step/<self>": "optimizer",
+        "Net/<self>": "forward",
+        "Net/addmm": "forward",
+        "<no module>/mse_loss": "forward",
+        "<no module>/MseLossBackward0": "backward",
+        "AdamW.step/_foreach_add_": "optimizer",
+    }
+
+
+def test_waiting_for_a_batch_is_a_phase_of_its_own(tmp_path: Path) -> None:
+    f = KinetoFile()
+    f.add("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 500)
+    f.op("aten::stack", 20, 10, seq=1)
+    assert listed(read_kineto(f.write(tmp_path))) == [("DataLoader/<self>", "data"), ("DataLoader/stack", "data")]
+
+
 def test_odd_module_names(tmp_path: Path) -> None:
     f = KinetoFile()
     for k, path in enumerate(("gradients.fc", "<lambda>", "Sequential/0.1", "layer_1", "layer_10", "")):

@@ -29,8 +29,11 @@ HOST = "CPU"
 GRAPH = "<CUDA graph>"
 """Leaf of the kernels of a captured graph: one launch for all of them, so nobody can tell them apart."""
 
-PHASES = ("", "forward", "backward", "recompute", "optimizer")
-_NOWHERE, _FORWARD, _BACKWARD, _RECOMPUTE, _OPTIMIZER = range(5)
+PHASES = ("", "forward", "backward", "recompute", "optimizer", "data")
+_NOWHERE, _FORWARD, _BACKWARD, _RECOMPUTE, _OPTIMIZER, _DATA = range(6)
+
+_LOADER = re.compile(r"^enumerate\(DataLoader\)#")
+"""Range in which a program waits for the next batch."""
 
 _WAITS = re.compile(r"^(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize")
 _GRAPH_LAUNCH = re.compile(r"^(cuda|hip|cu)GraphLaunch")
@@ -103,6 +106,8 @@ def _contexts(host: Host, paths: _Strings, calls: bool) -> tuple[IntArray, IntAr
 
     in_module = host.deeper(host.module, host.node) & host.deeper(host.module, host.optimizer)
     in_optimizer = host.deeper(host.optimizer, host.module) & host.deeper(host.optimizer, host.node)
+    # What autograd records inside an optimizer's step is a closure: the next forward pass, not the step.
+    in_optimizer &= ~host.deeper(host.recorded, host.optimizer)
     in_node = host.deeper(host.node, host.module) & host.deeper(host.node, host.optimizer)
     in_user = (host.user >= 0) & ~in_module & ~in_optimizer & ~in_node
 
@@ -112,6 +117,10 @@ def _contexts(host: Host, paths: _Strings, calls: bool) -> tuple[IntArray, IntAr
     ):
         at, back = np.unique(columns.name[host.row[marker[inside]]], return_inverse=True)
         path[inside] = np.array([paths(label(columns.names[name])) for name in at.tolist()], np.int64)[back]
+    loads = np.array([bool(_LOADER.search(name)) for name in columns.names], np.bool_)
+    in_loader = np.flatnonzero(in_user)
+    in_loader = in_loader[loads[columns.name[host.row[host.user[in_loader]]]]] if len(in_loader) else in_loader
+    phase[in_loader] = _DATA
     path[in_module] = _module_paths(host, paths, calls)[host.module[in_module]]
     phase[in_module] = np.where(host.node[in_module] >= 0, _RECOMPUTE, _FORWARD)
     phase[in_optimizer], phase[in_node] = _OPTIMIZER, _BACKWARD
@@ -121,6 +130,8 @@ def _contexts(host: Host, paths: _Strings, calls: bool) -> tuple[IntArray, IntAr
 
 def _range_path(name: str) -> str:
     """Component for a range that is no module: ``Optimizer.step#AdamW.step`` -> ``AdamW.step``."""
+    if _LOADER.search(name):
+        return "DataLoader"
     return qualified(OPTIMIZER_RANGE.sub("", name)) or UNNAMED
 
 

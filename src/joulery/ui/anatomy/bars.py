@@ -9,7 +9,7 @@ from joulery.domain.tef import TensorFootprint
 from joulery.ui.format import percent, si
 from joulery.ui.html import Html, tag
 
-PHASES = ("forward", "backward", "recompute", "optimizer", "other")
+PHASES = ("forward", "backward", "recompute", "optimizer", "data", "other")
 _ROW, _LABEL = 24, 12
 
 

@@ -72,7 +72,7 @@ def _body(footprint: TensorFootprint, spans: Html | None, top: int, depth: int) 
         yield tag("p", words, class_="soft small")
         yield tag("div", edd_svg(node, depth=depth), class_="card")
     yield tag("h2", f"The {min(top, len(footprint))} operations that used most")
-    shades = [(f"phase-{name}", name) for name in ("forward", "backward", "recompute", "optimizer", "other")]
+    shades = [(f"phase-{name}", name) for name in ("forward", "backward", "recompute", "optimizer", "data", "other")]
     yield tag("div", bars_svg(footprint, top=top), _shades(shades), class_="card")
     if spans is not None:
         yield tag("h2", "Power over time, and what ran")
