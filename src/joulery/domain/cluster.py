@@ -166,3 +166,33 @@ class Order:
 
 
 ClusterAction = Hold | Release | Start | Stop | Order
+
+
+@dataclass(frozen=True, slots=True)
+class PastJob:
+    """One job as a cluster's accounting remembers it.
+
+    Attributes:
+        id: Its number, as text: arrays have ``17_3``.
+        name, owner, account, partition: What it was, whose, where.
+        state: The accounting's word for how it ended.
+        submit_s, start_s, end_s: Unix seconds; NaN where it does not say.
+        elapsed_s: Time it held its resources.
+        gpus, cpus, nodes: What it held.
+        measured_j: Energy the cluster itself measured; NaN where it did not.
+    """
+
+    id: str
+    name: str
+    owner: str
+    account: str
+    partition: str
+    state: str
+    submit_s: float
+    start_s: float
+    end_s: float
+    elapsed_s: float
+    gpus: int
+    cpus: int
+    nodes: int
+    measured_j: float = field(default=float("nan"))

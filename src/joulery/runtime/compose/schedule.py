@@ -25,6 +25,9 @@ from joulery.runtime.schedule.spool import SpoolReader
 from joulery.store.jobs import JobBook
 
 if TYPE_CHECKING:
+    from datetime import tzinfo
+
+    from joulery.adapters.clusters.sacct import SacctLog
     from joulery.runtime.schedule.energy import Totals
 
 
@@ -150,3 +153,14 @@ def job_meter(site: Site, placements: Callable[[], tuple[Placement, ...]], slots
 def state_folder(site: Site) -> Path:
     """Where the scheduler of a site keeps what it must remember."""
     return jobs_of(site).state.absolute()
+
+
+def read_past_jobs(path: Path, zone: tzinfo | None) -> SacctLog:
+    """The past jobs in what sacct printed.
+
+    Raises:
+        DataError: As :func:`~joulery.adapters.clusters.sacct.read_sacct`.
+    """
+    from joulery.adapters.clusters.sacct import read_sacct
+
+    return read_sacct(path, zone)

@@ -29,6 +29,7 @@ class Memory:
         next_round_s: When running jobs may be moved again, Unix seconds.
         kinds: Recurring kinds of jobs; their place in the list is the policy's number of them.
         tallies: What each job cost and how well it runs.
+        born: When each job was submitted first; Slurm forgets that when it requeues one.
         seen: Energy total of each job at the last look, by source: ``(source, energy_j, slot_j)``.
     """
 
@@ -40,6 +41,7 @@ class Memory:
     next_round_s: float = -math.inf
     kinds: list[str] = field(default_factory=list)
     tallies: dict[int, Tally] = field(default_factory=dict)
+    born: dict[int, float] = field(default_factory=dict)
     seen: dict[int, tuple[str, float, float]] = field(default_factory=dict)
 
     def knows(self, job: int) -> bool:
@@ -57,6 +59,7 @@ class Memory:
             self.passive = bool(entry["passive"])
             self.next_round_s = float(entry["next_round_s"])
             self.kinds = [str(name) for name in entry["kinds"]]
+            self.born = {int(job): float(at_s) for job, at_s in entry["born"].items()}
         elif kind == "arrived":
             self.waiting.append((int(entry["job"]), int(entry["slots"])))
         elif kind == "started":
@@ -76,6 +79,7 @@ class Memory:
         self.target.pop(job, None)
         self.tallies.pop(job, None)
         self.seen.pop(job, None)
+        self.born.pop(job, None)
         self.waiting = [(other, slots) for other, slots in self.waiting if other != job]
 
     def plan(self) -> dict[str, Any]:
@@ -88,6 +92,7 @@ class Memory:
             "passive": self.passive,
             "next_round_s": self.next_round_s,
             "kinds": self.kinds,
+            "born": {str(job): at_s for job, at_s in self.born.items()},
         }
 
     def costs(self) -> dict[str, Any]:

@@ -48,7 +48,8 @@ def cluster_view(
         now_s: Unix seconds.
         restart_s: What moving a job costs.
     """
-    ordered = sorted(jobs, key=lambda job: (job.submit_s, job.id))
+    born = {job.id: memory.born.setdefault(job.id, job.submit_s) for job in jobs}
+    ordered = sorted(jobs, key=lambda job: (born[job.id], job.id))
     tallies = [memory.tallies.get(job.id, Tally()) for job in ordered]
     slots = capacity(snapshot, jobs)
     shown_w = [tally.slot_w if grid.known else math.nan for tally in tallies]
@@ -64,7 +65,7 @@ def cluster_view(
         mean_g_per_kwh=grid.mean_g_per_kwh if grid.known else 0.0,
         restart_s=restart_s,
         job=np.array([job.id for job in ordered], np.int64),
-        submit_s=np.array([job.submit_s for job in ordered], np.float64),
+        submit_s=np.array([born[job.id] for job in ordered], np.float64),
         running=np.array(running, np.int64),
         max_gpus=np.array([job.max_slots for job in ordered], np.int64),
         requested=np.array([job.shape for job in ordered], np.int64),

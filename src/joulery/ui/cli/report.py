@@ -7,13 +7,14 @@ from pathlib import Path
 import click
 
 from joulery.ui.cli import report_anatomy
+from joulery.ui.cli.report_sacct import ReportOrSacct
 
 # joulery.ui.reports.table.BY, repeated here so that --help imports nothing heavy; a test compares the two.
 BY = ("component", "device", "meter", "quality", "owner", "workload", "run", "hour")
 FORMATS = ("text", "json", "csv", "html")
 
 
-@click.command("report")
+@click.command("report", cls=ReportOrSacct)
 @click.argument("runs", nargs=-1, required=True, type=click.Path(), metavar="RUN...")
 @click.option(
     "--by",
@@ -50,6 +51,8 @@ def command(
     """Report what RUN cost: joules, grams, of whom, how well known. Several runs are added up.
 
     A traced run (measure --trace, account --out) is reported by operation too: --by module, layer, op or phase.
+
+    Past jobs of a Slurm cluster: joulery report --from-sacct FILE (its own flags: report --from-sacct - --help).
     """
     from joulery.domain.errors import ConfigError
     from joulery.runtime.recorded import load_run

@@ -1,0 +1,179 @@
+"""What ``sacct`` printed, as past jobs: pipe- or comma-separated with a header, holes and all.
+
+``sacct -a -X -P -S now-30days -o JobID,JobName,User,Account,Partition,State,Submit,Start,End,ElapsedRaw,AllocTRES``
+gives everything that is used; a missing column costs only what it says. Steps (``17.batch``) are left out: their job
+has their time.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, tzinfo
+from pathlib import Path
+
+from joulery.domain.cluster import PastJob
+from joulery.domain.errors import DataError
+
+COMMAND = (
+    "sacct -a -X -P -S now-30days -o JobID,JobName,User,Account,Partition,State,Submit,Start,End,ElapsedRaw,AllocTRES"
+)
+"""The command whose output is read best."""
+ENDED = frozenset(
+    {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE",
+     "REVOKED", "REQUEUED"}
+)  # fmt: skip
+RUNNING = frozenset({"RUNNING", "SUSPENDED", "RESIZING", "COMPLETING", "CONFIGURING"})
+WAITING = frozenset({"PENDING"})
+_SPAN = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
+_GPUS = re.compile(r"(?:^|,)gres/gpu=(\d+)(?=,|$)")
+_TYPED_GPUS = re.compile(r"(?:^|,)gres/gpu:[^=,]+=(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class SacctLog:
+    """A file of past jobs.
+
+    Attributes:
+        jobs: Those that held resources, in the order of the file.
+        left_out: Why rows were left out, and how many.
+        notes: What a person should know, one sentence each.
+    """
+
+    jobs: tuple[PastJob, ...]
+    left_out: Mapping[str, int]
+    notes: tuple[str, ...]
+
+
+def read_sacct(path: Path, zone: tzinfo | None = None) -> SacctLog:
+    """The jobs in a file.
+
+    Args:
+        path: What sacct printed with ``-P`` (or ``--delimiter=,``) and a header.
+        zone: Time zone of its stamps, which carry none; this machine's when None.
+
+    Raises:
+        DataError: The file cannot be read, has no header of sacct, or no line that holds a job.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig", errors="replace")
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", file=str(path)) from error
+    rows = list(_rows(text, path))
+    jobs: list[PastJob] = []
+    left: Counter[str] = Counter()
+    strange: Counter[str] = Counter()
+    for row in rows:
+        state = (row.get("state", "").split() or [""])[0].rstrip("+").upper()
+        if state and state not in ENDED | RUNNING | WAITING:
+            strange[state] += 1
+        made = _job(row, state, zone)
+        if isinstance(made, PastJob):
+            jobs.append(made)
+        else:
+            left[made] += 1
+    if not jobs:
+        raise DataError(f"no job held anything: {dict(left) or 'the file has no rows'}", file=str(path), hint=COMMAND)
+    notes = tuple(f"{count} jobs in the unknown state {state} count as ended" for state, count in strange.items())
+    return SacctLog(tuple(jobs), dict(left), notes)
+
+
+def _rows(text: str, path: Path) -> Iterator[dict[str, str]]:
+    """Rows by lower-case column name."""
+    lines = text.splitlines()
+    first = next((line for line in lines if line.strip()), "")
+    delimiter = "|" if "|" in first else ","
+    reader = csv.reader((line for line in lines if line.strip()), delimiter=delimiter, quoting=csv.QUOTE_MINIMAL)
+    try:
+        header = [name.strip().lower() for name in next(reader)]
+    except StopIteration:
+        raise DataError("the file is empty", file=str(path), hint=COMMAND) from None
+    if not {"jobid", "jobidraw"} & set(header):
+        raise DataError(
+            f"the first line names no JobID: {first[:80]!r}", file=str(path), row=1, hint=f"make it with: {COMMAND}"
+        )
+    for cells in reader:
+        yield dict(zip(header, (cell.strip() for cell in cells), strict=False))
+
+
+def _job(row: Mapping[str, str], state: str, zone: tzinfo | None) -> PastJob | str:
+    """The job of a row, or why there is none."""
+    number = row.get("jobid") or row.get("jobidraw", "")
+    if not number:
+        return "no job number"
+    if "." in number:
+        return "a step of a job"
+    if state in WAITING:
+        return "still waits"
+    start_s, end_s = _stamp(row.get("start", ""), zone), _stamp(row.get("end", ""), zone)
+    elapsed_s = _elapsed_s(row)
+    if math.isnan(elapsed_s):
+        elapsed_s = end_s - start_s
+    if not elapsed_s > 0:
+        return "never ran" if elapsed_s == 0 else "no elapsed time and no start and end"
+    if math.isnan(start_s):
+        start_s = end_s - elapsed_s
+    if math.isnan(start_s):
+        return "neither start nor end"
+    tres = row.get("alloctres") or row.get("reqtres", "")
+    held = dict(part.partition("=")[::2] for part in tres.split(",") if "=" in part)
+    return PastJob(
+        id=number,
+        name=row.get("jobname", ""),
+        owner=row.get("user") or "unknown",
+        account=row.get("account") or "unknown",
+        partition=row.get("partition") or "unknown",
+        state=state or "unknown",
+        submit_s=_stamp(row.get("submit", ""), zone),
+        start_s=start_s,
+        end_s=start_s + elapsed_s,
+        elapsed_s=elapsed_s,
+        gpus=_gpus(tres),
+        cpus=_count(held.get("cpu", "") or row.get("alloccpus", "")),
+        nodes=_count(held.get("node", "") or row.get("allocnodes", "") or row.get("nnodes", "")),
+        measured_j=_joules(row),
+    )
+
+
+def _gpus(tres: str) -> int:
+    """The plain count where it is given, else the sum over types."""
+    plain = _GPUS.findall(tres)
+    return int(plain[0]) if plain else sum(int(count) for count in _TYPED_GPUS.findall(tres))
+
+
+def _count(text: str) -> int:
+    return int(text) if text.isdigit() else 0
+
+
+def _elapsed_s(row: Mapping[str, str]) -> float:
+    if row.get("elapsedraw", "").isdigit():
+        return float(row["elapsedraw"])
+    match = _SPAN.fullmatch(row.get("elapsed", ""))
+    if match is None:
+        return math.nan
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _stamp(text: str, zone: tzinfo | None) -> float:
+    try:
+        stamp = datetime.fromisoformat(text)
+    except ValueError:
+        return math.nan
+    if stamp.tzinfo is None:
+        stamp = stamp.replace(tzinfo=zone) if zone is not None else stamp.astimezone()
+    return stamp.timestamp()
+
+
+def _joules(row: Mapping[str, str]) -> float:
+    """Slurm's own measurement; 0 stands for none, and so does a number beyond what a job can draw."""
+    text = row.get("consumedenergyraw", "")
+    try:
+        value = float(text)
+    except ValueError:
+        return math.nan
+    return value if 0 < value < 1e13 else math.nan

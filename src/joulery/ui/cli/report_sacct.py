@@ -1,0 +1,128 @@
+"""``joulery report --from-sacct``: what the past jobs of a Slurm cluster used, and a trace of them to simulate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from joulery.ui.cli.carbon_flags import carbon_flags
+
+if TYPE_CHECKING:
+    from joulery.accounting.past import PastUse
+    from joulery.runtime.past_jobs import PastReport
+
+_FLAG = "--from-sacct"
+_BY = ("owner", "account", "partition", "state", "name")
+
+
+class ReportOrSacct(click.Command):
+    """The report of runs, or of past jobs where ``--from-sacct`` is given."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """The context of whichever it is."""
+        if any(word == _FLAG or word.startswith(f"{_FLAG}=") for word in args):
+            return sacct_command.make_context(info_name, args, parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+@click.command("report")
+@click.option(_FLAG, "file", type=click.Path(path_type=Path), required=True, help="What sacct -P printed, with header.")
+@click.option("--since", metavar="TIME", help="Only what ran in the last 30d, 12h ...; everything unless given.")
+@click.option("--by", type=click.Choice(_BY), default="owner", help="What the table's lines are about (owner).")
+@click.option("--gpu-power", metavar="W", help='What a GPU draws while a job has it, such as "250 W".')
+@click.option("--cpu-power", metavar="W", help='What a core draws while a job has it, such as "5 W" (not counted).')
+@click.option("--node-power", metavar="W", help="What a node adds while a job has it (not counted).")
+@click.option("--pue", type=click.FloatRange(1), default=1.0, help="Facility energy per IT energy (1).")
+@click.option("--sacct-timezone", metavar="TZ", help="Time zone of the stamps in FILE; this machine's unless given.")
+@click.option("--trace", type=click.Path(path_type=Path), metavar="CSV", help="Write the jobs for joulery simulate.")
+@carbon_flags
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def sacct_command(
+    file: Path,
+    since: str | None,
+    by: str,
+    gpu_power: str | None,
+    cpu_power: str | None,
+    node_power: str | None,
+    pue: float,
+    sacct_timezone: str | None,
+    trace: Path | None,
+    as_json: bool,
+    **carbon: str | None,
+) -> None:
+    """Report what past jobs of a Slurm cluster used: joules and grams by owner, account or partition.
+
+    Joules are elapsed time times the power you state for what the jobs held (modelled), or Slurm's own measurement
+    where sacct printed ConsumedEnergyRaw.
+
+    \b
+    sacct -a -X -P -S now-30days -o JobID,JobName,User,Account,Partition,State,Submit,Start,End,ElapsedRaw,AllocTRES \\
+        > jobs.txt
+    joulery report --from-sacct jobs.txt --gpu-power "250 W" --by owner --zone GB
+    """
+    from joulery.config.quantity import POWER, TIME, flag_quantity
+    from joulery.runtime.past_jobs import Wanted, report_past, write_trace
+
+    def watts(text: str | None, flag: str) -> float | None:
+        return None if text is None else flag_quantity(text, POWER, flag)
+
+    wanted = Wanted(
+        file=file,
+        since_s=None if since is None else flag_quantity(since, TIME, "--since"),
+        by=by,
+        gpu_w=watts(gpu_power, "--gpu-power"),
+        cpu_w=watts(cpu_power, "--cpu-power") or 0.0,
+        node_w=watts(node_power, "--node-power") or 0.0,
+        pue=pue,
+        timezone=sacct_timezone,
+        carbon={name: value for name, value in carbon.items() if value is not None},
+    )
+    report = report_past(wanted)
+    if trace is not None:
+        kept = write_trace(report.jobs, trace)
+        click.echo(
+            f"{kept} jobs written to {trace}: joulery simulate examples/green-year.yaml --trace {trace}", err=True
+        )
+    click.echo(json.dumps(report.document()) if as_json else _text(report, by))
+
+
+def _text(report: PastReport, by: str) -> str:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column(by)
+    for title in ("jobs", "GPU h", "energy", "carbon", "quality"):
+        table.add_column(title, justify="right")
+    for use in _shown(report.uses):
+        table.add_row(*_cells(use))
+    table.add_section()
+    table.add_row(*_cells(report.total))
+    console = Console(width=110, highlight=False, no_color=True)
+    with console.capture() as captured:
+        console.print(table)
+        for note in report.notes:
+            console.print(note)
+    return captured.get().rstrip("\n")
+
+
+def _shown(uses: Sequence[PastUse]) -> Sequence[PastUse]:
+    return uses[:40]
+
+
+def _cells(use: PastUse) -> tuple[str, ...]:
+    grams = f"{use.carbon_g / 1e3:.2f} kg" if use.carbon_covered_j > 0 else "-"
+    return (
+        use.key,
+        f"{use.jobs}",
+        f"{use.gpu_s / 3600:.1f}",
+        f"{use.energy_j / 3.6e6:.2f} kWh",
+        grams,
+        str(use.quality),
+    )

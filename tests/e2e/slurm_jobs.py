@@ -1,0 +1,104 @@
+"""Training jobs for live tests: they checkpoint every epoch, end politely on SIGTERM and say what they did."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+JOB = """\
+#!/usr/bin/env python3
+import json, os, signal, sys, time
+job = os.environ["SLURM_JOB_ID"]
+gpus = int(os.environ["SLURM_GPUS_ON_NODE"]) * int(os.environ["SLURM_JOB_NUM_NODES"])
+epochs, epoch_s, power = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+state = f"state.{job}"
+epoch = json.load(open(state)) if os.path.exists(state) else 0
+stop = []
+signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+print("start", epoch, "on", gpus, flush=True)
+while epoch < epochs:
+    time.sleep(epoch_s / gpus**power)
+    epoch += 1
+    with open(state + ".tmp", "w") as file:
+        json.dump(epoch, file)
+    os.replace(state + ".tmp", state)
+    print("epoch", epoch, flush=True)
+    with open(f"progress/{job}", "a") as file:
+        file.write(f"epoch {epoch}/{epochs}\\n")
+    if stop and epoch < epochs:
+        print("saved", flush=True)
+        sys.exit(0)
+print("finished", flush=True)
+"""
+
+
+class Daemon:
+    """``joulery schedule`` as a process, its log as it comes."""
+
+    def __init__(self, site: Path, env: Mapping[str, str], *flags: str) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "joulery", "schedule", str(site), "--json", *flags],
+            env=dict(env), cwd=site.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def until(self, wanted: Callable[[dict[str, Any]], bool], patience_s: float = 40.0) -> dict[str, Any]:
+        """The first entry of the log that is wanted."""
+        end_s, at = time.monotonic() + patience_s, 0
+        while True:
+            while at < len(self.entries):
+                if wanted(self.entries[at]):
+                    return self.entries[at]
+                at += 1
+            assert time.monotonic() < end_s, [*self.entries[:12], *self.entries[-12:]]
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.01)
+
+    def actions(self, verb: str) -> list[dict[str, Any]]:
+        """What was done of one kind."""
+        return [entry for entry in self.entries if entry["kind"] == "action" and entry["do"] == verb]
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.process.kill()
+        self._end()
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit code."""
+        self.process.terminate()
+        return self._end()
+
+    def _end(self) -> int:
+        code = self.process.wait(30)
+        self._reader.join(10)
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self.errors = self.process.stderr.read()
+        self.process.stdout.close()
+        self.process.stderr.close()
+        return code
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.entries.append(json.loads(line))
+
+
+def whole(output: Path, epochs: int) -> list[str]:
+    """What is wrong with the output of a job that should have run every epoch once, in order, and finished once."""
+    lines = output.read_text().splitlines()
+    ran = [int(line.split()[1]) for line in lines if line.startswith("epoch ")]
+    faults = []
+    if ran != list(range(1, epochs + 1)):
+        faults.append(f"{output.name}: epochs {ran}")
+    if lines.count("finished") != 1:
+        faults.append(f"{output.name}: finished {lines.count('finished')} times")
+    return faults

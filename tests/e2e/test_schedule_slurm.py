@@ -1,0 +1,178 @@
+"""joulery schedule beside a real Slurm: slurmctld, four slurmd with fake GPUs, jobs that checkpoint (spec check 14)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from joulery.adapters.clusters.slurm import open_slurm
+from joulery.domain.cluster import JobState, Start, Stop
+from tests.e2e.slurm_jobs import JOB, Daemon, whole
+from tests.slurm_cluster import SlurmCluster, missing, slurm_cluster
+
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
+
+SITE = """\
+joulery: 1
+mode: act
+carbon: {kind: constant, intensity: 250 g/kWh, source: "stated for a test"}
+jobs:
+  backend: slurm
+  quantum: 4 s
+  poll: 300 ms
+  restart: 1 s
+  measure: 1500 ms
+  patience: 3 s
+  power: {slot: 200 W}
+  policy: {theta: 100 %, cap: 4}
+  slurm: {progress: progress}
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[SlurmCluster]:
+    with slurm_cluster(tmp_path / "slurm", nodes=4, gpus=2) as made:
+        (made.folder / "site.yaml").write_text(SITE)
+        (made.folder / "progress").mkdir()
+        (made.folder / "job.py").write_text(JOB)
+        yield made
+
+
+def states(cluster: SlurmCluster) -> dict[int, tuple[str, str, str]]:
+    """State, reason and operator's comment of every job Slurm knows."""
+    jobs = json.loads(cluster.run("squeue", "--json"))["jobs"]
+    return {job["job_id"]: (job["job_state"], job["state_reason"], job["admin_comment"]) for job in jobs}
+
+
+def submit(cluster: SlurmCluster, epochs: int, epoch_s: float = 0.3, power: float = 1.0, *, most: int = 4) -> int:
+    script = cluster.folder / f"job-{epochs}-{epoch_s}-{power}.sh"
+    script.write_text(f"#!/bin/bash\nexec {sys.executable} job.py {epochs} {epoch_s} {power}\n")
+    return int(cluster.submit(script, "--gres=gpu:1", "--ntasks=1", f"--comment=joulery:min=1,max={most}"))
+
+
+def all_over(cluster: SlurmCluster, patience_s: float) -> None:
+    end_s = time.monotonic() + patience_s
+    while {state for state, _, _ in states(cluster).values()} != {"COMPLETED"}:
+        assert time.monotonic() < end_s, states(cluster)
+        time.sleep(0.3)
+
+
+def grows(entry: dict[str, object]) -> bool:
+    return entry.get("do") == "stop" and "from 1 to 2" in str(entry["reason"])
+
+
+@pytest.mark.slow
+def test_grow_shrink_preempt_crash_and_restart_lose_no_job_and_run_none_twice(cluster: SlurmCluster) -> None:
+    site = cluster.folder / "site.yaml"
+    epochs = {submit(cluster, 45, 0.3, 1.0): 45 for _ in range(2)}
+    epochs |= {submit(cluster, 300, 0.1, 0.1): 300 for _ in range(2)}
+    first = Daemon(site, cluster.env)
+    try:
+        first.until(grows)
+    finally:
+        first.kill()  # a resize is half done: stopped and held, not yet resized
+    second = Daemon(site, cluster.env)
+    try:
+        second.until(lambda entry: entry.get("do") == "start" and entry.get("slots") == 2)
+        second.until(lambda entry: entry.get("do") == "stop" and "from 2 to 1" in entry["reason"])
+        epochs |= {submit(cluster, 10): 10 for _ in range(8)}
+        cluster.stop_controller()
+        second.until(lambda entry: entry["kind"] == "unreachable")
+        cluster.start_controller()
+        all_over(cluster, 90.0)
+    finally:
+        code = second.stop()
+    reasons = [entry["reason"] for entry in first.actions("stop") + second.actions("stop")]
+
+    assert code == 0, second.errors
+    assert any("from 1 to 2" in reason for reason in reasons), "grown"
+    assert any("from 2 to 1" in reason for reason in reasons), "shrunk"
+    assert any("go to others" in reason for reason in reasons), "preempted"
+    assert not [fault for job, k in epochs.items() for fault in whole(cluster.folder / f"slurm-{job}.out", k)]
+    assert set(states(cluster)) == set(epochs), "the numbers are kept and there are no others"
+    assert not [job for job, (_, _, tag) in states(cluster).items() if tag], "no hold is left"
+
+
+def test_when_the_scheduler_dies_for_good_the_watchdog_releases_its_holds(cluster: SlurmCluster) -> None:
+    jobs = [submit(cluster, 400, 0.05, most=1) for _ in range(10)]
+    daemon = Daemon(cluster.folder / "site.yaml", cluster.env)
+    try:
+        daemon.until(lambda entry: entry.get("do") in ("hold", "stop"))
+        other = subprocess.run(
+            [sys.executable, "-m", "joulery", "schedule", "site.yaml"],
+            env=cluster.env, cwd=cluster.folder, capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+        assert other.returncode == 2
+        assert f"is scheduled by process {daemon.process.pid} already" in other.stderr
+        assert "Traceback" not in other.stderr
+    finally:
+        daemon.kill()
+    tagged = {job for job, (_, _, tag) in states(cluster).items() if tag == "green:held"}
+    assert tagged
+    end_s = time.monotonic() + 30
+    while any(tag for _, _, tag in states(cluster).values()):
+        assert time.monotonic() < end_s, states(cluster)
+        time.sleep(0.2)
+
+    assert not any("Held" in reason for _, reason, _ in states(cluster).values())
+    log = (cluster.folder / "joulery-jobs" / "watchdog.log").read_text()
+    assert f"released {len(tagged)} held jobs" in log
+    assert len(jobs) == len(states(cluster))
+
+
+def test_what_is_not_ours_is_left_alone_and_what_is_down_is_not_counted(cluster: SlurmCluster) -> None:
+    script = cluster.folder / "sleep.sh"
+    script.write_text("#!/bin/bash\nsleep 600\n")
+    array = int(cluster.submit(script, "--gres=gpu:1", "--array=1-2"))
+    owner_held = int(cluster.submit(script, "--gres=gpu:1", "--hold"))
+    fixed = int(cluster.submit(script, "--gres=gpu:1", "--no-requeue"))
+    impossible = int(cluster.submit(script, "--gres=gpu:2", "--nodes=4", "--ntasks=8", "--comment=joulery:min=8,max=8"))
+    stubborn = cluster.folder / "stubborn.sh"
+    stubborn.write_text("#!/bin/bash\ntrap '' TERM\nwhile true; do sleep 0.1; done\n")
+    ignoring = int(cluster.submit(stubborn, "--gres=gpu:1", "--comment=joulery:min=1,max=1"))
+    cluster.stop_node(4)
+    daemon = Daemon(cluster.folder / "site.yaml", cluster.env)
+    try:
+        daemon.until(lambda entry: entry["kind"] == "round")
+        daemon.until(lambda entry: entry["kind"] == "round" and entry is not daemon.entries[0])
+    finally:
+        assert daemon.stop() == 0, daemon.errors
+    touched = {entry["job"] for entry in daemon.entries if entry["kind"] == "action" and "job" in entry}
+
+    assert not touched & {array, array + 1, owner_held, fixed}
+    assert states(cluster)[owner_held][1] == "JobHeldUser"
+    assert states(cluster)[impossible][0] == "PENDING"
+    assert states(cluster)[ignoring][0] in ("RUNNING", "PENDING")
+
+
+def test_a_job_that_ignores_sigterm_is_killed_at_killwait_and_started_again(
+    cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stubborn = cluster.folder / "stubborn.sh"
+    stubborn.write_text("#!/bin/bash\ntrap '' TERM\necho begun $SLURM_RESTART_COUNT\nwhile true; do sleep 0.1; done\n")
+    job = int(cluster.submit(stubborn, "--gres=gpu:1", "--ntasks=1", "--comment=joulery:min=1,max=2"))
+    monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
+    backend = open_slurm()
+
+    def until(state: JobState) -> float:
+        begun_s = time.monotonic()
+        while backend.snapshot().jobs[0].state is not state:
+            assert time.monotonic() - begun_s < 30, backend.snapshot()
+            time.sleep(0.1)
+        return time.monotonic() - begun_s
+
+    until(JobState.RUNNING)
+    time.sleep(0.5)
+    backend.apply(Stop(job))
+    assert until(JobState.WAITING) > 1.0, "it had its KillWait"
+    assert backend.snapshot().jobs[0].held_by_us
+    backend.apply(Start(job, 2))
+    until(JobState.RUNNING)
+    (seen,) = backend.snapshot().jobs
+    assert (seen.id, seen.slots, seen.restarts, seen.held_by_us) == (job, 2, 1, False)
