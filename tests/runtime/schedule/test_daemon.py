@@ -177,6 +177,20 @@ def test_measurements_and_queues_survive_a_crash(world) -> None:
     assert world.scheduler.memory.tallies[1].energy_j >= energy_j, "totals are told, so nothing is missed"
 
 
+def test_what_a_decision_rests_on_survives_a_kill_right_after_it(world) -> None:
+    world = world(FakeCluster(rate=0.001))
+    world.cluster.submit(1, most=4)
+    world.run(200)
+    while not world.tick().round:
+        world.cluster.pass_time(1.0)
+        world.now_s += 1.0
+    learnt = dict(world.scheduler.memory.tallies[1].efficiency)
+    assert learnt
+    world.crash()
+
+    assert dict(world.scheduler.memory.tallies[1].efficiency) == learnt
+
+
 def test_a_job_held_in_our_name_that_the_journal_does_not_know_is_released(world) -> None:
     cluster = FakeCluster(slots=4)
     cluster.submit(7, held_by_us=True)

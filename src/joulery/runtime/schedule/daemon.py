@@ -235,6 +235,7 @@ class Scheduler:
             memory.newcomers, memory.passive = dict(allocation.newcomer_gpus), allocation.passive
             self._log("round", {**_seen(snapshot, view, grid.basis), "target": memory.target, "text": decision.reason})
         memory.policy = self._policy.remember(step.state)
+        self._write("tallies", **memory.costs())  # what this plan rests on
         self._write("plan", **memory.plan())
 
     def _welcome(self, snapshot: ClusterSnapshot) -> None:
