@@ -150,6 +150,33 @@ def job_meter(site: Site, placements: Callable[[], tuple[Placement, ...]], slots
     return JobMeter(opened.meters, MachineShares(busy, tree, slots), placements)  # type: ignore[arg-type]
 
 
+def node_meter(site: Site, node: str, prolog: Path | None) -> JobMeter:
+    """The meters of this node of Slurm, told apart by job.
+
+    Args:
+        site: Says which meters.
+        node: Only jobs that Slurm started under this name; all when empty.
+        prolog: Folder in which a prolog leaves the GPUs of each job.
+
+    Raises:
+        CapabilityError: No meter answers.
+    """
+    from joulery.adapters.clusters.slurm_node import node_placements
+
+    def placements() -> tuple[Placement, ...]:
+        return node_placements(prolog=prolog, node=node)
+
+    return job_meter(site, placements, node_slots())
+
+
+def node_slots() -> int:
+    """GPUs of this node, by which idle energy is shared out; its cores where it has none."""
+    try:
+        return len(machine_slots(SlotsConfig(kind="gpu")))
+    except CapabilityError:
+        return len(os.sched_getaffinity(0))
+
+
 def state_folder(site: Site) -> Path:
     """Where the scheduler of a site keeps what it must remember."""
     return jobs_of(site).state.absolute()

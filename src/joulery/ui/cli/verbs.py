@@ -15,6 +15,7 @@ VERBS: dict[str, str] = {
     "schedule": "Schedule training jobs by carbon and energy: beside Slurm, or on this machine.",
     "submit": "Queue a training job on this machine.",
     "jobs": "List the training jobs of a site, or cancel one.",
+    "agent": "Meter the jobs of this node of a Slurm cluster, for the scheduler.",
     "report": "Report recorded runs: joules, grams, of whom, how well known.",
     "simulate": "Play a scenario in virtual time: policies side by side on the same requests.",
     "config": "Check a site file, print it with its defaults, or print the schema.",

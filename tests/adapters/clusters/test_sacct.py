@@ -1,0 +1,145 @@
+"""sacct's output as past jobs: every hole and oddity of real files."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from joulery.adapters.clusters.sacct import read_sacct
+from joulery.domain.errors import DataError
+
+HEADER = "JobID|JobName|User|Account|Partition|State|Submit|Start|End|ElapsedRaw|AllocTRES\n"
+ROW = (
+    "17|train|ada|nlp|gpu|COMPLETED|2026-10-01T00:00:00|2026-10-01T01:00:00|2026-10-01T02:00:00|3600|"
+    "billing=8,cpu=8,gres/gpu:a100=2,gres/gpu=2,mem=64G,node=1\n"
+)
+
+
+def log(folder: Path, *rows: str, header: str = HEADER):
+    file = folder / "jobs.txt"
+    file.write_text(header + "".join(rows))
+    return read_sacct(file, UTC)
+
+
+def test_a_whole_row(tmp_path: Path) -> None:
+    (job,) = log(tmp_path, ROW).jobs
+
+    assert (job.id, job.name, job.owner, job.account, job.partition, job.state) == (
+        "17", "train", "ada", "nlp", "gpu", "COMPLETED",
+    )  # fmt: skip
+    assert (job.elapsed_s, job.end_s - job.start_s, job.start_s - job.submit_s) == (3600.0, 3600.0, 3600.0)
+    assert (job.gpus, job.cpus, job.nodes) == (2, 8, 1)
+    assert math.isnan(job.measured_j)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (("17|", "17.batch|"), "a step of a job"),
+        (("17|", "17.0|"), "a step of a job"),
+        (("COMPLETED", "PENDING"), "still waits"),
+        (("|3600|", "|0|"), "never ran"),
+        (("17|", "|"), "no job number"),
+        (
+            ("2026-10-01T01:00:00|2026-10-01T02:00:00|3600", "Unknown|Unknown|"),
+            "no elapsed time and no start and end",
+        ),
+        (("2026-10-01T01:00:00|2026-10-01T02:00:00", "None|Unknown"), "neither start nor end"),
+    ],
+)
+def test_rows_that_hold_no_job_are_left_out_and_counted(tmp_path: Path, change: tuple[str, str], why: str) -> None:
+    found = log(tmp_path, ROW, ROW.replace(*change, 1))
+
+    assert len(found.jobs) == 1
+    assert found.left_out == {why: 1}
+
+
+@pytest.mark.parametrize("state", ["CANCELLED by 1003", "CANCELLED+", "TIMEOUT", "NODE_FAIL", "RUNNING", "FAILED"])
+def test_however_it_ended_it_held_what_it_held(tmp_path: Path, state: str) -> None:
+    found = log(tmp_path, ROW.replace("COMPLETED", state))
+
+    assert found.jobs[0].elapsed_s == 3600.0
+    assert found.notes == ()
+
+
+def test_a_state_nobody_knows_is_noted_and_counted(tmp_path: Path) -> None:
+    assert log(tmp_path, ROW.replace("COMPLETED", "ENTANGLED")).notes == (
+        "1 jobs in the unknown state ENTANGLED count as ended",
+    )
+
+
+def test_holes_are_filled_from_what_is_there(tmp_path: Path) -> None:
+    (no_elapsed,) = log(tmp_path, ROW.replace("|3600|", "||")).jobs
+    assert no_elapsed.elapsed_s == 3600.0
+    (no_start,) = log(tmp_path, ROW.replace("2026-10-01T01:00:00", "Unknown")).jobs
+    assert no_start.start_s == no_start.end_s - 3600.0
+    (running,) = log(tmp_path, ROW.replace("2026-10-01T02:00:00", "Unknown")).jobs
+    assert running.end_s == running.start_s + 3600.0
+    (bare,) = log(tmp_path, "5|2026-10-01T01:00:00|60\n", header="JobID|Start|ElapsedRaw\n").jobs
+    assert (bare.owner, bare.partition, bare.gpus, bare.state) == ("unknown", "unknown", 0, "unknown")
+    (short,) = log(tmp_path, ROW, "18|train|ada\n").jobs
+    assert short.id == "17"
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("1-02:03:04", 93784), ("02:03:04", 7384), ("03:04", 184)])
+def test_elapsed_as_people_read_it(tmp_path: Path, text: str, seconds: int) -> None:
+    found = log(tmp_path, f"5|2026-10-01T01:00:00|{text}\n", header="JobIDRaw|Start|Elapsed\n")
+
+    assert found.jobs[0].elapsed_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("tres", "gpus"),
+    [("cpu=1,gres/gpu=4", 4), ("gres/gpu:a100=2,gres/gpu:v100=1", 3), ("cpu=8", 0), ("", 0), ("gres/gpumem=40", 0)],
+)
+def test_gpus_are_counted_once(tmp_path: Path, tres: str, gpus: int) -> None:
+    row = "|".join([*ROW.strip().split("|")[:-1], tres]) + "\n"
+
+    assert log(tmp_path, row).jobs[0].gpus == gpus
+
+
+def test_commas_a_byte_order_mark_and_blank_lines(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.csv"
+    file.write_text(
+        '\ufeffJobID,JobName,Start,ElapsedRaw,AllocTRES\n\n7_3,"a,b",2026-10-01T01:00:00,60,"cpu=1,gres/gpu=2"\n'
+    )
+    (job,) = read_sacct(file, UTC).jobs
+
+    assert (job.id, job.name, job.gpus) == ("7_3", "a,b", 2)
+
+
+def test_stamps_are_read_in_the_zone_named(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.txt"
+    file.write_text(HEADER + ROW)
+    london, utc = read_sacct(file, ZoneInfo("Europe/London")), read_sacct(file, UTC)
+
+    assert utc.jobs[0].start_s - london.jobs[0].start_s == 3600.0
+
+
+@pytest.mark.parametrize(("text", "joules"), [("123.5", 123.5), ("0", math.nan), ("", math.nan), ("1.8e19", math.nan)])
+def test_slurms_own_measurement(tmp_path: Path, text: str, joules: float) -> None:
+    found = log(tmp_path, f"5|2026-10-01T01:00:00|60|{text}\n", header="JobID|Start|ElapsedRaw|ConsumedEnergyRaw\n")
+
+    assert found.jobs[0].measured_j == pytest.approx(joules, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "empty"),
+        ("a|b|c\n1|2|3\n", "names no JobID"),
+        (HEADER, "no rows"),
+        (HEADER + "17.0|x\n", "a step of a job"),
+    ],
+)
+def test_a_file_without_jobs_is_one_clear_error(tmp_path: Path, content: str, said: str) -> None:
+    file = tmp_path / "jobs.txt"
+    file.write_text(content)
+    with pytest.raises(DataError, match=said):
+        read_sacct(file)
+    with pytest.raises(DataError, match="cannot be read"):
+        read_sacct(tmp_path / "none.txt")

@@ -1,0 +1,59 @@
+"""Jobs of a node, found in a made-up /proc."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from joulery.adapters.clusters.slurm_node import node_placements, parse_gpus
+from joulery.domain.cluster import Placement
+
+
+def process(proc: Path, pid: int, parent: int, **variables: str) -> None:
+    folder = proc / str(pid)
+    folder.mkdir()
+    (folder / "environ").write_bytes(b"".join(f"{name}={value}\0".encode() for name, value in variables.items()))
+    (folder / "stat").write_text(f"{pid} (a (b) c) S {parent} 1 1 0")
+
+
+def test_jobs_are_told_apart_and_only_their_top_processes_count(tmp_path: Path) -> None:
+    process(tmp_path, 1, 0, HOME="/")
+    process(tmp_path, 10, 1, SLURM_JOB_ID="7", SLURM_JOB_GPUS="0,2-3", CUDA_VISIBLE_DEVICES="0,1,2")
+    process(tmp_path, 11, 10, SLURM_JOB_ID="7", SLURM_JOB_GPUS="0,2-3")
+    process(tmp_path, 12, 1, SLURM_JOB_ID="7", SLURM_JOB_GPUS="0,2-3")
+    process(tmp_path, 20, 1, SLURM_JOB_ID="8", CUDA_VISIBLE_DEVICES="1")
+    process(tmp_path, 30, 10, SLURM_JOB_ID="9")
+    (tmp_path / "self").mkdir()
+    (tmp_path / "40").mkdir()
+
+    assert node_placements(tmp_path) == (
+        Placement(7, (10, 12), 3, (0, 2, 3)),
+        Placement(8, (20,), 1, (1,)),
+        Placement(9, (30,), 1, ()),
+    )
+
+
+def test_what_a_prolog_wrote_counts_first(tmp_path: Path) -> None:
+    proc, prolog = tmp_path / "proc", tmp_path / "prolog"
+    proc.mkdir()
+    prolog.mkdir()
+    (prolog / "7").write_text("3\n")
+    process(proc, 10, 1, SLURM_JOB_ID="7", CUDA_VISIBLE_DEVICES="0")
+    process(proc, 20, 1, SLURM_JOB_ID="8", CUDA_VISIBLE_DEVICES="0")
+
+    assert [found.gpus for found in node_placements(proc, prolog)] == [(3,), (0,)]
+
+
+def test_nodes_that_share_a_machine_see_their_own(tmp_path: Path) -> None:
+    process(tmp_path, 10, 1, SLURM_JOB_ID="7", SLURMD_NODENAME="g1")
+    process(tmp_path, 20, 1, SLURM_JOB_ID="8", SLURMD_NODENAME="g2")
+
+    assert [found.job for found in node_placements(tmp_path, node="g2")] == [8]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("0", (0,)), ("0,2-3\n", (0, 2, 3)), ("", ()), ("GPU-3f2a", ()), (" 1 , 0", (0, 1))]
+)
+def test_numbers_of_boards(text: str, expected: tuple[int, ...]) -> None:
+    assert parse_gpus(text) == expected

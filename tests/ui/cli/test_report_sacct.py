@@ -1,0 +1,101 @@
+"""joulery report --from-sacct, and the trace that simulate reads."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from joulery.ui.cli import main
+
+HEADER = "JobID|JobName|User|Account|Partition|State|Submit|Start|End|ElapsedRaw|AllocTRES\n"
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Path:
+    file = tmp_path / "jobs.txt"
+    rows = [
+        f"{n}|train|{'ada' if n % 2 else 'bob'}|lab|{'gpu' if n < 3 else 'big'}|COMPLETED|2026-10-0{n}T00:00:00|"
+        f"2026-10-0{n}T01:00:00|2026-10-0{n}T02:00:00|3600|cpu=4,gres/gpu={n},node=1\n"
+        for n in (1, 2, 3)
+    ]
+    file.write_text(HEADER + "".join(rows) + "4.batch|x\n")
+    return file
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["report", *words])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_joules_and_grams_by_owner(jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--from-sacct", str(jobs), "--gpu-power", "250 W", "--carbon", "200 g/kWh", "--sacct-timezone", "UTC")
+    code, out, _ = run(capsys, *flags, "--json")
+    assert code == 0
+    document = json.loads(out)
+
+    assert {row["key"]: row["energy_j"] for row in document["rows"]} == {"ada": 3_600_000.0, "bob": 1_800_000.0}
+    assert document["total"]["carbon_g"] == pytest.approx(1.5 * 200)
+    assert document["total"]["quality"] == "modelled"
+    assert document["left_out"] == {"a step of a job": 1}
+    code, out, _ = run(capsys, *flags, "--by", "partition")
+    assert code == 0
+    for words in ("partition", "big", "0.75 kWh", "0.30 kg", "modelled: elapsed time x 250 W a GPU", "left out: 1 x"):
+        assert words in out
+
+
+def test_without_an_intensity_there_are_no_grams(jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, f"--from-sacct={jobs}", "--gpu-power", "250 W", "--json")
+    document = json.loads(out)
+
+    assert document["total"]["carbon_g"] is None
+    assert any("no grams" in note for note in document["notes"])
+
+
+def test_the_trace_is_what_simulate_reads(jobs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.csv"
+    code, _, err = run(capsys, "--from-sacct", str(jobs), "--gpu-power", "250 W", "--trace", str(trace))
+
+    assert code == 0
+    assert f"3 jobs written to {trace}" in err
+    rows = list(csv.DictReader(trace.read_text().splitlines()))
+    assert [row["num_gpus"] for row in rows] == ["1", "2", "3"]
+    assert [float(row["submit_s"]) for row in rows] == [0.0, 86400.0, 172800.0]
+    assert [float(row["duration_s"]) for row in rows] == [3600.0, 7200.0, 10800.0]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "3 jobs held GPUs and nothing measured them"),
+        (("--gpu-power", "250"), "needs a unit"),
+        (("--gpu-power", "250 W", "--since", "1 d"), "no job ran since then; the newest ended on 2026-10-03"),
+        (("--gpu-power", "250 W", "--sacct-timezone", "Mars/Olympus"), "is no time zone"),
+    ],
+)
+def test_what_cannot_be_is_one_clear_error(
+    jobs: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1.9e9)
+    code, out, err = run(capsys, "--from-sacct", str(jobs), *words)
+
+    assert code == 2
+    assert said in err
+    assert out == ""
+
+
+def test_reports_of_runs_are_as_they_were(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, _, err = run(capsys, str(tmp_path))
+    assert (code, "holds no run" in err) == (2, True)
+
+
+def test_its_help_is_its_own() -> None:
+    from joulery.ui.cli import cli
+
+    assert "--gpu-power" in CliRunner().invoke(cli, ["report", "--from-sacct", "x", "--help"]).output
+    assert "--gpu-power" not in CliRunner().invoke(cli, ["report", "--help"]).output
