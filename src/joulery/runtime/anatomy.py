@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from joulery.accounting.align import Estimator, Multiplicity, align
@@ -14,9 +14,11 @@ from joulery.accounting.steps import NS_PER_S, power_steps
 from joulery.domain.errors import DataError
 from joulery.domain.events import EventTrace
 from joulery.domain.footprint import Footprint, Part, merge_parts
+from joulery.domain.ports import CarbonSource
 from joulery.domain.power import Channel, PowerTrace
 from joulery.domain.quality import weakest
 from joulery.domain.tef import TensorFootprint
+from joulery.runtime.account import intensity
 from joulery.runtime.compose.traces import load_events, load_power
 from joulery.runtime.evidence import Evidence, fold
 from joulery.store.footprints import footprint_to_dict
@@ -35,6 +37,7 @@ class How:
         hlo: Files with compiled programs, for JAX.
         period_s: Sampling period of the power; found out when None.
         offset_ns: Added to the stamps of the power, where its clock differs from that of the events.
+        carbon: Where the intensity of the grid comes from; None when grams are not asked for.
     """
 
     window_ns: tuple[int, int] | None = None
@@ -44,6 +47,7 @@ class How:
     hlo: tuple[Path, ...] = ()
     period_s: float | None = None
     offset_ns: int = 0
+    carbon: CarbonSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,12 @@ def account_trace(events: EventTrace, traces: Sequence[PowerTrace], how: How) ->
     metered = [Metered(trace.channel, power_steps(trace, hole_periods=math.inf)) for trace in traces]
     trace, channels = matched(events, metered)
     window_ns = how.window_ns or _span(trace, traces, metered)
-    footprint = align(trace, channels, window_ns, multiplicity=how.multiplicity, estimator=how.estimator)
+    series, reason = None, None
+    if how.carbon is not None:
+        series, reason = intensity(how.carbon, window_ns[0] / NS_PER_S, window_ns[1] / NS_PER_S, None)
+    footprint = align(trace, channels, window_ns, multiplicity=how.multiplicity, estimator=how.estimator, carbon=series)
+    if reason is not None:
+        footprint = replace(footprint, notes=(*footprint.notes, f"grams are not known: {reason}"))
     return Accounted(footprint, trace, tuple(traces))
 
 

@@ -172,6 +172,14 @@ def test_a_device_without_a_meter_is_null_not_zero(account: Account) -> None:
     assert answer["ops"][0]["energy_j"] is None and answer["ops"][0]["runtime_s"] == 1e-3
 
 
+def test_grams_by_the_same_clock(account: Account) -> None:
+    answer = account(HEAD + "a,0,400000,CPU:0,,\nb,200000,400000,CPU:0,,\n", POWER, "--carbon", "360 g/kWh")
+    for row in answer["ops"]:
+        assert row["carbon_g"] == pytest.approx(row["energy_j"] * 360 / 3.6e6)
+    assert answer["devices"]["CPU:0"]["carbon_g"] == pytest.approx(0.1 * 360 / 3.6e6)
+    assert account(HEAD + "a,0,4,CPU:0,,\n", POWER)["ops"][0]["carbon_g"] is None
+
+
 # ---- power of every kind
 
 

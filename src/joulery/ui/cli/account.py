@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from joulery.ui.cli.carbon_flags import carbon_flags
+
 # joulery.adapters.tracers.files.FORMATS, repeated here so that --help imports nothing heavy; a test compares the two.
 FORMATS = ("kineto", "tf1", "jax", "xplane", "csv")
 
@@ -28,6 +30,7 @@ FORMATS = ("kineto", "tf1", "jax", "xplane", "csv")
 )
 @click.option("--period", "period_s", type=float, metavar="S", help="Sampling period of the power (found out).")
 @click.option("--offset", "offset_ns", type=int, default=0, metavar="NS", help="Added to the stamps of the power.")
+@carbon_flags
 @click.option("--out", type=click.Path(path_type=Path), metavar="RUN", help="Keep it as a run, for joulery report.")
 @click.option("--top", type=click.IntRange(min=1), default=20, metavar="N", help="Operations to print (20).")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
@@ -44,6 +47,7 @@ def command(
     out: Path | None,
     top: int,
     as_json: bool,
+    **flags: str | None,
 ) -> None:
     """Account recorded events with recorded power: joules by operation, device and phase; idle and unknown apart.
 
@@ -51,10 +55,12 @@ def command(
     op,start_ns,dur_ns,device,lane,phase. Power: CSV t_ns,device and power_w or counter_j. Gzip is seen through.
     """
     from joulery.runtime.anatomy import How, account_files, keep
+    from joulery.runtime.measure import source_of
 
     if period_s is not None and not 0 < period_s < float("inf"):
         raise click.BadParameter("a period is a time > 0 s", param_hint="--period")
-    how: Any = How(window, estimator, multiplicity, form, hlo, period_s, offset_ns)  # type: ignore[arg-type]
+    source = source_of({name: value for name, value in flags.items() if value is not None})
+    how: Any = How(window, estimator, multiplicity, form, hlo, period_s, offset_ns, source)  # type: ignore[arg-type]
     accounted = account_files(events, power, how)
     if out is not None:
         keep(accounted, out, {"events": str(events), "power": str(power)})
