@@ -93,9 +93,10 @@ def test_ten_thousand_events_deep_the_innermost_runs() -> None:
     assert got.devices[0].unattributed_j == 0
 
 
-def test_kernels_of_one_stream_do_not_nest() -> None:
-    events = (Event("a", 0, 100, "GPU:0", 7), Event("b", 20, 80, "GPU:0", 7))
-    got = accounted(World(events, {"GPU:0": WATTS}, (0, 100)))
+@pytest.mark.parametrize("device", ["GPU:0", "gpu:3", "cuda:0", "hip:1", "TPU:0"])
+def test_kernels_of_one_stream_do_not_nest(device: str) -> None:
+    events = (Event("a", 0, 100, device, 7), Event("b", 20, 80, device, 7))
+    got = accounted(World(events, {device: WATTS}, (0, 100)))
     np.testing.assert_allclose(got.energy_j, [70 * 100 * JOULES, 30 * 100 * JOULES], rtol=1e-12)
 
 

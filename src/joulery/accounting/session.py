@@ -11,6 +11,8 @@ from joulery.domain.errors import DataError
 from joulery.domain.events import NO_LANE, EventTrace
 from joulery.domain.nesting import exclusive_pieces
 
+_ACCELERATORS = frozenset({"gpu", "cuda", "hip", "rocm", "tpu", "xpu", "npu", "hpu", "mps"})
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
@@ -116,7 +118,7 @@ def _stacked(trace: EventTrace) -> BoolArray:
 
 def is_accelerator(device: str) -> bool:
     """Whether a device runs kernels in streams instead of call stacks, by its name (``GPU:0``, ``tpu:3``)."""
-    return device.partition(":")[0].lower() in {"gpu", "tpu", "xpu", "npu", "hpu", "mps"}
+    return device.partition(":")[0].strip().lower() in _ACCELERATORS
 
 
 def _rows(trace: EventTrace, touching: BoolArray) -> tuple[Rows, IntArray]:
