@@ -21,9 +21,9 @@ $(VENV)/.run: $(VENV)/bin/python requirements/run.txt pyproject.toml
 	$(PIP) install --no-deps -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.run requirements/dev.txt
+$(VENV)/.dev: $(VENV)/.run requirements/dev.txt requirements/lengths.txt
 	@echo "setting up $(VENV): what testing needs"
-	$(PIP) install --require-hashes --no-deps -r requirements/dev.txt
+	$(PIP) install --require-hashes --no-deps -r requirements/dev.txt -r requirements/lengths.txt
 	@touch $@
 
 run: $(VENV)/.run

@@ -18,7 +18,8 @@ from joulery.domain.arrays import FloatArray, IntArray, readonly
 from joulery.domain.errors import DataError
 
 CLASSES = 5
-_QUANTILES = (0.25, 0.50, 0.75, 0.99)
+QUANTILES = (0.25, 0.50, 0.75, 0.99)
+"""Quantiles of a model's answers at which its length classes meet."""
 
 
 class LengthPredictor(Protocol):
@@ -55,7 +56,7 @@ class LengthClasses:
         values = np.asarray(lengths, np.float64)
         if not len(values):
             raise DataError("length classes need at least one answer")
-        return cls(np.quantile(values, _QUANTILES))
+        return cls(np.quantile(values, QUANTILES))
 
     def classify(self, lengths: npt.ArrayLike) -> IntArray:
         """Class 0 to 4 of each length; a length equal to a cut belongs above it."""

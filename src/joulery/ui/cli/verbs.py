@@ -18,5 +18,6 @@ VERBS: dict[str, str] = {
     "agent": "Meter the jobs of this node of a Slurm cluster, for the scheduler.",
     "report": "Report recorded runs: joules, grams, of whom, how well known.",
     "simulate": "Play a scenario in virtual time: policies side by side on the same requests.",
+    "train-length-predictor": "Learn from a log how long answers will be, and say how well.",
     "config": "Check a site file, print it with its defaults, or print the schema.",
 }

@@ -1,0 +1,308 @@
+"""Trains a predictor of answer lengths from a service's own log, judges it on other prompts, keeps it in a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from joulery.domain.arrays import FloatArray
+from joulery.domain.errors import DataError
+from joulery.perf.length import LengthClasses, OrdinalQuality, judge
+from joulery.perf.length_model import AnswerLengths, LengthModel, LengthRecipe, fit_lengths, mean_quality
+from joulery.perf.prompt_features import FEATURES, prompt_features
+from joulery.store.files import disk_errors, write_atomically
+from joulery.store.series import read_series
+
+SCHEMA = "joulery.length-predictor/1"
+
+
+class Encoder(Protocol):
+    """Adds learned numbers to the features of a prompt."""
+
+    @property
+    def name(self) -> str:
+        """What it is."""
+        ...
+
+    def __call__(self, prompt: str) -> FloatArray:
+        """The prompt's numbers, float64[width]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnswerLog:
+    """Prompts, and how long the answers to them were.
+
+    Attributes:
+        prompts: Text of each prompt.
+        ids: Its number in the log.
+        answers: Lengths of the answers.
+    """
+
+    prompts: tuple[str, ...]
+    ids: tuple[int, ...]
+    answers: AnswerLengths
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainedPredictor:
+    """A length model with the encoder it was trained with.
+
+    Attributes:
+        model: The fitted model.
+        encoder: What it was fitted with besides surface features; None for those alone.
+    """
+
+    model: LengthModel
+    encoder: Encoder | None
+
+    def scores(self, prompt: str) -> FloatArray:
+        """Ordinal score of each head, float64[models + 1]; the shared head last."""
+        return self.model.scores(features_of(prompt, self.encoder))
+
+    def of(self, model: str) -> ModelPredictor:
+        """The predictor of one served model: its own head, or the shared one for a model never seen."""
+        return ModelPredictor(self, self.model.head(model))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelPredictor:
+    """One head as a :class:`~joulery.perf.length.LengthPredictor`."""
+
+    trained: TrainedPredictor
+    head: int
+
+    def score(self, prompt: str) -> float:
+        """Raw ordinal score, about 0 (short) to 4 (long)."""
+        return float(self.trained.scores(prompt)[self.head])
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """How a predictor did on prompts.
+
+    Attributes:
+        quality: Mean over the models.
+        p50_ms, p99_ms: CPU time of this thread a prompt, everything included.
+        models, prompts, answers: What it was judged on.
+        unseen_models: Models it was not trained on, judged by the shared head and their own evaluated percentiles.
+        seen_prompts: Evaluated prompts whose text it was trained on: not a fair test of those.
+    """
+
+    quality: OrdinalQuality
+    p50_ms: float
+    p99_ms: float
+    models: int
+    prompts: int
+    answers: int
+    unseen_models: int
+    seen_prompts: int
+
+
+def features_of(prompt: str, encoder: Encoder | None) -> FloatArray:
+    """Surface features, then the encoder's numbers."""
+    surface = prompt_features(prompt)
+    return surface if encoder is None else np.concatenate([surface, encoder(prompt)])
+
+
+def read_answers(files: Sequence[Path], instructions: Sequence[Path]) -> AnswerLog:
+    """Join logs of answers (``model``, ``instruction_id``, ``out_tokens``) with their texts.
+
+    Of a prompt that a model answered twice, the mean length counts.
+
+    Args:
+        files: Parquet files of answers.
+        instructions: Parquet files with ``instruction_id`` and ``instruction``.
+
+    Raises:
+        DataError: A column is missing or holds what it should not, or an answer's prompt is in no file.
+    """
+    texts: dict[int, str] = {}
+    for file in instructions:
+        texts |= _read_texts(file)
+    sums: dict[tuple[int, str], tuple[float, int]] = {}
+    for file in files:
+        columns = _columns(file, ("model", "instruction_id", "out_tokens"))
+        numbers = _whole_numbers(columns["instruction_id"], "instruction_id", file)
+        tokens = _whole_numbers(columns["out_tokens"], "out_tokens", file)
+        for row, (number, name, length) in enumerate(zip(numbers, columns["model"].tolist(), tokens, strict=True), 1):
+            if number not in texts:
+                names = ", ".join(str(each) for each in instructions)
+                raise DataError(f"instruction_id {number} is not in {names}", file=str(file), row=row)
+            if not isinstance(name, str) or not name:
+                raise DataError(f"model is {name!r}, expected a name", file=str(file), row=row)
+            if length < 0:
+                raise DataError(f"out_tokens is {length}, expected 0 or more", file=str(file), row=row)
+            total, count = sums.get((number, name), (0.0, 0))
+            sums[number, name] = (total + length, count + 1)
+    return _table(sums, texts)
+
+
+def _table(sums: Mapping[tuple[int, str], tuple[float, int]], texts: Mapping[int, str]) -> AnswerLog:
+    ids = tuple(sorted({number for number, _ in sums}))
+    models = tuple(sorted({name for _, name in sums}))
+    row, column = {n: i for i, n in enumerate(ids)}, {name: j for j, name in enumerate(models)}
+    lengths = np.full((len(ids), len(models)), np.nan)
+    for (number, name), (total, count) in sums.items():
+        lengths[row[number], column[name]] = total / count
+    return AnswerLog(tuple(texts[number] for number in ids), ids, AnswerLengths(models, lengths))
+
+
+def _read_texts(file: Path) -> dict[int, str]:
+    columns = _columns(file, ("instruction_id", "instruction"))
+    numbers = _whole_numbers(columns["instruction_id"], "instruction_id", file)
+    texts: dict[int, str] = {}
+    for row, (number, text) in enumerate(zip(numbers, columns["instruction"].tolist(), strict=True), 1):
+        if not isinstance(text, str):
+            raise DataError(f"instruction is {text!r}, expected text", file=str(file), row=row)
+        if texts.setdefault(number, text) != text:
+            raise DataError(f"instruction_id {number} stands for two different texts", file=str(file), row=row)
+    return texts
+
+
+def _columns(file: Path, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    try:
+        series = read_series(file)
+    except UnicodeDecodeError as error:
+        raise DataError(f"text that is not UTF-8: {error.reason}", file=str(file)) from None
+    for name in names:
+        if name not in series:
+            raise DataError(f"no column {name!r}", file=str(file), hint=f"columns: {', '.join(series) or 'none'}")
+    if not len(series[names[0]]):
+        raise DataError("no rows", file=str(file))
+    return {name: series[name] for name in names}
+
+
+def _whole_numbers(values: npt.NDArray[Any], name: str, file: Path) -> list[int]:
+    if values.dtype.kind not in "iuf":
+        raise DataError(f"{name} holds no numbers", file=str(file))
+    numbers = values.astype(np.float64)
+    bad = ~np.isfinite(numbers) | (numbers != np.floor(numbers))
+    if bool(bad.any()):
+        row = int(np.argmax(bad))
+        raise DataError(f"{name} is {values[row]}, expected a whole number", file=str(file), row=row + 1)
+    return [int(number) for number in numbers.tolist()]
+
+
+def train(log: AnswerLog, encoder: Encoder | None, recipe: LengthRecipe | None = None) -> TrainedPredictor:
+    """Fit a predictor to a log.
+
+    Raises:
+        DataError: The log is too small to learn from.
+    """
+    rows = np.array([features_of(prompt, encoder) for prompt in log.prompts], np.float64)
+    width = len(FEATURES)
+    blocks = (width,) if encoder is None else (width, rows.shape[1] - width)
+    return TrainedPredictor(fit_lengths(rows, blocks, log.answers, recipe), encoder)
+
+
+def evaluate(predictor: TrainedPredictor, log: AnswerLog, trained_on: Sequence[str]) -> Evaluation:
+    """Judge a predictor, and time it, on a log.
+
+    Args:
+        predictor: What is judged.
+        log: The answers to judge it by.
+        trained_on: The prompts it was trained on, to say how many are not new to it.
+    """
+    spent_ms, scores = np.empty(len(log.prompts)), []
+    for row, prompt in enumerate(log.prompts):
+        begun_ns = time.thread_time_ns()
+        scores.append(predictor.scores(prompt))
+        spent_ms[row] = (time.thread_time_ns() - begun_ns) / 1e6
+    table, model, known = np.array(scores), predictor.model, set(predictor.model.models)
+    rows = []
+    for name, tokens in zip(log.answers.models, log.answers.tokens.T, strict=True):
+        told = ~np.isnan(tokens)
+        classes = model.classes(name) if name in known else LengthClasses.of(tokens[told])
+        rows.append(judge(table[told, model.head(name)], tokens[told], classes))
+    return Evaluation(
+        quality=mean_quality(rows),
+        p50_ms=float(np.quantile(spent_ms, 0.50)),
+        p99_ms=float(np.quantile(spent_ms, 0.99)),
+        models=len(rows),
+        prompts=len(log.prompts),
+        answers=int(np.sum(~np.isnan(log.answers.tokens))),
+        unseen_models=len(set(log.answers.models) - known),
+        seen_prompts=len(set(log.prompts) & set(trained_on)),
+    )
+
+
+def save(folder: Path, predictor: TrainedPredictor, log: AnswerLog, files: Sequence[Path]) -> None:
+    """Write ``predictor.json`` (what it is and was trained on) and ``predictor.npz`` (its numbers); no prompt is kept.
+
+    Raises:
+        CapabilityError: The folder cannot be written.
+    """
+    model = predictor.model
+    document = {
+        "schema": SCHEMA,
+        "models": list(model.models),
+        "recipe": asdict(model.recipe),
+        "blocks": list(model.blocks),
+        "features": list(FEATURES),
+        "encoder": None if predictor.encoder is None else predictor.encoder.name,
+        "left_out": asdict(model.left_out),
+        "trained_on": {
+            "prompts": len(log.prompts),
+            "answers": int(np.sum(~np.isnan(log.answers.tokens))),
+            "files": [{"name": file.name, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()} for file in files],
+            "licence": "that of the files above; a predictor trained on non-commercial data stays non-commercial",
+        },
+    }
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "predictor.npz", lambda file: _write_arrays(file, model.arrays))
+    text = json.dumps(document, indent=1) + "\n"
+    write_atomically(folder / "predictor.json", lambda file: file.write(text.encode()))
+
+
+def _write_arrays(file: IO[bytes], arrays: Mapping[str, FloatArray]) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as kept:
+        for name, array in arrays.items():
+            with kept.open(f"{name}.npy", "w") as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)
+
+
+def load(folder: Path, encoder: Encoder | None) -> TrainedPredictor:
+    """A predictor that :func:`save` wrote.
+
+    Args:
+        folder: Where it is.
+        encoder: The one it was trained with; see ``encoder`` in its predictor.json.
+
+    Raises:
+        DataError: There is none, it is damaged or of another version, or it needs another encoder.
+    """
+    described = folder / "predictor.json"
+    try:
+        document = json.loads(described.read_text(encoding="utf-8"))
+        if document["schema"] != SCHEMA or document["features"] != list(FEATURES):
+            raise DataError(
+                f"made by another version: {document['schema']}", file=str(described), hint="train it again"
+            )
+        with (folder / "predictor.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            numbers = {name: np.array(arrays[name], np.float64) for name in arrays.files}
+        model = LengthModel(
+            tuple(document["models"]),
+            LengthRecipe(**document["recipe"]),
+            tuple(document["blocks"]),
+            numbers,
+            OrdinalQuality(**document["left_out"]),
+        )
+    except FileNotFoundError as error:
+        raise DataError("there is no length predictor", file=str(folder)) from error
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        raise DataError(f"the length predictor cannot be read: {error}", file=str(folder)) from error
+    name = None if encoder is None else encoder.name
+    if document["encoder"] != name:
+        raise DataError(f"trained with encoder {document['encoder']}, not {name}", file=str(described))
+    return TrainedPredictor(model, encoder)

@@ -1,0 +1,108 @@
+"""``joulery train-length-predictor``: learn from a log how long answers will be, and say how well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from joulery.runtime.length_training import Evaluation, TrainedPredictor
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.command("train-length-predictor")
+@click.option(
+    "--data",
+    required=True,
+    multiple=True,
+    type=_FILE,
+    metavar="FILE",
+    help="Parquet log: model, instruction_id, out_tokens. Repeatable.",
+)
+@click.option(
+    "--instructions",
+    required=True,
+    multiple=True,
+    type=_FILE,
+    metavar="FILE",
+    help="Parquet: instruction_id, instruction (the prompt's text). Repeatable.",
+)
+@click.option("--evaluate", required=True, type=_FILE, metavar="FILE", help="A log of other prompts to judge it by.")
+@click.option("--out", type=_FILE, metavar="DIR", help="Keep the predictor in this folder.")
+@click.option(
+    "--encoder",
+    type=click.Choice(["auto", "minilm", "none"]),
+    default="auto",
+    help="Add what a small language model makes of the prompt (auto: where it is installed).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    data: tuple[Path, ...],
+    instructions: tuple[Path, ...],
+    evaluate: Path,
+    out: Path | None,
+    encoder: str,
+    as_json: bool,
+) -> None:
+    """Train a predictor of answer lengths and judge it on the prompts of --evaluate.
+
+    Classes are the quartiles and the 99th percentile of each model's own answers. Nothing is downloaded.
+    """
+    import json
+
+    from joulery.runtime import length_training
+    from joulery.runtime.compose.prompt_encoder import prompt_encoder
+
+    log = length_training.read_answers(data, instructions)
+    judged = length_training.read_answers([evaluate], instructions)
+    predictor = length_training.train(log, prompt_encoder(encoder))
+    found = length_training.evaluate(predictor, judged, log.prompts)
+    if out is not None:
+        length_training.save(out, predictor, log, [*data, *instructions])
+    document = _document(predictor, found)
+    if as_json:
+        click.echo(json.dumps(document))
+    else:
+        _print(document)
+    if found.seen_prompts:
+        click.echo(f"{found.seen_prompts} of the evaluated prompts were trained on: this flatters", err=True)
+    if out is not None:
+        click.echo(f"kept in {out}", err=True)
+
+
+def _document(predictor: TrainedPredictor, found: Evaluation) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    rest = asdict(found)
+    quality = rest.pop("quality")
+    return {
+        **quality,
+        **rest,
+        "encoder": None if predictor.encoder is None else predictor.encoder.name,
+        "trained_on": {"prompts": len(predictor.model.arrays["points"]), "models": len(predictor.model.models)},
+        "left_out": asdict(predictor.model.left_out),
+    }
+
+
+def _print(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="length predictor, mean over models", title_justify="left")
+    for name in ("", "evaluated", "left out of the fit"):
+        table.add_column(name, justify="right" if name else "left")
+    for key, kept in document["left_out"].items():
+        table.add_row(key, f"{document[key]:.3f}", f"{kept:.3f}")
+    for key in ("p50_ms", "p99_ms"):
+        table.add_row(f"CPU time {key}", f"{document[key]:.2f}", "")
+    console = Console(highlight=False)
+    console.print(table)
+    trained = document["trained_on"]
+    console.print(f"trained on {trained['prompts']} prompts and {trained['models']} models")
+    console.print(
+        f"judged on {document['prompts']} prompts, {document['answers']} answers of {document['models']} models"
+    )
+    console.print(f"encoder: {document['encoder'] or 'none'}")
