@@ -44,7 +44,7 @@ class PromptEncoder:
         CapabilityError: The weights or onnxruntime are not installed.
     """
 
-    def __init__(self, layers: int = 3, most_tokens: int = 128) -> None:
+    def __init__(self, layers: int = 3, most_tokens: int = 96) -> None:
         if not 1 <= layers <= 6:
             raise CapabilityError(f"all-MiniLM-L6-v2 has 6 layers, got {layers}")
         folder = _folder()
@@ -238,7 +238,10 @@ def _graph(weights: Weights, layers: int) -> Any:
         [helper.make_tensor_value_info(mean, TensorProto.FLOAT, [WIDTH])],
         list(graph.constants.values()),
     )
-    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    # Nothing to fold or fuse in a graph made by hand; without this the quantiser advises to look for it.
+    helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
+    return model
 
 
 def _quantised(model: Any) -> bytes:
