@@ -62,7 +62,7 @@ def test_a_variants_scenario_with_its_defaults(tmp_path):
     scenario = load_scenario(written(tmp_path, text))
     assert isinstance(scenario, VariantsScenario)
     assert scenario.carbon[0].file == tmp_path / "grid.csv"
-    assert scenario.schemes == ("base", "co2opt", "blover", "clover", "oracle")
+    assert scenario.schemes == ("base", "co2opt", "blover", "clover", "learning", "oracle")
     assert (scenario.lambda_ratios, scenario.base_g_per_kwh, scenario.pue) == ((0.1,), 250.0, 1.5)
     assert (scenario.replan_ratio, scenario.trial_s, scenario.period_s, scenario.seeds) == (0.05, 30.0, 3600.0, 20)
 

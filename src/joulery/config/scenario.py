@@ -226,7 +226,7 @@ class VariantsScenario(Section):
     """Services of the profile; all when left out."""
     carbon: Annotated[tuple[GridConfig, ...], Field(min_length=1)]
     """The grids."""
-    schemes: tuple[Name, ...] = ("base", "co2opt", "blover", "clover", "oracle")
+    schemes: tuple[Name, ...] = ("base", "co2opt", "blover", "clover", "learning", "oracle")
     """What is compared."""
     lambda_ratios: Annotated[tuple[Ratio, ...], Field(min_length=1, alias="lambda")] = (0.1,)
     """Weights of carbon against accuracy."""

@@ -32,6 +32,7 @@ class VariantTable:
 
     Attributes:
         service: Its name.
+        gpus: GPUs that serve it under the heaviest load, all cut and filled alike.
         entries: Every configuration that can run, under every load.
         base_accuracy_ratio: Accuracy of the yardstick: the most accurate variant on whole GPUs, at the reference load.
         base_latency_s: Its latency: the promise.
@@ -39,10 +40,11 @@ class VariantTable:
         quality: How the entries came about, in words.
 
     Raises:
-        DataError: There is no entry, or the yardstick is not positive.
+        DataError: There is no entry or no GPU, or the yardstick is not positive.
     """
 
     service: str
+    gpus: int
     entries: tuple[TableEntry, ...]
     base_accuracy_ratio: float
     base_latency_s: float
@@ -52,6 +54,8 @@ class VariantTable:
     def __post_init__(self) -> None:
         if not self.entries:
             raise DataError(f"the table of {self.service!r} is empty")
+        if self.gpus < 1:
+            raise DataError(f"{self.service!r} needs at least one GPU, got {self.gpus}")
         if not min(self.base_accuracy_ratio, self.base_latency_s, self.base_energy_j) > 0:
             raise DataError(f"the yardstick of {self.service!r} needs a positive accuracy, latency and energy")
 

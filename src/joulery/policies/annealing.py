@@ -50,7 +50,8 @@ class Schedule:
         floor: Last temperature.
         patience: Configurations in a row without a better one before the search ends.
         new_trials: Trials an invocation may spend.
-        desperate_trials: Trials it may spend while it has found nothing that keeps the limit.
+        desperate_trials: Trials, earlier invocations' included, while nothing that keeps the limit has been found;
+            ``new_trials`` more in each invocation after that.
     """
 
     start: float = 1e-2
@@ -173,7 +174,7 @@ class VariantSearch:
         self.settled: int | None = None
         self.looked_at: list[int] = []
         self.trials: list[int] = []
-        self._proposer, self._known, self._score = proposer, known, score
+        self._proposer, self._known, self._score = proposer, dict(known), score
         self._limit_s, self._rng, self._schedule = limit_s, rng, schedule or Schedule()
         self._next: int | None = start
         self._centre, self._centre_score = start, -math.inf
@@ -219,7 +220,7 @@ class VariantSearch:
             if self._stale >= plan.patience or len(self.trials) >= plan.new_trials:
                 return None
             return self._proposer.propose(self._centre, self._seen, self._rng)
-        if len(self.trials) >= plan.desperate_trials:
+        if len(self.trials) >= max(plan.new_trials, plan.desperate_trials - len(self._known)):
             return None
         near = self._proposer.propose(self._centre, self._seen, self._rng)
         return near if near is not None else self._proposer.anything(self._seen, self._rng)

@@ -51,6 +51,7 @@ def exhaustive_table(
     base = simulate(costs, [(largest.name, menu.profiles[0].name)], np.asarray(gaps), loads[0], streams)
     return VariantTable(
         service=costs.name,
+        gpus=costs.gpus,
         entries=tuple(entries),
         base_accuracy_ratio=base.accuracy_ratio,
         base_latency_s=base.p95_s,

@@ -24,6 +24,8 @@ from joulery.domain.errors import DataError
 from joulery.domain.mig import MigMenu
 from joulery.domain.variant_table import VariantTable
 from joulery.policies.annealing import Guesses, Neighbourhood, TrialMetrics, VariantSearch
+from joulery.policies.learned_service import LearnedService, Setting, Yardstick
+from joulery.policies.learning_search import LearningSearch
 from joulery.policies.objective import Objective
 from joulery.policies.variants_graph import GraphSpace, one_gpu, published_odds
 from joulery.sim.streams import Streams
@@ -41,7 +43,8 @@ class Bench:
         menu: How a GPU is cut.
         metrics: What each row does under the load served, by row.
         same_gpus_j: Joules a request of each row with every GPU powered, float64[len(space)].
-        smallest, largest: The least and the most accurate variant.
+        interarrival_s: The load served.
+        accuracy_ratio: Accuracy of each variant of the space alone, least first.
     """
 
     table: VariantTable
@@ -49,8 +52,18 @@ class Bench:
     menu: MigMenu
     metrics: tuple[TrialMetrics, ...]
     same_gpus_j: FloatArray
-    smallest: str
-    largest: str
+    interarrival_s: float
+    accuracy_ratio: tuple[float, ...]
+
+    @property
+    def smallest(self) -> str:
+        """The least accurate variant."""
+        return self.space.variants[0]
+
+    @property
+    def largest(self) -> str:
+        """The most accurate variant."""
+        return self.space.variants[-1]
 
     @property
     def base_row(self) -> int:
@@ -73,28 +86,28 @@ def bench(table: VariantTable, menu: MigMenu, interarrival_s: float | None = Non
     served = loads[-1] if interarrival_s is None else interarrival_s
     if served not in loads:
         raise DataError(f"the table of {table.service!r} has no load of {served} s between requests; it has {loads}")
-    variants = _by_accuracy(table)
-    edges = {(variant, profile.name) for variant in variants for profile in menu.profiles}
-    space = one_gpu(menu, variants, edges - {edge for entry in table.entries for edge in entry.instances})
+    accuracy = _accuracies(table)
+    edges = {(variant, profile.name) for variant in accuracy for profile in menu.profiles}
+    space = one_gpu(menu, tuple(accuracy), edges - {edge for entry in table.entries for edge in entry.instances})
     return Bench(
         table=table,
         space=space,
         menu=menu,
         metrics=_at_load(table, space, served),
         same_gpus_j=np.array([metrics.energy_j for metrics in _at_load(table, space, loads[0])]),
-        smallest=variants[0],
-        largest=variants[-1],
+        interarrival_s=served,
+        accuracy_ratio=tuple(accuracy.values()),
     )
 
 
-def _by_accuracy(table: VariantTable) -> tuple[str, ...]:
-    """The variants, least accurate first."""
+def _accuracies(table: VariantTable) -> dict[str, float]:
+    """Accuracy of each variant alone, least accurate first."""
     alone = {
         entry.instances[0][0]: entry.accuracy_ratio
         for entry in table.entries
         if len({variant for variant, _ in entry.instances}) == 1
     }
-    return tuple(sorted(alone, key=lambda variant: (alone[variant], variant)))
+    return dict(sorted(alone.items(), key=lambda item: (item[1], item[0])))
 
 
 def _at_load(table: VariantTable, space: GraphSpace, interarrival_s: float) -> tuple[TrialMetrics, ...]:
@@ -237,6 +250,24 @@ def blover(bench: Bench) -> NewSearch:
     )
 
 
+def learning(bench: Bench) -> NewSearch:
+    """LEARNING: what each trial teaches about the service chooses the next; nothing is forgotten."""
+    table = bench.table
+    base = TrialMetrics(table.base_accuracy_ratio, table.base_latency_s, table.base_energy_j)
+    setting = Setting(
+        space=bench.space,
+        menu=bench.menu,
+        accuracy_ratio=np.array(bench.accuracy_ratio),
+        gpus=table.gpus,
+        rate_rps=1.0 / bench.interarrival_s,
+        yardstick=Yardstick(base, 1.0 / table.loads_s[0]),
+    )
+    service = LearnedService(setting)
+    return lambda start, known, score, rng: LearningSearch(
+        service, len(bench.space), known, score, table.base_latency_s
+    )
+
+
 def fixed(row: int | None, intensities: Sequence[float]) -> Timetable:
     """BASE (no row: the yardstick) and CO2OPT (one row for ever)."""
     return Timetable(tuple(((1.0, row),) for _ in intensities))
@@ -340,12 +371,13 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
         "co2opt": lambda bench, objective, intensities, settings, rng: fixed(co2opt_row(bench), intensities),
         "blover": _searching(blover),
         "clover": _searching(clover),
+        "learning": _searching(learning),
         "oracle": lambda bench, objective, intensities, settings, rng: oracle(bench, objective, intensities),
     }
 )
 """What can be compared, by name."""
 SEARCHING = frozenset({"blover", "clover"})
-"""Schemes whose outcome depends on the seed."""
+"""Schemes whose outcome depends on the seed; ``learning`` draws nothing."""
 
 
 def run(

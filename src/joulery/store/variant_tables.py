@@ -38,10 +38,13 @@ def read_tables(folder: Path, menu: MigMenu = A100_40GB) -> dict[str, VariantTab
     services = model.get("per_service") if isinstance(model, dict) else None
     if not isinstance(services, dict) or not services:
         raise DataError("no services: expected an object per_service with one object a service", file=str(path))
-    return {name: _table(folder, name, base, path, menu) for name, base in services.items()}
+    gpus = model.get("n_gpus", 2)
+    if not isinstance(gpus, int) or gpus < 1:
+        raise DataError(f"n_gpus is {gpus!r}, expected a whole number of 1 or more", file=str(path))
+    return {name: _table(folder, name, base, path, menu, gpus) for name, base in services.items()}
 
 
-def _table(folder: Path, name: str, base: Any, model: Path, menu: MigMenu) -> VariantTable:
+def _table(folder: Path, name: str, base: Any, model: Path, menu: MigMenu, gpus: int) -> VariantTable:
     if not isinstance(base, dict):
         raise DataError(f"service {name!r} is not an object", file=str(model))
     file = folder / f"exhaustive_{name}.csv"
@@ -56,6 +59,7 @@ def _table(folder: Path, name: str, base: Any, model: Path, menu: MigMenu) -> Va
         raise DataError(f"cannot read: {error.strerror}", file=str(file)) from None
     return VariantTable(
         service=name,
+        gpus=gpus,
         entries=entries,
         base_accuracy_ratio=_number(base, "base_acc", model, None) / 100,
         base_latency_s=_number(base, "base_p95_ms_sla", model, None) / 1000,

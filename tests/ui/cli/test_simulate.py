@@ -161,12 +161,12 @@ def clover_text():
 
 def test_clover_prints_the_contract(clover_text):
     results = json.loads(clover_text)["results"]
-    assert len(results) == 3 * (3 * 1 + 2 * 3)
+    assert len(results) == 3 * (4 * 1 + 2 * 3)
     for row in results:
         for key, kind in CONTRACT.items():
             assert isinstance(row[key], kind), key
         assert row["trace"] == "CISO_March"
-    assert {row["scheme"] for row in results} == {"base", "co2opt", "blover", "clover", "oracle"}
+    assert {row["scheme"] for row in results} == {"base", "co2opt", "blover", "clover", "learning", "oracle"}
     assert {row["service"] for row in results} == {"yolo", "efficientnet", "albert"}
     for row in results:
         if row["scheme"] == "clover":
