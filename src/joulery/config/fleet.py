@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from joulery.config.plan import GpuConfig
 from joulery.config.problem import problem
 from joulery.config.section import Section
 from joulery.domain.serving import Slice, SliceKind
@@ -37,3 +38,13 @@ class FleetConfig(Section):
 
     cpu: CpuConfig | None = None
     """The CPU of this machine."""
+    gpus: tuple[GpuConfig, ...] = ()
+    """The kinds of GPU one may rent, for joulery plan."""
+
+    @model_validator(mode="after")
+    def _gpu_names_are_unique(self) -> FleetConfig:
+        names = [gpu.name for gpu in self.gpus]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise problem("stands twice; names must differ", at=("gpus", index, "name"))
+        return self

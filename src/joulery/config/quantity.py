@@ -79,7 +79,8 @@ BYTES = Dimension(
 )
 POWER = Dimension("a power", "300 W", {"W": Fraction(1), "mW": 1 / _K, "kW": _K, "MW": _K**2})
 MASS = Dimension("a mass", "5 kg", {"g": Fraction(1), "mg": 1 / _K, "kg": _K, "t": _K**2})
-DIMENSIONS = (TIME, RATE, INTENSITY, RATIO, BYTES, POWER, MASS)
+PRICE = Dimension("a price", "3.06 USD/h", {"USD/h": Fraction(1), "$/h": Fraction(1)})
+DIMENSIONS = (TIME, RATE, INTENSITY, RATIO, BYTES, POWER, MASS, PRICE)
 
 
 def parse_quantity(text: str, dimension: Dimension) -> float:
@@ -223,3 +224,5 @@ Bytes = Annotated[float, Quantity(BYTES)]
 """A size, bytes."""
 Watts = Annotated[float, Quantity(POWER)]
 """A power of zero or more, watts."""
+UsdPerHour = Annotated[float, Quantity(PRICE, open_low=True)]
+"""A price above zero, US dollars an hour."""

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
 
+from joulery.config.arrivals import ArrivalsConfig, ConstantArrivals, RateStep, increasing
 from joulery.config.problem import problem
 from joulery.config.quantity import (
     GramsPerKwhAboveZero,
     PerSecond,
-    PerSecondOrZero,
     Ratio,
     Seconds,
     SecondsOrZero,
@@ -47,50 +47,6 @@ class TailConfig(Section):
         return Slo(self.latency_s, self.quantile_ratio)
 
 
-class ConstantArrivals(Section):
-    """A metronome with a random phase: what iGniter assumes."""
-
-    kind: Literal["constant"]
-
-
-class PoissonArrivals(Section):
-    """Independent users."""
-
-    kind: Literal["poisson"]
-
-
-class GammaArrivals(Section):
-    """Bursts: Gamma-distributed gaps."""
-
-    kind: Literal["gamma"]
-    cv: Annotated[float, Field(ge=0, le=50, allow_inf_nan=False)]
-    """Coefficient of variation of the gaps: 0 a metronome, 1 Poisson, above 1 bursty."""
-
-
-class RecordedArrivals(Section):
-    """The arrival times of a log."""
-
-    kind: Literal["recorded"]
-    file: InputFile
-    """A CSV file with a header, one row a request."""
-    column: Text = "arrival_s"
-    """Column of the times, seconds from the start of the log."""
-
-
-ArrivalsConfig = Annotated[
-    ConstantArrivals | PoissonArrivals | GammaArrivals | RecordedArrivals, Field(discriminator="kind")
-]
-
-
-class RateStep(Section):
-    """A rate from a moment on."""
-
-    from_s: SecondsOrZero = Field(alias="from")
-    """When it begins, such as 30 s; the first begins at 0 s."""
-    rate_rps: PerSecondOrZero = Field(alias="rate")
-    """The rate, such as 40 /s."""
-
-
 class SimulatedService(Section):
     """A service whose plan is judged."""
 
@@ -109,10 +65,7 @@ class SimulatedService(Section):
 
     @model_validator(mode="after")
     def _steps_increase(self) -> SimulatedService:
-        begins = [step.from_s for step in self.rates]
-        for index, begin in enumerate(begins):
-            if (index == 0 and begin != 0) or (index and begin <= begins[index - 1]):
-                raise problem("steps begin at 0 s and go forward", at=("rates", index, "from"))
+        increasing(self.rates)
         return self
 
 

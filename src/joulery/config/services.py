@@ -6,9 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from joulery.config.arrivals import PlannedArrivals, RateStep, increasing
 from joulery.config.problem import problem
 from joulery.config.quantity import Bytes, GramsPerKwhAboveZero, PerSecond, Ratio, Seconds
 from joulery.config.section import InputFile, Name, Section, Text
+from joulery.domain.errors import ConfigError
 from joulery.domain.serving import ModelFamily, ModelVariant, Slo, SloScope
 
 
@@ -132,12 +134,18 @@ class ServiceConfig(Section):
     """Its name in URLs, metrics and reports."""
     owner: Name = "default"
     """Whom its joules and grams are charged to."""
-    family: FamilyConfig
-    """The models that can answer."""
+    family_config: FamilyConfig | None = Field(alias="family", default=None)
+    """The models that can answer; needed to run the service."""
+    model: Name | None = None
+    """Its model in the profiles of the fleet's GPUs, for joulery plan; the name of its only variant when left out."""
     slo: SloConfig
     """What people were promised."""
     rate_rps: PerSecond | None = Field(alias="rate", default=None)
     """The demand to plan for, such as 40 /s; that of the load when left out."""
+    rates: tuple[RateStep, ...] = ()
+    """How that demand changes over time; joulery plan provides for the highest rate, or step by step."""
+    arrivals: PlannedArrivals | None = None
+    """How requests follow one another, for joulery plan; as the plan section says when left out."""
     profile: InputFile | None = None
     """What joulery profile wrote; measured on the first start and kept when left out."""
     minimum_accuracy_ratio: Ratio = Field(alias="minimum_accuracy", default=0.0)
@@ -145,8 +153,30 @@ class ServiceConfig(Section):
     policy: PolicyConfig = FixedPolicy(kind="fixed")
     """How variants are chosen."""
 
+    @property
+    def family(self) -> FamilyConfig:
+        """The models that can answer.
+
+        Raises:
+            ConfigError: The service only names a model of a performance profile.
+        """
+        if self.family_config is None:
+            raise ConfigError(
+                f"service {self.name} names no models to run",
+                pointer="services",
+                got=f"model: {self.model}",
+                expected="a family",
+                hint="it can be planned as it is; to run it, say under `family` which models answer",
+            )
+        return self.family_config
+
     @model_validator(mode="after")
     def _can_be_met(self) -> ServiceConfig:
+        increasing(self.rates)
+        if self.family_config is None:
+            if self.model is None:
+                raise problem("needs a family of models to run, or a model to plan with", expected="family or model")
+            return self
         best = max(variant.accuracy_ratio for variant in self.family.variants)
         if self.minimum_accuracy_ratio > best:
             raise problem("no variant is as accurate as that", expected=f"at most {best:.4g}", at=("minimum_accuracy",))

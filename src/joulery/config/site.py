@@ -12,6 +12,7 @@ from joulery.config.fleet import FleetConfig
 from joulery.config.jobs import JobsConfig
 from joulery.config.loadgen import LoadConfig
 from joulery.config.meters import MetersConfig
+from joulery.config.plan import PlanSection
 from joulery.config.problem import problem
 from joulery.config.section import Name, Section
 from joulery.config.services import ServiceConfig, unique
@@ -48,6 +49,8 @@ class Site(Section):
     """The devices joulery may use."""
     services: tuple[ServiceConfig, ...] = ()
     """What is served."""
+    plan: PlanSection = PlanSection()
+    """How joulery plan provisions the services."""
     serving: ServingConfig = ServingConfig()
     """Where the gateway listens."""
     jobs: JobsConfig | None = None

@@ -76,18 +76,24 @@ def _late_ratio(rate: float, scv: float, times: FloatArray, deadline: float) -> 
 
 
 def _stationary(left: IntArray, counts: FloatArray) -> FloatArray:
-    """The stationary state of the chain: what is left plus what comes; the last state takes all that is more."""
+    """The stationary state of the chain: what is left plus what comes; the last state takes all that is more.
+
+    States are eliminated from the last to the first (Grassmann, Taksar and Heyman, 1985): no subtraction, no pivots.
+    """
     states = len(left)
-    step = np.zeros((states, states))
-    for state in range(states):
-        first = int(left[state])
-        step[state, first:] = counts[state, : states - first]
-    step[:, -1] += 1 - step.sum(axis=1)
-    balance = step.T - np.eye(states)
-    balance[-1] = 1.0
-    goal = np.zeros(states)
-    goal[-1] = 1.0
-    return np.asarray(np.maximum(np.linalg.solve(balance, goal), 0.0), np.float64)
+    source = np.arange(states)[None, :] - left[:, None]
+    step = np.where(source >= 0, np.take_along_axis(counts, np.maximum(source, 0), axis=1), 0.0)
+    step[:, -1] += np.maximum(1 - step.sum(axis=1), 0.0)
+    for state in range(states - 1, 0, -1):
+        leaves = step[state, :state].sum()
+        into = step[:state, state] / max(leaves, 1e-300)
+        step[:state, state] = into
+        step[:state, :state] += into[:, None] * step[state, :state]
+    weight = np.zeros(states)
+    weight[0] = 1.0
+    for state in range(1, states):
+        weight[state] = weight[:state] @ step[:state, state]
+    return np.asarray(weight / weight.sum(), np.float64)
 
 
 def _counts(mean: FloatArray, scv: float, most: int) -> FloatArray:

@@ -120,7 +120,9 @@ def _exactly(problem: Problem) -> Solution | None:
     gpus = placed(problem, [(gpu.type_index, gpu.pattern) for gpu in chosen])
     cost = cost_of(problem, gpus)
     relaxed = _relaxed(problem)
-    return Solution(gpus, bound_of(problem, cost, relaxed, "every set of services that fits on one GPU was tried"))
+    return Solution(
+        gpus, bound_of(problem, cost, relaxed, "services whole; every set of them that fits on one GPU was tried")
+    )
 
 
 def _relaxed(problem: Problem) -> float:
@@ -143,25 +145,24 @@ def _by_columns(problem: Problem, effort: Effort) -> Solution:
     relaxed = volume(problem)
     bound = attainable(problem, relaxed, problem.ranges)
     for gap_ratio in _GAPS:
-        if best.usd_per_hour <= bound * (1 + _EQUAL):
+        reachable = attainable(problem, relaxation.usd_per_hour, problem.ranges)
+        if best.usd_per_hour <= bound * (1 + _EQUAL) or reachable <= bound * (1 + _EQUAL):
             break
         proven, relaxation, grew = _proven(generator, relaxation, gap_ratio)
         relaxed = max(relaxed, proven)
         bound = max(bound, attainable(problem, relaxed, problem.ranges))
         if grew and best.usd_per_hour > bound * (1 + _EQUAL):
             best = _cheaper(best, generator.master.whole(seconds=effort.seconds))
-    if best.usd_per_hour > bound * (1 + _EQUAL):
-        best = _insist(problem, effort, best, bound)
     if best.usd_per_hour > bound * (1 + _EQUAL) and len(problem.types) > 1:
         best, bound = branch(problem, generator, effort, best, bound)
+    if best.usd_per_hour > bound * (1 + _EQUAL):
+        best = _insist(problem, effort, best, bound)
     if any(best.unserved):
         raise _too_few_gpus(problem, best)
     gpus = placed(problem, best.gpus)
-    method = (
-        "no layout of a GPU is worth more than its price"
-        if relaxed > volume(problem)
-        else "sum of the shares needed alone"
-    )
+    searched = relaxed > volume(problem)
+    proof = "no layout of a GPU is worth more than its price" if searched else "sum of the shares needed alone"
+    method = f"{cuts_of(problem)}; {proof}"
     return Solution(gpus, bound_of(problem, bound, relaxed, method))
 
 
@@ -238,6 +239,18 @@ def volume(problem: Problem) -> float:
     return math.fsum(usd * n for usd, n in zip(cheapest, problem.demand, strict=True))
 
 
+def volume_bound(workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules) -> PlanBound:
+    """The bound that needs no search: :func:`volume`, in whole GPUs."""
+    problem = problem_of(workloads, types, rules)
+    relaxed = volume(problem)
+    return bound_of(
+        problem,
+        attainable(problem, relaxed, problem.ranges),
+        relaxed,
+        f"{cuts_of(problem)}; sum of the shares needed alone",
+    )
+
+
 def attainable(problem: Problem, usd_per_hour: float, ranges: Sequence[Range]) -> float:
     """The least that whole numbers of GPUs within the ranges can cost without costing less than this.
 
@@ -306,6 +319,12 @@ def bound_of(problem: Problem, usd_per_hour: float, relaxed_usd_per_hour: float,
     """The bound on the cost, and on the number of GPUs that follows from it."""
     dearest = max(gpu_type.usd_per_hour for gpu_type in problem.types)
     return PlanBound(math.ceil(usd_per_hour / dearest - 1e-6), usd_per_hour, relaxed_usd_per_hour, method)
+
+
+def cuts_of(problem: Problem) -> str:
+    """Within which choices a bound holds, in words."""
+    most = max(item.replicas for item in problem.items)
+    return "services whole" if most == 1 else f"up to {most} replicas a service"
 
 
 def _too_few_gpus(problem: Problem, whole: Whole) -> InfeasibleError:

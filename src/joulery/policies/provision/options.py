@@ -138,7 +138,7 @@ def _options(workload: Workload, stream: Stream, gpu_type: GpuType, rules: Rules
     if model is None:
         return ()
     found: list[Option] = []
-    for batch in batches_of(rules, stream):
+    for batch in batches_of(rules, workload, stream):
         shared_ms = limit_ms(rules, gpu, model, workload, stream, batch, shared=True)
         alone_ms = shared_ms
         if model.pcie_contention > 1 and stream.scv == 0:

@@ -91,6 +91,7 @@ class Packing:
         self.cache_percent = np.array([min((o.figures[2] for o in some), default=0.0) for some in self._options])
         self._rows = _rows(self.gpu, self._options, self.power_w)
         self._fits: dict[Pattern, Layout | None] = {}
+        self._tightest: dict[Pattern, Layout | None] = {}
         self.unsure: set[Pattern] = set()
         self._tables: dict[int, FloatArray] = {}
 
@@ -126,7 +127,11 @@ class Packing:
 
     def tightest(self, pattern: Pattern) -> Layout | None:
         """As :meth:`fit`, with the fewest units there are among the combinations of batches tried."""
-        best = self.fit(pattern)
+        if pattern not in self._tightest:
+            self._tightest[pattern] = self._tighten(pattern, self.fit(pattern))
+        return self._tightest[pattern]
+
+    def _tighten(self, pattern: Pattern, best: Layout | None) -> Layout | None:
         if best is None or len(pattern) == 1:
             return best
         for options in itertools.islice(self._combinations(pattern), _COMBINATIONS_MAX):

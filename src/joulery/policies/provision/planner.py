@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from joulery.domain.errors import ConfigError, InfeasibleError
-from joulery.domain.provision import ProvisionPlan, Workload
+from joulery.domain.provision import PlanBound, ProvisionPlan, Workload
 from joulery.domain.quality import Quality, weakest
 from joulery.policies.baselines.provisioning import BASELINES
 from joulery.policies.provision import best, igniter
 from joulery.policies.provision.columns import Effort
+from joulery.policies.provision.exact import SERVICES_MAX
 from joulery.policies.provision.predict import GpuType, Placed, predict, violations_of
+from joulery.policies.provision.replan import RunningGpu, follow
 from joulery.policies.provision.rules import Rules
 
 POLICIES = ("best", "igniter", *BASELINES)
@@ -60,6 +63,45 @@ def provision(
     if not candidates:
         raise reasons[0]
     return min(candidates, key=lambda plan: (bool(plan.violations), plan.usd_per_hour))
+
+
+def followed(
+    running: Sequence[RunningGpu],
+    workloads: Sequence[Workload],
+    types: Sequence[GpuType],
+    rules: Rules | None = None,
+    moves_max: int = 0,
+) -> ProvisionPlan:
+    """A plan for today's services that moves as little as possible of the running one; see :func:`replan.follow`.
+
+    Raises:
+        InfeasibleError: A service can be served on none of the types, or the GPUs there are do not suffice.
+        ConfigError: As :func:`provision`.
+    """
+    rules = rules or Rules()
+    _check("best", workloads, types)
+    gpus = predict(follow(running, workloads, types, rules, moves_max), workloads, types, rules)
+    bound = best.volume_bound(workloads, types, rules)
+    quality = weakest([Quality.MODELLED, *(gpu_type.profile.quality for gpu_type in types)])
+    return ProvisionPlan("follow", gpus, violations_of(gpus), bound, quality)
+
+
+def lower_bound(workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules) -> PlanBound:
+    """What no plan costs less than, services uncut where they can be: the yardstick of policies that prove nothing.
+
+    Exact for a few services; the sum of the shares needed alone for many.
+
+    Raises:
+        InfeasibleError: A service can be served on none of the types.
+        ConfigError: As :func:`provision`.
+    """
+    uncut = replace(rules, max_replicas=1)
+    if len(workloads) <= SERVICES_MAX:
+        try:
+            return best.plan(workloads, types, uncut).bound
+        except InfeasibleError:
+            return best.plan(workloads, types, rules).bound
+    return best.volume_bound(workloads, types, rules)
 
 
 def _one_type(policy: str, workloads: Sequence[Workload], gpu_type: GpuType, index: int) -> list[Placed]:

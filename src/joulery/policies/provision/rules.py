@@ -16,7 +16,7 @@ from joulery.policies.provision.demand import slo_ms
 
 _COMPANY = 4
 """Processes on a GPU that the launch delay of a random batch is reckoned with."""
-_HALVINGS = 14
+_HALVINGS = 10
 """Halvings of the interval in which a limit is sought."""
 
 
@@ -127,11 +127,15 @@ def _unlucky(rules: Rules, workload: Workload) -> float:
     return max(1.0, math.exp(NormalDist().inv_cdf(workload.slo.quantile) * sigma - sigma * sigma / 2))
 
 
-def batches_of(rules: Rules, stream: Stream) -> tuple[int, ...]:
-    """The batches worth considering: all, or powers of two where the size is only the largest of many."""
-    if stream.scv > 0:
-        return tuple(size for size in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024) if size <= rules.max_batch)
-    return tuple(range(1, rules.max_batch + 1))
+def batches_of(rules: Rules, workload: Workload, stream: Stream) -> tuple[int, ...]:
+    """The batches worth considering: all, or powers of two where the size is only the largest of many.
+
+    Random requests that are in time never gather to more than come within the SLO, give or take.
+    """
+    if stream.scv == 0:
+        return tuple(range(1, rules.max_batch + 1))
+    gather = 4 + 2 * stream.rate_rps * workload.slo.latency_s
+    return tuple(size for size in (1 << power for power in range(11)) if size <= min(rules.max_batch, gather))
 
 
 def _random_limit_ms(

@@ -69,13 +69,14 @@ def command(
 
 def _named(site: Site, what: str) -> tuple[ServiceConfig, tuple[str, ...]]:
     """The service meant, and which of its variants."""
-    for service in site.services:
+    runnable = [service for service in site.services if service.family_config is not None]
+    for service in runnable:
         names = tuple(variant.name for variant in service.family.variants)
         if what == service.name:
             return service, names
         if what in names:
             return service, (what,)
-    known = [name for service in site.services for name in (service.name, *(v.name for v in service.family.variants))]
+    known = [name for service in runnable for name in (service.name, *(v.name for v in service.family.variants))]
     raise ConfigError("no such service or variant", got=what, expected=", ".join(known) or "a site with services")
 
 

@@ -3,6 +3,7 @@
 VERBS: dict[str, str] = {
     "doctor": "Say what can be read and set here, what is missing, and the line that grants it.",
     "up": "Serve a site file on this machine under load, adapt to the grid, say what it came to.",
+    "plan": "Say how many GPUs the services need, who shares which, at what cost, and how far from optimal.",
     "profile": "Measure what the variants of a service cost on the slices of this machine.",
     "measure": "Run a command and measure it: joules by device, grams of CO2-equivalent.",
     "ledger": "Keep what runs cost by owner, workload, device and hour, and carbon budgets.",

@@ -11,15 +11,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from joulery.config.scenario import (
-    ArrivalsConfig,
-    BatchedServingScenario,
-    GammaArrivals,
-    PlanConfig,
-    PoissonArrivals,
-    RecordedArrivals,
-    SimulatedService,
-)
+from joulery.config.arrivals import ArrivalsConfig, GammaArrivals, PoissonArrivals, RecordedArrivals
+from joulery.config.scenario import BatchedServingScenario, PlanConfig, SimulatedService
 from joulery.domain import provision
 from joulery.domain.errors import ConfigError
 from joulery.perf.catalog import profile

@@ -1,0 +1,45 @@
+"""``plan``: how services are provisioned, and the GPUs one may rent (``fleet.gpus``)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from joulery.config.arrivals import PlannedArrivals, PoissonArrivals
+from joulery.config.quantity import Ratio, UsdPerHour
+from joulery.config.section import InputFile, Name, Section
+
+
+class GpuConfig(Section):
+    """A kind of GPU one may rent."""
+
+    name: Name
+    """What it is called in plans."""
+    usd_per_hour: UsdPerHour = Field(alias="price")
+    """Price of one, such as 3.06 USD/h."""
+    available: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """How many there are; as many as wanted when left out."""
+    profile: Name | None = None
+    """Its coefficients in the catalog, such as v100; the one of its name when left out."""
+    profile_file: InputFile | None = None
+    """A profile of your own instead: what joulery profile --from wrote."""
+
+
+class PlanSection(Section):
+    """What plans have to keep and what they may choose."""
+
+    preset: Literal["best", "igniter"] = "best"
+    """best: the cheapest fleet found, with a proof; igniter: the paper's algorithm, decision for decision."""
+    arrivals: PlannedArrivals = PoissonArrivals(kind="poisson")
+    """How requests follow one another where a service does not say: constant, poisson, or gamma with a cv."""
+    accounting: Literal["half-slo", "full-slo"] = "half-slo"
+    """For evenly spaced requests, what a batch may take: half the SLO (the paper), or all that its wait leaves."""
+    replicas: Annotated[int, Field(ge=1, le=64)] = 4
+    """Into how many equal replicas a service may be cut; more where it cannot be served otherwise, unless this is 1."""
+    max_batch: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Largest batch; the published profiles reach 32."""
+    margin_ratio: Ratio = Field(alias="margin", default=0.0)
+    """Safety margin on latencies and demands, such as 5 %."""
+    noise_cv: Ratio = Field(alias="noise", default=0.05)
+    """Variation of a batch's time from batch to batch that full-slo has to absorb."""

@@ -1,0 +1,136 @@
+"""``joulery plan``: which model, on which share of which GPU, at what cost, and how far from the cheapest possible."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from joulery.domain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from joulery.domain.provision import ProvisionPlan
+    from joulery.policies.provision.replan import Difference, RunningGpu
+    from joulery.ui.plan.request import Request
+
+
+@click.command("plan")
+@click.argument("file", metavar="SITE", type=click.Path())
+@click.option("--preset", metavar="P", help="best, igniter, or a baseline; what the site says when left out.")
+@click.option("--compare", metavar="P[,P]", help="Also plan with these: ffd, ffd++, gpulets, gslice, igniter, best.")
+@click.option("--running", type=click.Path(path_type=Path), metavar="FILE", help="Compare with this running plan.")
+@click.option("--follow", is_flag=True, help="With --running: keep its processes where they are, as far as can be.")
+@click.option("--moves", type=click.IntRange(min=0), default=0, help="With --follow: moves to spend on emptying GPUs.")
+@click.option("--explain", is_flag=True, help="Say why: what binds, and what every process pays for its neighbours.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the plan as JSON.")
+@click.option(
+    "--html", "page_file", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with a picture."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    file: str,
+    preset: str | None,
+    compare: str | None,
+    running: Path | None,
+    follow: bool,
+    moves: int,
+    explain: bool,
+    out: Path | None,
+    page_file: Path | None,
+    as_json: bool,
+) -> None:
+    """How many GPUs do the services of SITE need, which service beside which, how much of the GPU each, which batch?
+
+    Exits with 3 when a promise cannot be kept, or when the plan a policy makes is predicted to break one.
+    """
+    from joulery.config import load
+    from joulery.ui.plan.document import comparison_document, difference_document, document_of
+    from joulery.ui.plan.request import read_running, request_of
+
+    if (follow or moves) and running is None:
+        raise ConfigError("there is no running plan to follow", pointer="--follow", hint="name one with --running FILE")
+    request = request_of(load(file))
+    old = None if running is None else read_running(running)
+    plan = _planned(request, preset or request.preset, old if follow else None, moves)
+    others = _compared(request, plan, compare)
+    changed = None if old is None else _difference(old, plan)
+    document = document_of(plan)
+    if others:
+        document["compare"] = comparison_document(others)
+    if changed is not None:
+        document["difference"] = difference_document(changed)
+    if out is not None:
+        _write(out, json.dumps(document, indent=1) + "\n")
+    if page_file is not None:
+        from joulery.ui.plan.page import page
+
+        _write(page_file, page(plan, Path(file).stem))
+    if as_json:
+        click.echo(json.dumps(document))
+    else:
+        _show(plan, others, changed, explain)
+    if plan.violations:
+        raise click.exceptions.Exit(3)
+
+
+def _planned(request: Request, preset: str, running: tuple[RunningGpu, ...] | None, moves: int) -> ProvisionPlan:
+    from dataclasses import replace
+
+    from joulery.policies.provision.planner import followed, lower_bound, provision
+
+    if running is not None:
+        return followed(running, request.workloads, request.types, request.rules, moves)
+    plan = provision(preset, request.workloads, request.types, request.rules)
+    if plan.bound is None:
+        plan = replace(plan, bound=lower_bound(request.workloads, request.types, request.rules))
+    return plan
+
+
+def _compared(request: Request, plan: ProvisionPlan, names: str | None) -> list[ProvisionPlan]:
+    """The plans of the policies named, the one made already taken over."""
+    from joulery.policies.provision.planner import provision
+
+    chosen = dict.fromkeys(name.strip() for name in (names or "").split(",") if name.strip())
+    return [
+        plan if name == plan.policy else provision(name, request.workloads, request.types, request.rules)
+        for name in chosen
+    ]
+
+
+def _difference(old: tuple[RunningGpu, ...], plan: ProvisionPlan) -> Difference:
+    from joulery.policies.provision.replan import difference, running_of
+
+    return difference(old, running_of(plan.gpus))
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {file}: {error.strerror}", pointer="--out") from None
+
+
+def _show(plan: ProvisionPlan, others: list[ProvisionPlan], changed: Difference | None, explain: bool) -> None:
+    from rich.console import Console
+
+    from joulery.ui.plan import text
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 150
+    shown: list[Any] = [text.plan_view(plan)]
+    if plan.violations:
+        shown.append(text.violations_view(plan.violations))
+    if explain:
+        shown.append(text.explanation(plan))
+    if others:
+        shown.append(text.comparison(others))
+    if changed is not None:
+        shown.append(text.difference_view(changed))
+    for at, part in enumerate(shown):
+        if at:
+            console.print()
+        console.print(part)
