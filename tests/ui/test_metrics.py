@@ -24,7 +24,7 @@ from joulery.domain.timeline import (
     SiteLabel,
     Tick,
 )
-from joulery.ui.metrics import MAX_LABELS, METRICS, Metrics
+from joulery.ui.metrics import ENERGY_BUCKETS_J, LATENCY_BUCKETS_S, MAX_LABELS, METRICS, Metrics
 
 NAN = math.nan
 
@@ -151,6 +151,11 @@ def test_requests_are_counted_by_outcome_and_answers_observed():
     assert got["joulery_request_energy_joules_sum", *who] == 1.5
     buckets = {dict(k[1:])["le"]: v for k, v in got.items() if k[0] == "joulery_request_latency_seconds_bucket"}
     assert (buckets["0.01"], buckets["0.025"]) == (0, 4)
+
+
+def test_the_buckets_reach_from_a_tenth_of_a_millisecond_and_millijoule():
+    assert LATENCY_BUCKETS_S[:4] == (0.0001, 0.00025, 0.0005, 0.001)
+    assert (LATENCY_BUCKETS_S[-1], ENERGY_BUCKETS_J[0], ENERGY_BUCKETS_J[-1]) == (500.0, 0.0001, 50000.0)
 
 
 def test_names_that_clients_invent_make_no_series():
