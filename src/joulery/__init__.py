@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from joulery.config import Site as Site
+    from joulery.config import load as load
     from joulery.domain.carbon import CarbonSeries as CarbonSeries
     from joulery.domain.decisions import Step as Step
     from joulery.domain.errors import JouleryError as JouleryError
@@ -29,8 +31,10 @@ _EXPORTS: dict[str, str] = {
     "MeasureWarning": "joulery.runtime.measure",
     "Measurement": "joulery.runtime.measure",
     "PowerTrace": "joulery.domain.power",
+    "Site": "joulery.config",
     "Quality": "joulery.domain.quality",
     "Step": "joulery.domain.decisions",
+    "load": "joulery.config",
     "measure": "joulery.runtime.measure",
     "trace": "joulery.runtime.trace_block",
 }

@@ -124,3 +124,12 @@ def test_a_measured_run_whose_readings_were_removed_keeps_its_report(tmp_path):
     (folder / "power.parquet").unlink()
     view = load_run(folder, with_course=True)
     assert (view.ticks, view.footprint.energy_j) == ((), pytest.approx(300.0))
+
+
+@pytest.mark.parametrize("wrong", ["x" * 8, None, True, 1e300])
+def test_a_time_that_is_no_time_is_one_clear_error(tmp_path, wrong):
+    folder = measured_run(tmp_path / "run", report=False, state="running", logs=("started",))
+    entry = json.loads((folder / "log.jsonl").read_text())
+    (folder / "log.jsonl").write_text(json.dumps({**entry, "t_s": wrong}) + "\n")
+    with pytest.raises(DataError, match="the readings of the run"):
+        load_run(folder)

@@ -321,6 +321,13 @@ def test_a_file_that_is_no_database_is_one_clear_error_and_stays(tmp_path, conte
     assert path.read_bytes() == content
 
 
+def test_an_empty_file_becomes_a_ledger(tmp_path):
+    (tmp_path / "l.db").write_bytes(b"")
+    with Ledger(tmp_path / "l.db") as ledger:
+        ledger.record(RUN, [joules()])
+        assert ledger.version == len(MIGRATIONS)
+
+
 def test_a_damaged_ledger_is_one_clear_error(tmp_path):
     path = tmp_path / "l.db"
     with Ledger(path) as ledger:

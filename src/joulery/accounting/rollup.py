@@ -134,8 +134,11 @@ def hourly(footprint: Footprint, ticks: Sequence[Tick]) -> dict[int, tuple[float
             )
             for hour_s, row in hours.items()
         }
-    if math.isnan(footprint.start_s):
-        return {}
+    return {} if math.isnan(footprint.start_s) else _evenly(footprint)
+
+
+def _evenly(footprint: Footprint) -> dict[int, tuple[float, float]]:
+    """The shares of the hours where joules and grams flow evenly over the window."""
     length_s = footprint.end_s - footprint.start_s
     if length_s > _LONGEST_S:
         raise DataError(f"a run of {length_s / 86400:.0f} days is not split into hours")

@@ -18,6 +18,7 @@ from joulery.domain.quality import Quality
 from joulery.domain.timeline import Tick
 from joulery.runtime.evidence import NS_PER_S, Evidence, coarser, unfold
 from joulery.runtime.terms import Span, Terms
+from joulery.store.fields import instant, number, text, whole
 from joulery.store.footprints import footprint_to_dict
 from joulery.store.intensity import read_intensity
 from joulery.store.run import Run
@@ -214,15 +215,14 @@ def account_again(run: Run, source: CarbonSource | None) -> Account:
     started, ended = next(run.log("started"), None), next(run.log("ended"), None)
     if started is None:
         raise DataError(f"{run.path} ended before the command started", hint="there is nothing to report")
-    offset_ns = round(started["t_s"] * NS_PER_S) - started["monotonic_ns"]
-    notes = tuple(entry["text"] for entry in run.log("warning"))
+    start_ns = whole(started["monotonic_ns"])
+    offset_ns = round(instant(started["t_s"]) * NS_PER_S) - start_ns
+    notes = tuple(text(entry["text"]) for entry in run.log("warning"))
     if ended is not None:
-        span = Span(started["monotonic_ns"], ended["monotonic_ns"], offset_ns, ended["cpu_s"], ended["exit_code"])
+        span = Span(start_ns, whole(ended["monotonic_ns"]), offset_ns, number(ended["cpu_s"]), ended["exit_code"])
     else:
-        end_ns = (
-            started["monotonic_ns"] if evidence.end_ns is None else evidence.end_ns - (evidence.offset_ns or offset_ns)
-        )
-        span = Span(started["monotonic_ns"], max(end_ns, started["monotonic_ns"]), offset_ns)
+        end_ns = start_ns if evidence.end_ns is None else evidence.end_ns - (evidence.offset_ns or offset_ns)
+        span = Span(start_ns, max(end_ns, start_ns), offset_ns)
         notes += ("the measuring process was killed: this is the part of the run until then",)
     terms, kept = Terms.from_dict(run.manifest["terms"]), read_intensity(run)
     if kept is not None:
