@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from joulery.ui.cli import report_anatomy
 from joulery.ui.cli.report_sacct import ReportOrSacct
+
+if TYPE_CHECKING:
+    from joulery.runtime.recorded import RunView
+    from joulery.ui.reports.table import Rollup
 
 # joulery.ui.reports.table.BY, repeated here so that --help imports nothing heavy; a test compares the two.
 BY = ("component", "device", "meter", "quality", "owner", "workload", "run", "hour")
@@ -55,7 +61,6 @@ def command(
     Past jobs of a Slurm cluster: joulery report --from-sacct FILE (its own flags: report --from-sacct - --help).
     """
     from joulery.domain.errors import ConfigError
-    from joulery.runtime.recorded import load_run
     from joulery.ui.reports.table import roll_up
 
     if as_json and form not in (None, "json"):
@@ -65,40 +70,41 @@ def command(
     if report_anatomy.wanted(cut, form):
         report_anatomy.write(report_anatomy.render(runs, cut, form), form, out)
         return
-    views = [load_run(run, with_course=form == "html" or by == "hour") for run in runs]
-    names = [view.name for view in views]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"the run {twice[0]} is named twice", hint="a run counts once: leave the copy out")
-    rollup = roll_up(views, by or "component")
-    if form == "text" and out is None:
-        from rich.console import Console
-
-        from joulery.ui.reports.text import print_text
-
-        console = Console(highlight=False)
-        with console.capture() as captured:  # printed in one go: rich would end the program on a closed pipe
-            print_text(rollup, console)
-        click.echo(captured.get(), nl=False)
-        return
-    text = _render(rollup, form, with_rows=by is not None)
+    views = _read(runs, with_course=form == "html" or by == "hour")
+    text = _render(roll_up(views, by or "component"), form, with_rows=by is not None, to_terminal=out is None)
     if out is None:
         click.echo(text, nl=False)
         return
-    from joulery.store.files import disk_errors, write_atomically
+    from joulery.store.files import write_atomically
 
-    with disk_errors(out):
-        write_atomically(out, lambda file: file.write(text.encode()))
+    write_atomically(out, lambda file: file.write(text.encode()))
     click.echo(f"{out}", err=True)
 
 
-def _render(rollup: object, form: str, *, with_rows: bool) -> str:
+def _read(runs: tuple[str, ...], *, with_course: bool) -> list[RunView]:
+    """The runs, each once."""
+    from joulery.domain.errors import ConfigError
+    from joulery.runtime.recorded import load_run
+    from joulery.ui.progress import told
+
+    views: list[RunView] = []
+    with told("reading runs", quiet=not sys.stderr.isatty()) as tell:
+        for number, run in enumerate(runs):
+            tell(number, len(runs), run)
+            views.append(load_run(run, with_course=with_course))
+    names = [view.name for view in views]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"the run {twice[0]} is named twice", hint="a run counts once: leave the copy out")
+    return views
+
+
+def _render(rollup: Rollup, form: str, *, with_rows: bool, to_terminal: bool = False) -> str:
     import io
     import json
 
     from joulery.ui.reports.html import render_html
-    from joulery.ui.reports.table import Rollup, as_csv, as_json
+    from joulery.ui.reports.table import as_csv, as_json
 
-    assert isinstance(rollup, Rollup)
     if form == "json":
         return json.dumps(as_json(rollup, with_rows=with_rows), indent=2) + "\n"
     if form == "csv":
@@ -109,7 +115,9 @@ def _render(rollup: object, form: str, *, with_rows: bool) -> str:
 
     from joulery.ui.reports.text import print_text
 
-    console = Console(file=io.StringIO(), width=110, highlight=False, no_color=True)
-    with console.capture() as capture:
+    # Captured and printed in one go: rich would end the program on a closed pipe.
+    plain = Console(file=io.StringIO(), width=110, highlight=False, no_color=True)
+    console = Console(highlight=False) if to_terminal else plain
+    with console.capture() as captured:
         print_text(rollup, console)
-    return capture.get()
+    return captured.get()
