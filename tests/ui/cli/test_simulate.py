@@ -143,25 +143,11 @@ def test_a_run_directory_keeps_every_result(capsys, tmp_path):
     assert (code, "already holds a run" in err) == (2, True)
 
 
-@pytest.fixture(scope="module")
-def clover_text():
+def test_clover_prints_the_contract(capsys):
     folder = data_folder("clover")
-    arguments = [
-        *(str(CLOVER), "--profile", str(folder / "synth_v1"), "--carbon", str(folder / "carbon_traces_48h.csv")),
-        *("--column", "CISO_March", "--seeds", "3", "--json"),
-    ]
-    runs = [
-        subprocess.run([sys.executable, "-m", "joulery", "simulate", *arguments], capture_output=True, check=True)
-        for _ in range(2)
-    ]
-    assert runs[0].stderr == b""
-    assert runs[0].stdout == runs[1].stdout, "the same seeds give the same bytes"
-    return runs[0].stdout
-
-
-def test_clover_prints_the_contract(clover_text):
-    results = json.loads(clover_text)["results"]
-    assert len(results) == 3 * (4 * 1 + 2 * 3)
+    grid = ("--carbon", folder / "carbon_traces_48h.csv", "--column", "CISO_March")
+    results = answer(capsys, CLOVER, "--profile", folder / "synth_v1", *grid, "--seeds", 2)["results"]
+    assert len(results) == 3 * (4 * 1 + 2 * 2)
     for row in results:
         for key, kind in CONTRACT.items():
             assert isinstance(row[key], kind), key
@@ -188,8 +174,15 @@ def test_clover_runs_on_the_built_in_profile(capsys, tmp_path):
     assert "GB-March-2021, lambda 0.1" in out
     assert "same GPUs" in out
     assert "calibrated on the 18 measured points" in out
-    document = answer(capsys, path, "--seeds", 1, "--policy", "clover")
-    assert [row["scheme"] for row in document["results"]] == ["clover"]
+    assert {row["scheme"] for row in answer(capsys, path, "--policy", "clover")["results"]} == {"clover"}
+
+
+def test_the_same_seeds_give_the_same_bytes(tmp_path):
+    path = tmp_path / "one.yaml"
+    path.write_text(CLOVER.read_text().replace("file: carbon/", f"file: {EXAMPLES}/carbon/") + "services: [yolo]\n")
+    line = [sys.executable, "-m", "joulery", "simulate", str(path), "--seeds", "2", "--json"]
+    first, again = (subprocess.run(line, capture_output=True, check=True) for _ in range(2))
+    assert (first.stdout, first.stderr) == (again.stdout, b"")
 
 
 @pytest.mark.parametrize(
