@@ -58,6 +58,8 @@ def broken(path, value):
         (broken(["models", "ssd", "k2"], -50.0), "no work to do"),
         (broken(["models", "ssd", "kernels"], -1), "kernels of -1 is impossible"),
         (broken(["models", "ssd", "pcie_contention"], 0.5), "pcie_contention of 0.5"),
+        (broken(["models", "ssd", "cache_sensitivity"], -0.001), "cache_sensitivity of -0.001 is impossible"),
+        (broken(["gpu", "delay_offset_ms"], -0.1), "delay_offset_ms of -0.1 is impossible"),
         (broken(["gpu", "unit_percent"], 0.0), "unit_percent of 0 is impossible"),
         (broken(["gpu", "clock_mhz_per_w"], 1.0), "clock_mhz_per_w of 1 is impossible"),
         (broken(["gpu", "pcie_bytes_per_ms"], 0), "pcie_bytes_per_ms of 0"),

@@ -26,12 +26,15 @@ import numpy.typing as npt
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality
-from joulery.perf.interference import InterferenceProfile, ModelFit, launch_delay_ms
+from joulery.perf.interference import InterferenceProfile, ModelCoefficients, ModelFit, launch_delay_ms
+from joulery.perf.interference_fit import fit_active
 
 _SOLO_WEIGHT = 0.3
 """Weight of a solo error against a pair error: plans are made of shared GPUs."""
 _OUTLIER_RATIO = 0.01
 """Relative error from which on errors count linearly."""
+_FASTEST_CACHE_PERCENT = 30.0
+"""L2 utilisation a model of unknown cache use is taken to have at its highest measured throughput."""
 _PAIRS_MIN = 10
 """Fewer pairs say too little about the co-location terms."""
 
@@ -84,6 +87,45 @@ def calibrate(
         *_held_out(data, held_out_batches(pairs)),
     )
     return replace(data.profile(terms, source), fits=fits)
+
+
+def starting_profile(base: InterferenceProfile, solo: Sequence[SoloLatency]) -> InterferenceProfile:
+    """A profile that holds every measured model: those of ``base``, and estimates for the rest.
+
+    Of a model that ``base`` does not know only the solo latencies are known. Eq. 11 is fitted to them; transfers and
+    kernel launches are taken to be part of it, its power as 0 (its clock is never lowered), and its use of the L2 cache
+    as proportional to its throughput, with a guess for the factor that the fit of the sensitivities makes up for. The
+    profile's notes say so.
+
+    Raises:
+        DataError: A model has too few solo latencies to fit Eq. 11.
+    """
+    models, notes = dict(base.models), list(base.notes)
+    for name in sorted({each.model for each in solo} - base.models.keys()):
+        batch, share, latency_ms = np.array([each[1:] for each in solo if each.model == name], np.float64).T
+        try:
+            k1, k2, k3, k4, k5 = fit_active(batch, share, latency_ms, 1.0 / latency_ms)
+        except DataError as error:
+            raise DataError(f"{name}: {error.message}", hint="measure more batches and shares alone") from None
+        fastest_rps = float(np.max(1000.0 * batch / latency_ms))
+        models[name] = ModelCoefficients(
+            load_bytes=0.0,
+            feedback_bytes=0.0,
+            kernels=0.0,
+            launch_ms=0.0,
+            k1=k1,
+            k2=k2,
+            k3=k3,
+            k4=k4,
+            k5=max(k5, 0.0),
+            power_slope=0.0,
+            power_offset_w=0.0,
+            cache_slope=_FASTEST_CACHE_PERCENT / fastest_rps,
+            cache_offset_percent=0.0,
+            cache_sensitivity=0.002,
+        )
+        notes.append(f"{name}: transfers, kernels, power and cache use were not measured; estimated")
+    return replace(base, models=models, notes=tuple(notes))
 
 
 def held_out_batches(pairs: Iterable[PairLatency]) -> tuple[int, ...]:

@@ -109,13 +109,19 @@ def check_profile(profile: InterferenceProfile, *, file: str | None = None) -> N
         ("pcie_bytes_per_ms", gpu.pcie_bytes_per_ms > 0),
         ("clock_mhz_per_w", gpu.clock_mhz_per_w <= 0),
         ("unit_percent", 0 < gpu.unit_percent <= 100),
+        ("delay_ms_per_neighbour", gpu.delay_ms_per_neighbour >= 0),
+        ("delay_offset_ms", 2 * gpu.delay_ms_per_neighbour + gpu.delay_offset_ms >= 0),
     ):
         if not good:
             raise DataError(f"{gpu.name}: {name} of {getattr(gpu, name):g} is impossible", file=file)
     for name, model in profile.models.items():
         if model.k4 <= -gpu.unit_percent:
             raise DataError(f"{name}: k4 of {model.k4:g} makes a share of one unit infinitely slow", file=file)
-        for key in ("load_bytes", "feedback_bytes", "kernels", "launch_ms", "k5", "shared_launch_ms"):
+        # Proofs rest on it that a neighbour more, or a larger share of one, never makes anybody faster.
+        for key in (
+            *("load_bytes", "feedback_bytes", "kernels", "launch_ms", "k5", "shared_launch_ms"),
+            *("power_slope", "cache_slope", "cache_sensitivity"),
+        ):
             if getattr(model, key) < 0:
                 raise DataError(f"{name}: {key} of {getattr(model, key):g} is impossible, expected >= 0", file=file)
         if model.pcie_contention < 1:

@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 
 
 @click.command("profile")
-@click.argument("what", metavar="SERVICE|VARIANT")
-@click.argument("file", metavar="SITE", type=click.Path(path_type=Path))
+@click.argument("what", metavar="SERVICE|VARIANT", required=False)
+@click.argument("file", metavar="SITE", type=click.Path(path_type=Path), required=False)
+@click.option("--from", "solo_file", type=click.Path(path_type=Path), metavar="CSV", help="Fit a GPU's interference.")
+@click.option("--pairs", "pairs_file", type=click.Path(path_type=Path), metavar="CSV", help="With --from: co-runs.")
+@click.option(
+    "--base", default="v100", metavar="NAME|JSON", help="With --from: the GPU's profile to start from (v100)."
+)
 @click.option(
     "--slices", "cuts", multiple=True, metavar="N,N…", help="A cut of the cores, such as 1,1. Repeatable; all cuts."
 )
@@ -28,12 +33,28 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Where the profile goes.")
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as one JSON object.")
 def command(
-    what: str, file: Path, cuts: tuple[str, ...], runs: int, warmup: int, output: Path | None, as_json: bool
+    what: str | None,
+    file: Path | None,
+    solo_file: Path | None,
+    pairs_file: Path | None,
+    base: str,
+    cuts: tuple[str, ...],
+    runs: int,
+    warmup: int,
+    output: Path | None,
+    as_json: bool,
 ) -> None:
     """Measure latency, CPU time and joules of the variants of a service, or of one variant, and write a profile.
 
-    Each variant runs in the worker that will serve it, on real inputs, alone and with every other slice busy.
+    Each variant runs in the worker that will serve it, on real inputs, alone and with every other slice busy. With
+    --from and --pairs, nothing is measured here: the interference of models that share a GPU is fitted on your own
+    measurements (columns model, batch, r_pct, latency_ms; and the same with 1 and 2 for pairs), for joulery plan.
     """
+    if solo_file is not None or pairs_file is not None:
+        _fit(solo_file, pairs_file, base, output, as_json)
+        return
+    if what is None or file is None:
+        raise ConfigError("name what to profile and the site it belongs to", expected="SERVICE|VARIANT SITE")
     import asyncio
 
     from joulery.config import load
@@ -65,6 +86,37 @@ def command(
     _print(profile)
     if output is not None:
         click.echo(f"kept in {output}")
+
+
+def _fit(solo_file: Path | None, pairs_file: Path | None, base: str, output: Path | None, as_json: bool) -> None:
+    """Fit an interference profile on measurements in CSV files."""
+    if solo_file is None or pairs_file is None:
+        raise ConfigError(
+            "a fit needs solo latencies and latencies of pairs", pointer="--pairs", expected="--from CSV --pairs CSV"
+        )
+    from rich.console import Console
+
+    from joulery.perf.interference_document import as_document
+    from joulery.ui.plan.fitting import fit_table, fitted, totals
+
+    profile = fitted(solo_file, pairs_file, base)
+    document = {**as_document(profile), "totals": totals(profile)}
+    if output is not None:
+        try:
+            output.write_text(json.dumps(document) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write {output}: {error.strerror}", pointer="--output") from None
+    if as_json:
+        click.echo(json.dumps(document))
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 110
+    console.print(fit_table(profile))
+    for note in profile.notes:
+        console.print(note, style="yellow")
+    if output is not None:
+        console.print(f"kept in {output}")
 
 
 def _named(site: Site, what: str) -> tuple[ServiceConfig, tuple[str, ...]]:
