@@ -59,7 +59,7 @@ class Daemon:
                     return self.entries[at]
                 at += 1
             assert time.monotonic() < end_s, [*self.entries[:12], *self.entries[-12:]]
-            assert self.process.poll() is None, self.process.communicate()
+            assert self.process.poll() is None, "the scheduler ended"
             time.sleep(0.01)
 
     def actions(self, verb: str) -> list[dict[str, Any]]:

@@ -121,10 +121,9 @@ class SlurmBackend:
             shape = resized(record, gpus, self._gpus_per_node)
             self._scontrol("update", f"JobId={job}", *shape)
             remark = " ".join(shape)
+        # A requeued job waits until its old credential has expired (AuthInfo=cred_expire). Never hurry it with
+        # StartTime=now: a node that it just left refuses it (credential revoked) and Slurm fails the job for good.
         self._scontrol("release", str(job))
-        if record.restarts:
-            # A requeued job would wait until its old credential expires, 120 s by default.
-            self._scontrol("update", f"JobId={job}", "StartTime=now")
         self._tag(job, "")
         return remark
 

@@ -30,6 +30,8 @@ def command(site: Path, cancel: int | None, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from joulery.ui.format import grams, si
+
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("job", "name", "owner", "state", "slots", "done", "restarts", "energy", "carbon"):
         table.add_column(title, justify="right" if title in {"job", "slots", "done", "restarts"} else "left")
@@ -37,18 +39,10 @@ def command(site: Path, cancel: int | None, as_json: bool) -> None:
         table.add_row(
             str(row["job"]), str(row["name"]), str(row["owner"]), str(row["state"]),
             str(row["slots"] or "-"), _ratio(row["progress_ratio"]), str(row["restarts"]),
-            _joules(row["energy_j"]), _grams(row["carbon_g"]),
+            si(row["energy_j"], "J"), grams(row["carbon_g"]),
         )  # fmt: skip
     Console(highlight=False).print(table)
 
 
 def _ratio(value: object) -> str:
     return f"{value:.0%}" if isinstance(value, float) and not math.isnan(value) else "-"
-
-
-def _joules(value: object) -> str:
-    return f"{value / 1e3:.1f} kJ" if isinstance(value, float) else "-"
-
-
-def _grams(value: object) -> str:
-    return f"{value:.2f} g" if isinstance(value, float) else "-"

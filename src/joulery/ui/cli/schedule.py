@@ -61,8 +61,11 @@ def _words(entry: Mapping[str, Any]) -> str:
         remark = f" ({entry['remark']})" if entry["remark"] and entry["outcome"] == "failed" else ""
         return f"{entry['do']} {who}{size}: {entry['reason']} [{entry['outcome']}]{remark}"
     if kind == "over":
-        cost = f"{entry['energy_j'] / 1e3:.1f} kJ, {entry['carbon_g']:.2f} g" if entry["energy_j"] else "not metered"
-        return f"job {entry['job']} is over ({entry['state']}): {entry['executed_s']:.0f} s on its slots, {cost}"
+        from joulery.ui.format import duration, grams, si
+
+        known_g = entry["carbon_g"] if entry["carbon_covered_j"] else None
+        cost = f"{si(entry['energy_j'], 'J')}, {grams(known_g)}" if entry["energy_j"] else "not metered"
+        return f"job {entry['job']} is over ({entry['state']}): {duration(entry['executed_s'])} on its slots, {cost}"
     if kind == "round" and "view" in entry:
         return f"round: {entry['text']}"
     return f"{kind}: {entry.get('text', '')}"
