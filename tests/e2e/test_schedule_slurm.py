@@ -80,10 +80,12 @@ def test_grow_shrink_preempt_crash_and_restart_lose_no_job_and_run_none_twice(cl
     second = Daemon(site, cluster.env)
     try:
         second.until(lambda entry: entry.get("do") == "start" and entry.get("slots") == 2)
-        second.until(lambda entry: entry.get("do") == "stop" and "from 2 to 1" in entry["reason"])
-        epochs |= {submit(cluster, 10): 10 for _ in range(8)}
+        shrunk = second.until(lambda entry: entry.get("do") == "stop" and "from 2 to 1" in entry["reason"])["job"]
+        second.until(lambda entry: (entry.get("do"), entry.get("job"), entry.get("slots")) == ("start", shrunk, 1))
+        epochs |= {submit(cluster, 10): 10 for _ in range(10)}
+        second.until(lambda entry: entry.get("do") == "stop" and "go to others" in entry["reason"])
         cluster.stop_controller()
-        second.until(lambda entry: entry["kind"] == "unreachable")
+        second.until(lambda entry: entry["kind"] == "unreachable" or entry.get("outcome") == "failed")
         cluster.start_controller()
         all_over(cluster, 90.0)
     finally:

@@ -119,6 +119,20 @@ def test_a_controller_that_is_away_says_so() -> None:
             deed()
 
 
+def test_json_that_failed_once_is_not_given_up() -> None:
+    slurm = FakeSlurm()
+    slurm.submit(1)
+    cluster = backend(slurm)
+    cluster.snapshot()
+    slurm.json = False
+    with pytest.raises(CapabilityError, match="squeue failed"):
+        cluster.snapshot()
+    slurm.json = True
+
+    assert len(cluster.snapshot().jobs) == 1
+    assert not any("-O" in command for command in slurm.commands if command[0] == "squeue")
+
+
 def test_missing_rights_come_with_the_line_that_grants_them() -> None:
     slurm = FakeSlurm(forbidden=True)
     slurm.submit(1)

@@ -298,6 +298,7 @@ def test_nothing_is_touched_unless_it_is_to_act(world, mode: Mode) -> None:
     assert world.cluster.actions == []
     assert {fields["outcome"] for fields in world.said("action")} == {"advised" if mode is Mode.ADVISE else "shadow"}
     assert len(world.said("round")) == 3
+    assert len(world.said("action")) <= 12, "said when it changes, not at every look"
 
 
 def test_advice_leaves_no_plan_behind(world) -> None:

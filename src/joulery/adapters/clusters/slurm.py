@@ -26,7 +26,7 @@ from joulery.adapters.clusters.slurm_records import (
     to_job,
 )
 from joulery.domain.cluster import ClusterAction, ClusterSnapshot, Hold, Order, Release, Start
-from joulery.domain.errors import ActuationError, CapabilityError, DataError
+from joulery.domain.errors import ActuationError, CapabilityError
 
 _DOWN = ("down", "drain", "fail", "maint", "unk", "future", "inval", "boot", "reserved")
 _DOWN_MARKS = "*$@^"
@@ -72,7 +72,7 @@ class SlurmBackend:
 
     def __init__(self, run: Runner, scope: SlurmScope) -> None:
         self._run, self._scope = run, scope
-        self._json = True
+        self._json: bool | None = None
         self._gpus_per_node = 1
 
     def snapshot(self) -> ClusterSnapshot:
@@ -167,19 +167,22 @@ class SlurmBackend:
 
     def _records(self, job: int | None = None) -> tuple[SlurmRecord, ...]:
         """Every job, or one; by text where JSON is not offered."""
-        if self._json:
+        if self._json is not False:
             done = self._run(("squeue", "--json"))
             if done.code == 0:
+                self._json = True
                 return parse_jobs(done.out)
             self._raise_if_away(done)
+            if self._json:  # it can, and could not just now
+                raise CapabilityError(f"squeue failed: {_said(done)}", resource="squeue")
             self._json = False
         which = () if job is None else ("-j", str(job))
         done = self._run(("squeue", "-h", "-a", *which, "-O", ",".join(f"{name}:{width}" for name, width in COLUMNS)))
         if done.code != 0:
             self._raise_if_away(done)
-            if job is not None:
+            if job is not None and "Invalid job id" in done.err:
                 return ()
-            raise DataError(f"squeue failed: {_said(done)}")
+            raise CapabilityError(f"squeue failed: {_said(done)}", resource="squeue")
         return parse_table(done.out)
 
     def _slots(self) -> tuple[int, tuple[str, ...]]:
@@ -188,7 +191,7 @@ class SlurmBackend:
         done = self._run(("sinfo", "-h", "-N", *where, "-O", "nodelist:64,statelong:32,gres:160"))
         if done.code != 0:
             self._raise_if_away(done)
-            raise DataError(f"sinfo failed: {_said(done)}")
+            raise CapabilityError(f"sinfo failed: {_said(done)}", resource="sinfo")
         up: dict[str, int] = {}
         down: dict[str, str] = {}
         for line in done.out.splitlines():

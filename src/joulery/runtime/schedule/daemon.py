@@ -135,6 +135,7 @@ class Scheduler:
         self._state = policy.initial() if self.memory.policy is None else policy.recall(self.memory.policy)
         self._looked_s, self._told_s = math.nan, -math.inf
         self._first = True
+        self._shadowed: dict[int, ClusterAction] = {}
 
     def tick(self, now_s: float, elapsed_s: float | None = None) -> Tick:
         """Look, count, decide if it is time, and do what is due.
@@ -262,6 +263,8 @@ class Scheduler:
         action = todo.action
         if isinstance(action, Order) and not action.jobs:
             return
+        if self._mode is Mode.SHADOW and self._repeats(action):
+            return
         outcome, remark = ("advised", "") if self._mode is Mode.ADVISE else ("shadow", "")
         if isinstance(action, Start) and todo.new and self._mode is not Mode.ADVISE:
             self.memory.fold({"kind": "started", "job": action.job, "slots": action.slots})
@@ -276,6 +279,14 @@ class Scheduler:
         slots = {"slots": action.slots} if isinstance(action, Start) else {}
         verb = type(action).__name__.lower()
         self._log("action", {"do": verb, **what, **slots, "reason": todo.reason, "outcome": outcome, "remark": remark})
+
+    def _repeats(self, action: ClusterAction) -> bool:
+        """Whether this is what was said of the job last: in shadow the cluster never follows."""
+        job = 0 if isinstance(action, Order) else action.job
+        if self._shadowed.get(job) == action:
+            return True
+        self._shadowed[job] = action
+        return False
 
     def _write(self, kind: str, **fields: Any) -> None:
         """A line of the journal; advice is not meant and not written down."""
