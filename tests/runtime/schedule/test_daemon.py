@@ -273,6 +273,18 @@ def test_a_cluster_that_does_not_answer_is_waited_for(world) -> None:
     assert {job.state for job in world.cluster.jobs.values()} == {JobState.DONE}
 
 
+def test_a_cluster_that_goes_away_meanwhile_is_not_asked_again_in_the_same_look(world) -> None:
+    world = world(FakeCluster(slots=1))
+    for number in (1, 2, 3):
+        world.cluster.submit(number)
+    snapshot = world.cluster.snapshot()
+    world.cluster.snapshot = lambda: snapshot
+    world.cluster.away = True
+    tick = world.tick()
+
+    assert [outcome for _, _, outcome in tick.done] == ["failed"]
+
+
 def test_a_refused_action_is_logged_and_tried_again(world) -> None:
     world = world(FakeCluster(slots=1))
     world.cluster.submit(1, held_by_us=True)

@@ -84,11 +84,13 @@ class Tick:
     Attributes:
         snapshot: What was seen; None when the cluster did not answer.
         round: True when the policy was asked.
+        away: True when the cluster stopped answering meanwhile: nothing more was tried.
         done: What was done, in order: action, reason, outcome (``applied``, ``advised``, ``shadow``, ``failed``).
     """
 
     snapshot: ClusterSnapshot | None = None
     round: bool = False
+    away: bool = False
     done: list[tuple[ClusterAction, str, str]] = field(default_factory=list)
 
     @property
@@ -168,8 +170,9 @@ class Scheduler:
         memory = self.memory
         if self._mode is not Mode.ADVISE or tick.round:
             for todo in reconcile(snapshot, memory.target, memory.waiting, passive=memory.passive):
-                self._do(todo, tick)
-            if tick.round:
+                if not tick.away:
+                    self._do(todo, tick)
+            if tick.round and not tick.away:
                 self._do(Todo(self._order(snapshot), "the ranking of this round"), tick)
         return tick
 
@@ -274,6 +277,7 @@ class Scheduler:
                 outcome, remark = "applied", self._backend.apply(action)
             except (ActuationError, CapabilityError) as error:
                 outcome, remark = "failed", str(error)
+                tick.away = isinstance(error, CapabilityError)
         tick.done.append((action, todo.reason, outcome))
         what = {"jobs": list(action.jobs)} if isinstance(action, Order) else {"job": action.job}
         slots = {"slots": action.slots} if isinstance(action, Start) else {}
