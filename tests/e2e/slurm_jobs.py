@@ -15,7 +15,8 @@ JOB = """\
 #!/usr/bin/env python3
 import json, os, signal, sys, time
 job = os.environ["SLURM_JOB_ID"]
-gpus = int(os.environ["SLURM_GPUS_ON_NODE"]) * int(os.environ["SLURM_JOB_NUM_NODES"])
+# In the first second after slurmctld was restarted Slurm starts jobs without SLURM_GPUS_ON_NODE.
+gpus = int(os.environ.get("SLURM_GPUS_ON_NODE", "1")) * int(os.environ["SLURM_JOB_NUM_NODES"])
 epochs, epoch_s, power = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
 state = f"state.{job}"
 epoch = json.load(open(state)) if os.path.exists(state) else 0
