@@ -161,18 +161,20 @@ async def test_a_model_that_cannot_be_loaded_is_one_clear_error_and_the_old_repl
 
 
 @pytest.mark.parametrize(
-    ("body", "complaint"),
+    ("body", "launch_s", "complaint"),
     [
-        ("import os\nos._exit(3)\n", "did not start: it exited with status 3"),
-        ("import os\nos.kill(os.getpid(), 11)\n", "did not start: it was ended by SIGSEGV"),
-        ("import time\ntime.sleep(60)\n", "did not start: it was not ready after 0.5 s"),
+        ("import os\nos._exit(3)\n", 30.0, "did not start: it exited with status 3"),
+        ("import os\nos.kill(os.getpid(), 11)\n", 30.0, "did not start: it was ended by SIGSEGV"),
+        ("import time\ntime.sleep(60)\n", 0.5, "did not start: it was not ready after 0.5 s"),
     ],
 )
-async def test_a_replica_that_dies_or_stalls_while_loading(tmp_path: Path, body: str, complaint: str) -> None:
+async def test_a_replica_that_dies_or_stalls_while_loading(
+    tmp_path: Path, body: str, launch_s: float, complaint: str
+) -> None:
     (tmp_path / "dying.py").write_text(body)
     os.environ["PYTHONPATH"] = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
     try:
-        async with running(launch_s=0.5) as engine:
+        async with running(launch_s=launch_s) as engine:
             with pytest.raises(ActuationError, match=complaint):
                 await engine.apply([ReplicaSpec("toy", "v", CORE, ModelRef.parse("dying:model"))])
             with pytest.raises(RequestError):
