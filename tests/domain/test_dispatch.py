@@ -96,6 +96,34 @@ def test_a_returned_request_does_not_take_the_place_of_a_new_one() -> None:
     offer(dispatcher, "c")
 
 
+def test_a_returned_request_that_is_withdrawn_makes_no_room() -> None:
+    dispatcher, (server,) = queue_with("", bound=1)
+    (a,) = offer(dispatcher, "a")
+    pull_all(dispatcher)
+    dispatcher.lose(server)
+    offer(dispatcher, "b")
+    dispatcher.withdraw(a)
+    assert not dispatcher.offer(Ticket("c", 100.0))
+    dispatcher.strand()
+    offer(dispatcher, "d")
+    assert not dispatcher.offer(Ticket("e", 100.0))
+
+
+def test_the_replicas_present_are_those_that_joined_and_are_not_gone() -> None:
+    dispatcher, (idle, busy, dying) = queue_with("", "", "")
+    offer(dispatcher, "a", "b")
+    pull_all(dispatcher)
+    assert dispatcher.servers == [idle, busy, dying]
+    dispatcher.lose(dying)
+    dispatcher.lose(busy)
+    assert dispatcher.servers == [idle]
+    assert dispatcher.idle == 0
+    dispatcher.retire(idle)
+    assert dispatcher.servers == [idle]
+    dispatcher.finish(idle)
+    assert dispatcher.servers == []
+
+
 def test_a_request_for_one_variant_waits_without_holding_up_the_others() -> None:
     dispatcher, (small, large) = queue_with("small", "large")
     assert dispatcher.offer(Ticket("a", 100.0))

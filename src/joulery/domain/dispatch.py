@@ -139,7 +139,6 @@ class Dispatcher(Generic[T, W]):
     def lose(self, server: Server[T, W]) -> Ticket[T] | None:
         """A replica died. The request to give up now; None when it held none, or it will be tried again."""
         self.servers.remove(server)
-        server.leaving = True
         ticket, server.ticket = server.ticket, None
         if ticket is None:
             self._idle.remove(server)

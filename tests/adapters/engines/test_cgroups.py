@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from joulery.adapters.engines.cgroups import ROOT, CpuGroups
+from joulery.adapters.engines.cgroups import ROOT, CpuGroups, GroupFiles
 from joulery.domain.errors import CapabilityError
 from joulery.domain.serving import Slice, SliceKind
 from tests.adapters.engines.fake_cgroups import FakeGroups
@@ -122,6 +122,8 @@ def test_a_share_the_kernel_cannot_give_is_refused(tmp_path: Path) -> None:
         groups.add("r0", 4242, cpu(2, 0.04))
     assert caught.value.hint == "give it at least 0.05 of its cores"
     assert files.writes == []
+    groups.add("r0", 4242, cpu(2, 0.05))
+    assert files.writes[1][1] == "1000"
 
 
 @pytest.mark.parametrize("controllers", [None, "memory io\n"])
@@ -152,6 +154,21 @@ def test_a_quota_of_a_quarter_core_holds_on_this_machine() -> None:
     while group.exists() and time.monotonic() < deadline_s:
         groups.remove(group)
     assert not group.exists()
+
+
+def test_the_real_files_are_written_made_and_removed(tmp_path: Path) -> None:
+    files = GroupFiles()
+    group = tmp_path / "group"
+    files.make(group)
+    files.write(group / "cpu.max", "1000 10000")
+    assert (group / "cpu.max").read_text() == "1000 10000"
+    with pytest.raises(OSError, match="not empty"):
+        files.remove(group)
+    (group / "cpu.max").unlink()
+    files.remove(group)
+    assert not group.exists()
+    assert files.alive(os.getpid())
+    assert not files.alive(2**22 + 1)
 
 
 def test_the_fake_refuses_what_the_kernel_refuses(tmp_path: Path) -> None:

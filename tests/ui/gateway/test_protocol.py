@@ -87,6 +87,16 @@ def test_binary_output_by_default_unless_an_output_says_otherwise() -> None:
     assert render("m", "v", every, {"a": np.array([1], np.int8)}).json_bytes is not None
 
 
+def test_parameters_of_other_extensions_are_left_alone() -> None:
+    call = parse(body(tensor(data=[1], parameters={"x": 1}), outputs=[{"name": "y", "parameters": {"z": 2}}]))
+    assert (call.binary, call.binary_default) == ({"y": False}, False)
+    assert parse(body(parameters={"priority": 3})).binary_default is False
+
+
+def test_as_many_dimensions_as_arrays_may_have_here() -> None:
+    assert parse(body(tensor(shape=[1] * 32, data=[5]))).request.inputs["x"].ndim == 32
+
+
 def test_what_was_asked_beside_the_tensors_is_passed_on() -> None:
     call = parse(body(), timeout_s=0.5, variant="small")
     assert (call.request.timeout_s, call.request.variant) == (0.5, "small")
