@@ -1,6 +1,7 @@
 import asyncio
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -178,6 +179,14 @@ async def test_what_the_protocol_says_of_server_and_models() -> None:
         engine.views = ()
         assert (await get("/v2/health/ready"))[0] == 503
         assert (await gateway.client.head("/v2/health/live")).status_code == 200
+
+
+async def test_the_metadata_of_a_model_is_what_a_ready_replica_declares() -> None:
+    silent = replace(view("small", ReplicaState.RESTARTING), inputs=(), platform="")
+    async with serving(FakeEngine(silent, view("small"))) as gateway:
+        assert (await gateway.client.get("/v2/models/toy")).json()["platform"] == "python"
+        gateway.server._app.engine.views = (silent,)  # type: ignore[attr-defined]
+        assert (await gateway.client.get("/v2/models/toy")).json()["inputs"] == []
 
 
 @pytest.mark.parametrize(
