@@ -92,7 +92,15 @@ class PlanConfig(Section):
     name: Name
     """What it is called in the comparison."""
     policy: Name | None = None
-    """The policy that makes it: igniter."""
+    """The policy that makes it: best, igniter, ffd, ffd++, gslice, gpulets."""
+    profile: Name | None = None
+    """Profile the policy plans with; the scenario's gpu when left out."""
+    accounting: Literal["half-slo", "full-slo"] = "half-slo"
+    """How much of the promise policy best gives a batch."""
+    margin_ratio: Ratio = Field(alias="margin", default=0.0)
+    """What policy best adds to latencies and demands, such as 5 %."""
+    noise_cv: Ratio = Field(alias="noise", default=0.0)
+    """Variation of service times that policy best provides for."""
     gpus: tuple[tuple[PlacedInstance, ...], ...] = ()
     """The plan itself: the instances of each GPU."""
 

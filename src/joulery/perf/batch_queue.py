@@ -75,6 +75,10 @@ def _late_ratio(rate: float, scv: float, times: FloatArray, deadline: float) -> 
     return float(min(1.0, (arrivals @ late_now) / (arrivals.sum() + queue[0])))
 
 
+_RARE = 1e-100
+"""A queue that shrinks less often than this does not shrink."""
+
+
 def _stationary(left: IntArray, counts: FloatArray) -> FloatArray:
     """The stationary state of the chain: what is left plus what comes; the last state takes all that is more.
 
@@ -86,13 +90,15 @@ def _stationary(left: IntArray, counts: FloatArray) -> FloatArray:
     step[:, -1] += np.maximum(1 - step.sum(axis=1), 0.0)
     for state in range(states - 1, 0, -1):
         leaves = step[state, :state].sum()
-        into = step[:state, state] / max(leaves, 1e-300)
+        into = step[:state, state] / max(leaves, _RARE)
         step[:state, state] = into
         step[:state, :state] += into[:, None] * step[state, :state]
     weight = np.zeros(states)
     weight[0] = 1.0
     for state in range(1, states):
         weight[state] = weight[:state] @ step[:state, state]
+        if weight[state] > 1 / _RARE:  # an overloaded queue is almost never short: keep the weights in range
+            weight[: state + 1] /= weight[state]
     return np.asarray(weight / weight.sum(), np.float64)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
-from joulery.domain.errors import ConfigError
 from joulery.domain.provision import Workload
 from joulery.perf.interference import InterferenceProfile
-from joulery.policies.provision import igniter
+from joulery.policies.provision.planner import provision
+from joulery.policies.provision.predict import GpuType
+from joulery.policies.provision.rules import Rules
 from joulery.sim.batched_serving import Gpu, Instance, Service, Trial, Verdict, judge
 from joulery.sim.batching import BatchRule
 from joulery.sim.gpu import GpuTruth
@@ -36,33 +36,26 @@ class Placed:
 
 Plan = tuple[tuple[Placed, ...], ...]
 """The instances of each GPU."""
-Planner = Callable[[Sequence[Workload], InterferenceProfile], Plan]
 
 
-def _igniter(workloads: Sequence[Workload], profile: InterferenceProfile) -> Plan:
-    return tuple(
-        tuple(
-            Placed(workloads[share.part.workload].id, share.share_percent / 100, share.batch, share.part.rate_rps)
-            for share in gpu
-        )
-        for gpu in igniter.plan(workloads, profile)
-    )
+def make_plan(policy: str, workloads: Sequence[Workload], profile: InterferenceProfile, rules: Rules) -> Plan:
+    """The plan of a policy for GPUs of one type.
 
-
-PLANNERS: Mapping[str, Planner] = MappingProxyType({"igniter": _igniter})
-"""Policies that make a plan, by name."""
-
-
-def make_plan(policy: str, workloads: Sequence[Workload], profile: InterferenceProfile) -> Plan:
-    """The plan of a policy.
+    Args:
+        policy: A name in :data:`joulery.policies.provision.planner.POLICIES`.
+        workloads: The services, and how the policy takes their requests to come.
+        profile: What the policy knows of the GPU; never the truth the plan is judged on.
+        rules: What ``best`` has to keep.
 
     Raises:
-        ConfigError: There is no such policy.
+        ConfigError: There is no such policy, or the profile lacks a model.
         InfeasibleError: The policy finds no plan.
     """
-    if policy not in PLANNERS:
-        raise ConfigError("no policy of that name makes plans", got=policy, expected=", ".join(PLANNERS))
-    return PLANNERS[policy](workloads, profile)
+    made = provision(policy, workloads, [GpuType(profile.gpu.name, profile, usd_per_hour=1.0)], rules)
+    return tuple(
+        tuple(Placed(one.workload, one.share_ratio, one.batch, one.rate_rps) for one in gpu.instances)
+        for gpu in made.gpus
+    )
 
 
 def trials(

@@ -188,7 +188,7 @@ def test_the_same_seeds_give_the_same_bytes(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        ((SERVING, "--policy", "magic"), 2, "makes plans"),
+        ((SERVING, "--policy", "magic"), 2, "no such provisioning policy"),
         ((SERVING, "--policy", "igniter", "--policy", "igniter"), 2, "stands twice"),
         ((SERVING, "--profile", "x"), 2, "takes no --profile"),
         ((CLOVER, "--policy", "magic"), 2, "no scheme"),

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -16,6 +17,7 @@ from joulery.config.scenario import BatchedServingScenario, PlanConfig, Simulate
 from joulery.domain import provision
 from joulery.domain.errors import ConfigError
 from joulery.perf.catalog import profile
+from joulery.policies.provision.rules import Accounting, Rules
 from joulery.sim.arrivals import Arrivals, RateSeries, Recorded, Renewal
 from joulery.sim.batched_serving import Neighbours, Service, Trial, Verdict
 from joulery.sim.comparison import Interval, interval, paired
@@ -73,16 +75,35 @@ def _plans(scenario: BatchedServingScenario, policies: Sequence[str]) -> dict[st
     if len({plan.name for plan in chosen}) != len(chosen):
         raise ConfigError("a policy stands twice", got=", ".join(policies), hint="name each policy once")
     workloads = [
-        provision.Workload(service.name, service.model, service.slo.as_slo(), service.rate_rps)
+        provision.Workload(
+            service.name,
+            service.model,
+            service.slo.as_slo(),
+            service.rate_rps,
+            _expected(service.arrivals or scenario.arrivals),
+        )
         for service in scenario.services
     ]
     return {plan.name: _plan(plan, workloads, scenario.gpu) for plan in chosen}
 
 
 def _plan(plan: PlanConfig, workloads: Sequence[provision.Workload], gpu: str) -> Plan:
-    if plan.policy is not None:
-        return make_plan(plan.policy, workloads, profile(gpu))
-    return tuple(tuple(Placed(each.service, each.share_ratio, each.batch) for each in gpu) for gpu in plan.gpus)
+    if plan.policy is None:
+        return tuple(tuple(Placed(each.service, each.share_ratio, each.batch) for each in gpu) for gpu in plan.gpus)
+    rules = Rules(Accounting(plan.accounting), margin_ratio=plan.margin_ratio, noise_cv=plan.noise_cv)
+    return make_plan(plan.policy, workloads, profile(plan.profile or gpu), rules)
+
+
+def _expected(config: ArrivalsConfig) -> provision.Arrivals:
+    """How a planner is told that requests come."""
+    if isinstance(config, GammaArrivals):
+        return provision.Arrivals.general(config.cv**2)
+    if isinstance(config, RecordedArrivals):
+        gaps = np.diff(read_column(config.file, config.column))
+        return provision.Arrivals.general(
+            float(gaps.var() / gaps.mean() ** 2) if len(gaps) and gaps.mean() > 0 else 1.0
+        )
+    return provision.Arrivals.poisson() if isinstance(config, PoissonArrivals) else provision.Arrivals()
 
 
 def _arrivals(service: SimulatedService, config: ArrivalsConfig) -> Arrivals:
