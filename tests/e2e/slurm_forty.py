@@ -1,6 +1,6 @@
 """Forty checkpointing jobs beside a real Slurm: quantum 20 s, a daemon killed mid-resize, slurmctld restarted.
 
-``python -m benchmarks.slurm_live`` (root, slurm-wlm). Prints one JSON object; exits 1 when a job was lost, run twice or
+``python -m tests.e2e.slurm_forty`` (root, slurm-wlm). Prints one JSON object; exits 1 when a job was lost, run twice or
 left held. Takes up to fifteen minutes.
 """
 
