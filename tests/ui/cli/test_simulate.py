@@ -45,7 +45,7 @@ def answer(capsys, *arguments):
 
 
 def test_the_example_shows_six_gpus_that_keep_every_promise_and_five_that_do_not(capsys):
-    document = answer(capsys, SERVING, "--seeds", 2)
+    document = answer(capsys, SERVING, "--seeds", 2, "--policy", "igniter", "--policy", "first-fit")
     assert (document["kind"], document["quality"], document["truth"]) == ("batched-serving", "simulated", "v100-refit")
     igniter, first_fit = document["summary"]
     assert (igniter["policy"], igniter["gpus"], igniter["violations"]["mean"]) == ("igniter", 6, 0.0)
@@ -68,11 +68,16 @@ def test_the_example_shows_six_gpus_that_keep_every_promise_and_five_that_do_not
 
 
 def test_the_terminal_shows_plans_and_tails(capsys):
-    code, out, _ = simulate(capsys, SERVING, "--seeds", 1)
+    code, out, _ = simulate(capsys, SERVING, "--seeds", 1, "--policy", "first-fit")
     assert code == 0
     assert "first-fit" in out
     assert "W12 (ssd)" in out
     assert "every number is simulated" in out
+
+
+def test_the_best_plan_keeps_every_promise_on_five_gpus(capsys):
+    summary = answer(capsys, SERVING, "--seeds", 2, "--policy", "best")["summary"][0]
+    assert (summary["gpus"], summary["violations"]["mean"]) == (5, 0.0)
 
 
 def test_policies_of_the_command_line_replace_the_files(capsys):
@@ -130,7 +135,8 @@ def test_recorded_arrivals_and_changing_rates_are_played(capsys, tmp_path):
 
 
 def test_a_run_directory_keeps_every_result(capsys, tmp_path):
-    code, _, err = simulate(capsys, SERVING, "--seeds", 1, "--out", tmp_path / "run")
+    plans = ("--seeds", 1, "--policy", "igniter", "--policy", "first-fit")
+    code, _, err = simulate(capsys, SERVING, *plans, "--out", tmp_path / "run")
     assert code == 0
     assert "kept in" in err
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
@@ -139,7 +145,7 @@ def test_a_run_directory_keeps_every_result(capsys, tmp_path):
     assert [json.loads(line)["policy"] for line in lines] == ["igniter", "first-fit"]
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["summary"][0]["gpus"] == 6
-    code, _, err = simulate(capsys, SERVING, "--seeds", 1, "--out", tmp_path / "run")
+    code, _, err = simulate(capsys, SERVING, *plans, "--out", tmp_path / "run")
     assert (code, "already holds a run" in err) == (2, True)
 
 
@@ -214,7 +220,7 @@ def test_unknown_services_profiles_and_models_are_named(capsys, tmp_path):
         ("gpu: v100  ", "gpu: v1000  ", "catalog has no"),
         ("model: alexnet, rate: 1200 /s", "model: gpt, rate: 1200 /s", "no coefficients for model 'gpt'"),
     ):
-        code, _, err = simulate(capsys, changed(tmp_path, old, new), "--seeds", 1)
+        code, _, err = simulate(capsys, changed(tmp_path, old, new), "--seeds", 1, "--policy", "igniter")
         assert (code, text in err) == (2, True), err
     path = tmp_path / "clover.yaml"
     path.write_text(CLOVER.read_text().replace("file: carbon/", f"file: {EXAMPLES}/carbon/") + "services: [dogs]\n")
