@@ -24,12 +24,15 @@ from joulery.policies.provision.master import Column, Range, Relaxation, Whole
 from joulery.policies.provision.options import Item, Kind, kinds_of
 from joulery.policies.provision.packing import Packing, Pattern
 from joulery.policies.provision.predict import GpuType, Placed, Share
+from joulery.policies.provision.rolling import in_handfuls
 from joulery.policies.provision.rules import Rules
 
 KINDS_MAX = 48
 """Up to so many different services are planned at once."""
 _GAPS = (0.1, 0.03, 0.01, 0.002, 1e-5)
 """How much a layout may be worth beyond its GPU, in the searches that raise the bound one after the other."""
+_HANDFUL_EFFORT = Effort(patience=2, beam=60, columns=25, branchings=10, seconds=5.0)
+"""How hard a handful of many services is planned."""
 _CASES_MAX = 24
 """Cases of a mixed fleet that are looked at."""
 _CUTS_MAX = 4
@@ -109,7 +112,24 @@ def plan(
         solution = _exactly(problem)
         if solution is not None:
             return solution
+    if len(problem.kinds) > KINDS_MAX and unlimited:
+        return _by_handfuls(problem, rules)
     return _by_columns(problem, effort or Effort())
+
+
+def _by_handfuls(problem: Problem, rules: Rules) -> Solution:
+    """A plan put together from plans for a handful each; bounded by the sum of the shares alone."""
+
+    def handful(workloads: Sequence[Workload]) -> tuple[Placed, ...]:
+        part = problem_of(workloads, problem.types, rules)
+        generator = Generator(part.packings, part.items, part.demand, part.ranges, _HANDFUL_EFFORT)
+        generator.generate(generator.master.relax())
+        return placed(part, generator.whole().gpus)
+
+    relaxed = volume(problem)
+    bound = attainable(problem, relaxed, problem.ranges)
+    method = f"{cuts_of(problem)}; sum of the shares needed alone"
+    return Solution(in_handfuls(problem.workloads, handful), bound_of(problem, bound, relaxed, method))
 
 
 def _exactly(problem: Problem) -> Solution | None:
@@ -141,7 +161,7 @@ def _by_columns(problem: Problem, effort: Effort) -> Solution:
     """Column generation; whole numbers and bounds in turn until they meet, or the last gap has been searched."""
     generator = Generator(problem.packings, problem.items, problem.demand, problem.ranges, effort)
     relaxation = generator.generate(generator.master.relax())
-    best = generator.master.whole(seconds=effort.seconds)
+    best = generator.whole()
     relaxed = volume(problem)
     bound = attainable(problem, relaxed, problem.ranges)
     for gap_ratio in _GAPS:
@@ -152,7 +172,7 @@ def _by_columns(problem: Problem, effort: Effort) -> Solution:
         relaxed = max(relaxed, proven)
         bound = max(bound, attainable(problem, relaxed, problem.ranges))
         if grew and best.usd_per_hour > bound * (1 + _EQUAL):
-            best = _cheaper(best, generator.master.whole(seconds=effort.seconds))
+            best = _cheaper(best, generator.whole())
     if best.usd_per_hour > bound * (1 + _EQUAL) and len(problem.types) > 1:
         best, bound = branch(problem, generator, effort, best, bound)
     if best.usd_per_hour > bound * (1 + _EQUAL):
@@ -172,7 +192,7 @@ def _insist(problem: Problem, effort: Effort, best: Whole, bound: float) -> Whol
     for replicas_max in sorted({item.replicas for item in problem.items})[:_CUTS_MAX]:
         narrow = Generator(problem.packings, problem.items, problem.demand, problem.ranges, wide, replicas_max)
         narrow.enrich(narrow.generate(narrow.master.relax()))
-        best = _cheaper(best, narrow.master.whole(seconds=effort.seconds))
+        best = _cheaper(best, narrow.whole())
         if best.usd_per_hour <= bound * (1 + _EQUAL):
             break
     return best
@@ -207,7 +227,7 @@ def branch(problem: Problem, generator: Generator, effort: Effort, best: Whole, 
         relaxation = generator.generate(generator.restrict(ranges))
         proven, relaxation, _ = _proven(generator, relaxation, effort.gap_ratio)
         lowest = max(lowest, attainable(problem, proven, ranges))
-        best = _cheaper(best, generator.master.whole(seconds=effort.seconds))
+        best = _cheaper(best, generator.whole())
         if lowest * (1 + _EQUAL) >= best.usd_per_hour:
             cases[0] = (lowest, ranges)
             continue

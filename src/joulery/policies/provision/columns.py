@@ -13,20 +13,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from joulery.domain.arrays import FloatArray
-from joulery.policies.provision.master import Column, Master, Range, Relaxation
+from joulery.policies.provision.master import Column, Master, Range, Relaxation, Whole
 from joulery.policies.provision.options import Item
 from joulery.policies.provision.packing import Packing, Pattern
 from joulery.policies.provision.pricing import Pricer
 
 _ALMOST = 0.03
 """Columns that lack this part of the worth of their GPU are added at the end."""
+_TRIES = 3
+"""Patterns tried for each column wanted; the bound lets some through that do not fit."""
 _WIDE = 10
 """How much wider that last search is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How hard to try. Counts of work, not seconds: the same input gives the same plan.
+    """How hard to try. Counts of work rather than seconds, so that the same input gives the same plan.
 
     Attributes:
         patience: Rounds of column generation that may pass without a gain of a quarter of ``gap_ratio``.
@@ -34,7 +36,8 @@ class Effort:
         nodes: Partial patterns looked at for the bound, at most.
         columns: New columns a round and GPU type.
         gap_ratio: A bound this close is close enough.
-        seconds: When the solver of whole numbers stops improving.
+        branchings: After how many the solver of whole numbers stops improving.
+        seconds: When it stops at the latest; a plan that took that long may differ on another day.
     """
 
     patience: int = 5
@@ -42,6 +45,7 @@ class Effort:
     nodes: int = 300_000
     columns: int = 60
     gap_ratio: float = 0.002
+    branchings: int = 20_000
     seconds: float = 20.0
 
 
@@ -130,6 +134,10 @@ class Generator:
         ranges = float(np.maximum(rebates, 0.0) @ least + np.minimum(rebates, 0.0) @ most)
         return scale * float(self._demand @ relaxation.values) + ranges, added > 0
 
+    def whole(self) -> Whole:
+        """The cheapest whole numbers over the columns so far."""
+        return self.master.whole(seconds=self._effort.seconds, branchings=self._effort.branchings)
+
     def enrich(self, relaxation: Relaxation) -> int:
         """Add columns worth almost their GPU, which whole numbers may need; returns how many."""
         added = 0
@@ -151,7 +159,7 @@ class Generator:
 
     def _add_some(self, index: int, patterns: Sequence[Pattern], most: int) -> int:
         added = 0
-        for pattern in patterns:
+        for pattern in patterns[: _TRIES * most]:
             added += self._add(index, pattern)
             if added >= most:
                 break

@@ -115,12 +115,13 @@ class Master:
         cost = self._lp.getInfo().objective_function_value
         return Relaxation(cost, np.maximum(duals[:kinds], 0.0), duals[kinds:], rows[kinds:])
 
-    def whole(self, *, seconds: float) -> Whole:
-        """The cheapest whole numbers over the columns so far, as far as ``seconds`` of work get."""
+    def whole(self, *, seconds: float, branchings: int) -> Whole:
+        """The cheapest whole numbers over the columns so far, as far as so much work gets."""
         import highspy
 
         mip = _model()
         mip.setOptionValue("time_limit", seconds)
+        mip.setOptionValue("mip_max_nodes", branchings)
         mip.setOptionValue("mip_rel_gap", 1e-9)
         items, kinds = len(self._items), len(self._demand)
         for _ in range(items):
