@@ -37,8 +37,8 @@ async def test_a_service_is_profiled_for_real_and_the_profile_kept(tmp_path, set
     for entry in profile.entries:
         expected_s = {"small": 0.002, "large": 0.006}[entry.variant]
         assert expected_s <= entry.alone.mean_cpu_s < 3 * expected_s
-        # Wall time: the toy works for so much CPU time, which two clocks do not measure to the last tick alike.
-        assert entry.alone.mean_s >= 0.8 * expected_s
+        # The toy works for so much CPU time of its process, whose threads may run on every core of the slice at once.
+        assert entry.alone.mean_s >= expected_s / entry.slice.cores
         assert entry.startup_s > 0 and entry.startup_cpu_s > 0
     assert sorted((e.variant, e.slice.cores) for e in profile.entries) == [
         ("large", 1),
