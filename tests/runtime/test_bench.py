@@ -152,7 +152,7 @@ def test_the_verb(tmp_path, capsys, monkeypatch):
 
     site = toy_site(tmp_path)
     done = subprocess.run(
-        [sys.executable, "-m", "joulery", "profile", "small", str(site), "--slices", "1", "--runs", "5", "--json"],
+        [sys.executable, "-m", "joulery", "profile", "small", str(site), "--slices", "1", "--runs", "200", "--json"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -163,7 +163,7 @@ def test_the_verb(tmp_path, capsys, monkeypatch):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert [(e["variant"], e["slice"]) for e in found["entries"]] == [("small", "cpu:1")]
-    assert found["entries"][0]["alone"]["summary"]["runs"] == 5
+    assert found["entries"][0]["alone"]["summary"]["runs"] == 200
     for arguments, words in ((["big"], "no such service or variant"), (["sums", "--slices", "9"], "not a cut")):
         name, *rest = arguments
         done = subprocess.run(
