@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from joulery.adapters.engines.local import LocalEngine, LocalSettings
@@ -50,3 +51,8 @@ async def until(condition: Callable[[], bool], what: str = "") -> None:
 def alive(pid: int) -> bool:
     status = Path(f"/proc/{pid}/stat")
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def children() -> set[int]:
+    """The children of this process, unburied ones included; a test looks at those that were not there before it."""
+    return {child.pid for child in psutil.Process().children()}

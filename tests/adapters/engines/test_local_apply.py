@@ -7,14 +7,13 @@ import signal
 import time
 
 import numpy as np
-import psutil
 import pytest
 
 from joulery.adapters.engines.local import LocalEngine, LocalSettings
 from joulery.domain.engine import InferResponse, Outcome, ReplicaState, RequestError
 from joulery.domain.errors import ActuationError, CapabilityError
 from joulery.domain.serving import Slice, SliceKind
-from tests.adapters.engines.support import alive, ask, running, toy, until
+from tests.adapters.engines.support import alive, ask, children, running, toy, until
 
 
 async def test_a_transition_says_what_changed_and_what_it_cost() -> None:
@@ -142,25 +141,26 @@ async def test_a_change_that_is_cancelled_leaves_the_old_set() -> None:
 
 
 async def test_a_change_that_is_cancelled_at_any_moment_leaves_no_process() -> None:
-    engine = LocalEngine()
+    before, engine = children(), LocalEngine()
     for patience_s in np.linspace(0, 0.3, 25):
         change = asyncio.ensure_future(engine.apply([toy("who")] * 2))
         await asyncio.sleep(patience_s)
         change.cancel()
         await asyncio.gather(change, return_exceptions=True)
         await engine.apply([])
-        assert psutil.Process().children() == []
+        assert children() - before == set()
     await engine.close()
 
 
 async def test_closing_at_any_moment_of_a_restart_leaves_no_process() -> None:
+    before = children()
     for patience_s in np.linspace(0, 0.3, 12):
         engine = LocalEngine(LocalSettings(drain_s=0.0))
         await engine.apply([toy("who")])
         os.kill(engine.replicas()[0].pid, signal.SIGKILL)
         await asyncio.sleep(patience_s)
         await engine.close()
-        assert psutil.Process().children() == []
+        assert children() - before == set()
         assert engine.replicas() == ()
 
 

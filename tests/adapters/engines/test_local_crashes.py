@@ -11,13 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
 from joulery.adapters.engines.local import LocalEngine, LocalSettings
 from joulery.domain.engine import ModelRef, Outcome, ReplicaSpec, ReplicaState, RequestError
 from joulery.domain.errors import ActuationError, ConfigError, DataError, JouleryError
-from tests.adapters.engines.support import CORE, alive, ask, running, toy, until
+from tests.adapters.engines.support import CORE, alive, ask, children, running, toy, until
 
 
 def flag(path: Path) -> "np.ndarray[tuple[int], np.dtype[np.object_]]":
@@ -146,6 +145,7 @@ async def test_a_model_that_cannot_be_loaded_is_one_clear_error_and_the_old_repl
     (tmp_path / "secret.onnx").touch(mode=0)
     if "secret" in model and os.access(tmp_path / "secret.onnx", os.R_OK):
         pytest.skip("this user may read everything")
+    others = children()
     async with running(toy("who")) as engine:
         before = engine.replicas()
         with pytest.raises(kind, match=complaint):
@@ -156,8 +156,7 @@ async def test_a_model_that_cannot_be_loaded_is_one_clear_error_and_the_old_repl
         await ask(engine)
         (after,) = engine.replicas()
         assert after.pid == before[0].pid
-        workers = [child.pid for child in psutil.Process().children() if "engines.worker" in " ".join(child.cmdline())]
-        assert workers == [after.pid]
+        assert children() - others == {after.pid}
 
 
 @pytest.mark.parametrize(
@@ -194,6 +193,7 @@ async def test_what_a_dead_worker_forked_does_not_hold_the_engine_up() -> None:
 async def test_replicas_that_started_beside_one_that_cannot_are_stopped_without_a_trace(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    others = children()
     (tmp_path / "late.py").write_text("import time\ntime.sleep(1)\nraise RuntimeError('no')\n")
     os.environ["PYTHONPATH"] = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
     try:
@@ -206,7 +206,7 @@ async def test_replicas_that_started_beside_one_that_cannot_are_stopped_without_
         os.environ["PYTHONPATH"] = os.environ["PYTHONPATH"].removeprefix(f"{tmp_path}:")
     gc.collect()
     assert caplog.records == []
-    assert [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE] == []
+    assert children() - others == set()
 
 
 CONTROLLER = """

@@ -156,7 +156,8 @@ class LocalBackend:
         return f"{self._look(job).state}"
 
     def close(self) -> None:
-        """Jobs go on; nothing is open."""
+        """Jobs go on; nothing is open. Those that ended are buried."""
+        self._reap()
 
     def _look(self, number: int) -> ClusterJob:
         """One job now, after what is due was done: ends noticed, the grace enforced."""
