@@ -158,8 +158,6 @@ def test_the_verb(tmp_path, capsys, monkeypatch):
         timeout=60,
         check=False,
     )
-    if done.returncode == 2 and "does not rise when cores are busy" in done.stderr:
-        pytest.skip("other processes keep this machine's cores busy, and the power line says so")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert [(e["variant"], e["slice"]) for e in found["entries"]] == [("small", "cpu:1")]

@@ -39,7 +39,7 @@ def fit_power_line(busy_cores: FloatArray, power_w: FloatArray, *, idle_w: float
         idle_w: Idle power where the meter says it; the line is then forced through it.
 
     Raises:
-        DataError: Fewer than two intervals, or the power does not rise with the load.
+        DataError: Fewer than two intervals, none with a busy core, or the power does not rise with the load.
     """
     known = np.isfinite(busy_cores) & np.isfinite(power_w)
     cores, watts = busy_cores[known], power_w[known]
@@ -53,6 +53,11 @@ def fit_power_line(busy_cores: FloatArray, power_w: FloatArray, *, idle_w: float
         square = float(spread @ spread)
         active_w = float(spread @ watts) / square if square > 0 else 0.0
         idle_w = float(watts.mean() - active_w * cores.mean())
+    if not float(cores.max()) > 0.0:
+        raise DataError(
+            f"no core was seen busy in {len(cores)} intervals, so what a busy core draws cannot be told",
+            hint="the work was too short for the clock of CPU time: measure more of it (--runs)",
+        )
     if not active_w * float(cores.max()) > _LEAST_RISE_RATIO * float(watts.mean()):
         raise DataError(
             "the metered power does not rise when cores are busy, so no request can be charged for it",
