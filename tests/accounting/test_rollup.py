@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -42,17 +43,32 @@ def test_rows_by_name_add_up_to_the_total(named):
     assert [row.key for row in rows] == sorted({name for name, _ in named})
 
 
-def test_a_row_by_part_is_as_good_as_its_weakest_part_and_its_grams_are_unknown():
+def test_the_grams_of_rows_by_part_add_up_and_are_unknown_without_a_signal():
+    parts = (
+        Part("cpu:0", "dram", 1.0, Quality.MEASURED, "rapl", 0.0, 0.25),
+        Part("gpu:0", "board", 1.0, Quality.MEASURED, "nvml", 0.0, 1.0),
+    )
+    footprint = Footprint(parts=parts, idle_j=1.0, unattributed_j=1.0, idle_g=0.5, unattributed_g=0.125, carbon_g=1.875)
+    assert all(math.isnan(row.carbon_g) for row in by_part(footprint, "device"))
+    known = replace(footprint, signal=Signal.AVERAGE, scope=Scope.DIRECT)
+    assert [(row.key, row.carbon_g) for row in by_part(known, "device")] == [
+        ("cpu:0", 0.25),
+        ("gpu:0", 1.0),
+        ("idle", 0.5),
+        ("unattributed", 0.125),
+    ]
+    assert [row.carbon_g for row in by_part(known + known, "meter")] == [2.0, 0.5, 1.0, 0.25]
+
+
+def test_a_row_by_part_is_as_good_as_its_weakest_part():
     footprint = Footprint(
         parts=(
             Part("cpu:0", "dram", 1.0, Quality.ASSUMED, "table", 0.5),
             Part("cpu:0", "package", 2.0, Quality.MEASURED, "rapl", 0.25),
         )
     )
-    (row, idle, _) = by_part(footprint, "device")
+    (row, _, _) = by_part(footprint, "device")
     assert (row.key, row.energy_j, row.band_j, row.quality) == ("cpu:0", 3.0, 0.75, Quality.ASSUMED)
-    assert math.isnan(row.carbon_g)
-    assert math.isnan(idle.carbon_g)
     assert [r.key for r in by_part(footprint, "component")[:2]] == ["cpu:0 dram", "cpu:0 package"]
     assert [r.key for r in by_part(footprint, "meter")[:2]] == ["rapl", "table"]
     assert [r.key for r in by_part(footprint, "quality")[:2]] == ["assumed", "measured"]

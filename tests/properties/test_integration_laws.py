@@ -156,10 +156,12 @@ def test_charging_conserves_and_is_additive(
     for name in ("energy_j", "carbon_g", "carbon_covered_j", "facility_j", "duration_s", "covered_s", "embodied_g"):
         assert close(getattr(both, name), getattr(metered_total, name)), name
     assert close(run.attributed_j + run.idle_j + run.unattributed_j, run.energy_j)
+    for side in (run, rest, metered_total):
+        assert close(sum(part.carbon_g for part in side.parts) + side.idle_g + side.unattributed_g, side.carbon_g)
     assert min(run.idle_j, rest.idle_j, run.unattributed_j) >= -1e-9
     assert all(part.energy_j >= -1e-9 for part in (*run.parts, *rest.parts))
     pieces = [charged(a, b) for a, b in itertools.pairwise(cuts)]
     for side, whole in ((0, run), (1, rest)):
         total = sum((piece[side] for piece in pieces), Footprint())
-        for name in ("energy_j", "idle_j", "unattributed_j", "attributed_j", "carbon_g"):
+        for name in ("energy_j", "idle_j", "unattributed_j", "attributed_j", "carbon_g", "idle_g", "unattributed_g"):
             assert getattr(total, name) == pytest.approx(getattr(whole, name), rel=TOLERANCE, abs=1e-9), name

@@ -92,6 +92,7 @@ def test_a_gpu_nobody_else_is_known_on_is_the_runs_own() -> None:
             "quality": "measured",
             "meter": "nvml",
             "band_j": 0.0,
+            "carbon_g": None,
         }
     ]
     assert report["other_j"] == 0.0

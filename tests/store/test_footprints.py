@@ -12,7 +12,7 @@ from joulery.domain.quality import Quality
 from joulery.store.footprints import footprint_from_dict, footprint_to_dict
 
 CONTRACT = ["energy_j", "carbon_g", "idle_j", "unattributed_j", "duration_s", "coverage_ratio", "quality", "parts"]
-PART = Part("cpu:0", "package", 30.0, Quality.MODELLED, "cpu-model", 15.0)
+PART = Part("cpu:0", "package", 30.0, Quality.MODELLED, "cpu-model", 15.0, 0.007)
 joules = st.floats(0, 1e6)
 
 FULL = Footprint(
@@ -29,6 +29,8 @@ FULL = Footprint(
     covered_s=8.0,
     idle_quality=Quality.ASSUMED,
     idle_band_j=6.0,
+    idle_g=0.002,
+    unattributed_g=0.001,
     signal=Signal.AVERAGE,
     scope=Scope.DIRECT,
     carbon_quality=Quality.ASSUMED,
@@ -52,8 +54,10 @@ def test_the_contract_for_scripts() -> None:
             "quality": "modelled",
             "meter": "cpu-model",
             "band_j": 15.0,
+            "carbon_g": 0.007,
         }
     ]
+    assert (report["idle_g"], report["unattributed_g"]) == (0.002, 0.001)
 
 
 def test_unknown_is_null_and_never_zero() -> None:
@@ -62,6 +66,7 @@ def test_unknown_is_null_and_never_zero() -> None:
     assert nothing_read["coverage_ratio"] == 0.0
     no_carbon = footprint_to_dict(Footprint(parts=(PART,), duration_s=1.0, covered_s=1.0))
     assert (no_carbon["carbon_g"], no_carbon["carbon_coverage_ratio"]) == (None, 0.0)
+    assert (no_carbon["idle_g"], no_carbon["parts"][0]["carbon_g"]) == (None, None)
     uncovered = footprint_to_dict(Footprint(parts=(PART,), duration_s=1.0, covered_s=1.0, signal=Signal.AVERAGE))
     assert uncovered["carbon_g"] is None
     empty = footprint_to_dict(Footprint())
@@ -105,3 +110,16 @@ def test_an_empty_one_survives_too() -> None:
 def test_nonsense_is_refused(broken: dict[str, object]) -> None:
     with pytest.raises(DataError, match="not a footprint"):
         footprint_from_dict(broken)
+
+
+def test_a_document_older_than_the_grams_of_parts_does_not_know_them() -> None:
+    old = footprint_to_dict(FULL)
+    for key in ("idle_g", "unattributed_g"):
+        del old[key]
+    del old["parts"][0]["carbon_g"]
+    read = footprint_from_dict(old)
+    assert read.carbon_g == FULL.carbon_g
+    assert all(math.isnan(grams) for grams in (read.idle_g, read.unattributed_g, read.parts[0].carbon_g))
+    assert footprint_to_dict(read)["idle_g"] is None
+    old["carbon_g"] = old["carbon_signal"] = old["carbon_scope"] = None
+    assert footprint_from_dict(old).idle_g == 0.0

@@ -95,13 +95,16 @@ def footprint(n: int = 90) -> Footprint:
     """What the demo cost."""
     last = ticks(n)[-1]
     charged_j, idle_j, rest_j = 0.52 * last.energy_j, 0.44 * last.energy_j, 0.04 * last.energy_j
+    charged_g, idle_g, rest_g = 0.5 * last.carbon_g, 0.45 * last.carbon_g, 0.05 * last.carbon_g
     return Footprint(
         parts=(
-            Part("cpu:0", "package", 0.9 * charged_j, Quality.MODELLED, "cpu-model", 0.27 * charged_j),
-            Part("machine", "dram", 0.1 * charged_j, Quality.ASSUMED, "table"),
+            Part("cpu:0", "package", 0.9 * charged_j, Quality.MODELLED, "cpu-model", 0.27 * charged_j, 0.9 * charged_g),
+            Part("machine", "dram", 0.1 * charged_j, Quality.ASSUMED, "table", 0.0, 0.1 * charged_g),
         ),
         idle_j=idle_j,
         unattributed_j=rest_j,
+        idle_g=idle_g,
+        unattributed_g=rest_g,
         carbon_g=last.carbon_g,
         carbon_covered_j=last.energy_j,
         facility_j=last.energy_j,

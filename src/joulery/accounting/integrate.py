@@ -172,7 +172,7 @@ def footprint(
     carbon_g, covered_j = grid.grams(total_j)
     rest = [channel.quality for channel, energy_j in (*idle, *unattributed) if float(np.sum(energy_j)) > 0]
     return Footprint(
-        parts=merge_parts(tuple(_part(channel, float(np.sum(energy_j))) for channel, energy_j in parts)),
+        parts=merge_parts(tuple(_part(channel, energy_j, grid, pue) for channel, energy_j in parts)),
         idle_j=sum(float(np.sum(energy_j)) for _, energy_j in idle),
         unattributed_j=sum(float(np.sum(energy_j)) for _, energy_j in unattributed),
         carbon_g=carbon_g * pue,
@@ -188,10 +188,19 @@ def footprint(
         scope=grid.carbon.scope if grid.carbon is not None else None,
         carbon_quality=grid.quality(total_j),
         idle_band_j=sum(float(np.sum(energy_j)) * channel.band_ratio for channel, energy_j in (*idle, *unattributed)),
+        idle_g=sum(grid.grams(energy_j)[0] for _, energy_j in idle) * pue,
+        unattributed_g=sum(grid.grams(energy_j)[0] for _, energy_j in unattributed) * pue,
     )
 
 
-def _part(channel: Channel, energy_j: float) -> Part:
+def _part(channel: Channel, energy_j: FloatArray, grid: Grid, pue: float) -> Part:
+    total_j = float(np.sum(energy_j))
     return Part(
-        channel.device, channel.component, energy_j, channel.quality, channel.meter, energy_j * channel.band_ratio
+        channel.device,
+        channel.component,
+        total_j,
+        channel.quality,
+        channel.meter,
+        band_j=total_j * channel.band_ratio,
+        carbon_g=grid.grams(energy_j)[0] * pue,
     )

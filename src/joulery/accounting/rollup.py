@@ -45,9 +45,9 @@ def total(footprints: Iterable[tuple[str, Footprint]]) -> Footprint:
 def by_part(footprint: Footprint, by: str) -> tuple[Row, ...]:
     """A footprint by ``device``, ``component``, ``quality`` or ``meter``, idle and unattributed as their own lines.
 
-    Grams depend on when each part drew its power, which a footprint no longer knows: they are NaN here.
+    Grams are NaN without a carbon source, and where a run kept before they were told apart did not hold them.
     """
-    key_of = PART_KEYS[by]
+    key_of, known = PART_KEYS[by], footprint.signal is not None
     groups: dict[str, list[Part]] = {}
     for part in footprint.parts:
         groups.setdefault(key_of(part), []).append(part)
@@ -55,16 +55,19 @@ def by_part(footprint: Footprint, by: str) -> tuple[Row, ...]:
         Row(
             key,
             math.fsum(part.energy_j for part in parts),
-            math.nan,
+            math.fsum(part.carbon_g for part in parts) if known else math.nan,
             weakest(part.quality for part in parts),
             math.fsum(part.band_j for part in parts),
         )
         for key, parts in sorted(groups.items())
     ]
     rest_j = footprint.idle_j + footprint.unattributed_j
-    for key, energy_j in ((IDLE, footprint.idle_j), (UNATTRIBUTED, footprint.unattributed_j)):
+    for key, energy_j, carbon_g in (
+        (IDLE, footprint.idle_j, footprint.idle_g),
+        (UNATTRIBUTED, footprint.unattributed_j, footprint.unattributed_g),
+    ):
         band_j = footprint.idle_band_j * energy_j / rest_j if rest_j > 0 else 0.0
-        rows.append(Row(key, energy_j, math.nan, footprint.idle_quality, band_j))
+        rows.append(Row(key, energy_j, carbon_g if known else math.nan, footprint.idle_quality, band_j))
     return tuple(rows)
 
 

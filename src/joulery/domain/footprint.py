@@ -21,6 +21,7 @@ class Part:
         quality: Measured, modelled or assumed.
         meter: Which meter the number rests on.
         band_j: Half-width of its uncertainty in joules; 0 when not stated.
+        carbon_g: Grams of its joules, on the terms of the footprint's ``carbon_g``; NaN where they were not kept.
     """
 
     device: str
@@ -29,6 +30,7 @@ class Part:
     quality: Quality
     meter: str
     band_j: float = 0.0
+    carbon_g: float = 0.0
 
     @property
     def key(self) -> tuple[str, str, Quality, str]:
@@ -40,7 +42,7 @@ class Part:
 class Footprint:
     """Joules and grams of one piece of work. A monoid: ``a + b`` adds up, ``Footprint()`` is neutral.
 
-    The law, held to 1e-9: ``sum(part.energy_j) + idle_j + unattributed_j == energy_j``.
+    The laws, held to 1e-9: ``sum(part.energy_j) + idle_j + unattributed_j == energy_j``, and the same of grams.
 
     Attributes:
         parts: Energy charged to the work itself, one entry a (device, component, quality, meter), sorted by key.
@@ -55,6 +57,7 @@ class Footprint:
         covered_s: Metered time with readings, averaged over the channels of a window, summed over windows.
         idle_quality: Quality of ``idle_j`` and ``unattributed_j``.
         idle_band_j: Half-width of the uncertainty of ``idle_j + unattributed_j`` in joules; 0 when not stated.
+        idle_g, unattributed_g: Grams of ``idle_j`` and ``unattributed_j``; NaN where they were not kept.
         signal, scope: What ``carbon_g`` counts; None while no grams are known.
         carbon_quality: Quality of the intensities behind ``carbon_g``.
     """
@@ -75,6 +78,8 @@ class Footprint:
     scope: Scope | None = None
     carbon_quality: Quality = Quality.MEASURED
     idle_band_j: float = 0.0
+    idle_g: float = 0.0
+    unattributed_g: float = 0.0
 
     @property
     def attributed_j(self) -> float:
@@ -142,6 +147,8 @@ class Footprint:
             scope=self.scope or other.scope,
             carbon_quality=weakest((self.carbon_quality, other.carbon_quality)),
             idle_band_j=self.idle_band_j + other.idle_band_j,
+            idle_g=self.idle_g + other.idle_g,
+            unattributed_g=self.unattributed_g + other.unattributed_g,
         )
 
 
@@ -153,7 +160,12 @@ def merge_parts(parts: tuple[Part, ...]) -> tuple[Part, ...]:
         merged[part.key] = (
             part
             if seen is None
-            else replace(seen, energy_j=seen.energy_j + part.energy_j, band_j=seen.band_j + part.band_j)
+            else replace(
+                seen,
+                energy_j=seen.energy_j + part.energy_j,
+                band_j=seen.band_j + part.band_j,
+                carbon_g=seen.carbon_g + part.carbon_g,
+            )
         )
     return tuple(merged[key] for key in sorted(merged))
 

@@ -152,6 +152,7 @@ def _of_ticks(run: Run, site: SiteLabel | None, ticks: tuple[Tick, ...]) -> Foot
     return replace(
         footprint,
         carbon_g=last.carbon_g,
+        unattributed_g=last.carbon_g,
         carbon_covered_j=last.energy_j,
         signal=carbon.signal,
         scope=carbon.scope,

@@ -38,12 +38,15 @@ def footprint_to_dict(footprint: Footprint) -> dict[str, Any]:
                 "quality": part.quality.value,
                 "meter": part.meter,
                 "band_j": part.band_j,
+                "carbon_g": _known(part.carbon_g) if grams and known else None,
             }
             for part in footprint.parts
         ],
         "band_j": footprint.band_j,
         "idle_quality": footprint.idle_quality.value,
         "idle_band_j": footprint.idle_band_j,
+        "idle_g": _known(footprint.idle_g) if grams and known else None,
+        "unattributed_g": _known(footprint.unattributed_g) if grams and known else None,
         "start_s": _known(footprint.start_s),
         "end_s": _known(footprint.end_s),
         "covered_s": footprint.covered_s,
@@ -65,8 +68,9 @@ def footprint_from_dict(value: Mapping[str, Any]) -> Footprint:
         DataError: A key is missing or holds the wrong kind of value.
     """
     try:
+        unknown_g = 0.0 if value.get("carbon_g") is None else math.nan
         return Footprint(
-            parts=tuple(_part(part) for part in value["parts"]),
+            parts=tuple(_part(part, unknown_g) for part in value["parts"]),
             idle_j=number(value["idle_j"] or 0.0),
             unattributed_j=number(value["unattributed_j"] or 0.0),
             carbon_g=number(value["carbon_g"] or 0.0),
@@ -79,6 +83,8 @@ def footprint_from_dict(value: Mapping[str, Any]) -> Footprint:
             covered_s=number(value["covered_s"]),
             idle_quality=Quality(value["idle_quality"]),
             idle_band_j=number(value.get("idle_band_j", 0.0)),
+            idle_g=_grams(value, "idle_g", unknown_g),
+            unattributed_g=_grams(value, "unattributed_g", unknown_g),
             signal=Signal(value["carbon_signal"]) if value["carbon_signal"] else None,
             scope=Scope(value["carbon_scope"]) if value["carbon_scope"] else None,
             carbon_quality=Quality(value.get("carbon_quality") or Quality.MEASURED),
@@ -87,7 +93,7 @@ def footprint_from_dict(value: Mapping[str, Any]) -> Footprint:
         raise DataError(f"not a footprint: {type(error).__name__} {error}") from error
 
 
-def _part(value: Mapping[str, Any]) -> Part:
+def _part(value: Mapping[str, Any], unknown_g: float) -> Part:
     return Part(
         text(value["device"]),
         text(value["component"]),
@@ -95,7 +101,13 @@ def _part(value: Mapping[str, Any]) -> Part:
         Quality(value["quality"]),
         text(value["meter"]),
         number(value["band_j"]),
+        _grams(value, "carbon_g", unknown_g),
     )
+
+
+def _grams(value: Mapping[str, Any], key: str, unknown_g: float) -> float:
+    """Grams of a part; ``unknown_g`` where they are null, or the document is older than the key."""
+    return unknown_g if value.get(key) is None else number(value[key])
 
 
 def _known(value: float) -> float | None:

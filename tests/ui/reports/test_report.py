@@ -46,12 +46,12 @@ up quickstart ID
   accuracy  76.54 %  published ImageNet top-1, weighted by answers
   variants           lite0 31.0 %, lite1 33.0 %, lite2 36.0 %
 
-  component       energy   share  quality
-  cpu:0 package  2.35 kJ  46.8 %  modelled ± 30 %
-  machine dram     261 J   5.2 %  assumed
-  idle           2.21 kJ  44.0 %  modelled
-  unattributed     201 J   4.0 %  modelled
-  total          5.02 kJ   100 %
+  component       energy   share   carbon  quality
+  cpu:0 package  2.35 kJ  46.8 %   112 mg  modelled ± 30 %
+  machine dram     261 J   5.2 %  12.5 mg  assumed
+  idle           2.21 kJ  44.0 %   112 mg  modelled
+  unattributed     201 J   4.0 %  12.5 mg  modelled
+  total          5.02 kJ   100 %   250 mg
 """
 
 
