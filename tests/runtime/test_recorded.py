@@ -80,6 +80,37 @@ def test_a_run_without_intensity_has_a_course_without_grams(tmp_path):
     assert all(math.isnan(tick.carbon_g) for tick in view.ticks)
 
 
+def test_the_same_joules_on_another_grid(tmp_path, capsys):
+    folder = measured_run(tmp_path / "run")
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    own = load_run(folder)
+    view = load_run(folder, carbon=source_of({"carbon": "500 g/kWh"}))
+    assert view.footprint.energy_j == pytest.approx(own.footprint.energy_j, rel=1e-12)
+    assert view.footprint.carbon_g == pytest.approx(2 * own.footprint.carbon_g, rel=1e-9)
+    assert view.ticks[-1].g_per_kwh == 500.0
+    assert main(["report", str(folder), "--zone", "typical:FR", "--json"]) == 0
+    french = json.loads(capsys.readouterr().out)
+    assert french["energy_j"] == pytest.approx(own.footprint.energy_j)
+    assert "typical" in french["carbon_source"] and 0 < french["carbon_g"] < own.footprint.carbon_g
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    (tmp_path / "ci.csv").write_text("timestamp_utc,g_per_kwh\n2021-01-01T00:00:00Z,100\n2021-01-01T01:00:00Z,100\n")
+    assert main(["report", str(folder), "--carbon", str(tmp_path / "ci.csv"), "--json"]) == 0
+    elsewhere = json.loads(capsys.readouterr().out)
+    assert elsewhere["carbon_g"] is None and "covers 2021-01-01" in elsewhere["carbon_reason"]
+
+
+def test_what_cannot_be_counted_again_is_one_clear_error(tmp_path, capsys):
+    create_run(tmp_path / "up", kind="up").close()
+    assert main(["report", str(tmp_path / "up"), "--carbon", "250 g/kWh"]) == 2
+    assert "only the grams of a measured run can be counted again" in capsys.readouterr().err
+    folder = measured_run(tmp_path / "run")
+    assert main(["report", str(folder), "--carbon", "250 g/kWh", "--by", "module"]) == 2
+    assert "the grams of operations stay as recorded" in capsys.readouterr().err
+    (folder / "power.parquet").unlink()
+    assert main(["report", str(folder), "--carbon", "250 g/kWh"]) == 2
+    assert "keeps no readings" in capsys.readouterr().err
+
+
 def test_a_run_killed_before_its_report_is_accounted_again(tmp_path, capsys):
     folder = measured_run(tmp_path / "run", report=False, state="running", logs=("started",))
     view = load_run(folder)

@@ -199,12 +199,13 @@ def moved(series: CarbonSeries, by_s: float) -> CarbonSeries:
     )
 
 
-def account_again(run: Run, source: CarbonSource | None) -> Account:
+def account_again(run: Run, source: CarbonSource | None, *, regardless: bool = False) -> Account:
     """The account of a run from what it keeps: also of one whose measuring process was killed.
 
     Args:
         run: A run of kind ``measure``.
         source: Where the intensity comes from, where the run does not keep it; None for no grams.
+        regardless: Ask the source although the run keeps an intensity: the same joules on another grid.
 
     Raises:
         DataError: It is no such run, it was killed before the command started, or its files are damaged.
@@ -225,7 +226,7 @@ def account_again(run: Run, source: CarbonSource | None) -> Account:
         span = Span(start_ns, max(end_ns, start_ns), offset_ns)
         notes += ("the measuring process was killed: this is the part of the run until then",)
     terms, kept = Terms.from_dict(run.manifest["terms"]), read_intensity(run)
-    if kept is not None:
+    if kept is not None and not regardless:
         return _account(evidence, span, terms, kept, None, notes)
     return account(evidence, span, terms, source, notes)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from joulery.domain.errors import DataError
+from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.footprint import Footprint
+from joulery.domain.ports import CarbonSource
 from joulery.domain.quality import Quality
 from joulery.domain.timeline import CarbonBasis, CarbonLabel, DecisionRecord, SiteLabel, Tick
 from joulery.store.footprints import footprint_from_dict
@@ -76,27 +78,60 @@ class RunView:
             raise DataError(f"charges: {type(error).__name__} {error}", file=str(self.path / "report.json")) from error
 
 
-def load_run(path: str | Path, *, with_course: bool = False) -> RunView:
+def load_run(path: str | Path, *, with_course: bool = False, carbon: CarbonSource | None = None) -> RunView:
     """Everything there is to report of the run at ``path``.
 
     Args:
         path: Its folder.
         with_course: Whether the course over time is needed; that of a measured run is computed from its readings.
+        carbon: Another intensity than the run's own for the grams of a measured run.
 
     Raises:
+        ConfigError: ``carbon`` is given and the run was not measured: its decisions followed its own grid.
         DataError: No run, damaged, written by a newer joulery, or interrupted before anything was recorded.
     """
     run = open_run(path)
     report = run.report
     if run.manifest.get("kind") != "measure":
+        if carbon is not None:
+            raise ConfigError(
+                "only the grams of a measured run can be counted again",
+                got=f"{run.path}, a run of kind {run.manifest.get('kind')}",
+                hint="what a site did followed the grid it saw: leave --zone and --carbon out",
+            )
         site, ticks = read_site(run), read_ticks(run)
         footprint = _of_ticks(run, site, ticks) if report is None else footprint_from_dict(report)
         return RunView(run.path, run.manifest, footprint, report or {}, site, ticks, read_decisions(run))
-    ticks = ()
-    if report is None or with_course:
+    ticks, manifest = (), run.manifest
+    if carbon is not None:
+        report, ticks, grid = _on_another_grid(run, carbon)
+        manifest = {**run.manifest, "carbon": grid}
+    elif report is None or with_course:
         report, ticks = _measured(run, report)
     footprint = footprint_from_dict(report)
-    return RunView(run.path, run.manifest, footprint, report, measured_label(run.manifest, footprint), ticks)
+    return RunView(run.path, manifest, footprint, report, measured_label(manifest, footprint), ticks)
+
+
+def _on_another_grid(run: Run, source: CarbonSource) -> tuple[dict[str, Any], tuple[Tick, ...], dict[str, str] | None]:
+    """The report of a measured run with another intensity, its course, and the zone and source of that intensity."""
+    from joulery.runtime.account import account_again
+
+    if "power" not in run.series_names:
+        raise DataError("the run keeps no readings, so its grams cannot be counted again", file=str(run.path))
+    with _readings(run):
+        made = account_again(run, source, regardless=True)
+    series = made.basis.carbon
+    grid = None if series is None else {"zone": series.zone, "source": series.source}
+    return made.report, made.basis.course(), grid
+
+
+@contextmanager
+def _readings(run: Run) -> Iterator[None]:
+    """Damage to what a run keeps, as one error that names it."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"the readings of the run: {type(error).__name__} {error}", file=str(run.path)) from error
 
 
 def _measured(run: Run, report: dict[str, Any] | None) -> tuple[dict[str, Any], tuple[Tick, ...]]:
@@ -106,11 +141,9 @@ def _measured(run: Run, report: dict[str, Any] | None) -> tuple[dict[str, Any], 
 
     if report is not None and "power" not in run.series_names:
         return report, ()
-    try:
+    with _readings(run):
         source = source_of(run.manifest["terms"]["carbon"]) if report is None else None
         made = account_again(run, source)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"the readings of the run: {type(error).__name__} {error}", file=str(run.path)) from error
     return report or made.report, made.basis.course()
 
 

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from joulery.ui.cli import report_anatomy
+from joulery.ui.cli.carbon_flags import carbon_flags
 from joulery.ui.cli.report_sacct import ReportOrSacct
 
 if TYPE_CHECKING:
+    from joulery.domain.ports import CarbonSource
     from joulery.runtime.recorded import RunView
     from joulery.ui.reports.table import Rollup
 
@@ -39,6 +41,7 @@ FORMATS = ("text", "json", "csv", "html")
 @click.option("--pattern", "patterns", multiple=True, metavar="P=NAME", help="Traced: fold components that match P.")
 @click.option("--phase", metavar="P", help="Traced: forward, backward, recompute, optimizer or other alone.")
 @click.option("--device", metavar="D", help="Traced: this device alone.")
+@carbon_flags
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write to this file instead of standard output.")
 def command(
@@ -53,8 +56,11 @@ def command(
     device: str | None,
     as_json: bool,
     out: Path | None,
+    **carbon: str | None,
 ) -> None:
     """Report what RUN cost: joules, grams, of whom, how well known. Several runs are added up.
+
+    With --zone or --carbon, the grams of measured runs are counted again on that grid; their joules stay.
 
     A traced run (measure --trace, account --out) is reported by operation too: --by module, layer, op or phase.
 
@@ -67,10 +73,13 @@ def command(
         raise ConfigError("--json contradicts --format", got=form)
     form = "json" if as_json else form or "text"
     cut = report_anatomy.Cut(by, depth, top, fold, patterns, phase, device)
+    grid = _grid(carbon)
     if report_anatomy.wanted(cut, form):
+        if grid is not None:
+            raise ConfigError("the grams of operations stay as recorded", hint="leave --zone and --carbon out")
         report_anatomy.write(report_anatomy.render(runs, cut, form), form, out)
         return
-    views = _read(runs, with_course=form == "html" or by == "hour")
+    views = _read(runs, with_course=form == "html" or by == "hour", carbon=grid)
     text = _render(roll_up(views, by or "component"), form, with_rows=by is not None, to_terminal=out is None)
     if out is None:
         click.echo(text, nl=False)
@@ -81,7 +90,17 @@ def command(
     click.echo(f"{out}", err=True)
 
 
-def _read(runs: tuple[str, ...], *, with_course: bool) -> list[RunView]:
+def _grid(flags: dict[str, str | None]) -> CarbonSource | None:
+    """The intensity that the flags name; None without any."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    if not given:
+        return None
+    from joulery.runtime.compose.carbon import source_from_flags
+
+    return source_from_flags(given)
+
+
+def _read(runs: tuple[str, ...], *, with_course: bool, carbon: CarbonSource | None) -> list[RunView]:
     """The runs, each once."""
     from joulery.domain.errors import ConfigError
     from joulery.runtime.recorded import load_run
@@ -91,7 +110,7 @@ def _read(runs: tuple[str, ...], *, with_course: bool) -> list[RunView]:
     with told("reading runs", quiet=not sys.stderr.isatty()) as tell:
         for number, run in enumerate(runs):
             tell(number, len(runs), run)
-            views.append(load_run(run, with_course=with_course))
+            views.append(load_run(run, with_course=with_course, carbon=carbon))
     names = [view.name for view in views]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"the run {twice[0]} is named twice", hint="a run counts once: leave the copy out")
