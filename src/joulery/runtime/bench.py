@@ -35,7 +35,7 @@ from joulery.runtime.orders import Orders
 from joulery.runtime.profiling import BRIEF, Measured, Plan, assemble, digest, machine, measure
 from joulery.runtime.sampling import SamplerProcess
 from joulery.runtime.terms import MAX_CPU_RATIO
-from joulery.store.files import disk_errors, write_atomically
+from joulery.store.files import disk_errors, read_json, write_atomically
 
 REST_S = 1.0
 """How long the machine is watched doing nothing: one end of the power line."""
@@ -239,11 +239,9 @@ def read_profile(file: Path) -> Profile:
         DataError: It cannot be read, or is no profile.
     """
     try:
-        data = orjson.loads(file.read_bytes())
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", file=str(file)) from error
-    except orjson.JSONDecodeError as error:
-        raise DataError(f"not JSON: {error}", file=str(file), row=error.lineno) from error
+        data = read_json(file)
+    except FileNotFoundError as error:
+        raise DataError("cannot be read: No such file or directory", file=str(file)) from error
     try:
         return Profile.from_dict(data)
     except DataError as error:

@@ -1,4 +1,4 @@
-"""Writing files that survive: whole or not at all, with one clear error when the disk refuses."""
+"""Files that survive: written whole or not at all, read with one clear error when something is wrong with them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from joulery.domain.errors import CapabilityError
+import orjson
+
+from joulery.domain.errors import CapabilityError, DataError
 
 _HINTS = {
     errno.ENOSPC: "free some space or name another folder with --out; what was written before is kept",
@@ -55,3 +57,20 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             draft.replace(path)
         finally:
             draft.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        FileNotFoundError: There is none; what that means, the caller knows.
+        DataError: It cannot be read, or is not JSON.
+    """
+    try:
+        return orjson.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(path) from error
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", file=str(path)) from error
+    except orjson.JSONDecodeError as error:
+        raise DataError(f"not JSON: {error}", file=str(path), row=error.lineno) from error

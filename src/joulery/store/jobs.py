@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 
 from joulery.domain.errors import DataError
-from joulery.store.files import disk_errors, write_atomically
+from joulery.store.files import disk_errors, read_json, write_atomically
 
 
 class JobBook:
@@ -64,13 +64,9 @@ class JobBook:
         """
         file = self.folder(job) / f"{fact}.json"
         try:
-            document = orjson.loads(file.read_bytes())
+            document = read_json(file)
         except FileNotFoundError:
             return None
-        except OSError as error:
-            raise DataError(f"cannot be read: {error.strerror}", file=str(file)) from error
-        except orjson.JSONDecodeError as error:
-            raise DataError(f"not JSON: {error}", file=str(file), row=error.lineno) from error
         if not isinstance(document, dict):
             raise DataError("expected one JSON object", file=str(file))
         return document

@@ -31,7 +31,7 @@ import orjson
 
 from joulery import __version__
 from joulery.domain.errors import ConfigError, DataError
-from joulery.store.files import disk_errors, write_atomically
+from joulery.store.files import disk_errors, read_json, write_atomically
 from joulery.store.series import read_series, write_series
 
 SCHEMA = "joulery.run/1"
@@ -182,13 +182,9 @@ def open_run(path: str | Path) -> Run:
     folder = Path(path)
     file = folder / "manifest.json"
     try:
-        manifest = orjson.loads(file.read_bytes())
-    except (FileNotFoundError, NotADirectoryError) as error:
+        manifest = read_json(file)
+    except FileNotFoundError as error:
         raise DataError(f"{folder} holds no run: manifest.json is not there", hint="name a run directory") from error
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", file=str(file)) from error
-    except orjson.JSONDecodeError as error:
-        raise DataError(f"not JSON: {error}", file=str(file), row=error.lineno) from error
     schema = manifest.get("schema") if isinstance(manifest, dict) else None
     if schema != SCHEMA:
         raise DataError(
@@ -225,13 +221,9 @@ class Run:
         """
         file = self.path / "report.json"
         try:
-            report = orjson.loads(file.read_bytes())
+            report = read_json(file)
         except FileNotFoundError:
             return None
-        except OSError as error:
-            raise DataError(f"cannot be read: {error.strerror}", file=str(file)) from error
-        except orjson.JSONDecodeError as error:
-            raise DataError(f"not JSON: {error}", file=str(file), row=error.lineno) from error
         if not isinstance(report, dict):
             raise DataError("a report is one JSON object", file=str(file))
         return report
