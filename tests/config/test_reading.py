@@ -52,6 +52,41 @@ def test_cut_rate_and_load_may_be_left_to_what_is_measured():
     assert (site.load.rate_rps, site.load.utilisation_ratio) == (None, 0.45)
 
 
+TWO = """
+joulery: 1
+services:
+  - {name: a, model: m, slo: {latency: 1 s}}
+  - {name: b, model: m, slo: {latency: 1 s}, cpu: {cores: 1}, load: {kind: constant, rate: 5 /s, duration: 2 s}}
+load: {kind: poisson, rate: 9 /s, duration: 3 s}
+"""
+
+
+def test_every_service_may_have_a_load_of_its_own():
+    site = parse(TWO)
+    a, b = site.services
+    assert site.load_of(a) is site.load, "the first service, where the site's load names none"
+    assert site.load_of(b) is b.load and b.load.rate_rps == 5.0 and b.cpu.cores == 1
+    named = parse(TWO.replace("load: {kind: poisson", "load: {service: a, kind: poisson"))
+    assert named.load_of(named.services[0]) is named.load
+    assert parse(TWO.rpartition("load:")[0]).load_of(a) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("load: {kind: poisson", "load: {service: b, kind: poisson", "load: service b has a load of its own"),
+        (
+            "load: {kind: constant",
+            "load: {service: a, kind: constant",
+            "the load of a service goes to",
+        ),
+    ],
+)
+def test_a_service_has_one_load(old, new, message):
+    with pytest.raises(ConfigError, match=message):
+        parse(TWO.replace(old, new))
+
+
 def test_paths_start_at_the_site_file(tmp_path):
     (tmp_path / "photos").mkdir()
     site = load(written(tmp_path, changed("poisson,", "poisson, inputs: photos,")))

@@ -84,3 +84,13 @@ def test_what_only_rounding_misses_is_covered() -> None:
     )
     assert (footprint.coverage_ratio, footprint.carbon_coverage_ratio, footprint.pue) == (1.0, 1.0, 1.0)
     assert Footprint(duration_s=1.0, covered_s=0.999999).coverage_ratio < 1.0
+
+
+@given(footprints(), st.floats(0, 1))
+def test_portions_add_up_to_the_whole(a: Footprint, ratio: float) -> None:
+    both = a.portion(ratio) + a.portion(1 - ratio)
+    for name in ("energy_j", "idle_j", "unattributed_j", "carbon_g", "facility_j", "duration_s", "band_j"):
+        assert math.isclose(getattr(both, name), getattr(a, name), rel_tol=1e-9, abs_tol=1e-12), name
+    assert (both.start_s, both.end_s, both.signal) == (a.start_s, a.end_s, a.signal)
+    assert math.isclose(a.portion(ratio).energy_j, ratio * a.energy_j, rel_tol=1e-9, abs_tol=1e-12)
+    assert a.portion(1.0) == a

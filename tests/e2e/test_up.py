@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.request
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,12 +29,12 @@ QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 class Up:
     """A running ``joulery up``, everything it starts marked in its environment."""
 
-    def __init__(self, site: Path, folder: Path, *arguments: str, limit_bytes: int = -1) -> None:
+    def __init__(self, site: Path, folder: Path, *arguments: str, limit_bytes: int = -1, verb: str = "up") -> None:
         self.marker = uuid.uuid4().hex
         self.folder = folder
         environment = os.environ | {"JOULERY_CACHE": str(folder / "cache"), "JOULERY_TEST_MARK": self.marker}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "joulery", "up", str(site), "--out", str(folder / "run"), *arguments],
+            [sys.executable, "-m", "joulery", verb, str(site), "--out", str(folder / "run"), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
@@ -316,8 +317,77 @@ def test_a_folder_that_holds_a_run_is_not_touched(tmp_path):
     assert (tmp_path / "run" / "manifest.json").read_text() == "{}"
 
 
-def test_a_site_without_a_service_and_one_with_two(tmp_path):
+def test_a_site_without_a_service(tmp_path):
     site = tmp_path / "site.yaml"
     site.write_text("joulery: 1\n")
     code, complaint = refused(tmp_path, site)
-    assert code == 2 and "up serves one service, the site has 0" in complaint
+    assert code == 2 and "the site has no service to run" in complaint
+
+
+SECOND = """\
+  - name: more
+    owner: others
+    family:
+      task: sums
+      accuracy_metric: share of right sums
+      variants:
+        - {name: only, accuracy: 90 %, accuracy_source: made up,
+            model: {kind: python, target: "tests.runtime.toy_models:Sum", options: {busy_s: 0.004}}}
+    profile: only.json
+    slo: {latency: 400 ms, quantile: 99 %}
+    load: {kind: constant, rate: 10 /s, duration: 2 s}
+serving:"""
+
+
+@pytest.fixture
+def two(tmp_path, site):
+    """A site with two services, each on one core, with its own load."""
+    known = toy_profile()
+    entries = tuple(replace(entry, variant="only") for entry in known.entries if entry.variant == "small")
+    write_profile(tmp_path / "only.json", replace(known, entries=entries))
+    return site({"serving:": SECOND})
+
+
+def test_two_services_each_with_its_queue_its_promise_and_its_load(tmp_path, two):
+    with Up(two, tmp_path, "--json") as up:
+        code, said, complaint = up.end()
+        assert code == 0, complaint
+        assert up.survivors() == []
+    summary = json.loads(said)
+    sums, more = summary["services"]
+    assert (sums["service"], more["service"]) == ("sums", "more") and (sums["owner"], more["owner"]) == (
+        "tests",
+        "others",
+    )
+    assert set(more["variants"]) == {"only"} and set(sums["variants"]) == {"small", "large"}
+    assert more["client"]["ok"] == more["requests"] == 20 and more["slo_quantile"] == 0.99
+    assert sums["client"]["ok"] == sums["requests"] > 20
+    for name in ("requests", "failed", "requests_cpu_s", "requests_j", "layout_changes"):
+        assert summary[name] == pytest.approx(sums[name] + more[name]), name
+    assert summary["client"]["requests"] == summary["requests"] and summary["p95_s"] is None
+    assert summary["slo_met"] == (sums["slo_met"] and more["slo_met"])
+    assert sums["charged_j"] + more["charged_j"] == pytest.approx(summary["energy_j"], rel=1e-9)
+    assert sums["charged_g"] + more["charged_g"] == pytest.approx(summary["carbon_g"], rel=1e-9)
+    parts = ("requests_j", "serving_j", "load_generator_j", "idle_j", "unattributed_j")
+    assert sum(summary[name] for name in parts) == pytest.approx(summary["energy_j"], rel=1e-9)
+    assert [charge["workload"] for charge in summary["charges"]] == ["sums", "more"]
+    served = open_run(tmp_path / "run").series("requests")["service"].tolist()
+    assert (served.count("sums"), served.count("more")) == (sums["requests"], more["requests"])
+    replayed = subprocess.run(
+        [sys.executable, "-m", "joulery", "replay", str(tmp_path / "run"), "--json"], capture_output=True, check=True
+    )
+    assert json.loads(replayed.stdout)["differences"] == []
+
+
+def test_serve_takes_a_site_file_and_sends_nothing_itself(tmp_path, two):
+    with Up(two, tmp_path, "--json", "--listen", "127.0.0.1:0", verb="serve") as up:
+        url = json.loads(up.until("\n").splitlines()[0])["url"]
+        body = json.dumps({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [2, 3]}]}).encode()
+        for name in ("sums", "more"):
+            with urllib.request.urlopen(f"{url}/v2/models/{name}/infer", body, timeout=30) as answer:
+                assert json.load(answer)["outputs"][0]["data"] == [5.0]
+        up.process.terminate()
+        code, said, complaint = up.end(60)
+        assert code == 0, complaint
+        assert up.survivors() == []
+    assert [entry["requests"] for entry in json.loads(said.splitlines()[-1])["services"]] == [1, 1]

@@ -48,11 +48,15 @@ class FlatGrid:
         return t_s - 50.0
 
 
-def ticker(**options) -> Ticker:
-    setup = SimpleNamespace(name="sums", owner="me", slo=Slo(0.1))
+def ticker(services=("sums",), **options) -> Ticker:
+    return Ticker([hosted(name) for name in services], FlatGrid(), StillMeters(**options), 1.25)
+
+
+def hosted(name: str) -> SimpleNamespace:
+    setup = SimpleNamespace(owner="me", slo=Slo(0.1))
     predictor = SimpleNamespace(accuracy_ratio={"small": 0.75, "large": 0.8})
     chosen = SimpleNamespace(base_metrics=SimpleNamespace(energy_j=0.5), policy=SimpleNamespace(predictor=predictor))
-    return Ticker(setup, chosen, FlatGrid(), StillMeters(**options), 1.25)
+    return SimpleNamespace(name=name, setup=setup, chosen=chosen)
 
 
 def record(variant="large", latency_s=0.05, outcome=Outcome.OK, service="sums", energy_j=0.2) -> RequestRecord:
@@ -103,3 +107,21 @@ def test_the_dashboard_sees_the_latest():
     (charge,) = seen.charges
     assert (charge.workload, charge.owner) == ("sums", "me")
     assert charge.footprint.energy_j == pytest.approx(3.0 * (TICKS_SHOWN + 10))
+
+
+def test_several_services_share_what_a_period_was_charged():
+    one = ticker(("sums", "more"))
+    tick = one.tick(10.0, 12.0, [record()._replace(cpu_s=0.3), record(service="more")._replace(cpu_s=0.1)])
+    assert [(service.service, service.requests) for service in tick.services] == [("sums", 1), ("more", 1)]
+    assert one.spent["sums"].energy_j == pytest.approx(4.5) and one.spent["more"].energy_j == pytest.approx(1.5)
+    quiet = one.tick(12.0, 14.0, [])
+    assert one.spent["more"].energy_j == pytest.approx(4.5), "nobody asked: equal parts"
+    assert quiet.energy_j == pytest.approx(sum(spent.energy_j for spent in one.spent.values()))
+    charges = one.look(SiteLabel("s", "act"), 0.0, 99.0, [], []).charges
+    assert [charge.workload for charge in charges] == ["sums", "more"]
+
+
+def test_requests_of_services_that_are_not_hosted_change_no_baseline():
+    one = ticker()
+    tick = one.tick(10.0, 11.0, [record(service="other")])
+    assert tick.baseline_g == pytest.approx(tick.carbon_g)

@@ -15,7 +15,7 @@ class LoadBase(Section):
     """What every kind of load has."""
 
     service: Name | None = None
-    """Which service to call; the first when left out."""
+    """Which service to call; the first, or the one it stands in, when left out."""
     inputs: InputFolder | None = None
     """A folder of photographs, sent in turn; made-up inputs of the model's shape when left out."""
     duration_s: Seconds = Field(alias="duration")

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from joulery.config.arrivals import PlannedArrivals, RateStep, increasing
+from joulery.config.fleet import CpuConfig
+from joulery.config.loadgen import LoadConfig
 from joulery.config.problem import problem
 from joulery.config.quantity import Bytes, GramsPerKwhAboveZero, PerSecond, Ratio, Seconds
 from joulery.config.section import InputFile, Name, Section, Text
@@ -152,6 +154,10 @@ class ServiceConfig(Section):
     """The request-weighted accuracy never to go below, such as 76 %."""
     policy: PolicyConfig = FixedPolicy(kind="fixed")
     """How variants are chosen."""
+    cpu: CpuConfig | None = None
+    """The CPU cores it may use where a site has several services; an equal part of what is left when left out."""
+    load: LoadConfig | None = None
+    """What joulery up sends to this service; the site's load where that names it when left out."""
 
     @property
     def family(self) -> FamilyConfig:
@@ -173,6 +179,8 @@ class ServiceConfig(Section):
     @model_validator(mode="after")
     def _can_be_met(self) -> ServiceConfig:
         increasing(self.rates)
+        if self.load is not None and self.load.service not in (None, self.name):
+            raise problem("the load of a service goes to that service", expected=self.name, at=("load", "service"))
         if self.family_config is None:
             if self.model is None:
                 raise problem("needs a family of models to run, or a model to plan with", expected="family or model")

@@ -56,7 +56,7 @@ class Site(Section):
     jobs: JobsConfig | None = None
     """Training jobs."""
     load: LoadConfig | None = None
-    """What joulery up sends to its own gateway."""
+    """What joulery up sends to its own gateway, to one service; other services may have a load of their own."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Site:
@@ -66,7 +66,21 @@ class Site(Section):
             raise problem(
                 "is no service of this site", expected=", ".join(names) or "a service", at=("load", "service")
             )
+        aimed = self._aim
+        if aimed is not None and self.service(aimed).load is not None:
+            raise problem(f"service {aimed} has a load of its own", hint="keep one of the two", at=("load",))
         return self
+
+    @property
+    def _aim(self) -> str | None:
+        """The service that the site's own load goes to."""
+        if self.load is None or not self.services:
+            return None
+        return self.load.service or self.services[0].name
+
+    def load_of(self, service: ServiceConfig) -> LoadConfig | None:
+        """What is sent to a service; None for nothing."""
+        return self.load if service.name == self._aim else service.load
 
     def service(self, name: str) -> ServiceConfig:
         """The service called ``name``.

@@ -254,8 +254,8 @@ class EnergyShare(NamedTuple):
     quality: Quality
 
 
-Attributor = Callable[[str, float, float, float], EnergyShare | None]
-"""``(variant, cpu_s, service_s, end_s)`` to its share; None where nothing is known (never zero)."""
+Attributor = Callable[[str, str, float, float, float], EnergyShare | None]
+"""``(service, variant, cpu_s, service_s, end_s)`` to its share; None where nothing is known (never zero)."""
 
 
 class RequestRecord(NamedTuple):

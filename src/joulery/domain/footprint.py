@@ -118,6 +118,16 @@ class Footprint:
         rest = (self.idle_quality,) if self.idle_j > 0 or self.unattributed_j > 0 else ()
         return weakest((*(part.quality for part in self.parts if part.energy_j > 0), *rest))
 
+    def portion(self, ratio: float) -> Footprint:
+        """A share of it, 0 to 1, time included: portions whose ratios add up to 1 add up to the whole."""
+        return replace(
+            self,
+            parts=tuple(
+                replace(part, energy_j=part.energy_j * ratio, band_j=part.band_j * ratio) for part in self.parts
+            ),
+            **{name: getattr(self, name) * ratio for name in _ADDED},
+        )
+
     def __add__(self, other: Footprint) -> Footprint:
         """Both together.
 
@@ -150,6 +160,20 @@ class Footprint:
             idle_g=self.idle_g + other.idle_g,
             unattributed_g=self.unattributed_g + other.unattributed_g,
         )
+
+
+_ADDED = (
+    "idle_j",
+    "unattributed_j",
+    "carbon_g",
+    "carbon_covered_j",
+    "embodied_g",
+    "facility_j",
+    "duration_s",
+    "covered_s",
+    "idle_band_j",
+)
+"""The fields that add up."""
 
 
 def merge_parts(parts: tuple[Part, ...]) -> tuple[Part, ...]:

@@ -14,8 +14,9 @@ from joulery.accounting.charge import BusyTimes
 from joulery.domain.engine import RequestRecord
 from joulery.runtime.account import Basis, account
 from joulery.runtime.evidence import NS_PER_S, fold, read_evidence
+from joulery.runtime.hosted import Hosted
 from joulery.runtime.session import Session
-from joulery.runtime.summary import Served, compared, summarise_run, with_baseline
+from joulery.runtime.summary import RunCost, Served, compared, summarise_run, with_baseline
 from joulery.runtime.terms import Span, Terms
 from joulery.store.footprints import footprint_to_dict
 from joulery.store.intensity import write_intensity
@@ -41,7 +42,7 @@ def finish(session: Session, *, load_cpu_s: float = float("nan")) -> Finished:
 
     Args:
         session: Stopped.
-        load_cpu_s: CPU seconds of the load generator; NaN where there was none or it is not known.
+        load_cpu_s: CPU seconds of the load generators; NaN where there was none or it is not known.
 
     Raises:
         CapabilityError: The disk refuses; what was logged as the run went stays readable.
@@ -53,21 +54,20 @@ def finish(session: Session, *, load_cpu_s: float = float("nan")) -> Finished:
     terms = Terms(idle="whole", pue=session.site.pue)
     made = account(evidence, span, terms, session.grid.source, tuple(session.ran.warnings))
     basis, charged = made.basis, made.charged
-    served = _served(session, basis, load_cpu_s)
-    found = compared(served)
-    charge = {
-        "workload": session.setup.name,
-        "owner": session.setup.owner,
-        "footprint": footprint_to_dict(charged.run),
-    }
-    figures = summarise_run(served, charged, found)
+    served = [_served(session, one, basis) for one in session.hosted]
+    found = [compared(one) for one in served]
+    cost = RunCost(charged, tree_cpu_s(basis), load_cpu_s)
+    charges = [
+        {"workload": one.name, "owner": one.owner, "footprint": footprint_to_dict(part)}
+        for one, part in zip(served, cost.portions(served), strict=True)
+    ]
+    figures = summarise_run(served, cost, found)
     if session.grid.source is None:
         figures["carbon_reason"] = "the site file names no source of carbon intensity"
     control = {"plans": len(session.ran.decisions), "controller_cpu_s": session.controller_cpu_s}
-    report = known_numbers({**made.report, **figures, **control, "charges": [charge]})
-    ticks = session.ran.ticks
-    write_ticks(writer, ticks if found is None else with_baseline(ticks, served, found, charged))
-    write_requests(writer, served.records)
+    report = known_numbers({**made.report, **figures, **control, "charges": charges})
+    write_ticks(writer, with_baseline(session.ran.ticks, served, found, cost))
+    write_requests(writer, [record for record in session.ran.records if record.service in session.names])
     fold(evidence, writer)
     if basis.carbon is not None:
         write_intensity(writer, basis.carbon)
@@ -77,18 +77,18 @@ def finish(session: Session, *, load_cpu_s: float = float("nan")) -> Finished:
     return Finished(writer.path, report)
 
 
-def _served(session: Session, basis: Basis, load_cpu_s: float) -> Served:
+def _served(session: Session, one: Hosted, basis: Basis) -> Served:
     return Served(
-        records=[record for record in session.ran.records if record.service == session.setup.name],
-        layouts=session.ran.layouts,
-        family=session.setup.family,
-        slo=session.setup.slo,
-        predictor=session.chosen.policy.predictor,
-        base=session.chosen.base,
-        cpu_s=tree_cpu_s(basis),
-        load_cpu_s=load_cpu_s,
+        records=[record for record in session.ran.records if record.service == one.name],
+        layouts=one.layouts,
+        family=one.setup.family,
+        slo=one.setup.slo,
+        predictor=one.chosen.policy.predictor,
+        base=one.chosen.base,
         carbon=basis.carbon,
         pue=session.site.pue,
+        name=one.name,
+        owner=one.setup.owner,
     )
 
 
@@ -115,6 +115,7 @@ def write_requests(writer: RunWriter, records: Sequence[RequestRecord]) -> None:
     writer.write_series(
         "requests",
         {
+            "service": [record.service for record in records],
             "arrival_s": [record.arrival_s for record in records],
             "start_s": [record.start_s for record in records],
             "end_s": [record.end_s for record in records],

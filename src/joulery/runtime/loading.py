@@ -43,6 +43,16 @@ class LoadResult:
     p95_s: float = math.nan
     cpu_s: float = math.nan
 
+    @classmethod
+    def together(cls, results: Sequence[LoadResult]) -> LoadResult:
+        """Several loads; a quantile only where there is one."""
+        return cls(
+            sum(result.requests for result in results),
+            sum(result.ok for result in results),
+            results[0].p95_s if len(results) == 1 else math.nan,
+            math.fsum(result.cpu_s for result in results) if results else math.nan,
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready; what is not known is null."""
         numbers = asdict(self).items()
@@ -113,6 +123,7 @@ def start_load(
     token: str | None,
     folder: Path,
     scratch: Path,
+    tag: str = "",
 ) -> Load:
     """Start sending.
 
@@ -125,21 +136,22 @@ def start_load(
         token: Bearer token; None for none.
         folder: Where outcomes are kept.
         scratch: Where inputs may lie until it has ended.
+        tag: What tells its files from those of other loads.
 
     Raises:
         ConfigError, DataError: The inputs do not fit, or cannot be read.
         CapabilityError: The disk refuses.
     """
-    inputs = scratch / "inputs.npz"
+    inputs = scratch / f"inputs{tag}.npz"
     _write_inputs(inputs, inputs_for(specs, config.inputs, seed=config.seed))
     rate: dict[str, Any] = {"rate_rps": getattr(config, "rate_rps", None) or rate_rps}
     if isinstance(config, TraceLoad):
-        rate = {"times": str(_write_times(scratch / "times.npy", config.path))}
+        rate = {"times": str(_write_times(scratch / f"times{tag}.npy", config.path))}
     plan = LoadPlan(
         url=url,
         service=service,
         inputs=str(inputs),
-        out=str(folder / "client.parquet"),
+        out=str(folder / f"client{tag}.parquet"),
         poisson=not isinstance(config, ConstantLoad),
         duration_s=config.duration_s,
         seed=config.seed,

@@ -1,11 +1,11 @@
-"""A site file's service, running: engine, sampler, controller and ticks, in one run directory.
+"""A site file's services, running: engine, sampler, controllers and ticks, in one run directory.
 
 ::
 
     session = Session(...)                        # nothing runs yet
-    await session.serve()                         # sampler, the grid, the first plan and its replicas
+    await session.serve()                         # sampler, the grid, the first plans and their replicas
     ... a gateway in front of the engine, with session.attribute and session.telemetry ...
-    await session.run()                           # controller and ticks, until cancelled
+    await session.run()                           # controllers and ticks, until cancelled
     await session.stop()                          # drained, the last reading taken
     finish(session, ...)                          # joulery.runtime.finish: account, compare, write
 
@@ -26,17 +26,16 @@ from joulery.domain.engine import EnergyShare, RequestRecord
 from joulery.domain.errors import JouleryError
 from joulery.domain.layout import Layout
 from joulery.domain.ports import Engine
-from joulery.domain.profile import Profile
 from joulery.domain.quality import Quality, weakest
-from joulery.domain.timeline import DecisionRecord, NowSnapshot, ServiceLabel, SiteLabel, Tick
+from joulery.domain.timeline import DecisionRecord, NowSnapshot, SiteLabel, Tick
 from joulery.policies.objective import JOULES_PER_KWH
 from joulery.policies.variants import SET_LAYOUT, Observation, VariantState
 from joulery.runtime.bench import start_sampler
 from joulery.runtime.compose.meters import MeterSpec
-from joulery.runtime.compose.service import Chosen, ServiceSetup
-from joulery.runtime.controller import LayoutActuator, RequestWindow, ServiceEye
+from joulery.runtime.controller import LayoutActuator, ServiceEye
 from joulery.runtime.drive import ADVISED, FAILED, SHADOWED, LiveDriver
 from joulery.runtime.grid import Grid
+from joulery.runtime.hosted import Hosted
 from joulery.runtime.live import LAG_S, LiveMeters
 from joulery.runtime.replay import POLICY, STEP, policy_entry, step_entry
 from joulery.runtime.sampling import SamplerProcess
@@ -56,22 +55,21 @@ class Pace:
 
     Attributes:
         tick_s: Period of ticks.
-        step_s: Period of the controller.
-        window_s: How far back the controller looks at requests.
+        step_s: Period of the controllers.
     """
 
     tick_s: float = 1.0
     step_s: float = 1.0
-    window_s: float = 4.0
 
     @classmethod
-    def over(cls, duration_s: float | None, rate_rps: float) -> Pace:
-        """A pace that shows a run of so long: a second, or less for a run of less than a minute.
-
-        The window is wide enough for a latency quantile to mean something at the rate expected.
-        """
+    def over(cls, duration_s: float | None) -> Pace:
+        """A pace that shows a run of so long: a second, or less for a run of less than a minute."""
         step_s = 1.0 if duration_s is None else min(1.0, max(0.25, duration_s / 60.0))
-        return cls(tick_s=step_s, step_s=step_s, window_s=max(4.0 * step_s, _ENOUGH / rate_rps))
+        return cls(tick_s=step_s, step_s=step_s)
+
+    def window_s(self, rate_rps: float) -> float:
+        """How far back a controller looks: enough for a latency quantile to mean something at the rate expected."""
+        return max(4.0 * self.step_s, _ENOUGH / rate_rps)
 
 
 @dataclass(slots=True)
@@ -80,27 +78,23 @@ class Ran:
 
     Attributes:
         records: Every request that ended, in that order.
-        layouts: ``(from_s, layout)``: what served, from when.
         ticks: Every tick.
         decisions: Every decision with its outcome.
         warnings: What a person should know, each once.
     """
 
     records: list[RequestRecord] = field(default_factory=list)
-    layouts: list[tuple[float, Layout]] = field(default_factory=list)
     ticks: list[Tick] = field(default_factory=list)
     decisions: list[DecisionRecord] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
 class Session:
-    """One service being served and watched.
+    """Services being served and watched.
 
     Args:
         site: The site file.
-        setup: Its service on this machine.
-        chosen: Its policy.
-        profile: What its variants cost.
+        hosted: Its services on this machine, in the order of the site file.
         writer: The run directory.
         engine: Answers requests; it runs nothing yet.
         meters: Meters to open; None for those this machine has.
@@ -117,9 +111,7 @@ class Session:
     def __init__(
         self,
         site: Site,
-        setup: ServiceSetup,
-        chosen: Chosen,
-        profile: Profile,
+        hosted: Sequence[Hosted],
         writer: RunWriter,
         engine: Engine,
         *,
@@ -127,7 +119,7 @@ class Session:
         grid: Grid,
         pace: Pace,
     ) -> None:
-        self.site, self.setup, self.chosen, self.profile = site, setup, chosen, profile
+        self.site, self.hosted = site, tuple(hosted)
         self.writer, self.grid, self.pace = writer, grid, pace
         self.ran = Ran()
         self.started_s = math.nan
@@ -135,31 +127,30 @@ class Session:
         self.engine = engine
         self.site_label = SiteLabel(site.name, site.mode.value)
         self._meters = meters
-        self._ticker = Ticker(setup, chosen, grid, LiveMeters(writer.path / SAMPLES, site.pue), site.pue)
-        self._window = RequestWindow(setup.name, pace.window_s)
+        self._by_name = {one.name: one for one in self.hosted}
+        self._ticker = Ticker(self.hosted, grid, LiveMeters(writer.path / SAMPLES, site.pue), site.pue)
+        self._changing = asyncio.Lock()
         self._sampler: SamplerProcess | None = None
         self._since_tick: list[RequestRecord] = []
         self._latest: NowSnapshot | None = None
         self._ticked_s = math.nan
-        self._advised: Layout | None = None
         self._watchers: list[Callable[[Tick], None]] = []
         self._listeners: list[Callable[[DecisionRecord], None]] = []
-        self._driver = self._make_driver()
+        self._drivers = [self._make_driver(one) for one in self.hosted]
 
-    def _make_driver(self) -> LiveDriver[VariantState, Observation]:
-        policy = self.chosen.policy
-        eye = ServiceEye(self._window, self.engine, self.setup.slo, self.grid.at, self._power_w)
+    def _make_driver(self, one: Hosted) -> LiveDriver[VariantState, Observation]:
+        eye = ServiceEye(one.window, self.engine, one.setup.slo, self.grid.at, self._power_w)
         return LiveDriver(
-            policy,
-            eye.look if self.site.mode is Mode.ACT else lambda now_s: self._as_if_advised(eye.look(now_s)),
-            self._act,
-            watch=lambda seen, step: self._log_step(seen, step),
+            one.chosen.policy,
+            eye.look if self.site.mode is Mode.ACT else lambda now_s: _as_if_advised(one, eye.look(now_s)),
+            lambda decision: self._act(one, decision),
+            watch=lambda seen, step: self._log_step(one, seen, step),
             record=self._record,
             period_s=self.pace.step_s,
         )
 
     async def serve(self) -> None:
-        """Start reading meters, ask the grid, make the first plan and run it.
+        """Start reading meters, ask the grid, make the first plans and run them.
 
         Raises:
             JouleryError: A meter that was named, the grid or a replica is not to be had.
@@ -171,10 +162,11 @@ class Session:
         await self.grid.refresh()
         self.site_label = self._label()
         write_site(self.writer, self.site_label)
-        self.writer.log(POLICY, **policy_entry(self.chosen.policy))
-        await self._driver.step(time.time())
-        if self._driver.failure is not None:
-            raise self._driver.failure
+        for one, driver in zip(self.hosted, self._drivers, strict=True):
+            self.writer.log(POLICY, **policy_entry(one.chosen.policy))
+            await driver.step(time.time())
+            if driver.failure is not None:
+                raise driver.failure
         self.started_s, self.start_ns = time.time(), time.monotonic_ns()
         self._ticked_s = self.started_s
 
@@ -184,10 +176,8 @@ class Session:
         Raises:
             JouleryError: The sampler's files are damaged, or the disk refuses the log.
         """
-        tasks = [
-            asyncio.create_task(self._driver.run(), name="controller"),
-            asyncio.create_task(self._tick_along(), name="ticks"),
-        ]
+        tasks = [asyncio.create_task(driver.run(), name="controller") for driver in self._drivers]
+        tasks.append(asyncio.create_task(self._tick_along(), name="ticks"))
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -203,17 +193,20 @@ class Session:
         """Have a function called with every decision and what became of it."""
         self._listeners.append(listener)
 
-    def attribute(self, variant: str, cpu_s: float, service_s: float, end_s: float) -> EnergyShare:
+    def attribute(self, service: str, variant: str, cpu_s: float, service_s: float, end_s: float) -> EnergyShare:
         """What one request is charged: its CPU seconds at the watts of a busy core, at the grid's intensity."""
-        energy_j = cpu_s * self.profile.entries[0].active_w
+        profile = self._by_name[service].profile
+        energy_j = cpu_s * profile.entries[0].active_w
         g_per_kwh = self.grid.at(end_s)
         carbon_g = energy_j * self.site.pue * g_per_kwh / JOULES_PER_KWH
-        quality = weakest((self.profile.quality, Quality.MODELLED))
+        quality = weakest((profile.quality, Quality.MODELLED))
         return EnergyShare(energy_j, carbon_g if math.isfinite(carbon_g) else None, quality)
 
     def telemetry(self, record: RequestRecord) -> None:
         """A request ended."""
-        self._window.add(record)
+        one = self._by_name.get(record.service)
+        if one is not None:
+            one.window.add(record)
         self._since_tick.append(record)
         if len(self.ran.records) < MOST_RECORDS:
             self.ran.records.append(record)
@@ -221,9 +214,14 @@ class Session:
             self.warn(f"the summary is of the first {MOST_RECORDS:,} requests: all of them are held in memory")
 
     @property
+    def names(self) -> frozenset[str]:
+        """The services there are."""
+        return frozenset(self._by_name)
+
+    @property
     def controller_cpu_s(self) -> float:
         """CPU seconds spent observing and deciding."""
-        return self._driver.busy_cpu_s
+        return math.fsum(driver.busy_cpu_s for driver in self._drivers)
 
     def snapshot(self) -> NowSnapshot | None:
         """The latest state for whoever looks; None before the first tick."""
@@ -252,39 +250,29 @@ class Session:
             self.writer.log("warning", text=text)
 
     def _label(self) -> SiteLabel:
-        setup = self.setup
-        ordered = sorted(setup.family.variants, key=lambda variant: variant.accuracy_ratio)
-        service = ServiceLabel(
-            setup.name,
-            setup.slo.latency_s,
-            setup.slo.quantile,
-            tuple((variant.name, variant.accuracy_ratio) for variant in ordered),
-            self.chosen.policy.minimum_accuracy_ratio,
-        )
-        return replace(self.site_label, carbon=self.grid.label(), services=(service,))
+        return replace(self.site_label, carbon=self.grid.label(), services=tuple(one.label() for one in self.hosted))
 
-    async def _act(self, decision: Decision) -> tuple[str, str]:
-        """Carry out a decision; in other modes than act, start the baseline and leave it at that."""
-        actuator = LayoutActuator(self.engine, self.setup.name, self.setup.models)
-        if self.site.mode is Mode.ACT:
-            done = await actuator.carry_out(decision)
-            if decision.kind == SET_LAYOUT:
-                self.ran.layouts.append((time.time(), Layout.parse(decision.value)))
-            return done
-        said = f"mode {self.site.mode}: nothing was changed"
-        if not self.ran.layouts:
-            said = f"mode {self.site.mode}: the baseline runs instead, {await actuator.run(self.chosen.base)}"
-            self.ran.layouts.append((time.time(), self.chosen.base))
-        self._advised = Layout.parse(decision.value)
+    async def _act(self, one: Hosted, decision: Decision) -> tuple[str, str]:
+        """Carry out a decision; in other modes than act, start the baseline and leave it at that.
+
+        One change of replicas at a time: each names the replicas of all services.
+        """
+        actuator = LayoutActuator(self.engine, one.name, one.setup.models)
+        async with self._changing:
+            if self.site.mode is Mode.ACT:
+                done = await actuator.carry_out(decision)
+                if decision.kind == SET_LAYOUT:
+                    one.layouts.append((time.time(), Layout.parse(decision.value)))
+                return done
+            said = f"mode {self.site.mode}: nothing was changed"
+            if not one.layouts:
+                said = f"mode {self.site.mode}: the baseline runs instead, {await actuator.run(one.chosen.base)}"
+                one.layouts.append((time.time(), one.chosen.base))
+        one.advised = Layout.parse(decision.value)
         return ADVISED if self.site.mode is Mode.ADVISE else SHADOWED, said
 
-    def _as_if_advised(self, seen: Observation) -> Observation:
-        """What the policy sees where its advice is not carried out: as if it had been, and no latency, which tells
-        about another layout."""
-        return replace(seen, running=self._advised, latency_s=math.nan, requests=0)
-
-    def _log_step(self, seen: Observation, step: Step[VariantState]) -> None:
-        self.writer.log(STEP, t_s=seen.now_s, **step_entry(self.setup.name, seen, step))
+    def _log_step(self, one: Hosted, seen: Observation, step: Step[VariantState]) -> None:
+        self.writer.log(STEP, t_s=seen.now_s, **step_entry(one.name, seen, step))
 
     def _record(self, record: DecisionRecord) -> None:
         self.ran.decisions.append(record)
@@ -320,3 +308,9 @@ class Session:
         )
         for watcher in self._watchers:
             watcher(tick)
+
+
+def _as_if_advised(one: Hosted, seen: Observation) -> Observation:
+    """What a policy sees where its advice is not carried out: as if it had been, and no latency, which tells about
+    another layout."""
+    return replace(seen, running=one.advised, latency_s=math.nan, requests=0)

@@ -9,7 +9,7 @@ from joulery.domain.profile import Profile, SliceProfile, Timings
 from joulery.domain.quality import Quality
 from joulery.domain.serving import Slo
 from joulery.policies.spaces import cpu_slices
-from joulery.runtime.compose.service import choose, demand_rps, largest_capacity_rps, model_ref, service_setup
+from joulery.runtime.compose.service import choose, cores_of, demand_rps, largest_capacity_rps, model_ref, service_setup
 from joulery.runtime.compose.site_meters import meter_specs
 from tests.runtime.site_files import toy_site
 
@@ -146,3 +146,30 @@ def test_meters_that_are_not_there(tmp_path, monkeypatch):
     with pytest.raises(CapabilityError, match="no rapl here; no nvml here") as caught:
         meter_specs(site.meters)
     assert "doctor" in caught.value.hint
+
+
+def several(tmp_path, *cpus: str, fleet: str = ""):
+    line = "  - {{name: s{n}, model: m, rate: {r} /s, slo: {{latency: 1 s}}{cpu}}}"
+    services = "\n".join(line.format(n=n, r=n + 1, cpu=f", cpu: {cpu}" if cpu else "") for n, cpu in enumerate(cpus))
+    file = tmp_path / "several.yaml"
+    file.write_text(f"joulery: 1\n{fleet}services:\n{services}\n")
+    return load(file)
+
+
+def test_several_services_divide_the_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3, 4})
+    assert cores_of(several(tmp_path, "", "")) == {"s0": (0, 1, 2), "s1": (3, 4)}
+    assert cores_of(several(tmp_path, "", "{cores: 3}", "")) == {"s0": (0,), "s1": (1, 2, 3), "s2": (4,)}
+    assert cores_of(several(tmp_path, "{slices: [1, 1]}", "")) == {"s0": (0, 1), "s1": (2, 3, 4)}
+    assert cores_of(several(tmp_path, "", "", fleet="fleet: {cpu: {cores: 2}}\n")) == {"s0": (0,), "s1": (1,)}
+
+
+def test_more_services_than_cores_share_them(tmp_path):
+    assert cores_of(several(tmp_path, "", "", "")) == {"s0": (3,), "s1": (5,), "s2": (3,)}
+
+
+def test_more_cores_than_there_are_for_several_services(tmp_path):
+    with pytest.raises(CapabilityError, match="ask for 3 CPU cores together, 2 may be used"):
+        cores_of(several(tmp_path, "{cores: 2}", "{cores: 1}"))
+    with pytest.raises(ConfigError, match="cuts the cores for one service"):
+        cores_of(several(tmp_path, "", "", fleet="fleet: {cpu: {slices: [1, 1]}}\n"))

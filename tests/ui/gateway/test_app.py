@@ -50,11 +50,11 @@ async def test_binary_tensors_both_ways() -> None:
 
 
 async def test_energy_and_carbon_headers_carry_what_is_known() -> None:
-    asked: list[tuple[str, float, float, float]] = []
+    asked: list[tuple[str, str, float, float, float]] = []
     shares = iter([EnergyShare(0.25, 0.0001234567, Quality.MODELLED), EnergyShare(2.0, None, Quality.MEASURED), None])
 
-    def attribute(variant: str, cpu_s: float, service_s: float, end_s: float) -> EnergyShare | None:
-        asked.append((variant, cpu_s, service_s, end_s))
+    def attribute(service: str, variant: str, cpu_s: float, service_s: float, end_s: float) -> EnergyShare | None:
+        asked.append((service, variant, cpu_s, service_s, end_s))
         return next(shares)
 
     async with serving(FakeEngine(), attribute=attribute) as gateway:
@@ -69,7 +69,7 @@ async def test_energy_and_carbon_headers_carry_what_is_known() -> None:
     assert no_carbon.headers["x-joulery-quality"] == "measured"
     assert "x-joulery-carbon-g" not in no_carbon.headers
     assert [name for name in nothing.headers if name.startswith("x-joulery-")] == ["x-joulery-variant"]
-    assert asked == [("small", 0.3, 0.4, 11.0)] * 3
+    assert asked == [("toy", "small", 0.3, 0.4, 11.0)] * 3
     assert [record.energy and record.energy.energy_j for record in gateway.records] == [0.25, 2.0, None]
 
 

@@ -69,12 +69,12 @@ def text(report: dict) -> dict[str, str]:
 
 
 def test_the_live_line():
-    line = live_line(TICK, 23.4, SERVICE, 90.0).plain
+    line = live_line(TICK, 23.4, [SERVICE], 90.0).plain
     assert line == (
         "   23/90 s 13:20 213 g/kWh 4.16 W modelled  ████████████ lite1 75 % lite2 25 %  p95 38 ms of 150 ms"
         "  41 /s  1.23 mg"
     )
-    assert live_line(TICK, 23.4, SERVICE, None).plain.startswith("   23 s 13:20 ")
+    assert live_line(TICK, 23.4, [SERVICE], None).plain.startswith("   23 s 13:20 ")
 
 
 def test_the_live_line_fits_eighty_columns():
@@ -84,18 +84,18 @@ def test_the_live_line_fits_eighty_columns():
         carbon_g=12.34,
         services=(replace(TICK.services[0], mix=(("lite0", 0.33), ("lite1", 0.34), ("lite2", 0.33))),),
     )
-    assert len(live_line(TICK, 823.4, SERVICE, 900.0, wide=False).plain) <= 80
-    assert len(live_line(busy, 23.4, SERVICE, 90.0, wide=False).plain) <= 88, "three variants while they change"
+    assert len(live_line(TICK, 823.4, [SERVICE], 900.0, wide=False).plain) <= 80
+    assert len(live_line(busy, 23.4, [SERVICE], 90.0, wide=False).plain) <= 88, "three variants while they change"
 
 
 def test_a_broken_slo_is_red_and_what_is_unknown_is_a_dash():
     slow = replace(TICK, services=(replace(TICK.services[0], latency_s=0.2),))
-    red = [span for span in live_line(slow, 1.0, SERVICE, 90.0).spans if "red" in str(span.style)]
-    assert len(red) == 1 and not [s for s in live_line(TICK, 1.0, SERVICE, 90.0).spans if "red" in str(s.style)]
+    red = [span for span in live_line(slow, 1.0, [SERVICE], 90.0).spans if "red" in str(span.style)]
+    assert len(red) == 1 and not [s for s in live_line(TICK, 1.0, [SERVICE], 90.0).spans if "red" in str(s.style)]
     nothing = Tick(1000.0, 1.0, services=(ServiceTick("photos", 0),))
-    assert "– of 150 ms" in live_line(nothing, 1.0, SERVICE, 90.0).plain
-    assert "nan" not in live_line(nothing, 1.0, SERVICE, 90.0).plain
-    assert "ms" not in live_line(Tick(1000.0, 1.0), 1.0, SERVICE, 90.0).plain
+    assert "– of 150 ms" in live_line(nothing, 1.0, [SERVICE], 90.0).plain
+    assert "nan" not in live_line(nothing, 1.0, [SERVICE], 90.0).plain
+    assert "ms" not in live_line(Tick(1000.0, 1.0), 1.0, [SERVICE], 90.0).plain
 
 
 def test_the_summary_says_each_thing_with_how_well_it_is_known():
@@ -171,7 +171,7 @@ def test_lines_instead_of_a_moving_one_where_there_is_no_terminal():
         screen.fact("service", "x " * 80)
         screen.progress(0, 2, "lite0 on cpu:1")
         screen.progress(2, 2, "")
-        screen.begin(SERVICE, 12.0)
+        screen.begin([SERVICE], 12.0)
         for second in range(12):
             screen.tick(TICK, float(second))
         screen.decision(decided("set_layout", "the grid moved", "intensity"))
@@ -199,7 +199,7 @@ def test_a_terminal_gets_one_line_that_moves_and_is_gone_in_the_end():
     with ConsoleScreen(where) as screen:
         screen.progress(0, 2, "lite0 on cpu:1")
         screen.progress(2, 2, "")
-        screen.begin(SERVICE, None)
+        screen.begin([SERVICE], None)
         screen.tick(TICK, 1.0)
         screen.tick(TICK, 2.0)
         screen.summary(REPORT)
@@ -218,7 +218,7 @@ def test_a_tick_before_the_beginning_is_nobodys():
 def test_silence(screen, capsys):
     screen.fact("a", "b")
     screen.progress(1, 2, "c")
-    screen.begin(SERVICE, math.inf)
+    screen.begin([SERVICE], math.inf)
     screen.tick(TICK, 1.0)
     screen.decision(decided("set_layout", "r", "demand"))
     screen.warn("w")

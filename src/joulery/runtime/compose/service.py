@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from joulery.config.fleet import CpuConfig
 from joulery.config.loadgen import TraceLoad
 from joulery.config.services import CloverPolicy, ModelConfig, OnnxModel, PythonModel, ServiceConfig
 from joulery.config.site import Site
@@ -83,8 +84,8 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path) -> ServiceSetu
         ConfigError, DataError: A model file is missing or damaged.
         InfeasibleError: There are more layouts than can be tried.
     """
-    cores = _cores(site)
-    fixed = None if site.fleet.cpu is None else site.fleet.cpu.as_slices()
+    cores, cpu = cores_of(site)[config.name], config.cpu or site.fleet.cpu
+    fixed = None if cpu is None else cpu.as_slices()
     partitions = (fixed,) if fixed is not None else tuple(cpu_slices(cut) for cut in core_partitions(len(cores)))
     family = config.family.as_family(config.name)
     names = [variant.name for variant in family.variants]
@@ -100,12 +101,51 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path) -> ServiceSetu
     )
 
 
+def cores_of(site: Site) -> dict[str, tuple[int, ...]]:
+    """The CPU cores of each service, by name.
+
+    What services say under ``cpu`` comes first; the others get equal parts of what is left, the first ones the odd
+    cores. Where there are more of them than cores left, each gets one core that it shares.
+
+    Raises:
+        CapabilityError: The machine has fewer cores than asked for.
+        ConfigError: One cut is given for all services together.
+    """
+    cores, services = _cores(site), site.services
+    if len(services) > 1 and site.fleet.cpu is not None and site.fleet.cpu.slices is not None:
+        raise ConfigError(
+            f"fleet.cpu.slices cuts the cores for one service, the site has {len(services)}",
+            pointer="fleet.cpu.slices",
+            hint="say under each service how its cores are cut: cpu: {slices: [1]}",
+        )
+    claims = {service.name: _claimed(service.cpu) for service in services}
+    left = len(cores) - sum(claims.values())
+    if left < 0:
+        raise CapabilityError(
+            f"the services ask for {sum(claims.values())} CPU cores together, {len(cores)} may be used here",
+            resource="CPU cores",
+            hint="give them fewer under services.*.cpu",
+        )
+    others = [name for name, claim in claims.items() if not claim]
+    for index, name in enumerate(others):
+        claims[name] = max(1, left // len(others) + (index < left % len(others)))
+    found, at = {}, 0
+    for name, claim in claims.items():
+        found[name] = tuple(sorted(cores[(at + k) % len(cores)] for k in range(claim)))
+        at += claim
+    return found
+
+
+def _claimed(cpu: CpuConfig | None) -> int:
+    """Cores a section asks for; 0 where it says nothing."""
+    if cpu is None:
+        return 0
+    return cpu.cores or sum(cpu.slices or ())
+
+
 def _cores(site: Site) -> tuple[int, ...]:
     here = tuple(sorted(os.sched_getaffinity(0)))
-    cpu = site.fleet.cpu
-    wanted = len(here)
-    if cpu is not None:
-        wanted = cpu.cores or (sum(cpu.slices) if cpu.slices is not None else wanted)
+    wanted = _claimed(site.fleet.cpu) or len(here)
     if wanted > len(here):
         raise CapabilityError(
             f"the site asks for {wanted} CPU cores, {len(here)} may be used here",
@@ -138,7 +178,7 @@ def demand_rps(site: Site, config: ServiceConfig, setup: ServiceSetup, profile: 
         ConfigError: Neither the service nor the load names one.
         DataError: The load's recorded arrivals cannot be read.
     """
-    load = site.load
+    load = site.load_of(config)
     if config.rate_rps is not None:
         return config.rate_rps
     rate_rps: float | None = getattr(load, "rate_rps", None)

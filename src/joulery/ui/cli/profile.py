@@ -67,12 +67,13 @@ def command(
 
     site = load(file)
     config, variants = _named(site, what)
+    sent = site.load_of(config)
     setup = _narrowed(service_setup(site, config, cache_folder()), variants, cuts)
     with told(quiet=as_json) as progress:
         profile = asyncio.run(
             measure_profile(
                 setup,
-                folder=None if site.load is None else site.load.inputs,
+                folder=None if sent is None else sent.inputs,
                 meters=meter_specs(site.meters),
                 plan=Plan(warmup=warmup, alone=runs, loaded=runs),
                 progress=progress,

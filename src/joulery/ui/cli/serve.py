@@ -20,11 +20,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 @click.command("serve")
+@click.argument("site", metavar="[SITE]", required=False, type=click.Path(path_type=Path))
 @click.option(
     "--model",
     "models",
     multiple=True,
-    required=True,
     metavar="NAME[/VARIANT]=MODEL",
     help="A file ending in .onnx, or module:function. Repeatable; variants of one NAME share its queue.",
 )
@@ -32,31 +32,43 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 @click.option("--cores", type=click.IntRange(1), default=1, help="CPU cores of each replica (1).")
 @click.option("--share", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Share of their time (1).")
 @click.option("--threads", type=click.IntRange(0), default=0, help="Threads inside an operator (one a core).")
-@click.option("--listen", default="127.0.0.1:8080", metavar="HOST:PORT", help="Where; port 0 takes a free one.")
+@click.option("--listen", metavar="HOST:PORT", help="Where (127.0.0.1:8080); port 0 takes a free one.")
 @click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", help="Bearer token to ask for.")
 @click.option("--queue", type=click.IntRange(0), default=1024, help="Requests that may wait for one NAME (1024).")
 @click.option("--deadline", type=click.FloatRange(0, min_open=True), default=30.0, help="Seconds to answer in (30).")
 @click.option("--drain", type=click.FloatRange(0), default=10.0, help="Seconds a stop waits for requests (10).")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="With SITE: keep the run here.")
 @click.option("--json", "as_json", is_flag=True, help="Say that it serves as one JSON object.")
 def command(
+    site: Path | None,
     models: tuple[str, ...],
     replicas: int,
     cores: int,
     share: float,
     threads: int,
-    listen: str,
+    listen: str | None,
     token_file: Path | None,
     queue: int,
     deadline: float,
     drain: float,
+    out: Path | None,
     as_json: bool,
 ) -> None:
-    """Serve models over the Open Inference Protocol until Ctrl-C or SIGTERM.
+    """Serve models, or all services of a site file, over the Open Inference Protocol until Ctrl-C or SIGTERM.
+
+    A site's services run as under joulery up, with their controllers and meters, but without its load.
 
     \b
+    joulery serve site.yaml
     joulery serve --model double=shop.models:double
     joulery serve --model photos/small=lite0.onnx --model photos/large=lite2.onnx --listen :8000
     """
+    if (site is None) is (not models):
+        raise ConfigError("name a site file or models, one of both", expected="SITE, or --model NAME=MODEL")
+    if site is not None:
+        _only_site_options()
+        _serve_site(site, listen, out, as_json=as_json)
+        return
     import asyncio
 
     import uvloop
@@ -70,7 +82,7 @@ def command(
     from joulery.ui.gateway.server import GatewayServer, ServerLimits
     from joulery.ui.metrics import Metrics
 
-    host, port = address(listen)
+    host, port = address(listen or "127.0.0.1:8080")
     token = None if token_file is None else read_token(token_file)
     slice_ = Slice(SliceKind.CPU, cores=cores, share_ratio=share)
     target = [spec for model in models for spec in [_replica(model, slice_, threads)] * replicas]
@@ -85,6 +97,37 @@ def command(
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
+
+
+def _only_site_options() -> None:
+    """Raise at the first option that a site file says itself.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    from click.core import ParameterSource
+
+    context = click.get_current_context()
+    for name in ("replicas", "cores", "share", "threads", "token_file", "queue", "deadline", "drain"):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = "--" + name.replace("_", "-")
+            raise ConfigError(f"a site file says itself what {option} would", pointer=option, hint="change the file")
+
+
+def _serve_site(file: Path, listen: str | None, out: Path | None, *, as_json: bool) -> None:
+    """All services of a site file, until stopped."""
+    import sys
+
+    from joulery.config import load
+    from joulery.ui.cli.up import listening, run
+    from joulery.ui.up.flow import Options
+    from joulery.ui.up.screen import Address
+
+    site = listening(load(file), listen)
+    screen = Address(lambda url: click.echo(json.dumps({"url": url, "pid": os.getpid()}))) if as_json else None
+    report = run(Options(site, stay=True, out=out, send=False, argv=tuple(sys.argv)), screen)
+    if as_json and report is not None:
+        click.echo(json.dumps(report))
 
 
 def _replica(text: str, slice_: Slice, threads: int) -> ReplicaSpec:

@@ -1,4 +1,4 @@
-"""``joulery up``: a site file's service on this machine, measured, adapting, summed up."""
+"""``joulery up``: a site file's services on this machine, measured, adapting, summed up."""
 
 from __future__ import annotations
 
@@ -47,11 +47,12 @@ def command(
     """
     from joulery.config import load
     from joulery.ui.up.flow import Options
+    from joulery.ui.up.screen import Silent
 
-    site = _listening(load(file), listen)
+    site = listening(load(file), listen)
     seconds = None if duration is None else _seconds(duration)
     options = Options(site, seconds, stay, out, reprofile, tuple(sys.argv))
-    report = _run(options, as_json=as_json)
+    report = run(options, Silent() if as_json else None)
     if report is None:
         click.echo("interrupted before anything was served", err=True)
         return INTERRUPTED
@@ -62,22 +63,30 @@ def command(
     return 0
 
 
-def _run(options: Options, *, as_json: bool) -> dict[str, Any] | None:
-    """The report; None when the end was asked for before there was anything to report."""
+def run(options: Options, screen: Screen | None = None) -> dict[str, Any] | None:
+    """Run a site on an event loop of its own, until it ends or is told to.
+
+    Args:
+        options: What was asked for.
+        screen: Where to speak; the console when None.
+
+    Returns:
+        The report; None when the end was asked for before there was anything to report.
+    """
     from rich.console import Console
 
     from joulery.ui.up.flow import Interrupted
-    from joulery.ui.up.screen import ConsoleScreen, Silent
+    from joulery.ui.up.screen import ConsoleScreen
 
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 120
     try:
-        if as_json:
-            return _until_ended(options, Silent())
-        with ConsoleScreen(console) as screen:
-            report = _until_ended(options, screen)
-            screen.summary(report)
+        if screen is not None:
+            return _until_ended(options, screen)
+        with ConsoleScreen(console) as terminal:
+            report = _until_ended(options, terminal)
+            terminal.summary(report)
             return report
     except Interrupted:
         return None
@@ -115,7 +124,7 @@ def _loop_factory() -> Any:
     return uvloop.new_event_loop
 
 
-def _listening(site: Any, listen: str | None) -> Any:
+def listening(site: Any, listen: str | None) -> Any:
     """The site, listening elsewhere."""
     if listen is None:
         return site

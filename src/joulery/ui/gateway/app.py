@@ -192,7 +192,7 @@ class Gateway:
                 answer = render(service, response.variant, call, response.outputs)
             except DataError as error:
                 raise RequestError(str(error), Outcome.FAILED, variant=response.variant) from error
-            share = self._share(response.variant, response.cpu_s, response.service_s, response.end_s)
+            share = self._share(service, response.variant, response.cpu_s, response.service_s, response.end_s)
             sent: Headers = [_JSON if answer.json_bytes is None else _BINARY, *self._cost(response.variant, share)]
             if answer.json_bytes is not None:
                 sent.append((b"inference-header-content-length", b"%d" % answer.json_bytes))
@@ -217,7 +217,7 @@ class Gateway:
     ) -> None:
         share = None
         if error.variant and error.cpu_s > 0:
-            share = self._share(error.variant, error.cpu_s, error.service_s, time.time())
+            share = self._share(service, error.variant, error.cpu_s, error.service_s, time.time())
         headers: Headers = [_JSON]
         if error.variant:
             headers += self._cost(error.variant, share)
@@ -268,8 +268,8 @@ class Gateway:
     def _too_large(self) -> _RefusedError:
         return _RefusedError(413, f"the body is longer than {self.limits.body_bytes} bytes")
 
-    def _share(self, variant: str, cpu_s: float, service_s: float, end_s: float) -> EnergyShare | None:
-        return None if self.attribute is None else self.attribute(variant, cpu_s, service_s, end_s)
+    def _share(self, service: str, variant: str, cpu_s: float, service_s: float, end_s: float) -> EnergyShare | None:
+        return None if self.attribute is None else self.attribute(service, variant, cpu_s, service_s, end_s)
 
     def _cost(self, variant: str, share: EnergyShare | None) -> Headers:
         """Which variant it was and what it cost; what is not known is not there."""

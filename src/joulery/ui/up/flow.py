@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +15,26 @@ from joulery.config.loadgen import LoadConfig
 from joulery.config.services import ServiceConfig
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
-from joulery.domain.ports import Engine
-from joulery.domain.timeline import DecisionRecord, NowSnapshot
-from joulery.runtime.bench import Obtained, age_words, obtain_profile
+from joulery.runtime.bench import Obtained, obtain_profile
 from joulery.runtime.compose.carbon import carbon_source
-from joulery.runtime.compose.doctor import Status, energy, machine_in_words
-from joulery.runtime.compose.engine import local_engine
 from joulery.runtime.compose.meters import MeterSpec
 from joulery.runtime.compose.models import cache_folder
 from joulery.runtime.compose.service import ServiceSetup, choose, service_setup
 from joulery.runtime.compose.site_meters import meter_specs
-from joulery.runtime.drive import APPLIED
+from joulery.runtime.controller import RequestWindow
 from joulery.runtime.finish import Finished, finish
 from joulery.runtime.grid import Grid
+from joulery.runtime.hosted import Hosted
 from joulery.runtime.loading import Load, LoadResult, start_load
 from joulery.runtime.measure import RUNS
 from joulery.runtime.recorded import load_run
 from joulery.runtime.session import Pace, Session
-from joulery.store.files import disk_errors, write_atomically
+from joulery.store.files import write_atomically
 from joulery.store.run import SAMPLES, RunWriter, create_run, new_run_id
-from joulery.ui.dashboard.routes import dashboard_routes
-from joulery.ui.format import duration, percent, si
-from joulery.ui.gateway.access import read_token
-from joulery.ui.gateway.admin import admin_app
-from joulery.ui.gateway.app import Gateway
-from joulery.ui.gateway.server import GatewayServer, ServerLimits
-from joulery.ui.metrics import Metrics
 from joulery.ui.reports.html import render_html
 from joulery.ui.reports.table import roll_up
+from joulery.ui.up.facts import tell_machine, tell_profile, tell_service, tell_serving
+from joulery.ui.up.front import Front, front
 from joulery.ui.up.screen import Screen
 
 
@@ -59,6 +49,7 @@ class Options:
         out: The run directory; a new one in ``runs/`` when None.
         fresh: Profile even where a profile is kept.
         argv: The command line, for the manifest.
+        send: Send the loads of the site file.
     """
 
     site: Site
@@ -67,6 +58,7 @@ class Options:
     out: Path | None = None
     fresh: bool = False
     argv: tuple[str, ...] = ()
+    send: bool = True
 
 
 class Interrupted(Exception):  # noqa: N818 - it ends a run, it is no error
@@ -86,56 +78,73 @@ async def up(options: Options, screen: Screen, stop: asyncio.Event) -> dict[str,
         JouleryError: Something is not to be had; nothing is left running.
     """
     site = scaled(options.site, options.duration_s)
-    config = the_service(site)
-    cache = cache_folder()
+    configs, cache = the_services(site), cache_folder()
     async with AsyncExitStack() as stack:
         writer = stack.enter_context(_run(options, site))
-        front = await stack.enter_async_context(_front(site, config, writer))
-        await _tell_machine(screen)
-        setup = service_setup(site, config, cache)
-        _tell_service(screen, setup)
-        meters = meter_specs(site.meters)
-        obtained = await _unless_stopped(_profile(options, config, setup, meters, cache, screen), stop)
-        _tell_profile(screen, obtained, setup)
-        engine = front.engine(site, setup.cores)
+        gate = await stack.enter_async_context(front(site, [config.name for config in configs], writer))
+        await tell_machine(screen)
+        setups = [service_setup(site, config, cache) for config in configs]
+        meters, pace = meter_specs(site.meters), Pace.over(longest_s(site))
+        hosted = []
+        for config, setup in zip(configs, setups, strict=True):
+            tell_service(screen, setup)
+            load = site.load_of(config)
+            folder = None if load is None else load.inputs
+            obtained = await _unless_stopped(_profile(options, config, setup, folder, meters, cache, screen), stop)
+            tell_profile(screen, obtained, setup)
+            hosted.append(_hosted(site, config, setup, obtained, pace))
+        engine = gate.engine(site, tuple(sorted({core for setup in setups for core in setup.cores})))
         stack.push_async_callback(engine.close)
-        session = await _session(site, config, setup, obtained, writer, engine, meters)
+        grid = Grid(site.carbon, _opened, time.time)
+        session = Session(site, hosted, writer, engine, meters=meters, grid=grid, pace=pace)
         stack.push_async_callback(session.stop)
         await _unless_stopped(session.serve(), stop)
-        front.open_to(session)
-        _tell_serving(screen, session, front.server)
-        result = await _serve(options, session, front, screen, stop)
-        await front.server.stop()
+        gate.open_to(session)
+        tell_serving(screen, session, gate.server)
+        results = await _serve(options, session, gate, screen, stop)
+        await gate.server.stop()
         await session.stop()
-        finished = finish(session, load_cpu_s=result.cpu_s)
-    return _with_page(finished, result, obtained, dashboard=f"{front.server.url}/dashboard")
+        client = LoadResult.together(list(results.values()))
+        finished = finish(session, load_cpu_s=client.cpu_s)
+    return _with_page(finished, client, results, hosted, dashboard=f"{gate.server.url}/dashboard")
 
 
-def the_service(site: Site) -> ServiceConfig:
-    """The service to run.
+def the_services(site: Site) -> tuple[ServiceConfig, ...]:
+    """The services to run.
 
     Raises:
-        ConfigError: There is none, or more than one.
+        ConfigError: There is none.
     """
-    if len(site.services) != 1:
+    if not site.services:
         raise ConfigError(
-            f"up serves one service, the site has {len(site.services)}",
-            pointer="services",
-            hint="leave one service in the site file, or give each a site file of its own",
+            "the site has no service to run", pointer="services", hint="list at least one service, with its models"
         )
-    return site.services[0]
+    return site.services
+
+
+def longest_s(site: Site) -> float | None:
+    """How long the longest load of a site lasts; None where there is none."""
+    loads = [load for service in site.services if (load := site.load_of(service)) is not None]
+    return max((load.duration_s for load in loads), default=None)
 
 
 def scaled(site: Site, duration_s: float | None) -> Site:
-    """The site over another duration: the load lasts so long, and what the grid replays is fitted into it."""
-    load = site.load
-    if duration_s is None or load is None:
+    """The site over another duration: its longest load lasts so long, and what the grid replays is fitted into it."""
+    lasted_s = longest_s(site)
+    if duration_s is None or lasted_s is None:
         return site
-    changed: dict[str, Any] = {"load": load.model_copy(update={"duration_s": duration_s})}
+    factor = duration_s / lasted_s
+
+    def stretched(load: LoadConfig | None) -> LoadConfig | None:
+        return None if load is None else load.model_copy(update={"duration_s": load.duration_s * factor})
+
+    changed: dict[str, Any] = {
+        "load": stretched(site.load),
+        "services": tuple(one.model_copy(update={"load": stretched(one.load)}) for one in site.services),
+    }
     replay = getattr(site.carbon, "replay", None)
     if site.carbon is not None and replay is not None:
-        lasts_s = replay.lasts_s * duration_s / load.duration_s
-        shown = replay.model_copy(update={"lasts_s": lasts_s})
+        shown = replay.model_copy(update={"lasts_s": replay.lasts_s * factor})
         changed["carbon"] = site.carbon.model_copy(update={"replay": shown})
     return site.model_copy(update=changed)
 
@@ -145,143 +154,70 @@ def _run(options: Options, site: Site) -> Iterator[RunWriter]:
     """The run directory; closed as failed when something raises."""
     folder = options.out or RUNS / new_run_id(time.time())
     zone = getattr(site.carbon, "zone", None)
-    owner = site.services[0].owner if site.services else None
+    owners = {service.owner for service in site.services}
+    owner = owners.pop() if len(owners) == 1 else None
     with create_run(folder, kind="up", argv=options.argv, zone=zone, owner=owner) as writer:
         yield writer
-
-
-class _Front:
-    """The gateway, listening from the first moment; it answers as soon as there is something to answer with."""
-
-    def __init__(self, site: Site, config: ServiceConfig, workers_log: int) -> None:
-        self._session: Session | None = None
-        self._workers_log = workers_log
-        self.token = _token(site)
-        self.metrics = Metrics([config.name], self._latest, site.mode.value)
-        self.gateway = Gateway(
-            self.engine(site, ()),
-            token=self.token,
-            admin=admin_app(self.metrics, dashboard_routes(self._latest)),
-        )
-        serving = site.serving
-        self.server = GatewayServer(
-            self.gateway,
-            serving.host,
-            serving.port,
-            limits=ServerLimits(drain_s=serving.drain_s),
-            protected=self.token is not None,
-        )
-
-    def engine(self, site: Site, cores: tuple[int, ...]) -> Engine:
-        """An engine on these cores, as the site file bounds it."""
-        serving = site.serving
-        return local_engine(
-            cores=cores,
-            queue=serving.queue,
-            deadline_s=serving.deadline_s,
-            drain_s=serving.drain_s,
-            stderr=self._workers_log,
-        )
-
-    def open_to(self, session: Session) -> None:
-        """Answer with a session's engine, charge requests and tell of them from now on."""
-        self._session = session
-        self.gateway.engine = session.engine
-        self.gateway.attribute = session.attribute
-        self.gateway.telemetry = (session.telemetry, self.metrics.request)
-        session.on_decision(self._count)
-
-    def _count(self, record: DecisionRecord) -> None:
-        self.metrics.decision(record)
-        self.metrics.replan(record.decision.cause)
-
-    def _latest(self) -> NowSnapshot | None:
-        return None if self._session is None else self._session.snapshot()
-
-
-@asynccontextmanager
-async def _front(site: Site, config: ServiceConfig, writer: RunWriter) -> AsyncIterator[_Front]:
-    """The gateway on its port, so that a port in use is known before anything else takes time."""
-    log = writer.path / "workers.log"
-    with disk_errors(log):
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-    try:
-        front = _Front(site, config, descriptor)
-        await front.server.start()
-        try:
-            yield front
-        finally:
-            await front.server.stop()
-    finally:
-        os.close(descriptor)
-
-
-def _token(site: Site) -> str | None:
-    serving = site.serving
-    if serving.token is not None:
-        return serving.token.get_secret_value()
-    return None if serving.token_file is None else read_token(serving.token_file)
 
 
 async def _profile(
     options: Options,
     config: ServiceConfig,
     setup: ServiceSetup,
+    folder: Path | None,
     meters: tuple[MeterSpec, ...] | None,
     cache: Path,
     screen: Screen,
 ) -> Obtained:
-    load = options.site.load
     return await obtain_profile(
         setup,
         given=config.profile,
         cache=cache,
-        folder=None if load is None else load.inputs,
+        folder=folder,
         meters=meters,
         fresh=options.fresh,
         progress=screen.progress,
     )
 
 
-async def _session(
-    site: Site,
-    config: ServiceConfig,
-    setup: ServiceSetup,
-    obtained: Obtained,
-    writer: RunWriter,
-    engine: Engine,
-    meters: tuple[MeterSpec, ...] | None,
-) -> Session:
-    def opened(section: CarbonConfig) -> Any:
-        return carbon_source(section, cache_folder())
-
+def _hosted(site: Site, config: ServiceConfig, setup: ServiceSetup, obtained: Obtained, pace: Pace) -> Hosted:
+    """A service with its policy."""
     chosen = choose(site, config, setup, obtained.profile)
-    pace = Pace.over(None if site.load is None else site.load.duration_s, chosen.rate_rps)
-    grid = Grid(site.carbon, opened, time.time)
-    return Session(site, setup, chosen, obtained.profile, writer, engine, meters=meters, grid=grid, pace=pace)
+    window = RequestWindow(setup.name, pace.window_s(chosen.rate_rps))
+    return Hosted(setup, chosen, obtained.profile, window, site.load_of(config), obtained.source)
 
 
-async def _serve(options: Options, session: Session, front: _Front, screen: Screen, stop: asyncio.Event) -> LoadResult:
-    """Serve until the load has ended (``stay``: until stopped), or somebody asks for the end."""
-    load_config = session.site.load
-    planned_s = options.duration_s if load_config is None else load_config.duration_s
-    planned_s = None if options.stay else planned_s
-    screen.begin(session.site_label.services[0], planned_s)
+def _opened(section: CarbonConfig) -> Any:
+    return carbon_source(section, cache_folder())
+
+
+async def _serve(
+    options: Options, session: Session, gate: Front, screen: Screen, stop: asyncio.Event
+) -> dict[str, LoadResult]:
+    """Serve until the loads have ended (``stay``: until stopped), or somebody asks for the end.
+
+    Returns:
+        What the client of each service with a load saw.
+    """
+    loaded = options.send and longest_s(session.site) is not None
+    planned_s = longest_s(session.site) if loaded else options.duration_s
+    screen.begin(session.site_label.services, None if options.stay else planned_s)
     session.watch(lambda tick: screen.tick(tick, tick.t_s - session.started_s))
     session.on_decision(screen.decision)
     running = asyncio.create_task(session.run(), name="session")
     stopping = asyncio.create_task(stop.wait(), name="stop")
-    load: Load | None = None
-    result = LoadResult()
+    loads: dict[str, Load] = {}
+    results: dict[str, LoadResult] = {}
     try:
-        if load_config is not None:
-            load = _start_load(load_config, session, front)
-            loading = asyncio.create_task(load.wait(), name="load")
+        if loaded:
+            _start_loads(loads, session, gate)
+            loading = asyncio.create_task(_outcomes(loads), name="load")
             await asyncio.wait({running, stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():
-                load.end()
-            result = await loading
-        if load is None or options.stay:
+                for load in loads.values():
+                    load.end()
+            results = await loading
+        if not loaded or options.stay:
             patience_s = None if options.stay else options.duration_s
             await asyncio.wait({running, stopping}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
@@ -289,24 +225,35 @@ async def _serve(options: Options, session: Session, front: _Front, screen: Scre
     finally:
         stopping.cancel()
         running.cancel()
-        if load is not None:
+        for load in loads.values():
             load.end()
         await asyncio.gather(running, stopping, return_exceptions=True)
-    return result
+    return results
 
 
-def _start_load(config: LoadConfig, session: Session, front: _Front) -> Load:
-    view = next(iter(session.engine.replicas()))
-    return start_load(
-        config,
-        rate_rps=session.chosen.rate_rps,
-        service=session.setup.name,
-        specs=view.inputs,
-        url=front.server.url,
-        token=front.token,
-        folder=session.writer.path,
-        scratch=session.writer.path / SAMPLES,
-    )
+async def _outcomes(loads: Mapping[str, Load]) -> dict[str, LoadResult]:
+    """What the clients saw, once all have ended."""
+    return dict(zip(loads, await asyncio.gather(*(load.wait() for load in loads.values())), strict=True))
+
+
+def _start_loads(loads: dict[str, Load], session: Session, gate: Front) -> None:
+    """Start what is sent to each service; those that have started stay in ``loads`` whatever happens to the next."""
+    alone = len(session.hosted) == 1
+    for one in session.hosted:
+        if one.load is None:
+            continue
+        view = next(view for view in session.engine.replicas() if view.spec.service == one.name)
+        loads[one.name] = start_load(
+            one.load,
+            rate_rps=one.chosen.rate_rps,
+            service=one.name,
+            specs=view.inputs,
+            url=gate.server.url,
+            token=gate.token,
+            folder=session.writer.path,
+            scratch=session.writer.path / SAMPLES,
+            tag="" if alone else f"-{one.name}",
+        )
 
 
 async def _unless_stopped(work: Any, stop: asyncio.Event) -> Any:
@@ -328,71 +275,33 @@ async def _unless_stopped(work: Any, stop: asyncio.Event) -> Any:
         stopping.cancel()
 
 
-async def _tell_machine(screen: Screen) -> None:
-    """What ``joulery doctor`` found of this machine and its meters."""
-    machine = machine_in_words()
-    virtual = " (virtual)" if machine["virtual"] == "yes" else ""
-    screen.fact("machine", f"{machine['cpus']} CPUs, {machine['processor']}{virtual}; {machine['system']}")
-    # The meters alone: that the sampler runs is about to be seen.
-    for check in await asyncio.to_thread(lambda: list(islice(energy(), 3))):
-        mark = {Status.OK: "✓", Status.PARTLY: "~", Status.DENIED: "!", Status.ABSENT: "–"}[check.status]
-        grant = f"; to have it: {check.grant}" if check.grant else ""
-        screen.fact("", f"{mark} {check.name}: {check.detail}{grant}")
-
-
-def _tell_service(screen: Screen, setup: ServiceSetup) -> None:
-    family = setup.family
-    variants = ", ".join(f"{v.name} {percent(v.accuracy_ratio)}" for v in family.variants)
-    screen.fact("service", f"{setup.name}: {variants} ({family.accuracy_metric}, {family.variants[0].accuracy_source})")
-    cuts = " or ".join("+".join(str(piece.cores) for piece in partition) for partition in setup.partitions)
-    promised = f"p{100 * setup.slo.quantile:g} within {duration(setup.slo.latency_s)}"
-    screen.fact("slices", f"{len(setup.cores)} CPU cores cut as {cuts}: {len(setup.candidates)} layouts; {promised}")
-
-
-def _tell_profile(screen: Screen, obtained: Obtained, setup: ServiceSetup) -> None:
-    profile = obtained.profile
-    smallest = min(entry.slice for entry in profile.entries)
-    times = ", ".join(
-        f"{entry.variant} {si(entry.alone.quantile_s(0.5), 's')}, {si(entry.energy_j, 'J')}"
-        for entry in profile.entries
-        if entry.slice == smallest
-    )
-    band = f" ± {percent(profile.band_ratio, 0)}" if profile.band_ratio else ""
-    age = "" if obtained.source == "measured now" else f" ({age_words(profile)})"
-    screen.fact("profile", f"{obtained.source}{age}; a request on {smallest}: {times}")
-    watts = f"{si(profile.entries[0].active_w, 'W')} a busy core above {si(profile.idle_w, 'W')} idle"
-    screen.fact("power", f"{watts}, {profile.quality} by {profile.meter}{band}")
-    others = profile.machine.get("others_busy_cores")
-    if isinstance(others, float) and others > 0.25:
-        screen.warn(
-            f"other processes kept {others:.1f} cores busy while this was profiled: --reprofile on a quiet machine"
-        )
-
-
-def _tell_serving(screen: Screen, session: Session, server: GatewayServer) -> None:
-    label = session.site_label.carbon
-    if label is None:
-        screen.fact("carbon", "no source of carbon intensity in the site file: joules alone, no grams")
-    else:
-        screen.fact("carbon", f"{label.zone}, {label.source}: {label.signal}, {label.scope}, {label.basis}")
-    screen.fact("demand", f"{session.chosen.rate_rps:.0f} requests a second to plan for")
-    first = session.ran.decisions[-1]
-    screen.fact(
-        "plan", first.decision.reason if first.outcome == APPLIED else f"{first.decision.reason}; {first.detail}"
-    )
-    screen.fact("dashboard", f"{server.url}/dashboard")
-
-
-def _with_page(finished: Finished, result: LoadResult, obtained: Obtained, *, dashboard: str) -> dict[str, Any]:
-    """The report with what is known only now: the page, where everything is, what the client saw."""
+def _with_page(
+    finished: Finished,
+    client: LoadResult,
+    results: dict[str, LoadResult],
+    hosted: Sequence[Hosted],
+    *,
+    dashboard: str,
+) -> dict[str, Any]:
+    """The report with what is known only now: the page, where everything is, what the clients saw."""
     page = finished.path / "report.html"
     text = render_html(roll_up([load_run(finished.path, with_course=True)], "component"))
     write_atomically(page, lambda file: file.write(text.encode()))
+    profiled = {one.name: one.profiled for one in hosted}
+    services = [
+        {
+            **entry,
+            "client": results.get(entry["service"], LoadResult()).as_dict(),
+            "profile": profiled[entry["service"]],
+        }
+        for entry in finished.report["services"]
+    ]
     return {
         **finished.report,
         "schema": "joulery.up/1",
-        "client": result.as_dict(),
-        "profile": obtained.source,
+        "client": client.as_dict(),
+        "profile": "; ".join(dict.fromkeys(profiled.values())),
+        "services": services,
         "run": str(finished.path),
         "html": str(page),
         "dashboard": dashboard,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from joulery.domain.timeline import DecisionRecord, ServiceLabel, Tick
+from joulery.domain.timeline import DecisionRecord, ServiceLabel, ServiceTick, Tick
 from joulery.policies.variants import SET_LAYOUT
 from joulery.runtime.drive import APPLIED
 from joulery.ui.format import UNKNOWN, count, duration, grams, number, percent, si
@@ -36,7 +36,7 @@ class Screen(Protocol):
         """How far profiling is."""
         ...
 
-    def begin(self, service: ServiceLabel, duration_s: float | None) -> None:
+    def begin(self, services: Sequence[ServiceLabel], duration_s: float | None) -> None:
         """Requests are answered from now on."""
         ...
 
@@ -66,7 +66,7 @@ class Silent:
     def progress(self, done: int, of: int, what: str) -> None:
         """Nothing."""
 
-    def begin(self, service: ServiceLabel, duration_s: float | None) -> None:
+    def begin(self, services: Sequence[ServiceLabel], duration_s: float | None) -> None:
         """Nothing."""
 
     def tick(self, tick: Tick, now_s: float) -> None:
@@ -82,6 +82,22 @@ class Silent:
         """Nothing."""
 
 
+class Address(Silent):
+    """Says where it serves, once it does, and nothing else.
+
+    Args:
+        say: Called with the address.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+
+    def fact(self, name: str, text: str) -> None:
+        """The address is in what is said of the dashboard."""
+        if name == "dashboard":
+            self._say(text.removesuffix("/dashboard"))
+
+
 class ConsoleScreen:
     """Speaks to a console. A context manager: the live line ends with it.
 
@@ -92,7 +108,7 @@ class ConsoleScreen:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live: Live | None = None
-        self._service: ServiceLabel | None = None
+        self._services: Sequence[ServiceLabel] = ()
         self._duration_s: float | None = None
         self._said_s = -math.inf
 
@@ -122,16 +138,16 @@ class ConsoleScreen:
         elif what:
             self._console.print(text)
 
-    def begin(self, service: ServiceLabel, duration_s: float | None) -> None:
+    def begin(self, services: Sequence[ServiceLabel], duration_s: float | None) -> None:
         """Remember what the line is about."""
-        self._service, self._duration_s = service, duration_s
+        self._services, self._duration_s = services, duration_s
         self._console.print()
 
     def tick(self, tick: Tick, now_s: float) -> None:
         """Move the line; elsewhere say it every few seconds."""
-        if self._service is None:
+        if not self._services:
             return
-        line = live_line(tick, now_s, self._service, self._duration_s, wide=self._console.width >= _WIDE)
+        line = live_line(tick, now_s, self._services, self._duration_s, wide=self._console.width >= _WIDE)
         if self._console.is_terminal:
             self._show(line)
         elif now_s - self._said_s >= PLAIN_EVERY_S:
@@ -168,14 +184,36 @@ class ConsoleScreen:
             self._live = None
 
 
-def live_line(tick: Tick, now_s: float, service: ServiceLabel, duration_s: float | None, *, wide: bool = True) -> Text:
-    """Seconds, the grid's clock and intensity, watts, mix, latency against the SLO, grams so far; short if need be."""
+def live_line(
+    tick: Tick, now_s: float, services: Sequence[ServiceLabel], duration_s: float | None, *, wide: bool = True
+) -> Text:
+    """Seconds, the grid's clock and intensity, watts, mix, latency against the SLO, grams so far; short if need be.
+
+    Of several services each has its latency and its promise; the mix of variants is in the report.
+    """
     line = Text("  ")
     line.append(f"{now_s:3.0f}" + (f"/{duration_s:.0f} s" if duration_s is not None else " s"), style="dim")
     if math.isfinite(tick.grid_s):
         line.append(f" {datetime.fromtimestamp(tick.grid_s, UTC):%H:%M}", style="dim")
     line.append(f" {number(tick.g_per_kwh, 'g/kWh'):>9} {si(tick.power_w, 'W'):>6} {tick.quality} ")
-    seen = next((s for s in tick.services if s.service == service.name), None)
+    seen = {one.service: one for one in tick.services}
+    if len(services) == 1:
+        return line.append_text(_one(tick, seen.get(services[0].name), services[0], wide=wide))
+    for service in services:
+        line.append_text(_brief(seen.get(service.name), service))
+    return line.append(f"  {grams(tick.carbon_g)}") if wide else line
+
+
+def _brief(seen: ServiceTick | None, service: ServiceLabel) -> Text:
+    """One of several services."""
+    latency_s = math.nan if seen is None else seen.latency_s
+    text = Text(f"  {service.name} ").append(_ms(latency_s), style="bold red" if latency_s > service.slo_s else "")
+    return text.append(f"/{_ms(service.slo_s)}", style="dim")
+
+
+def _one(tick: Tick, seen: ServiceTick | None, service: ServiceLabel, *, wide: bool) -> Text:
+    """The only service."""
+    line = Text()
     if seen is None:
         return line
     line.append_text(_mix(dict(seen.mix), [name for name, _ in service.variants], wide=wide))
@@ -202,11 +240,15 @@ def _mix(shares: Mapping[str, float], names: Sequence[str], *, wide: bool) -> Te
 def summary_lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The summary, name and text."""
     lines = [("requests", _requests(report))]
+    services = report.get("services") or ()
+    if len(services) > 1:
+        lines += [(str(entry["service"]), _service(entry)) for entry in services]
     if report.get("p95_s") is not None:
         lines += [("latency", _latency(report)), ("accuracy", _accuracy(report)), ("variants", _variants(report))]
     lines += [("energy", _energy(report)), ("carbon", _carbon(report))]
     if report.get("saving_ratio") is not None:
         lines.append(("saving", _saving(report)))
+    if report.get("calibration") is not None:
         lines.append(("model", _calibration(report)))
     changes = report["layout_changes"]
     lines.append(("plans", f"{report['plans']}, {changes} change{'' if changes == 1 else 's'} of layout"))
@@ -215,9 +257,24 @@ def summary_lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _requests(report: Mapping[str, Any]) -> str:
+    return _requests_of(report, f" in {duration(report['duration_s'])}")
+
+
+def _requests_of(report: Mapping[str, Any], when: str = "") -> str:
     failed = report["failed"]
-    words = "none failed" if not failed else f"{count(failed)} failed"
-    return f"{count(report['requests'])} in {duration(report['duration_s'])}, {words}"
+    return f"{count(report['requests'])}{when}, " + ("none failed" if not failed else f"{count(failed)} failed")
+
+
+def _service(entry: Mapping[str, Any]) -> str:
+    """One of several services in one line."""
+    if entry["p95_s"] is None:
+        return f"{_requests_of(entry)}; nothing answered"
+    variants = ", ".join(f"{name} {percent(share, 0)}" for name, share in entry["variants"].items() if share > 0)
+    verdict = "within" if entry["slo_met"] else "BEYOND"
+    return (
+        f"{_requests_of(entry)}; p95 {_ms(entry['p95_s'])}, p{100 * entry['slo_quantile']:g} {verdict} "
+        f"{_ms(entry['slo_s'])}; {variants}; {si(entry['charged_j'], 'J')} in all"
+    )
 
 
 def _latency(report: Mapping[str, Any]) -> str:
@@ -267,7 +324,7 @@ def _saving(report: Mapping[str, Any]) -> str:
     words = f"{percent(report['saving_ratio'])} ({interval}) of the {report['saving_of']}, against {report['baseline']}"
     if report.get("saving_with_idle_ratio") is not None:
         words += f"; {percent(report['saving_with_idle_ratio'])} with idle power"
-    if not report["baseline_keeps_slo"]:
+    if not report["baseline_keeps_slo"] and report.get("baseline_p95_s") is not None:
         words += f"; that would have missed the SLO (p95 {_ms(report['baseline_p95_s'])})"
     return words
 
