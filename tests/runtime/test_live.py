@@ -103,7 +103,12 @@ def test_a_window_nobody_read_has_no_power(tmp_path):
     live = LiveMeters(tmp_path)
     live.update()
     nothing = live.window(0.0, 1.0, None)
-    assert np.isnan(nothing.power_w) and nothing.run.energy_j == 0 and live.meters(1.0) == ()
+    assert (
+        np.isnan(nothing.power_w)
+        and np.isnan(nothing.power_band_w)
+        and nothing.run.energy_j == 0
+        and live.meters(1.0) == ()
+    )
 
 
 def test_a_sampler_that_slows_itself_down_is_understood(tmp_path):

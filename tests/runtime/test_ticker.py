@@ -32,7 +32,8 @@ class StillMeters:
             signal="average" if self.counted else None,
             scope="lifecycle" if self.counted else None,
         )
-        return Window(start_s, end_s, run, 1.5 * seconds)
+        others = Part("cpu:0", "server", 1.5 * seconds, Quality.MODELLED, "m", 0.25 * seconds)
+        return Window(start_s, end_s, run, Footprint(parts=(others,)))
 
     def meters(self, now_s):
         return ()
@@ -66,7 +67,7 @@ def record(variant="large", latency_s=0.05, outcome=Outcome.OK, service="sums", 
 
 def test_a_tick_sums_up_its_period():
     tick = ticker().tick(10.0, 12.0, [record(), record("small", 0.15), record(outcome=Outcome.FAILED), record()])
-    assert (tick.t_s, tick.period_s, tick.power_w, tick.power_band_w) == (12.0, 2.0, 4.5, 0.5)
+    assert (tick.t_s, tick.period_s, tick.power_w, tick.power_band_w) == (12.0, 2.0, 4.5, 0.75)
     assert (tick.g_per_kwh, tick.grid_s, tick.energy_j, tick.carbon_g) == (360.0, -38.0, 6.0, pytest.approx(0.2))
     (service,) = tick.services
     assert (service.requests, service.failed) == (4, 1)

@@ -122,7 +122,7 @@ class Tick:
         t_s: End of the period, Unix seconds.
         period_s: Its length.
         power_w: Mean power of everything metered, facility overhead left out.
-        power_band_w: Half-width of its uncertainty; 0 when not stated.
+        power_band_w: Half-width of its uncertainty; 0 when not stated, NaN where the power is.
         quality: Quality of the power.
         g_per_kwh: Carbon intensity at the end of the period.
         grid_s: The grid's clock, Unix seconds; ``t_s`` unless intensities are played back.

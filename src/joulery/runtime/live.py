@@ -31,20 +31,27 @@ class Window:
     Attributes:
         start_s, end_s: Unix seconds.
         run: What the run is charged for it.
-        other_j: Energy of other processes meanwhile.
+        rest: What of the metered energy the run is not charged: other processes.
     """
 
     start_s: float
     end_s: float
     run: Footprint
-    other_j: float
+    rest: Footprint
 
     @property
     def power_w(self) -> float:
         """Mean power of all that is metered, other processes included; NaN where nothing was read."""
-        if not (self.run.covered_s > 0 and self.end_s > self.start_s):
-            return math.nan
-        return (self.run.energy_j + self.other_j) / (self.end_s - self.start_s)
+        return (self.run.energy_j + self.rest.energy_j) / self._metered_s
+
+    @property
+    def power_band_w(self) -> float:
+        """Half-width of its uncertainty; NaN where nothing was read."""
+        return (self.run.band_j + self.rest.band_j) / self._metered_s
+
+    @property
+    def _metered_s(self) -> float:
+        return self.end_s - self.start_s if self.run.covered_s > 0 and self.end_s > self.start_s else math.nan
 
 
 @dataclass(slots=True)
@@ -77,7 +84,7 @@ class LiveMeters:
     def window(self, start_s: float, end_s: float, carbon: CarbonSeries | None) -> Window:
         """The charge of a stretch of the last half minute, as :meth:`update` last saw it; idle energy is the run's."""
         charged = self._charged(start_s, end_s, carbon)
-        return Window(start_s, end_s, charged.run, charged.other_j)
+        return Window(start_s, end_s, charged.run, charged.rest)
 
     def meters(self, now_s: float) -> tuple[MeterNow, ...]:
         """Every channel: its power over the last second, and how long ago it was read."""

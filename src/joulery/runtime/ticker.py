@@ -60,7 +60,7 @@ class Ticker:
             until_s,
             period_s,
             power_w=window.power_w,
-            power_band_w=window.run.band_j / period_s,
+            power_band_w=window.power_band_w,
             quality=window.run.quality,
             g_per_kwh=self.grid.at(until_s),
             grid_s=self.grid.grid_s(until_s),
