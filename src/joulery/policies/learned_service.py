@@ -49,10 +49,14 @@ class Yardstick:
     Attributes:
         metrics: What it showed; its latency is the limit.
         rate_rps: Requests a second of that run.
+        row: Its configuration, where that was not the most accurate variant on a whole GPU.
+        idle_ratio: The part of its joules that idle GPUs are guessed to take; what is counted above idle has little.
     """
 
     metrics: TrialMetrics
     rate_rps: float
+    row: int | None = None
+    idle_ratio: float = 0.65
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,12 +109,13 @@ def _first_guess(setting: Setting) -> tuple[FloatArray, FloatArray]:
     variants = len(setting.space.variants)
     below = np.arange(variants) - (variants - 1.0)  # 0 for the most accurate, then -1, -2 ...
     limit_s, energy_j = setting.yardstick.metrics.latency_s, setting.yardstick.metrics.energy_j
-    idle_w = 0.65 * energy_j * setting.yardstick.rate_rps / setting.gpus
+    idle = setting.yardstick.idle_ratio
+    idle_w = idle * energy_j * setting.yardstick.rate_rps / setting.gpus
     mean = (
         np.zeros(variants),
         0.5 * below,
         np.linspace(-1.0, 0.0, variants),
-        math.log(0.35 * energy_j) + below,
+        math.log((1 - idle) * energy_j) + below,
         np.log([0.6 * limit_s, 0.2 * limit_s, 0.1, 0.03 * limit_s, 0.15, idle_w, 1.0]),
     )
     per_variant = np.repeat([0.15, 0.5, 0.5, 0.8], variants)
@@ -130,7 +135,8 @@ class LearnedService:
         self._excess = np.tile(slices**_SLICE_EXPONENT - 1.0, len(setting.space.variants))
         self._variant_of = np.repeat(np.arange(len(setting.space.variants)), len(slices))
         whole = [(setting.space.variants[-1], setting.menu.profiles[0].name)]
-        self._base = setting.space.index(setting.space.vector(whole))
+        row = setting.yardstick.row
+        self._base = setting.space.index(setting.space.vector(whole)) if row is None else row
         graphs = setting.space.graphs
         self._portions = graphs / graphs.sum(axis=1, keepdims=True)
         # A configuration uses few of the edges: predict those alone, padded to the same number with none.

@@ -19,6 +19,7 @@ from joulery.domain.serving import Slo, SloScope
 from joulery.perf.layouts import LayoutMetrics, Predictor
 from joulery.policies.objective import Objective, rank
 from joulery.policies.search import ExhaustiveSearch, trials
+from joulery.policies.trial_sample import Sample
 
 SET_LAYOUT = "set_layout"
 KEEP_LAYOUT = "keep_layout"
@@ -39,6 +40,7 @@ class Observation:
         served: Answers since then, by variant.
         power_w: Power of the machine; NaN while unknown.
         running: The layout that really runs; None while nothing does.
+        sample: The requests since that took over; None where nobody asks for it, or none came.
     """
 
     now_s: float
@@ -49,6 +51,7 @@ class Observation:
     served: Mapping[str, int]
     power_w: float
     running: Layout | None
+    sample: Sample | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready; unknown numbers are null."""
@@ -59,6 +62,7 @@ class Observation:
             "requests": self.requests,
             "served": dict(self.served),
             "running": None if self.running is None else self.running.names(),
+            **({} if self.sample is None else {"sample": self.sample.as_dict()}),
         }
 
     @classmethod
@@ -71,6 +75,7 @@ class Observation:
             requests=int(data["requests"]),
             served={str(name): int(count) for name, count in data["served"].items()},
             running=None if data["running"] is None else Layout.parse(data["running"]),
+            sample=None if data.get("sample") is None else Sample.from_dict(data["sample"]),
             **numbers,
         )
 

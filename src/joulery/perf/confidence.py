@@ -1,0 +1,99 @@
+"""How sure a few observations of a running service are: intervals around a quantile and a mean.
+
+Latencies of one queue follow one another: a slow one is followed by more. Counted as if they were independent they
+would promise more than they know. Both intervals therefore rest on an effective number of observations, found from the
+means of consecutive batches (the method of batch means).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from joulery.domain.arrays import FloatArray
+
+_BATCHES = 8
+"""Fewer observations than twice this cannot be batched: they count as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A value and where it lies at the confidence asked for.
+
+    Attributes:
+        low: No less than this; minus infinity where nothing is known.
+        point: The estimate; NaN for no observation.
+        high: No more than this; infinity where too few observations say so.
+    """
+
+    low: float
+    point: float
+    high: float
+
+
+def effective_size(values: FloatArray, spread: float) -> float:
+    """How many independent observations say as much about the mean of ``values`` as these.
+
+    Args:
+        values: In order of time, float64[n].
+        spread: Variance of one observation.
+
+    Returns:
+        Between 1 and ``n``.
+    """
+    n = len(values)
+    size = math.isqrt(n)
+    batches = n // size if size else 0
+    if batches < _BATCHES or not spread > 0:
+        return float(n)
+    means = values[n - batches * size :].reshape(batches, size).mean(axis=1)
+    stretched = size * float(means.var(ddof=1)) / spread
+    return float(min(n, max(1.0, n / max(stretched, 1.0))))
+
+
+def quantile_interval(values: FloatArray, quantile: float, confidence: float) -> Interval:
+    """A quantile of observations that may be infinite (a request that was never answered), by order statistics.
+
+    The ``r``-th smallest of ``n`` independent observations lies above the quantile with the probability that a binomial
+    of ``n`` and the quantile stays below ``r``. No shape of the distribution is assumed.
+
+    Args:
+        values: In order of time, float64[n].
+        quantile: Between 0 and 1, both excluded.
+        confidence: Probability that the quantile lies within, for each reading of the interval.
+    """
+    from scipy.special import bdtr
+
+    n = len(values)
+    if n == 0:
+        return Interval(-math.inf, math.nan, math.inf)
+    ordered = np.sort(values)
+    point = float(ordered[min(n - 1, math.ceil(quantile * n) - 1)])
+    above = (values > point).astype(np.float64)
+    m = max(1, math.floor(effective_size(above, quantile * (1 - quantile))))
+    below = bdtr(np.arange(m, dtype=np.float64), m, quantile)  # P(at most r of m lie below the quantile)
+    tail = (1 - confidence) / 2
+    low_rank = int(np.searchsorted(below, tail, "right"))  # the most ranks that are surely below it
+    high_rank = int(np.searchsorted(below, 1 - tail, "left")) + 1
+    low = -math.inf if low_rank == 0 else float(ordered[math.floor(low_rank * n / m) - 1])
+    high = math.inf if high_rank > m else float(ordered[math.ceil(high_rank * n / m) - 1])
+    return Interval(low, point, high)
+
+
+def mean_interval(values: FloatArray, confidence: float) -> Interval:
+    """The mean of observations, by the normal distribution of batch means.
+
+    Args:
+        values: In order of time, float64[n]; finite.
+        confidence: Probability that the mean lies within.
+    """
+    from scipy.special import ndtri
+
+    n = len(values)
+    if n < 2:
+        return Interval(-math.inf, float(values[0]) if n else math.nan, math.inf)
+    mean, spread = float(values.mean()), float(values.var(ddof=1))
+    half = float(ndtri((1 + confidence) / 2)) * math.sqrt(spread / effective_size(values, spread))
+    return Interval(mean - half, mean, mean + half)
