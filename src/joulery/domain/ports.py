@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from joulery.domain.carbon import CarbonSeries
 from joulery.domain.cluster import ClusterAction, ClusterSnapshot
 from joulery.domain.decisions import Step
+from joulery.domain.device import ClockSetting, DeviceCapability, DeviceChange, DeviceState, MigSetting, MpsSetting
 from joulery.domain.engine import InferRequest, InferResponse, ReplicaSpec, ReplicaView, Transition
 from joulery.domain.power import Channel
 from joulery.domain.tracing import Steps, TracedSession
@@ -18,6 +19,7 @@ P = TypeVar("P")
 M_contra = TypeVar("M_contra", contravariant=True)
 P_contra = TypeVar("P_contra", contravariant=True)
 M_co = TypeVar("M_co", covariant=True)
+D = TypeVar("D", ClockSetting, MigSetting, MpsSetting)
 
 
 class Clock(Protocol):
@@ -129,6 +131,48 @@ class ClusterBackend(Protocol):
 
     def close(self) -> None:
         """Let go of the cluster; its jobs go on. Safe to call twice."""
+        ...
+
+
+class Device(Protocol[D]):
+    """One knob of one device: its clock, how a GPU is cut, who shares it.
+
+    A change either happens or does not: whatever fails, the device is set to what it was before or to what was asked
+    for, and the error says which.
+    """
+
+    def capability(self) -> DeviceCapability:
+        """What can be set here, whether this process may, and the line that grants it.
+
+        Raises:
+            CapabilityError: The device is gone.
+        """
+        ...
+
+    def observe(self) -> DeviceState[D]:
+        """What it is set to now.
+
+        Raises:
+            CapabilityError: The device is gone, or may not be looked at.
+        """
+        ...
+
+    def apply(self, wanted: D, /) -> DeviceChange[D]:
+        """Set it, and look whether it took. Setting what is set already does nothing.
+
+        Raises:
+            ConfigError: It cannot be set to that.
+            CapabilityError: This process may not set it, or the device is gone; nothing was changed.
+            ActuationError: It was refused; ``rolled_back`` or ``left_dirty`` says what it is set to now.
+        """
+        ...
+
+    def reset(self, memento: Mapping[str, Any] | None = None, /) -> DeviceChange[D]:
+        """Back to a state that was observed once, here or in another process; to the factory's when None.
+
+        Raises:
+            CapabilityError, ActuationError: As ``apply``.
+        """
         ...
 
 

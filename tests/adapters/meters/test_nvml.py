@@ -6,6 +6,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from joulery.adapters import nvidia
 from joulery.adapters.meters import nvml as module
 from joulery.adapters.meters.nvml import open_nvml, sees_host_processes
 from joulery.domain.channel import ReadingKind
@@ -155,7 +156,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dr
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    monkeypatch.setattr(module, "_DRIVER", ("/no/such/trace", str(tmp_path) if driver else "/nor/this"))
+    monkeypatch.setattr(nvidia, "_DRIVER", ("/no/such/trace", str(tmp_path) if driver else "/nor/this"))
     with pytest.raises(CapabilityError) as caught:
         open_nvml()
     if driver:

@@ -14,7 +14,6 @@ here: a board draws power whether or not a program may see it.
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -22,13 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from joulery.adapters.nvidia import open_driver, text
 from joulery.domain.channel import Channel, ReadingKind
 from joulery.domain.errors import CapabilityError
 from joulery.domain.quality import Quality
 
 _GA100 = re.compile(r"\bA(100|800|30)X?\b")
-_DRIVER = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")
-"""Traces of a driver: the last one under WSL."""
 _UPDATE_S = 0.1
 _AVERAGING_S = 1.0
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
@@ -167,19 +165,7 @@ def open_nvml(nvml: Any = None) -> NvmlMeter:
     Raises:
         CapabilityError: The package or the driver is missing, nothing may be read, or there is no board.
     """
-    nvml = nvml or _import_nvml(any(Path(trace).exists() for trace in _DRIVER))
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError_LibraryNotFound as error:
-        raise CapabilityError(
-            "no NVIDIA driver here (libnvidia-ml.so.1 is not there)",
-            resource="libnvidia-ml.so.1",
-            hint="a container needs the host's driver: docker run --gpus all ...",
-        ) from error
-    except nvml.NVMLError as error:
-        raise CapabilityError(
-            f"the NVIDIA driver does not answer: {error}", resource="libnvidia-ml.so.1", hint="try: nvidia-smi"
-        ) from error
+    nvml = open_driver(nvml)
     boards, readers, handles, notes = [], [], [], []
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
@@ -199,27 +185,14 @@ def open_nvml(nvml: Any = None) -> NvmlMeter:
     return NvmlMeter(nvml, tuple(boards), tuple(readers), tuple(handles), tuple(notes))
 
 
-def _import_nvml(driver: bool) -> Any:
-    try:
-        return importlib.import_module("pynvml")
-    except ImportError as error:
-        if not driver:
-            raise CapabilityError("no NVIDIA driver here", resource=_DRIVER[0]) from error
-        raise CapabilityError(
-            "reading NVIDIA GPUs needs the package nvidia-ml-py",
-            resource="pynvml",
-            grant="pip install 'joulery[nvidia]'",
-        ) from error
-
-
 def _board(nvml: Any, handle: Any, device: str) -> tuple[Board, Callable[[], float]]:
-    name = _text(nvml.nvmlDeviceGetName(handle))
+    name = text(nvml.nvmlDeviceGetName(handle))
     channel, reader = _source(nvml, handle, device, name)
     try:
         mig = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
     except nvml.NVMLError:
         mig = False
-    return Board(device, name, _text(nvml.nvmlDeviceGetUUID(handle)), mig, channel), reader
+    return Board(device, name, text(nvml.nvmlDeviceGetUUID(handle)), mig, channel), reader
 
 
 def _source(nvml: Any, handle: Any, device: str, name: str) -> tuple[Channel, Callable[[], float]]:
@@ -283,7 +256,3 @@ def _channel(device: str, kind: ReadingKind) -> Channel:
         averaging_s=_AVERAGING_S if kind is ReadingKind.AVERAGE else 0.0,
         update_s=_UPDATE_S,
     )
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

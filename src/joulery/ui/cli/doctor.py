@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from joulery.runtime.compose.loans import Loan
 
 _MARKS = {"ok": ("✓", "green"), "partly": ("~", "yellow"), "denied": ("!", "red"), "absent": ("–", None)}
 _AREAS = {
@@ -16,20 +20,28 @@ _AREAS = {
 
 
 @click.command("doctor")
+@click.option("--reset", is_flag=True, help="Set everything on loan (clocks, partitions) back to what it was.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def command(as_json: bool) -> None:
+def command(reset: bool, as_json: bool) -> None:
     """Say what joulery can read and set on this machine, what is missing, and the exact line that grants it.
 
-    Nothing is changed and no network is touched.
+    Nothing is changed, unless --reset is given, and no network is touched. What a controller has set is on loan and
+    listed; it goes back by itself when the controller stops or dies.
     """
     from dataclasses import asdict
 
     from joulery.runtime.compose.doctor import examine, machine_in_words
+    from joulery.runtime.compose.loans import loans
 
+    if reset:
+        _reset(as_json)
+        return
     machine = machine_in_words()
     if as_json:
         checks = [asdict(check) for check in examine()]
-        click.echo(json.dumps({"schema": "joulery.doctor/1", "machine": machine, "checks": checks}, indent=2))
+        leases = [loan.as_dict() for loan in loans()]
+        document = {"schema": "joulery.doctor/1", "machine": machine, "checks": checks, "leases": leases}
+        click.echo(json.dumps(document, indent=2))
         return
     virtual = " (virtual)" if machine["virtual"] == "yes" else ""
     click.echo(f"{machine['cpus']} CPUs, {machine['processor']}{virtual}; {machine['system']}")
@@ -44,4 +56,31 @@ def command(as_json: bool) -> None:
             click.secho(f"      {check.advice}", dim=True)
         if check.grant:
             click.echo(f"      to have it: {click.style(check.grant, bold=True)}")
+    _show_loans(loans())
     click.echo("\n✓ works   ~ works with less than there could be   ! here, not permitted   – not here")
+
+
+def _show_loans(found: tuple[Loan, ...]) -> None:
+    """What is on loan; nothing where nothing is."""
+    if not found:
+        return
+    click.secho("\nLoans: what is set and will go back", bold=True)
+    for loan in found:
+        colour = None if loan.state == "held" else "yellow"
+        click.echo(f"  {click.style(loan.state, fg=colour)} {loan.detail}")
+    if any(loan.state != "held" for loan in found):
+        click.echo(f"      to have it back: {click.style('joulery doctor --reset', bold=True)}")
+
+
+def _reset(as_json: bool) -> None:
+    """Have everything back."""
+    from joulery.runtime.compose.loans import reset_everything
+
+    said = reset_everything()
+    if as_json:
+        click.echo(json.dumps({"schema": "joulery.doctor/1", "reset": list(said)}, indent=2))
+        return
+    for line in said:
+        click.echo(line)
+    if not said:
+        click.echo("nothing is on loan")

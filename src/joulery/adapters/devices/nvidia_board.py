@@ -1,0 +1,108 @@
+"""One NVIDIA board as the devices here see it: found by index or UUID, its refusals turned into errors for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from joulery.adapters.nvidia import open_driver, text
+from joulery.domain.errors import CapabilityError, ConfigError, JouleryError
+
+GRANT = "sudo -E joulery ..."
+HINT = "in a container: docker run --gpus all --cap-add SYS_ADMIN ..., as root inside"
+
+
+@dataclass(frozen=True, slots=True)
+class NvidiaBoard:
+    """A board and the driver that answers for it.
+
+    Attributes:
+        nvml: The module ``pynvml``, initialised.
+        handle: The driver's own.
+        device: ``gpu:0`` ...
+        name: What the vendor calls it.
+        uuid: Its serial identity.
+    """
+
+    nvml: Any
+    handle: Any
+    device: str
+    name: str
+    uuid: str
+
+    @property
+    def failures(self) -> tuple[type[Exception], ...]:
+        """What the driver raises."""
+        return (self.nvml.NVMLError,)
+
+    def refused(self, error: Exception) -> JouleryError | None:
+        """The error for a person where the driver says that this cannot be done here at all."""
+        nvml, code = self.nvml, getattr(error, "value", None)
+        if code == nvml.NVML_ERROR_NO_PERMISSION:
+            return CapabilityError(
+                f"this process may not set {self.device} ({self.name}): the driver permits it to root",
+                resource=self.device,
+                grant=GRANT,
+                hint=f"run: {GRANT}; {HINT}",
+            )
+        if code == nvml.NVML_ERROR_NOT_SUPPORTED:
+            return CapabilityError(f"{self.device} ({self.name}) does not support this", resource=self.device)
+        if code == nvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+            return CapabilityError(
+                f"the driver of {self.device} is too old for this", resource=self.device, hint="update the driver"
+            )
+        return None
+
+    def trouble(self, error: Exception) -> JouleryError:
+        """The error for a person when looking failed."""
+        if getattr(error, "value", None) == self.nvml.NVML_ERROR_GPU_IS_LOST:
+            return CapabilityError(
+                f"{self.device} ({self.name}) is lost: it fell off the bus",
+                resource=self.device,
+                hint="see dmesg for Xid errors; it comes back with a reset of the board or the machine",
+            )
+        return self.refused(error) or CapabilityError(
+            f"{self.device} ({self.name}) does not answer: {error}", resource=self.device
+        )
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        try:
+            self.nvml.nvmlShutdown()
+        except self.nvml.NVMLError as error:
+            raise CapabilityError(f"NVML did not shut down cleanly: {error}", resource=self.device) from error
+
+
+def open_board(gpu: int | str = 0, nvml: Any = None) -> NvidiaBoard:
+    """A board by its index (the driver's order) or its UUID (``GPU-…``).
+
+    Args:
+        gpu: Which one.
+        nvml: The module ``pynvml``, or one that behaves like it; imported when not given.
+
+    Raises:
+        CapabilityError: The package or the driver is missing, or it does not answer.
+        ConfigError: There is no such board.
+    """
+    nvml = open_driver(nvml)
+    try:
+        return _board(nvml, gpu)
+    except nvml.NVMLError as error:
+        count = nvml.nvmlDeviceGetCount()
+        nvml.nvmlShutdown()
+        if getattr(error, "value", None) in (nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_ERROR_INVALID_ARGUMENT):
+            raise ConfigError(
+                "there is no such GPU here", got=str(gpu), expected=f"0 to {count - 1}, or a UUID (nvidia-smi -L)"
+            ) from error
+        raise CapabilityError(f"GPU {gpu} does not answer: {error}", resource=f"gpu:{gpu}") from error
+
+
+def _board(nvml: Any, gpu: int | str) -> NvidiaBoard:
+    if isinstance(gpu, int):
+        handle, index = nvml.nvmlDeviceGetHandleByIndex(gpu), gpu
+    else:
+        handle = nvml.nvmlDeviceGetHandleByUUID(gpu)
+        index = nvml.nvmlDeviceGetIndex(handle)
+    return NvidiaBoard(
+        nvml, handle, f"gpu:{index}", text(nvml.nvmlDeviceGetName(handle)), text(nvml.nvmlDeviceGetUUID(handle))
+    )

@@ -1,0 +1,148 @@
+"""The SM clock of an NVIDIA GPU: a ceiling through NVML's locked clocks (Volta and later, root alone).
+
+``nvmlDeviceSetGpuLockedClocks(lowest, ceiling)`` bounds the clock from above and leaves the driver free to fall when
+the GPU idles. No call of NVML gives back what is locked, so a device remembers what it set, and looks at the running
+clock to see whether a ceiling holds. The lock is the driver's: without persistence mode it is forgotten when the last
+program lets go of the GPU, and always with a reboot.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from joulery.adapters.devices.change import Surface, change
+from joulery.adapters.devices.nvidia_board import GRANT, HINT, NvidiaBoard, open_board
+from joulery.domain.device import ClockSetting, DeviceCapability, DeviceChange, DeviceState, Knob
+from joulery.domain.errors import ConfigError
+
+_TOLERANCE_MHZ = 15.0
+"""One step of the clock: the running clock may read that much beside the ceiling."""
+_LOOKS = 20
+_PAUSE_S = 0.05
+"""How often, and how far apart, the running clock is looked at until a new ceiling must have taken."""
+
+
+class NvidiaClock:
+    """The clock of one board. Implements :class:`joulery.domain.ports.Device`.
+
+    Args:
+        gpu: Its index or UUID.
+        nvml: The module ``pynvml``, or one that behaves like it.
+        sleep: How to wait between two looks at the running clock.
+
+    Raises:
+        CapabilityError: No driver, or no clocks that could be set.
+        ConfigError: No such board.
+    """
+
+    def __init__(self, gpu: int | str = 0, nvml: Any = None, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._board: NvidiaBoard = open_board(gpu, nvml)
+        self.device = self._board.device
+        self._sleep = sleep
+        self._ceiling: float | None = None
+        try:
+            self._clocks = self._supported()
+        except self._board.failures as error:
+            self._board.close()
+            raise self._board.trouble(error) from error
+
+    def capability(self) -> DeviceCapability:
+        """The clocks the board lists for its memory clock, and whether this process may set them."""
+        board, root = self._board, os.geteuid() == 0
+        try:
+            persistent = bool(board.nvml.nvmlDeviceGetPersistenceMode(board.handle))
+        except board.failures as error:
+            if getattr(error, "value", None) != board.nvml.NVML_ERROR_NOT_SUPPORTED:
+                raise board.trouble(error) from error
+            persistent = True
+        forgets = "" if persistent else "; persistence mode is off, an idle GPU forgets (sudo nvidia-smi -pm 1)"
+        return DeviceCapability(
+            device=self.device,
+            name=board.name,
+            knob=Knob.CLOCK,
+            settable=root,
+            detail=("locked clocks" if root else f"locked clocks are permitted to root; {HINT}") + forgets,
+            grant="" if root else GRANT,
+            clocks_mhz=self._clocks,
+        )
+
+    def observe(self) -> DeviceState[ClockSetting]:
+        """What this device set last, and how fast the SMs run now."""
+        try:
+            clock_mhz = self._running_mhz()
+        except self._board.failures as error:
+            raise self._board.trouble(error) from error
+        return DeviceState(ClockSetting(self._ceiling), {"ceiling_mhz": self._ceiling}, clock_mhz)
+
+    def apply(self, wanted: ClockSetting, /) -> DeviceChange[ClockSetting]:
+        """Set the ceiling; clocks between two that are listed become the higher one."""
+        if wanted.boost is not None or wanted.governor:
+            raise ConfigError("a GPU has a clock alone to set, no boost and no governor", got=str(wanted))
+        return self._change(self._snapped(wanted.clock_mhz), str(wanted))
+
+    def reset(self, memento: Mapping[str, Any] | None = None, /) -> DeviceChange[ClockSetting]:
+        """Let the driver choose again, whatever was locked: an earlier lock of somebody else's cannot be known."""
+        ceiling = (memento or {}).get("ceiling_mhz")
+        return self._change(self._snapped(ceiling), "what it was", always=True)
+
+    def close(self) -> None:
+        """Let go of the driver; what is set stays set."""
+        self._board.close()
+
+    def _change(self, new: float | None, asked: str, *, always: bool = False) -> DeviceChange[ClockSetting]:
+        old = self._ceiling
+        before = ClockSetting(old)
+        if old == new and not always:
+            return DeviceChange(before, before, 0.0, "it was set so already")
+        surface = Surface(
+            f"the clock of {self.device}", self._lock, self._held, self._board.failures, self._board.refused
+        )
+        took_s = change(surface, old, new, asked)
+        return DeviceChange(before, ClockSetting(new), took_s)
+
+    def _lock(self, ceiling: float | None) -> None:
+        """The driver's call; what was set last is remembered only once the call has come back."""
+        nvml, handle = self._board.nvml, self._board.handle
+        if ceiling is None:
+            nvml.nvmlDeviceResetGpuLockedClocks(handle)
+        else:
+            nvml.nvmlDeviceSetGpuLockedClocks(handle, round(self._clocks[0]), round(ceiling))
+        self._ceiling = ceiling
+
+    def _held(self) -> float | None:
+        """The ceiling that holds: the one set last, unless the SMs go on running faster than it allows."""
+        clock_mhz = self._running_mhz()
+        if self._ceiling is None:
+            return None
+        for _ in range(_LOOKS):
+            if clock_mhz <= self._ceiling + _TOLERANCE_MHZ:
+                return self._ceiling
+            self._sleep(_PAUSE_S)
+            clock_mhz = self._running_mhz()
+        return clock_mhz
+
+    def _running_mhz(self) -> float:
+        return float(self._board.nvml.nvmlDeviceGetClockInfo(self._board.handle, self._board.nvml.NVML_CLOCK_SM))
+
+    def _supported(self) -> tuple[float, ...]:
+        """Graphics clocks at the highest memory clock, ascending, MHz."""
+        nvml, handle = self._board.nvml, self._board.handle
+        memory = nvml.nvmlDeviceGetSupportedMemoryClocks(handle)
+        clocks = nvml.nvmlDeviceGetSupportedGraphicsClocks(handle, max(memory)) if memory else []
+        if not clocks:
+            raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+        return tuple(sorted(float(clock) for clock in clocks))
+
+    def _snapped(self, clock_mhz: float | None) -> float | None:
+        if clock_mhz is None:
+            return None
+        low, high = self._clocks[0], self._clocks[-1]
+        if not low <= clock_mhz <= high or math.isnan(clock_mhz):
+            raise ConfigError(
+                f"{self.device} has no such clock", got=f"{clock_mhz:g} MHz", expected=f"{low:g} to {high:g} MHz"
+            )
+        return min(clock for clock in self._clocks if clock >= clock_mhz)

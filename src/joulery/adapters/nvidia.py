@@ -1,0 +1,55 @@
+"""The NVIDIA driver, opened through ``nvidia-ml-py`` (imported when asked for): what meters and devices share."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from joulery.domain.errors import CapabilityError
+
+_DRIVER = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")
+"""Traces of a driver: the last one under WSL."""
+
+
+def open_driver(nvml: Any = None) -> Any:
+    """The module ``pynvml``, initialised once more; ``nvmlShutdown`` ends that.
+
+    Args:
+        nvml: The module, or one that behaves like it; imported when not given.
+
+    Raises:
+        CapabilityError: The package or the driver is missing, or the driver does not answer.
+    """
+    nvml = nvml or _import_nvml(any(Path(trace).exists() for trace in _DRIVER))
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError_LibraryNotFound as error:
+        raise CapabilityError(
+            "no NVIDIA driver here (libnvidia-ml.so.1 is not there)",
+            resource="libnvidia-ml.so.1",
+            hint="a container needs the host's driver: docker run --gpus all ...",
+        ) from error
+    except nvml.NVMLError as error:
+        raise CapabilityError(
+            f"the NVIDIA driver does not answer: {error}", resource="libnvidia-ml.so.1", hint="try: nvidia-smi"
+        ) from error
+    return nvml
+
+
+def _import_nvml(driver: bool) -> Any:
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError as error:
+        if not driver:
+            raise CapabilityError("no NVIDIA driver here", resource=_DRIVER[0]) from error
+        raise CapabilityError(
+            "reading NVIDIA GPUs needs the package nvidia-ml-py",
+            resource="pynvml",
+            grant="pip install 'joulery[nvidia]'",
+        ) from error
+
+
+def text(value: str | bytes) -> str:
+    """A string of the driver: older bindings give bytes."""
+    return value.decode() if isinstance(value, bytes) else value
