@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulery.domain.errors import ConfigError
-from joulery.perf.clock import V100, KernelClockLaw, OperationCost, operation_scores, partition_score
+from joulery.domain.operators import OperationCost
+from joulery.perf.clock import V100, KernelClockLaw, operation_scores, partition_score
 from tests.data_folder import data_folder
 
 TABLE_1_S = {

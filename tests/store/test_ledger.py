@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from joulery.domain.carbon import Scope, Signal
 from joulery.domain.errors import CapabilityError, ConfigError, DataError, JouleryError
 from joulery.domain.quality import Quality
+from joulery.store import database
 from joulery.store import ledger as module
 from joulery.store.ledger import MIGRATIONS, Budget, CarbonEntry, EnergyEntry, Ledger, RunEntry
 
@@ -103,7 +104,7 @@ def test_a_run_can_be_forgotten(ledger):
     assert ledger.forget("run-1") is True
     assert ledger.forget("run-1") is False
     assert ledger.rows("owner") == ledger.runs() == ()
-    assert ledger._query("SELECT * FROM carbon") == []
+    assert ledger.query("SELECT * FROM carbon") == []
 
 
 def test_budgets_know_what_is_left(ledger):
@@ -180,7 +181,8 @@ RELEASED = ["29086254d6ef", "0a461e02096a"]
 def test_a_migration_that_fails_leaves_the_old_version(tmp_path, monkeypatch):
     old_ledger(tmp_path / "old.db", 1)
     before = shape(tmp_path / "old.db")
-    monkeypatch.setattr(module, "MIGRATIONS", (*MIGRATIONS[:1], ("CREATE TABLE half (x)", "NONSENSE")))
+    broken = (*MIGRATIONS[:1], ("CREATE TABLE half (x)", "NONSENSE"))
+    monkeypatch.setattr(module, "_LEDGER", replace(module._LEDGER, migrations=broken))
     with pytest.raises(DataError, match="not a usable ledger"):
         Ledger(tmp_path / "old.db")
     assert shape(tmp_path / "old.db") == before
@@ -250,7 +252,7 @@ def test_a_writer_killed_in_the_middle_leaves_the_ledger_as_it_was(tmp_path):
         ledger.record(RUN, [joules()], [grams()])
     code = (
         "import sys\nfrom joulery.store.ledger import Ledger\nledger = Ledger(sys.argv[1])\n"
-        "with ledger._transaction() as execute:\n"
+        "with ledger.transaction() as execute:\n"
         "    execute('DELETE FROM runs')\n"
         "    print('inside', flush=True)\n    sys.stdin.read()\n"
     )
@@ -264,9 +266,9 @@ def test_a_writer_killed_in_the_middle_leaves_the_ledger_as_it_was(tmp_path):
 
 
 def test_a_ledger_locked_for_too_long_is_one_clear_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.05)
     path = tmp_path / "l.db"
-    with Ledger(path) as holder, Ledger(path) as other, holder._transaction():
+    with Ledger(path) as holder, Ledger(path) as other, holder.transaction():
         assert other.rows("owner") == (), "readers are not kept waiting"
         with pytest.raises(CapabilityError, match="was locked by another process"):
             other.record(RUN, [joules()])
@@ -274,8 +276,8 @@ def test_a_ledger_locked_for_too_long_is_one_clear_error(tmp_path, monkeypatch):
 
 def test_a_full_disk_is_one_clear_error_and_loses_nothing(ledger):
     ledger.record(RUN, [joules()])
-    pages = ledger._query("PRAGMA page_count")[0][0]
-    ledger._query(f"PRAGMA max_page_count = {pages}")
+    pages = ledger.query("PRAGMA page_count")[0][0]
+    ledger.query(f"PRAGMA max_page_count = {pages}")
     many = [joules(1.0, device=f"gpu:{i}" * 20) for i in range(2000)]
     with pytest.raises(CapabilityError, match="the disk is full") as caught:
         ledger.record(replace(RUN, id="run-2"), many)

@@ -15,31 +15,8 @@ import numpy.typing as npt
 
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import ConfigError
-
-
-@dataclass(frozen=True, slots=True)
-class OperationCost:
-    """Work of one operator.
-
-    Attributes:
-        name: Operator, for messages.
-        flops: Floating-point operations of one call, >= 0.
-        traffic_bytes: Bytes read and written by one call, >= 0.
-        count: Calls in one pass of the model.
-    """
-
-    name: str
-    flops: float
-    traffic_bytes: float
-    count: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not (self.flops >= 0 and self.traffic_bytes >= 0 and self.count >= 0):
-            raise ConfigError(
-                "the work of an operator cannot be negative",
-                pointer=self.name,
-                got=f"{self.flops} flops, {self.traffic_bytes} bytes, {self.count} calls",
-            )
+from joulery.domain.operators import OperationCost
+from joulery.domain.quality import Quality
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +38,7 @@ class ClockModel:
         idle_w, idle_dynamic_w: The same when idle.
         cap_w: Power limit of the board.
         source: Where the numbers come from.
+        quality: How well the curves are known: modelled where they are fitted to measurements, else assumed.
     """
 
     name: str
@@ -81,6 +59,7 @@ class ClockModel:
     idle_dynamic_w: float
     cap_w: float
     source: str
+    quality: Quality = Quality.MODELLED
 
     def voltage_ratio(self, clock_mhz: npt.ArrayLike) -> FloatArray:
         """Core voltage at each clock, as a ratio of that at the highest clock."""

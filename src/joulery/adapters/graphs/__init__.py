@@ -1,0 +1,15 @@
+"""Operator lists of models: ONNX files, programs of ``torch.export``, HLO text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from joulery.domain.operators import OperatorKind
+
+Rule = tuple[OperatorKind, float]
+"""Which rule gives the work of an operator; for elementwise ones, the operations of an element."""
+
+
+def rules(words: Mapping[Rule, str]) -> dict[str, Rule]:
+    """The rule of each operator, from lists of names separated by blanks."""
+    return {name: rule for rule, names in words.items() for name in names.split()}

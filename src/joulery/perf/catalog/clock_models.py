@@ -1,0 +1,60 @@
+"""Emulated GPU types by name: latency and power against the clock.
+
+The V100 is fitted to measurements. Of the A100 and the H100 only the data sheet is known here (clocks, peak rates,
+power limit; NVIDIA A100 Tensor Core GPU data sheet, SXM4 40 GB; NVIDIA H100 Tensor Core GPU data sheet, SXM5 80 GB).
+The shape of their curves (the knee at 73 % of the highest clock, voltage and bandwidth ratios, what share of the power
+limit a busy or an idle board takes) is the V100's, carried over: *assumed* until measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from joulery.domain.errors import ConfigError
+from joulery.domain.quality import Quality
+from joulery.perf.clock import V100, ClockModel
+
+
+def _carried_over(
+    name: str, min_mhz: float, max_mhz: float, flops: float, bandwidth: float, cap_w: float, source: str
+) -> ClockModel:
+    """A GPU type with its own data sheet and the V100's shape."""
+    clock, power = max_mhz / V100.max_mhz, cap_w / V100.cap_w
+    return replace(
+        V100,
+        name=name,
+        min_mhz=min_mhz,
+        max_mhz=max_mhz,
+        knee_mhz=V100.knee_mhz * clock,
+        bandwidth_mhz=tuple(mhz * clock for mhz in V100.bandwidth_mhz),
+        peak_flops=flops,
+        peak_bandwidth=bandwidth,
+        busy_w=V100.busy_w * power,
+        busy_dynamic_w=V100.busy_dynamic_w * power,
+        idle_w=V100.idle_w * power,
+        idle_dynamic_w=V100.idle_dynamic_w * power,
+        cap_w=cap_w,
+        source=f"clocks, peaks and power limit: {source}; shape of the curves: the V100's, assumed",
+        quality=Quality.ASSUMED,
+    )
+
+
+A100 = _carried_over(
+    "A100", 210.0, 1410.0, 19.5e12, 1555e9, 400.0, "NVIDIA A100 data sheet (SXM4, 40 GB; 32-bit floats)"
+)
+"""Emulated NVIDIA A100 SXM4 40 GB."""
+H100 = _carried_over("H100", 210.0, 1980.0, 67e12, 3350e9, 700.0, "NVIDIA H100 data sheet (SXM5, 80 GB; 32-bit floats)")
+"""Emulated NVIDIA H100 SXM5 80 GB."""
+_MODELS = {"v100": V100, "a100": A100, "h100": H100}
+
+
+def clock_model(name: str) -> ClockModel:
+    """The emulated GPU type of a name, whatever its case.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    try:
+        return _MODELS[name.lower()]
+    except KeyError:
+        raise ConfigError("no such emulated GPU", got=name, expected=", ".join(_MODELS)) from None
