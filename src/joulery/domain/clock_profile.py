@@ -98,7 +98,13 @@ class ClockProfile:
 
     @property
     def score(self) -> float:
-        """Sensitivity of the whole model between the highest clock and half of it (or the lowest known)."""
+        """Sensitivity of the whole model between the highest clock and half of it (or the lowest known).
+
+        Measured where the curve is; else the operators' mean, weighted by their time, which is the same thing exactly.
+        """
+        if self.quality is not Quality.MEASURED:
+            total = math.fsum(operator.time_s for operator in self.operators)
+            return math.fsum(operator.score * operator.time_s for operator in self.operators) / total
         top = float(self.clocks_mhz[-1])
         low = max(top / 2, float(self.clocks_mhz[0]))
         slow, fast = np.interp([low, top], self.clocks_mhz, self.latency_s)

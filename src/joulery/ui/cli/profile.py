@@ -1,4 +1,4 @@
-"""``joulery profile``: what the variants of a service cost on the slices of this machine."""
+"""``joulery profile``: what the variants of a service cost on this machine; how a model feels a GPU's clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command("profile")
-@click.argument("what", metavar="SERVICE|VARIANT", required=False)
+@click.argument("what", metavar="SERVICE|VARIANT|MODEL", required=False)
 @click.argument("file", metavar="SITE", type=click.Path(path_type=Path), required=False)
 @click.option("--from", "solo_file", type=click.Path(path_type=Path), metavar="CSV", help="Fit a GPU's interference.")
 @click.option("--pairs", "pairs_file", type=click.Path(path_type=Path), metavar="CSV", help="With --from: co-runs.")
@@ -30,6 +30,18 @@ if TYPE_CHECKING:
 )
 @click.option("--runs", type=click.IntRange(2, 100_000), default=100, help="Requests timed on each slice (100).")
 @click.option("--warmup", type=click.IntRange(0, 100_000), default=10, help="Requests before them, not kept (10).")
+@click.option("--clocks", is_flag=True, help="Profile MODEL against a GPU's clock: operators, scores, power.")
+@click.option("--gpu", default=None, metavar="NAME", help="With --clocks: emulated GPU: v100, a100, h100 (v100).")
+@click.option("--latency", metavar="TIME", help="With --clocks: its latency at full clock, such as 51 ms.")
+@click.option(
+    "--dim", "dimensions", multiple=True, metavar="NAME=N", help="With --clocks: a symbolic size. Repeatable."
+)
+@click.option("--decode", metavar="FILE", help="With --clocks: the graph of one decoding step.")
+@click.option("--steps", type=click.IntRange(1, 1_000_000), default=64, help="With --decode: how many steps (64).")
+@click.option(
+    "--scores", type=click.Path(path_type=Path), metavar="FILE", help="With --clocks: database to keep it in."
+)
+@click.option("--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="With --clocks: write a page.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Where the profile goes.")
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as one JSON object.")
 def command(
@@ -41,6 +53,14 @@ def command(
     cuts: tuple[str, ...],
     runs: int,
     warmup: int,
+    clocks: bool,
+    gpu: str | None,
+    latency: str | None,
+    dimensions: tuple[str, ...],
+    decode: str | None,
+    steps: int,
+    scores: Path | None,
+    page: Path | None,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -49,7 +69,23 @@ def command(
     Each variant runs in the worker that will serve it, on real inputs, alone and with every other slice busy. With
     --from and --pairs, nothing is measured here: the interference of models that share a GPU is fitted on your own
     measurements (columns model, batch, r_pct, latency_ms; and the same with 1 and 2 for pairs), for joulery plan.
+
+    With --clocks, MODEL is an ONNX file, a .pt2 file of torch.export, HLO text, or a model of the built-in catalog:
+    its operators with their work, how each suffers from a lower clock, and latency and power against the clock.
     """
+    if clocks:
+        if what is None:
+            raise ConfigError("name the model to profile", expected="MODEL --clocks")
+        from joulery.ui.profile.clocks import ClockRequest, profile_clocks
+
+        profile_clocks(
+            ClockRequest(what, gpu or "v100", latency, dimensions, decode, steps, scores, output, page, as_json)
+        )
+        return
+    used = {"--gpu": gpu, "--latency": latency, "--dim": dimensions, "--decode": decode, "--scores": scores}
+    for flag, value in {**used, "--html": page}.items():
+        if value:
+            raise ConfigError(f"{flag} belongs to --clocks", pointer=flag, hint="add --clocks")
     if solo_file is not None or pairs_file is not None:
         _fit(solo_file, pairs_file, base, output, as_json)
         return

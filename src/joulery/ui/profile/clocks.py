@@ -1,0 +1,119 @@
+"""What ``joulery profile MODEL --clocks`` does: read the graph, score it, keep it, show it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from joulery.config.quantity import TIME, flag_quantity
+from joulery.domain.clock_profile import ClockProfile
+from joulery.domain.errors import ConfigError
+from joulery.perf.catalog.clock_models import clock_model
+from joulery.perf.clock import V100
+from joulery.perf.sensitivity import emulated_profile
+from joulery.runtime.compose.graphs import NamedModel, named_model, with_decoding
+from joulery.store.scores import ScoreDatabase
+
+
+@dataclass(frozen=True, slots=True)
+class ClockRequest:
+    """What was asked for on the command line.
+
+    Attributes:
+        model: A graph file, a built-in model or one of the catalog.
+        gpu: Emulated GPU type.
+        latency: Latency of one pass at the highest clock to calibrate to, such as ``51 ms``.
+        dimensions: ``NAME=N`` for symbolic dimensions.
+        decode: Graph of one decoding step, with ``steps`` of them.
+        steps: Decoding steps.
+        scores: Database to keep the profile in.
+        output: File for the profile as JSON.
+        page: File for the page.
+        as_json: Print JSON.
+    """
+
+    model: str
+    gpu: str = "v100"
+    latency: str | None = None
+    dimensions: tuple[str, ...] = ()
+    decode: str | None = None
+    steps: int = 64
+    scores: Path | None = None
+    output: Path | None = None
+    page: Path | None = None
+    as_json: bool = False
+
+
+def profile_clocks(request: ClockRequest) -> None:
+    """Profile a model against the clock and show, write and keep what was asked for.
+
+    Raises:
+        ConfigError, DataError, CapabilityError: It cannot be read, or a file cannot be written.
+    """
+    model = _model(request)
+    profile = _profile(model, request)
+    if request.scores is not None:
+        with ScoreDatabase(request.scores) as database:
+            database.keep(profile)
+    if request.output is not None:
+        _write(request.output, json.dumps(profile.as_dict(), indent=1) + "\n", "--output")
+    if request.page is not None:
+        from joulery.ui.profile.clocks_page import clock_page
+
+        _write(request.page, clock_page(profile, model.notes), "--html")
+    if request.as_json:
+        click.echo(json.dumps({**profile.as_dict(), "notes": list(model.notes)}))
+        return
+    _show(profile, model.notes)
+    for file, what in ((request.scores, "scores"), (request.output, "profile"), (request.page, "page")):
+        if file is not None:
+            click.echo(f"{what} kept in {file}")
+
+
+def _model(request: ClockRequest) -> NamedModel:
+    dimensions = _dimensions(request.dimensions)
+    model = named_model(request.model, dimensions)
+    if request.decode is None:
+        return model
+    return with_decoding(model, named_model(request.decode, dimensions), request.steps)
+
+
+def _profile(model: NamedModel, request: ClockRequest) -> ClockProfile:
+    gpu = clock_model(request.gpu)
+    latency_s = model.published_s if gpu is V100 else None
+    if request.latency is not None:
+        latency_s = flag_quantity(request.latency, TIME, "--latency")
+    return emulated_profile(model.name, model.operations, gpu, latency_s=latency_s)
+
+
+def _dimensions(pairs: Sequence[str]) -> Mapping[str, int]:
+    found = {"batch": 1}
+    for pair in pairs:
+        name, _, size = pair.partition("=")
+        if not (name and size.isdecimal() and int(size) > 0):
+            raise ConfigError("not a dimension", pointer="--dim", got=pair, expected="NAME=N, such as batch=8")
+        found[name] = int(size)
+    return found
+
+
+def _write(file: Path, text: str, flag: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {file}: {error.strerror}", pointer=flag) from None
+
+
+def _show(profile: ClockProfile, notes: Sequence[str]) -> None:
+    from rich.console import Console
+
+    from joulery.ui.profile.clocks_text import clock_view
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 120
+    for part in clock_view(profile, notes):
+        console.print(part)
