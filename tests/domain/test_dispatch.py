@@ -207,3 +207,82 @@ def test_deadlines_reach_waiting_running_and_draining_requests() -> None:
     assert pull_all(dispatcher) == [("d", "r1")]
     dispatcher.finish(second)
     assert dispatcher.next_deadline_s() == float("inf")
+
+
+def batching(batch: int, max_delay_s: float = 0.0) -> tuple[Dispatcher[str, str], Server[str, str]]:
+    dispatcher: Dispatcher[str, str] = Dispatcher(100)
+    server: Server[str, str] = Server("r", batch=batch, max_delay_s=max_delay_s)
+    dispatcher.join(server)
+    return dispatcher, server
+
+
+def offered(dispatcher: Dispatcher[str, str], *names: str, kind: str | None = "k", at_s: float = 0.0) -> None:
+    for name in names:
+        assert dispatcher.offer(Ticket(name, 99.0, kind=kind, since_s=at_s))
+
+
+def held(server: Server[str, str]) -> list[str]:
+    return [ticket.payload for ticket in server.held]
+
+
+def test_a_batch_is_those_of_a_kind_in_order_up_to_the_servers_size():
+    dispatcher, server = batching(3)
+    offered(dispatcher, "a")
+    offered(dispatcher, "x", kind="other")
+    offered(dispatcher, "b", "c", "d")
+    assert dispatcher.pull() is not None and held(server) == ["a", "b", "c"]
+    assert [ticket and ticket.payload for ticket in dispatcher.finish_all(server)] == ["a", "b", "c"]
+    assert dispatcher.pull() is not None and held(server) == ["x"], "it waited longest"
+
+
+def test_a_batch_that_is_not_full_waits_for_its_delay():
+    dispatcher, server = batching(3, max_delay_s=2.0)
+    offered(dispatcher, "a", at_s=10.0)
+    assert dispatcher.pull(11.9) is None and dispatcher.ripe_s == 12.0
+    offered(dispatcher, "b", at_s=11.0)
+    assert dispatcher.pull(11.9) is None and dispatcher.ripe_s == 12.0, "the first of them decides"
+    assert dispatcher.pull(12.0) is not None and held(server) == ["a", "b"] and dispatcher.ripe_s == float("inf")
+
+
+def test_a_full_batch_waits_for_nothing_and_neither_does_a_request_without_a_kind():
+    dispatcher, server = batching(2, max_delay_s=5.0)
+    offered(dispatcher, "a", "b", at_s=10.0)
+    assert dispatcher.pull(10.0) is not None and held(server) == ["a", "b"]
+    dispatcher.finish_all(server)
+    offered(dispatcher, "x", kind=None, at_s=11.0)
+    assert dispatcher.pull(11.0) is not None and held(server) == ["x"]
+
+
+def test_a_split_batch_goes_back_to_its_place_and_is_served_one_by_one():
+    dispatcher, server = batching(3)
+    offered(dispatcher, "a", "b", "c", "d")
+    dispatcher.pull()
+    assert dispatcher.withdraw(server.held[1])
+    dispatcher.split(server)
+    order = []
+    while dispatcher.pull() is not None:
+        order.append(held(server))
+        dispatcher.finish_all(server)
+    assert order == [["a"], ["c"], ["d"]]
+
+
+def test_a_batch_whose_replica_died_is_tried_again_one_by_one_and_given_up_the_second_time():
+    dispatcher, server = batching(2)
+    offered(dispatcher, "a", "b")
+    dispatcher.pull()
+    assert dispatcher.lose_all(server) == []
+    dispatcher.join(second := Server("s", batch=2))
+    dispatcher.pull()
+    assert held(second) == ["a"]
+    assert [ticket.payload for ticket in dispatcher.lose_all(second)] == ["a"]
+    dispatcher.join(third := Server("t", batch=2))
+    dispatcher.pull()
+    assert held(third) == ["b"]
+
+
+def test_withdrawn_members_of_a_batch_get_no_answer():
+    dispatcher, server = batching(2)
+    offered(dispatcher, "a", "b")
+    dispatcher.pull()
+    assert dispatcher.withdraw(server.held[0])
+    assert [ticket and ticket.payload for ticket in dispatcher.finish_all(server)] == [None, "b"]

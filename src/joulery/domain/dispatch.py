@@ -1,15 +1,21 @@
 """The one queue of a service: who waits, who is free, who serves whom.
 
 A first-in-first-out queue from which free replicas pull. The replica that has been idle longest gets the request that
-has waited longest; a replica works on one request at a time and requests are never batched (Clover, section 2). Nothing
-here waits, knows a clock or a socket: whoever drives it reports what happened, then calls ``pull`` until it is None.
+has waited longest. A replica works on one request at a time (Clover, section 2), or on one batch: with the request come
+those behind it that may be answered together with it (equal ``kind``), up to the replica's ``batch``; fewer only when
+the first of them has waited for ``max_delay_s`` (iGniter, section 2: Triton's dynamic batching). Nothing here waits,
+knows a clock or a socket: whoever drives it reports what happened, then calls ``pull`` until it is None.
 
-A request whose replica died goes back to its place in the queue once; when it dies again it is given up.
+A request whose replica died goes back to its place in the queue once, to be tried alone; when it dies again it is given
+up.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Hashable
+from itertools import islice
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -29,14 +35,20 @@ class Ticket(Generic[T]):
         attempts: How many replicas have had it.
         open: True until it was answered, given up or withdrawn.
         place: Its place in the order of arrival; -1 before ``offer``.
+        kind: Requests of one kind may share a batch; None for one that is answered alone.
+        since_s: When it arrived, on the driver's clock: a batch waits ``max_delay_s`` from then.
     """
 
-    __slots__ = ("attempts", "deadline_s", "open", "payload", "place", "variant")
+    __slots__ = ("attempts", "deadline_s", "kind", "open", "payload", "place", "since_s", "variant")
 
-    def __init__(self, payload: T, deadline_s: float, variant: str = "") -> None:
+    def __init__(
+        self, payload: T, deadline_s: float, variant: str = "", *, kind: Hashable = None, since_s: float = -math.inf
+    ) -> None:
         self.payload = payload
         self.deadline_s = deadline_s
         self.variant = variant
+        self.kind = kind
+        self.since_s = since_s
         self.attempts = 0
         self.open = True
         self.place = -1
@@ -48,17 +60,26 @@ class Server(Generic[T, W]):
     Attributes:
         payload: Whatever the driver wants back.
         variant: What it runs.
-        ticket: What it works on; a withdrawn request stays here until its replica is done with it.
+        batch: How many requests it takes at once.
+        max_delay_s: How long a request waits for others before a smaller batch will do.
+        held: What it works on; a withdrawn request stays here until its replica is done with it.
         leaving: True when it takes no more requests.
     """
 
-    __slots__ = ("leaving", "payload", "ticket", "variant")
+    __slots__ = ("batch", "held", "leaving", "max_delay_s", "payload", "variant")
 
-    def __init__(self, payload: W, variant: str = "") -> None:
+    def __init__(self, payload: W, variant: str = "", *, batch: int = 1, max_delay_s: float = 0.0) -> None:
         self.payload = payload
         self.variant = variant
-        self.ticket: Ticket[T] | None = None
+        self.batch = batch
+        self.max_delay_s = max_delay_s
+        self.held: list[Ticket[T]] = []
         self.leaving = False
+
+    @property
+    def ticket(self) -> Ticket[T] | None:
+        """The first of the requests it works on; None when it is free."""
+        return self.held[0] if self.held else None
 
 
 class Dispatcher(Generic[T, W]):
@@ -69,11 +90,13 @@ class Dispatcher(Generic[T, W]):
 
     Attributes:
         servers: Every replica that joined and is not gone; one that leaves is gone when it holds nothing.
+        ripe_s: After ``pull``: when a batch that waits to fill goes as it is; infinity when none waits.
     """
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
         self.servers: list[Server[T, W]] = []
+        self.ripe_s = math.inf
         self._waiting: deque[Ticket[T]] = deque()
         self._idle: deque[Server[T, W]] = deque()
         self._arrived = 0
@@ -98,29 +121,50 @@ class Dispatcher(Generic[T, W]):
         self._waiting.append(ticket)
         return True
 
-    def pull(self) -> tuple[Ticket[T], Server[T, W]] | None:
-        """The next pair of a request and its replica; None when nobody who waits can be served."""
+    def pull(self, now_s: float = math.inf) -> tuple[Ticket[T], Server[T, W]] | None:
+        """The next pair of a request and its replica; None when nobody who waits can be served now.
+
+        The replica's ``held`` has the whole batch, the request first.
+
+        Args:
+            now_s: On the driver's clock; infinity when no batch is to wait for more.
+        """
+        self.ripe_s = math.inf
         if not self._idle or not self._waiting:
             return None
+        filling: set[tuple[int, Hashable]] = set()
         for index, ticket in enumerate(self._waiting):
             server = self._free_for(ticket)
-            if server is not None:
+            if server is None or (filling and (id(server), ticket.kind) in filling):
+                continue
+            if server.batch == 1 or ticket.kind is None:
                 del self._waiting[index]
-                self._idle.remove(server)
-                self._returned -= ticket.attempts > 0
-                ticket.attempts += 1
-                server.ticket = ticket
-                return ticket, server
+                return self._give([ticket], server)
+            batch = self._batch(index, server)
+            ripe_s = ticket.since_s + server.max_delay_s
+            if len(batch) == server.batch or ripe_s <= now_s:
+                for member in batch:
+                    self._waiting.remove(member)
+                return self._give(batch, server)
+            filling.add((id(server), ticket.kind))
+            self.ripe_s = min(self.ripe_s, ripe_s)
         return None
 
     def finish(self, server: Server[T, W]) -> Ticket[T] | None:
         """A replica is done with its request. The request to answer now; None when it was withdrawn meanwhile."""
-        ticket, server.ticket = server.ticket, None
-        if server.leaving:
-            self.servers.remove(server)
-        else:
-            self._idle.append(server)
-        return self._close(ticket)
+        return self.finish_all(server)[0]
+
+    def finish_all(self, server: Server[T, W]) -> list[Ticket[T] | None]:
+        """A replica is done with its batch. The requests to answer now, in its order; None for those withdrawn."""
+        held = self._release(server)
+        return [self._close(ticket) for ticket in held]
+
+    def split(self, server: Server[T, W]) -> None:
+        """A replica could not answer its batch: every request of it goes back to its place, to be answered alone."""
+        for ticket in self._release(server):
+            ticket.kind = None
+            if ticket.open:
+                self._put_back(ticket)
 
     def join(self, server: Server[T, W]) -> None:
         """A replica is ready for its first request."""
@@ -130,7 +174,7 @@ class Dispatcher(Generic[T, W]):
     def retire(self, server: Server[T, W]) -> bool:
         """A replica takes no more requests. True when it holds none; else it may go after ``finish``."""
         server.leaving = True
-        if server.ticket is not None:
+        if server.held:
             return False
         self.servers.remove(server)
         self._idle.remove(server)
@@ -138,18 +182,24 @@ class Dispatcher(Generic[T, W]):
 
     def lose(self, server: Server[T, W]) -> Ticket[T] | None:
         """A replica died. The request to give up now; None when it held none, or it will be tried again."""
+        given_up = self.lose_all(server)
+        return given_up[0] if given_up else None
+
+    def lose_all(self, server: Server[T, W]) -> list[Ticket[T]]:
+        """A replica died. Those of its requests to give up now; the others will be tried again, each alone."""
         self.servers.remove(server)
-        ticket, server.ticket = server.ticket, None
-        if ticket is None:
+        held, server.held = server.held, []
+        if not held:
             self._idle.remove(server)
-        if ticket is None or not ticket.open:
-            return None
-        if ticket.attempts >= MAX_ATTEMPTS:
-            return self._close(ticket)
-        index = next((i for i, other in enumerate(self._waiting) if other.place > ticket.place), len(self._waiting))
-        self._waiting.insert(index, ticket)
-        self._returned += 1
-        return None
+        given_up: list[Ticket[T]] = []
+        for ticket in held:
+            ticket.kind = None
+            if ticket.open and ticket.attempts >= MAX_ATTEMPTS:
+                ticket.open = False
+                given_up.append(ticket)
+            elif ticket.open:
+                self._put_back(ticket)
+        return given_up
 
     def withdraw(self, ticket: Ticket[T]) -> bool:
         """Nobody wants the answer any more. True when it was still open; its replica, if any, finishes for nothing."""
@@ -180,8 +230,43 @@ class Dispatcher(Generic[T, W]):
         return min((ticket.deadline_s for ticket in self._open()), default=float("inf"))
 
     def _open(self) -> list[Ticket[T]]:
-        running = [s.ticket for s in self.servers if s.ticket is not None and s.ticket.open]
+        running = [ticket for server in self.servers for ticket in server.held if ticket.open]
         return [*self._waiting, *running]
+
+    def _batch(self, index: int, server: Server[T, W]) -> list[Ticket[T]]:
+        """The request at an index and those behind it that may go with it, as many as the replica takes."""
+        first = self._waiting[index]
+        found = [first]
+        for ticket in islice(self._waiting, index + 1, None):
+            if len(found) == server.batch:
+                break
+            if ticket.kind == first.kind and ticket.variant in ("", server.variant):
+                found.append(ticket)
+        return found
+
+    def _give(self, batch: list[Ticket[T]], server: Server[T, W]) -> tuple[Ticket[T], Server[T, W]]:
+        """Hand a batch that waits no more to a free replica."""
+        self._idle.remove(server)
+        for ticket in batch:
+            self._returned -= ticket.attempts > 0
+            ticket.attempts += 1
+        server.held = batch
+        return batch[0], server
+
+    def _release(self, server: Server[T, W]) -> list[Ticket[T]]:
+        """A replica is free again, or gone if it was leaving; what it held."""
+        held, server.held = server.held, []
+        if server.leaving:
+            self.servers.remove(server)
+        else:
+            self._idle.append(server)
+        return held
+
+    def _put_back(self, ticket: Ticket[T]) -> None:
+        """Back to its place in the order of arrival."""
+        index = next((i for i, other in enumerate(self._waiting) if other.place > ticket.place), len(self._waiting))
+        self._waiting.insert(index, ticket)
+        self._returned += 1
 
     def _free_for(self, ticket: Ticket[T]) -> Server[T, W] | None:
         """The longest-idle replica that may serve ``ticket``."""
@@ -190,8 +275,8 @@ class Dispatcher(Generic[T, W]):
         return next((server for server in self._idle if server.variant == ticket.variant), None)
 
     @staticmethod
-    def _close(ticket: Ticket[T] | None) -> Ticket[T] | None:
-        if ticket is None or not ticket.open:
+    def _close(ticket: Ticket[T]) -> Ticket[T] | None:
+        if not ticket.open:
             return None
         ticket.open = False
         return ticket

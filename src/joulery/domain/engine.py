@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -64,6 +65,10 @@ class ReplicaSpec:
         slice: What it runs on.
         model: What it loads.
         threads: Threads inside one operator; 0 for one a core of the slice.
+        batch: How many requests it may answer together.
+        max_delay_s: How long a request waits for others before a smaller batch will do.
+        cores: The CPU cores it is bound to; empty for the least loaded ones.
+        standby: Loaded and warm, but takes no requests until it is told to (iGniter's shadow process).
     """
 
     service: str
@@ -71,13 +76,28 @@ class ReplicaSpec:
     slice: Slice
     model: ModelRef
     threads: int = 0
+    batch: int = 1
+    max_delay_s: float = 0.0
+    cores: tuple[int, ...] = ()
+    standby: bool = False
 
     def __post_init__(self) -> None:
         if self.threads < 0:
             raise ConfigError("a replica cannot have negative threads", pointer=self.service, got=str(self.threads))
+        if self.batch < 1 or not 0 <= self.max_delay_s < math.inf:
+            raise ConfigError(
+                "a replica batches one request or more, and waits a finite time for them",
+                pointer=self.service,
+                got=f"batch {self.batch}, {self.max_delay_s:g} s",
+            )
+        if self.cores and len(self.cores) != self.slice.cores:
+            raise ConfigError(
+                f"a slice of {self.slice.cores} cores cannot be bound to {len(self.cores)}", pointer=self.service
+            )
 
     def __str__(self) -> str:
-        return f"{self.service}/{self.variant} on {self.slice}"
+        together = f" x{self.batch}" if self.batch > 1 else ""
+        return f"{self.service}/{self.variant} on {self.slice}{together}{' (standby)' if self.standby else ''}"
 
 
 class ReplicaState(StrEnum):
@@ -225,8 +245,9 @@ class InferResponse(NamedTuple):
         variant, replica: Who answered.
         arrival_s, start_s, end_s: When the engine got it, a replica took it, the answer was back; Unix seconds.
         service_s: Seconds inside the replica.
-        cpu_s: CPU seconds of the replica's process over the same time, all threads.
+        cpu_s: CPU seconds of the replica's process over the same time, all threads; its part of a batch's.
         attempts: 1, or 2 when the first replica died under it.
+        batch: How many requests were answered together.
     """
 
     outputs: Mapping[str, Tensor]
@@ -238,6 +259,7 @@ class InferResponse(NamedTuple):
     service_s: float
     cpu_s: float
     attempts: int = 1
+    batch: int = 1
 
 
 class EnergyShare(NamedTuple):

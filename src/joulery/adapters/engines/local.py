@@ -11,14 +11,15 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from joulery.adapters.engines.batches import kind_of
 from joulery.adapters.engines.cgroups import CpuGroups
-from joulery.adapters.engines.replica import Launch, Replica
-from joulery.adapters.engines.service import Call, Service
+from joulery.adapters.engines.replica import Launch, Replica, roused_of
+from joulery.adapters.engines.service import Call, Service, encoded, parts_of, pieces_of
 from joulery.adapters.engines.slices import assign_cores
-from joulery.adapters.engines.wire import Frame, Piece, encode
+from joulery.adapters.engines.wire import Frame
 from joulery.domain.dispatch import Dispatcher, Ticket
 from joulery.domain.engine import (
     InferRequest,
@@ -31,7 +32,7 @@ from joulery.domain.engine import (
     RequestError,
     Transition,
 )
-from joulery.domain.errors import ActuationError, ConfigError
+from joulery.domain.errors import ActuationError, ConfigError, DataError
 
 _HANG_MIN_S = 5.0
 
@@ -94,11 +95,13 @@ class LocalEngine:
         arrival_s = time.time()
         loop = asyncio.get_running_loop()
         entry = self._admit(service, request)
-        call = Call(_encoded(request), loop.create_future())
+        call = Call(request, encoded([request]), loop.create_future())
         patience_s = self.settings.deadline_s
         if request.timeout_s is not None:
             patience_s = min(patience_s, request.timeout_s)
-        ticket = Ticket(call, time.monotonic() + patience_s, request.variant)
+        now_s = time.monotonic()
+        kind = kind_of(request, entry.inputs) if entry.batches else None
+        ticket = Ticket(call, now_s + patience_s, request.variant, kind=kind, since_s=now_s)
         if not entry.queue.offer(ticket):
             raise RequestError(
                 f"{service} has {entry.queue.waiting} requests waiting, which is all it takes",
@@ -108,12 +111,12 @@ class LocalEngine:
         self._pump(entry)
         self._wake_at(ticket.deadline_s)
         try:
-            replica, frame = await call.answer
+            replica, frame, batch = await call.answer
         except asyncio.CancelledError:
             entry.queue.withdraw(ticket)
             self._pump(entry)
             raise
-        return _response(replica, frame, arrival_s, call.start_s, ticket.attempts)
+        return _response(replica, frame, arrival_s, call.start_s, ticket.attempts, batch)
 
     async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
         """Make ``target`` the set of replicas; see :meth:`joulery.domain.ports.Engine.apply`."""
@@ -123,7 +126,7 @@ class LocalEngine:
             fresh = self._prepare(missing, kept)
             await self._start(fresh)
             ended = [service for service in self._services.values() if service.name not in {s.service for s in target}]
-            self._switch(fresh, [replica for replica in surplus if self._of(replica) not in ended], target)
+            self._switch(fresh, kept, [replica for replica in surplus if self._of(replica) not in ended], target)
             ready_s = time.monotonic() - start
             await asyncio.gather(*map(self._end_service, ended))
             await asyncio.gather(*(replica.gone() for replica in surplus))
@@ -169,28 +172,41 @@ class LocalEngine:
 
     def _pump(self, service: Service) -> None:
         """Give waiting requests to free replicas."""
-        while (pair := service.queue.pull()) is not None:
-            ticket, server = pair
-            call = ticket.payload
-            call.start_s = time.time()
-            call.replica = server.payload
-            now_s = time.monotonic()
-            server.payload.send(call.pieces, now_s)
+        now_s = time.monotonic()
+        while (pair := service.queue.pull(now_s)) is not None:
+            _, server = pair
+            calls = [ticket.payload for ticket in server.held]
+            start_s = time.time()
+            for call in calls:
+                call.start_s, call.replica = start_s, server.payload
+            server.payload.send(pieces_of(calls), now_s)
             self._wake_at(now_s + self._hang_s)
+        if service.queue.ripe_s < float("inf"):
+            self._wake_at(service.queue.ripe_s)
         if not service.queue.waiting:
             service.emptied.set()
 
     def _answered(self, replica: Replica, frame: Frame) -> None:
         service = self._of(replica)
-        ticket = service.queue.finish(replica.server)
+        held = [ticket.payload for ticket in replica.server.held]
+        try:
+            frames = parts_of(frame, held)
+        except DataError:
+            # One of them may be at fault, or the model answers no batches: each alone will tell.
+            service.queue.split(replica.server)
+            self._pump(service)
+            return
+        tickets = service.queue.finish_all(replica.server)
         self._pump(service)
         service.took(frame.header["s"])
-        if ticket is not None and not ticket.payload.answer.done():
-            ticket.payload.answer.set_result((replica, frame))
+        for ticket, part in zip(tickets, frames, strict=True):
+            if ticket is not None and not ticket.payload.answer.done():
+                ticket.payload.answer.set_result((replica, part, len(held)))
 
     def _came(self, replica: Replica) -> None:
         service = self._of(replica)
-        service.queue.join(replica.server)
+        if not replica.spec.standby:
+            service.queue.join(replica.server)
         service.describe()
         self._pump(service)
 
@@ -199,8 +215,7 @@ class LocalEngine:
         if service is None or replica not in service.replicas:
             return  # it was stopped before it ever served
         if replica.server in service.queue.servers:
-            ticket = service.queue.lose(replica.server)
-            if ticket is not None:
+            for ticket in service.queue.lose_all(replica.server):
                 message = f"two replicas died under this request; the last: {reason}"
                 variant, attempts = replica.spec.variant, ticket.attempts
                 ticket.payload.fail(RequestError(message, Outcome.CRASHED, variant=variant, attempts=attempts))
@@ -213,10 +228,18 @@ class LocalEngine:
         missing = Counter(target)
         kept: list[Replica] = []
         surplus: list[Replica] = []
+        others: list[Replica] = []
         present = [r for s in self._services.values() for r in s.replicas if r.state is not ReplicaState.DRAINING]
         for replica in sorted(present, key=lambda r: (r.state is not ReplicaState.READY, r.name)):
             if missing[replica.spec] > 0:
                 missing[replica.spec] -= 1
+                kept.append(replica)
+            else:
+                others.append(replica)
+        for replica in others:
+            active = replace(replica.spec, standby=False)
+            if replica.spec.standby and missing[active] > 0:
+                missing[active] -= 1
                 kept.append(replica)
             else:
                 surplus.append(replica)
@@ -237,8 +260,8 @@ class LocalEngine:
             self._groups.sweep()
         launch = Launch(self._groups, load_s=self.settings.launch_s, stderr=self.settings.stderr)
         cores = self.settings.cores or tuple(sorted(os.sched_getaffinity(0)))
-        taken = [(replica.cores, replica.spec.slice.share_ratio) for replica in kept]
-        bound = assign_cores([spec.slice for spec in missing], cores, taken)
+        taken = [(replica.cores, replica.spec.slice.share_ratio) for replica in kept if not replica.spec.standby]
+        bound = assign_cores([spec.slice for spec in missing], cores, taken, [spec.cores for spec in missing])
         fresh: list[Replica] = []
         for spec, chosen in zip(missing, bound, strict=True):
             name = f"r{self._started}"
@@ -270,8 +293,15 @@ class LocalEngine:
         finally:
             self._starting = []
 
-    def _switch(self, fresh: Sequence[Replica], surplus: Sequence[Replica], target: Sequence[ReplicaSpec]) -> None:
+    def _switch(
+        self,
+        fresh: Sequence[Replica],
+        kept: Sequence[Replica],
+        surplus: Sequence[Replica],
+        target: Sequence[ReplicaSpec],
+    ) -> None:
         """The new replicas take over; from here on the old ones only finish what they hold."""
+        roused = roused_of(kept, target)
         for spec in target:
             if spec.service not in self._services:
                 self._services[spec.service] = Service(spec.service, Dispatcher(self.settings.queue))
@@ -286,6 +316,10 @@ class LocalEngine:
                 self._give_up(service, gone, f"{service.name} does not run the requested variant any more")
         for replica in fresh:
             self._came(replica)
+        for replica in roused:
+            replica.spec = replace(replica.spec, standby=False)
+            if replica.state is ReplicaState.READY:
+                self._came(replica)
 
     async def _end_service(self, service: Service) -> None:
         """A service leaves: what was accepted is still answered, then its replicas end."""
@@ -331,15 +365,15 @@ class LocalEngine:
                 if replica.busy_since_s + self._hang_s <= now_s:
                     self._end_hanging(service, replica)
             hanging_s = (replica.busy_since_s + self._hang_s for replica in service.replicas)
-            next_s = min(next_s, service.queue.next_deadline_s(), *hanging_s)
+            next_s = min(next_s, service.queue.next_deadline_s(), service.queue.ripe_s, *hanging_s)
         self._wake_at(next_s)
 
     def _end_hanging(self, service: Service, replica: Replica) -> None:
         """Kill a replica that does not come back. Its request would hang the next one too: it is not tried again."""
         reason = f"it was busy with one request for {self._hang_s:g} s"
-        ticket = replica.server.ticket
-        if ticket is not None and service.queue.withdraw(ticket):
-            self._too_late(ticket, f"in a replica, which was ended: {reason}")
+        for ticket in replica.server.held:
+            if service.queue.withdraw(ticket):
+                self._too_late(ticket, f"in a replica, which was ended: {reason}")
         replica.busy_since_s = float("inf")
         replica.kill(reason)
 
@@ -353,11 +387,9 @@ class LocalEngine:
         return self._services[replica.spec.service]
 
 
-def _encoded(request: InferRequest) -> list[Piece]:
-    return encode({"w": request.outputs} if request.outputs else {}, request.inputs)
-
-
-def _response(replica: Replica, frame: Frame, arrival_s: float, start_s: float, attempts: int) -> InferResponse:
+def _response(
+    replica: Replica, frame: Frame, arrival_s: float, start_s: float, attempts: int, batch: int
+) -> InferResponse:
     """What a replica answered.
 
     Raises:
@@ -369,7 +401,9 @@ def _response(replica: Replica, frame: Frame, arrival_s: float, start_s: float, 
         outcome = Outcome(header["o"])
         raise RequestError(header["e"], outcome, variant=variant, service_s=service_s, cpu_s=cpu_s, attempts=attempts)
     end_s = time.time()
-    return InferResponse(frame.tensors, variant, replica.name, arrival_s, start_s, end_s, service_s, cpu_s, attempts)
+    return InferResponse(
+        frame.tensors, variant, replica.name, arrival_s, start_s, end_s, service_s, cpu_s, attempts, batch
+    )
 
 
 async def _within(limit_s: float | None, replicas: Sequence[Replica]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ class Replica:
         self.spec = spec
         self.cores = cores
         self.state = ReplicaState.STARTING
-        self.server: Server[Any, Replica] = Server(self, spec.variant)
+        self.server = self._server()
         self.served = 0
         self.restarts = 0
         self.busy_since_s = float("inf")
@@ -85,6 +86,10 @@ class Replica:
     def threads(self) -> int:
         """Threads inside one operator."""
         return self.spec.threads or self.spec.slice.cores
+
+    def _server(self) -> Server[Any, Replica]:
+        """This replica as a queue sees it, from its next worker on."""
+        return Server(self, self.spec.variant, batch=self.spec.batch, max_delay_s=self.spec.max_delay_s)
 
     async def start(self) -> None:
         """Start the first worker and have it load its model.
@@ -167,7 +172,7 @@ class Replica:
             except asyncio.CancelledError:
                 self._went(self, self.last_error)
                 raise
-            self.server = Server(self, self.spec.variant)
+            self.server = self._server()
             self._came(self)
 
     async def _restarted(self) -> tuple[WorkerProcess, Path | None]:
@@ -214,3 +219,16 @@ class Replica:
         self.busy_since_s = float("inf")
         if group is not None and self._launch.groups is not None:
             self._launch.groups.remove(group)
+
+
+def roused_of(kept: Sequence[Replica], target: Sequence[ReplicaSpec]) -> list[Replica]:
+    """The replicas that stood by and are to answer from now on."""
+    standing = Counter(spec for spec in target if spec.standby)
+    roused = []
+    for replica in kept:
+        if replica.spec.standby:
+            if standing[replica.spec] > 0:
+                standing[replica.spec] -= 1
+            else:
+                roused.append(replica)
+    return roused

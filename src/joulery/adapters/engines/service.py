@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from joulery.adapters.engines.batches import joined, parted, rows_of
 from joulery.adapters.engines.replica import Replica
-from joulery.adapters.engines.wire import Frame, Piece
+from joulery.adapters.engines.wire import Frame, Piece, encode
 from joulery.domain.dispatch import Dispatcher
 from joulery.domain.engine import InferRequest, Outcome, ReplicaState, RequestError
+from joulery.domain.errors import DataError
 from joulery.domain.tensors import TensorSpec, datatype_of
 
 _SMOOTHING = 0.1
@@ -21,14 +23,16 @@ class Call:
     """One request on its way.
 
     Attributes:
+        request: What was asked.
         pieces: Its frame, ready to be sent to any replica.
-        answer: Who answered, and what.
+        answer: Who answered, what, and how many requests together.
         start_s: When a replica took it, Unix seconds.
         replica: Which one.
     """
 
+    request: InferRequest
     pieces: list[Piece]
-    answer: asyncio.Future[tuple[Replica, Frame]]
+    answer: asyncio.Future[tuple[Replica, Frame, int]]
     start_s: float = float("nan")
     replica: Replica | None = None
 
@@ -74,6 +78,11 @@ class Service:
         names = {frozenset(spec.name for spec in replica.outputs) for replica in ready}
         self.outputs = names.pop() if len(names) == 1 else frozenset()
 
+    @property
+    def batches(self) -> bool:
+        """Whether any replica answers several requests together."""
+        return any(replica.spec.batch > 1 for replica in self.replicas)
+
     def took(self, service_s: float) -> None:
         """A replica was busy for so long."""
         weight = _SMOOTHING if self.mean_service_s else 1.0
@@ -93,6 +102,37 @@ class Service:
             for name in request.outputs:
                 if name not in self.outputs:
                     raise RequestError(f"there is no output {name!r}", Outcome.INVALID)
+
+
+def encoded(requests: Sequence[InferRequest]) -> list[Piece]:
+    """The frame of one request, or of several of one kind that are answered together.
+
+    Raises:
+        DataError: A tensor's type has no name in the protocol.
+    """
+    outputs = requests[0].outputs
+    inputs = requests[0].inputs if len(requests) == 1 else joined(requests)
+    return encode({"w": outputs} if outputs else {}, inputs)
+
+
+def pieces_of(calls: Sequence[Call]) -> list[Piece]:
+    """What to send to a replica for one call, or for several together."""
+    return calls[0].pieces if len(calls) == 1 else encoded([call.request for call in calls])
+
+
+def parts_of(frame: Frame, calls: Sequence[Call]) -> list[Frame]:
+    """The answer of each request of a batch; CPU time in equal parts, time in full.
+
+    Raises:
+        DataError: The batch failed, or cannot be cut apart.
+    """
+    if len(calls) == 1:
+        return [frame]
+    if "e" in frame.header:
+        raise DataError(str(frame.header["e"]))
+    header = {**frame.header, "c": frame.header["c"] / len(calls)}
+    outputs = parted(frame.tensors, [rows_of(call.request) for call in calls])
+    return [Frame(header, tensors) for tensors in outputs]
 
 
 def check_inputs(request: InferRequest, declared: Sequence[TensorSpec]) -> None:

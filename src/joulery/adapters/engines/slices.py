@@ -9,7 +9,10 @@ from joulery.domain.serving import Slice, SliceKind
 
 
 def assign_cores(
-    wanted: Sequence[Slice], cores: Sequence[int], taken: Iterable[tuple[tuple[int, ...], float]] = ()
+    wanted: Sequence[Slice],
+    cores: Sequence[int],
+    taken: Iterable[tuple[tuple[int, ...], float]] = (),
+    pinned: Sequence[tuple[int, ...]] = (),
 ) -> list[tuple[int, ...]]:
     """The cores of each slice: always the least loaded ones, lowest number first; large slices choose first.
 
@@ -19,12 +22,13 @@ def assign_cores(
         wanted: CPU slices.
         cores: The cores that may be used.
         taken: Cores that others are bound to, with their share of each.
+        pinned: For each slice the cores it must have; empty for any.
 
     Returns:
         Sorted cores, one tuple a slice, in the order of ``wanted``.
 
     Raises:
-        CapabilityError: A slice is no CPU slice, or needs more cores than there are.
+        CapabilityError: A slice is no CPU slice, needs more cores than there are, or one that may not be used.
     """
     load = dict.fromkeys(cores, 0.0)
     for bound, share_ratio in taken:
@@ -32,7 +36,8 @@ def assign_cores(
             if core in load:
                 load[core] += share_ratio
     given: list[tuple[int, ...]] = [()] * len(wanted)
-    for index in sorted(range(len(wanted)), key=lambda i: (-wanted[i].cores, -wanted[i].share_ratio, i)):
+    fixed = list(pinned) or [()] * len(wanted)
+    for index in sorted(range(len(wanted)), key=lambda i: (not fixed[i], -wanted[i].cores, -wanted[i].share_ratio, i)):
         slice_ = wanted[index]
         if slice_.kind is not SliceKind.CPU:
             raise CapabilityError(f"this machine's engine has no {slice_} slice", hint="use CPU slices: cpu:1")
@@ -41,7 +46,12 @@ def assign_cores(
                 f"a slice of {slice_.cores} cores does not fit: {len(load)} may be used here",
                 hint=f"use at most {len(load)} cores a slice",
             )
-        chosen = sorted(load, key=lambda core: (load[core], core))[: slice_.cores]
+        if outside := set(fixed[index]) - load.keys():
+            raise CapabilityError(
+                f"a slice is to be bound to core {min(outside)}, which may not be used here",
+                hint=f"cores that may be used: {', '.join(map(str, cores))}",
+            )
+        chosen = fixed[index] or sorted(load, key=lambda core: (load[core], core))[: slice_.cores]
         for core in chosen:
             load[core] += slice_.share_ratio
         given[index] = tuple(sorted(chosen))
