@@ -230,10 +230,24 @@ def test_a_replica_that_dies_twice_under_a_trial_ends_it():
     assert any("lite0+lite0 lost 2 replicas under its trial" in decision.reason for decision in twice.decisions), last
 
 
-def test_too_few_requests_to_say_anything_settle_on_nothing_new():
-    world = World(trying(), g_per_kwh=400.0, requests_a_s=1)
+def test_too_few_requests_try_nothing_else_and_the_search_begins_when_enough_have_come():
+    world = World(trying(), g_per_kwh=400.0, requests_a_s=2)
     last = world.until_settled()
-    assert world.running == BASE and "too few to say" in last.reason and not world.state.feasible
+    assert tried(world) == [BASE] and world.running == BASE
+    assert "nothing could be measured; lite2+lite2 serves" in last.reason and "too few to say" in last.reason
+    for _ in range(60):
+        world.second()
+    assert tried(world)[1] != BASE, "its hundred requests had come by then"
+    assert "enough requests have come to begin with: trial 1" in world.decisions[2].reason
+
+
+def test_a_layout_with_too_few_requests_is_not_settled_on():
+    world = World(trying(), g_per_kwh=400.0)
+    while len(tried(world)) < 2:
+        world.second()
+    world.requests_a_s = 1
+    last = world.until_settled()
+    assert world.running == BASE and "too few to say" in last.reason
 
 
 def test_one_variant_alone_still_has_its_cuts_to_choose_from():

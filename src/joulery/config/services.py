@@ -12,6 +12,7 @@ from joulery.config.loadgen import LoadConfig
 from joulery.config.problem import problem
 from joulery.config.quantity import Bytes, GramsPerKwhAboveZero, PerSecond, Ratio, Seconds
 from joulery.config.section import InputFile, Name, Section, Text
+from joulery.config.trials import TrialsConfig
 from joulery.domain.errors import ConfigError
 from joulery.domain.serving import ModelFamily, ModelVariant, Slo, SloScope
 
@@ -116,6 +117,18 @@ class CloverPolicy(Section):
     """The intensity at which the largest variant's grams are the yardstick, such as 250 g/kWh (the paper's)."""
     replan_ratio: Ratio = Field(alias="replan", default=0.05)
     """Plan again when the intensity has moved by this share of base_intensity (the paper's 5 %)."""
+    accuracy_loss_ratio: Ratio | None = Field(alias="accuracy_loss", default=None)
+    """Instead of lambda: the least carbon among all that lose at most this share of the best variant's accuracy."""
+    search: Literal["predict", "clover", "learning"] = "predict"
+    """How a layout is found: predict (from profiles), or by trials on the running service: learning, or clover."""
+    trials: TrialsConfig = TrialsConfig()
+    """What a search by trials may spend."""
+
+    @model_validator(mode="after")
+    def _lambda_or_threshold(self) -> CloverPolicy:
+        if self.accuracy_loss_ratio is not None and "lambda_ratio" in self.model_fields_set:
+            raise problem("give lambda or accuracy_loss, not both", at=("accuracy_loss",))
+        return self
 
 
 class FixedPolicy(Section):

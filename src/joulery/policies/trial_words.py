@@ -55,6 +55,8 @@ def best(problem: TrialProblem, terms: TrialTerms, state: TrialState, chosen: Tr
 
 def none_keeps(terms: TrialTerms, measured: int, layout: Layout) -> str:
     """That nothing keeps what is asked for, and what runs instead."""
+    if not measured:
+        return f"nothing could be measured; {short(layout)} serves"
     asked = f"the SLO of {ms(terms.slo.latency_s)}"
     if terms.minimum_accuracy_ratio > 0:
         asked += f" and an accuracy of {terms.minimum_accuracy_ratio:.2%}"

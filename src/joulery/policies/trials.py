@@ -165,6 +165,9 @@ class TrialPolicy:
         if max(ratio, 1 / ratio) > 1 + self.rate_step_ratio:
             direction = "up" if ratio > 1 else "down"
             return "demand", f"demand {direction} from {state.planned_rps:.0f} to {self._demand(state):.0f} /s"
+        if state.yardstick is None:
+            told = seen.sample is not None and seen.sample.tells(self.budget.fewest)
+            return ("measured", "enough requests have come to begin with") if told else None
         if state.feasible or seen.now_s - state.decided_s >= self.budget.retry_s:
             return self._broken_promise(state, seen)
         return None
@@ -196,7 +199,7 @@ class TrialPolicy:
         mine = seen.sample if seen.sample is not None and seen.sample.layout == trying else None
         time_is_up = seen.now_s - state.decided_s >= budget.longest_s
         if mine is None:
-            return self._next(state.without(trying), seen, f"{name} answered nothing") if time_is_up else Step(state)
+            return self._silent(state, trying, seen, f"{name} answered nothing") if time_is_up else Step(state)
         if mine.deaths > _MOST_DEATHS:
             remark = f"{name} lost {mine.deaths} replicas under its trial"
             return self._next(state.without(trying, failed=True), seen, remark)
@@ -205,12 +208,18 @@ class TrialPolicy:
         if verdict is None:
             return Step(state)
         if verdict is Verdict.SILENT:
-            return self._next(state.without(trying), seen, f"{name} answered {mine.answers} requests, too few to say")
+            return self._silent(state, trying, seen, f"{name} answered {mine.answers} requests, too few to say")
         first = state.yardstick is None
         state = state.learned(Tried.of(mine, self.problem.accuracy_ratio, self._demand(state)))
         # The yardstick's trial comes before the search's first: for the search it was known from the beginning.
         state = replace(state, before=len(state.known), asked=()) if first else state
         return self._next(replace(state, trying=None), seen, say.seen(self.terms.slo, mine, verdict))
+
+    def _silent(self, state: TrialState, trying: Layout, seen: Observation, remark: str) -> Step[TrialState]:
+        """Too few requests came. Without a yardstick nothing can be weighed: it serves until enough have come."""
+        if state.yardstick is None:
+            return self._settle(replace(state, trying=None), seen, remark)
+        return self._next(state.without(trying), seen, remark)
 
     def _next(self, state: TrialState, seen: Observation, remark: str = "") -> Step[TrialState]:
         """The next trial, or the end of the search."""
@@ -236,7 +245,7 @@ class TrialPolicy:
         g_per_kwh = seen.g_per_kwh if math.isfinite(seen.g_per_kwh) else state.g_per_kwh
         best = choice(self.problem, self.terms, state, g_per_kwh)
         if best is None:
-            layout = self.problem.base if state.yardstick is None else state.yardstick.layout
+            layout = (state.layout or self.problem.base) if state.yardstick is None else state.yardstick.layout
             words = say.none_keeps(self.terms, len(state.known), layout)
         else:
             layout = best.layout

@@ -16,6 +16,7 @@ from joulery.domain.ports import Engine
 from joulery.domain.serving import Slo
 from joulery.policies.variants import KEEP_LAYOUT, Observation, short
 from joulery.runtime.drive import APPLIED
+from joulery.runtime.live_sample import LiveSample
 
 
 class RequestWindow:
@@ -75,6 +76,7 @@ class ServiceEye:
         slo: Whose quantile is observed.
         g_per_kwh: Intensity at a time; NaN while unknown.
         power_w: Power now; NaN while unknown.
+        sampling: The requests since the layout took over, where configurations are tried.
     """
 
     window: RequestWindow
@@ -82,9 +84,15 @@ class ServiceEye:
     slo: Slo
     g_per_kwh: Callable[[float], float]
     power_w: Callable[[], float]
+    sampling: LiveSample | None = None
 
     def look(self, now_s: float) -> Observation:
         """One observation."""
+        running = running_layout(self.engine, self.window.service)
+        sample = None
+        if self.sampling is not None:
+            self.sampling.watch(running, self.engine.replicas(), now_s)
+            sample = self.sampling.sample(self.slo)
         records = self.window.since(now_s)
         latency_s, _, count, served = summarise(records, self.slo)
         return Observation(
@@ -95,7 +103,8 @@ class ServiceEye:
             requests=count,
             served=served,
             power_w=self.power_w(),
-            running=running_layout(self.engine, self.window.service),
+            running=running,
+            sample=sample,
         )
 
 

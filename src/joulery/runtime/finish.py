@@ -83,7 +83,7 @@ def _served(session: Session, one: Hosted, basis: Basis) -> Served:
         layouts=one.layouts,
         family=one.setup.family,
         slo=one.setup.slo,
-        predictor=one.chosen.policy.predictor,
+        predictor=one.chosen.predictor,
         base=one.chosen.base,
         carbon=basis.carbon,
         pue=session.site.pue,

@@ -10,6 +10,7 @@ from joulery.domain.profile import Profile
 from joulery.domain.timeline import ServiceLabel
 from joulery.runtime.compose.service import Chosen, ServiceSetup
 from joulery.runtime.controller import RequestWindow
+from joulery.runtime.live_sample import LiveSample
 
 
 @dataclass(slots=True, eq=False)
@@ -23,6 +24,7 @@ class Hosted:
         window: Its latest requests.
         load: What is sent to it; None for nothing.
         profiled: Where the profile comes from, in words.
+        sampling: What its trials show; None where nothing is tried.
         layouts: ``(from_s, layout)``: what served, from when.
         advised: What its policy decided last, where that is not carried out.
     """
@@ -33,6 +35,7 @@ class Hosted:
     window: RequestWindow
     load: LoadConfig | None = None
     profiled: str = ""
+    sampling: LiveSample | None = None
     layouts: list[tuple[float, Layout]] = field(default_factory=list)
     advised: Layout | None = None
 

@@ -8,17 +8,22 @@ from typing import Any
 
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import DataError
-from joulery.policies.variants import Observation, VariantPolicy, VariantState
+from joulery.policies.trials import TrialPolicy
+from joulery.policies.variants import Observation, VariantPolicy
 
 POLICY, STEP = "policy", "step"
+_POLICIES: Mapping[str, type[VariantPolicy] | type[TrialPolicy]] = {
+    VariantPolicy.name: VariantPolicy,
+    TrialPolicy.name: TrialPolicy,
+}
 
 
-def policy_entry(policy: VariantPolicy) -> dict[str, Any]:
+def policy_entry(policy: VariantPolicy | TrialPolicy) -> dict[str, Any]:
     """What the log holds about a policy: everything it takes to make it again."""
     return {"name": policy.name, "service": policy.service, "policy": policy.as_dict()}
 
 
-def step_entry(service: str, observation: Observation, step: Step[VariantState]) -> dict[str, Any]:
+def step_entry(service: str, observation: Observation, step: Step[Any]) -> dict[str, Any]:
     """What the log holds about one step."""
     decisions = [asdict(decision) for decision in step.decisions]
     return {"service": service, "observation": observation.as_dict(), "decisions": decisions}
@@ -61,15 +66,17 @@ def decide_again(log: Iterable[Mapping[str, Any]]) -> Replayed:
     Raises:
         DataError: The log names no policy, or is damaged.
     """
-    policies: dict[str, VariantPolicy] = {}
-    states: dict[str, VariantState] = {}
+    policies: dict[str, Any] = {}
+    states: dict[str, Any] = {}
     steps = decisions = 0
     differences: list[Difference] = []
     try:
         for entry in log:
             if entry["kind"] == POLICY:
-                policy = VariantPolicy.from_dict(entry["policy"])
-                policies[policy.service], states[policy.service] = policy, policy.initial()
+                policy = _POLICIES[entry["name"]].from_dict(entry["policy"])
+                if not isinstance(policies.get(policy.service), type(policy)):
+                    states[policy.service] = policy.initial()
+                policies[policy.service] = policy  # one that came later asks for something else, and remembers
             elif entry["kind"] == STEP:
                 service, seen = entry["service"], Observation.from_dict(entry["observation"])
                 again = policies[service].step(states[service], seen)

@@ -19,6 +19,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from joulery.config.site import Mode, Site
 from joulery.domain.decisions import Decision, Step
@@ -29,7 +30,7 @@ from joulery.domain.ports import Engine
 from joulery.domain.quality import Quality, weakest
 from joulery.domain.timeline import DecisionRecord, NowSnapshot, SiteLabel, Tick
 from joulery.policies.objective import JOULES_PER_KWH
-from joulery.policies.variants import SET_LAYOUT, Observation, VariantState
+from joulery.policies.variants import KEEP_LAYOUT, Observation
 from joulery.runtime.bench import start_sampler
 from joulery.runtime.compose.meters import MeterSpec
 from joulery.runtime.controller import LayoutActuator, ServiceEye
@@ -138,8 +139,8 @@ class Session:
         self._listeners: list[Callable[[DecisionRecord], None]] = []
         self._drivers = [self._make_driver(one) for one in self.hosted]
 
-    def _make_driver(self, one: Hosted) -> LiveDriver[VariantState, Observation]:
-        eye = ServiceEye(one.window, self.engine, one.setup.slo, self.grid.at, self._power_w)
+    def _make_driver(self, one: Hosted) -> LiveDriver[Any, Observation]:
+        eye = ServiceEye(one.window, self.engine, one.setup.slo, self.grid.at, self._power_w, one.sampling)
         return LiveDriver(
             one.chosen.policy,
             eye.look if self.site.mode is Mode.ACT else lambda now_s: _as_if_advised(one, eye.look(now_s)),
@@ -207,6 +208,8 @@ class Session:
         one = self._by_name.get(record.service)
         if one is not None:
             one.window.add(record)
+            if one.sampling is not None:
+                one.sampling.add(record)
         self._since_tick.append(record)
         if len(self.ran.records) < MOST_RECORDS:
             self.ran.records.append(record)
@@ -261,7 +264,7 @@ class Session:
         async with self._changing:
             if self.site.mode is Mode.ACT:
                 done = await actuator.carry_out(decision)
-                if decision.kind == SET_LAYOUT:
+                if decision.kind != KEEP_LAYOUT:
                     one.layouts.append((time.time(), Layout.parse(decision.value)))
                 return done
             said = f"mode {self.site.mode}: nothing was changed"
@@ -271,7 +274,7 @@ class Session:
         one.advised = Layout.parse(decision.value)
         return ADVISED if self.site.mode is Mode.ADVISE else SHADOWED, said
 
-    def _log_step(self, one: Hosted, seen: Observation, step: Step[VariantState]) -> None:
+    def _log_step(self, one: Hosted, seen: Observation, step: Step[Any]) -> None:
         self.writer.log(STEP, t_s=seen.now_s, **step_entry(one.name, seen, step))
 
     def _record(self, record: DecisionRecord) -> None:

@@ -117,7 +117,7 @@ class Ticker:
 def _service_tick(one: Hosted, records: Sequence[RequestRecord]) -> ServiceTick:
     mine = [record for record in records if record.service == one.name]
     latency_s, attainment_ratio, answers, served = summarise(mine, one.setup.slo)
-    accuracy = one.chosen.policy.predictor.accuracy_ratio
+    accuracy = one.chosen.predictor.accuracy_ratio
     return ServiceTick(
         one.name,
         requests=len(mine),

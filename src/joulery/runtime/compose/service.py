@@ -11,7 +11,8 @@ from pathlib import Path
 from joulery.config.fleet import CpuConfig
 from joulery.config.loadgen import TraceLoad
 from joulery.config.services import CloverPolicy, ModelConfig, OnnxModel, PythonModel, ServiceConfig
-from joulery.config.site import Site
+from joulery.config.site import Mode, Site
+from joulery.config.trials import TrialsConfig
 from joulery.domain.engine import ModelKind, ModelRef
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.layout import Layout
@@ -21,10 +22,15 @@ from joulery.perf.layouts import LayoutMetrics, Predictor
 from joulery.perf.queueing import capacity_rps
 from joulery.policies.objective import Objective
 from joulery.policies.spaces import core_partitions, cpu_slices, layouts
+from joulery.policies.trial_search import TrialProblem
+from joulery.policies.trial_space import cpu_menu, misfits
+from joulery.policies.trial_state import Budget, TrialTerms
+from joulery.policies.trials import TrialPolicy
 from joulery.policies.variants import VariantPolicy, baseline
 from joulery.runtime.compose.inputs import read_arrivals
 from joulery.runtime.compose.models import lite_file
 
+PREDICT = "predict"
 _NEVER = 1e6
 """A move of the intensity, as a multiple of the base, that does not happen."""
 
@@ -60,15 +66,19 @@ class Chosen:
 
     Attributes:
         policy: Chooses its layouts.
+        predictor: What the profile says of them.
         rate_rps: The demand it is planned for.
         base: The layout it is compared with.
         base_metrics: What that would do under the demand.
+        trials: How trials are measured; None where nothing is tried.
     """
 
-    policy: VariantPolicy
+    policy: VariantPolicy | TrialPolicy
+    predictor: Predictor
     rate_rps: float
     base: Layout
     base_metrics: LayoutMetrics
+    trials: TrialsConfig | None = None
 
 
 def service_setup(site: Site, config: ServiceConfig, cache: Path) -> ServiceSetup:
@@ -224,9 +234,10 @@ def choose(
     base, metrics = baseline(setup.candidates, largest.name, predictor, setup.slo, rate_rps)
     rule = config.policy
     candidates: Sequence[Layout] = setup.candidates
-    lambda_ratio, base_g_per_kwh, replan_ratio = 1.0, 1.0, _NEVER
+    asked = asked_of(config, largest.accuracy_ratio)
+    base_g_per_kwh, replan_ratio = 1.0, _NEVER
     if isinstance(rule, CloverPolicy):
-        lambda_ratio, base_g_per_kwh, replan_ratio = rule.lambda_ratio, rule.base_g_per_kwh, rule.replan_ratio
+        base_g_per_kwh, replan_ratio = rule.base_g_per_kwh, rule.replan_ratio
     else:
         only = {rule.variant or largest.name}
         candidates = [layout for layout in candidates if set(layout.counts) == only]
@@ -235,7 +246,7 @@ def choose(
         candidates=tuple(candidates),
         predictor=predictor,
         objective=Objective(
-            lambda_ratio=lambda_ratio,
+            lambda_ratio=asked.lambda_ratio,
             base_accuracy_ratio=largest.accuracy_ratio,
             base_energy_j=metrics.energy_j,
             base_g_per_kwh=base_g_per_kwh,
@@ -244,8 +255,68 @@ def choose(
         ),
         slo=setup.slo,
         rate_rps=rate_rps,
-        minimum_accuracy_ratio=config.minimum_accuracy_ratio,
+        minimum_accuracy_ratio=asked.minimum_accuracy_ratio,
         replan_ratio=replan_ratio,
         settle_s=settle_s,
     )
-    return Chosen(policy, rate_rps, base, metrics)
+    tries = isinstance(rule, CloverPolicy) and rule.search != PREDICT and site.mode is Mode.ACT
+    return Chosen(
+        trial_policy(policy, rule, setup, base) if tries and isinstance(rule, CloverPolicy) else policy,
+        predictor,
+        rate_rps,
+        base,
+        metrics,
+        rule.trials if tries and isinstance(rule, CloverPolicy) else None,
+    )
+
+
+def trial_policy(predicting: VariantPolicy, rule: CloverPolicy, setup: ServiceSetup, base: Layout) -> TrialPolicy:
+    """The same choice by trials on the running service.
+
+    Args:
+        predicting: The same choice by prediction.
+        rule: How to search.
+        setup: The service.
+        base: The yardstick.
+
+    Raises:
+        InfeasibleError: No variant is as accurate as asked for.
+    """
+    trials, objective = rule.trials, predicting.objective
+    menu = cpu_menu(setup.partitions)
+    problem = TrialProblem(
+        accuracy_ratio=predicting.predictor.accuracy_ratio,
+        menu=menu,
+        devices=1,
+        base=base,
+        base_g_per_kwh=objective.base_g_per_kwh,
+        disabled=misfits(menu, {variant.name: variant.memory_bytes for variant in setup.family.variants}),
+        base_pue=objective.base_pue,
+        pue=objective.pue,
+        search=rule.search,
+        seed=trials.seed,
+    )
+    return TrialPolicy(
+        service=predicting.service,
+        problem=problem,
+        terms=TrialTerms(objective.lambda_ratio, predicting.slo, predicting.minimum_accuracy_ratio),
+        rate_rps=predicting.rate_rps,
+        replan_ratio=predicting.replan_ratio,
+        settle_s=predicting.settle_s,
+        budget=Budget(
+            count=trials.count,
+            clock_s=trials.clock_s,
+            longest_s=trials.longest_s,
+            fewest=trials.fewest,
+            energy_tolerance_ratio=trials.energy_tolerance_ratio,
+        ),
+    )
+
+
+def asked_of(config: ServiceConfig, best_accuracy_ratio: float) -> TrialTerms:
+    """What a site file asks of a service: weight of carbon, latency, accuracy never to go below."""
+    rule, least = config.policy, config.minimum_accuracy_ratio
+    lambda_ratio = rule.lambda_ratio if isinstance(rule, CloverPolicy) else 1.0
+    if isinstance(rule, CloverPolicy) and rule.accuracy_loss_ratio is not None:
+        lambda_ratio, least = 1.0, max(least, best_accuracy_ratio * (1.0 - rule.accuracy_loss_ratio))
+    return TrialTerms(lambda_ratio, config.slo.as_slo(), least)

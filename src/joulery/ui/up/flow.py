@@ -25,6 +25,7 @@ from joulery.runtime.controller import RequestWindow
 from joulery.runtime.finish import Finished, finish
 from joulery.runtime.grid import Grid
 from joulery.runtime.hosted import Hosted
+from joulery.runtime.live_sample import LiveSample
 from joulery.runtime.loading import Load, LoadResult, start_load
 from joulery.runtime.measure import RUNS
 from joulery.runtime.recorded import load_run
@@ -184,7 +185,9 @@ def _hosted(site: Site, config: ServiceConfig, setup: ServiceSetup, obtained: Ob
     """A service with its policy."""
     chosen = choose(site, config, setup, obtained.profile)
     window = RequestWindow(setup.name, pace.window_s(chosen.rate_rps))
-    return Hosted(setup, chosen, obtained.profile, window, site.load_of(config), obtained.source)
+    trials = chosen.trials
+    sampling = None if trials is None else LiveSample(setup.name, trials.confidence_ratio, trials.warm_up_s)
+    return Hosted(setup, chosen, obtained.profile, window, site.load_of(config), obtained.source, sampling)
 
 
 def _opened(section: CarbonConfig) -> Any:

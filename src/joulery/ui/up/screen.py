@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from joulery.domain.timeline import DecisionRecord, ServiceLabel, ServiceTick, Tick
+from joulery.policies.trials import TrialPolicy
 from joulery.policies.variants import SET_LAYOUT
 from joulery.runtime.drive import APPLIED
 from joulery.ui.format import UNKNOWN, count, duration, grams, number, percent, si
@@ -155,9 +156,10 @@ class ConsoleScreen:
             self._console.print(line, soft_wrap=True)
 
     def decision(self, record: DecisionRecord) -> None:
-        """Changes are said above the line; what was kept is in the report."""
+        """Changes and trials are said above the line; what was kept without a trial is in the report."""
         decision = record.decision
-        if decision.kind == SET_LAYOUT and decision.cause != "start":
+        changed = decision.kind == SET_LAYOUT and decision.cause != "start"
+        if changed or decision.policy == TrialPolicy.name:
             what = "→" if record.outcome == APPLIED else f"{record.outcome}:"
             self._console.print(Text(f"  {what} {decision.reason}", style="dim"), soft_wrap=True)
 

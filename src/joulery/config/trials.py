@@ -1,0 +1,40 @@
+"""``services[].policy.trials``: what a search by live trials may spend."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from joulery.config.problem import problem
+from joulery.config.quantity import Ratio, Seconds
+from joulery.config.section import Section
+
+
+class TrialsConfig(Section):
+    """Trials on the running service; see docs/serve-within-a-carbon-budget.md."""
+
+    count: Annotated[int, Field(ge=1, le=1000)] = 10
+    """Trials a search may make (the paper's 10)."""
+    clock_s: Seconds = Field(alias="clock", default=300.0)
+    """How long a search may take, such as 5 min (the paper's)."""
+    longest_s: Seconds = Field(alias="longest", default=30.0)
+    """How long one trial may take; what is not sure to keep the SLO by then counts as breaking it."""
+    fewest: Annotated[int, Field(ge=20, le=1_000_000)] = 100
+    """Requests without which a trial is never believed to keep the SLO."""
+    confidence_ratio: Ratio = Field(alias="confidence", default=0.95)
+    """Confidence of the intervals around latency and joules by which trials are judged."""
+    energy_tolerance_ratio: Ratio = Field(alias="energy_tolerance", default=0.05)
+    """How far the joules a request may be off for a trial to end before its time."""
+    warm_up_s: Seconds = Field(alias="warm_up", default=0.5)
+    """Requests that arrive sooner after a layout took over do not count."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of the paper's annealer; the other search draws nothing."""
+
+    @model_validator(mode="after")
+    def _confidence_is_inside(self) -> TrialsConfig:
+        if not 0.5 <= self.confidence_ratio < 1:
+            raise problem("a confidence lies between 50 % and 100 %", expected="such as 95 %", at=("confidence",))
+        if self.longest_s > self.clock_s:
+            raise problem("one trial may not take longer than the search", at=("longest",))
+        return self
