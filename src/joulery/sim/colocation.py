@@ -60,7 +60,7 @@ class GpuRun:
 
 def serve_together(truth: GpuTruth, tenants: Sequence[Tenant], begin_s: float, end_s: float) -> GpuRun:
     """Serve every request of every tenant on one GPU; energy and busy time count within ``[begin_s, end_s)``."""
-    return _Gpu(truth, tenants, begin_s, end_s).run()
+    return GpuSimulation(truth, tenants, begin_s, end_s).run()
 
 
 class _Instance:
@@ -88,9 +88,21 @@ class _Instance:
         self.busy_s = self.dynamic_j = 0.0
 
 
-class _Gpu:
+class GpuSimulation:
+    """One GPU and its tenants, event by event.
+
+    Attributes:
+        tenants: Who is on it; whoever replaces one changes what its next batches run with.
+        kernel: What it runs on; others may have events of their own there.
+
+    Args:
+        truth: How the GPU behaves.
+        tenants: Its tenants.
+        begin_s, end_s: Energy and busy time count within.
+    """
+
     def __init__(self, truth: GpuTruth, tenants: Sequence[Tenant], begin_s: float, end_s: float) -> None:
-        self.truth, self.tenants = truth, tenants
+        self.truth, self.tenants = truth, list(tenants)
         self.begin_s, self.end_s = begin_s, end_s
         self.instances = [_Instance() for _ in tenants]
         self.arrivals = [tenant.arrival_s.tolist() for tenant in tenants]
@@ -99,17 +111,18 @@ class _Gpu:
         self.loaded: set[int] = set()
         self.changed_s, self.clock, self.clock_time, self.active_time = -math.inf, 0.0, 0.0, 0.0
         self.kernel = Kernel()
-        self.kernel.on("loaded", Rank.COMPLETION, self.on_loaded)
-        self.kernel.on("done", Rank.COMPLETION, self.on_done)
-        self.kernel.on("form", Rank.POLICY, self.on_form)
+        self.kernel.on("loaded", Rank.COMPLETION, self._on_loaded)
+        self.kernel.on("done", Rank.COMPLETION, self._on_done)
+        self.kernel.on("form", Rank.POLICY, self._on_form)
 
     def run(self) -> GpuRun:
+        """Serve every request there is."""
         for index, tenant in enumerate(self.tenants):
             kind = f"request {index}"
-            self.kernel.on(kind, Rank.ARRIVAL, partial(self.on_request, index))
+            self.kernel.on(kind, Rank.ARRIVAL, partial(self._on_request, index))
             self.kernel.feed(tenant.arrival_s, kind)
         self.kernel.run()
-        self.elapse(self.end_s)
+        self._elapse(self.end_s)
         batches = []
         for record in self.records:
             sizes, starts, finishes = zip(*record, strict=True) if record else ((), (), ())
@@ -124,11 +137,24 @@ class _Gpu:
             clock_mhz=self.clock_time / self.active_time if self.active_time > 0 else math.nan,
         )
 
-    def on_request(self, index: int, t_s: float, _number: int) -> None:
-        self.instances[index].arrived += 1
-        self.consider(t_s, index)
+    def latencies(self, index: int, since_s: float, arrived_s: float = -math.inf) -> FloatArray:
+        """Latencies of a tenant's requests that were answered after ``since_s`` and had come from ``arrived_s`` on."""
+        arrivals, found = self.arrivals[index], []
+        first = sum(size for size, _, _ in self.records[index])
+        for size, _, finish_s in reversed(self.records[index]):
+            first -= size
+            if math.isnan(finish_s):
+                continue
+            if finish_s <= since_s:
+                break
+            found += [finish_s - came_s for came_s in arrivals[first : first + size] if came_s >= arrived_s]
+        return np.array(found, np.float64)
 
-    def consider(self, t_s: float, index: int) -> None:
+    def _on_request(self, index: int, t_s: float, _number: int) -> None:
+        self.instances[index].arrived += 1
+        self._consider(t_s, index)
+
+    def _consider(self, t_s: float, index: int) -> None:
         """Schedule the formation of the next batch if its time is known now."""
         one, rule = self.instances[index], self.tenants[index].rule
         waiting = one.arrived - one.taken
@@ -139,7 +165,7 @@ class _Gpu:
         elif one.executing is None and rule.max_delay_s < math.inf:
             self.kernel.at(max(t_s, self.arrivals[index][one.taken] + rule.max_delay_s), "form", index)
 
-    def on_form(self, t_s: float, index: int) -> None:
+    def _on_form(self, t_s: float, index: int) -> None:
         one, tenant = self.instances[index], self.tenants[index]
         waiting = one.arrived - one.taken
         if one.slot or not waiting:
@@ -151,41 +177,41 @@ class _Gpu:
         one.taken += one.slot
         newcomer = Process(tenant.model, tenant.share_ratio, one.slot)
         others = [each.executing for each in self.instances if each.executing is not None and each is not one]
-        self.kernel.at(t_s + self.conditions((*others, newcomer)).effects[-1].load_s, "loaded", index)
+        self.kernel.at(t_s + self._conditions((*others, newcomer)).effects[-1].load_s, "loaded", index)
 
-    def on_loaded(self, t_s: float, index: int) -> None:
+    def _on_loaded(self, t_s: float, index: int) -> None:
         self.loaded.add(index)
         if self.instances[index].executing is None:
-            self.start(t_s, index)
+            self._start(t_s, index)
 
-    def start(self, t_s: float, index: int) -> None:
+    def _start(self, t_s: float, index: int) -> None:
         one, tenant = self.instances[index], self.tenants[index]
-        self.elapse(t_s)
+        self._elapse(t_s)
         self.loaded.remove(index)
         one.executing = Process(tenant.model, tenant.share_ratio, one.slot)
         one.remaining = float(tenant.noise[len(self.records[index])])
         one.busy = 0.0
         self.records[index].append((one.slot, t_s, math.nan))
         one.slot = 0
-        self.regroup(t_s)
-        self.consider(t_s, index)
+        self._regroup(t_s)
+        self._consider(t_s, index)
 
-    def on_done(self, t_s: float, payload: tuple[int, int]) -> None:
+    def _on_done(self, t_s: float, payload: tuple[int, int]) -> None:
         index, version = payload
         one = self.instances[index]
         if version != one.version:
             return  # its company changed since: another completion is scheduled
-        self.elapse(t_s)
+        self._elapse(t_s)
         size, start_s, _ = self.records[index][-1]
         self.records[index][-1] = (size, start_s, t_s)
         one.executing = None
-        self.regroup(t_s)
+        self._regroup(t_s)
         if index in self.loaded:
-            self.start(t_s, index)
+            self._start(t_s, index)
         else:
-            self.consider(t_s, index)
+            self._consider(t_s, index)
 
-    def elapse(self, t_s: float) -> None:
+    def _elapse(self, t_s: float) -> None:
         """Carry work, energy and clock forward to ``t_s``."""
         since_s, self.changed_s = self.changed_s, t_s
         inside_s = max(0.0, min(t_s, self.end_s) - max(since_s, self.begin_s))
@@ -200,12 +226,13 @@ class _Gpu:
             self.active_time += inside_s
             self.clock_time += inside_s * self.clock
 
-    def regroup(self, t_s: float) -> None:
+    def _regroup(self, t_s: float) -> None:
         """Give everyone who executes the speed of the present company."""
         executing = [(index, one) for index, one in enumerate(self.instances) if one.executing is not None]
         if not executing:
             return
-        effects, self.clock = self.conditions(tuple(one.executing for _, one in executing if one.executing is not None))
+        together = tuple(one.executing for _, one in executing if one.executing is not None)
+        effects, self.clock = self._conditions(together)
         for (index, one), effect in zip(executing, effects, strict=True):
             one.watts = effect.dynamic_w
             if effect.busy_s != one.busy:
@@ -213,7 +240,7 @@ class _Gpu:
                 one.version += 1
                 self.kernel.at(max(t_s, t_s + one.remaining * one.busy), "done", (index, one.version))
 
-    def conditions(self, executing: tuple[Process, ...]) -> Conditions:
+    def _conditions(self, executing: tuple[Process, ...]) -> Conditions:
         found = self.known.get(executing)
         if found is None:
             found = self.known[executing] = self.truth.conditions(executing)
