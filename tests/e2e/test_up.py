@@ -391,3 +391,36 @@ def test_serve_takes_a_site_file_and_sends_nothing_itself(tmp_path, two):
         assert code == 0, complaint
         assert up.survivors() == []
     assert [entry["requests"] for entry in json.loads(said.splitlines()[-1])["services"]] == [1, 1]
+
+
+def test_trials_on_the_running_service_survive_a_kill_and_a_changed_promise(site, tmp_path):
+    """Configurations are tried live; the SLO is tightened and a replica killed meanwhile; the log decides the same."""
+    policy = (
+        "base_intensity: 200 g/kWh, search: learning, trials: {longest: 4 s, clock: 60 s, warm_up: 100 ms, fewest: 75}"
+    )
+    path = site({"base_intensity: 200 g/kWh": policy, "rate: 30 /s": "rate: 60 /s"}, duration="16 s", lasts="16 s")
+    with Up(path, tmp_path) as up:
+        up.until("→ start: trial 2 ")
+        workers = subprocess.run(
+            ["pgrep", "-P", str(up.process.pid), "-f", "joulery.adapters.engines.worker"],
+            capture_output=True,
+            text=True,
+        ).stdout.split()
+        os.kill(int(workers[0]), signal.SIGKILL)
+        text = path.read_text()
+        path.write_text(text.replace("latency: 500 ms", "latency: 400 ms"))
+        up.until("SLO tightened from p95 500 ms to p95 400 ms")
+        code, _, err = up.end()
+        assert code == 0, err
+    log = list(open_run(tmp_path / "run").log())
+    decisions = [entry for entry in log if entry["kind"] == "decision"]
+    assert {entry["outcome"] for entry in decisions} == {"applied"}
+    assert [entry["decision"]["kind"] for entry in decisions][:2] == ["try_layout", "try_layout"]
+    assert "the yardstick" in decisions[0]["decision"]["reason"]
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["requests"] > 300 and report["failed"] == 0, "neither a switch nor a death loses a request"
+    replay = subprocess.run(
+        [sys.executable, "-m", "joulery", "replay", str(tmp_path / "run"), "--json"], capture_output=True, text=True
+    )
+    assert replay.returncode == 0 and json.loads(replay.stdout)["differences"] == []
+    assert json.loads(replay.stdout)["decisions"] == len(decisions)

@@ -19,6 +19,7 @@ from joulery.domain.errors import ActuationError, DataError
 from joulery.domain.layout import Instance, Layout
 from joulery.domain.serving import Slice, Slo
 from joulery.policies.variants import KEEP_LAYOUT, SET_LAYOUT
+from joulery.runtime.compose.service import terms_of, with_terms
 from joulery.runtime.controller import LayoutActuator, RequestWindow, ServiceEye, running_layout, summarise
 from joulery.runtime.drive import LiveDriver
 from joulery.runtime.replay import POLICY, STEP, decide_again, policy_entry, step_entry
@@ -168,6 +169,29 @@ async def test_a_day_of_the_controller_replays_from_its_log_alone():
     at = next(k for k in range(30, 60) if tampered[k]["decisions"])
     tampered[at] = {**tampered[at], "observation": {**tampered[at]["observation"], "g_per_kwh": 999.0}}
     assert decide_again(tampered).differences[0].t_s == at - 0.01, "an altered observation is noticed"
+
+
+async def test_what_is_asked_for_changes_while_it_runs_and_the_log_replays():
+    engine, log, records = PaperEngine(), [], []
+    window, chosen = RequestWindow("photos", 2.0), policy(requests=200)
+    log.append({"kind": POLICY, **policy_entry(chosen)})
+    loop = LiveDriver(
+        chosen,
+        ServiceEye(window, engine, chosen.slo, lambda now_s: 400.0, lambda: 42.0).look,
+        LayoutActuator(engine, "photos", MODELS).carry_out,
+        watch=lambda seen, step: log.append({"kind": STEP, **step_entry("photos", seen, step)}),
+        record=records.append,
+    )
+    await loop.step(1.0)
+    assert set(loop.state.layout.counts) == {"lite0"}
+    terms = replace(terms_of(chosen), minimum_accuracy_ratio=0.776)
+    loop.policy = with_terms(chosen, terms)
+    assert terms_of(loop.policy) == terms
+    log.append({"kind": POLICY, **policy_entry(loop.policy)})
+    await loop.step(2.0)
+    assert set(loop.state.layout.counts) == {"lite2"} and records[-1].decision.cause == "terms"
+    replayed = decide_again(log)
+    assert (replayed.steps, replayed.decisions, replayed.differences) == (2, 2, ())
 
 
 def test_a_log_without_a_policy_or_with_damage_is_one_clear_error():

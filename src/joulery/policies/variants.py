@@ -93,6 +93,7 @@ class VariantState:
         delay_ratio: Observed over predicted latency, smoothed; 1 or more.
         rate_rps: Demand, smoothed; NaN before the first.
         seen_s: Time of the last observation.
+        planned_terms: What was asked for at the last plan: lambda, latency, quantile, accuracy; empty before the first.
     """
 
     layout: Layout | None = None
@@ -103,6 +104,7 @@ class VariantState:
     delay_ratio: float = 1.0
     rate_rps: float = math.nan
     seen_s: float = -math.inf
+    planned_terms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +232,11 @@ class VariantPolicy:
         settled = seen.now_s - state.planned_s >= self.settle_s and seen.running == state.layout
         return settled and seen.requests >= self.fewest and math.isfinite(seen.latency_s)
 
+    @property
+    def _terms(self) -> tuple[float, ...]:
+        slo = self.slo
+        return self.objective.lambda_ratio, slo.latency_s, slo.quantile, self.minimum_accuracy_ratio
+
     def _demand(self, state: VariantState) -> float:
         return max(_LEAST_RPS, self.rate_rps if math.isnan(state.rate_rps) else state.rate_rps)
 
@@ -237,6 +244,8 @@ class VariantPolicy:
         """Why to plan now, as a word and in words; None when nothing calls for it."""
         if state.layout is None:
             return "start", "start"
+        if state.planned_terms != self._terms:
+            return "terms", "what is asked for changed"
         now_g, then_g = seen.g_per_kwh, state.planned_g_per_kwh
         if math.isfinite(now_g):
             if math.isnan(then_g):
@@ -279,6 +288,7 @@ class VariantPolicy:
             planned_rps=demand_rps,
             planned_s=seen.now_s,
             predicted_s=metrics.latency_s,
+            planned_terms=self._terms,
         )
         return Step(planned, (decision,))
 

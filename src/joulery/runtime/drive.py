@@ -36,6 +36,7 @@ class LiveDriver(Generic[S, Obs]):
         state: The policy's state after its last step.
         busy_cpu_s: CPU seconds spent observing and deciding.
         failure: Why the last action failed; None when it did not.
+        policy: The policy; another of its kind may take its place between two steps.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class LiveDriver(Generic[S, Obs]):
         self.state: S = policy.initial()
         self.busy_cpu_s = 0.0
         self.failure: JouleryError | None = None
-        self._policy, self._observe, self._act = policy, observe, act
+        self.policy, self._observe, self._act = policy, observe, act
         self._watch, self._record = watch, record
         self._period_s = period_s
         self._wake_s = float("-inf")
@@ -70,7 +71,7 @@ class LiveDriver(Generic[S, Obs]):
             return
         before_s = time.thread_time()
         observation = self._observe(now_s)
-        step = self._policy.step(self.state, observation)
+        step = self.policy.step(self.state, observation)
         self.state = step.state
         self._wake_s = float("-inf") if step.wake_s is None else step.wake_s
         self._watch(observation, step)

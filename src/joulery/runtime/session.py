@@ -33,6 +33,7 @@ from joulery.policies.objective import JOULES_PER_KWH
 from joulery.policies.variants import KEEP_LAYOUT, Observation
 from joulery.runtime.bench import start_sampler
 from joulery.runtime.compose.meters import MeterSpec
+from joulery.runtime.compose.service import asked_of, terms_of, with_terms
 from joulery.runtime.controller import LayoutActuator, ServiceEye
 from joulery.runtime.drive import ADVISED, FAILED, SHADOWED, LiveDriver
 from joulery.runtime.grid import Grid
@@ -40,6 +41,7 @@ from joulery.runtime.hosted import Hosted
 from joulery.runtime.live import LAG_S, LiveMeters
 from joulery.runtime.replay import POLICY, STEP, policy_entry, step_entry
 from joulery.runtime.sampling import SamplerProcess
+from joulery.runtime.site_watch import SiteWatch
 from joulery.runtime.ticker import Ticker
 from joulery.store.files import disk_errors
 from joulery.store.run import SAMPLES, RunWriter
@@ -137,18 +139,27 @@ class Session:
         self._ticked_s = math.nan
         self._watchers: list[Callable[[Tick], None]] = []
         self._listeners: list[Callable[[DecisionRecord], None]] = []
+        self._file: SiteWatch | None = None
         self._drivers = [self._make_driver(one) for one in self.hosted]
 
     def _make_driver(self, one: Hosted) -> LiveDriver[Any, Observation]:
-        eye = ServiceEye(one.window, self.engine, one.setup.slo, self.grid.at, self._power_w, one.sampling)
         return LiveDriver(
             one.chosen.policy,
-            eye.look if self.site.mode is Mode.ACT else lambda now_s: _as_if_advised(one, eye.look(now_s)),
+            lambda now_s: self._look(one, now_s),
             lambda decision: self._act(one, decision),
             watch=lambda seen, step: self._log_step(one, seen, step),
             record=self._record,
             period_s=self.pace.step_s,
         )
+
+    def _look(self, one: Hosted, now_s: float) -> Observation:
+        eye = ServiceEye(one.window, self.engine, one.setup.slo, self.grid.at, self._power_w, one.sampling)
+        seen = eye.look(now_s)
+        return seen if self.site.mode is Mode.ACT else _as_if_advised(one, seen)
+
+    def follow(self, watch: SiteWatch) -> None:
+        """Take over what a person changes in the site file while it is served."""
+        self._file = watch
 
     async def serve(self) -> None:
         """Start reading meters, ask the grid, make the first plans and run them.
@@ -296,8 +307,31 @@ class Session:
             await self.grid.refresh()
             if self.grid.trouble:
                 self.warn(self.grid.trouble)
+            self._read_again()
             if time.time() - LAG_S > self._ticked_s:
                 self._tick(time.time() - LAG_S)
+
+    def _read_again(self) -> None:
+        """What is asked for now, where the site file was changed."""
+        site, remark = (None, "") if self._file is None else self._file.changed()
+        if remark:
+            self.warn(remark)
+        for one, driver in zip(self.hosted, self._drivers, strict=True):
+            config = None if site is None else next((c for c in site.services if c.name == one.name), None)
+            if config is None:
+                continue
+            asked = asked_of(config, one.setup.family.largest.accuracy_ratio)
+            if asked == terms_of(one.chosen.policy):
+                continue
+            try:
+                policy = with_terms(one.chosen.policy, asked)
+            except JouleryError as error:
+                self.warn(f"the changed site file is not taken over: {error}")
+                continue
+            driver.policy = policy
+            one.setup, one.chosen = replace(one.setup, slo=asked.slo), replace(one.chosen, policy=policy)
+            self.site_label = self._label()
+            self.writer.log(POLICY, **policy_entry(policy))
 
     def _tick(self, until_s: float) -> None:
         """Sum up the period until then, log it, show it."""

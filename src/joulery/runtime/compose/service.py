@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from joulery.config.fleet import CpuConfig
@@ -311,6 +311,29 @@ def trial_policy(predicting: VariantPolicy, rule: CloverPolicy, setup: ServiceSe
             energy_tolerance_ratio=trials.energy_tolerance_ratio,
         ),
     )
+
+
+def with_terms(policy: VariantPolicy | TrialPolicy, terms: TrialTerms) -> VariantPolicy | TrialPolicy:
+    """The same policy, asked for something else.
+
+    Raises:
+        InfeasibleError: No layout reaches the accuracy asked for.
+    """
+    if isinstance(policy, TrialPolicy):
+        return replace(policy, terms=terms)
+    return replace(
+        policy,
+        objective=replace(policy.objective, lambda_ratio=terms.lambda_ratio),
+        slo=terms.slo,
+        minimum_accuracy_ratio=terms.minimum_accuracy_ratio,
+    )
+
+
+def terms_of(policy: VariantPolicy | TrialPolicy) -> TrialTerms:
+    """What a policy is asked for."""
+    if isinstance(policy, TrialPolicy):
+        return policy.terms
+    return TrialTerms(policy.objective.lambda_ratio, policy.slo, policy.minimum_accuracy_ratio)
 
 
 def asked_of(config: ServiceConfig, best_accuracy_ratio: float) -> TrialTerms:

@@ -125,7 +125,7 @@ def _serve_site(file: Path, listen: str | None, out: Path | None, *, as_json: bo
 
     site = listening(load(file), listen)
     screen = Address(lambda url: click.echo(json.dumps({"url": url, "pid": os.getpid()}))) if as_json else None
-    report = run(Options(site, stay=True, out=out, send=False, argv=tuple(sys.argv)), screen)
+    report = run(Options(site, stay=True, out=out, send=False, argv=tuple(sys.argv), file=file), screen)
     if as_json and report is not None:
         click.echo(json.dumps(report))
 

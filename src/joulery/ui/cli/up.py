@@ -51,7 +51,7 @@ def command(
 
     site = listening(load(file), listen)
     seconds = None if duration is None else _seconds(duration)
-    options = Options(site, seconds, stay, out, reprofile, tuple(sys.argv))
+    options = Options(site, seconds, stay, out, reprofile, tuple(sys.argv), file=file)
     report = run(options, Silent() if as_json else None)
     if report is None:
         click.echo("interrupted before anything was served", err=True)

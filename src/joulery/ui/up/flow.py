@@ -30,6 +30,7 @@ from joulery.runtime.loading import Load, LoadResult, start_load
 from joulery.runtime.measure import RUNS
 from joulery.runtime.recorded import load_run
 from joulery.runtime.session import Pace, Session
+from joulery.runtime.site_watch import SiteWatch
 from joulery.store.files import write_atomically
 from joulery.store.run import SAMPLES, RunWriter, create_run, new_run_id
 from joulery.ui.reports.html import render_html
@@ -51,6 +52,7 @@ class Options:
         fresh: Profile even where a profile is kept.
         argv: The command line, for the manifest.
         send: Send the loads of the site file.
+        file: The site file, watched for changes; None for one that is not.
     """
 
     site: Site
@@ -60,6 +62,7 @@ class Options:
     fresh: bool = False
     argv: tuple[str, ...] = ()
     send: bool = True
+    file: Path | None = None
 
 
 class Interrupted(Exception):  # noqa: N818 - it ends a run, it is no error
@@ -98,6 +101,8 @@ async def up(options: Options, screen: Screen, stop: asyncio.Event) -> dict[str,
         stack.push_async_callback(engine.close)
         grid = Grid(site.carbon, _opened, time.time)
         session = Session(site, hosted, writer, engine, meters=meters, grid=grid, pace=pace)
+        if options.file is not None:
+            session.follow(SiteWatch(options.file))
         stack.push_async_callback(session.stop)
         await _unless_stopped(session.serve(), stop)
         gate.open_to(session)
