@@ -8,6 +8,7 @@ everyone but the driver.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from joulery.domain.errors import ConfigError
@@ -24,12 +25,14 @@ class MigProfile:
         compute_slices: Seventh parts of the SMs.
         memory_slices: Eighth parts of the memory system.
         memory_bytes: Memory of the slice.
+        starts: Memory slices it may begin at; empty where that is not known.
     """
 
     name: str
     compute_slices: int
     memory_slices: int
     memory_bytes: int
+    starts: tuple[int, ...] = ()
 
     @property
     def size(self) -> str:
@@ -97,46 +100,175 @@ class MigMenu:
         return tuple(counted[profile.name] for profile in self.profiles)
 
 
-def _a100(text: str) -> tuple[tuple[str, ...], ...]:
-    memory = {"7g": "7g.40gb", "4g": "4g.20gb", "3g": "3g.20gb", "2g": "2g.10gb", "1g": "1g.5gb"}
-    return tuple(tuple(memory[size] for size in line.split()) for line in text.strip().splitlines())
+@dataclass(frozen=True, slots=True, order=True)
+class MigPlace:
+    """Where an instance lies.
+
+    Attributes:
+        profile: Name of its profile.
+        start: First memory slice.
+        size: Memory slices.
+    """
+
+    profile: str
+    start: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.profile} at {self.start}"
 
 
-A100_40GB = MigMenu(
-    gpu="A100-40GB",
-    compute_slices=7,
-    memory_slices=8,
-    profiles=(
-        MigProfile("7g.40gb", 7, 8, 40 * GIB),
-        MigProfile("4g.20gb", 4, 4, 20 * GIB),
-        MigProfile("3g.20gb", 3, 4, 20 * GIB),
-        MigProfile("2g.10gb", 2, 2, 10 * GIB),
-        MigProfile("1g.5gb", 1, 1, 5 * GIB),
-    ),
-    partitions=_a100(
-        """
-        7g
-        3g 4g
-        2g 1g 4g
-        1g 1g 1g 4g
-        3g 3g
-        2g 1g 3g
-        1g 1g 1g 3g
-        3g 2g 2g
-        3g 2g 1g 1g
-        3g 1g 1g 2g
-        3g 1g 1g 1g 1g
-        2g 1g 2g 2g
-        2g 1g 2g 1g 1g
-        2g 1g 1g 1g 2g
-        1g 1g 1g 2g 1g 1g
-        1g 1g 1g 1g 1g 2g
-        2g 1g 1g 1g 1g 1g
-        1g 2g 1g 1g 1g 1g
-        1g 1g 1g 1g 1g 1g 1g
-        """
-    ),
-    source="the 19 configurations of Clover (Li et al., SC'23, Fig. 1), in the order of creation of its artifact v1.0; "
+@dataclass(frozen=True, slots=True)
+class MigTransition:
+    """What another cut of a GPU would take.
+
+    Attributes:
+        kept, destroyed, created: Instances by what would happen to them.
+        mode_change: True where MIG mode itself has to change, for which the whole GPU must be idle.
+        busy_pids: Processes that stand in the way now.
+        seconds: How long it would take, s.
+        measured: True where that follows from changes of this very device; False where it is assumed.
+    """
+
+    kept: tuple[MigPlace, ...]
+    destroyed: tuple[MigPlace, ...]
+    created: tuple[MigPlace, ...]
+    mode_change: bool
+    busy_pids: tuple[int, ...]
+    seconds: float
+    measured: bool
+
+
+def find_places(
+    wanted: Sequence[str],
+    profiles: Sequence[MigProfile],
+    compute_slices: int,
+    keep: Sequence[MigPlace] = (),
+    used: Sequence[MigPlace] = (),
+) -> tuple[MigPlace, ...] | None:
+    """Places for instances that do not overlap, as many as possible where one of that profile lies already.
+
+    Args:
+        wanted: Names of profiles, repeated as often as wanted.
+        profiles: The menu, with ``starts``.
+        compute_slices: Compute slices of the GPU.
+        keep: What lies there now.
+        used: Which of those are in use: to keep one of them is worth more than to keep any number of others.
+
+    Returns:
+        One place an instance, by start; None where they do not fit.
+
+    Raises:
+        KeyError: A profile is not on the menu.
+    """
+    menu = {profile.name: profile for profile in profiles}
+    pieces = sorted((menu[name] for name in wanted), key=lambda piece: (-piece.memory_slices, piece.name))
+    if sum(piece.compute_slices for piece in pieces) > compute_slices:
+        return None
+    present, in_use = frozenset(keep), frozenset(used)
+    most = tuple(
+        sum((Counter(wanted) & Counter(place.profile for place in places)).values()) for places in (in_use, present)
+    )
+    best: list[tuple[MigPlace, ...]] = []
+
+    def kept(places: tuple[MigPlace, ...]) -> tuple[int, int]:
+        return len(in_use & set(places)), len(present & set(places))
+
+    def search(index: int, taken: frozenset[int], chosen: tuple[MigPlace, ...]) -> bool:
+        """Try every way to go on; True once nothing better can come."""
+        if index == len(pieces):
+            if not best or kept(chosen) > kept(best[0]):
+                best[:] = [chosen]
+            return kept(best[0]) == most
+        piece = pieces[index]
+        before = chosen[-1].start if chosen and chosen[-1].profile == piece.name else -1
+        options = [MigPlace(piece.name, start, piece.memory_slices) for start in piece.starts if start > before]
+        for place in sorted(options, key=lambda option: (option not in in_use, option not in present, option.start)):
+            covered = frozenset(range(place.start, place.start + place.size))
+            if not covered & taken and search(index + 1, taken | covered, (*chosen, place)):
+                return True
+        return False
+
+    search(0, frozenset(), ())
+    return tuple(sorted(best[0], key=lambda place: place.start)) if best else None
+
+
+def _seven_slices(gpu: str, sizes: str, source: str) -> MigMenu:
+    """A GPU cut as an A100 is, its profiles named from the largest to the smallest."""
+    names = sizes.split()
+    shapes = ((7, 8, (0,)), (4, 4, (0,)), (3, 4, (0, 4)), (2, 2, (0, 2, 4)), (1, 1, (0, 1, 2, 3, 4, 5, 6)))
+    profiles = tuple(
+        MigProfile(name, compute, memory, int(name.partition(".")[2].removesuffix("gb")) * GIB, starts)
+        for name, (compute, memory, starts) in zip(names, shapes, strict=True)
+    )
+    of_size = {profile.size: profile.name for profile in profiles}
+    partitions = tuple(tuple(of_size[size] for size in line.split()) for line in _NINETEEN.strip().splitlines())
+    return MigMenu(gpu, 7, 8, profiles, partitions, source)
+
+
+_NINETEEN = """
+7g
+3g 4g
+2g 1g 4g
+1g 1g 1g 4g
+3g 3g
+2g 1g 3g
+1g 1g 1g 3g
+3g 2g 2g
+3g 2g 1g 1g
+3g 1g 1g 2g
+3g 1g 1g 1g 1g
+2g 1g 2g 2g
+2g 1g 2g 1g 1g
+2g 1g 1g 1g 2g
+1g 1g 1g 2g 1g 1g
+1g 1g 1g 1g 1g 2g
+2g 1g 1g 1g 1g 1g
+1g 2g 1g 1g 1g 1g
+1g 1g 1g 1g 1g 1g 1g
+"""
+_GUIDE = "slice sizes and places: NVIDIA Multi-Instance GPU User Guide, supported profiles"
+
+A100_40GB = _seven_slices(
+    "A100-40GB",
+    "7g.40gb 4g.20gb 3g.20gb 2g.10gb 1g.5gb",
+    "the 19 configurations of Clover (Li et al., SC'23, Fig. 1), in the order of creation of its artifact v1.0; "
     "slice sizes: NVIDIA Multi-Instance GPU User Guide, A100-SXM4-40GB",
 )
 """Configurations 1 to 19 of the Clover paper; 14 of them differ in what they hold."""
+A100_80GB = _seven_slices("A100-80GB", "7g.80gb 4g.40gb 3g.40gb 2g.20gb 1g.10gb", f"{_GUIDE}, A100-SXM4-80GB")
+H100_80GB = _seven_slices("H100-80GB", "7g.80gb 4g.40gb 3g.40gb 2g.20gb 1g.10gb", f"{_GUIDE}, H100-SXM5-80GB")
+H200_141GB = _seven_slices("H200-141GB", "7g.141gb 4g.71gb 3g.71gb 2g.35gb 1g.18gb", f"{_GUIDE}, H200-SXM5-141GB")
+"""The same nineteen cuts: these GPUs are sliced alike, their slices are larger."""
+A30_24GB = MigMenu(
+    gpu="A30-24GB",
+    compute_slices=4,
+    memory_slices=4,
+    profiles=(
+        MigProfile("4g.24gb", 4, 4, 24 * GIB, (0,)),
+        MigProfile("2g.12gb", 2, 2, 12 * GIB, (0, 2)),
+        MigProfile("1g.6gb", 1, 1, 6 * GIB, (0, 1, 2, 3)),
+    ),
+    partitions=(
+        ("4g.24gb",),
+        ("2g.12gb", "2g.12gb"),
+        ("2g.12gb", "1g.6gb", "1g.6gb"),
+        ("1g.6gb", "1g.6gb", "2g.12gb"),
+        ("1g.6gb", "1g.6gb", "1g.6gb", "1g.6gb"),
+    ),
+    source=f"{_GUIDE}, A30",
+)
+MENUS = (A100_40GB, A100_80GB, H100_80GB, H200_141GB, A30_24GB)
+"""Every GPU whose cuts are known here."""
+
+
+def menu_for(name: str) -> MigMenu | None:
+    """The menu of a GPU as the driver names it (``NVIDIA A100-SXM4-40GB``) or as it is called here; None for others."""
+    words = name.upper().replace("-", " ").split()
+    for menu in MENUS:
+        model, memory = menu.gpu.upper().split("-")
+        # The driver leaves out the memory where a model comes with one size alone.
+        sizes = [word for word in words if word.endswith("GB")]
+        if model in words and (not sizes or memory in sizes):
+            return menu
+    return None

@@ -10,7 +10,7 @@ from joulery.domain.device import ClockSetting, DeviceSpec
 from joulery.domain.errors import ConfigError
 from joulery.domain.ports import Device
 
-KINDS = ("cpufreq", "emulated-clock", "nvidia-clock")
+KINDS = ("cpufreq", "emulated-clock", "nvidia-clock", "nvidia-mig", "nvidia-mps")
 
 
 def open_device(spec: DeviceSpec) -> Device[Any]:
@@ -34,6 +34,14 @@ def open_device(spec: DeviceSpec) -> Device[Any]:
         from joulery.adapters.devices.nvidia_clock import NvidiaClock
 
         return NvidiaClock(**options)
+    if spec.kind == "nvidia-mig":
+        from joulery.adapters.devices.nvidia_mig import NvidiaMig
+
+        return NvidiaMig(**options)
+    if spec.kind == "nvidia-mps":
+        from joulery.adapters.devices.nvidia_mps import NvidiaMps
+
+        return NvidiaMps(**options)
     for plug_in in entry_points(group="joulery.devices", name=spec.kind):
         return cast("Device[Any]", plug_in.load()(**options))
     raise ConfigError("no such kind of device", got=spec.kind, expected=", ".join(KINDS))

@@ -1,0 +1,286 @@
+"""How an NVIDIA GPU is cut into MIG instances: A30, A100, H100, H200 and their kin.
+
+A change keeps every instance that can stay where it lies, refuses while anything that would have to go is in use, and
+ends in the old cut or the new one: whatever fails on the way, the old one is made again, place by place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from joulery.adapters.devices.change import Surface, change
+from joulery.adapters.devices.mig_surface import Blocked, Cut, GpuInstance, MigSurface, NvmlMig
+from joulery.adapters.devices.nvidia_board import GRANT, HINT, NvidiaBoard, open_board
+from joulery.domain.device import DeviceCapability, DeviceChange, DeviceSlice, DeviceState, Knob, MigSetting
+from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, DataError, JouleryError
+from joulery.domain.mig import MigPlace, MigProfile, MigTransition, find_places, menu_for
+from joulery.domain.serving import Slice, SliceKind
+
+ASSUMED_STEP_S = 0.5
+"""What creating or destroying one instance is taken to last until it was measured on this device; assumed."""
+ASSUMED_MODE_S = 5.0
+"""The same for MIG mode itself."""
+
+
+class NvidiaMig:
+    """The cut of one board. Implements :class:`joulery.domain.ports.Device`.
+
+    Args:
+        gpu: Its index or UUID.
+        nvml: The module ``pynvml``, or one that behaves like it.
+        surface: Another way to cut it than NVML.
+
+    Raises:
+        CapabilityError: No driver, or a GPU that cannot be cut.
+        ConfigError: No such board.
+    """
+
+    def __init__(self, gpu: int | str = 0, nvml: Any = None, surface: MigSurface | None = None) -> None:
+        self._board: NvidiaBoard = open_board(gpu, nvml)
+        self.device = self._board.device
+        self._surface = surface or NvmlMig(self._board)
+        self._steps: list[float] = []
+        try:
+            self._surface.mode()
+        except self._failures as error:
+            self._board.close()
+            raise self._refused(error) or self._board.trouble(error) from error
+
+    def capability(self) -> DeviceCapability:
+        """The profiles of the board, and whether this process may cut it."""
+        root = os.geteuid() == 0
+        try:
+            names = tuple(profile.name for profile in self._surface.profiles())
+            enabled, pending = self._surface.mode()
+        except self._failures as error:
+            raise self._board.trouble(error) from error
+        mode = "on" if enabled else ("off, on after a reset" if pending else "off")
+        return DeviceCapability(
+            device=self.device,
+            name=self._board.name,
+            knob=Knob.MIG,
+            settable=root,
+            detail=f"MIG mode {mode}" + ("" if root else f"; cutting is permitted to root; {HINT}"),
+            grant="" if root else GRANT,
+            profiles=names,
+        )
+
+    def observe(self) -> DeviceState[MigSetting]:
+        """The instances, with what a program needs in its environment to run on each.
+
+        Who may not list GPU instances (all but root) sees the devices without their places.
+        """
+        try:
+            devices = self._surface.devices()
+            cut = self._cut()
+            places = dict(self._surface.instances()) if cut.enabled else {}
+        except self._failures as error:
+            if self._refused(error) is None:
+                raise self._board.trouble(error) from error
+            return self._seen_without_permission()
+        slices = tuple(
+            _slice(device.uuid, device.profile, places[device.instance_id].place.start, device.pids)
+            for device in devices
+            if device.instance_id in places
+        )
+        return DeviceState(_setting(cut), _memento(cut), slices=tuple(sorted(slices, key=lambda part: part.start)))
+
+    def price(self, wanted: MigSetting) -> MigTransition:
+        """What another cut would take, and what stands in its way.
+
+        Raises:
+            ConfigError, CapabilityError: As :meth:`apply`.
+        """
+        try:
+            old = self._cut()
+            return self._transition(old, self._target(old, wanted))
+        except self._failures as error:
+            raise self._refused(error) or self._board.trouble(error) from error
+
+    def apply(self, wanted: MigSetting, /) -> DeviceChange[MigSetting]:
+        """Cut it so; an empty setting switches MIG mode off."""
+        try:
+            old = self._cut()
+            new = self._target(old, wanted)
+        except self._failures as error:
+            raise self._refused(error) or self._board.trouble(error) from error
+        return self._change(old, new, str(wanted))
+
+    def reset(self, memento: Mapping[str, Any] | None = None, /) -> DeviceChange[MigSetting]:
+        """Back to a cut, place by place; to MIG mode off when None."""
+        try:
+            old = self._cut()
+        except self._failures as error:
+            raise self._refused(error) or self._board.trouble(error) from error
+        return self._change(old, Cut(False, False) if memento is None else _remembered(memento), "what it was")
+
+    def close(self) -> None:
+        """Let go of the driver; the cut stays."""
+        self._board.close()
+
+    def _change(self, old: Cut, new: Cut, asked: str) -> DeviceChange[MigSetting]:
+        before = _setting(old)
+        if old == new:
+            return DeviceChange(before, before, 0.0, "it was cut so already")
+        price = self._guarded_transition(old, new)
+        if price.busy_pids:
+            raise ActuationError(
+                f"{self.device} is busy: process {', '.join(map(str, price.busy_pids))} would lose its instance; "
+                "nothing was changed",
+                hint="end or move what runs there first",
+            )
+        surface = Surface(f"the cut of {self.device}", self._converge, self._cut, self._failures, self._refused)
+        took_s = change(surface, old, new, asked)
+        steps = len(price.destroyed) + len(price.created)
+        if steps and not price.mode_change:
+            self._steps.append(took_s / steps)
+        detail = f"{len(price.kept)} instances kept, {len(price.destroyed)} destroyed, {len(price.created)} created"
+        return DeviceChange(before, _setting(new), took_s, detail)
+
+    def _converge(self, wanted: Cut) -> None:
+        """Make the cut, from whatever cut there is."""
+        surface = self._surface
+        enabled, pending = surface.mode()
+        if wanted.enabled and not enabled:
+            surface.set_mode(True)
+        if wanted.enabled or enabled:
+            present = surface.instances()
+            for number, instance in present:
+                if instance not in wanted.instances:
+                    surface.destroy(number)
+            there = {instance for _, instance in present}
+            for instance in wanted.instances:
+                if instance not in there:
+                    surface.create(instance)
+        if not wanted.enabled and (enabled or pending != wanted.pending):
+            surface.set_mode(wanted.pending)
+
+    def _cut(self) -> Cut:
+        enabled, pending = self._surface.mode()
+        return Cut(enabled, pending, tuple(item for _, item in self._surface.instances()) if enabled else ())
+
+    def _target(self, old: Cut, wanted: MigSetting) -> Cut:
+        if not wanted.profiles:
+            return Cut(False, False)
+        profiles = self._placed_profiles(old, wanted)
+        known = {profile.name: profile for profile in profiles}
+        strange = sorted(set(wanted.profiles) - known.keys())
+        if strange:
+            raise ConfigError(
+                f"{self.device} ({self._board.name}) has no MIG profile {strange[0]!r}",
+                got=" + ".join(wanted.profiles),
+                expected=", ".join(known),
+            )
+        most = max(profile.compute_slices for profile in profiles)
+        whole = [item for item in old.instances if item.compute == (known[item.place.profile].compute_slices,)]
+        used = self._used(old)
+        places = find_places(
+            wanted.profiles,
+            profiles,
+            most,
+            keep=[item.place for item in whole],
+            used=[item.place for item in whole if item in used],
+        )
+        if places is None:
+            raise ConfigError(
+                f"{self.device} ({self._board.name}) cannot be cut into {' + '.join(wanted.profiles)}",
+                got=f"{sum(known[name].compute_slices for name in wanted.profiles)} compute slices",
+                expected=f"instances that fit side by side into {most}",
+            )
+        instances = (GpuInstance(place, (known[place.profile].compute_slices,)) for place in places)
+        return Cut(True, True, tuple(sorted(instances)))
+
+    def _used(self, old: Cut) -> dict[GpuInstance, tuple[int, ...]]:
+        """The instances that processes run on."""
+        if not old.enabled:
+            return {}
+        pids: dict[int, tuple[int, ...]] = {}
+        for device in self._surface.devices():
+            pids[device.instance_id] = (*pids.get(device.instance_id, ()), *device.pids)
+        return {item: pids[number] for number, item in self._surface.instances() if pids.get(number)}
+
+    def _placed_profiles(self, old: Cut, wanted: MigSetting) -> Sequence[MigProfile]:
+        """Profiles with their places: the driver's in MIG mode, the catalog's before."""
+        if old.enabled:
+            return self._surface.profiles()
+        menu = menu_for(self._board.name)
+        listed = {profile.name for profile in menu.profiles} if menu else set()
+        offered = {profile.name for profile in self._surface.profiles()}
+        if menu is None or set(wanted.profiles) & (offered - listed):
+            raise CapabilityError(
+                f"where {wanted} may lie on {self._board.name} is known in MIG mode alone",
+                resource=self.device,
+                grant=f"sudo nvidia-smi -i {self.device.partition(':')[2]} -mig 1",
+            )
+        return menu.profiles
+
+    def _guarded_transition(self, old: Cut, new: Cut) -> MigTransition:
+        try:
+            return self._transition(old, new)
+        except self._failures as error:
+            raise self._refused(error) or self._board.trouble(error) from error
+
+    def _transition(self, old: Cut, new: Cut) -> MigTransition:
+        """What happens to which instance, and who runs on those that go."""
+        gone = tuple(item for item in old.instances if item not in new.instances)
+        fresh = tuple(item for item in new.instances if item not in old.instances)
+        mode_change = old.enabled != new.enabled
+        pids = {pid for item, users in self._used(old).items() if item in gone for pid in users}
+        if mode_change:
+            nvml = self._board.nvml
+            pids |= {process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(self._board.handle)}
+        step_s = sum(self._steps) / len(self._steps) if self._steps else ASSUMED_STEP_S
+        return MigTransition(
+            kept=tuple(item.place for item in old.instances if item in new.instances),
+            destroyed=tuple(item.place for item in gone),
+            created=tuple(item.place for item in fresh),
+            mode_change=mode_change,
+            busy_pids=tuple(sorted(pids)),
+            seconds=step_s * (len(gone) + len(fresh)) + ASSUMED_MODE_S * mode_change,
+            measured=bool(self._steps) and not mode_change,
+        )
+
+    def _seen_without_permission(self) -> DeviceState[MigSetting]:
+        devices = self._surface.devices()
+        slices = tuple(_slice(device.uuid, device.profile, 0, device.pids) for device in devices)
+        return DeviceState(MigSetting(tuple(device.profile for device in devices)), slices=slices)
+
+    @property
+    def _failures(self) -> tuple[type[Exception], ...]:
+        return (*self._board.failures, Blocked)
+
+    def _refused(self, error: Exception) -> JouleryError | None:
+        return self._board.refused(error)
+
+
+def cuda_environment(uuid: str) -> tuple[tuple[str, str], ...]:
+    """What a process needs in its environment to run on a GPU or an instance of one, and see nothing else."""
+    return (("CUDA_VISIBLE_DEVICES", uuid),)
+
+
+def _slice(uuid: str, profile: str, start: int, pids: tuple[int, ...]) -> DeviceSlice:
+    return DeviceSlice(Slice(SliceKind.MIG, profile=profile), uuid, cuda_environment(uuid), start, pids)
+
+
+def _setting(cut: Cut) -> MigSetting:
+    return MigSetting(tuple(item.place.profile for item in cut.instances))
+
+
+def _memento(cut: Cut) -> dict[str, Any]:
+    instances = [[i.place.profile, i.place.start, i.place.size, list(i.compute)] for i in cut.instances]
+    return {"enabled": cut.enabled, "pending": cut.pending, "instances": instances}
+
+
+def _remembered(memento: Mapping[str, Any]) -> Cut:
+    try:
+        instances = tuple(
+            sorted(
+                GpuInstance(MigPlace(str(name), int(start), int(size)), tuple(int(part) for part in compute))
+                for name, start, size, compute in memento["instances"]
+            )
+        )
+        return Cut(bool(memento["enabled"]), bool(memento["pending"]), instances)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"not a cut of a GPU: {memento!r}") from error
