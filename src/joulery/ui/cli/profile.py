@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     "--base", default="v100", metavar="NAME|JSON", help="With --from: the GPU's profile to start from (v100)."
 )
 @click.option(
+    "--fit",
+    "points",
+    metavar="DIR|clover",
+    help="Fit a service's costs on measured runs of it: a folder, or the 18 published points.",
+)
+@click.option(
     "--slices", "cuts", multiple=True, metavar="N,N…", help="A cut of the cores, such as 1,1. Repeatable; all cuts."
 )
 @click.option("--runs", type=click.IntRange(2, 100_000), default=100, help="Requests timed on each slice (100).")
@@ -50,6 +56,7 @@ def command(
     solo_file: Path | None,
     pairs_file: Path | None,
     base: str,
+    points: str | None,
     cuts: tuple[str, ...],
     runs: int,
     warmup: int,
@@ -72,7 +79,13 @@ def command(
 
     With --clocks, MODEL is an ONNX file, a .pt2 file of torch.export, HLO text, or a model of the built-in catalog:
     its operators with their work, how each suffers from a lower clock, and latency and power against the clock.
+
+    With --fit, host and device times, joules, contention and idle power of a service are fitted on a few measured runs
+    of the whole service (measured_arrival_sweep.csv and variants.csv), for joulery plan and joulery simulate.
     """
+    if points is not None:
+        _calibrate(points, output, as_json)
+        return
     if clocks:
         if what is None:
             raise ConfigError("name the model to profile", expected="MODEL --clocks")
@@ -125,6 +138,36 @@ def command(
         click.echo(f"kept in {output}")
 
 
+def _calibrate(points: str, output: Path | None, as_json: bool) -> None:
+    """Fit the costs of services on measured runs."""
+    from rich.console import Console
+
+    from joulery.ui.profile.calibration import calibrated, document, view
+
+    found = calibrated(points)
+    made = document(found)
+    _keep(made, output)
+    if as_json:
+        click.echo(json.dumps(made))
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 110
+    for part in view(found):
+        console.print(part)
+    if output is not None:
+        console.print(f"kept in {output}")
+
+
+def _keep(document: dict[str, object], output: Path | None) -> None:
+    if output is None:
+        return
+    try:
+        output.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {output}: {error.strerror}", pointer="--output") from None
+
+
 def _fit(solo_file: Path | None, pairs_file: Path | None, base: str, output: Path | None, as_json: bool) -> None:
     """Fit an interference profile on measurements in CSV files."""
     if solo_file is None or pairs_file is None:
@@ -138,11 +181,7 @@ def _fit(solo_file: Path | None, pairs_file: Path | None, base: str, output: Pat
 
     profile = fitted(solo_file, pairs_file, base)
     document = {**as_document(profile), "totals": totals(profile)}
-    if output is not None:
-        try:
-            output.write_text(json.dumps(document) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot write {output}: {error.strerror}", pointer="--output") from None
+    _keep(document, output)
     if as_json:
         click.echo(json.dumps(document))
         return
