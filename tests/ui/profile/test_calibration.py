@@ -10,8 +10,8 @@ from joulery.domain.errors import DataError
 from joulery.perf.catalog.clover_points import CLOVER_POINTS
 from joulery.perf.pull_document import SCHEMA, as_document, from_document
 from joulery.perf.pull_guess import first_guess
-from joulery.ui.profile.calibration import POINTS_FILE, VARIANTS_FILE, calibrated
 from joulery.ui.cli.profile import command
+from joulery.ui.profile.calibration import POINTS_FILE, VARIANTS_FILE, calibrated
 from tests.data_folder import data_folder
 
 

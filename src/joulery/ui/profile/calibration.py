@@ -197,7 +197,9 @@ def _read(path: Path) -> list[Measured]:
     ]
 
 
-def _point(row: Mapping[str, str], names: Mapping[tuple[str, str], tuple[str, float]], file: Path, at: int) -> PullPoint:
+def _point(
+    row: Mapping[str, str], names: Mapping[tuple[str, str], tuple[str, float]], file: Path, at: int
+) -> PullPoint:
     code, models = row["partition_code"], row["models"]
     if not code.isdigit() or int(code) >= len(A100_40GB.partitions):
         expected = f"0 to {len(A100_40GB.partitions) - 1}"
@@ -210,7 +212,9 @@ def _point(row: Mapping[str, str], names: Mapping[tuple[str, str], tuple[str, fl
     return PullPoint(
         interarrival_s=_number(row, "mean_interarrival_s", file, at),
         requests=int(_number(row, "n_requests", file, at)),
-        instances=tuple((names[row["service"], letter][0], piece) for letter, piece in zip(models, slices, strict=True)),
+        instances=tuple(
+            (names[row["service"], letter][0], piece) for letter, piece in zip(models, slices, strict=True)
+        ),
         accuracy_ratio=_number(row, "accuracy_pct", file, at) / 100,
         p95_s=_number(row, "p95_latency_ms", file, at) / 1000,
         energy_j=_number(row, "energy_j_per_request", file, at),
