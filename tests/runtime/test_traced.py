@@ -11,8 +11,8 @@ from joulery.accounting.charge import BusyTimes
 from joulery.accounting.devices import canonical, divided, matched
 from joulery.accounting.integrate import Metered
 from joulery.accounting.steps import PowerSteps
-from joulery.adapters.tracers.kineto import read_columns
-from joulery.adapters.tracers.torch import TorchTracer, clock_fit
+from joulery.adapters.tracers.recordings import clock_fit
+from joulery.adapters.tracers.torch import TorchTracer
 from joulery.domain.carbon import CarbonSeries, Scope, Signal
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.events import EventTrace
@@ -158,15 +158,15 @@ def clocked(folder: Path, at_us: list[int], name: str = "trace.json") -> Path:
     return f.write(folder, base=0, name=name)
 
 
-def test_marks_tie_the_clocks(tmp_path: Path) -> None:
-    columns = read_columns(clocked(tmp_path, [10, 100, 400, 500]))
-    fit = clock_fit(columns, np.array(marks([10, 100, 400, 500], 7000)), S)
+def test_marks_tie_the_clocks() -> None:
+    starts = np.array([10, 100, 400, 500]) * 1000
+    fit = clock_fit(starts, np.array(marks([10, 100, 400, 500], 7000)), S)
     assert fit == ClockFit(7000, 0, 500)
     held_up = marks([10, 100], 7000) + marks([400], 90_000, 200_000) + marks([500], 7400)
-    fit = clock_fit(columns, np.array(held_up), S)
+    fit = clock_fit(starts, np.array(held_up), S)
     assert fit.offset_ns == 7000 and fit.residual_ns == 0
-    assert clock_fit(columns, np.array(marks([10], 0)), S).offset_ns is None
-    assert clock_fit(columns, np.array(marks([10, 100, 400, 500], 7000)), None).offset_ns == 7000
+    assert clock_fit(starts, np.array(marks([10], 0)), S).offset_ns is None
+    assert clock_fit(starts, np.array(marks([10, 100, 400, 500], 7000)), None).offset_ns == 7000
 
 
 def cycle(folder: Path, **changes) -> None:
@@ -181,7 +181,8 @@ def cycle(folder: Path, **changes) -> None:
         "end": marks([400, 500], 7000),
         **changes,
     }
-    lines = [entry, {"kind": "note", "text": "something"}, {"kind": "end", "steps": 5, "cycles": 1}]
+    lines = [{"kind": "begin", "pid": 7}, entry, {"kind": "note", "text": "something"}]
+    lines.append({"kind": "end", "steps": 5, "cycles": 1, "pid": 7})
     (folder / "torch-7.marks").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "cy')
 
 
@@ -206,8 +207,18 @@ def test_a_recording_that_is_damaged_is_told(tmp_path: Path) -> None:
 
 def test_nothing_recorded_says_why(tmp_path: Path) -> None:
     assert TorchTracer().recorded(str(tmp_path), None)[1][-1].startswith("no step was recorded: the program called no")
-    (tmp_path / "torch-1.marks").write_text('{"kind": "end", "steps": 3, "cycles": 0}\n')
+    (tmp_path / "torch-1.marks").write_text('{"kind": "begin", "pid": 1}\n{"kind": "end", "steps": 3, "pid": 1}\n')
     assert "ended after 3 step(s)" in TorchTracer().recorded(str(tmp_path), None)[1][-1]
+    (tmp_path / "torch-1.marks").write_text('{"kind": "begin", "pid": 1}\n')
+    assert "killed before a cycle of steps was complete" in TorchTracer().recorded(str(tmp_path), None)[1][-1]
+
+
+def test_a_program_killed_after_a_cycle_keeps_it_and_says_so(tmp_path: Path) -> None:
+    cycle(tmp_path)
+    lines = (tmp_path / "torch-7.marks").read_text().splitlines(keepends=True)
+    (tmp_path / "torch-7.marks").write_text("".join(line for line in lines if '"end", "steps"' not in line))
+    sessions, notes = TorchTracer().recorded(str(tmp_path), S)
+    assert len(sessions) == 1 and "the program was killed while recording" in notes[-1]
 
 
 def test_a_framework_nobody_traces_is_refused() -> None:
@@ -223,6 +234,7 @@ def test_the_environment_keeps_what_was_there(tmp_path: Path) -> None:
     start_up, mine = made["PYTHONPATH"].split(":")
     assert mine == "/mine" and (Path(start_up) / "sitecustomize.py").exists()
     assert json.loads(made[inject.ORDERS]) == {
+        "framework": "torch",
         "folder": str(tmp_path.resolve()),
         "skip": 1,
         "warmup": 2,

@@ -34,7 +34,7 @@ class Tracing:
     """How to trace a program.
 
     Attributes:
-        framework: ``torch``.
+        framework: ``torch``, ``jax`` or ``tensorflow``.
         steps: Which steps to record.
         estimator: How the operations get their energy.
         calls: Number repeated calls of one module.

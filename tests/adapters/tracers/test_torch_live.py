@@ -301,6 +301,20 @@ def test_the_programs_own_profiler_keeps_its_results(recorded) -> None:
     assert any("own profiler was on" in note for note in notes) and len(sessions) == 1
 
 
+def test_a_profiler_that_the_program_starts_while_steps_are_recorded_works(recorded) -> None:
+    kept = []
+
+    def work() -> None:
+        train(TinyBert(), 2)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
+            train(TinyBert(), 2)
+        kept.append(len(own.events()))
+        train(TinyBert(), 4)
+
+    sessions, _ = recorded(work, Steps(0, 0, 6, 1))
+    assert kept[0] > 100 and sessions
+
+
 def test_a_full_disk_is_the_recorders_problem_alone(recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(tmp_path / "gone", 0, 0, 1, 1)
     recorder.install()

@@ -78,6 +78,9 @@ def test_tensorflow_2_profile() -> None:
         ("jit(f)/rematted_computation/bert/tanh", ("bert/tanh", "recompute")),
         ("jit(f)/vmap(layer)/add", ("layer/add", "forward")),
         ("add", ("<no module>/add", "forward")),
+        ("jit(f)/transpose(jvp(net/layer_1))/mul", ("net/layer_1/mul", "backward")),
+        ("jit(f)/jvp(net/layer_1)/jit(silu)/mul", ("net/layer_1/mul", "forward")),
+        ("jit(f)/a(b/c(d))/mul;jit(f)/transpose(jvp(x))/y", ("a(b/c(d))/mul", "forward")),
     ],
 )
 def test_names_of_operations(op_name: str, expected: tuple[str, str]) -> None:

@@ -119,11 +119,24 @@ def qualified_op(op_name: str) -> tuple[str, str]:
     >>> qualified_op("jit(f)/transpose(jvp(bert))/encoder/layer_0/dot_general")
     ('bert/encoder/layer_0/dot_general', 'backward')
     """
+    op_name = op_name.partition(";")[0]  # of operations that were merged, the first gives the name
     backward = "transpose(" in op_name
     phase = "recompute" if _RECOMPUTED.search(op_name) else "backward" if backward else "forward"
-    parts = [_unwrapped(part) for part in op_name.split("/")]
+    parts = [part for wrapped in _components(op_name) for part in _unwrapped(wrapped).split("/")]
     kept = [part for part in parts if not _DROPPED.match(part)]
     return (qualified(*kept) if len(kept) > 1 else qualified(UNNAMED, *kept)), phase
+
+
+def _components(op_name: str) -> list[str]:
+    """Parts between slashes outside parentheses: ``jvp(net/layer_0)``, of a scope ``net/layer_0``, is one."""
+    parts, depth = [""], 0
+    for letter in op_name:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "/" and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
 
 
 def _unwrapped(part: str) -> str:

@@ -25,6 +25,10 @@ PHASES = ("", "forward", "backward", "recompute", "optimizer")
 _ACCELERATOR = re.compile(r"^/device:(GPU|TPU):(\d+)")
 _OVERLAYS = re.compile(r"^(Steps|XLA Modules|XLA TraceMe|Framework Ops|Framework Name Scope|Source code|Async XLA Ops)")
 _TF_NODE = re.compile(r"^([^:\s]+):(_?[A-Z]\w*)$")
+_KERAS = re.compile(r"^(adam|adamw|adamax|nadam|adagrad|adadelta|adafactor|rmsprop|sgd|ftrl|lion|lamb|muon)(_\d+)?$")
+"""Scopes of Keras' optimizers; one that assigns no variable is somebody's module of that name."""
+_ASSIGNS = re.compile(r"^(Assign(Sub|Add)?VariableOp|(Resource)?(Sparse)?Apply[A-Z]\w*)$")
+_TAPE = "gradient_tape/"
 _TF_CALL = re.compile(r"^((Stateful)?PartitionedCall(_\d+)?/)+")
 
 
@@ -61,7 +65,15 @@ def read_xplane(path: Path) -> EventTrace:
     Raises:
         DataError: The file cannot be read, is cut short, or holds no operation.
     """
-    profile = read_profile(path)
+    return profile_trace(read_profile(path), path)
+
+
+def profile_trace(profile: Profile, path: Path) -> EventTrace:
+    """The named operations of a profile that was read.
+
+    Raises:
+        DataError: It holds no operation.
+    """
     jax = [event for event in profile.events if "hlo_op" in event.stats]
     if jax:
         return xla_trace(jax, profile.op_names, profile.start_ns)
@@ -72,10 +84,27 @@ def read_xplane(path: Path) -> EventTrace:
             file=str(path),
             hint="profile at least one step; TensorFlow needs host tracing on (host_tracer_level >= 2)",
         )
-    names = [_TF_CALL.sub("", match[1]) for _, match in nodes]
-    gradients = gradient_scopes(names)
-    phases = [phase(name, match[2], gradients) for name, (_, match) in zip(names, nodes, strict=True)]
+    paths = [_TF_CALL.sub("", match[1]) for _, match in nodes]
+    gradients = gradient_scopes(paths)
+    # A tape names gradients after what they are of: only the phase tells the two apart then.
+    names = [path.removeprefix(_TAPE) for path in paths]
+    kinds = [match[2] for _, match in nodes]
+    optimizers = {
+        top for path, kind in zip(paths, kinds, strict=True) if _ASSIGNS.match(kind) and _KERAS.match(top := _top(path))
+    }
+    phases = [
+        "backward"
+        if path.startswith(_TAPE)
+        else "optimizer"
+        if _top(path) in optimizers
+        else phase(path, kind, gradients)
+        for path, kind in zip(paths, kinds, strict=True)
+    ]
     return trace_of([event for event, _ in nodes], names, phases, profile.start_ns, ())
+
+
+def _top(path: str) -> str:
+    return path.partition("/")[0]
 
 
 def _node(event: Event) -> str:
@@ -85,11 +114,14 @@ def _node(event: Event) -> str:
 def xla_trace(events: list[Event], op_names: dict[tuple[str, str], str], start_ns: int) -> EventTrace:
     """Events of compiled programs, named by the source operation of their instruction."""
     names, phases, lost = [], [], 0
+    known: dict[str, tuple[str, str]] = {}
     for event in events:
         key = (str(event.stats.get("hlo_module", "")), str(event.stats["hlo_op"]))
         op_name = op_names.get(key) or op_names.get((key[0].partition("(")[0], key[1]))
         lost += op_name is None
-        name, when = qualified_op(op_name) if op_name else (qualified(UNNAMED, key[1]), "")
+        if op_name and op_name not in known:
+            known[op_name] = qualified_op(op_name)
+        name, when = known[op_name] if op_name else (qualified(UNNAMED, key[1]), "")
         names.append(name)
         phases.append(when)
     notes = []

@@ -9,7 +9,7 @@ from joulery.domain.errors import ConfigError
 if TYPE_CHECKING:
     from joulery.domain.ports import Tracer
 
-FRAMEWORKS = ("torch",)
+FRAMEWORKS = ("torch", "jax", "tensorflow")
 
 
 def open_tracer(framework: str) -> Tracer:
@@ -18,8 +18,12 @@ def open_tracer(framework: str) -> Tracer:
     Raises:
         ConfigError: There is none.
     """
-    if framework != "torch":
-        raise ConfigError("no tracer", pointer="trace", got=framework, expected=" | ".join(FRAMEWORKS))
-    from joulery.adapters.tracers.torch import TorchTracer
+    if framework == "torch":
+        from joulery.adapters.tracers.torch import TorchTracer
 
-    return TorchTracer()
+        return TorchTracer()
+    if framework in ("jax", "tensorflow"):
+        from joulery.adapters.tracers.xla import XlaTracer
+
+        return XlaTracer("jax" if framework == "jax" else "tensorflow")
+    raise ConfigError("no tracer", pointer="trace", got=framework, expected=" | ".join(FRAMEWORKS))

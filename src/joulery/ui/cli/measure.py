@@ -44,7 +44,10 @@ if TYPE_CHECKING:
     help="rapl, nvml, cpu-model[:IDLE,MAX], replay:FILE, fake:WATTS. Repeatable; those this machine has.",
 )
 @click.option(
-    "--trace", "framework", type=click.Choice(["torch"]), help="Have its operations recorded: joules by layer."
+    "--trace",
+    "framework",
+    type=click.Choice(["torch", "jax", "tensorflow"]),
+    help="Have its operations recorded: joules by layer.",
 )
 @click.option("--steps", metavar="S", help="Steps to trace: skip=1,warmup=1,active=3,repeat=3.")
 @click.option("--json", "as_json", is_flag=True, help="Print the footprint as one line of JSON, on standard error too.")

@@ -1,4 +1,4 @@
-"""Start-up of a traced Python program: waits for torch to be imported, then records it.
+"""Start-up of a traced Python program: waits for its framework to be imported, then records it.
 
 Python imports a module of this name at start from the first folder of PYTHONPATH. The program's own ``sitecustomize``,
 if it has one, is run in its turn.
@@ -14,44 +14,56 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  # pathlib is a slow import at start-up
-ORDERS = "JOULERY_TORCH_TRACE"
+_PACKAGE = "joulery.adapters.tracers.inject"
+ORDERS = "JOULERY_TRACE"
+_RECORDERS = {
+    "torch": ("cycles", "torch_recorder"),
+    "jax": ("cycles", "xla_cycles", "jax_recorder"),
+    "tensorflow": ("cycles", "xla_cycles", "tensorflow_recorder"),
+}
+"""Modules to load for a framework; the last one is its recorder."""
 
 
-class TorchImport:
-    """A finder that steps aside when torch is imported, and installs the recorder behind it."""
+class FrameworkImport:
+    """A finder that steps aside when the framework is imported, and installs the recorder behind it."""
 
     def __init__(self, orders: dict[str, object]) -> None:
         self._orders = orders
+        self._framework = str(orders["framework"])
 
     def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Torch's own spec, with the recorder behind its loader; None for anything else."""
-        if name != "torch":
+        """The framework's own spec, with the recorder behind its loader; None for anything else."""
+        if name != self._framework:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
+        spec = importlib.util.find_spec(name)
         if spec is None or spec.loader is None:
             return spec
         run = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             run(module)
-            _recorder().install_from(self._orders)
+            for part in _RECORDERS[self._framework]:
+                loaded = _load(part)
+            loaded.install_from(self._orders)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
-def _recorder() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("joulery_torch_recorder", os.path.join(_HERE, "torch_recorder.py"))  # noqa: PTH118
+def _load(name: str) -> ModuleType:
+    """A module beside this one, under its full name but without its packages: the program may have no joulery."""
+    full = f"{_PACKAGE}.{name}"
+    spec = importlib.util.spec_from_file_location(full, os.path.join(_HERE, f"{name}.py"))  # noqa: PTH118
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
+    sys.modules[full] = module
     spec.loader.exec_module(module)
     return module
 
 
 def _start() -> None:
-    """Run the program's own start-up, then wait for torch."""
+    """Run the program's own start-up, then wait for the framework."""
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]  # noqa: PTH100
     own = PathFinder.find_spec("sitecustomize", sys.path)
     if own is not None and own.loader is not None:
@@ -60,7 +72,7 @@ def _start() -> None:
         own.loader.exec_module(module)
     orders = os.environ.get(ORDERS)
     if orders:
-        sys.meta_path.insert(0, TorchImport(json.loads(orders)))
+        sys.meta_path.insert(0, FrameworkImport(json.loads(orders)))
 
 
 if os.environ.get(ORDERS):

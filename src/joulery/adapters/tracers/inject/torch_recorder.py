@@ -1,34 +1,25 @@
 """Records a few steps of a PyTorch program: module ranges by global hooks, everything else by its own profiler.
 
-Runs in the traced program and must never be its problem: nothing of it raises into the program; when the profiler or
-the disk refuses, recording ends and the reason goes to the marks file. After the last cycle nothing of it is active.
-
-A step ends when the optimizer has stepped. Where no gradient is recorded (inference, evaluation), or no optimizer ever
-steps, it ends where the next call of the model begins.
-
-Files, in the folder of the orders: ``torch-PID-CYCLE.json`` (Kineto) and ``torch-PID.marks`` (one JSON object a line).
+Runs in the traced program and must never be its problem (:mod:`joulery.adapters.tracers.inject.cycles`). A step ends
+when the optimizer has stepped. Where no gradient is recorded (inference, evaluation), or no optimizer ever steps, it
+ends where the next call of the model begins. A cycle's file is Kineto JSON.
 """
 
 from __future__ import annotations
 
-import atexit
-import functools
 import importlib
-import json
 import os
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from joulery.adapters.tracers.inject.cycles import Cycles
+
 RANGE = "QTN:"
-CLOCK = "joulery:clock"
-CLOCK_MARKS = 5
-_TROUBLE = (AttributeError, ImportError, OSError, RuntimeError, TypeError, ValueError)
-"""What the profiler, its bindings or the disk may raise."""
 _PATIENCE = 3
 """Calls of a model in a row without any optimizer's step, after which a call counts as a step."""
 
@@ -74,29 +65,23 @@ class Names:
                 self._names[part] = f"{name}/{path.replace('/', '|')}" if path else name
 
 
-class Recorder:
-    """Records cycles of ``skip``, ``warmup`` and ``active`` steps, ``repeat`` times (0: until the program ends).
+class Recorder(Cycles):
+    """Records cycles of steps of a PyTorch program.
 
     Args:
         folder: Where the files go; it exists.
-        skip, warmup, active, repeat: The schedule.
+        skip, warmup, active, repeat: The schedule, as for :class:`~joulery.domain.tracing.Steps`.
     """
 
     def __init__(self, folder: Path, skip: int, warmup: int, active: int, repeat: int) -> None:
-        self._folder = folder
-        self._skip, self._warmup, self._active, self._repeat = skip, warmup, active, repeat
+        super().__init__("torch", folder, skip, warmup, active, repeat)
         self._names = Names()
         self._local = threading.local()
         self._handles: list[Any] = []
-        self._pid = os.getpid()
-        self._thread: int | None = None
         self._model: weakref.ref[Any] | None = None
         self._optimizer: weakref.ref[Any] | None = None
         self._calls = 0
-        self._steps = self._position = self._cycles = 0
         self._profile: Any = None
-        self._recording = self._over = self._by_hand = False
-        self._begin: dict[str, Any] = {}
         self._torch: Any = None
 
     def install(self) -> None:
@@ -125,35 +110,15 @@ class Recorder:
             modules.register_module_forward_hook(after, always_call=True),
             optimizers.register_optimizer_step_post_hook(stepped),
         ]
-        atexit.register(self.finish)
-        os.register_at_fork(after_in_child=self._forked)
+        # A second profiler would bring the program down, so the program's own goes first.
+        own = self._torch.autograd.profiler
+        for name in ("_prepare_profiler", "_enable_profiler"):
+            setattr(own, name, self._yielding(getattr(own, name)))
+        self._installed()
 
     def name(self, module: Any, name: str) -> None:
         """Give a model a name of its own."""
         self._names.name_tree(module, name)
-
-    def begin(self) -> None:
-        """Begin now, not with the first call of a model."""
-        if self._thread is None:
-            self._thread = threading.get_ident()
-            self._guarded(self._arrange)
-
-    def step(self) -> None:
-        """End a step by hand; from the first time on, nothing else ends one."""
-        self._by_hand = True
-        if not self._over:
-            self._guarded(self._advance)
-
-    def finish(self) -> None:
-        """End recording and keep what there is. Safe to call twice."""
-        if os.getpid() != self._pid or self._over:
-            return
-        if self._profile is not None:
-            self._guarded(functools.partial(self._end, partial=True))
-        self._retire()
-        self._guarded(
-            lambda: self._mark({"kind": "end", "steps": self._steps, "cycles": self._cycles, "pid": self._pid})
-        )
 
     # ---- hooks
 
@@ -220,65 +185,41 @@ class Recorder:
         current = getattr(self._torch._C, "_current_graph_task_id", None)
         return current is not None and current() != -1
 
-    # ---- the schedule
+    # ---- the profiler
 
-    def _advance(self) -> None:
-        self._steps += 1
-        self._position += 1
-        if self._position == self._skip + self._warmup + self._active:
-            self._end()
-            self._position = 0
-            if self._repeat and self._cycles == self._repeat:
-                self.finish()
-                return
-        self._arrange()
+    def _settle(self) -> None:
+        if self._torch.cuda.is_initialized():
+            self._torch.cuda.synchronize()
 
-    def _arrange(self) -> None:
-        """Bring the profiler into the state of the position."""
-        if self._position >= self._skip and self._profile is None:
-            if self._profiler_taken():
-                self._position = 0
-                self._mark({"kind": "note", "text": "the program's own profiler was on: a cycle was put off"})
-                return
-            self._profile = self._new_profile()
-            self._profile.prepare_trace()
-        if self._position == self._skip + self._warmup and not self._recording:
-            self._profile.start_trace()
-            self._recording = True
-            self._begin = {"step": self._steps, "clock": self._clock()}
+    def _taken(self) -> bool:
+        return bool(self._torch._C._autograd._profiler_enabled())
 
-    def _end(self, *, partial: bool = False) -> None:
-        """End a cycle: stop the profiler and write what it saw."""
+    def _prepare(self) -> None:
+        self._profile = self._new_profile()
+        self._profile.prepare_trace()
+
+    def _start(self) -> None:
+        self._profile.start_trace()
+
+    def _stop(self, stem: Path) -> Path:
         profile, self._profile = self._profile, None
-        if profile is None:
-            return
-        if not self._recording:
-            profile.start_trace()
-            profile.stop_trace()
-            return
-        clock = self._clock()
-        self._recording = False
         profile.stop_trace()
-        self._cycles += 1
-        file = self._folder / f"torch-{self._pid}-{self._cycles}.json"
-        draft = file.with_suffix(".draft.json")
+        file, draft = stem.with_suffix(".json"), stem.with_suffix(".draft.json")
         profile.export_chrome_trace(str(draft))
         draft.replace(file)
-        self._mark(
-            {
-                "kind": "cycle",
-                "file": file.name,
-                "pid": self._pid,
-                "steps": self._steps - self._begin["step"],
-                "partial": partial,
-                "begin": self._begin["clock"],
-                "end": clock,
-                "torch": self._torch.__version__,
-            }
-        )
+        return file
 
-    def _profiler_taken(self) -> bool:
-        return bool(self._torch._C._autograd._profiler_enabled())
+    def _drop(self) -> None:
+        profile, self._profile = self._profile, None
+        profile.start_trace()
+        profile.stop_trace()
+
+    def _range(self, name: str) -> AbstractContextManager[Any]:
+        opened: AbstractContextManager[Any] = self._torch.autograd.profiler.record_function(name)
+        return opened
+
+    def _version(self) -> str:
+        return str(self._torch.__version__)
 
     def _new_profile(self) -> Any:
         """A profiler of everything this machine has, of all threads, without slow tables where it can do without."""
@@ -294,44 +235,11 @@ class Recorder:
                 options.popitem()
         return kind(activities=activities)
 
-    def _clock(self) -> list[list[int]]:
-        """(unix, monotonic) before and (monotonic, unix) after a range of the trace: its clock tied to the system's."""
-        marks = []
-        for _ in range(CLOCK_MARKS):
-            before = [time.time_ns(), time.monotonic_ns()]
-            with self._torch.autograd.profiler.record_function(CLOCK):
-                after = [time.monotonic_ns(), time.time_ns()]
-            marks.append([*before, *after])
-        return marks
-
-    # ---- the program comes first
-
-    def _guarded(self, action: Callable[[], None]) -> None:
-        """Do something that may fail; when it does, recording is over and the program goes on."""
-        try:
-            action()
-        except _TROUBLE as error:
-            self._retire()
-            self._complain(error)
-
-    def _complain(self, error: BaseException) -> None:
-        try:
-            self._mark({"kind": "note", "text": f"recording ended early: {type(error).__name__}: {error}"})
-        except OSError:
-            self._recording = False
-
-    def _mark(self, fields: dict[str, Any]) -> None:
-        with (self._folder / f"torch-{self._pid}.marks").open("a", encoding="utf-8") as marks:
-            marks.write(json.dumps(fields) + "\n")
-
     def _retire(self) -> None:
         """Record nothing from here on. Hooks stay, idle, where code was compiled: without them it would be again."""
-        self._recording, self._over, self._profile = False, True, None
+        super()._retire()
+        self._profile = None
         if "torch._dynamo" not in sys.modules:
             for handle in self._handles:
                 handle.remove()
         self._handles = []
-
-    def _forked(self) -> None:
-        """In a forked child (a loader's worker): its modules are not the program's steps."""
-        self._retire()

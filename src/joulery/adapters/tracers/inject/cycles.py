@@ -1,0 +1,224 @@
+"""The schedule of a recorder that lives in a traced program, and the file in which it says what it recorded.
+
+A recorder must never be the program's problem: nothing of it raises into the program; when the profiler or the disk
+refuses, recording ends and the reason goes to the marks file. After the last cycle nothing of it is active.
+
+Files, in the folder of the orders: ``FRAMEWORK-PID.marks`` (one JSON object a line) and one file a cycle.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+CLOCK = "joulery:clock"
+CLOCK_MARKS = 5
+_TROUBLE = (AttributeError, ImportError, OSError, RuntimeError, TypeError, ValueError)
+"""What a profiler, its bindings or the disk may raise."""
+
+
+class Cycles(ABC):
+    """Records cycles of ``skip``, ``warmup`` and ``active`` steps, ``repeat`` times (0: until the program ends).
+
+    Args:
+        framework: What is recorded; files are named after it.
+        folder: Where the files go; it exists.
+        skip, warmup, active, repeat: The schedule.
+    """
+
+    def __init__(self, framework: str, folder: Path, skip: int, warmup: int, active: int, repeat: int) -> None:
+        self._framework = framework
+        self._folder = folder
+        self._skip, self._warmup, self._active, self._repeat = skip, warmup, active, repeat
+        self._pid = os.getpid()
+        self._thread: int | None = None
+        self._steps = self._position = self._cycles = 0
+        self._ready = self._recording = self._over = self._by_hand = False
+        self._own = False
+        self._begin: dict[str, Any] = {}
+        self._trouble: tuple[type[Exception], ...] = _TROUBLE
+
+    @abstractmethod
+    def _taken(self) -> bool:
+        """Whether the program's own profiler is on."""
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Have the profiler settle; nothing is kept yet."""
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Have the profiler record."""
+
+    @abstractmethod
+    def _stop(self, stem: Path) -> Path:
+        """Have the profiler stop and write what it saw to a file whose name begins with the stem's; that file."""
+
+    @abstractmethod
+    def _drop(self) -> None:
+        """Let go of a profiler that was prepared and not started."""
+
+    @abstractmethod
+    def _range(self, name: str) -> AbstractContextManager[Any]:
+        """A range of the trace."""
+
+    @abstractmethod
+    def _version(self) -> str:
+        """Version of the framework."""
+
+    @abstractmethod
+    def _settle(self) -> None:
+        """Wait for what the program has started on devices and not waited for: at the edges of a recording."""
+
+    def _installed(self) -> None:
+        """To be called once the hooks are in place."""
+        atexit.register(self.finish)
+        os.register_at_fork(after_in_child=self._forked)
+
+    def begin(self) -> None:
+        """Begin now, not with the first call."""
+        if self._thread is None:
+            self._thread = threading.get_ident()
+            self._guarded(self._first)
+
+    def step(self) -> None:
+        """End a step by hand; from the first time on, nothing else ends one."""
+        self._by_hand = True
+        if not self._over:
+            self._guarded(self._advance)
+
+    def finish(self) -> None:
+        """End recording and keep what there is. Safe to call twice."""
+        if os.getpid() != self._pid or self._over:
+            return
+        if self._ready:
+            self._guarded(functools.partial(self._end, partial=True))
+        self._retire()
+        self._guarded(
+            lambda: self._mark({"kind": "end", "steps": self._steps, "cycles": self._cycles, "pid": self._pid})
+        )
+
+    def _yielding(self, start: Callable[..., Any]) -> Callable[..., Any]:
+        """The framework's way to start its only profiler, made so that the program's own profiling goes first."""
+
+        @functools.wraps(start)
+        def starting(*args: Any, **kwargs: Any) -> Any:
+            if self._ready and not self._own:
+                self._guarded(self._give_way)
+            return start(*args, **kwargs)
+
+        return starting
+
+    def _give_way(self) -> None:
+        """Keep what was recorded so far and let the program's own profiler have its turn."""
+        self._mark({"kind": "note", "text": "the program started its own profiler: a cycle ended early"})
+        self._end(partial=True)
+        self._position = 0
+
+    def _first(self) -> None:
+        self._mark({"kind": "begin", "pid": self._pid, "version": self._version()})
+        self._arrange()
+
+    def _advance(self) -> None:
+        self._steps += 1
+        self._position += 1
+        if self._position == self._skip + self._warmup + self._active:
+            self._end()
+            self._position = 0
+            if self._repeat and self._cycles == self._repeat:
+                self.finish()
+                return
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Bring the profiler into the state of the position."""
+        if self._position >= self._skip and not self._ready:
+            if self._taken():
+                self._position = 0
+                self._mark({"kind": "note", "text": "the program's own profiler was on: a cycle was put off"})
+                return
+            self._ours(self._prepare)
+            self._ready = True
+        if self._position == self._skip + self._warmup and not self._recording:
+            self._settle()
+            self._ours(self._start)
+            self._recording = True
+            self._begin = {"step": self._steps, "clock": self._clock()}
+
+    def _ours(self, action: Callable[[], None]) -> None:
+        """Something that starts a profiler: for once the recorder's."""
+        self._own = True
+        try:
+            action()
+        finally:
+            self._own = False
+
+    def _end(self, *, partial: bool = False) -> None:
+        """End a cycle: stop the profiler and write what it saw."""
+        if not self._ready:
+            return
+        self._ready = False
+        if not self._recording:
+            self._ours(self._drop)
+            return
+        self._settle()
+        clock = self._clock()
+        self._recording = False
+        self._cycles += 1
+        file = self._stop(self._folder / f"{self._framework}-{self._pid}-{self._cycles}")
+        self._mark(
+            {
+                "kind": "cycle",
+                "file": file.name,
+                "pid": self._pid,
+                "steps": self._steps - self._begin["step"],
+                "partial": partial,
+                "begin": self._begin["clock"],
+                "end": clock,
+            }
+        )
+
+    def _clock(self) -> list[list[int]]:
+        """(unix, monotonic) before and (monotonic, unix) after a range of the trace: its clock tied to the system's."""
+        marks = []
+        for _ in range(CLOCK_MARKS):
+            before = [time.time_ns(), time.monotonic_ns()]
+            with self._range(CLOCK):
+                after = [time.monotonic_ns(), time.time_ns()]
+            marks.append([*before, *after])
+        return marks
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        """Do something that may fail; when it does, recording is over and the program goes on."""
+        try:
+            action()
+        except self._trouble as error:
+            self._retire()
+            self._complain(error)
+
+    def _complain(self, error: BaseException) -> None:
+        try:
+            self._mark({"kind": "note", "text": f"recording ended early: {type(error).__name__}: {error}"})
+        except OSError:
+            self._recording = False
+
+    def _mark(self, fields: dict[str, Any]) -> None:
+        with (self._folder / f"{self._framework}-{self._pid}.marks").open("a", encoding="utf-8") as marks:
+            marks.write(json.dumps(fields) + "\n")
+
+    def _retire(self) -> None:
+        """Record nothing from here on."""
+        self._ready, self._recording, self._over = False, False, True
+
+    def _forked(self) -> None:
+        """In a forked child (a loader's worker): its calls are not the program's steps."""
+        self._retire()

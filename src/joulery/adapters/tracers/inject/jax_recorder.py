@@ -1,0 +1,146 @@
+"""Records a few steps of a JAX program by its own profiler.
+
+Runs in the traced program and must never be its problem (:mod:`joulery.adapters.tracers.inject.cycles`). A step ends
+where the function that :func:`jax.jit` compiled and the program called twice first is called again. A cycle's file is
+an XLA profile, which holds the compiled programs too.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import types
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from joulery.adapters.tracers.inject.xla_cycles import XlaCycles
+
+
+def install_from(orders: dict[str, Any]) -> Recorder:
+    """Install a recorder as told by the environment of the program."""
+    recorder = Recorder(Path(orders["folder"]), orders["skip"], orders["warmup"], orders["active"], orders["repeat"])
+    recorder.install()
+    return recorder
+
+
+class Compiled:
+    """What ``jax.jit`` answers, telling the recorder when it is called; in all else the function it stands for.
+
+    Args:
+        inner: What ``jax.jit`` made.
+        call: Calls it, and counts that.
+    """
+
+    def __init__(self, inner: Any, call: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        functools.update_wrapper(self, inner)
+        self.__wrapped__ = getattr(inner, "__wrapped__", inner)
+        self._inner = inner
+        self._call = call
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._inner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function it stands for."""
+        return self._call(self._inner, args, kwargs)
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        return self if owner is None else types.MethodType(self, owner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __hash__(self) -> int:
+        return hash(self._inner)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._inner == (other._inner if type(other) is Compiled else other))
+
+    def __reduce__(self) -> Any:
+        return self._inner.__reduce__()
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """As of the function it stands for, and so are those below: who asks by protocol must find them."""
+        return self._inner.lower(*args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """As of the function it stands for."""
+        return self._inner.trace(*args, **kwargs)
+
+
+class Recorder(XlaCycles):
+    """Records cycles of steps of a JAX program.
+
+    Args:
+        folder: Where the files go; it exists.
+        skip, warmup, active, repeat: The schedule, as for :class:`~joulery.domain.tracing.Steps`.
+    """
+
+    def __init__(self, folder: Path, skip: int, warmup: int, active: int, repeat: int) -> None:
+        super().__init__("jax", folder, skip, warmup, active, repeat)
+        self._jax: Any = None
+        self._core: Any = None
+        self._profiling: Any = None
+        self._last: Any = None
+
+    def install(self) -> None:
+        """Stand in for ``jax.jit``; recording begins with the first call of a compiled function."""
+        self._jax = importlib.import_module("jax")
+        self._core = importlib.import_module("jax._src.core")
+        self._profiling = importlib.import_module("jax._src.profiler")
+        self._jax.jit = self._standing_in(self._jax.jit)
+        self._jax.profiler.start_trace = self._profiling.start_trace = self._yielding(self._profiling.start_trace)
+        self._installed()
+
+    def _standing_in(self, jit: Callable[..., Any]) -> Callable[..., Any]:
+        kind = type(jit(lambda: None))
+
+        def stand_in(made: Any) -> Any:
+            if type(made) is kind:
+                return Compiled(made, self._through)
+            # A decorator with arguments: what it makes of the function is what is called.
+            return functools.wraps(made)(lambda function: stand_in(made(function)))
+
+        @functools.wraps(jit)
+        def compiling(*args: Any, **kwargs: Any) -> Any:
+            return jit(*args, **kwargs) if self._over else stand_in(jit(*args, **kwargs))
+
+        return compiling
+
+    def _through(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a compiled function; where nothing is being traced, that may begin a step."""
+        if self._over or not self._core.trace_state_clean():
+            return inner(*args, **kwargs)
+        self._calls(inner)
+        answer = inner(*args, **kwargs)
+        if self._ready:
+            self._last = answer
+        return answer
+
+    def _settle(self) -> None:
+        """Wait for what was started: JAX answers before it has computed."""
+        last, self._last = self._last, None
+        for leaf in self._jax.tree_util.tree_leaves(last):
+            if hasattr(leaf, "block_until_ready") and not leaf.is_deleted():
+                leaf.block_until_ready()
+
+    def _taken(self) -> bool:
+        return getattr(self._profiling, "_profile_state").profile_session is not None  # noqa: B009
+
+    def _start_into(self, folder: str) -> None:
+        options = self._jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0
+        self._jax.profiler.start_trace(folder, profiler_options=options)
+
+    def _stop_profiler(self) -> None:
+        self._jax.profiler.stop_trace()
+
+    def _range(self, name: str) -> AbstractContextManager[Any]:
+        opened: AbstractContextManager[Any] = self._jax.profiler.TraceAnnotation(name)
+        return opened
+
+    def _version(self) -> str:
+        return str(self._jax.__version__)

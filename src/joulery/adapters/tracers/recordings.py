@@ -1,0 +1,144 @@
+"""What recorders inside traced programs leave in a folder, whatever the framework: orders, marks, clocks.
+
+The recording itself runs inside the program (:mod:`joulery.adapters.tracers.inject`), which is started through the
+program's environment, so that neither its code nor its command changes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from joulery.adapters.tracers import inject
+from joulery.domain.arrays import IntArray
+from joulery.domain.errors import DataError
+from joulery.domain.events import EventTrace, shifted
+from joulery.domain.tracing import ClockFit, Steps, TracedSession
+
+
+def environment(framework: str, folder: str, steps: Steps, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Variables that have a Python program recorded into ``folder`` (which exists), on top of those it inherits."""
+    start_up = str(Path(inject.__file__).resolve().parent)
+    path = os.pathsep.join(filter(None, (start_up, inherited.get("PYTHONPATH"))))
+    orders = json.dumps({"framework": framework, "folder": str(Path(folder).resolve()), **asdict(steps)})
+    return {"PYTHONPATH": path, inject.ORDERS: orders}
+
+
+def recorded(
+    folder: str,
+    framework: str,
+    called: str,
+    sampler_offset_ns: int | None,
+    read: Callable[[Path], tuple[EventTrace, IntArray]],
+) -> tuple[list[TracedSession], list[str]]:
+    """The sessions of every process that recorded itself into a folder, and what went wrong, one sentence each.
+
+    Args:
+        folder: Where they recorded.
+        framework: Which one; files are named after it.
+        called: What a program calls that is recorded, in words.
+        sampler_offset_ns: Unix minus monotonic nanoseconds on the clock of the power readings; None where there are
+            none.
+        read: The events of one cycle's file, and where its clock ranges begin (nanoseconds, of the trace's clock).
+
+    Raises:
+        DataError: A file is damaged.
+    """
+    place = Path(folder)
+    sessions: list[TracedSession] = []
+    notes: list[str] = []
+    begun: set[int] = set()
+    ended: dict[int, int] = {}
+    for entry in _marks(place, framework, notes):
+        if entry["kind"] == "note":
+            notes.append(entry["text"])
+        elif entry["kind"] == "begin":
+            begun.add(int(entry["pid"]))
+        elif entry["kind"] == "end":
+            ended[int(entry["pid"])] = int(entry["steps"])
+        elif entry["kind"] == "cycle":
+            trace, starts = read(place / entry["file"])
+            sessions.append(_session(trace, starts, entry, sampler_offset_ns))
+    killed = len(begun - ended.keys())
+    if killed:
+        what = "the program was" if killed == 1 else f"{killed} processes were"
+        notes.append(f"{what} killed while recording: of an unfinished cycle of steps nothing is known")
+    if not sessions:
+        notes.append(
+            f"no step was recorded: the program called no {called}, or its Python ignores PYTHONPATH"
+            if not begun
+            else "no step was recorded: the program was killed before a cycle of steps was complete"
+            if killed
+            else f"no step was recorded: the program ended after {max(ended.values())} step(s), before the schedule "
+            "reached one"
+        )
+    return sessions, notes
+
+
+def leftovers(folder: str, framework: str) -> None:
+    """Delete what was recorded, after it has been read.
+
+    Raises:
+        DataError: A file cannot be deleted.
+    """
+    for file in Path(folder).glob(f"{framework}-*"):
+        try:
+            if file.is_dir():
+                shutil.rmtree(file)
+            else:
+                file.unlink()
+        except OSError as error:
+            raise DataError(f"cannot be deleted: {error.strerror}", file=str(file)) from error
+
+
+def clock_fit(starts: IntArray, marks: IntArray, sampler_offset_ns: int | None) -> ClockFit:
+    """Tie the clock of a trace to that of the power readings.
+
+    At each mark the program noted the system's clocks just before and just after a range of the trace began. The
+    monotonic clock ties them to the sampler, which a step of the Unix clock in between does not disturb.
+
+    Args:
+        starts: Where the ranges begin on the clock of the trace, nanoseconds, int64[m].
+        marks: (unix, monotonic) before and (monotonic, unix) after the beginning of each range, int64[m, 4].
+        sampler_offset_ns: Unix minus monotonic nanoseconds of the sampler; None to stay on the program's Unix clock.
+    """
+    if len(starts) != len(marks) or not len(marks):
+        return ClockFit(None, 0, 0)
+    if sampler_offset_ns is None:
+        low, high = marks[:, 0], marks[:, 3]
+    else:
+        low, high = marks[:, 1] + sampler_offset_ns, marks[:, 2] + sampler_offset_ns
+    # A mark during which the program was held up says little: the narrower half tells.
+    narrow = np.argsort(high - low, kind="stable")[: max(1, len(marks) // 2)]
+    distances = ((low + high) // 2 - np.sort(starts))[narrow]
+    offset = int(np.median(distances))
+    return ClockFit(offset, int(np.max(np.abs(distances - offset))), int(np.max((high - low)[narrow])) // 2)
+
+
+def _marks(folder: Path, framework: str, notes: list[str]) -> Iterator[dict[str, Any]]:
+    """The marks of every process, in order; a torn last line becomes a note."""
+    for marks in sorted(folder.glob(f"{framework}-*.marks")):
+        for line in marks.read_text(encoding="utf-8").splitlines():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                notes.append(f"{marks.name} ends within a line: the program was killed while it wrote")
+
+
+def _session(
+    trace: EventTrace, starts: IntArray, entry: Mapping[str, Any], sampler_offset_ns: int | None
+) -> TracedSession:
+    begin, end = (np.array(entry[key], np.int64) for key in ("begin", "end"))
+    fit = clock_fit(starts, np.concatenate([begin, end]), sampler_offset_ns)
+    if sampler_offset_ns is None:
+        window = int(begin[-1, 3]), int(end[0, 0])
+    else:
+        window = int(begin[-1, 2]) + sampler_offset_ns, int(end[0, 1]) + sampler_offset_ns
+    return TracedSession(shifted(trace, fit.offset_ns or 0), window, int(entry["steps"]), int(entry["pid"]), fit)
