@@ -21,9 +21,9 @@ $(VENV)/.run: $(VENV)/bin/python requirements/run.txt pyproject.toml
 	$(PIP) install --no-deps -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.run requirements/dev.txt requirements/lengths.txt
+$(VENV)/.dev: $(VENV)/.run requirements/dev.txt requirements/lengths.txt requirements/llm.txt
 	@echo "setting up $(VENV): what testing needs"
-	$(PIP) install --require-hashes --no-deps -r requirements/dev.txt -r requirements/lengths.txt
+	$(PIP) install --require-hashes --no-deps -r requirements/dev.txt -r requirements/lengths.txt -r requirements/llm.txt
 	@touch $@
 
 run: $(VENV)/.run
@@ -46,7 +46,7 @@ docs: $(VENV)/.dev
 
 # The lock: every pinned version with its hashes, for all platforms. Needs uv.
 lock:
-	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header pyproject.toml --extra dev --extra vision --extra docs --extra nvidia -o requirements/dev.txt
+	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header pyproject.toml --extra dev --extra vision --extra docs --extra nvidia --extra llm -o requirements/dev.txt
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header pyproject.toml --extra vision --extra nvidia -c requirements/dev.txt -o requirements/run.txt
 
 clean:

@@ -3,13 +3,17 @@
 from pathlib import Path
 
 from joulery.ui.metrics import MAX_LABELS, METRICS, OTHER
+from joulery.ui.text_metrics import TEXT_METRICS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
 
 
 def page() -> str:
     """The whole page."""
-    rows = [f"| `{m.name}` | {m.kind} | {', '.join(f'`{label}`' for label in m.labels)} | {m.help} |" for m in METRICS]
+    rows = [
+        f"| `{m.name}` | {m.kind} | {', '.join(f'`{label}`' for label in m.labels)} | {m.help} |"
+        for m in (*METRICS, *TEXT_METRICS)
+    ]
     return "\n".join(
         (
             "# Metrics",

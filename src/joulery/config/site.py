@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from joulery.config.carbon import CarbonConfig
 from joulery.config.fleet import FleetConfig
 from joulery.config.jobs import JobsConfig
+from joulery.config.language import LanguageModelConfig
 from joulery.config.loadgen import LoadConfig
 from joulery.config.meters import MetersConfig
 from joulery.config.plan import PlanSection
@@ -49,6 +50,8 @@ class Site(Section):
     """The devices joulery may use."""
     services: tuple[ServiceConfig, ...] = ()
     """What is served."""
+    language_models: tuple[LanguageModelConfig, ...] = ()
+    """Models that write text, served over the OpenAI API by joulery serve."""
     plan: PlanSection = PlanSection()
     """How joulery plan provisions the services."""
     serving: ServingConfig = ServingConfig()
@@ -62,6 +65,7 @@ class Site(Section):
     def _parts_fit(self) -> Site:
         names = [service.name for service in self.services]
         unique(names, ("services",))
+        unique([model.name for model in self.language_models], ("language_models",))
         if self.load is not None and self.load.service not in (None, *names):
             raise problem(
                 "is no service of this site", expected=", ".join(names) or "a service", at=("load", "service")

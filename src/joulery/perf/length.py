@@ -113,12 +113,12 @@ def calibrate(
     rows = [(s[group == g], t[group == g]) for g in np.unique(group)]
     knots = np.array([float(np.mean(row[0])) for row in rows])
     weight = np.array([len(row[0]) for row in rows], np.float64)
-    mean = _isotonic(np.array([float(np.mean(row[1])) for row in rows]), weight)
-    upper = _isotonic(np.array([float(np.quantile(row[1], upper_quantile)) for row in rows]), weight)
+    mean = isotonic(np.array([float(np.mean(row[1])) for row in rows]), weight)
+    upper = isotonic(np.array([float(np.quantile(row[1], upper_quantile)) for row in rows]), weight)
     return LengthCalibration(knots, mean, np.maximum(upper, mean))
 
 
-def _isotonic(values: FloatArray, weights: FloatArray) -> FloatArray:
+def isotonic(values: FloatArray, weights: FloatArray) -> FloatArray:
     """The non-decreasing sequence nearest in weighted least squares (pool adjacent violators)."""
     level: list[list[float]] = []
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):

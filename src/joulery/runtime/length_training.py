@@ -23,6 +23,8 @@ from joulery.store.files import disk_errors, write_atomically
 from joulery.store.series import read_series
 
 SCHEMA = "joulery.length-predictor/1"
+DEFAULT = Path(__file__).parent / "default_predictor"
+"""The predictor that is shipped: surface features, trained on answers of SmolLM2-135M to prompts of our own."""
 
 
 class Encoder(Protocol):
@@ -68,6 +70,23 @@ class TrainedPredictor:
     def scores(self, prompt: str) -> FloatArray:
         """Ordinal score of each head, float64[models + 1]; the shared head last."""
         return self.model.scores(features_of(prompt, self.encoder))
+
+    def look(self, prompt: str) -> tuple[FloatArray, FloatArray | None]:
+        """The scores, and what the prompt means: the encoder's numbers less their mean; None without an encoder."""
+        features = features_of(prompt, self.encoder)
+        embedding = None
+        if self.encoder is not None:
+            embedding = (features - self.model.arrays["shift"])[len(FEATURES) :]
+        return self.model.scores(features), embedding
+
+    @property
+    def class_tokens(self) -> FloatArray:
+        """Class boundaries of each trained model, tokens, float64[models, 4]."""
+        return self.model.arrays["class_tokens"]
+
+    def head(self, model: str) -> int:
+        """Index of the head that speaks for a model; the shared one for a model never seen."""
+        return self.model.head(model)
 
     def of(self, model: str) -> ModelPredictor:
         """The predictor of one served model: its own head, or the shared one for a model never seen."""
@@ -272,6 +291,30 @@ def _write_arrays(file: IO[bytes], arrays: Mapping[str, FloatArray]) -> None:
                 np.lib.format.write_array(entry, array, allow_pickle=False)
 
 
+def needs_encoder(folder: Path) -> bool:
+    """Whether a predictor was trained with an encoder.
+
+    Raises:
+        DataError: There is none, or it is damaged.
+    """
+    return _described(folder)["encoder"] is not None
+
+
+def _described(folder: Path) -> dict[str, Any]:
+    described = folder / "predictor.json"
+    try:
+        document = json.loads(described.read_text(encoding="utf-8"))
+        if document["schema"] != SCHEMA or document["features"] != list(FEATURES):
+            raise DataError(
+                f"made by another version: {document['schema']}", file=str(described), hint="train it again"
+            )
+    except FileNotFoundError as error:
+        raise DataError("there is no length predictor", file=str(folder)) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"the length predictor cannot be read: {error}", file=str(folder)) from error
+    return dict(document)
+
+
 def load(folder: Path, encoder: Encoder | None) -> TrainedPredictor:
     """A predictor that :func:`save` wrote.
 
@@ -282,13 +325,8 @@ def load(folder: Path, encoder: Encoder | None) -> TrainedPredictor:
     Raises:
         DataError: There is none, it is damaged or of another version, or it needs another encoder.
     """
-    described = folder / "predictor.json"
+    document = _described(folder)
     try:
-        document = json.loads(described.read_text(encoding="utf-8"))
-        if document["schema"] != SCHEMA or document["features"] != list(FEATURES):
-            raise DataError(
-                f"made by another version: {document['schema']}", file=str(described), hint="train it again"
-            )
         with (folder / "predictor.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             numbers = {name: np.array(arrays[name], np.float64) for name in arrays.files}
         model = LengthModel(
@@ -304,5 +342,5 @@ def load(folder: Path, encoder: Encoder | None) -> TrainedPredictor:
         raise DataError(f"the length predictor cannot be read: {error}", file=str(folder)) from error
     name = None if encoder is None else encoder.name
     if document["encoder"] != name:
-        raise DataError(f"trained with encoder {document['encoder']}, not {name}", file=str(described))
+        raise DataError(f"trained with encoder {document['encoder']}, not {name}", file=str(folder))
     return TrainedPredictor(model, encoder)

@@ -11,7 +11,7 @@ from joulery import __version__
 from joulery.domain.engine import EnergyShare, InferRequest, Outcome, ReplicaState, RequestError
 from joulery.domain.quality import Quality
 from joulery.ui.gateway.admin import admin_app
-from joulery.ui.gateway.app import Limits
+from joulery.ui.gateway.body import Limits
 from joulery.ui.metrics import Metrics
 from tests.adapters.engines.support import until
 from tests.ui.gateway.support import INFER, FakeEngine, X, body, serving, view

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from joulery.domain.engine import InferRequest, Outcome
 from joulery.domain.errors import CapabilityError, ConfigError
-from joulery.ui.gateway.app import Gateway, Limits
+from joulery.ui.gateway.app import Gateway
+from joulery.ui.gateway.body import Limits
 from joulery.ui.gateway.server import GatewayServer, ServerLimits
 from tests.adapters.engines.support import until
 from tests.ui.gateway.support import INFER, FakeEngine, body, serving
@@ -122,7 +123,7 @@ async def test_a_client_that_vanishes_in_its_body_leaves_nothing() -> None:
         assert gateway.records[0].outcome is Outcome.CANCELLED
         assert engine.asked == []
         app: Any = gateway.server._app
-        assert app._held_bytes == 0
+        assert app.bodies.held_bytes == 0
 
 
 @pytest.mark.parametrize(

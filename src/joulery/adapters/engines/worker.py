@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     descriptor, parent = int(arguments[0]), int(arguments[1])
     cores = {int(core) for core in arguments[2].split(",")}
     threads = int(arguments[3])
-    _die_with(parent)
+    die_with(parent)
     os.sched_setaffinity(0, cores)
     # Before numpy and whatever the model brings are imported: their thread pools are sized at import.
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Have the kernel kill this process when its parent dies, whatever kills the parent."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

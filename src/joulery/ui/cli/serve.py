@@ -13,8 +13,10 @@ import click
 from joulery.domain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from joulery.config.site import Site
     from joulery.domain.engine import ReplicaSpec, Transition
     from joulery.domain.serving import Slice
+    from joulery.runtime.compose.text import TextSite
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -124,10 +126,51 @@ def _serve_site(file: Path, listen: str | None, out: Path | None, *, as_json: bo
     from joulery.ui.up.screen import Address
 
     site = listening(load(file), listen)
+    if site.language_models:
+        _serve_text(site, as_json=as_json)
+        return
     screen = Address(lambda url: click.echo(json.dumps({"url": url, "pid": os.getpid()}))) if as_json else None
     report = run(Options(site, stay=True, out=out, send=False, argv=tuple(sys.argv), file=file), screen)
     if as_json and report is not None:
         click.echo(json.dumps(report))
+
+
+def _serve_text(site: Site, *, as_json: bool) -> None:
+    """The language models of a site file, until stopped.
+
+    Raises:
+        ConfigError: The site has services of other kinds, too.
+    """
+    import asyncio
+
+    import uvloop
+
+    from joulery.ui.gateway.text_site import serve_text
+
+    if site.services:
+        raise ConfigError(
+            "language models and other services are not served by one process yet",
+            pointer="language_models",
+            hint="give the language models a site file and a port of their own",
+        )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve_text(site, lambda url, text: _say_text(url, text, as_json=as_json)))
+
+
+def _say_text(url: str, text: TextSite, *, as_json: bool) -> None:
+    """Say where language models are served, and how."""
+    desks = text.desks.values()
+    if as_json:
+        models = [{"model": desk.name, "engine": desk.engine.name, "variant": desk.engine.variant} for desk in desks]
+        click.echo(json.dumps({"url": url, "pid": os.getpid(), "models": models}))
+        return
+    for note in text.notes:
+        click.echo(note)
+    for desk in desks:
+        order = "first come, first served" if desk.settings.aging is None else "shortest predicted first"
+        keeper = "the engine's own queue" if desk.engine.dialect.orders else f"{desk.settings.lanes} at once"
+        click.echo(f"{desk.name}: {desk.engine.name}, {order}, {keeper}")
+    click.echo(f"serving at {url}/v1 (Ctrl-C stops)")
 
 
 def _replica(text: str, slice_: Slice, threads: int) -> ReplicaSpec:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic_core import PydanticCustomError
 
-from joulery.config.serving import split_address
+from joulery.config.serving import ServingConfig, split_address
 from joulery.domain.errors import ConfigError
 
 MIN_TOKEN_LENGTH = 8
@@ -24,6 +24,17 @@ def address(text: str) -> tuple[str, int]:
         raise ConfigError(
             "not an address", pointer="listen", got=text, expected="HOST:PORT such as 127.0.0.1:8080"
         ) from error
+
+
+def site_token(serving: ServingConfig) -> str | None:
+    """The token a site file asks for; None where it asks for none.
+
+    Raises:
+        ConfigError: The file that holds it cannot be read.
+    """
+    if serving.token is not None:
+        return serving.token.get_secret_value()
+    return None if serving.token_file is None else read_token(serving.token_file)
 
 
 def read_token(path: Path) -> str:

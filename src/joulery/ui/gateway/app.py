@@ -11,8 +11,7 @@ import asyncio
 import hmac
 import math
 import time
-from collections.abc import Iterable, MutableMapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
@@ -32,6 +31,7 @@ from joulery.domain.engine import (
 )
 from joulery.domain.errors import DataError
 from joulery.domain.ports import Engine
+from joulery.ui.gateway.body import BodyReader, Limits, RefusedError, first_header, length_of
 from joulery.ui.gateway.protocol import parse, render
 
 if TYPE_CHECKING:
@@ -60,19 +60,6 @@ _BINARY = (b"content-type", b"application/octet-stream")
 _NAN = float("nan")
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one request may ask for.
-
-    Attributes:
-        body_bytes: Longest body; beyond it the answer is 413.
-        held_bytes: Bodies held for all requests together; beyond it the answer is 503.
-    """
-
-    body_bytes: int = 16 << 20
-    held_bytes: int = 256 << 20
-
-
 class Exchange(Protocol):
     """What the server offers beside ASGI for one request, in ``scope["extensions"]["joulery.exchange"]``."""
 
@@ -99,15 +86,21 @@ class Exchange(Protocol):
         ...
 
 
-class _RefusedError(RequestError):
-    """A request that is answered without the engine, with a status of its own, perhaps before it is here in full."""
+class Routes(Protocol):
+    """A part of the gateway that answers on its own paths."""
 
-    def __init__(
-        self, status: int, message: str, *headers: tuple[bytes, bytes], outcome: Outcome = Outcome.INVALID
-    ) -> None:
-        super().__init__(message, outcome)
-        self.status = status
-        self.headers = list(headers)
+    @property
+    def ready(self) -> bool:
+        """Whether it can answer now."""
+        ...
+
+    async def __call__(self, scope: Scope, exchange: Exchange | None, receive: Receive, send: Send) -> None:
+        """Answer one request.
+
+        Raises:
+            RefusedError: There is nothing there, or not by this method.
+        """
+        ...
 
 
 class Gateway:
@@ -119,26 +112,30 @@ class Gateway:
         token: Bearer token that a request must carry unless its path is one of ``OPEN_PATHS``; None for none.
         attribute: What a request is charged in joules and grams; None where that is unknown.
         telemetry: Called with the record of every inference request that ended.
-        admin: Serves everything outside ``/v2``; 404 when None.
+        admin: Serves everything outside ``/v1`` and ``/v2``; 404 when None.
+
+    Attributes:
+        bodies: Reads requests within the limits.
+        text: Serves ``/v1``: language models; None where there are none.
     """
 
     def __init__(
         self,
         engine: Engine,
         *,
-        limits: Limits = Limits(),
+        limits: Limits | None = None,
         token: str | None = None,
         attribute: Attributor | None = None,
         telemetry: Sequence[Telemetry] = (),
         admin: ASGIApp | None = None,
     ) -> None:
         self.engine = engine
-        self.limits = limits
+        self.bodies = BodyReader(limits or Limits())
         self.attribute = attribute
         self.telemetry = tuple(telemetry)
         self.admin = admin
+        self.text: Routes | None = None
         self._credential = None if token is None else f"Bearer {token}".encode()
-        self._held_bytes = 0
         self._variant_headers: dict[str, tuple[bytes, bytes]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -150,28 +147,31 @@ class Gateway:
         try:
             if self._credential is not None and path not in OPEN_PATHS and not path.startswith("/static/"):
                 self._authorise(scope["headers"])
+            if self.text is not None and path.startswith("/v1/"):
+                await self.text(scope, exchange, receive, send)
+                return
             if not path.startswith("/v2/") and path != "/v2":
                 if self.admin is None:
-                    raise _RefusedError(404, f"there is nothing at {path}")
+                    raise RefusedError(404, f"there is nothing at {path}")
                 await self.admin(scope, receive, send)
                 return
             parts = path.split("/")
             if parts[-1] == "infer":
                 service, variant = _model_of(parts)
-                _only(scope, "POST")
+                only(scope, "POST")
                 await self._infer(scope, exchange, receive, send, service, variant)
             else:
-                _only(scope, "GET", "HEAD")
+                only(scope, "GET", "HEAD")
                 status, content = self._describe(parts)
-                await _reply(send, exchange, status, orjson.dumps(content), [_JSON])
-        except _RefusedError as error:
+                await reply(send, exchange, status, orjson.dumps(content), [_JSON])
+        except RefusedError as error:
             body = orjson.dumps({"error": str(error)})
-            await _reply(send, exchange, error.status, body, [_JSON, *error.headers], last=True)
+            await reply(send, exchange, error.status, body, [_JSON, *error.headers], last=True)
 
     def _authorise(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        given = next((value for name, value in headers if name == b"authorization"), b"")
+        given = first_header(headers, b"authorization")
         if self._credential is None or not hmac.compare_digest(given, self._credential):
-            raise _RefusedError(401, "a bearer token is needed", (b"www-authenticate", b"Bearer"))
+            raise RefusedError(401, "a bearer token is needed", (b"www-authenticate", b"Bearer"))
 
     async def _infer(
         self, scope: Scope, exchange: Exchange | None, receive: Receive, send: Send, service: str, variant: str
@@ -183,9 +183,9 @@ class Gateway:
         body = b""
         try:
             headers = dict(scope["headers"])
-            timeout_s = _seconds(headers.get(b"x-joulery-timeout-s"))
-            json_bytes = _length(headers.get(b"inference-header-content-length"), "Inference-Header-Content-Length")
-            body = await self._body(headers, receive)
+            timeout_s = seconds_of(headers.get(b"x-joulery-timeout-s"))
+            json_bytes = length_of(headers.get(b"inference-header-content-length"), "Inference-Header-Content-Length")
+            body = await self.bodies.read(headers, receive)
             call = parse(body, json_bytes, timeout_s=timeout_s, variant=variant)
             response = await self.engine.infer(service, call.request)
             try:
@@ -196,7 +196,7 @@ class Gateway:
             sent: Headers = [_JSON if answer.json_bytes is None else _BINARY, *self._cost(response.variant, share)]
             if answer.json_bytes is not None:
                 sent.append((b"inference-header-content-length", b"%d" % answer.json_bytes))
-            await _reply(send, exchange, 200, answer.body, sent)
+            await reply(send, exchange, 200, answer.body, sent)
             self._record(_answered(service, arrival_s, response, share))
         except RequestError as error:
             await self._fail(send, exchange, service, arrival_s, error)
@@ -208,7 +208,7 @@ class Gateway:
                 gone = RequestError("the gateway is closing", Outcome.UNAVAILABLE)
                 await self._fail(send, exchange, service, arrival_s, gone)
         finally:
-            self._held_bytes -= len(body)
+            self.bodies.give_back(body)
             if exchange is not None:
                 exchange.end()
 
@@ -224,49 +224,10 @@ class Gateway:
         if error.retry_after_s is not None or error.outcome is Outcome.UNAVAILABLE:
             headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s or 1))))
         status, last = STATUS[error.outcome], False
-        if isinstance(error, _RefusedError):
+        if isinstance(error, RefusedError):
             status, headers, last = error.status, headers + error.headers, True
-        await _reply(send, exchange, status, orjson.dumps({"error": str(error)}), headers, last=last)
+        await reply(send, exchange, status, orjson.dumps({"error": str(error)}), headers, last=last)
         self._record(_failed(service, arrival_s, error, share))
-
-    async def _body(self, headers: MutableMapping[bytes, bytes], receive: Receive) -> bytes:
-        """The whole body, held within the limits; the caller gives its length back."""
-        if headers.get(b"content-encoding", b"identity") != b"identity":
-            raise _RefusedError(415, "bodies are taken as they are, without content-encoding")
-        if (_length(headers.get(b"content-length"), "Content-Length") or 0) > self.limits.body_bytes:
-            raise self._too_large()
-        message = await receive()
-        body: bytes = message.get("body", b"")
-        if not message.get("more_body", False) and message["type"] == "http.request":
-            self._held_bytes += len(body)
-            return body
-        pieces = [body]
-        size = 0
-        while True:
-            size += len(pieces[-1])
-            self._held_bytes += len(pieces[-1])
-            try:
-                if size > self.limits.body_bytes:
-                    raise self._too_large()
-                if self._held_bytes > self.limits.held_bytes:
-                    raise _RefusedError(
-                        503,
-                        "too much is being received at once",
-                        (b"retry-after", b"1"),
-                        outcome=Outcome.OVERLOADED,
-                    )
-                if message["type"] == "http.disconnect":
-                    raise RequestError("the client went away while it sent its request", Outcome.CANCELLED)
-                if not message.get("more_body", False):
-                    return b"".join(pieces)
-                message = await receive()
-            except BaseException:
-                self._held_bytes -= size
-                raise
-            pieces.append(message.get("body", b""))
-
-    def _too_large(self) -> _RefusedError:
-        return _RefusedError(413, f"the body is longer than {self.limits.body_bytes} bytes")
 
     def _share(self, service: str, variant: str, cpu_s: float, service_s: float, end_s: float) -> EnergyShare | None:
         return None if self.attribute is None else self.attribute(service, variant, cpu_s, service_s, end_s)
@@ -308,21 +269,23 @@ class Gateway:
                     ready = any(view.state is ReplicaState.READY for view in views)
                     return 200 if ready else 503, {"name": service, "ready": ready}
                 return 200, _metadata(service, views)
-        raise _RefusedError(404, f"there is nothing at {'/'.join(parts)}")
+        raise RefusedError(404, f"there is nothing at {'/'.join(parts)}")
 
     def _ready(self) -> bool:
         """Whether every service has a replica that can answer."""
         views = self.engine.replicas()
         ready = {view.spec.service for view in views if view.state is ReplicaState.READY}
+        if self.text is not None:
+            return self.text.ready and ready == {view.spec.service for view in views}
         return bool(views) and ready == {view.spec.service for view in views}
 
     def _views(self, service: str, variant: str) -> list[ReplicaView]:
         views = [view for view in self.engine.replicas() if view.spec.service == service]
         if not views:
-            raise _RefusedError(404, f"there is no service {service!r}")
+            raise RefusedError(404, f"there is no service {service!r}")
         views = [view for view in views if variant in ("", view.spec.variant)]
         if not views:
-            raise _RefusedError(404, f"{service} runs no variant {variant!r} now")
+            raise RefusedError(404, f"{service} runs no variant {variant!r} now")
         return views
 
 
@@ -346,24 +309,22 @@ def _model_of(parts: list[str]) -> tuple[str, str]:
             name and version
         ):
             return name, version
-    raise _RefusedError(404, f"there is nothing at {'/'.join(parts)}")
+    raise RefusedError(404, f"there is nothing at {'/'.join(parts)}")
 
 
-def _only(scope: Scope, *methods: str) -> None:
+def only(scope: Scope, *methods: str) -> None:
+    """Raise RefusedError (405) unless the request's method is one of these."""
     if scope["method"] not in methods:
         allowed = ", ".join(methods)
-        raise _RefusedError(405, f"{scope['path']} takes {allowed}", (b"allow", allowed.encode()))
+        raise RefusedError(405, f"{scope['path']} takes {allowed}", (b"allow", allowed.encode()))
 
 
-def _length(value: bytes | None, name: str) -> int | None:
-    if value is None:
-        return None
-    if not value.isdigit() or len(value) > 18:
-        raise RequestError(f"{name} must be a number of bytes", Outcome.INVALID)
-    return int(value)
+def seconds_of(value: bytes | None) -> float | None:
+    """The patience that a request's header names; None where it names none.
 
-
-def _seconds(value: bytes | None) -> float | None:
+    Raises:
+        RequestError: It is no positive number of seconds.
+    """
     if value is None:
         return None
     try:
@@ -409,7 +370,7 @@ def _failed(service: str, arrival_s: float, error: RequestError, share: EnergySh
     )
 
 
-async def _reply(
+async def reply(
     send: Send, exchange: Exchange | None, status: int, body: bytes, headers: Headers, *, last: bool = False
 ) -> None:
     """Send an answer, in one write where the server offers that."""

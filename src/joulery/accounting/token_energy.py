@@ -1,0 +1,156 @@
+"""Joules of batching engines, request by request, as they are used.
+
+Requests in one batch share every step of their engine. Between two readings of the meter an engine's joules go to its
+requests in proportion to the tokens they moved meanwhile: one a token written, a quarter of one a token read (reading
+is done many tokens at a time). Joules of a stretch in which nothing moved wait for the next in which something does;
+what an engine used while it held no request is nobody's. Always ``requests + idle + unattributed = total``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from joulery.domain.errors import DataError
+
+PROMPT_WEIGHT = 0.25
+"""Work of reading one token in units of writing one; assumed. SmolLM2 on a CPU: 385 against 207 tokens a second."""
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyTotals:
+    """Joules since the book was opened.
+
+    Attributes:
+        total_j: Metered.
+        idle_j: What the devices would have drawn idle.
+        requests_j: Charged to requests, those still being answered included.
+        requests_g: Grams of ``requests_j``, as far as the intensity was known.
+    """
+
+    total_j: float = 0.0
+    idle_j: float = 0.0
+    requests_j: float = 0.0
+    requests_g: float = 0.0
+
+    @property
+    def unattributed_j(self) -> float:
+        """Metered, not idle, and of no request: other processes, the gateway, engines between requests."""
+        return self.total_j - self.idle_j - self.requests_j
+
+
+@dataclass(slots=True)
+class _Energy:
+    """Joules and their grams; ``known`` says whether every joule and every intensity was."""
+
+    energy_j: float = 0.0
+    carbon_g: float = 0.0
+    energy_known: bool = True
+    carbon_known: bool = True
+
+    def add(self, other: _Energy, share: float = 1.0) -> None:
+        """Add a share of another."""
+        self.energy_j += share * other.energy_j
+        self.carbon_g += share * other.carbon_g
+        self.energy_known &= other.energy_known
+        self.carbon_known &= other.carbon_known
+
+
+@dataclass(slots=True)
+class _Engine:
+    """One engine: its requests, what they moved since the last reading, and joules that wait for somebody to move."""
+
+    requests: dict[int, _Energy] = field(default_factory=dict)
+    moved: dict[int, float] = field(default_factory=dict)
+    pending: _Energy = field(default_factory=_Energy)
+
+
+class TokenBook:
+    """The joules of the engines of one machine. Requests are known by number."""
+
+    __slots__ = ("_engines", "_idle_j", "_requests_g", "_requests_j", "_total_j")
+
+    def __init__(self) -> None:
+        self._engines: dict[str, _Engine] = {}
+        self._total_j = self._idle_j = self._requests_j = self._requests_g = 0.0
+
+    @property
+    def totals(self) -> EnergyTotals:
+        """The sums up to the last ``settle``."""
+        return EnergyTotals(self._total_j, self._idle_j, self._requests_j, self._requests_g)
+
+    def began(self, engine: str, number: int) -> None:
+        """A request was given to an engine; ``settle`` first.
+
+        Raises:
+            DataError: It is there already.
+        """
+        requests = self._engines.setdefault(engine, _Engine()).requests
+        if number in requests:
+            raise DataError(f"request {number} began twice")
+        requests[number] = _Energy()
+
+    def moved(self, engine: str, number: int, *, read: int = 0, written: int = 0) -> None:
+        """Tokens of a request that its engine read or wrote since the last call for it."""
+        state = self._engines[engine]
+        if number in state.requests:
+            state.moved[number] = state.moved.get(number, 0.0) + PROMPT_WEIGHT * read + written
+
+    def settle(self, total_j: float, idle_j: float, engines_j: Mapping[str, float], g_per_j: float = math.nan) -> None:
+        """Book the joules since the last call.
+
+        Args:
+            total_j: Metered.
+            idle_j: Idle part of it.
+            engines_j: What each engine used of the rest; NaN where it is not known.
+            g_per_j: Grams of a joule, facility overhead included; NaN while unknown.
+
+        Raises:
+            DataError: A part is negative, or the parts exceed the total.
+        """
+        used_j = math.fsum(each for each in engines_j.values() if not math.isnan(each))
+        if not (idle_j >= 0 and used_j >= 0 and idle_j + used_j <= total_j * (1 + _ROUNDING) + _ROUNDING):
+            raise DataError(f"{idle_j} J idle and {used_j} J of engines do not fit into {total_j} J")
+        self._total_j += total_j
+        self._idle_j += idle_j
+        for name, energy_j in engines_j.items():
+            state = self._engines.get(name)
+            if state is not None and state.requests:
+                state.pending.add(_energy(energy_j, g_per_j))
+                self._hand_out(state)
+
+    def ended(self, engine: str, number: int) -> tuple[float | None, float | None]:
+        """A request left its engine: its joules and its grams, None where unknown; ``settle`` first."""
+        state = self._engines[engine]
+        spent = state.requests.pop(number)
+        state.moved.pop(number, None)
+        if not state.requests:
+            # Alone with what is left: nothing it did was counted, and nobody else did anything.
+            self._give(spent, state.pending, 1.0)
+            state.pending = _Energy()
+        energy_j = spent.energy_j if spent.energy_known else None
+        return energy_j, spent.carbon_g if spent.energy_known and spent.carbon_known else None
+
+    def _hand_out(self, state: _Engine) -> None:
+        weight = math.fsum(state.moved.values())
+        if not weight > 0:
+            return
+        for number, moved in state.moved.items():
+            self._give(state.requests[number], state.pending, moved / weight)
+        state.moved.clear()
+        state.pending = _Energy()
+
+    def _give(self, spent: _Energy, pending: _Energy, share: float) -> None:
+        spent.add(pending, share)
+        self._requests_j += share * pending.energy_j
+        self._requests_g += share * pending.carbon_g
+
+
+def _energy(energy_j: float, g_per_j: float) -> _Energy:
+    if math.isnan(energy_j):
+        return _Energy(energy_known=False)
+    if math.isnan(g_per_j):
+        return _Energy(energy_j, carbon_known=energy_j == 0)
+    return _Energy(energy_j, energy_j * g_per_j)

@@ -1,0 +1,1 @@
+"""Language models being served: who is next, how long it will take, what it cost."""

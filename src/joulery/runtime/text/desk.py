@@ -1,0 +1,315 @@
+"""One language model being served: who waits, who is next, what each answer took.
+
+A request is forecast, waits its turn (shortest predicted first, waiting forgiven: :mod:`joulery.policies.ordering`), is
+written by the engine, and is charged. An engine that orders by priority itself is handed every request at once, with
+the predicted key as its ``priority``: there is never a second queue in front of a first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from joulery.domain.engine import EnergyShare, Outcome, RequestError
+from joulery.domain.generation import TextCost, TextEngine, TextEvent, TextRequest, TextUsage
+from joulery.policies.ordering import Aging, SpeculativeQueue
+from joulery.runtime.text.forecast import Forecast, Forecaster
+from joulery.runtime.text.meter import TextMeter
+
+_CHARACTERS_PER_TOKEN = 4
+"""A rough length of a token of English, for prompts whose count the engine does not report."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeskSettings:
+    """How one model's requests are treated.
+
+    Attributes:
+        lanes: Requests given at once to an engine that keeps no order of its own.
+        aging: Of the order; None for first come first served.
+        queue: Requests that may wait.
+        deadline_s: A request that names no shorter limit is answered within this.
+        retries: How often a request that died with its engine, unanswered, is given to it again.
+    """
+
+    lanes: int = 1
+    aging: Aging | None = field(default_factory=Aging)
+    queue: int = 1024
+    deadline_s: float = 300.0
+    retries: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """A waiting request: its turn comes when ``called`` is done."""
+
+    number: int
+    called: asyncio.Future[None]
+
+    @property
+    def came(self) -> bool:
+        """Whether it was given a lane."""
+        return self.called.done() and not self.called.cancelled() and self.called.exception() is None
+
+
+class TextDesk:
+    """Serves one model.
+
+    Args:
+        name: What clients call it.
+        engine: Who writes.
+        forecaster: Who guesses lengths.
+        settings: How requests are treated.
+        meter: Who charges; None to charge nothing.
+        owner: Whom it is charged to.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        engine: TextEngine,
+        forecaster: Forecaster,
+        settings: DeskSettings = DeskSettings(),
+        meter: TextMeter | None = None,
+        *,
+        owner: str = "default",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name, self.owner, self.engine, self.forecaster, self.settings = name, owner, engine, forecaster, settings
+        self._meter, self._clock = meter, clock
+        self._queue = SpeculativeQueue(settings.aging or Aging(0.0))
+        self._turns: dict[int, _Turn] = {}
+        self._numbers = itertools.count()
+        self._working = 0
+        self._epoch_s = clock()
+        self._closed = False
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait here."""
+        return len(self._queue)
+
+    @property
+    def working(self) -> int:
+        """Requests the engine has."""
+        return self._working
+
+    def accept(self, request: TextRequest) -> TextJob:
+        """Take a request in: it is forecast, and has a place in the queue when its events are asked for.
+
+        Raises:
+            RequestError: The queue is full, or the desk is closing.
+        """
+        if self._closed:
+            raise RequestError("the service is closing", Outcome.UNAVAILABLE)
+        if len(self._queue) >= self.settings.queue:
+            retry_s = self.waiting * self.forecaster.pace.service_s(150.0) / self.settings.lanes
+            raise RequestError(
+                f"{self.name} has {self.waiting} requests waiting, which is all it takes",
+                Outcome.OVERLOADED,
+                retry_after_s=retry_s,
+            )
+        arrival_s, asked_s = time.time(), self._clock()
+        return TextJob(self, next(self._numbers), request, self.forecaster.forecast(request), arrival_s, asked_s)
+
+    async def close(self) -> None:
+        """Turn away who waits, end the engine. Safe to call twice."""
+        self._closed = True
+        for turn in list(self._turns.values()):
+            if not turn.called.done():
+                turn.called.set_exception(RequestError("the service is closing", Outcome.UNAVAILABLE))
+        await self.engine.close()
+
+    def rank(self, forecast: Forecast) -> int | None:
+        """The priority for an engine that orders by itself: predicted milliseconds plus what waiting forgives."""
+        if not self.engine.dialect.orders:
+            return None
+        aging = self.settings.aging
+        since_s = self._clock() - self._epoch_s
+        return round(1000 * (since_s if aging is None else forecast.service_s + aging.rate * since_s))
+
+    async def enter(self, number: int, forecast: Forecast, arrival_s: float) -> None:
+        """Wait for a lane; on return the request has one, which ``leave`` gives back.
+
+        ``arrival_s`` is on the desk's clock.
+        """
+        if not self.engine.dialect.orders and (self._working >= self.settings.lanes or len(self._queue)):
+            turn = _Turn(number, asyncio.get_running_loop().create_future())
+            self._turns[number] = turn
+            predicted_s = 0.0 if self.settings.aging is None else forecast.service_s
+            self._queue.push(number, arrival_s, predicted_s)
+            try:
+                await turn.called
+            except BaseException:
+                if not self._queue.cancel(number) and turn.came:
+                    self._free()  # its turn came while it was going away
+                raise
+            finally:
+                del self._turns[number]
+        else:
+            self._working += 1
+        if self._meter is not None:
+            self._meter.began(self.name, number)
+
+    def leave(self, number: int) -> EnergyShare | None:
+        """The engine is done with a request: its lane goes to the next, its share is what it cost."""
+        try:
+            return None if self._meter is None else self._meter.ended(self.name, number)
+        finally:
+            self._free()
+
+    def moved(self, number: int, *, read: int = 0, written: int = 0) -> None:
+        """The engine read or wrote tokens of a request."""
+        if self._meter is not None:
+            self._meter.moved(self.name, number, read=read, written=written)
+
+    def _free(self) -> None:
+        self._working -= 1
+        while len(self._queue) and self._working < self.settings.lanes:
+            turn = self._turns[self._queue.pop(self._clock())]
+            if not turn.called.done():
+                self._working += 1
+                turn.called.set_result(None)
+
+
+class TextJob:
+    """One request on its way. Ask for ``events`` once.
+
+    Attributes:
+        request: What was asked.
+        forecast: What was expected of it.
+        cost: What it took; set when its events have ended, however they did.
+        started: Whether the engine has begun to answer.
+    """
+
+    def __init__(
+        self,
+        desk: TextDesk,
+        number: int,
+        request: TextRequest,
+        forecast: Forecast,
+        arrival_s: float,
+        asked_s: float,
+    ) -> None:
+        self.request, self.forecast = request, forecast
+        self.started = False
+        self.cost: TextCost | None = None
+        self._desk, self._number, self._arrival_s, self._asked_s = desk, number, arrival_s, asked_s
+        self._attempt = 0
+        self._start_s = math.nan
+        self._first_s = math.nan
+        self._written = 0
+        self._usage: TextUsage | None = None
+        self._energy: list[EnergyShare | None] = []
+
+    @property
+    def attempts(self) -> int:
+        """How often the engine had it."""
+        return self._attempt
+
+    async def events(self) -> AsyncGenerator[TextEvent, None]:
+        """The engine's messages, one request or none of it: an answer that has begun is never begun again.
+
+        Raises:
+            RequestError: It was not answered, or not to the end.
+        """
+        desk = self._desk
+        patience_s = desk.settings.deadline_s
+        if self.request.timeout_s is not None:
+            patience_s = min(patience_s, self.request.timeout_s)
+        deadline_s = asyncio.get_running_loop().time() + patience_s
+        try:
+            while True:
+                try:
+                    async with aclosing(self._written_by_engine(deadline_s)) as events:
+                        async for event in events:
+                            self.started = True
+                            yield event
+                    break
+                except RequestError as error:
+                    again = error.outcome is Outcome.CRASHED and not self.started
+                    if not again or self._attempt > desk.settings.retries:
+                        raise
+            self._learn()
+        except TimeoutError:
+            raise RequestError(
+                f"not answered within {patience_s:g} s", Outcome.DEADLINE, variant=desk.engine.variant
+            ) from None
+        finally:
+            self.cost = self._make_cost()
+
+    async def _written_by_engine(self, deadline_s: float) -> AsyncGenerator[TextEvent, None]:
+        """One attempt, lane and charge included."""
+        desk = self._desk
+        async with asyncio.timeout_at(deadline_s):
+            await desk.enter(self._number, self.forecast, self._asked_s)
+        self._attempt += 1
+        self._start_s = time.time()
+        try:
+            async with aclosing(desk.engine.write(self.request, desk.rank(self.forecast))) as events:
+                while True:
+                    try:
+                        async with asyncio.timeout_at(deadline_s):
+                            event = await anext(events)
+                    except StopAsyncIteration:
+                        return
+                    self._count(event)
+                    yield event
+        finally:
+            self._energy.append(desk.leave(self._number))
+
+    def _count(self, event: TextEvent) -> None:
+        if math.isnan(self._first_s):
+            self._first_s = time.time()
+            read = event.usage.prompt if event.usage is not None else self._prompt_tokens()
+            self._desk.moved(self._number, read=read)
+        if event.tokens:
+            self._written += event.tokens
+            self._desk.moved(self._number, written=event.tokens)
+        if event.usage is not None:
+            self._usage = event.usage
+
+    def _prompt_tokens(self) -> int:
+        return 1 + len(self.request.prompt) // _CHARACTERS_PER_TOKEN
+
+    @property
+    def _counted(self) -> TextUsage:
+        """Its tokens: as reported, else as counted; none where the engine never answered."""
+        if self._usage is not None or not self.started:
+            return self._usage or TextUsage(0, 0, reported=False)
+        return TextUsage(self._prompt_tokens(), self._written, reported=False)
+
+    def _learn(self) -> None:
+        """The answer came to its end: let the forecaster know."""
+        usage = self._counted
+        began_s = self._first_s if self._desk.engine.dialect.orders else self._start_s
+        self._desk.forecaster.completed(self.request, self.forecast, usage, max(0.0, time.time() - began_s))
+
+    def _make_cost(self) -> TextCost:
+        return TextCost(
+            variant=self._desk.engine.variant,
+            replica=self._desk.engine.name,
+            arrival_s=self._arrival_s,
+            start_s=self._start_s,
+            end_s=time.time(),
+            usage=self._counted,
+            energy=_sum(self._energy),
+            predicted_tokens=self.forecast.tokens,
+            source=self.forecast.source,
+        )
+
+
+def _sum(shares: list[EnergyShare | None]) -> EnergyShare | None:
+    """What all attempts cost; unknown when one of them is, or there was none."""
+    known = [share for share in shares if share is not None]
+    if not known or len(known) < len(shares):
+        return None
+    grams = [share.carbon_g for share in known if share.carbon_g is not None]
+    carbon_g = math.fsum(grams) if len(grams) == len(known) else None
+    return EnergyShare(math.fsum(share.energy_j for share in known), carbon_g, known[-1].quality)

@@ -1,0 +1,158 @@
+"""How long an answer will be, on the path of a request: the semantic cache, then the predictor, then the mean.
+
+Nothing a predictor or a cache does wrong stops a request: what it raises is counted, and the request is taken for an
+average one, which in a queue with aging is first come first served among its like.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from joulery.domain.arrays import FloatArray
+from joulery.domain.generation import TextRequest, TextUsage
+from joulery.perf.text_pace import OnlineLengths, OnlinePace
+from joulery.store.semantic_cache import SemanticCache
+
+CACHE, PREDICTOR, MEAN = "cache", "predictor", "mean"
+LONGEST_REMEMBERED = 8_000
+"""Characters of the longest prompt that is kept in the cache: memory is for prompts that come again."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Guess:
+    """What a predictor makes of a prompt.
+
+    Attributes:
+        score: Raw ordinal score, about 0 (short) to 4 (long).
+        embedding: What the prompt means, for the cache; None from a predictor that does not know.
+    """
+
+    score: float
+    embedding: FloatArray | None = None
+
+
+class Guesser(Protocol):
+    """A length predictor with one model's head chosen."""
+
+    @property
+    def class_tokens(self) -> FloatArray:
+        """Mean tokens of the five classes, ascending, float64[5]."""
+        ...
+
+    def guess(self, prompt: str) -> Guess:
+        """Its guess; any exception is the predictor's own failure."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forecast:
+    """What is expected of one request.
+
+    Attributes:
+        tokens: Expected length.
+        service_s: Expected seconds in the engine.
+        source: ``cache``, ``predictor`` or ``mean``.
+        guess: The predictor's guess; None where it was not asked, or failed.
+    """
+
+    tokens: float
+    service_s: float
+    source: str
+    guess: Guess | None = None
+
+
+class Forecaster:
+    """Forecasts requests of one model, and learns from how they end.
+
+    Args:
+        model: Its name.
+        guesser: The predictor; None to take every request for an average one.
+        cache: Where lengths of answers are remembered; None for nowhere.
+        pace: What is known of the engine's speed.
+
+    Attributes:
+        sources: How often each source answered.
+        failures: How often the predictor or the cache raised, by the exception's name.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        guesser: Guesser | None = None,
+        cache: SemanticCache | None = None,
+        pace: OnlinePace | None = None,
+    ) -> None:
+        self.model, self.guesser, self.cache = model, guesser, cache
+        self.pace = pace or OnlinePace()
+        self.sources: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        self._lengths = None if guesser is None else OnlineLengths(guesser.class_tokens)
+        self._mean = 150.0 if guesser is None else float(np.mean(guesser.class_tokens))
+
+    def forecast(self, request: TextRequest) -> Forecast:
+        """What to expect of a request; never raises for what a predictor or a cache does."""
+        tokens, source, guess = self._mean, MEAN, None
+        if self.guesser is not None and self._lengths is not None:
+            # A predictor is somebody's model: whatever it raises must not cost a request its answer.
+            try:
+                guess = self.guesser.guess(request.prompt)
+                if not math.isfinite(guess.score):
+                    raise ArithmeticError(f"a score of {guess.score}")
+                tokens, source = self._lengths.expected(guess.score), PREDICTOR
+            except Exception as error:  # noqa: BLE001 - counted and shown; the request goes on without
+                self._failed(error)
+                guess = None
+        known = self._remembered(request, guess)
+        if known is not None:
+            tokens, source = known, CACHE
+        if request.most_tokens is not None:
+            tokens = min(tokens, float(request.most_tokens))
+        self.sources[source] += 1
+        return Forecast(tokens, self.pace.service_s(tokens), source, guess)
+
+    def completed(self, request: TextRequest, forecast: Forecast, usage: TextUsage, service_s: float) -> None:
+        """Learn from an answer that came to its own end.
+
+        An answer that was cut at the client's limit says how fast the engine is, not how long it would have been.
+        """
+        self.pace.completed(usage.completion, service_s)
+        if request.most_tokens is not None and usage.completion >= request.most_tokens:
+            return
+        self._mean += 0.02 * (usage.completion - self._mean)
+        if forecast.guess is not None and self._lengths is not None:
+            self._lengths.completed(forecast.guess.score, usage.completion)
+        self._remember(request, forecast, usage.completion)
+
+    def _remembered(self, request: TextRequest, guess: Guess | None) -> float | None:
+        if self.cache is None or len(request.prompt) > LONGEST_REMEMBERED:
+            return None
+        try:
+            return self.cache.look_up(self.model, request.prompt, _embedding(guess))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._failed(error)
+            return None
+
+    def _remember(self, request: TextRequest, forecast: Forecast, tokens: int) -> None:
+        if self.cache is None or len(request.prompt) > LONGEST_REMEMBERED:
+            return
+        if forecast.guess is None and self.guesser is not None:
+            return  # the predictor failed: what the prompt means is not known
+        try:
+            self.cache.insert(self.model, request.prompt, _embedding(forecast.guess), tokens)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self.failures[type(error).__name__] += 1
+
+
+def _embedding(guess: Guess | None) -> FloatArray:
+    """The embedding, or a zero vector, which meets equal text alone."""
+    if guess is None or guess.embedding is None:
+        return np.zeros(1)
+    return guess.embedding

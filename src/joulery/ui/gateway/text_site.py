@@ -1,0 +1,87 @@
+"""The language models of a site behind the gateway, until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+from joulery.config.site import Site
+from joulery.runtime.compose.engine import local_engine
+from joulery.runtime.compose.text import TextSite, text_site
+from joulery.ui.gateway.access import site_token
+from joulery.ui.gateway.admin import admin_app
+from joulery.ui.gateway.app import Gateway
+from joulery.ui.gateway.openai import TextRoutes
+from joulery.ui.gateway.server import GatewayServer, ServerLimits
+from joulery.ui.metrics import Metrics
+from joulery.ui.text_metrics import TextMetrics
+
+_REFRESH_S = 1.0
+
+
+async def serve_text(site: Site, ready: Callable[[str, TextSite], None]) -> None:
+    """Serve the site's language models until SIGTERM or SIGINT; then let running requests finish.
+
+    Args:
+        site: The site.
+        ready: Called with the address once every model can be asked.
+
+    Raises:
+        JouleryError: The port, an engine, a meter or a predictor is not to be had; nothing is left running.
+    """
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        async with AsyncExitStack() as stack:
+            text = text_site(site, stack=stack)
+            server = _server(site, text)
+            await server.start()
+            stack.push_async_callback(server.stop)
+            await text.grid.refresh()
+            starting = asyncio.gather(*(desk.engine.start() for desk in text.desks.values()))
+            await _either(starting, stop)
+            if stop.is_set():
+                return
+            ready(server.url, text)
+            keeping = asyncio.create_task(_keep(text), name="text meter")
+            stack.callback(keeping.cancel)
+            await _either(asyncio.gather(server.wait(), keeping), stop)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _server(site: Site, text: TextSite) -> GatewayServer:
+    serving = site.serving
+    token = site_token(serving)
+    metrics = Metrics(text.desks)
+    gateway = Gateway(local_engine(), token=token, admin=admin_app(metrics))
+    watch = TextMetrics(metrics.registry, text.desks, text.meter)
+    gateway.text = TextRoutes(text.desks, gateway.bodies, [metrics.request], watch.ended)
+    limits = ServerLimits(drain_s=serving.drain_s)
+    return GatewayServer(gateway, serving.host, serving.port, limits=limits, protected=token is not None)
+
+
+async def _keep(text: TextSite) -> None:
+    """Ask the grid where that is due, read the meters at least once a second."""
+    while True:
+        await asyncio.sleep(_REFRESH_S)
+        await text.grid.refresh()
+        text.meter.settle()
+
+
+async def _either(work: asyncio.Future[Any], stop: asyncio.Event) -> None:
+    """Until the work is done, or somebody asks for the end; then the work is cancelled."""
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((work, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            await work
+    finally:
+        work.cancel()
+        stopping.cancel()
+        await asyncio.gather(work, stopping, return_exceptions=True)

@@ -1,0 +1,117 @@
+"""Joules of batching engines: conservation above all."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from joulery.accounting.token_energy import PROMPT_WEIGHT, TokenBook
+from joulery.domain.errors import DataError
+
+
+def test_a_batch_shares_by_tokens_moved_between_two_readings() -> None:
+    book = TokenBook()
+    book.began("llm", 1)
+    book.began("llm", 2)
+    book.moved("llm", 1, read=40)  # weighs ten tokens
+    book.moved("llm", 2, written=30)
+    book.settle(100.0, 20.0, {"llm": 60.0}, g_per_j=0.5)
+    assert book.ended("llm", 1) == (pytest.approx(15.0), pytest.approx(7.5))
+    assert book.ended("llm", 2) == (pytest.approx(45.0), pytest.approx(22.5))
+    totals = book.totals
+    assert (totals.total_j, totals.idle_j, totals.requests_j, totals.requests_g) == (100.0, 20.0, 60.0, 30.0)
+    assert totals.unattributed_j == pytest.approx(20.0)
+    assert PROMPT_WEIGHT == 0.25
+
+
+def test_joules_wait_for_whoever_moves_next() -> None:
+    book = TokenBook()
+    book.began("llm", 1)
+    book.settle(10.0, 0.0, {"llm": 10.0})
+    assert book.totals.requests_j == 0.0
+    book.moved("llm", 1, written=1)
+    book.settle(5.0, 0.0, {"llm": 5.0})
+    assert book.ended("llm", 1) == (15.0, None)
+
+
+def test_a_request_alone_pays_for_what_it_did_though_it_wrote_nothing() -> None:
+    book = TokenBook()
+    book.began("llm", 1)
+    book.settle(10.0, 4.0, {"llm": 6.0})
+    assert book.ended("llm", 1) == (6.0, None)
+
+
+def test_what_an_engine_uses_between_requests_is_nobodys() -> None:
+    book = TokenBook()
+    book.settle(10.0, 4.0, {"llm": 6.0})
+    book.began("llm", 1)
+    book.moved("llm", 1, written=3)
+    book.settle(1.0, 0.0, {"llm": 1.0})
+    assert book.ended("llm", 1) == (1.0, None)
+    assert book.totals.unattributed_j == 6.0
+
+
+def test_unknown_energy_is_unknown_and_not_zero() -> None:
+    book = TokenBook()
+    book.began("llm", 1)
+    book.moved("llm", 1, written=3)
+    book.settle(1.0, 0.0, {"llm": math.nan})
+    assert book.ended("llm", 1) == (None, None)
+    assert book.totals.unattributed_j == 1.0
+
+
+def test_the_engines_do_not_pay_for_one_another() -> None:
+    book = TokenBook()
+    book.began("a", 1)
+    book.began("b", 1)
+    book.moved("a", 1, written=1)
+    book.moved("b", 1, written=9)
+    book.settle(10.0, 0.0, {"a": 7.0, "b": 3.0})
+    assert (book.ended("a", 1)[0], book.ended("b", 1)[0]) == (7.0, 3.0)
+
+
+def test_parts_that_exceed_the_total_and_requests_that_begin_twice_are_refused() -> None:
+    book = TokenBook()
+    with pytest.raises(DataError, match="do not fit"):
+        book.settle(1.0, 0.8, {"llm": 0.3})
+    with pytest.raises(DataError, match="do not fit"):
+        book.settle(1.0, -0.1, {})
+    book.began("llm", 1)
+    with pytest.raises(DataError, match="twice"):
+        book.began("llm", 1)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["begin", "read", "write", "settle", "end"]),
+        st.integers(0, 3),
+        st.floats(0, 50),
+        st.floats(0, 1),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_requests_idle_and_unattributed_are_the_total_whatever_happens(steps) -> None:
+    book, here, paid = TokenBook(), set(), []
+    for what, number, amount, ratio in steps:
+        if what == "begin" and number not in here:
+            here.add(number)
+            book.began("llm", number)
+        elif what in ("read", "write") and number in here:
+            book.moved("llm", number, **{"read" if what == "read" else "written": int(amount)})
+        elif what == "settle":
+            book.settle(amount, amount * ratio / 2, {"llm": amount * ratio / 2}, 0.1)
+        elif what == "end" and number in here:
+            here.remove(number)
+            paid.append(book.ended("llm", number))
+    for number in sorted(here):
+        paid.append(book.ended("llm", number))
+    totals = book.totals
+    assert totals.requests_j == pytest.approx(sum(energy_j for energy_j, _ in paid), abs=1e-9)
+    assert totals.requests_g == pytest.approx(0.1 * totals.requests_j, abs=1e-9)
+    assert totals.unattributed_j >= -1e-9
+    whole_j = totals.requests_j + totals.idle_j + totals.unattributed_j
+    assert whole_j == pytest.approx(totals.total_j, abs=1e-9)
