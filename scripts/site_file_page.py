@@ -76,6 +76,8 @@ def _scalar(field: Schema) -> str:
         return "mapping"
     if field.get("format") == "path":
         return "path"
+    if "type" not in field and "anyOf" in field:
+        return " or ".join(dict.fromkeys(_scalar(choice) for choice in field["anyOf"]))
     words = {"integer": "whole number", "number": "number", "boolean": "`true`, `false`", "string": "text"}
     word = words[field["type"]]
     low, high = field.get("minimum"), field.get("maximum", field.get("exclusiveMaximum"))

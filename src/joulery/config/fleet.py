@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from joulery.config.devices import ClockConfig, GpuDeviceConfig
 from joulery.config.plan import GpuConfig
 from joulery.config.problem import problem
 from joulery.config.section import Section
@@ -40,6 +41,10 @@ class FleetConfig(Section):
     """The CPU of this machine."""
     gpus: tuple[GpuConfig, ...] = ()
     """The kinds of GPU one may rent, for joulery plan."""
+    devices: tuple[GpuDeviceConfig, ...] = ()
+    """This machine's GPUs that replicas may run on; without any they run on its CPU."""
+    clocks: tuple[ClockConfig, ...] = ()
+    """Devices of this machine whose clock is governed while services run."""
 
     @model_validator(mode="after")
     def _gpu_names_are_unique(self) -> FleetConfig:
@@ -47,4 +52,11 @@ class FleetConfig(Section):
         for index, name in enumerate(names):
             if name in names[:index]:
                 raise problem("stands twice; names must differ", at=("gpus", index, "name"))
+        for key, devices in (
+            ("devices", [str(device.gpu) for device in self.devices]),
+            ("clocks", [f"{clock.device} {clock.gpu}" for clock in self.clocks]),
+        ):
+            for index, device in enumerate(devices):
+                if device in devices[:index]:
+                    raise problem("stands twice; each device once", at=(key, index))
         return self

@@ -80,7 +80,8 @@ BYTES = Dimension(
 POWER = Dimension("a power", "300 W", {"W": Fraction(1), "mW": 1 / _K, "kW": _K, "MW": _K**2})
 MASS = Dimension("a mass", "5 kg", {"g": Fraction(1), "mg": 1 / _K, "kg": _K, "t": _K**2})
 PRICE = Dimension("a price", "3.06 USD/h", {"USD/h": Fraction(1), "$/h": Fraction(1)})
-DIMENSIONS = (TIME, RATE, INTENSITY, RATIO, BYTES, POWER, MASS, PRICE)
+CLOCK = Dimension("a clock", "1380 MHz", {"MHz": Fraction(1), "kHz": 1 / _K, "GHz": _K})
+DIMENSIONS = (TIME, RATE, INTENSITY, RATIO, BYTES, POWER, MASS, PRICE, CLOCK)
 
 
 def parse_quantity(text: str, dimension: Dimension) -> float:
@@ -224,5 +225,7 @@ Bytes = Annotated[float, Quantity(BYTES)]
 """A size, bytes."""
 Watts = Annotated[float, Quantity(POWER)]
 """A power of zero or more, watts."""
+Megahertz = Annotated[float, Quantity(CLOCK, open_low=True)]
+"""A clock above zero, MHz."""
 UsdPerHour = Annotated[float, Quantity(PRICE, open_low=True)]
 """A price above zero, US dollars an hour."""

@@ -69,6 +69,7 @@ class ReplicaSpec:
         max_delay_s: How long a request waits for others before a smaller batch will do.
         cores: The CPU cores it is bound to; empty for the least loaded ones.
         standby: Loaded and warm, but takes no requests until it is told to (iGniter's shadow process).
+        device: The GPU it must be on (``gpu:0``); empty for any with room, and off the GPU.
     """
 
     service: str
@@ -80,6 +81,7 @@ class ReplicaSpec:
     max_delay_s: float = 0.0
     cores: tuple[int, ...] = ()
     standby: bool = False
+    device: str = ""
 
     def __post_init__(self) -> None:
         if self.threads < 0:
@@ -127,6 +129,7 @@ class ReplicaView:
         inputs, outputs: What its model declares; empty when it declares nothing.
         platform: What runs it (``onnxruntime_onnx``, ``python``).
         last_error: The newest reason for a restart or a failed warm-up; empty when all went well.
+        place: The vendor's identity of the part of a GPU it runs on; empty off the GPU.
     """
 
     id: str
@@ -141,6 +144,7 @@ class ReplicaView:
     outputs: tuple[TensorSpec, ...] = ()
     platform: str = ""
     last_error: str = ""
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,18 @@ from typing import Any, Protocol, TypeVar
 from joulery.domain.carbon import CarbonSeries
 from joulery.domain.cluster import ClusterAction, ClusterSnapshot
 from joulery.domain.decisions import Step
-from joulery.domain.device import ClockSetting, DeviceCapability, DeviceChange, DeviceState, MigSetting, MpsSetting
+from joulery.domain.device import (
+    ClockSetting,
+    DeviceCapability,
+    DeviceChange,
+    DeviceSlice,
+    DeviceState,
+    MigSetting,
+    MpsSetting,
+)
 from joulery.domain.engine import InferRequest, InferResponse, ReplicaSpec, ReplicaView, Transition
 from joulery.domain.power import Channel
+from joulery.domain.serving import Slice
 from joulery.domain.tracing import Steps, TracedSession
 
 S = TypeVar("S")
@@ -172,6 +181,37 @@ class Device(Protocol[D]):
 
         Raises:
             CapabilityError, ActuationError: As ``apply``.
+        """
+        ...
+
+
+class Places(Protocol):
+    """Hands out the parts of GPUs that replicas run on, and has the GPUs cut so that there are enough of them.
+
+    What is wanted is a slice and the device it must be on (``gpu:0``; empty for any).
+    """
+
+    def vacate(self, wanted: Sequence[tuple[Slice, str]], /) -> frozenset[str]:
+        """Ids of the parts that must be empty before :meth:`settle`; none where everything fits as it is.
+
+        Raises:
+            CapabilityError, ConfigError: It cannot be had here at all.
+        """
+        ...
+
+    def settle(self, wanted: Sequence[tuple[Slice, str]], /) -> str:
+        """Have the GPUs cut and shared so that all of it fits; what was done, in words, empty for nothing.
+
+        Raises:
+            JouleryError: It cannot be; every GPU is as it was.
+        """
+        ...
+
+    def assign(self, wanted: Sequence[tuple[Slice, str]], taken: Sequence[DeviceSlice], /) -> tuple[DeviceSlice, ...]:
+        """A part for each, in the order of ``wanted``, beside those that are taken.
+
+        Raises:
+            CapabilityError: There are not enough.
         """
         ...
 

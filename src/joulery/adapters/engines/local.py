@@ -18,8 +18,9 @@ from joulery.adapters.engines.batches import kind_of
 from joulery.adapters.engines.cgroups import CpuGroups
 from joulery.adapters.engines.replica import Launch, Replica, roused_of
 from joulery.adapters.engines.service import Call, Service, encoded, parts_of, pieces_of
-from joulery.adapters.engines.slices import assign_cores
+from joulery.adapters.engines.slices import assign_cores, limited, on_gpu
 from joulery.adapters.engines.wire import Frame
+from joulery.domain.device import DeviceSlice
 from joulery.domain.dispatch import Dispatcher, Ticket
 from joulery.domain.engine import (
     InferRequest,
@@ -32,7 +33,8 @@ from joulery.domain.engine import (
     RequestError,
     Transition,
 )
-from joulery.domain.errors import ActuationError, ConfigError, DataError
+from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, DataError
+from joulery.domain.ports import Places
 
 _HANG_MIN_S = 5.0
 
@@ -67,10 +69,17 @@ class LocalEngine:
     Args:
         settings: Its limits.
         groups: CPU quotas; found on first use when None.
+        places: Hands out parts of GPUs; None where there are none to run on.
     """
 
-    def __init__(self, settings: LocalSettings = LocalSettings(), groups: CpuGroups | None = None) -> None:
+    def __init__(
+        self,
+        settings: LocalSettings = LocalSettings(),
+        groups: CpuGroups | None = None,
+        places: Places | None = None,
+    ) -> None:
         self.settings = settings
+        self._places = places
         self._hang_s = max(_HANG_MIN_S, settings.deadline_s) if settings.hang_s is None else settings.hang_s
         self._groups = groups
         self._services: dict[str, Service] = {}
@@ -123,8 +132,15 @@ class LocalEngine:
         async with self._changing:
             start_s, start = time.time(), time.monotonic()
             kept, missing, surplus = self._difference(target)
-            fresh = self._prepare(missing, kept)
-            await self._start(fresh)
+            cleared = await self._clear(target, kept, missing, surplus)
+            try:
+                await self._settle([spec for spec in target if on_gpu(spec)])
+                fresh = self._prepare(missing, kept)
+                await self._start(fresh)
+            except BaseException:
+                await self._restore(cleared)
+                raise
+            surplus = [replica for replica in surplus if replica not in cleared]
             ended = [service for service in self._services.values() if service.name not in {s.service for s in target}]
             self._switch(fresh, kept, [replica for replica in surplus if self._of(replica) not in ended], target)
             ready_s = time.monotonic() - start
@@ -132,7 +148,7 @@ class LocalEngine:
             await asyncio.gather(*(replica.gone() for replica in surplus))
             return Transition(
                 started=tuple(sorted(missing)),
-                stopped=tuple(sorted(replica.spec for replica in surplus)),
+                stopped=tuple(sorted(replica.spec for replica in (*surplus, *cleared))),
                 kept=tuple(sorted(replica.spec for replica in kept)),
                 start_s=start_s,
                 ready_s=ready_s,
@@ -245,6 +261,65 @@ class LocalEngine:
                 surplus.append(replica)
         return kept, list(missing.elements()), surplus
 
+    async def _clear(
+        self, target: Sequence[ReplicaSpec], kept: list[Replica], missing: list[ReplicaSpec], surplus: Sequence[Replica]
+    ) -> list[Replica]:
+        """Empty the parts of GPUs that have to be cut anew; requests wait meanwhile. Those that went, gone for good."""
+        wanted = [spec for spec in target if on_gpu(spec)]
+        if self._places is None or not wanted:
+            return []
+        ids = await asyncio.to_thread(self._places.vacate, [(spec.slice, spec.device) for spec in wanted])
+        leaving = [one for one in (*kept, *surplus) if one.place is not None and one.place.id in ids]
+        names = {spec.service for spec in target}
+        for name in {replica.spec.service for replica in leaving} - names:
+            await self._end_service(self._services[name])
+        for replica in leaving:
+            if replica in kept:
+                kept.remove(replica)
+                missing.append(replica.spec)
+            if replica.spec.service in self._services:
+                self._retire(replica)
+        await _within(None, leaving)
+        return leaving
+
+    async def _settle(self, wanted: Sequence[ReplicaSpec]) -> None:
+        """Have the GPUs cut for these.
+
+        Raises:
+            CapabilityError: There are no GPUs to run on here.
+            JouleryError: It cannot be; every GPU is as it was.
+        """
+        if not wanted:
+            return
+        if self._places is None:
+            raise CapabilityError(
+                f"this machine's engine has no {wanted[0].slice} slice",
+                hint="use CPU slices (cpu:1), or name this machine's GPUs under fleet.devices",
+            )
+        await asyncio.to_thread(self._places.settle, [(spec.slice, spec.device) for spec in wanted])
+
+    async def _restore(self, cleared: Sequence[Replica]) -> None:
+        """Start again what had to go for a change that failed.
+
+        Raises:
+            JouleryError: Not even that can be had.
+        """
+        if not cleared or self._closed:
+            return
+        specs = [replica.spec for replica in cleared]
+        present = [replica for service in self._services.values() for replica in service.replicas]
+        await self._settle([one.spec for one in present if on_gpu(one.spec)] + specs)
+        again = self._prepare(specs, present)
+        await self._start(again)
+        for replica in again:
+            service = self._services.get(replica.spec.service)
+            if service is None:
+                service = Service(replica.spec.service, Dispatcher(self.settings.queue))
+                self._services[service.name] = service
+            service.variants |= {replica.spec.variant}
+            service.replicas.append(replica)
+            self._came(replica)
+
     def _prepare(self, missing: Sequence[ReplicaSpec], kept: Sequence[Replica]) -> list[Replica]:
         """Replicas for ``missing``, not yet started.
 
@@ -255,19 +330,32 @@ class LocalEngine:
             if spec.model.kind is ModelKind.ONNX and not os.access(spec.model.location, os.R_OK):
                 why = "may not be read" if Path(spec.model.location).exists() else "does not exist"
                 raise ConfigError(f"the model of {spec.service}/{spec.variant} {why}", file=spec.model.location)
-        if self._groups is None and any(spec.slice.share_ratio < 1 for spec in missing):
+        if self._groups is None and any(limited(spec.slice) for spec in missing):
             self._groups = CpuGroups.find()
             self._groups.sweep()
         launch = Launch(self._groups, load_s=self.settings.launch_s, stderr=self.settings.stderr)
         cores = self.settings.cores or tuple(sorted(os.sched_getaffinity(0)))
-        taken = [(replica.cores, replica.spec.slice.share_ratio) for replica in kept if not replica.spec.standby]
-        bound = assign_cores([spec.slice for spec in missing], cores, taken, [spec.cores for spec in missing])
-        fresh: list[Replica] = []
-        for spec, chosen in zip(missing, bound, strict=True):
-            name = f"r{self._started}"
-            self._started += 1
-            fresh.append(Replica(name, spec, chosen, launch, answered=self._answered, came=self._came, went=self._went))
+        on_cpu = [spec for spec in missing if not on_gpu(spec)]
+        on_gpus = [spec for spec in missing if on_gpu(spec)]
+        taken = [
+            (replica.cores, replica.spec.slice.share_ratio)
+            for replica in kept
+            if not replica.spec.standby and replica.place is None
+        ]
+        bound = assign_cores([spec.slice for spec in on_cpu], cores, taken, [spec.cores for spec in on_cpu])
+        fresh = [self._replica(spec, chosen, launch, None) for spec, chosen in zip(on_cpu, bound, strict=True)]
+        if on_gpus and self._places is not None:
+            held = [replica.place for replica in kept if replica.place is not None]
+            given = self._places.assign([(spec.slice, spec.device) for spec in on_gpus], held)
+            fresh += [self._replica(spec, cores, launch, place) for spec, place in zip(on_gpus, given, strict=True)]
         return fresh
+
+    def _replica(self, spec: ReplicaSpec, cores: tuple[int, ...], launch: Launch, place: DeviceSlice | None) -> Replica:
+        name = f"r{self._started}"
+        self._started += 1
+        return Replica(
+            name, spec, cores, launch, answered=self._answered, came=self._came, went=self._went, place=place
+        )
 
     async def _start(self, fresh: Sequence[Replica]) -> None:
         """Start all of them, or none.

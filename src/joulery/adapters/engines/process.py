@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, cast
 
@@ -60,7 +60,12 @@ class WorkerProcess(asyncio.Protocol):
 
     @classmethod
     async def start(
-        cls, cores: tuple[int, ...], threads: int, on_answer: Callable[[Frame], None], stderr: int | None = None
+        cls,
+        cores: tuple[int, ...],
+        threads: int,
+        on_answer: Callable[[Frame], None],
+        stderr: int | None = None,
+        environ: Mapping[str, str] | None = None,
     ) -> WorkerProcess:
         """Start a process bound to ``cores``; it does nothing until ``load``.
 
@@ -69,6 +74,7 @@ class WorkerProcess(asyncio.Protocol):
             threads: Threads inside one operator.
             on_answer: Called with every answer.
             stderr: Where its output goes; this process's standard error when None.
+            environ: Variables on top of those it inherits: the part of a GPU it may use.
 
         Raises:
             CapabilityError: The machine is out of processes, memory or file descriptors.
@@ -78,7 +84,7 @@ class WorkerProcess(asyncio.Protocol):
             with theirs:
                 for end in (ours, theirs):
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-                process = _spawn(theirs.fileno(), cores, threads, stderr)
+                process = _spawn(theirs.fileno(), cores, threads, stderr, environ or {})
         except OSError as error:
             raise CapabilityError(f"a worker process cannot be started: {error.strerror}") from error
         worker = cls(process, on_answer)
@@ -182,7 +188,9 @@ class WorkerProcess(asyncio.Protocol):
             self.gone.set_result(self._reason or _how_it_ended(self._process.returncode))
 
 
-def _spawn(pipe: int, cores: tuple[int, ...], threads: int, stderr: int | None) -> subprocess.Popen[bytes]:
+def _spawn(
+    pipe: int, cores: tuple[int, ...], threads: int, stderr: int | None, environ: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     arguments = (str(pipe), str(os.getpid()), ",".join(map(str, cores)), str(threads))
     return subprocess.Popen(
         (sys.executable, "-m", "joulery.adapters.engines.worker", *arguments),
@@ -190,6 +198,7 @@ def _spawn(pipe: int, cores: tuple[int, ...], threads: int, stderr: int | None) 
         stdout=2 if stderr is None else stderr,
         stderr=stderr,
         pass_fds=(pipe,),
+        env={**os.environ, **environ},
         process_group=0,  # Ctrl-C in the terminal is for the engine, which lets its workers finish
     )
 

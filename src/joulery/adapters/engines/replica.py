@@ -11,7 +11,9 @@ from typing import Any
 
 from joulery.adapters.engines.cgroups import CpuGroups
 from joulery.adapters.engines.process import WorkerProcess
+from joulery.adapters.engines.slices import limited
 from joulery.adapters.engines.wire import Frame, Piece
+from joulery.domain.device import DeviceSlice
 from joulery.domain.dispatch import Server
 from joulery.domain.engine import ReplicaSpec, ReplicaState, ReplicaView
 from joulery.domain.errors import ActuationError, JouleryError
@@ -48,6 +50,7 @@ class Replica:
         answered: Called with the replica and every answer.
         came: Called when a worker of it is ready, the first excepted.
         went: Called when its worker is gone, with the reason.
+        place: The part of a GPU it runs on; None off the GPU.
     """
 
     def __init__(
@@ -60,10 +63,12 @@ class Replica:
         answered: Callable[[Replica, Frame], None],
         came: Callable[[Replica], None],
         went: Callable[[Replica, str], None],
+        place: DeviceSlice | None = None,
     ) -> None:
         self.name = name
         self.spec = spec
         self.cores = cores
+        self.place = place
         self.state = ReplicaState.STARTING
         self.server = self._server()
         self.served = 0
@@ -85,7 +90,7 @@ class Replica:
     @property
     def threads(self) -> int:
         """Threads inside one operator."""
-        return self.spec.threads or self.spec.slice.cores
+        return self.spec.threads or self.spec.slice.cores or 1
 
     def _server(self) -> Server[Any, Replica]:
         """This replica as a queue sees it, from its next worker on."""
@@ -143,6 +148,7 @@ class Replica:
             outputs=self.outputs,
             platform=self.platform,
             last_error=self.last_error,
+            place="" if self.place is None else self.place.id,
         )
 
     def _on_answer(self, frame: Frame) -> None:
@@ -192,10 +198,16 @@ class Replica:
 
     async def _start_worker(self) -> tuple[WorkerProcess, Path | None]:
         """A worker that is ready, and the group that limits it."""
-        worker = await WorkerProcess.start(self.cores, self.threads, self._on_answer, self._launch.stderr)
+        worker = await WorkerProcess.start(
+            self.cores,
+            self.threads,
+            self._on_answer,
+            self._launch.stderr,
+            None if self.place is None else dict(self.place.environ),
+        )
         group: Path | None = None
         try:
-            if self._launch.groups is not None and self.spec.slice.share_ratio < 1:
+            if self._launch.groups is not None and limited(self.spec.slice):
                 group = self._launch.groups.add(f"{self.name}.{self.restarts}", worker.pid, self.spec.slice)
             await worker.load(self.spec.model, self._launch.load_s)
         except BaseException as error:

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from joulery.domain.engine import ReplicaSpec
 from joulery.domain.errors import CapabilityError
 from joulery.domain.serving import Slice, SliceKind
+
+
+def limited(slice_: Slice) -> bool:
+    """True where a replica gets a quota of its cores' time."""
+    return slice_.kind is SliceKind.CPU and slice_.share_ratio < 1
+
+
+def on_gpu(spec: ReplicaSpec) -> bool:
+    """True where a replica runs on a GPU or a part of one."""
+    return spec.slice.kind is not SliceKind.CPU
 
 
 def assign_cores(

@@ -1,0 +1,94 @@
+"""``fleet.devices`` and ``fleet.clocks``: this machine's GPUs as replicas may use them, and whose clock is governed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from joulery.config.problem import problem
+from joulery.config.quantity import Megahertz, Ratio, Seconds
+from joulery.config.section import Name, Section
+from joulery.domain.serving import Slice, SliceKind
+
+GpuId = Annotated[int, Field(ge=0, le=255)] | Annotated[str, StringConstraints(pattern=r"^(GPU|MIG)-[0-9A-Za-z/-]+$")]
+"""A GPU by its index or its UUID."""
+Profile = Annotated[str, StringConstraints(pattern=r"^[0-9]g\.[0-9]+gb(\+[a-z.]+)?$")]
+"""A MIG profile such as 3g.20gb."""
+
+
+class GpuDeviceConfig(Section):
+    """One NVIDIA GPU of this machine that replicas may run on."""
+
+    kind: Literal["nvidia"] = "nvidia"
+    gpu: GpuId = 0
+    """Its index as nvidia-smi shows it, or its UUID."""
+    mode: Literal["whole", "mig", "mps"] = "whole"
+    """whole: one replica; mig: hardware instances; mps: processes side by side, each with a share of the SMs."""
+    cuts: Annotated[tuple[Annotated[tuple[Profile, ...], Field(min_length=1)], ...], Field(min_length=1)] | None = None
+    """With mode mig: the cuts to choose from, such as [[7g.40gb], [4g.20gb, 3g.20gb]]; its whole menu when left out."""
+    shares: Annotated[tuple[Annotated[tuple[Ratio, ...], Field(min_length=1)], ...], Field(min_length=1)] | None = None
+    """With mode mps: the ways to share it, such as [[100 %], [60 %, 40 %]]; one process or two halves when left out."""
+
+    @model_validator(mode="after")
+    def _cut_as_the_mode_says(self) -> GpuDeviceConfig:
+        if self.cuts is not None and self.mode != "mig":
+            raise problem(f"needs mode mig, the mode is {self.mode}", at=("cuts",))
+        if self.shares is not None and self.mode != "mps":
+            raise problem(f"needs mode mps, the mode is {self.mode}", at=("shares",))
+        for index, shares in enumerate(self.shares or ()):
+            if min(shares) <= 0 or sum(shares) > 1 + 1e-9:
+                raise problem("shares lie above 0 and come to 100 % at most", at=("shares", index))
+        return self
+
+    def as_partitions(self, menu: tuple[tuple[str, ...], ...] = ()) -> tuple[tuple[Slice, ...], ...]:
+        """The ways it may be cut, as nouns.
+
+        Args:
+            menu: Cuts of its type, for mode mig where none are named.
+        """
+        if self.mode == "whole":
+            return ((Slice(SliceKind.WHOLE),),)
+        if self.mode == "mps":
+            return tuple(
+                tuple(Slice(SliceKind.MPS, share_ratio=round(share, 6)) for share in shares)
+                for shares in self.shares or ((1.0,), (0.5, 0.5))
+            )
+        return tuple(tuple(Slice(SliceKind.MIG, profile=name) for name in cut) for cut in self.cuts or menu)
+
+
+class ClockConfig(Section):
+    """A device whose clock is governed while services run. Nothing is set unless the site's mode is act."""
+
+    device: Literal["cpu", "nvidia", "emulated"]
+    """cpu: the kernel's cpufreq; nvidia: a GPU's locked clocks; emulated: a V100 that is not there, to try it."""
+    gpu: GpuId = 0
+    """With device nvidia: which."""
+    governor: Literal["predictive", "miad", "fixed"] = "predictive"
+    """predictive: least energy at which all that waits is in time; miad: the published rule; fixed: one clock."""
+    clock_mhz: Megahertz | None = Field(alias="clock", default=None)
+    """With governor fixed: which clock."""
+    min_mhz: Megahertz | None = Field(alias="min", default=None)
+    """Never below; the device's lowest when left out."""
+    max_mhz: Megahertz | None = Field(alias="max", default=None)
+    """Never above; the device's highest when left out."""
+    knee_mhz: Megahertz | None = Field(alias="knee", default=None)
+    """Where lower clocks stop lowering the voltage: only an idle device goes below it. Known for some GPUs."""
+    step_mhz: Megahertz = Field(alias="step", default=100.0)
+    """With governor miad: one step down."""
+    period_s: Seconds = Field(alias="period", default=1.0)
+    """How often it decides."""
+    lease_s: Seconds = Field(alias="lease", default=10.0)
+    """For how long a clock stays set when nobody renews it."""
+    services: tuple[Name, ...] = ()
+    """Whose promises it keeps; all services of the site when left out."""
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> ClockConfig:
+        if (self.governor == "fixed") != (self.clock_mhz is not None):
+            raise problem("goes with governor fixed, and governor fixed with it", at=("clock",))
+        if self.min_mhz is not None and self.max_mhz is not None and self.min_mhz > self.max_mhz:
+            raise problem("is above max", at=("min",))
+        if self.lease_s < 2 * self.period_s:
+            raise problem("must be at least twice the period", at=("lease",))
+        return self
