@@ -126,6 +126,6 @@ def test_no_gpu_is_ever_asked_for_more_than_it_has_and_no_shadow_twice(seen, sha
 
 def test_a_policy_survives_its_log():
     assert ShadowPolicy.from_dict(POLICY.as_dict()) == POLICY
-    assert replace(POLICY, fewest=5) != POLICY
+    assert replace(POLICY, fewest=9) != POLICY
     with pytest.raises(DataError, match="not a shadow policy"):
         ShadowPolicy.from_dict({"instances": [{}]})

@@ -55,9 +55,7 @@ def ticker(services=("sums",), **options) -> Ticker:
 
 def hosted(name: str) -> SimpleNamespace:
     setup = SimpleNamespace(owner="me", slo=Slo(0.1))
-    predictor = SimpleNamespace(accuracy_ratio={"small": 0.75, "large": 0.8})
-    chosen = SimpleNamespace(base_metrics=SimpleNamespace(energy_j=0.5), policy=SimpleNamespace(predictor=predictor))
-    return SimpleNamespace(name=name, setup=setup, chosen=chosen)
+    return SimpleNamespace(name=name, setup=setup, base_energy_j=0.5, accuracy_ratio={"small": 0.75, "large": 0.8})
 
 
 def record(variant="large", latency_s=0.05, outcome=Outcome.OK, service="sums", energy_j=0.2) -> RequestRecord:

@@ -22,6 +22,8 @@ class GpuConfig(Section):
     """How many there are; as many as wanted when left out."""
     profile: Name | None = None
     """Its coefficients in the catalog, such as v100; the one of its name when left out."""
+    cpu_cores: Annotated[int, Field(ge=1, le=4096)] = 1
+    """CPU cores of this machine that stand for one of them when joulery up runs a plan here."""
     profile_file: InputFile | None = None
     """A profile of your own instead: what joulery profile --from wrote."""
 

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import DataError
@@ -26,6 +26,8 @@ from joulery.domain.serving import Slo
 ACTIVATE_SHADOW, PROMISE_BROKEN = "activate_shadow", "promise_broken"
 EXTRA_PERCENT = 10.0
 """What a shadow has more than its original: the largest prediction error the paper measured."""
+REFUSED_S = 1e9
+"""The latency that a refused request counts with: later than any promise."""
 _ROUNDING_PERCENT = 1e-6
 
 
@@ -143,13 +145,15 @@ class ShadowPolicy:
         confirm_s: A promise must stay broken for so long.
         fewest: A quantile over fewer requests says nothing.
         settle_s: How long latencies do not count after a shadow took over.
+        service: What it watches, for the log: a whole plan.
     """
 
     instances: tuple[Watched, ...]
     confirm_s: float = 0.5
-    fewest: int = 20
+    fewest: int = 5
     settle_s: float = 2.0
-    name: str = "shadow"
+    name: ClassVar[str] = "shadow"
+    service: ClassVar[str] = "plan"
 
     def initial(self) -> ShadowState:
         """Every original answers."""
@@ -179,7 +183,10 @@ class ShadowPolicy:
         # Rounding of the clock may not turn half a second into a little less.
         if now_s - since_s < self.confirm_s - 1e-6 or one.key in state.broken:
             return state, []
-        seen = f"p{100 * one.quantile:g} of {one.key} {1e3 * tail.latency_s:.1f} ms of {1e3 * one.slo_s:g} ms"
+        took = (
+            f"{1e3 * tail.latency_s:.1f} ms" if tail.latency_s < REFUSED_S else "beyond all bounds (requests refused)"
+        )
+        seen = f"p{100 * one.quantile:g} of {one.key} {took} of {1e3 * one.slo_s:g} ms"
         refusal = self._refusal(state, one)
         if refusal:
             reason = f"{seen}: {refusal}"

@@ -33,6 +33,7 @@ class LiveDriver(Generic[S, Obs]):
         period_s: Distance of the grid.
 
     Attributes:
+        policy: The policy.
         state: The policy's state after its last step.
         busy_cpu_s: CPU seconds spent observing and deciding.
         failure: Why the last action failed; None when it did not.
@@ -56,6 +57,10 @@ class LiveDriver(Generic[S, Obs]):
         self._watch, self._record = watch, record
         self._period_s = period_s
         self._wake_s = float("-inf")
+
+    def change(self, policy: Policy[S, Obs]) -> None:
+        """Go on with another policy, from its beginning."""
+        self.policy, self.state, self._wake_s = policy, policy.initial(), float("-inf")
 
     async def run(self) -> None:
         """Step until cancelled."""

@@ -8,22 +8,25 @@ from typing import Any
 
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import DataError
+from joulery.policies.shadow import ShadowObservation, ShadowPolicy
 from joulery.policies.trials import TrialPolicy
 from joulery.policies.variants import Observation, VariantPolicy
 
 POLICY, STEP = "policy", "step"
-_POLICIES: Mapping[str, type[VariantPolicy] | type[TrialPolicy]] = {
-    VariantPolicy.name: VariantPolicy,
-    TrialPolicy.name: TrialPolicy,
+_POLICIES: Mapping[str, tuple[Any, Any]] = {
+    VariantPolicy.name: (VariantPolicy, Observation),
+    TrialPolicy.name: (TrialPolicy, Observation),
+    ShadowPolicy.name: (ShadowPolicy, ShadowObservation),
 }
+"""Policies by the name they log, with what they observe."""
 
 
-def policy_entry(policy: VariantPolicy | TrialPolicy) -> dict[str, Any]:
+def policy_entry(policy: VariantPolicy | TrialPolicy | ShadowPolicy) -> dict[str, Any]:
     """What the log holds about a policy: everything it takes to make it again."""
     return {"name": policy.name, "service": policy.service, "policy": policy.as_dict()}
 
 
-def step_entry(service: str, observation: Observation, step: Step[Any]) -> dict[str, Any]:
+def step_entry(service: str, observation: Observation | ShadowObservation, step: Step[Any]) -> dict[str, Any]:
     """What the log holds about one step."""
     decisions = [asdict(decision) for decision in step.decisions]
     return {"service": service, "observation": observation.as_dict(), "decisions": decisions}
@@ -68,17 +71,21 @@ def decide_again(log: Iterable[Mapping[str, Any]]) -> Replayed:
     """
     policies: dict[str, Any] = {}
     states: dict[str, Any] = {}
+    seen_as: dict[str, Any] = {}
     steps = decisions = 0
     differences: list[Difference] = []
     try:
         for entry in log:
             if entry["kind"] == POLICY:
-                policy = _POLICIES[entry["name"]].from_dict(entry["policy"])
-                if not isinstance(policies.get(policy.service), type(policy)):
+                kind, seen_as[entry["service"]] = _POLICIES[entry["name"]]
+                policy = kind.from_dict(entry["policy"])
+                anew = isinstance(policy, ShadowPolicy) or not isinstance(policies.get(policy.service), kind)
+                if anew:
                     states[policy.service] = policy.initial()
                 policies[policy.service] = policy  # one that came later asks for something else, and remembers
             elif entry["kind"] == STEP:
-                service, seen = entry["service"], Observation.from_dict(entry["observation"])
+                service = entry["service"]
+                seen = seen_as[service].from_dict(entry["observation"])
                 again = policies[service].step(states[service], seen)
                 states[service] = again.state
                 logged = tuple(Decision(**fields) for fields in entry["decisions"])

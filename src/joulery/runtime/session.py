@@ -33,7 +33,7 @@ from joulery.policies.objective import JOULES_PER_KWH
 from joulery.policies.variants import KEEP_LAYOUT, Observation
 from joulery.runtime.bench import start_sampler
 from joulery.runtime.compose.meters import MeterSpec
-from joulery.runtime.compose.service import asked_of, terms_of, with_terms
+from joulery.runtime.compose.service import Chosen, asked_of, terms_of, with_terms
 from joulery.runtime.controller import LayoutActuator, ServiceEye
 from joulery.runtime.drive import ADVISED, FAILED, SHADOWED, LiveDriver
 from joulery.runtime.grid import Grid
@@ -140,19 +140,23 @@ class Session:
         self._watchers: list[Callable[[Tick], None]] = []
         self._listeners: list[Callable[[DecisionRecord], None]] = []
         self._file: SiteWatch | None = None
-        self._drivers = [self._make_driver(one) for one in self.hosted]
+        self._drivers = self._make_drivers()
 
-    def _make_driver(self, one: Hosted) -> LiveDriver[Any, Observation]:
+    def _make_drivers(self) -> list[LiveDriver[Any, Any]]:
+        """Who decides: a policy a service."""
+        return [self._make_driver(one, one.chosen) for one in self.hosted if one.chosen is not None]
+
+    def _make_driver(self, one: Hosted, chosen: Chosen) -> LiveDriver[Any, Observation]:
         return LiveDriver(
-            one.chosen.policy,
-            lambda now_s: self._look(one, now_s),
-            lambda decision: self._act(one, decision),
+            chosen.policy,
+            lambda now_s: self._see(one, now_s),
+            lambda decision: self._act(one, chosen, decision),
             watch=lambda seen, step: self._log_step(one, seen, step),
             record=self._record,
             period_s=self.pace.step_s,
         )
 
-    def _look(self, one: Hosted, now_s: float) -> Observation:
+    def _see(self, one: Hosted, now_s: float) -> Observation:
         eye = ServiceEye(one.window, self.engine, one.setup.slo, self.grid.at, self._power_w, one.sampling)
         seen = eye.look(now_s)
         return seen if self.site.mode is Mode.ACT else _as_if_advised(one, seen)
@@ -174,13 +178,18 @@ class Session:
         await self.grid.refresh()
         self.site_label = self._label()
         write_site(self.writer, self.site_label)
-        for one, driver in zip(self.hosted, self._drivers, strict=True):
-            self.writer.log(POLICY, **policy_entry(one.chosen.policy))
+        await self._first()
+        self.started_s, self.start_ns = time.time(), time.monotonic_ns()
+        self._ticked_s = self.started_s
+
+    async def _first(self) -> None:
+        """Make the first plans and run them."""
+        chosen = [one.chosen for one in self.hosted if one.chosen is not None]
+        for each, driver in zip(chosen, self._drivers, strict=True):
+            self.writer.log(POLICY, **policy_entry(each.policy))
             await driver.step(time.time())
             if driver.failure is not None:
                 raise driver.failure
-        self.started_s, self.start_ns = time.time(), time.monotonic_ns()
-        self._ticked_s = self.started_s
 
     async def run(self) -> None:
         """Control and tick until cancelled.
@@ -205,9 +214,14 @@ class Session:
         """Have a function called with every decision and what became of it."""
         self._listeners.append(listener)
 
-    def attribute(self, service: str, variant: str, cpu_s: float, service_s: float, end_s: float) -> EnergyShare:
-        """What one request is charged: its CPU seconds at the watts of a busy core, at the grid's intensity."""
+    def attribute(self, service: str, variant: str, cpu_s: float, service_s: float, end_s: float) -> EnergyShare | None:
+        """What one request is charged: its CPU seconds at the watts of a busy core, at the grid's intensity.
+
+        None where no profile says what a busy core draws.
+        """
         profile = self._by_name[service].profile
+        if profile is None:
+            return None
         energy_j = cpu_s * profile.entries[0].active_w
         g_per_kwh = self.grid.at(end_s)
         carbon_g = energy_j * self.site.pue * g_per_kwh / JOULES_PER_KWH
@@ -226,6 +240,12 @@ class Session:
             self.ran.records.append(record)
         else:
             self.warn(f"the summary is of the first {MOST_RECORDS:,} requests: all of them are held in memory")
+
+    def adopt(self, came: Sequence[Hosted]) -> None:
+        """Services that came while others run."""
+        self.hosted = (*self.hosted, *came)
+        self._by_name = {one.name: one for one in self.hosted}
+        self._ticker.hosted = self.hosted
 
     @property
     def names(self) -> frozenset[str]:
@@ -266,7 +286,7 @@ class Session:
     def _label(self) -> SiteLabel:
         return replace(self.site_label, carbon=self.grid.label(), services=tuple(one.label() for one in self.hosted))
 
-    async def _act(self, one: Hosted, decision: Decision) -> tuple[str, str]:
+    async def _act(self, one: Hosted, chosen: Chosen, decision: Decision) -> tuple[str, str]:
         """Carry out a decision; in other modes than act, start the baseline and leave it at that.
 
         One change of replicas at a time: each names the replicas of all services.
@@ -280,8 +300,8 @@ class Session:
                 return done
             said = f"mode {self.site.mode}: nothing was changed"
             if not one.layouts:
-                said = f"mode {self.site.mode}: the baseline runs instead, {await actuator.run(one.chosen.base)}"
-                one.layouts.append((time.time(), one.chosen.base))
+                said = f"mode {self.site.mode}: the baseline runs instead, {await actuator.run(chosen.base)}"
+                one.layouts.append((time.time(), chosen.base))
         one.advised = Layout.parse(decision.value)
         return ADVISED if self.site.mode is Mode.ADVISE else SHADOWED, said
 
@@ -316,20 +336,21 @@ class Session:
         site, remark = (None, "") if self._file is None else self._file.changed()
         if remark:
             self.warn(remark)
-        for one, driver in zip(self.hosted, self._drivers, strict=True):
+        chosen = [(one, one.chosen) for one in self.hosted if one.chosen is not None]
+        for (one, had), driver in zip(chosen, self._drivers if chosen else (), strict=True):
             config = None if site is None else next((c for c in site.services if c.name == one.name), None)
             if config is None:
                 continue
             asked = asked_of(config, one.setup.family.largest.accuracy_ratio)
-            if asked == terms_of(one.chosen.policy):
+            if asked == terms_of(had.policy):
                 continue
             try:
-                policy = with_terms(one.chosen.policy, asked)
+                policy = with_terms(had.policy, asked)
             except JouleryError as error:
                 self.warn(f"the changed site file is not taken over: {error}")
                 continue
             driver.policy = policy
-            one.setup, one.chosen = replace(one.setup, slo=asked.slo), replace(one.chosen, policy=policy)
+            one.setup, one.chosen = replace(one.setup, slo=asked.slo), replace(had, policy=policy)
             self.site_label = self._label()
             self.writer.log(POLICY, **policy_entry(policy))
 

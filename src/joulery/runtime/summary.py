@@ -39,8 +39,8 @@ class Served:
         layouts: ``(from_s, layout)``: what served, from when.
         family: The variants.
         slo: What was promised.
-        predictor: Knows the profile.
-        base: The layout to compare with.
+        predictor: Knows the profile; None where no profile is known.
+        base: The layout to compare with; None where nothing is compared.
         carbon: The intensity; None where it is not known.
         pue: Facility energy per IT energy.
         seed: Of the counterfactual's draws.
@@ -52,8 +52,8 @@ class Served:
     layouts: Sequence[tuple[float, Layout]]
     family: ModelFamily
     slo: Slo
-    predictor: Predictor
-    base: Layout
+    predictor: Predictor | None
+    base: Layout | None
     carbon: CarbonSeries | None
     pue: float = 1.0
     seed: int = 0
@@ -139,11 +139,11 @@ def divide(attributed_j: float, requests_cpu_s: float, load_cpu_s: float, cpu_s:
 
 
 def compared(served: Served) -> Counterfactual | None:
-    """The answered requests beside the baseline; None where none was answered."""
-    answered = served.answered
-    if not answered:
+    """The answered requests beside the baseline; None where none was answered, or there is no baseline."""
+    answered, predictor = served.answered, served.predictor
+    if not answered or predictor is None or served.base is None:
         return None
-    instances = {layout: served.predictor.instances(layout) for _, layout in served.layouts}
+    instances = {layout: predictor.instances(layout) for _, layout in served.layouts}
     ran: list[tuple[float, Sequence[SliceProfile]]] = [(at_s, instances[layout]) for at_s, layout in served.layouts]
     return compare(
         Answered(
@@ -154,9 +154,9 @@ def compared(served: Served) -> Counterfactual | None:
             _intensities(served, answered),
         ),
         ran,
-        served.predictor.instances(served.base),
+        predictor.instances(served.base),
         quantile=served.slo.quantile,
-        overhead_s=served.predictor.overhead_s,
+        overhead_s=predictor.overhead_s,
         seed=served.seed,
     )
 
@@ -270,6 +270,7 @@ def _saving(served: Served, found: Counterfactual, shares: Shares, answered: Seq
     g_per_kwh = np.nan_to_num(_intensities(served, answered))
     requests_g = float(np.array([record.cpu_s for record in answered]) @ g_per_kwh) * per_g
     baseline_g = float(found.base_cpu_s @ g_per_kwh) * per_g
+    assert served.base is not None  # what is compared has something to be compared with
     base = f"the same requests on {short(served.base)}, idle power left out"
     return {
         "requests_g": requests_g if served.carbon is not None else math.nan,

@@ -103,7 +103,7 @@ class Ticker:
     def _baseline_extra_g(self, records: Sequence[RequestRecord]) -> float:
         """Grams by which the baseline would have cost more for these requests; 0 where the grid is not known."""
         joules_per_g = JOULES_PER_KWH / self.pue
-        base_j = {one.name: one.chosen.base_metrics.energy_j for one in self.hosted}
+        base_j = {one.name: one.base_energy_j for one in self.hosted if math.isfinite(one.base_energy_j)}
         extra_g = 0.0
         for record in records:
             if record.service not in base_j:
@@ -117,7 +117,7 @@ class Ticker:
 def _service_tick(one: Hosted, records: Sequence[RequestRecord]) -> ServiceTick:
     mine = [record for record in records if record.service == one.name]
     latency_s, attainment_ratio, answers, served = summarise(mine, one.setup.slo)
-    accuracy = one.chosen.predictor.accuracy_ratio
+    accuracy = one.accuracy_ratio
     return ServiceTick(
         one.name,
         requests=len(mine),

@@ -174,7 +174,7 @@ class Metrics:
         mode: str = "advise",
     ) -> None:
         self.registry = CollectorRegistry()
-        self._services = frozenset(services)
+        self._services = set(services)
         self._mode = mode
         self._requests = self._counter("joulery_requests_total")
         self._decisions = self._counter("joulery_decisions_total")
@@ -185,6 +185,10 @@ class Metrics:
         self._answers: dict[tuple[str, str], tuple[Histogram, Histogram]] = {}
         self._causes = _Bounded()
         self.registry.register(_SnapshotCollector(latest))
+
+    def add(self, services: Iterable[str]) -> None:
+        """Services that came later."""
+        self._services.update(services)
 
     def request(self, record: RequestRecord) -> None:
         """Count one request that ended. Called on the hot path: children are looked up once and kept."""

@@ -121,7 +121,7 @@ def cores_of(site: Site) -> dict[str, tuple[int, ...]]:
         CapabilityError: The machine has fewer cores than asked for.
         ConfigError: One cut is given for all services together.
     """
-    cores, services = _cores(site), site.services
+    cores, services = fleet_cores(site), site.services
     if len(services) > 1 and site.fleet.cpu is not None and site.fleet.cpu.slices is not None:
         raise ConfigError(
             f"fleet.cpu.slices cuts the cores for one service, the site has {len(services)}",
@@ -153,7 +153,12 @@ def _claimed(cpu: CpuConfig | None) -> int:
     return cpu.cores or sum(cpu.slices or ())
 
 
-def _cores(site: Site) -> tuple[int, ...]:
+def fleet_cores(site: Site) -> tuple[int, ...]:
+    """The CPU cores that joulery may use here.
+
+    Raises:
+        CapabilityError: The machine has fewer than asked for.
+    """
     here = tuple(sorted(os.sched_getaffinity(0)))
     wanted = _claimed(site.fleet.cpu) or len(here)
     if wanted > len(here):

@@ -30,6 +30,12 @@ INTERRUPTED = 130
 @click.option("--json-out", type=click.Path(path_type=Path), metavar="FILE", help="Write the summary here, as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object and nothing else.")
 @click.option("--listen", metavar="HOST:PORT", help="Listen here instead of where the site file says.")
+@click.option(
+    "--plan",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Run this plan of joulery plan --out, with shadows; it follows changes of SITE.",
+)
 @click.option("--reprofile", is_flag=True, help="Profile again even where a profile is kept.")
 def command(
     file: Path,
@@ -39,6 +45,7 @@ def command(
     json_out: Path | None,
     as_json: bool,
     listen: str | None,
+    plan: Path | None,
     reprofile: bool,
 ) -> int:
     """Serve the site on this machine, send it its load, adapt to the grid, and say what it came to.
@@ -51,7 +58,7 @@ def command(
 
     site = listening(load(file), listen)
     seconds = None if duration is None else _seconds(duration)
-    options = Options(site, seconds, stay, out, reprofile, tuple(sys.argv), file=file)
+    options = Options(site, seconds, stay, out, reprofile, tuple(sys.argv), file=file, plan=plan)
     report = run(options, Silent() if as_json else None)
     if report is None:
         click.echo("interrupted before anything was served", err=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from joulery.domain.provision import PlannedGpu, PlannedInstance, ProvisionPlan
+from joulery.domain.errors import DataError
+from joulery.domain.provision import LatencyParts, PlannedGpu, PlannedInstance, ProvisionPlan
 from joulery.policies.provision.replan import Difference
 
 SCHEMA = "joulery.plan/1"
@@ -43,6 +44,61 @@ def document_of(plan: ProvisionPlan) -> dict[str, Any]:
         "optimal": plan.optimal,
         "binding": binding(plan),
     }
+
+
+def gpus_of(document: Any, file: str) -> tuple[PlannedGpu, ...]:
+    """The GPUs of a plan that :func:`document_of` wrote.
+
+    Args:
+        document: The object.
+        file: Where it comes from, for messages.
+
+    Raises:
+        DataError: It is no plan.
+    """
+    try:
+        return tuple(
+            PlannedGpu(
+                str(gpu["type"]),
+                float(gpu["usd_per_hour"]),
+                float(gpu["frequency_mhz"]),
+                float(gpu["frequency_max_mhz"]),
+                float(gpu["power_demand_w"]),
+                float(gpu["power_w"]),
+                tuple(_instance_of(each) for each in gpu["instances"]),
+            )
+            for gpu in document["gpus"]
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"not a plan: {type(error).__name__} {error}",
+            file=file,
+            hint="write one with `joulery plan SITE --out plan.json`",
+        ) from None
+
+
+def _instance_of(each: Mapping[str, Any]) -> PlannedInstance:
+    parts = {f"{name}_s": _known(value) for name, value in each["latency_parts_s"].items()}
+    return PlannedInstance(
+        workload=str(each["workload"]),
+        model=str(each["model"]),
+        replica=int(each["replica"]),
+        replicas=int(each["replicas"]),
+        rate_rps=float(each["rate_rps"]),
+        share_ratio=float(each["share_ratio"]),
+        batch=int(each["batch"]),
+        max_delay_s=_known(each["max_delay_s"]),
+        wait_s=math.nan if each["wait_s"] is None else float(each["wait_s"]),
+        parts=LatencyParts(**parts),
+        limit_s=float(each["limit_s"]),
+        throughput_rps=float(each["throughput_rps"]),
+        slo_s=float(each["slo_s"]),
+    )
+
+
+def _known(value: float | None) -> float:
+    """A number; JSON has null for infinity."""
+    return math.inf if value is None else float(value)
 
 
 def _gpu(gpu: PlannedGpu) -> dict[str, Any]:

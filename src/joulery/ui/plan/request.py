@@ -133,7 +133,7 @@ def read_profile(file: Path) -> InterferenceProfile:
     Raises:
         DataError: It cannot be read, or is none.
     """
-    return from_document(_read_json(file, "profile"), file=str(file))
+    return from_document(read_json(file, "profile"), file=str(file))
 
 
 def read_running(file: Path) -> tuple[RunningGpu, ...]:
@@ -142,7 +142,7 @@ def read_running(file: Path) -> tuple[RunningGpu, ...]:
     Raises:
         DataError: It cannot be read, or is no plan.
     """
-    document = _read_json(file, "plan")
+    document = read_json(file, "plan")
     try:
         return tuple(
             RunningGpu(
@@ -167,7 +167,12 @@ def read_running(file: Path) -> tuple[RunningGpu, ...]:
         ) from None
 
 
-def _read_json(file: Path, what: str) -> Any:
+def read_json(file: Path, what: str) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        DataError: It cannot be read.
+    """
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

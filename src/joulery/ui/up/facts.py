@@ -66,9 +66,15 @@ def tell_serving(screen: Screen, session: Session, server: GatewayServer) -> Non
     else:
         screen.fact("carbon", f"{label.zone}, {label.source}: {label.signal}, {label.scope}, {label.basis}")
     several = len(session.hosted) > 1
+    if not all(one.chosen for one in session.hosted):
+        for one in session.hosted:
+            screen.fact("demand", f"{one.name}: {one.rate_rps:.0f} requests a second planned for")
+        screen.fact("running", session.ran.decisions[-1].detail)
+        screen.fact("dashboard", f"{server.url}/dashboard")
+        return
     for one, first in zip(session.hosted, session.ran.decisions, strict=False):
         who = f"{one.name}: " if several else ""
-        screen.fact("demand", f"{who}{one.chosen.rate_rps:.0f} requests a second to plan for")
+        screen.fact("demand", f"{who}{one.rate_rps:.0f} requests a second to plan for")
         said = first.decision.reason if first.outcome == APPLIED else f"{first.decision.reason}; {first.detail}"
         screen.fact("plan", f"{who}{said}")
     screen.fact("dashboard", f"{server.url}/dashboard")

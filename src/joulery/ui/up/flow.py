@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,17 +26,20 @@ from joulery.runtime.finish import Finished, finish
 from joulery.runtime.grid import Grid
 from joulery.runtime.hosted import Hosted
 from joulery.runtime.live_sample import LiveSample
-from joulery.runtime.loading import Load, LoadResult, start_load
+from joulery.runtime.loading import LoadResult
 from joulery.runtime.measure import RUNS
+from joulery.runtime.provisioned import ProvisionedSession
 from joulery.runtime.recorded import load_run
 from joulery.runtime.session import Pace, Session
 from joulery.runtime.site_watch import SiteWatch
 from joulery.store.files import write_atomically
-from joulery.store.run import SAMPLES, RunWriter, create_run, new_run_id
+from joulery.store.run import RunWriter, create_run, new_run_id
 from joulery.ui.reports.html import render_html
 from joulery.ui.reports.table import roll_up
 from joulery.ui.up.facts import tell_machine, tell_profile, tell_service, tell_serving
 from joulery.ui.up.front import Front, front
+from joulery.ui.up.loads import Loads
+from joulery.ui.up.planned import follow_site, planned_session, tell_plan
 from joulery.ui.up.screen import Screen
 
 
@@ -53,6 +56,7 @@ class Options:
         argv: The command line, for the manifest.
         send: Send the loads of the site file.
         file: The site file, watched for changes; None for one that is not.
+        plan: Run this plan, of joulery plan --out, instead of the services' own policies.
     """
 
     site: Site
@@ -63,6 +67,7 @@ class Options:
     argv: tuple[str, ...] = ()
     send: bool = True
     file: Path | None = None
+    plan: Path | None = None
 
 
 class Interrupted(Exception):  # noqa: N818 - it ends a run, it is no error
@@ -87,22 +92,20 @@ async def up(options: Options, screen: Screen, stop: asyncio.Event) -> dict[str,
         writer = stack.enter_context(_run(options, site))
         gate = await stack.enter_async_context(front(site, [config.name for config in configs], writer))
         await tell_machine(screen)
-        setups = [service_setup(site, config, cache) for config in configs]
         meters, pace = meter_specs(site.meters), Pace.over(longest_s(site))
-        hosted = []
-        for config, setup in zip(configs, setups, strict=True):
-            tell_service(screen, setup)
-            load = site.load_of(config)
-            folder = None if load is None else load.inputs
-            obtained = await _unless_stopped(_profile(options, config, setup, folder, meters, cache, screen), stop)
-            tell_profile(screen, obtained, setup)
-            hosted.append(_hosted(site, config, setup, obtained, pace))
-        engine = gate.engine(site, tuple(sorted({core for setup in setups for core in setup.cores})))
-        stack.push_async_callback(engine.close)
         grid = Grid(site.carbon, _opened, time.time)
-        session = Session(site, hosted, writer, engine, meters=meters, grid=grid, pace=pace)
-        if options.file is not None:
-            session.follow(SiteWatch(options.file))
+        session: Session
+        if options.plan is not None:
+            session = planned_session(site, options.plan, writer, gate, grid, meters, pace, cache)
+            tell_plan(screen, session)
+        else:
+            hosted = await _chosen(options, site, meters, pace, cache, screen, stop)
+            cores = tuple(sorted({core for one in hosted for core in one.setup.cores}))
+            engine = gate.engine(site, cores)
+            session = Session(site, hosted, writer, engine, meters=meters, grid=grid, pace=pace)
+            if options.file is not None:
+                session.follow(SiteWatch(options.file))
+        stack.push_async_callback(session.engine.close)
         stack.push_async_callback(session.stop)
         await _unless_stopped(session.serve(), stop)
         gate.open_to(session)
@@ -112,7 +115,29 @@ async def up(options: Options, screen: Screen, stop: asyncio.Event) -> dict[str,
         await session.stop()
         client = LoadResult.together(list(results.values()))
         finished = finish(session, load_cpu_s=client.cpu_s)
-    return _with_page(finished, client, results, hosted, dashboard=f"{gate.server.url}/dashboard")
+    return _with_page(finished, client, results, session.hosted, dashboard=f"{gate.server.url}/dashboard")
+
+
+async def _chosen(
+    options: Options,
+    site: Site,
+    meters: tuple[MeterSpec, ...] | None,
+    pace: Pace,
+    cache: Path,
+    screen: Screen,
+    stop: asyncio.Event,
+) -> list[Hosted]:
+    """The services, profiled, each with its policy."""
+    setups = [service_setup(site, config, cache) for config in site.services]
+    hosted = []
+    for config, setup in zip(site.services, setups, strict=True):
+        tell_service(screen, setup)
+        load = site.load_of(config)
+        folder = None if load is None else load.inputs
+        obtained = await _unless_stopped(_profile(options, config, setup, folder, meters, cache, screen), stop)
+        tell_profile(screen, obtained, setup)
+        hosted.append(_hosted(site, config, setup, obtained, pace))
+    return hosted
 
 
 def the_services(site: Site) -> tuple[ServiceConfig, ...]:
@@ -212,18 +237,18 @@ async def _serve(
     screen.begin(session.site_label.services, None if options.stay else planned_s)
     session.watch(lambda tick: screen.tick(tick, tick.t_s - session.started_s))
     session.on_decision(screen.decision)
-    running = asyncio.create_task(session.run(), name="session")
+    loads = Loads(session, gate)
+    running = asyncio.create_task(_run_session(options, session, loads, gate), name="session")
     stopping = asyncio.create_task(stop.wait(), name="stop")
-    loads: dict[str, Load] = {}
     results: dict[str, LoadResult] = {}
     try:
         if loaded:
-            _start_loads(loads, session, gate)
-            loading = asyncio.create_task(_outcomes(loads), name="load")
+            for one in session.hosted:
+                loads.start(one)
+            loading = asyncio.create_task(loads.outcomes(), name="load")
             await asyncio.wait({running, stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():
-                for load in loads.values():
-                    load.end()
+                loads.end()
             results = await loading
         if not loaded or options.stay:
             patience_s = None if options.stay else options.duration_s
@@ -233,35 +258,23 @@ async def _serve(
     finally:
         stopping.cancel()
         running.cancel()
-        for load in loads.values():
-            load.end()
+        loads.end()
         await asyncio.gather(running, stopping, return_exceptions=True)
     return results
 
 
-async def _outcomes(loads: Mapping[str, Load]) -> dict[str, LoadResult]:
-    """What the clients saw, once all have ended."""
-    return dict(zip(loads, await asyncio.gather(*(load.wait() for load in loads.values())), strict=True))
-
-
-def _start_loads(loads: dict[str, Load], session: Session, gate: Front) -> None:
-    """Start what is sent to each service; those that have started stay in ``loads`` whatever happens to the next."""
-    alone = len(session.hosted) == 1
-    for one in session.hosted:
-        if one.load is None:
-            continue
-        view = next(view for view in session.engine.replicas() if view.spec.service == one.name)
-        loads[one.name] = start_load(
-            one.load,
-            rate_rps=one.chosen.rate_rps,
-            service=one.name,
-            specs=view.inputs,
-            url=gate.server.url,
-            token=gate.token,
-            folder=session.writer.path,
-            scratch=session.writer.path / SAMPLES,
-            tag="" if alone else f"-{one.name}",
-        )
+async def _run_session(options: Options, session: Session, loads: Loads, gate: Front) -> None:
+    """Control and tick; a plan also follows its site file."""
+    if options.file is None or not isinstance(session, ProvisionedSession):
+        await session.run()
+        return
+    watch = SiteWatch(options.file)
+    following = asyncio.create_task(follow_site(session, loads, watch, gate, cache_folder()), name="follow")
+    try:
+        await session.run()
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
 
 
 async def _unless_stopped(work: Any, stop: asyncio.Event) -> Any:

@@ -1,0 +1,163 @@
+"""``joulery up --plan``: a provisioning plan on this machine, followed as the site file changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from joulery.config.services import ServiceConfig
+from joulery.config.site import Site
+from joulery.domain.engine import ModelRef
+from joulery.domain.errors import ConfigError, JouleryError
+from joulery.domain.ports import Engine
+from joulery.domain.provision import PlannedGpu
+from joulery.policies.provision.planner import followed
+from joulery.runtime.compose.meters import MeterSpec
+from joulery.runtime.compose.service import ServiceSetup, fleet_cores, model_ref
+from joulery.runtime.controller import RequestWindow
+from joulery.runtime.grid import Grid
+from joulery.runtime.hosted import Hosted
+from joulery.runtime.provisioned import WATCH_S, WINDOW_S, PlanInForce, ProvisionedSession
+from joulery.runtime.seats import cores_for
+from joulery.runtime.session import Pace
+from joulery.runtime.site_watch import SiteWatch
+from joulery.store.run import RunWriter
+from joulery.ui.plan.document import gpus_of
+from joulery.ui.plan.request import read_json, request_of
+from joulery.ui.up.front import Front
+from joulery.ui.up.loads import Loads
+from joulery.ui.up.screen import Screen
+
+_ENOUGH = 50
+"""Requests that a quantile of a service should rest on."""
+
+
+def planned_session(
+    site: Site,
+    file: Path,
+    writer: RunWriter,
+    gate: Front,
+    grid: Grid,
+    meters: tuple[MeterSpec, ...] | None,
+    pace: Pace,
+    cache: Path,
+) -> ProvisionedSession:
+    """The session of the plan in a file; its engine runs nothing yet.
+
+    Raises:
+        ConfigError: The plan and the site speak of other services or models.
+        CapabilityError: The plan needs more cores than there are.
+        DataError: The file is no plan.
+    """
+    gpus = gpus_of(read_json(file, "plan"), str(file))
+    cores, size = fleet_cores(site), _sizes(site)
+    models = models_of(site, gpus, cache)
+    hosted = [_hosted(site, config, gpus, cache) for config in site.services]
+    plan = PlanInForce.of(gpus, cores_for(gpus, cores, size), models, {one.name: one.setup.slo for one in hosted})
+    engine: Engine = gate.engine(site, cores)
+    return ProvisionedSession(
+        site, hosted, writer, engine, meters=meters, grid=grid, pace=pace, plan=plan, size=size, all_cores=cores
+    )
+
+
+def tell_plan(screen: Screen, session: ProvisionedSession) -> None:
+    """What stands for what, and what waits beside it."""
+    for gpu, cores in zip(session.plan.gpus, session.plan.cores, strict=True):
+        seats = ", ".join(f"{each.workload} {100 * each.share_ratio:g} % batch {each.batch}" for each in gpu.instances)
+        screen.fact("plan", f"{gpu.type} played by CPU core {', '.join(map(str, cores))}: {seats}")
+    shadows = [seat.watched for seat in session.plan.seats if seat.shadow is not None]
+    words = ", ".join(f"{one.key} {one.shadow_percent:g} %" for one in shadows)
+    screen.fact("shadows", words or "none: the plan leaves nothing for them")
+
+
+async def follow_site(session: ProvisionedSession, loads: Loads, watch: SiteWatch, gate: Front, cache: Path) -> None:
+    """Whenever the site file was changed: plan with few moves, go over to that plan. Until cancelled."""
+    while True:
+        await asyncio.sleep(WATCH_S)
+        site, remark = watch.changed()
+        if site is None:
+            if remark:
+                session.warn(remark)
+            continue
+        try:
+            await _follow(session, loads, site, gate, cache)
+        except JouleryError as error:
+            session.warn(f"the old plan runs on: {error}")
+
+
+async def _follow(session: ProvisionedSession, loads: Loads, site: Site, gate: Front, cache: Path) -> None:
+    request = request_of(site)
+    gpus = await asyncio.to_thread(
+        lambda: followed(session.plan.running, request.workloads, request.types, request.rules).gpus
+    )
+    known = session.names
+    came = [_hosted(site, config, gpus, cache) for config in site.services if config.name not in known]
+    for name in known - {config.name for config in site.services}:
+        loads.end(name)
+    gate.metrics.add([one.name for one in came])
+    await session.go_over(gpus, came, models_of(site, gpus, cache))
+    for one in came:
+        loads.start(one)
+
+
+def _sizes(site: Site) -> dict[str, int]:
+    return {gpu.name: gpu.cpu_cores for gpu in site.fleet.gpus}
+
+
+def models_of(site: Site, gpus: Sequence[PlannedGpu], cache: Path) -> dict[str, ModelRef]:
+    """What each service of a plan loads.
+
+    Raises:
+        ConfigError: The plan serves what the site does not, or the other way round.
+    """
+    planned = {each.workload: each.model for gpu in gpus for each in gpu.instances}
+    configs = {config.name: config for config in site.services}
+    if strangers := sorted(planned.keys() - configs.keys()):
+        raise ConfigError(
+            f"the plan serves {', '.join(strangers)}, which the site file does not name", pointer="services"
+        )
+    if missing := sorted(configs.keys() - planned.keys()):
+        raise ConfigError(
+            f"the plan does not serve {', '.join(missing)}",
+            pointer="services",
+            hint="plan again: joulery plan SITE --out plan.json",
+        )
+    return {name: _model(configs[name], model, cache) for name, model in planned.items()}
+
+
+def _model(config: ServiceConfig, name: str, cache: Path) -> ModelRef:
+    """The variant that a plan means: the one of its name, or the only one.
+
+    Raises:
+        ConfigError: There is no telling which.
+    """
+    variants = {variant.name: variant for variant in config.family.variants}
+    chosen = variants.get(name) or (next(iter(variants.values())) if len(variants) == 1 else None)
+    if chosen is None:
+        raise ConfigError(
+            f"service {config.name} has no variant called as the plan's model",
+            pointer="services",
+            got=name,
+            expected=", ".join(variants),
+        )
+    return model_ref(chosen.model, cache)
+
+
+def _hosted(site: Site, config: ServiceConfig, gpus: Sequence[PlannedGpu], cache: Path) -> Hosted:
+    """A service as the plan runs it."""
+    mine = [each for gpu in gpus for each in gpu.instances if each.workload == config.name]
+    rate_rps = sum(each.rate_rps for each in mine)
+    setup = ServiceSetup(
+        name=config.name,
+        owner=config.owner,
+        family=config.family.as_family(config.name),
+        models={each.model: _model(config, each.model, cache) for each in mine},
+        slo=config.slo.as_slo(),
+        cores=(),
+        partitions=(),
+        candidates=(),
+    )
+    window = RequestWindow(config.name, max(WINDOW_S, _ENOUGH / rate_rps if rate_rps else WINDOW_S))
+    load = site.load_of(config)
+    return Hosted(setup, None, None, window, load, "a plan's, of interference", planned_rps=rate_rps)
