@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from joulery.adapters.tracers.kineto import Kind, KinetoColumns, read_columns
+from joulery.adapters.tracers.kineto import MODULE_RANGE, Kind, KinetoColumns, read_columns
 from joulery.adapters.tracers.kineto_autograd import node_paths
-from joulery.adapters.tracers.kineto_stacks import COMPILED, MODULE_RANGE, NODE, OPTIMIZER_RANGE, STEP_RANGE, Host
+from joulery.adapters.tracers.kineto_stacks import COMPILED, NODE, OPTIMIZER_RANGE, STEP_RANGE, Host
 from joulery.domain.arrays import IntArray
 from joulery.domain.events import SELF, UNNAMED, WAIT, EventTrace, module_components, qualified
 

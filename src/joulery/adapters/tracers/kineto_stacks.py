@@ -7,12 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from joulery.adapters.tracers.kineto import Kind, KinetoColumns
+from joulery.adapters.tracers.kineto import MODULE_RANGE, Kind, KinetoColumns
 from joulery.domain.arrays import BoolArray, IntArray
 from joulery.domain.nesting import nesting
-
-MODULE_RANGE = "QTN:"
-"""Prefix of the ranges that forward hooks record around a module's forward."""
 
 NODE = "autograd::engine::evaluate_function: "
 """Prefix of the operation in which autograd runs one node of the backward pass."""

@@ -202,10 +202,11 @@ class Cycles(ABC):
         try:
             action()
         except self._trouble as error:
-            self._retire()
-            self._complain(error)
+            self._fail(error)
 
-    def _complain(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
+        """Recording is over, for this reason."""
+        self._retire()
         try:
             self._mark({"kind": "note", "text": f"recording ended early: {type(error).__name__}: {error}"})
         except OSError:

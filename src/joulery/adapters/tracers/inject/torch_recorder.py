@@ -82,6 +82,7 @@ class Recorder(Cycles):
         self._optimizer: weakref.ref[Any] | None = None
         self._calls = 0
         self._profile: Any = None
+        self._module_range: Callable[[str], AbstractContextManager[Any]] = self._range
         self._torch: Any = None
 
     def install(self) -> None:
@@ -93,13 +94,22 @@ class Recorder(Cycles):
         optimizers = importlib.import_module("torch.optim.optimizer")
         compiling = self._torch.compiler.is_compiling
 
+        # The cheapest range there is: the other kind costs ten times as much, most of what recording a module costs.
+        self._module_range = getattr(self._torch._C._profiler, "_RecordFunctionFast", self._range)
+
         def before(module: Any, args: Any) -> None:
-            if not compiling() and not self._over:
-                self._guarded(lambda: self._enter(module))
+            if not self._over and not compiling():
+                try:
+                    self._enter(module)
+                except self._trouble as error:
+                    self._fail(error)
 
         def after(module: Any, args: Any, output: Any) -> None:
-            if not compiling() and not self._over:
-                self._guarded(lambda: self._leave(module))
+            if not self._over and not compiling():
+                try:
+                    self._leave(module)
+                except self._trouble as error:
+                    self._fail(error)
 
         def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
             if not self._over:
@@ -130,7 +140,7 @@ class Recorder(Cycles):
         name = self._names.of(module, caller)
         opened = None
         if self._recording:
-            opened = self._torch.autograd.profiler.record_function(RANGE + name)
+            opened = self._module_range(RANGE + name)
             opened.__enter__()
         stack.append((module, name, opened))
 
