@@ -1,4 +1,4 @@
-"""What measuring costs a training step of BERT-base on CPU: the sampler, and the profiler with the hooks of a tracer."""
+"""What measuring costs a training step of BERT-base on CPU: the sampler; the profiler and the hooks of a tracer."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ TINY_STEPS = 20
 NOTE = (
     f"`BertForPreTraining` of transformers, random weights, training mode, batch {BATCH}, {TOKENS} tokens, AdamW, one "
     f"thread; {PAIRS} pairs, a step with beside a step without, the order of each pair drawn by lot "
-    "(`JOULERY_BENCH_PAIRS` for more). Figures are mean and 95 % interval of the ratio of the two, less one; CPU time is "
-    "that of the process. The sampler reads four counters every 4 ms and is stopped and let go in turn. With the tracer, "
-    "the step runs between hooks and under the profiler, and starting, stopping and writing the trace count too; steps "
-    "outside the schedule run with idle hooks alone. The tiny model has 2 layers of width 128; its steps are timed "
-    f"{TINY_STEPS} at a time, without the writing of the trace in the first line and with it in the second."
+    "(`JOULERY_BENCH_PAIRS` for more). Figures are mean and 95 % interval of the ratio of the two, less one; CPU time "
+    "is that of the process. The sampler reads four counters every 4 ms and is stopped and let go in turn. With the "
+    "tracer, the step runs between hooks and under the profiler, and starting, stopping and writing the trace count "
+    "too; steps outside the schedule run with idle hooks alone. The tiny model has 2 layers of width 128; it is timed "
+    f"{TINY_STEPS} steps at a time, without the writing of the trace in the first line and with it in the second."
 )
 
 

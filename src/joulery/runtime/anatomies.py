@@ -17,6 +17,7 @@ from joulery.domain.events import EventTrace
 from joulery.domain.power import PowerTrace
 from joulery.domain.tef import TensorFootprint
 from joulery.runtime.evidence import unfold
+from joulery.runtime.traced import Anatomy, dissect_again, unfinished
 from joulery.store.run import Run, open_run
 from joulery.store.tensors import EVENTS, has_footprint, kept_events, kept_footprint
 
@@ -29,15 +30,19 @@ class RunAnatomy:
         run: The run.
         name: Its folder's name, or its identifier.
         footprint: Joules by operation.
+        again: What it was made from, where the run was killed before it could keep that.
     """
 
     run: Run
     name: str
     footprint: TensorFootprint
+    again: Anatomy | None = None
 
     @property
     def events(self) -> EventTrace | None:
         """Its events; None where it keeps none."""
+        if self.again is not None:
+            return self.again.trace
         return kept_events(self.run) if EVENTS in self.run.series_names else None
 
     @property
@@ -48,6 +53,8 @@ class RunAnatomy:
     @property
     def windows_ns(self) -> list[tuple[int, int]]:
         """The stretches that were accounted, Unix nanoseconds."""
+        if self.again is not None:
+            return [session.window_ns for session in self.again.sessions]
         sessions = self.run.manifest.get("tracing", {}).get("sessions", ())
         found = [(round(s["start_s"] * 1e9), round(s["end_s"] * 1e9)) for s in sessions]
         return found or [self.footprint.window_ns]
@@ -57,12 +64,14 @@ def load_anatomies(paths: Sequence[str | Path]) -> list[RunAnatomy]:
     """Runs that know their operations.
 
     Raises:
-        DataError: One is no run, is named twice, or was not traced.
+        DataError: One is no run, is named twice, was not traced, or was killed before a cycle of steps was complete.
     """
     found: list[RunAnatomy] = []
     for path in paths:
         run = open_run(path)
-        found.append(RunAnatomy(run, run.path.name or str(run.manifest["id"]), kept_footprint(run)))
+        again = dissect_again(run) if unfinished(run) else None
+        footprint = kept_footprint(run) if again is None else again.footprint
+        found.append(RunAnatomy(run, run.path.name or str(run.manifest["id"]), footprint, again))
     resolved = [one.run.path.resolve() for one in found]
     if len(set(resolved)) < len(resolved):
         raise DataError("a run is named twice", hint="name each run once")

@@ -11,7 +11,7 @@ from joulery.accounting.align import Estimator, Multiplicity, align
 from joulery.accounting.devices import matched
 from joulery.accounting.integrate import Metered
 from joulery.accounting.steps import NS_PER_S, power_steps
-from joulery.domain.errors import DataError
+from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.events import EventTrace
 from joulery.domain.footprint import Footprint, Part, merge_parts
 from joulery.domain.ports import CarbonSource
@@ -20,10 +20,11 @@ from joulery.domain.quality import weakest
 from joulery.domain.tef import TensorFootprint
 from joulery.runtime.account import intensity
 from joulery.runtime.compose.traces import load_events, load_power
-from joulery.runtime.evidence import Evidence, fold
+from joulery.runtime.evidence import Evidence, fold, unfold
+from joulery.runtime.traced import dissect_again, unfinished
 from joulery.store.footprints import footprint_to_dict
-from joulery.store.run import create_run
-from joulery.store.tensors import keep_events, keep_footprint
+from joulery.store.run import create_run, open_run
+from joulery.store.tensors import keep_events, keep_footprint, kept_events, kept_footprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,31 @@ def account_files(events: Path, power: Path, how: How) -> Accounted:
     if how.offset_ns:
         traces = [PowerTrace(t.channel, t.t_ns + how.offset_ns, t.values, t.period_s) for t in traces]
     return account_trace(load_events(events, how.form, how.hlo), traces, how)
+
+
+def account_run(path: Path, estimator: Estimator | None = None) -> Accounted:
+    """Account a traced run: again, with what was left of it, where its measuring process was killed.
+
+    Args:
+        path: The run directory; no file in it is changed.
+        estimator: How the operations get their energy; as the run was asked to, when None. A run that ended keeps the
+            answer of the estimator it was asked for.
+
+    Raises:
+        DataError: There is no run, it was not traced, or it was killed before a cycle of steps was complete.
+        ConfigError: Another estimator is asked of a run that ended.
+    """
+    run = open_run(path)
+    power = unfold(run).traces
+    if unfinished(run):
+        made = dissect_again(run, estimator)
+        return Accounted(made.footprint, made.trace, power)
+    footprint = kept_footprint(run)
+    if estimator is not None and estimator != footprint.estimator:
+        raise ConfigError(
+            "the run has ended and keeps its answer", pointer="--estimator", got=estimator, expected=footprint.estimator
+        )
+    return Accounted(footprint, kept_events(run), power)
 
 
 def account_trace(events: EventTrace, traces: Sequence[PowerTrace], how: How) -> Accounted:

@@ -141,7 +141,7 @@ def _traced_environment(writer: RunWriter, tracing: Tracing) -> dict[str, str]:
     from joulery.runtime.compose.tracers import open_tracer
     from joulery.runtime.traced import trace_folder
 
-    folder = str(trace_folder(writer))
+    folder = str(trace_folder(writer, tracing))
     return {**os.environ, **open_tracer(tracing.framework).environment(folder, tracing.steps, os.environ)}
 
 

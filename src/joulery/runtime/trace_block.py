@@ -59,7 +59,7 @@ class Trace(Measurement):
 
         super().__enter__()
         assert self._recorder is not None
-        recorder = Recorder(trace_folder(self._recorder.writer), **asdict(self._tracing.steps))
+        recorder = Recorder(trace_folder(self._recorder.writer, self._tracing), **asdict(self._tracing.steps))
         recorder.install()
         if self._model is not None:
             recorder.name(self._model, self._name or type(self._model).__name__)

@@ -19,11 +19,14 @@ from joulery.domain.errors import DataError
 from joulery.domain.events import EventTrace, joined
 from joulery.domain.tef import DeviceEnergy, TensorFootprint
 from joulery.domain.tracing import Steps, TracedSession
-from joulery.runtime.account import Basis
+from joulery.runtime.account import Basis, account_again
 from joulery.runtime.compose.tracers import open_tracer
+from joulery.runtime.evidence import unfold
+from joulery.runtime.measure import source_of
 from joulery.store.files import disk_errors
-from joulery.store.run import RunWriter
-from joulery.store.tensors import keep_events, keep_footprint
+from joulery.store.intensity import read_intensity
+from joulery.store.run import Run, RunWriter
+from joulery.store.tensors import has_footprint, keep_events, keep_footprint
 
 TRACES = "trace"
 """Folder of a run in which the traced program writes."""
@@ -61,8 +64,8 @@ class Anatomy:
     sessions: tuple[TracedSession, ...]
 
 
-def trace_folder(writer: RunWriter) -> Path:
-    """The folder for the traced program's files, made new.
+def trace_folder(writer: RunWriter, tracing: Tracing) -> Path:
+    """The folder for the traced program's files, made new; the run says how they are to be read, should it be killed.
 
     Raises:
         CapabilityError: It cannot be made.
@@ -70,6 +73,9 @@ def trace_folder(writer: RunWriter) -> Path:
     folder = writer.path / TRACES
     with disk_errors(folder):
         folder.mkdir()
+    writer.describe(
+        tracing={"framework": tracing.framework, "estimator": tracing.estimator, "calls": tracing.calls, "sessions": []}
+    )
     return folder
 
 
@@ -99,6 +105,32 @@ def keep_anatomy(writer: RunWriter, tracing: Tracing, basis: Basis, offset_ns: i
     writer.describe(tracing=_described(tracing, sessions))
     tracer.leftovers(str(folder))
     return anatomy
+
+
+def unfinished(run: Run) -> bool:
+    """Whether a run was traced and killed before its operations were accounted (or has not ended yet)."""
+    return "tracing" in run.manifest and not has_footprint(run) and (run.path / TRACES).is_dir()
+
+
+def dissect_again(run: Run, estimator: Estimator | None = None) -> Anatomy:
+    """The operations of an unfinished run, from what its program and the sampler had written. Changes no file.
+
+    Args:
+        run: One that is :func:`unfinished`.
+        estimator: How the operations get their energy; as the run was asked to, when None.
+
+    Raises:
+        DataError: No cycle of steps was complete, it was killed before the command started, or a file is damaged.
+    """
+    asked = run.manifest["tracing"]
+    offset_ns = unfold(run).offset_ns
+    folder = str(run.path / TRACES)
+    sessions, notes = open_tracer(asked["framework"]).recorded(folder, offset_ns, calls=asked["calls"])
+    if not sessions:
+        raise DataError(notes[-1], file=str(run.path))
+    source = source_of(run.manifest["terms"]["carbon"]) if read_intensity(run) is None else None
+    notes = [*notes, "the measuring process was killed, or still runs: this is what had been recorded until then"]
+    return dissect(sessions, account_again(run, source).basis, estimator or asked["estimator"], notes)
 
 
 def dissect(
@@ -207,6 +239,8 @@ def _share_notes(devices: Sequence[DeviceEnergy]) -> list[str]:
 def _described(tracing: Tracing, sessions: Sequence[TracedSession]) -> dict[str, Any]:
     return {
         "framework": tracing.framework,
+        "estimator": tracing.estimator,
+        "calls": tracing.calls,
         "steps": sum(session.steps for session in sessions),
         "sessions": [
             {

@@ -15,12 +15,11 @@ FORMATS = ("kineto", "tf1", "jax", "xplane", "csv")
 
 
 @click.command("account")
-@click.option("--events", required=True, type=click.Path(path_type=Path), metavar="FILE", help="What ran when.")
-@click.option("--power", required=True, type=click.Path(path_type=Path), metavar="FILE", help="t_ns,device,power_w ...")
+@click.argument("run", required=False, type=click.Path(path_type=Path))
+@click.option("--events", type=click.Path(path_type=Path), metavar="FILE", help="What ran when.")
+@click.option("--power", type=click.Path(path_type=Path), metavar="FILE", help="t_ns,device,power_w ...")
 @click.option("--window", nargs=2, type=int, metavar="START END", help="The session, nanoseconds of the files' clock.")
-@click.option(
-    "--estimator", type=click.Choice(["recency", "regression"]), default="recency", help="Power of what is short."
-)
+@click.option("--estimator", type=click.Choice(["recency", "regression"]), help="Power of what is short (recency).")
 @click.option(
     "--multiplicity", type=click.Choice(["events", "set"]), default="events", help="Who shares: events, or operations."
 )
@@ -35,10 +34,11 @@ FORMATS = ("kineto", "tf1", "jax", "xplane", "csv")
 @click.option("--top", type=click.IntRange(min=1), default=20, metavar="N", help="Operations to print (20).")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 def command(
-    events: Path,
-    power: Path,
+    run: Path | None,
+    events: Path | None,
+    power: Path | None,
     window: tuple[int, int] | None,
-    estimator: str,
+    estimator: str | None,
     multiplicity: str,
     form: str | None,
     hlo: tuple[Path, ...],
@@ -53,17 +53,35 @@ def command(
 
     Events: PyTorch profiler (Kineto) JSON, TensorFlow 1 timeline, JAX trace, XLA profile (.xplane.pb), or CSV
     op,start_ns,dur_ns,device,lane,phase. Power: CSV t_ns,device and power_w or counter_j. Gzip is seen through.
+
+    Or name a traced RUN whose measuring process was killed: what it left is accounted.
     """
-    from joulery.runtime.anatomy import How, account_files, keep
+    from joulery.runtime.anatomy import How, account_files, account_run, keep
     from joulery.runtime.measure import source_of
 
     if period_s is not None and not 0 < period_s < float("inf"):
         raise click.BadParameter("a period is a time > 0 s", param_hint="--period")
-    source = source_of({name: value for name, value in flags.items() if value is not None})
-    how: Any = How(window, estimator, multiplicity, form, hlo, period_s, offset_ns, source)  # type: ignore[arg-type]
-    accounted = account_files(events, power, how)
+    given = {name: value for name, value in flags.items() if value is not None}
+    if run is not None:
+        if events or power or window or form or hlo or period_s or offset_ns or multiplicity != "events" or given:
+            raise click.UsageError("a RUN has its own events, power, window and terms: leave those flags out")
+        accounted, origin = account_run(run, estimator), {"run": str(run)}  # type: ignore[arg-type]
+    elif events is None or power is None:
+        raise click.UsageError("name --events FILE and --power FILE, or a RUN")
+    else:
+        how: Any = How(
+            window,
+            estimator or "recency",  # type: ignore[arg-type]
+            multiplicity,  # type: ignore[arg-type]
+            form,
+            hlo,
+            period_s,
+            offset_ns,
+            source_of(given),
+        )
+        accounted, origin = account_files(events, power, how), {"events": str(events), "power": str(power)}
     if out is not None:
-        keep(accounted, out, {"events": str(events), "power": str(power)})
+        keep(accounted, out, origin)
     if as_json:
         from joulery.store.tensors import tensor_footprint_to_dict
 
