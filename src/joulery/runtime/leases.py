@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class _Held:
 
 
 class LeaseHolder:
-    """The leases of this process.
+    """The leases of this process. One thread may renew while another sets.
 
     Args:
         book: Where they are written down.
@@ -61,6 +62,7 @@ class LeaseHolder:
         self._watch = watch or Watchdog.start
         self._watchdog: Watchdog | None = None
         self._held: dict[str, _Held] = {}
+        self._starting = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -112,15 +114,16 @@ class LeaseHolder:
                     self._held[name] = _Held(device, lease)
                 raise
             self._held[name] = _Held(device, lease)
+            self._book.renew(name)  # it may have taken longer than a lease lasts
             return done
 
     def renew(self) -> tuple[str, ...]:
         """Say that this process still cares; the names of leases that were taken away meanwhile."""
         if self._held:
             self._see_watched()
-        lost = tuple(name for name in self._held if not self._renewed(name))
+        lost = tuple(name for name in tuple(self._held) if not self._renewed(name))
         for name in lost:
-            del self._held[name]
+            self._held.pop(name, None)
         return lost
 
     def release(self, name: str) -> DeviceChange[Any] | None:
@@ -136,7 +139,7 @@ class LeaseHolder:
             if present is not None and present.owner == self.owner:
                 done = held.device.reset(present.before)
                 self._book.remove(name)
-        del self._held[name]
+        self._held.pop(name, None)
         return done
 
     def close(self) -> None:
@@ -151,7 +154,7 @@ class LeaseHolder:
                 self.release(name)
             except JouleryError as error:
                 failed.append(f"{name}: {error}")
-                del self._held[name]
+                self._held.pop(name, None)
         watchdog, self._watchdog = self._watchdog, None
         if watchdog is not None:
             watchdog.dismiss(wait=not failed)
@@ -178,10 +181,11 @@ class LeaseHolder:
         self._book.remove(present.name)
 
     def _see_watched(self) -> None:
-        if self._watchdog is None or not self._watchdog.alive:
-            if self._watchdog is not None:
-                self._watchdog.dismiss(wait=True)
-            self._watchdog = self._watch(self._book, self.owner)
+        with self._starting:
+            if self._watchdog is None or not self._watchdog.alive:
+                if self._watchdog is not None:
+                    self._watchdog.dismiss(wait=True)
+                self._watchdog = self._watch(self._book, self.owner)
 
 
 class Watchdog:

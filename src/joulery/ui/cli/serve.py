@@ -13,8 +13,10 @@ import click
 from joulery.domain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from joulery.config.devices import GpuDeviceConfig
     from joulery.config.site import Site
     from joulery.domain.engine import ReplicaSpec, Transition
+    from joulery.domain.ports import Places
     from joulery.domain.serving import Slice
     from joulery.runtime.compose.text import TextSite
 
@@ -33,6 +35,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 @click.option("--replicas", type=click.IntRange(1), default=1, help="Worker processes of each model (1).")
 @click.option("--cores", type=click.IntRange(1), default=1, help="CPU cores of each replica (1).")
 @click.option("--share", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Share of their time (1).")
+@click.option(
+    "--on", metavar="SLICE", help="Run on a GPU instead: whole, mps:0.4 (a share of it), or a MIG profile: 3g.20gb."
+)
+@click.option("--gpu", "gpus", multiple=True, metavar="GPU", help="With --on: which, by index or UUID (0). Repeatable.")
 @click.option("--threads", type=click.IntRange(0), default=0, help="Threads inside an operator (one a core).")
 @click.option("--listen", metavar="HOST:PORT", help="Where (127.0.0.1:8080); port 0 takes a free one.")
 @click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", help="Bearer token to ask for.")
@@ -47,6 +53,8 @@ def command(
     replicas: int,
     cores: int,
     share: float,
+    on: str | None,
+    gpus: tuple[str, ...],
     threads: int,
     listen: str | None,
     token_file: Path | None,
@@ -72,11 +80,14 @@ def command(
         _serve_site(site, listen, out, as_json=as_json)
         return
     import asyncio
+    from contextlib import closing
 
     import uvloop
 
     from joulery.domain.serving import Slice, SliceKind
     from joulery.runtime.compose.engine import local_engine
+    from joulery.runtime.compose.gpus import local_gpus
+    from joulery.runtime.lending import lending
     from joulery.ui.gateway.access import address, read_token
     from joulery.ui.gateway.admin import admin_app
     from joulery.ui.gateway.app import Gateway
@@ -86,19 +97,53 @@ def command(
 
     host, port = address(listen or "127.0.0.1:8080")
     token = None if token_file is None else read_token(token_file)
-    slice_ = Slice(SliceKind.CPU, cores=cores, share_ratio=share)
+    slice_ = Slice(SliceKind.CPU, cores=cores, share_ratio=share) if on is None else _gpu_slice(on)
     target = [spec for model in models for spec in [_replica(model, slice_, threads)] * replicas]
 
-    async def run() -> None:
-        engine = local_engine(queue=queue, deadline_s=deadline, drain_s=drain)
+    async def serve_on(places: Places | None) -> None:
+        engine = local_engine(queue=queue, deadline_s=deadline, drain_s=drain, places=places)
         metrics = Metrics({spec.service for spec in target})
         app = Gateway(engine, token=token, telemetry=[metrics.request], admin=admin_app(metrics))
         limits = ServerLimits(drain_s=drain)
         server = GatewayServer(app, host, port, limits=limits, protected=token is not None)
         await serve(engine, server, target, lambda change: _say(server.url, change, as_json=as_json))
 
+    async def run() -> None:
+        if on is None:
+            await serve_on(None)
+            return
+        async with lending(lambda said: click.echo(said, err=True)) as holder:
+            with closing(local_gpus(_gpu_configs(gpus, slice_), holder)) as here:
+                await serve_on(here.places)
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
+
+
+def _gpu_slice(text: str) -> Slice:
+    """The part of a GPU that ``--on`` names.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    from joulery.domain.serving import Slice, SliceKind
+
+    piece = Slice.parse(text)
+    if piece.kind is SliceKind.CPU:
+        raise ConfigError(
+            "no part of a GPU", pointer="--on", got=text, expected="whole, mps:0.4 or a MIG profile such as 3g.20gb"
+        )
+    return piece
+
+
+def _gpu_configs(gpus: tuple[str, ...], piece: Slice) -> tuple[GpuDeviceConfig, ...]:
+    """The GPUs named, used as a slice needs them."""
+    from joulery.config.devices import GpuDeviceConfig
+
+    named = tuple(int(gpu) if gpu.isdigit() else gpu for gpu in gpus) or (0,)
+    mode = piece.kind.value
+    cuts = ((piece.profile,),) if mode == "mig" else None
+    return tuple(GpuDeviceConfig.model_validate({"gpu": gpu, "mode": mode, "cuts": cuts}) for gpu in named)
 
 
 def _only_site_options() -> None:
@@ -110,7 +155,7 @@ def _only_site_options() -> None:
     from click.core import ParameterSource
 
     context = click.get_current_context()
-    for name in ("replicas", "cores", "share", "threads", "token_file", "queue", "deadline", "drain"):
+    for name in ("replicas", "cores", "share", "on", "gpus", "threads", "token_file", "queue", "deadline", "drain"):
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             option = "--" + name.replace("_", "-")
             raise ConfigError(f"a site file says itself what {option} would", pointer=option, hint="change the file")

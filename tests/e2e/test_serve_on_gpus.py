@@ -1,0 +1,96 @@
+"""``joulery serve --on``: real processes on a GPU that is not there, and what becomes of its cut when they are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.fakes.mps import PATH, daemon, no_daemon_left, on_path
+from tests.fakes.nvml import STATE, NvmlFake, gpu
+
+PATIENCE_S = 60.0
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def until(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> Iterator[dict[str, str]]:
+    path = os.pathsep.join(filter(None, (str(PATH), str(ROOT), os.environ.get("PYTHONPATH"))))
+    state = tmp_path / "boards.json"
+    NvmlFake(gpu("NVIDIA A100-SXM4-40GB"), file=state)
+    with no_daemon_left(tmp_path):
+        yield {
+            **os.environ,
+            "PYTHONPATH": path,
+            "PATH": on_path(),
+            "TMPDIR": str(tmp_path),
+            "JOULERY_STATE": str(tmp_path / "state"),
+            STATE: str(state),
+        }
+
+
+@pytest.fixture
+def serve(environ: dict[str, str]) -> Iterator[Callable[..., tuple[subprocess.Popen[bytes], str]]]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: str) -> tuple[subprocess.Popen[bytes], str]:
+        command = [sys.executable, "-m", "joulery", "serve", "--listen", ":0", "--json", *arguments]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, env=environ))
+        assert started[-1].stdout is not None
+        return started[-1], json.loads(started[-1].stdout.readline())["url"]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def seen(url: str, name: str) -> str:
+    body = {"inputs": [{"name": "seconds", "shape": [1], "datatype": "FP32", "data": [0.0]}]}
+    answer = httpx.post(f"{url}/v2/models/toy/infer", json=body, timeout=30.0).json()
+    data = next(output["data"] for output in answer["outputs"] if output["name"] == name)
+    return bytes(data).decode()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_cut_made_for_replicas_goes_with_them(
+    serve: Callable[..., tuple[subprocess.Popen[bytes], str]], environ: dict[str, str], tmp_path: Path, number: int
+) -> None:
+    process, url = serve("--model", "toy=tests.adapters.engines.toys:gpu", "--replicas", "2", "--on", "3g.20gb")
+    nvml = NvmlFake(file=Path(environ[STATE]))
+    assert [name for name, _, _ in nvml.layout()[1]] == ["3g.20gb", "3g.20gb"]
+    assert seen(url, "CUDA_VISIBLE_DEVICES").startswith("MIG-")
+    leases = tmp_path / "state/leases"
+    assert (leases / "gpu-0.mig.json").exists()
+    process.send_signal(number)
+    process.wait()
+    until(lambda: not (leases / "gpu-0.mig.json").exists())
+    assert nvml.layout() == (False, ())
+
+
+def test_a_daemon_started_for_replicas_goes_with_them(
+    serve: Callable[..., tuple[subprocess.Popen[bytes], str]], tmp_path: Path
+) -> None:
+    process, url = serve("--model", "toy=tests.adapters.engines.toys:gpu", "--on", "mps:0.4")
+    assert daemon(tmp_path) is not None
+    assert seen(url, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") == "40"
+    process.kill()
+    process.wait()
+    until(lambda: daemon(tmp_path) is None)
