@@ -1,4 +1,4 @@
-"""``joulery serve --on``: real processes on a GPU that is not there, and what becomes of its cut when they are killed."""
+"""``joulery serve --on``: real processes on a GPU that is not there, and what becomes of its cut when they die."""
 
 from __future__ import annotations
 
