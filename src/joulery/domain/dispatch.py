@@ -213,7 +213,7 @@ class Dispatcher(Generic[T, W]):
 
     def expire(self, now_s: float) -> list[Ticket[T]]:
         """Withdraw every request whose deadline has come, waiting or running; in order of arrival."""
-        late = [ticket for ticket in self._open() if ticket.deadline_s <= now_s]
+        late = [ticket for ticket in self.open_tickets() if ticket.deadline_s <= now_s]
         for ticket in late:
             self.withdraw(ticket)
         return sorted(late, key=lambda ticket: ticket.place)
@@ -227,9 +227,10 @@ class Dispatcher(Generic[T, W]):
 
     def next_deadline_s(self) -> float:
         """The earliest deadline of anything open; infinity when nothing is."""
-        return min((ticket.deadline_s for ticket in self._open()), default=float("inf"))
+        return min((ticket.deadline_s for ticket in self.open_tickets()), default=float("inf"))
 
-    def _open(self) -> list[Ticket[T]]:
+    def open_tickets(self) -> list[Ticket[T]]:
+        """Everything accepted and not yet answered: what waits, by arrival, then what runs."""
         running = [ticket for server in self.servers for ticket in server.held if ticket.open]
         return [*self._waiting, *running]
 

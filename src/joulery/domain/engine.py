@@ -314,5 +314,21 @@ class RequestRecord(NamedTuple):
         return self.end_s - self.arrival_s
 
 
+class QueuedRequest(NamedTuple):
+    """A request that was accepted and not answered yet.
+
+    Attributes:
+        service: Whose it is.
+        arrival_s: When the engine got it, Unix seconds.
+        variant: The variant that works on it; empty while it waits.
+        start_s: When that took it, Unix seconds; NaN while it waits.
+    """
+
+    service: str
+    arrival_s: float
+    variant: str = ""
+    start_s: float = math.nan
+
+
 Telemetry = Callable[[RequestRecord], None]
 """Called once for every request that ends."""

@@ -17,7 +17,7 @@ from joulery.domain.device import (
     MigSetting,
     MpsSetting,
 )
-from joulery.domain.engine import InferRequest, InferResponse, ReplicaSpec, ReplicaView, Transition
+from joulery.domain.engine import InferRequest, InferResponse, QueuedRequest, ReplicaSpec, ReplicaView, Transition
 from joulery.domain.power import Channel
 from joulery.domain.serving import Slice
 from joulery.domain.tracing import Steps, TracedSession
@@ -182,6 +182,14 @@ class Device(Protocol[D]):
         Raises:
             CapabilityError, ActuationError: As ``apply``.
         """
+        ...
+
+
+class Backlog(Protocol):
+    """An engine that tells what it has not answered yet."""
+
+    def backlog(self) -> tuple[QueuedRequest, ...]:
+        """Every request in a replica or waiting, by arrival."""
         ...
 
 

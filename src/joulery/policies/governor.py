@@ -10,13 +10,14 @@ rather than its mean, it errs on the side of the deadline.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from joulery.domain.arrays import FloatArray, readonly
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import ConfigError
+from joulery.domain.ports import Policy
 from joulery.policies.clocks import ClockAction, ClockRange, PartitionLatency, miad_step, snap_clock
 
 
@@ -37,6 +38,21 @@ class Waiting:
     energy_j: FloatArray
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Steady:
+    """What each clock would mean if requests go on arriving as they did lately.
+
+    A governor that is stepped once a period sees the queue at instants only; this tells it what comes between them.
+
+    Attributes:
+        tail_ratio: Predicted tail latency over its allowance, the worst of the hosted services, float64[clocks].
+        energy_j: Predicted energy of the device over the coming period, J, float64[clocks].
+    """
+
+    tail_ratio: FloatArray
+    energy_j: FloatArray
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceView:
     """All a governor sees of its device.
@@ -48,6 +64,8 @@ class DeviceView:
         waiting: What runs and waits, in the order it will be served.
         shortest_slo_s: The shortest SLO among the models it hosts; infinity for an empty device.
         partitions: Recent tail latency of each hosted partition, for governors that react.
+        steady: What comes until the next step; None where a governor is stepped on every arrival and completion, and
+            where nothing arrives.
     """
 
     now_s: float
@@ -56,6 +74,12 @@ class DeviceView:
     waiting: Sequence[Waiting] = ()
     shortest_slo_s: float = float("inf")
     partitions: Sequence[PartitionLatency] = ()
+    steady: Steady | None = None
+
+    @property
+    def idle(self) -> bool:
+        """True where nothing runs, waits or arrives."""
+        return not self.waiting and self.steady is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,22 +168,42 @@ class PredictiveGovernor:
         return Step(following, (Decision("set_clock", view.device, clock_mhz, self.name, why), *signals), wake_s)
 
     def _choose(self, view: DeviceView) -> tuple[int, bool, str]:
-        if not view.waiting:
+        if view.idle:
             idle_mhz = self.clocks_mhz[0] if self.idle_mhz is None else self.idle_mhz
             return int(np.searchsorted(self.clocks_mhz, idle_mhz)), True, "nothing runs or waits"
+        if not view.waiting:
+            return self._for_what_comes(view)
         finish_s = view.now_s + np.cumsum([request.remaining_s for request in view.waiting], axis=0)
         limit_s = np.array([request.deadline_s - self.guard_ratio * request.slo_s for request in view.waiting])
         in_time = np.all(finish_s <= limit_s[:, None], axis=0)
         roomy = finish_s[-1] - view.now_s <= self.reserve_ratio * view.shortest_slo_s
         admissible = in_time & roomy
+        if view.steady is not None:
+            admissible &= view.steady.tail_ratio <= 1.0 - self.guard_ratio
         if not bool(np.any(admissible)):
             return len(self.clocks_mhz) - 1, False, f"{len(view.waiting)} waiting leave no room below the highest clock"
         energy_j = np.sum([request.energy_j for request in view.waiting], axis=0)
+        if view.steady is not None:
+            energy_j = energy_j + view.steady.energy_j
         best = int(np.argmin(np.where(admissible, energy_j, np.inf)))
         why = f"{len(view.waiting)} waiting finish in {finish_s[-1][best] - view.now_s:.3g} s, least energy in time"
         return best, True, why
 
+    def _for_what_comes(self, view: DeviceView) -> tuple[int, bool, str]:
+        """Nothing waits at this instant, and requests go on arriving."""
+        if view.steady is None:
+            return len(self.clocks_mhz) - 1, True, "nothing is known of what comes"
+        admissible = view.steady.tail_ratio <= 1.0 - self.guard_ratio
+        if not bool(np.any(admissible)):
+            tail = float(view.steady.tail_ratio[-1])
+            return len(self.clocks_mhz) - 1, False, f"at the highest clock the tail is {tail:.0%} of the promise"
+        best = int(np.argmin(np.where(admissible, view.steady.energy_j, np.inf)))
+        tail = float(view.steady.tail_ratio[best])
+        return best, True, f"nothing waits; what comes stays at {tail:.0%} of the promise, least energy"
+
     def _late_at_top(self, view: DeviceView) -> bool:
+        if not view.waiting:
+            return view.steady is not None and bool(view.steady.tail_ratio[-1] > 1.0)
         finish_s = view.now_s + np.cumsum([request.remaining_s[-1] for request in view.waiting])
         return bool(np.any(finish_s > [request.deadline_s for request in view.waiting]))
 
@@ -215,3 +259,48 @@ class FixedClock:
         if view.clock_mhz == self.clock_mhz:
             return Step(state)
         return Step(state, (Decision("set_clock", view.device, self.clock_mhz, self.name, "a fixed clock"),))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AboveKnee:
+    """Another governor, kept at or above the voltage knee unless the device is idle.
+
+    Below the knee the voltage does not fall any more: the same work takes longer at the same voltage, so it costs no
+    less, and the board burns its static power for longer.
+
+    Attributes:
+        inner: The governor.
+        clocks_mhz: Supported clocks, ascending.
+        knee_mhz: Where the voltage begins to rise.
+    """
+
+    inner: Policy[GovernorState, DeviceView]
+    clocks_mhz: FloatArray
+    knee_mhz: float
+
+    @property
+    def name(self) -> str:
+        """The inner governor's."""
+        return str(getattr(self.inner, "name", "governor"))
+
+    def initial(self) -> GovernorState:
+        """The inner governor's."""
+        return self.inner.initial()
+
+    def step(self, state: GovernorState, view: DeviceView, /) -> Step[GovernorState]:
+        """What the inner governor decides, raised to the knee while there is work."""
+        step = self.inner.step(state, view)
+        if view.idle and not any(partition.latency_s > 0 for partition in view.partitions):
+            return step
+        floor_mhz = snap_clock(self.knee_mhz, self.clocks_mhz.tolist())
+        wanted = [float(decision.value) for decision in step.decisions if decision.kind == "set_clock"]
+        clock_mhz = wanted[-1] if wanted else view.clock_mhz
+        if clock_mhz >= floor_mhz:
+            return step
+        others = tuple(decision for decision in step.decisions if decision.kind != "set_clock")
+        if view.clock_mhz == floor_mhz:
+            return replace(step, decisions=others)
+        said = next((decision.reason for decision in step.decisions if decision.kind == "set_clock"), "there is work")
+        reason = f"{said}; not below the voltage knee at {self.knee_mhz:g} MHz"
+        raised = Decision("set_clock", view.device, floor_mhz, self.name, reason)
+        return replace(step, decisions=(raised, *others))

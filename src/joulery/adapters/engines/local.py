@@ -27,6 +27,7 @@ from joulery.domain.engine import (
     InferResponse,
     ModelKind,
     Outcome,
+    QueuedRequest,
     ReplicaSpec,
     ReplicaState,
     ReplicaView,
@@ -94,6 +95,17 @@ class LocalEngine:
         """Every replica now, sorted by id."""
         every = (replica for service in self._services.values() for replica in service.replicas)
         return tuple(replica.view() for replica in sorted(every, key=lambda r: (len(r.name), r.name)))
+
+    def backlog(self) -> tuple[QueuedRequest, ...]:
+        """Every request in a replica or waiting, by arrival."""
+        shift_s = time.time() - time.monotonic()
+        found = []
+        for service in self._services.values():
+            for ticket in service.queue.open_tickets():
+                call = ticket.payload
+                variant = "" if call.replica is None else call.replica.spec.variant
+                found.append(QueuedRequest(service.name, ticket.since_s + shift_s, variant, call.start_s))
+        return tuple(sorted(found, key=lambda request: request.arrival_s))
 
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
         """The answer of the replica whose turn it is.
