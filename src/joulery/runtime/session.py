@@ -36,6 +36,7 @@ from joulery.runtime.compose.meters import MeterSpec
 from joulery.runtime.compose.service import Chosen, asked_of, terms_of, with_terms
 from joulery.runtime.controller import LayoutActuator, ServiceEye
 from joulery.runtime.drive import ADVISED, FAILED, SHADOWED, LiveDriver
+from joulery.runtime.governing import ClockKeeper
 from joulery.runtime.grid import Grid
 from joulery.runtime.hosted import Hosted
 from joulery.runtime.live import LAG_S, LiveMeters
@@ -141,6 +142,7 @@ class Session:
         self._listeners: list[Callable[[DecisionRecord], None]] = []
         self._file: SiteWatch | None = None
         self._drivers = self._make_drivers()
+        self._governors: list[LiveDriver[Any, Any]] = []
 
     def _make_drivers(self) -> list[LiveDriver[Any, Any]]:
         """Who decides: a policy a service."""
@@ -164,6 +166,15 @@ class Session:
     def follow(self, watch: SiteWatch) -> None:
         """Take over what a person changes in the site file while it is served."""
         self._file = watch
+
+    def govern(self, keeper: ClockKeeper) -> None:
+        """Have a device's clock governed while the services run."""
+        self._governors.append(keeper.driver(self.writer.log, self._record))
+
+    @property
+    def on_trial(self) -> bool:
+        """True while a layout is tried live: whoever owns other knobs holds still."""
+        return any(getattr(driver.state, "trying", None) is not None for driver in self._drivers)
 
     async def serve(self) -> None:
         """Start reading meters, ask the grid, make the first plans and run them.
@@ -198,6 +209,7 @@ class Session:
             JouleryError: The sampler's files are damaged, or the disk refuses the log.
         """
         tasks = [asyncio.create_task(driver.run(), name="controller") for driver in self._drivers]
+        tasks += [asyncio.create_task(driver.run(), name="governor") for driver in self._governors]
         tasks.append(asyncio.create_task(self._tick_along(), name="ticks"))
         try:
             await asyncio.gather(*tasks)
@@ -255,7 +267,7 @@ class Session:
     @property
     def controller_cpu_s(self) -> float:
         """CPU seconds spent observing and deciding."""
-        return math.fsum(driver.busy_cpu_s for driver in self._drivers)
+        return math.fsum(driver.busy_cpu_s for driver in (*self._drivers, *self._governors))
 
     def snapshot(self) -> NowSnapshot | None:
         """The latest state for whoever looks; None before the first tick."""

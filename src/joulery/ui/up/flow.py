@@ -13,18 +13,21 @@ from typing import Any
 from joulery.config.carbon import CarbonConfig
 from joulery.config.loadgen import LoadConfig
 from joulery.config.services import ServiceConfig
-from joulery.config.site import Site
+from joulery.config.site import Mode, Site
 from joulery.domain.errors import ConfigError
 from joulery.runtime.bench import Obtained, obtain_profile
 from joulery.runtime.compose.carbon import carbon_source
+from joulery.runtime.compose.clocks import governed_clock
 from joulery.runtime.compose.meters import MeterSpec
 from joulery.runtime.compose.models import cache_folder
 from joulery.runtime.compose.service import ServiceSetup, choose, service_setup
 from joulery.runtime.compose.site_meters import meter_specs
 from joulery.runtime.controller import RequestWindow
 from joulery.runtime.finish import Finished, finish
+from joulery.runtime.governing import ClockKeeper
 from joulery.runtime.grid import Grid
 from joulery.runtime.hosted import Hosted
+from joulery.runtime.lending import lending
 from joulery.runtime.live_sample import LiveSample
 from joulery.runtime.loading import LoadResult
 from joulery.runtime.measure import RUNS
@@ -36,7 +39,7 @@ from joulery.store.files import write_atomically
 from joulery.store.run import RunWriter, create_run, new_run_id
 from joulery.ui.reports.html import render_html
 from joulery.ui.reports.table import roll_up
-from joulery.ui.up.facts import tell_machine, tell_profile, tell_service, tell_serving
+from joulery.ui.up.facts import tell_clock, tell_machine, tell_profile, tell_service, tell_serving
 from joulery.ui.up.front import Front, front
 from joulery.ui.up.loads import Loads
 from joulery.ui.up.planned import follow_site, planned_session, tell_plan
@@ -107,6 +110,7 @@ async def up(options: Options, screen: Screen, stop: asyncio.Event) -> dict[str,
                 session.follow(SiteWatch(options.file))
         stack.push_async_callback(session.engine.close)
         stack.push_async_callback(session.stop)
+        await _governed(session, stack, screen)
         await _unless_stopped(session.serve(), stop)
         gate.open_to(session)
         tell_serving(screen, session, gate.server)
@@ -222,6 +226,22 @@ def _hosted(site: Site, config: ServiceConfig, setup: ServiceSetup, obtained: Ob
 
 def _opened(section: CarbonConfig) -> Any:
     return carbon_source(section, cache_folder())
+
+
+async def _governed(session: Session, stack: AsyncExitStack, screen: Screen) -> None:
+    """Have the clocks that the site file names governed; those that are set are on loan until the stack unwinds."""
+    clocks = [governed_clock(config, session.site.mode) for config in session.site.fleet.clocks]
+    holder = None
+    if clocks and session.site.mode is Mode.ACT:
+        shortest_s = min(clock.config.lease_s for clock in clocks)
+        holder = await stack.enter_async_context(lending(session.warn, shortest_s))
+    for clock in clocks:
+        session.govern(
+            ClockKeeper(
+                clock, lambda: session.hosted, session.engine, session.site.mode, holder, lambda: session.on_trial
+            )
+        )
+        tell_clock(screen, clock, session.site.mode)
 
 
 async def _serve(

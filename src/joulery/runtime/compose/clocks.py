@@ -1,0 +1,106 @@
+"""Governed clocks of a site file: the device, its governor, and what is assumed about the two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from joulery.config.devices import ClockConfig
+from joulery.config.site import Mode
+from joulery.domain.arrays import FloatArray
+from joulery.domain.device import ClockSetting, DeviceSpec
+from joulery.domain.errors import CapabilityError, ConfigError
+from joulery.domain.ports import Device, Policy
+from joulery.perf.clock import V100
+from joulery.perf.clock_scaling import stretched_knee_mhz
+from joulery.policies.clocks import ClockRange
+from joulery.policies.governor import (
+    AboveKnee,
+    DeviceView,
+    FixedClock,
+    GovernorState,
+    MiadGovernor,
+    PredictiveGovernor,
+)
+from joulery.runtime.compose.devices import cpufreq_spec, open_clock
+from joulery.store.leases import state_folder
+
+_EMULATED_MHZ = (*range(200, 1400, 60), 1380)
+"""Clocks of the emulated V100, MHz."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GovernedClock:
+    """One device and who decides on its clock.
+
+    Attributes:
+        config: What the site file says.
+        device: The device; nothing is set yet.
+        spec: How whoever resets it opens it.
+        name: ``cpu``, ``gpu:0``, ``emulated:0``.
+        policy: The governor, kept above the knee.
+        clocks_mhz: Clocks it may choose among, ascending, float64[clocks].
+        knee_mhz: Where the voltage begins to rise.
+        knee_assumed: True where that is another chip's, stretched.
+    """
+
+    config: ClockConfig
+    device: Device[ClockSetting]
+    spec: DeviceSpec
+    name: str
+    policy: Policy[GovernorState, DeviceView]
+    clocks_mhz: FloatArray
+    knee_mhz: float
+    knee_assumed: bool
+
+
+def governed_clock(config: ClockConfig, mode: Mode) -> GovernedClock:
+    """The device of a site file with its governor; nothing is set.
+
+    Raises:
+        CapabilityError: The device is not here; or, in mode act, may not be set: the error says what grants it.
+        ConfigError: None of its clocks lies within the bounds.
+    """
+    spec = _spec(config)
+    device = open_clock(spec)
+    able = device.capability()
+    if mode is Mode.ACT and not able.settable:
+        raise CapabilityError(
+            f"the clock of {able.device} ({able.name}) is to be governed and may not be set: {able.detail}",
+            resource=able.device,
+            grant=able.grant or None,
+        )
+    low, high = config.min_mhz or 0.0, config.max_mhz or np.inf
+    clocks = np.array([clock for clock in able.clocks_mhz if low <= clock <= high], np.float64)
+    if not len(clocks):
+        raise ConfigError(
+            f"{able.device} has no clock within these bounds",
+            pointer="fleet.clocks",
+            got=f"{low:g} to {high:g} MHz",
+            expected=f"{able.clocks_mhz[0]:g} to {able.clocks_mhz[-1]:g} MHz",
+        )
+    known = config.knee_mhz or (V100.knee_mhz if "V100" in able.name else None)
+    knee = known if known is not None else stretched_knee_mhz(able.clocks_mhz[-1])
+    policy = AboveKnee(_governor(config, clocks), clocks, min(knee, float(clocks[-1])))
+    return GovernedClock(config, device, spec, able.device, policy, clocks, knee, known is None)
+
+
+def _spec(config: ClockConfig) -> DeviceSpec:
+    if config.device == "cpu":
+        return cpufreq_spec()
+    if config.device == "nvidia":
+        return DeviceSpec("nvidia-clock", {"gpu": config.gpu})
+    state = state_folder() / "emulated-0.json"
+    options = {"name": "emulated V100", "clocks_mhz": list(map(float, _EMULATED_MHZ)), "state": str(state)}
+    return DeviceSpec("emulated-clock", options)
+
+
+def _governor(config: ClockConfig, clocks: FloatArray) -> Policy[GovernorState, DeviceView]:
+    if config.governor == "fixed":
+        wanted = config.clock_mhz or float(clocks[-1])
+        return FixedClock(float(min((clock for clock in clocks if clock >= wanted), default=clocks[-1])))
+    if config.governor == "miad":
+        limits = ClockRange(float(clocks[0]), float(clocks[-1]), config.step_mhz)
+        return MiadGovernor(limits, tuple(map(float, clocks)))
+    return PredictiveGovernor(clocks)

@@ -1,0 +1,88 @@
+"""``joulery up`` with a governed clock: set while it serves, given back when it ends or is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from joulery.runtime.bench import write_profile
+from joulery.store.run import open_run
+from tests.e2e.test_up import Up
+from tests.fakes.cpufreq import cpufreq_tree, settings
+from tests.runtime.compose.test_service import profile as toy_profile
+from tests.runtime.site_files import toy_site
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up")]
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = cpufreq_tree(tmp_path / "cpu")
+    monkeypatch.setenv("JOULERY_CPUFREQ", str(root))
+    monkeypatch.setenv("JOULERY_STATE", str(tmp_path / "state"))
+    return root
+
+
+def site(folder: Path, clock: str, mode: str = "act", **options: str) -> Path:
+    write_profile(folder / "profile.json", toy_profile())
+    changed = {
+        "mode: act": f"mode: {mode}",
+        "fleet: {cpu: {cores: 2}}": f"fleet: {{cpu: {{cores: 2}}, clocks: [{clock}]}}",
+        "    slo: {latency: 500 ms}": "    slo: {latency: 500 ms}\n    profile: profile.json",
+    }
+    return toy_site(folder, changed=changed, **options)
+
+
+def clocks_set(run: Path) -> list[tuple[float, str]]:
+    found = [entry for entry in open_run(run).log("decision") if entry["decision"]["kind"] == "set_clock"]
+    return [(entry["decision"]["value"], entry["outcome"]) for entry in found]
+
+
+def test_the_clock_falls_while_it_serves_and_comes_back(tmp_path: Path, tree: Path) -> None:
+    before = settings(tree)
+    with Up(site(tmp_path, "{device: cpu, period: 250 ms}", duration="2 s", lasts="2 s"), tmp_path) as up:
+        code, said, complaint = up.end()
+        assert up.survivors() == []
+    assert code == 0, complaint
+    assert "clock" in said
+    assert "knee 2328 MHz" in said
+    decided = clocks_set(tmp_path / "run")
+    assert decided
+    assert all(outcome == "applied" for _, outcome in decided)
+    assert min(clock for clock, _ in decided) < 3200
+    seen = list(open_run(tmp_path / "run").log("clock_step"))
+    assert {entry["device"] for entry in seen} == {"cpu"}
+    assert settings(tree) == before
+    assert not list((tmp_path / "state/leases").glob("*.json"))
+
+
+def test_a_session_that_is_killed_gives_the_clock_back(tmp_path: Path, tree: Path) -> None:
+    before = settings(tree)
+    fixed = "{device: cpu, governor: fixed, clock: 2.4 GHz}"
+    with Up(site(tmp_path, fixed, duration="60 s", lasts="60 s"), tmp_path) as up:
+        up.until("/60 s ")
+        end = time.monotonic() + 30
+        while settings(tree) == before and time.monotonic() < end:
+            time.sleep(0.05)
+        assert settings(tree)["cpufreq/policy0/scaling_max_freq"] == "2400000"
+        os.kill(up.process.pid, signal.SIGKILL)
+        up.end()
+        while settings(tree) != before and time.monotonic() < end:
+            time.sleep(0.05)
+        assert settings(tree) == before
+        assert up.survivors() == []
+
+
+def test_nothing_is_set_unless_it_may_act(tmp_path: Path, tree: Path) -> None:
+    before = settings(tree)
+    fixed = "{device: cpu, governor: fixed, clock: 2.4 GHz}"
+    with Up(site(tmp_path, fixed, "advise", duration="1 s", lasts="1 s"), tmp_path) as up:
+        code, _, complaint = up.end()
+    assert code == 0, complaint
+    assert clocks_set(tmp_path / "run") == [(2400.0, "advised")]
+    assert settings(tree) == before
+    assert not (tmp_path / "state/leases").exists()
