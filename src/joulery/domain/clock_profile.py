@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from joulery.domain.arrays import FloatArray, readonly
 from joulery.domain.errors import DataError
-from joulery.domain.operators import OperationCost
+from joulery.domain.operators import OperationCost, OperatorKind
 from joulery.domain.quality import Quality
 
 SCHEMA = "joulery.clocks/1"
@@ -198,6 +198,7 @@ def _operator_as_dict(operator: ScoredOperator) -> dict[str, Any]:
     return {
         "name": cost.name,
         "type": cost.type,
+        "kind": cost.kind.value,
         "phase": cost.phase,
         "count": cost.count,
         "flops": cost.flops,
@@ -216,6 +217,7 @@ def _operator_from_dict(data: Mapping[str, Any]) -> ScoredOperator:
         traffic_bytes=float(data["traffic_bytes"]),
         count=float(data["count"]),
         type=str(data["type"]),
+        kind=OperatorKind(data["kind"]),
         phase=str(data["phase"]),
         parameter_bytes=float(data["parameter_bytes"]),
         output_bytes=float(data["output_bytes"]),

@@ -103,6 +103,7 @@ class OperationCost:
         phase: Part of the model's work it belongs to.
         parameter_bytes: Weights it holds, >= 0.
         output_bytes: What one call hands on, >= 0.
+        kind: Which rule gave its work; what follows from it is how it can be cut among devices.
     """
 
     name: str
@@ -113,6 +114,7 @@ class OperationCost:
     phase: str = "forward"
     parameter_bytes: float = 0.0
     output_bytes: float = 0.0
+    kind: OperatorKind = OperatorKind.OTHER
 
     def __post_init__(self) -> None:
         values = (self.flops, self.traffic_bytes, self.count, self.parameter_bytes, self.output_bytes)

@@ -34,6 +34,7 @@ def operator_cost(operator: GraphOperator) -> OperationCost:
         phase=operator.phase,
         parameter_bytes=sum(tensor.size_bytes for tensor in operator.inputs if tensor.parameter),
         output_bytes=sum(tensor.size_bytes for tensor in operator.outputs),
+        kind=operator.kind,
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from joulery.domain.errors import ConfigError
-from joulery.domain.operators import OperationCost
+from joulery.domain.operators import OperationCost, OperatorKind
 
 _WORD = 4.0
 _DECODE_STEPS = 64
@@ -80,6 +80,18 @@ _LATENCY_S: Mapping[str, float] = {
     "Switch-base-32": 0.402,
 }
 """Latency on a V100 at 1380 MHz (Table 1)."""
+
+
+_KINDS: Mapping[str, OperatorKind] = {
+    "dot": OperatorKind.DOT,
+    "convolution": OperatorKind.CONVOLUTION,
+    "reduce": OperatorKind.REDUCE,
+    "reduce-window": OperatorKind.REDUCE,
+    "gather": OperatorKind.MOVE,
+    "scatter": OperatorKind.MOVE,
+    "sort": OperatorKind.MOVE,
+    "transpose": OperatorKind.MOVE,
+}
 
 
 def architectures() -> tuple[str, ...]:
@@ -221,7 +233,8 @@ def _dot(name: str, phase: str, rows: int, inner: int, columns: int, count: floa
 def _op(
     name: str, type_: str, phase: str, flops: float, words: float, output_words: float, parameters: float = 0.0
 ) -> OperationCost:
-    return OperationCost(name, flops, words * _WORD, 1.0, type_, phase, parameters * _WORD, output_words * _WORD)
+    kind = _KINDS.get(type_, OperatorKind.ELEMENTWISE)
+    return OperationCost(name, flops, words * _WORD, 1.0, type_, phase, parameters * _WORD, output_words * _WORD, kind)
 
 
 # (blocks, channels inside, side of the output) of ResNet-50 (He et al., CVPR 2016, Table 1).

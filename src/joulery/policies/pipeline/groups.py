@@ -1,0 +1,89 @@
+"""How a fleet can be cut into groups of devices, and how a group runs a model (AlpaServe, section 4.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from joulery.domain.errors import ConfigError
+
+MAX_STAGES = 8
+MAX_SHARDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How every model of a group runs: in so many stages, each on so many devices.
+
+    Attributes:
+        stages: Pipeline stages.
+        shards: Devices a stage is cut among.
+    """
+
+    stages: int
+    shards: int
+
+    @property
+    def devices(self) -> int:
+        """Devices of the group."""
+        return self.stages * self.shards
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """A cut of the fleet into groups.
+
+    Attributes:
+        shapes: Of each group, the regular ones first.
+    """
+
+    shapes: tuple[Shape, ...]
+
+    @property
+    def devices(self) -> int:
+        """Devices in all groups."""
+        return sum(shape.devices for shape in self.shapes)
+
+    def __str__(self) -> str:
+        counts: dict[Shape, int] = {}
+        for shape in self.shapes:
+            counts[shape] = counts.get(shape, 0) + 1
+        return " + ".join(f"{n} × ({s.stages} stages × {s.shards} shards)" for s, n in counts.items())
+
+
+def groupings(devices: int, max_stages: int = MAX_STAGES, max_shards: int = MAX_SHARDS) -> tuple[Grouping, ...]:
+    """Every grouping with equal regular groups; what is left over goes into powers of two without shards.
+
+    Sizes are 1, 2, 4, 8 and multiples of 8.
+
+    Args:
+        devices: How many there are, >= 1.
+        max_stages, max_shards: Largest pipeline and largest cut of a stage.
+
+    Raises:
+        ConfigError: There is no device.
+    """
+    if devices < 1:
+        raise ConfigError("a fleet needs devices", got=str(devices), expected="1 or more")
+    found: list[Grouping] = []
+    for size in (*(1 << power for power in range(3)), *range(8, devices + 1, 8)):
+        if size > devices:
+            continue
+        rest = _remainder(devices % size, max_stages)
+        for stages in range(1, min(size, max_stages) + 1):
+            if size % stages == 0 and size // stages <= max_shards and _power_of_two(size // stages):
+                shape = Shape(stages, size // stages)
+                found.append(Grouping((shape,) * (devices // size) + rest))
+    return tuple(found)
+
+
+def _remainder(devices: int, max_stages: int) -> tuple[Shape, ...]:
+    shapes = []
+    while devices:
+        size = min(1 << (devices.bit_length() - 1), 1 << (max_stages.bit_length() - 1))
+        shapes.append(Shape(size, 1))
+        devices -= size
+    return tuple(shapes)
+
+
+def _power_of_two(value: int) -> bool:
+    return value & (value - 1) == 0
