@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from joulery.config.arrivals import PlannedArrivals, PoissonArrivals
-from joulery.config.quantity import Ratio, UsdPerHour
+from joulery.config.quantity import Bytes, BytesPerSecond, Ratio, UsdPerHour
 from joulery.config.section import InputFile, Name, Section
 
 
@@ -26,13 +26,37 @@ class GpuConfig(Section):
     """CPU cores of this machine that stand for one of them when joulery up runs a plan here."""
     profile_file: InputFile | None = None
     """A profile of your own instead: what joulery profile --from wrote."""
+    memory_bytes: Bytes | None = Field(alias="memory", default=None)
+    """Memory of the board, for plans of pipelines; the catalog's when left out."""
+
+
+class PipelinesSection(Section):
+    """Models cut into stages and shards, placed by how they feel the clock (presets muserve and best)."""
+
+    scores: InputFile | None = None
+    """Clock scores of your models: the database that joulery profile MODEL --clocks --scores FILE keeps."""
+    devices_per_model: Annotated[int, Field(ge=1, le=32)] = 4
+    """Most GPUs one replica of a model may use (the paper's CT)."""
+    threshold: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 0.5
+    """Distance from a cluster's mean score at which the next one begins (Alg. 1)."""
+    link: BytesPerSecond = 12e9
+    """Bandwidth between two GPUs, such as 12 GB/s."""
+    usable_memory_ratio: Ratio = Field(alias="usable_memory", default=0.8125)
+    """Share of a GPU's memory that models may take; the rest is the runtime's (13 of 16 GiB)."""
+    requests: Annotated[int, Field(ge=100, le=10_000_000)] = 10_000
+    """Length of the workload that judges a plan."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of that workload's arrivals."""
+    beam: Annotated[int, Field(ge=0, le=16)] = 0
+    """Placements a beam search keeps after the greedy one; 0 for no beam (the paper's is 3)."""
 
 
 class PlanSection(Section):
     """What plans have to keep and what they may choose."""
 
-    preset: Literal["best", "igniter"] = "best"
-    """best: the cheapest fleet found, with a proof; igniter: the paper's algorithm, decision for decision."""
+    preset: Literal["best", "igniter", "muserve"] = "best"
+    """best: the cheapest fleet found, with a proof (with pipelines, the plan of least power); igniter and muserve: the
+    papers' algorithms."""
     arrivals: PlannedArrivals = PoissonArrivals(kind="poisson")
     """How requests follow one another where a service does not say: constant, poisson, or gamma with a cv."""
     accounting: Literal["half-slo", "full-slo"] = "half-slo"
@@ -43,5 +67,7 @@ class PlanSection(Section):
     """Largest batch; the published profiles reach 32."""
     margin_ratio: Ratio = Field(alias="margin", default=0.0)
     """Safety margin on latencies and demands, such as 5 %."""
+    pipelines: PipelinesSection | None = None
+    """Plan models as pipelines with a clock for each GPU rather than shares of GPUs."""
     noise_cv: Ratio = Field(alias="noise", default=0.05)
     """Variation of a batch's time from batch to batch that full-slo has to absorb."""

@@ -81,7 +81,12 @@ POWER = Dimension("a power", "300 W", {"W": Fraction(1), "mW": 1 / _K, "kW": _K,
 MASS = Dimension("a mass", "5 kg", {"g": Fraction(1), "mg": 1 / _K, "kg": _K, "t": _K**2})
 PRICE = Dimension("a price", "3.06 USD/h", {"USD/h": Fraction(1), "$/h": Fraction(1)})
 CLOCK = Dimension("a clock", "1380 MHz", {"MHz": Fraction(1), "kHz": 1 / _K, "GHz": _K})
-DIMENSIONS = (TIME, RATE, INTENSITY, RATIO, BYTES, POWER, MASS, PRICE, CLOCK)
+BANDWIDTH = Dimension(
+    "a bandwidth",
+    "12 GB/s",
+    {f"{letter}B/s": _K**power for power, letter in enumerate(("", "k", "M", "G", "T"))},
+)
+DIMENSIONS = (TIME, RATE, INTENSITY, RATIO, BYTES, POWER, MASS, PRICE, CLOCK, BANDWIDTH)
 
 
 def parse_quantity(text: str, dimension: Dimension) -> float:
@@ -223,6 +228,8 @@ Ratio = Annotated[float, Quantity(RATIO, high=1.0)]
 """A share of 0 to 1; percent where written so."""
 Bytes = Annotated[float, Quantity(BYTES)]
 """A size, bytes."""
+BytesPerSecond = Annotated[float, Quantity(BANDWIDTH, open_low=True)]
+"""A bandwidth above zero, bytes a second."""
 Watts = Annotated[float, Quantity(POWER)]
 """A power of zero or more, watts."""
 Megahertz = Annotated[float, Quantity(CLOCK, open_low=True)]

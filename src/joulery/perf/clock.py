@@ -37,6 +37,7 @@ class ClockModel:
         busy_w, busy_dynamic_w: Board power when busy: ``busy_w + busy_dynamic_w · g(f)``.
         idle_w, idle_dynamic_w: The same when idle.
         cap_w: Power limit of the board.
+        memory_bytes: Memory of the board.
         source: Where the numbers come from.
         quality: How well the curves are known: modelled where they are fitted to measurements, else assumed.
     """
@@ -58,6 +59,7 @@ class ClockModel:
     idle_w: float
     idle_dynamic_w: float
     cap_w: float
+    memory_bytes: float
     source: str
     quality: Quality = Quality.MODELLED
 
@@ -129,6 +131,7 @@ V100 = ClockModel(
     idle_w=26.0,
     idle_dynamic_w=27.0,
     cap_w=300.0,
+    memory_bytes=16 * 2.0**30,
     source="clock and voltage: fit to Wang & Chu, ICPADS'18; busy power: the two points of μ-Serve Fig. 2 (214 W at "
     "1300 MHz, 120 W at 800 MHz); idle power: 53 W at the highest clock, 29 W at the lowest",
 )

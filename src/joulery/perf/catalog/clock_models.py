@@ -16,7 +16,14 @@ from joulery.perf.clock import V100, ClockModel
 
 
 def _carried_over(
-    name: str, min_mhz: float, max_mhz: float, flops: float, bandwidth: float, cap_w: float, source: str
+    name: str,
+    min_mhz: float,
+    max_mhz: float,
+    flops: float,
+    bandwidth: float,
+    cap_w: float,
+    memory_bytes: float,
+    source: str,
 ) -> ClockModel:
     """A GPU type with its own data sheet and the V100's shape."""
     clock, power = max_mhz / V100.max_mhz, cap_w / V100.cap_w
@@ -34,16 +41,19 @@ def _carried_over(
         idle_w=V100.idle_w * power,
         idle_dynamic_w=V100.idle_dynamic_w * power,
         cap_w=cap_w,
+        memory_bytes=memory_bytes,
         source=f"clocks, peaks and power limit: {source}; shape of the curves: the V100's, assumed",
         quality=Quality.ASSUMED,
     )
 
 
 A100 = _carried_over(
-    "A100", 210.0, 1410.0, 19.5e12, 1555e9, 400.0, "NVIDIA A100 data sheet (SXM4, 40 GB; 32-bit floats)"
+    "A100", 210.0, 1410.0, 19.5e12, 1555e9, 400.0, 40 * 2.0**30, "NVIDIA A100 data sheet (SXM4, 40 GB; 32-bit floats)"
 )
 """Emulated NVIDIA A100 SXM4 40 GB."""
-H100 = _carried_over("H100", 210.0, 1980.0, 67e12, 3350e9, 700.0, "NVIDIA H100 data sheet (SXM5, 80 GB; 32-bit floats)")
+H100 = _carried_over(
+    "H100", 210.0, 1980.0, 67e12, 3350e9, 700.0, 80 * 2.0**30, "NVIDIA H100 data sheet (SXM5, 80 GB; 32-bit floats)"
+)
 """Emulated NVIDIA H100 SXM5 80 GB."""
 _MODELS = {"v100": V100, "a100": A100, "h100": H100}
 

@@ -27,6 +27,10 @@ class Shape:
         """Devices of the group."""
         return self.stages * self.shards
 
+    def __str__(self) -> str:
+        stages = f"{self.stages} stage" + "s" * (self.stages > 1)
+        return f"{stages} of {self.shards} GPU" + "s" * (self.shards > 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
@@ -47,7 +51,7 @@ class Grouping:
         counts: dict[Shape, int] = {}
         for shape in self.shapes:
             counts[shape] = counts.get(shape, 0) + 1
-        return " + ".join(f"{n} × ({s.stages} stages × {s.shards} shards)" for s, n in counts.items())
+        return " + ".join(f"{count} × ({shape})" for shape, count in counts.items())
 
 
 def groupings(devices: int, max_stages: int = MAX_STAGES, max_shards: int = MAX_SHARDS) -> tuple[Grouping, ...]:

@@ -111,29 +111,30 @@ class PlacementSearch:
         return len(self.workload.slo_s)
 
     def best(self, groupings: Sequence[Grouping], *, beam: int = 0) -> Found:
-        """The best placement over some groupings: greedy for each, then a beam for the best if asked.
+        """The first of :meth:`ranked`, with the requests that all of them simulated."""
+        found = self.ranked(groupings, beam=beam)
+        return replace(found[0], simulated_requests=sum(each.simulated_requests for each in found))
+
+    def ranked(self, groupings: Sequence[Grouping], *, beam: int = 0) -> list[Found]:
+        """Placements on some groupings, best score first: greedy for each, then a beam on the best one if asked.
 
         Args:
             groupings: Ways to cut the fleet.
-            beam: Width of the beam that goes on from the best grouping; 0 for none.
+            beam: Width of the beam; 0 for none.
 
         Raises:
             InfeasibleError: No grouping can host any model.
         """
-        found = [self.greedy(grouping) for grouping in groupings]
-        best = max(found, key=lambda each: each.score)
-        if beam and best.hosting.replicas:
-            tried = self.beam(best.hosting.grouping, beam)
-            found.append(tried)
-            best = max(best, tried, key=lambda each: each.score)
-        if not best.hosting.replicas:
+        found = sorted((self.greedy(grouping) for grouping in groupings), key=lambda each: -each.score)
+        if not found or not found[0].hosting.replicas:
             raise InfeasibleError(
                 "no model fits any group of the fleet",
                 binding="memory",
-                nearest=None,
                 hint="use devices with more memory, or allow more stages or shards",
             )
-        return replace(best, simulated_requests=sum(each.simulated_requests for each in found))
+        if beam:
+            found = sorted((*found, self.beam(found[0].hosting.grouping, beam)), key=lambda each: -each.score)
+        return found
 
     def greedy(self, grouping: Grouping) -> Found:
         """Simulator-guided greedy on one grouping: the best placement on its way."""

@@ -11,6 +11,8 @@ import click
 from joulery.domain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from joulery.config.site import Site
+    from joulery.domain.pipeline_plan import PipelinePlan
     from joulery.domain.provision import ProvisionPlan
     from joulery.policies.provision.replan import Difference, RunningGpu
     from joulery.ui.plan.request import Request
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command("plan")
 @click.argument("file", metavar="SITE", type=click.Path())
-@click.option("--preset", metavar="P", help="best, igniter, or a baseline; what the site says when left out.")
+@click.option("--preset", metavar="P", help="best, igniter, muserve, or a baseline; what the site says when left out.")
 @click.option("--compare", metavar="P[,P]", help="Also plan with these: ffd, ffd++, gpulets, gslice, igniter, best.")
 @click.option("--running", type=click.Path(path_type=Path), metavar="FILE", help="Compare with this running plan.")
 @click.option("--follow", is_flag=True, help="With --running: keep its processes where they are, as far as can be.")
@@ -51,7 +53,13 @@ def command(
 
     if (follow or moves) and running is None:
         raise ConfigError("there is no running plan to follow", pointer="--follow", hint="name one with --running FILE")
-    request = request_of(load(file))
+    site = load(file)
+    if (preset or site.plan.preset) == "muserve" or site.plan.pipelines is not None:
+        if running is not None:
+            raise ConfigError("plans of pipelines cannot be compared with a running one", pointer="--running")
+        _pipelines(site, preset or site.plan.preset, compare, explain, out, page_file, as_json)
+        return
+    request = request_of(site)
     old = None if running is None else read_running(running)
     plan = _planned(request, preset or request.preset, old if follow else None, moves)
     others = _compared(request, plan, compare)
@@ -73,6 +81,69 @@ def command(
         _show(plan, others, changed, explain)
     if plan.violations:
         raise click.exceptions.Exit(3)
+
+
+def _pipelines(
+    site: Site,
+    preset: str,
+    compare: str | None,
+    explain: bool,
+    out: Path | None,
+    page_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Plan models as pipelines, with a clock for each GPU."""
+    from joulery.ui.plan.pipelines import pipeline_request, planned_pipelines
+    from joulery.ui.plan.pipelines_document import pipeline_document
+
+    request = pipeline_request(site)
+    plan = planned_pipelines(request, preset)
+    names = dict.fromkeys(name.strip() for name in (compare or "").split(",") if name.strip())
+    others = [plan if name == plan.policy else planned_pipelines(request, name) for name in names]
+    document = pipeline_document(plan)
+    if others:
+        document["compare"] = [
+            {
+                "policy": each.policy,
+                "gpus": len(each.gpus),
+                "power_w": each.power_w,
+                "saving_ratio": each.saving_ratio,
+                "violations": len(each.violations),
+            }
+            for each in others
+        ]
+    if out is not None:
+        _write(out, json.dumps(document, indent=1) + "\n")
+    if page_file is not None:
+        from joulery.ui.plan.pipelines_page import pipeline_page
+
+        _write(page_file, pipeline_page(plan, site.name))
+    if as_json:
+        click.echo(json.dumps(document))
+    else:
+        _show_pipelines(plan, others, explain)
+    if plan.violations:
+        raise click.exceptions.Exit(3)
+
+
+def _show_pipelines(plan: PipelinePlan, others: list[PipelinePlan], explain: bool) -> None:
+    from rich.console import Console
+
+    from joulery.ui.plan import pipelines_text as text
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 150
+    console.print(text.pipeline_view(plan))
+    if plan.violations:
+        console.print()
+        console.print(text.pipeline_violations(plan))
+    if explain:
+        console.print()
+        console.print(text.pipeline_explanation(plan))
+    if others:
+        console.print()
+        console.print(text.pipeline_comparison(others))
 
 
 def _planned(request: Request, preset: str, running: tuple[RunningGpu, ...] | None, moves: int) -> ProvisionPlan:

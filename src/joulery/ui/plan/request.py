@@ -57,7 +57,7 @@ def request_of(site: Site) -> Request:
         )
     plan = site.plan
     rules = Rules(Accounting(plan.accounting), plan.max_batch, plan.replicas, plan.margin_ratio, plan.noise_cv)
-    workloads = tuple(_workload(site, index, service) for index, service in enumerate(site.services))
+    workloads = tuple(workload_of(site, index, service) for index, service in enumerate(site.services))
     types = tuple(_gpu_type(index, gpu) for index, gpu in enumerate(site.fleet.gpus))
     return Request(workloads, types, rules, plan.preset)
 
@@ -72,7 +72,12 @@ def at_rates(request: Request, rates_rps: Mapping[str, float]) -> Request:
     )
 
 
-def _workload(site: Site, index: int, service: ServiceConfig) -> Workload:
+def workload_of(site: Site, index: int, service: ServiceConfig) -> Workload:
+    """A service of a site at the highest of its rates.
+
+    Raises:
+        ConfigError: It says no rate, or not which of its variants to provide for.
+    """
     highest = max((step.rate_rps for step in service.rates), default=service.rate_rps or 0.0)
     if highest <= 0:
         raise ConfigError(
