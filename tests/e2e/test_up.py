@@ -15,6 +15,7 @@ import uuid
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from joulery.runtime.bench import write_profile
@@ -398,15 +399,12 @@ def test_trials_on_the_running_service_survive_a_kill_and_a_changed_promise(site
     policy = (
         "base_intensity: 200 g/kWh, search: learning, trials: {longest: 4 s, clock: 60 s, warm_up: 100 ms, fewest: 75}"
     )
-    path = site({"base_intensity: 200 g/kWh": policy, "rate: 30 /s": "rate: 60 /s"}, duration="16 s", lasts="16 s")
+    path = site({"base_intensity: 200 g/kWh": policy, "rate: 30 /s": "rate: 60 /s"}, duration="11 s", lasts="11 s")
     with Up(path, tmp_path) as up:
         up.until("→ start: trial 2 ")
-        workers = subprocess.run(
-            ["pgrep", "-P", str(up.process.pid), "-f", "joulery.adapters.engines.worker"],
-            capture_output=True,
-            text=True,
-        ).stdout.split()
-        os.kill(int(workers[0]), signal.SIGKILL)
+        children = psutil.Process(up.process.pid).children()
+        workers = [child for child in children if "joulery.adapters.engines.worker" in child.cmdline()]
+        workers[0].kill()
         text = path.read_text()
         path.write_text(text.replace("latency: 500 ms", "latency: 400 ms"))
         up.until("SLO tightened from p95 500 ms to p95 400 ms")
@@ -418,7 +416,7 @@ def test_trials_on_the_running_service_survive_a_kill_and_a_changed_promise(site
     assert [entry["decision"]["kind"] for entry in decisions][:2] == ["try_layout", "try_layout"]
     assert "the yardstick" in decisions[0]["decision"]["reason"]
     report = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert report["requests"] > 300 and report["failed"] == 0, "neither a switch nor a death loses a request"
+    assert report["requests"] > 200 and report["failed"] == 0, "neither a switch nor a death loses a request"
     replay = subprocess.run(
         [sys.executable, "-m", "joulery", "replay", str(tmp_path / "run"), "--json"], capture_output=True, text=True
     )

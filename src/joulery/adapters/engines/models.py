@@ -92,6 +92,15 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
+def failure(error: Exception) -> tuple[str, Outcome]:
+    """What a client is told of whatever a model raised, and the outcome of its request."""
+    if isinstance(error, RequestError):
+        return str(error), error.outcome
+    if isinstance(error, ValueError):
+        return f"the model refuses the inputs: {one_line(error)}", Outcome.INVALID
+    return f"the model failed: {one_line(error)}", Outcome.FAILED
+
+
 def _zeros(spec: TensorSpec) -> Tensor:
     shape = [max(size, 1) if size else 0 for size in spec.shape]
     return np.full(shape, b"", object) if spec.datatype == "BYTES" else np.zeros(shape, NUMPY_TYPES[spec.datatype])

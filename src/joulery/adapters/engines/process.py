@@ -10,11 +10,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, cast
+from typing import cast
 
+from joulery.adapters.engines.failures import rebuilt
 from joulery.adapters.engines.wire import Frame, FrameReader, Piece, encode
 from joulery.domain.engine import ModelRef
-from joulery.domain.errors import CapabilityError, ConfigError, DataError, JouleryError
+from joulery.domain.errors import CapabilityError, DataError
 from joulery.domain.tensors import TensorSpec
 
 _BUFFER_BYTES = 1 << 22
@@ -23,7 +24,6 @@ _EOF_PATIENCE_S = 0.5
 """How long the pipe of a dead worker may stay open (in the hands of a process it forked)."""
 _EXIT_PATIENCE_S = 2.0
 """How long a worker may live on without its pipe."""
-_ERRORS: dict[str, type[JouleryError]] = {kind.__name__: kind for kind in (CapabilityError, ConfigError, DataError)}
 
 
 class WorkerProcess(asyncio.Protocol):
@@ -114,7 +114,7 @@ class WorkerProcess(asyncio.Protocol):
             raise ChildProcessError(self.gone.result())
         header = self._loaded.result().header
         if "error" in header:
-            raise _rebuilt(header["error"])
+            raise rebuilt(header["error"])
         self.inputs, self.outputs = (
             tuple(TensorSpec(name, datatype, tuple(shape)) for name, datatype, shape in header[side])
             for side in ("inputs", "outputs")
@@ -210,9 +210,3 @@ def _how_it_ended(status: int) -> str:
         return f"it was ended by {signal.Signals(-status).name}"
     except ValueError:
         return f"it was ended by signal {-status}"
-
-
-def _rebuilt(error: dict[str, Any]) -> JouleryError:
-    """The error a worker reported, as it was raised there."""
-    fields = dict(error["arguments"])
-    return _ERRORS[error["type"]](fields.pop("message"), **fields)

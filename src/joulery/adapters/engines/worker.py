@@ -66,6 +66,7 @@ class _Worker:
 
     def serve(self) -> None:
         """Load, then answer until the pipe ends."""
+        from joulery.adapters.engines.failures import packed
         from joulery.domain.errors import JouleryError
 
         request = self.receive()
@@ -74,7 +75,7 @@ class _Worker:
         try:
             self.load(request.header)
         except JouleryError as error:
-            self.send({"error": {"type": type(error).__name__, "arguments": _arguments(error)}})
+            self.send({"error": packed(error)})
             return
         while (request := self.receive()) is not None:
             self.answer(request)
@@ -116,14 +117,10 @@ class _Worker:
 
     def failure(self, error: Exception) -> dict[str, Any]:
         """An error as the header of an answer."""
-        from joulery.adapters.engines.models import one_line
-        from joulery.domain.engine import Outcome, RequestError
+        from joulery.adapters.engines.models import failure
 
-        if isinstance(error, RequestError):
-            return {"e": str(error), "o": error.outcome}
-        if isinstance(error, ValueError):
-            return {"e": f"the model refuses the inputs: {one_line(error)}", "o": Outcome.INVALID}
-        return {"e": f"the model failed: {one_line(error)}", "o": Outcome.FAILED}
+        message, outcome = failure(error)
+        return {"e": message, "o": outcome}
 
     def receive(self) -> Any:
         """The next frame; None at the end of the pipe."""
@@ -142,11 +139,6 @@ class _Worker:
         """All pieces of a frame."""
         for piece in pieces:
             self.pipe.sendall(piece)
-
-
-def _arguments(error: Exception) -> dict[str, Any]:
-    """The fields of a JouleryError, ready to build it again on the other side."""
-    return {key: value for key, value in vars(error).items() if value is not None}
 
 
 if __name__ == "__main__":
