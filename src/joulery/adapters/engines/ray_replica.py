@@ -20,7 +20,7 @@ from joulery.domain.errors import JouleryError
 from joulery.domain.tensors import Tensor
 
 DEPLOYMENT = "Instances"
-_QUEUE = 16
+ONGOING = 16
 """Requests Ray may hand to a replica at once. One comes at a time; a limit of 1 makes Ray poll and back off."""
 
 
@@ -32,7 +32,7 @@ def app(arguments: Mapping[str, Any]) -> Any:
     """
     from ray import serve
 
-    return serve.deployment(name=DEPLOYMENT, max_ongoing_requests=_QUEUE)(Instances).bind()
+    return serve.deployment(name=DEPLOYMENT, max_ongoing_requests=ONGOING)(Instances).bind()
 
 
 class Instances:
@@ -71,6 +71,11 @@ class Instances:
             self._entry, self._model, self._note, self._failed = entry, model, note, {}
         self._startup_cpu_s = time.process_time() - before_s
 
+    def _id(self) -> str:
+        from ray import serve
+
+        return str(serve.get_replica_context().replica_id.unique_id)
+
     async def describe(self) -> dict[str, Any]:
         """What this replica is now."""
         from ray import serve
@@ -78,7 +83,7 @@ class Instances:
         context = serve.get_replica_context()
         model = self._model
         return {
-            "id": context.replica_id.unique_id,
+            "id": self._id(),
             "rank": context.rank.rank,
             "pid": os.getpid(),
             "entry": self._entry,
@@ -100,15 +105,15 @@ class Instances:
             inputs: Arrays by name.
             outputs: Names wanted; empty for all.
             variant: The only one that may answer; empty for any.
-            replica: Which replica is meant: for the router.
+            replica: Which replica is meant, for the router; another answers nothing.
 
         Returns:
             ``variant``, ``s`` and ``c`` (seconds and CPU seconds), and ``y`` (arrays by name) or ``e`` and ``o`` (error
-            and outcome).
+            and outcome); ``moved`` when this is not who was meant.
         """
         async with self._turn:
             model, here = self._model, str(self._entry.get("variant", ""))
-            if model is None or (variant and variant != here):
+            if model is None or (variant and variant != here) or replica != self._id():
                 return {"variant": here, "s": 0.0, "c": 0.0, "moved": True}
             self._served += 1
             return {"variant": here, **await asyncio.to_thread(_answer, model, inputs, outputs)}
