@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from joulery.config.problem import problem
 from joulery.config.quantity import Seconds, SecondsOrZero
-from joulery.config.section import InputFile, Section
+from joulery.config.section import InputFile, Section, Text
 
 
 def _check_address(value: str) -> str:
@@ -47,6 +47,35 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+class EmbeddedEngine(Section):
+    """Replicas as worker processes of this machine, started and watched by joulery."""
+
+    kind: Literal["embedded"]
+
+
+class RayEngine(Section):
+    """Replicas on Ray Serve (``pip install 'joulery[ray]'``), with joulery's queue and gateway in front."""
+
+    kind: Literal["ray"]
+    address: Text = "local"
+    """local starts a cluster on this machine; otherwise what ray.init takes, such as auto or ray://host:10001."""
+    dashboard: Text | None = None
+    """URL of the cluster's dashboard, such as http://host:8265; not needed for local."""
+    cpus: Annotated[int, Field(ge=1)] | None = None
+    """CPUs a local cluster counts; all of this machine when left out."""
+    claim_ratio: Annotated[float, Field(gt=0, le=1)] = Field(alias="claim", default=0.5)
+    """CPUs a replica claims in Ray's books for each core; above 0.5 old and new replicas may not fit side by side."""
+
+    @model_validator(mode="after")
+    def _a_cluster_has_a_dashboard(self) -> RayEngine:
+        if self.address != "local" and self.dashboard is None:
+            raise problem("a cluster elsewhere needs the URL of its dashboard", at=("dashboard",))
+        return self
+
+
+EngineConfig = Annotated[EmbeddedEngine | RayEngine, Field(discriminator="kind")]
+
+
 class ServingConfig(Section):
     """The gateway."""
 
@@ -62,6 +91,8 @@ class ServingConfig(Section):
     """A request that waited longer is answered with 504, such as 2 s."""
     drain_s: SecondsOrZero = Field(alias="drain", default=10.0)
     """How long a stop waits for accepted requests."""
+    engine: EngineConfig = EmbeddedEngine(kind="embedded")
+    """What runs the replicas."""
 
     @model_validator(mode="after")
     def _token_beyond_loopback(self) -> ServingConfig:

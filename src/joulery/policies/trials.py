@@ -197,7 +197,9 @@ class TrialPolicy:
         if seen.running != trying:
             return self._next(state.without(trying, failed=True), seen, f"{name} could not be run")
         mine = seen.sample if seen.sample is not None and seen.sample.layout == trying else None
-        time_is_up = seen.now_s - state.decided_s >= budget.longest_s
+        # A trial begins when its layout serves: on a cluster that may be half a minute after the decision.
+        begun_s = state.decided_s if mine is None else max(state.decided_s, mine.since_s)
+        time_is_up = seen.now_s - begun_s >= budget.longest_s
         if mine is None:
             return self._silent(state, trying, seen, f"{name} answered nothing") if time_is_up else Step(state)
         if mine.deaths > _MOST_DEATHS:

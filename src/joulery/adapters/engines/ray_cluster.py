@@ -8,6 +8,7 @@ start all of them anew.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import sys
@@ -142,6 +143,7 @@ class RayCluster:
             raise CapabilityError(
                 "Ray Serve is not installed", resource="ray", grant="pip install 'joulery[ray]'"
             ) from error
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
         place, port = self.place, _free_port()
         quiet = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "joulery"}
         try:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from joulery.config.site import Site
 from joulery.domain.ports import Engine
 from joulery.domain.timeline import DecisionRecord, NowSnapshot
-from joulery.runtime.compose.engine import local_engine
+from joulery.runtime.compose.engine import site_engine
 from joulery.runtime.session import Session
 from joulery.store.files import disk_errors
 from joulery.store.run import RunWriter
@@ -45,15 +45,8 @@ class Front:
         )
 
     def engine(self, site: Site, cores: tuple[int, ...]) -> Engine:
-        """An engine on these cores, as the site file bounds it."""
-        serving = site.serving
-        return local_engine(
-            cores=cores,
-            queue=serving.queue,
-            deadline_s=serving.deadline_s,
-            drain_s=serving.drain_s,
-            stderr=self._workers_log,
-        )
+        """The engine that the site file asks for, on these cores."""
+        return site_engine(site.serving, cores=cores, stderr=self._workers_log)
 
     def open_to(self, session: Session) -> None:
         """Answer with a session's engine, charge requests and tell of them from now on."""
