@@ -17,7 +17,7 @@ import numpy.typing as npt
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import DataError
 from joulery.perf.length import LengthClasses, OrdinalQuality, judge
-from joulery.perf.length_model import AnswerLengths, LengthModel, LengthRecipe, fit_lengths, mean_quality
+from joulery.perf.length_model import AnswerLengths, LengthModel, LengthRecipe, fit_lengths, mean_quality, ordinal
 from joulery.perf.prompt_features import FEATURES, prompt_features
 from joulery.store.files import disk_errors, write_atomically
 from joulery.store.series import read_series
@@ -91,6 +91,55 @@ class TrainedPredictor:
     def of(self, model: str) -> ModelPredictor:
         """The predictor of one served model: its own head, or the shared one for a model never seen."""
         return ModelPredictor(self, self.model.head(model))
+
+
+class Runner(Protocol):
+    """A kept predictor's graph."""
+
+    def __call__(self, prompt: str, surface: FloatArray) -> tuple[FloatArray, FloatArray | None]:
+        """Raw score of each head, float64[heads], and what the prompt means; None where that is not known."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphPredictor:
+    """A kept predictor whose graph another engine runs.
+
+    Attributes:
+        models: Whose answers it was trained on, in the order of the heads.
+        cuts: Of the raw scores of each head, float64[models + 1, 4].
+        class_tokens: Class boundaries of each trained model, tokens, float64[models, 4].
+        run: The graph.
+    """
+
+    models: tuple[str, ...]
+    cuts: FloatArray
+    class_tokens: FloatArray
+    run: Runner
+
+    def look(self, prompt: str) -> tuple[FloatArray, FloatArray | None]:
+        """Ordinal score of each head, float64[models + 1], and what the prompt means."""
+        raw, embedding = self.run(prompt, prompt_features(prompt))
+        return ordinal(raw, self.cuts), embedding
+
+    def head(self, model: str) -> int:
+        """Index of the head that speaks for a model; the shared one for a model never seen."""
+        return self.models.index(model) if model in self.models else len(self.models)
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A predictor as one ONNX file.
+
+    Attributes:
+        content: The file.
+        words: Word pieces of its encoder, one a line; None without one.
+        most_tokens: Tokens of a prompt that the encoder reads; 0 without one.
+    """
+
+    content: bytes
+    words: bytes | None
+    most_tokens: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -255,8 +304,12 @@ def evaluate(predictor: TrainedPredictor, log: AnswerLog, trained_on: Sequence[s
     )
 
 
-def save(folder: Path, predictor: TrainedPredictor, log: AnswerLog, files: Sequence[Path]) -> None:
-    """Write ``predictor.json`` (what it is and was trained on) and ``predictor.npz`` (its numbers); no prompt is kept.
+def save(
+    folder: Path, predictor: TrainedPredictor, log: AnswerLog, files: Sequence[Path], graph: Graph | None = None
+) -> None:
+    """Write ``predictor.json`` (what it is and was trained on), ``predictor.npz`` (its numbers) and ``predictor.onnx``.
+
+    No prompt is kept. Without a graph there is no ONNX file; where it has an encoder, its words are in ``vocab.txt``.
 
     Raises:
         CapabilityError: The folder cannot be written.
@@ -270,6 +323,7 @@ def save(folder: Path, predictor: TrainedPredictor, log: AnswerLog, files: Seque
         "features": list(FEATURES),
         "encoder": None if predictor.encoder is None else predictor.encoder.name,
         "left_out": asdict(model.left_out),
+        "graph": None if graph is None else {"most_tokens": graph.most_tokens},
         "trained_on": {
             "prompts": len(log.prompts),
             "answers": int(np.sum(~np.isnan(log.answers.tokens))),
@@ -280,6 +334,11 @@ def save(folder: Path, predictor: TrainedPredictor, log: AnswerLog, files: Seque
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "predictor.npz", lambda file: _write_arrays(file, model.arrays))
+    if graph is not None:
+        content, words = graph.content, graph.words
+        write_atomically(folder / "predictor.onnx", lambda file: file.write(content))
+        if words is not None:
+            write_atomically(folder / "vocab.txt", lambda file: file.write(words))
     text = json.dumps(document, indent=1) + "\n"
     write_atomically(folder / "predictor.json", lambda file: file.write(text.encode()))
 
@@ -315,6 +374,40 @@ def _described(folder: Path) -> dict[str, Any]:
     return dict(document)
 
 
+def kept_graph(folder: Path) -> tuple[Path, Path | None, int] | None:
+    """The ONNX file of a predictor, the words of its encoder and how many tokens it reads; None where it has none.
+
+    Raises:
+        DataError: There is no predictor, or it is damaged.
+    """
+    document = _described(folder)
+    graph = document.get("graph")
+    if graph is None:
+        return None
+    words = None if document["encoder"] is None else folder / "vocab.txt"
+    return folder / "predictor.onnx", words, int(graph["most_tokens"])
+
+
+def load_graph(folder: Path, run: Runner) -> GraphPredictor:
+    """A predictor that :func:`save` wrote, with its graph run by somebody else.
+
+    Raises:
+        DataError: There is none, or it is damaged.
+    """
+    document = _described(folder)
+    numbers = _numbers(folder, ("cuts", "class_tokens"))
+    return GraphPredictor(tuple(document["models"]), numbers["cuts"], numbers["class_tokens"], run)
+
+
+def _numbers(folder: Path, names: Sequence[str] = ()) -> dict[str, FloatArray]:
+    """Arrays of a kept predictor: those named, or all."""
+    try:
+        with (folder / "predictor.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return {name: np.array(arrays[name], np.float64) for name in names or arrays.files}
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise DataError(f"the length predictor cannot be read: {error}", file=str(folder)) from error
+
+
 def load(folder: Path, encoder: Encoder | None) -> TrainedPredictor:
     """A predictor that :func:`save` wrote.
 
@@ -326,9 +419,8 @@ def load(folder: Path, encoder: Encoder | None) -> TrainedPredictor:
         DataError: There is none, it is damaged or of another version, or it needs another encoder.
     """
     document = _described(folder)
+    numbers = _numbers(folder)
     try:
-        with (folder / "predictor.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            numbers = {name: np.array(arrays[name], np.float64) for name in arrays.files}
         model = LengthModel(
             tuple(document["models"]),
             LengthRecipe(**document["recipe"]),
@@ -336,9 +428,7 @@ def load(folder: Path, encoder: Encoder | None) -> TrainedPredictor:
             numbers,
             OrdinalQuality(**document["left_out"]),
         )
-    except FileNotFoundError as error:
-        raise DataError("there is no length predictor", file=str(folder)) from error
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+    except (KeyError, TypeError) as error:
         raise DataError(f"the length predictor cannot be read: {error}", file=str(folder)) from error
     name = None if encoder is None else encoder.name
     if document["encoder"] != name:

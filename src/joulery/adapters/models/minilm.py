@@ -40,6 +40,10 @@ class PromptEncoder:
         layers: Transformer layers to keep, 1 to 6.
         most_tokens: Tokens of a prompt that are read, its first.
 
+    Attributes:
+        graph: Its ONNX graph: ``tokens`` int64[n] to their mean float32[384].
+        words: The file of its word pieces.
+
     Raises:
         CapabilityError: The weights or onnxruntime are not installed.
     """
@@ -53,12 +57,13 @@ class PromptEncoder:
         except ImportError:
             raise CapabilityError("onnxruntime is not installed", hint=HOW) from None
         self.layers, self.most_tokens = layers, most_tokens
-        self._vocabulary = _vocabulary(folder / "vocab.txt")
+        self.words = folder / "vocab.txt"
+        self._vocabulary = _vocabulary(self.words)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3
-        graph = _quantised(_graph(read_safetensors(folder / "model.safetensors"), layers))
-        self._session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        self.graph = _quantised(_graph(read_safetensors(folder / "model.safetensors"), layers))
+        self._session = onnxruntime.InferenceSession(self.graph, options, providers=["CPUExecutionProvider"])
 
     @property
     def name(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from joulery.domain.arrays import FloatArray
-from joulery.runtime.length_training import TrainedPredictor
+from joulery.runtime.length_training import GraphPredictor, TrainedPredictor
 from joulery.runtime.text.forecast import Guess
 
 
@@ -20,7 +20,7 @@ class PredictorGuesser:
         head: Which head; see :meth:`~joulery.perf.length_model.LengthModel.head`.
     """
 
-    trained: TrainedPredictor
+    trained: TrainedPredictor | GraphPredictor
     head: int
 
     @property

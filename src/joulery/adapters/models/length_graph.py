@@ -1,0 +1,135 @@
+"""A trained length predictor as one ONNX file: encoder in 8-bit integers where it has one, kernel ridge, every head.
+
+Inputs: ``surface`` float32[features] and, with an encoder, ``tokens`` int64[n]. Outputs: ``raw`` float32[heads], the
+standardised log length each head expects, and with an encoder ``embedding`` float32[width], the encoder's numbers less
+their mean over the prompts it was trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from joulery.adapters.models.minilm import HOW, word_pieces
+from joulery.domain.arrays import FloatArray
+from joulery.domain.errors import CapabilityError, DataError
+
+_OPSET, _IR = 18, 9
+
+
+def build(arrays: Mapping[str, FloatArray], width: float, surface: int, encoder: bytes | None) -> bytes:
+    """The predictor's graph.
+
+    Args:
+        arrays: ``shift``, ``factor``, ``limit``, ``points``, ``norms``, ``weights`` and ``offset`` of the length model.
+        width: Factor of the squared distance in the kernel's exponent.
+        surface: How many of the features are the prompt's surface; the rest are the encoder's.
+        encoder: The encoder's own graph, ``tokens`` to one output; None for none.
+
+    Raises:
+        CapabilityError: The package onnx is not installed.
+    """
+    try:
+        import onnx
+        from onnx import TensorProto, helper, numpy_helper
+    except ImportError:
+        raise CapabilityError("onnx is not installed", hint=HOW) from None
+    nodes: list[Any] = []
+    inputs = [helper.make_tensor_value_info("surface", TensorProto.FLOAT, [surface])]
+    outputs = [helper.make_tensor_value_info("raw", TensorProto.FLOAT, [arrays["weights"].shape[1]])]
+    held = [
+        numpy_helper.from_array(value.astype(np.float32), f"length.{name}") for name, value in _scaled(arrays).items()
+    ]
+    features = "surface"
+    base = None if encoder is None else onnx.load_from_string(encoder)
+    if base is not None:
+        inputs.append(base.graph.input[0])
+        nodes += base.graph.node
+        held += base.graph.initializer
+        meaning = base.graph.output[0].name
+        held.append(numpy_helper.from_array(arrays["shift"][surface:].astype(np.float32), "length.mean"))
+        nodes.append(helper.make_node("Sub", [meaning, "length.mean"], ["embedding"]))
+        nodes.append(helper.make_node("Concat", ["surface", meaning], ["length.features"], axis=0))
+        outputs.append(helper.make_tensor_value_info("embedding", TensorProto.FLOAT, [len(arrays["shift"]) - surface]))
+        features = "length.features"
+    held.append(numpy_helper.from_array(np.float32(width), "length.width"))
+    nodes += _kernel(features)
+    graph = helper.make_graph(nodes, "length predictor", inputs, outputs, held)
+    imports = [helper.make_opsetid("", _OPSET)] if base is None else list(base.opset_import)
+    model = helper.make_model(graph, opset_imports=imports, ir_version=_IR)
+    return bytes(model.SerializeToString())
+
+
+def _scaled(arrays: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
+    names = ("shift", "factor", "limit", "points", "norms", "weights", "offset")
+    return {**{name: np.asarray(arrays[name]) for name in names}, "floor": -np.asarray(arrays["limit"])}
+
+
+def _kernel(features: str) -> list[Any]:
+    """Nodes of ``exp(width * (2 points x - norms - x x)) weights + offset`` with x the scaled and clipped features."""
+    from onnx import helper
+
+    def add(operation: str, inputs: str, output: str, **attributes: Any) -> Any:
+        names = [name if name in (features, "raw") else f"length.{name}" for name in inputs.split()]
+        return helper.make_node(operation, names, [output if output == "raw" else f"length.{output}"], **attributes)
+
+    return [
+        add("Sub", f"{features} shift", "centred"),
+        add("Mul", "centred factor", "spread"),
+        add("Max", "spread floor", "above"),
+        add("Min", "above limit", "x"),
+        add("MatMul", "points x", "near"),
+        add("Add", "near near", "twice"),
+        add("ReduceSumSquare", "x", "square", keepdims=0),
+        add("Sub", "twice norms", "less"),
+        add("Sub", "less square", "distance"),
+        add("Mul", "distance width", "exponent"),
+        add("Exp", "exponent", "kernel"),
+        add("MatMul", "kernel weights", "sum"),
+        add("Add", "sum offset", "raw"),
+    ]
+
+
+class LengthGraph:
+    """A predictor's ONNX file, run on the calling thread.
+
+    Args:
+        file: The ``.onnx`` file.
+        vocabulary: The encoder's word pieces, one a line; None for a predictor without an encoder.
+        most_tokens: Tokens of a prompt that are read.
+
+    Raises:
+        CapabilityError: onnxruntime is not installed.
+        DataError: The file is no such graph.
+    """
+
+    def __init__(self, file: Path, vocabulary: Path | None, most_tokens: int) -> None:
+        try:
+            import onnxruntime
+        except ImportError:
+            raise CapabilityError("onnxruntime is not installed", hint="pip install 'joulery[llm]'") from None
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        try:
+            self._session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+            lines = [] if vocabulary is None else vocabulary.read_text(encoding="utf-8").split("\n")
+        except (OSError, RuntimeError, ValueError) as error:
+            raise DataError(f"the length predictor cannot be run: {error}", file=str(file)) from error
+        names = {each.name for each in self._session.get_inputs()}
+        if "surface" not in names or ("tokens" in names) is (vocabulary is None):
+            raise DataError(f"not a length predictor: it takes {sorted(names)}", file=str(file))
+        self._vocabulary = None if vocabulary is None else {word: number for number, word in enumerate(lines)}
+        self._most_tokens = most_tokens
+
+    def __call__(self, prompt: str, surface: FloatArray) -> tuple[FloatArray, FloatArray | None]:
+        """The raw score of each head, float64[heads], and what the prompt means; None without an encoder."""
+        fed: dict[str, Any] = {"surface": surface.astype(np.float32)}
+        if self._vocabulary is None:
+            return np.asarray(self._session.run(["raw"], fed)[0], np.float64), None
+        fed["tokens"] = np.array(word_pieces(prompt, self._vocabulary, self._most_tokens), np.int64)
+        raw, embedding = self._session.run(["raw", "embedding"], fed)
+        return np.asarray(raw, np.float64), np.asarray(embedding, np.float64)
