@@ -109,6 +109,7 @@ class LengthGraph:
     def __init__(self, file: Path, vocabulary: Path | None, most_tokens: int) -> None:
         try:
             import onnxruntime
+            from onnxruntime.capi import onnxruntime_pybind11_state as states
         except ImportError:
             raise CapabilityError("onnxruntime is not installed", hint="pip install 'joulery[llm]'") from None
         options = onnxruntime.SessionOptions()
@@ -117,7 +118,14 @@ class LengthGraph:
         try:
             self._session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
             lines = [] if vocabulary is None else vocabulary.read_text(encoding="utf-8").split("\n")
-        except (OSError, RuntimeError, ValueError) as error:
+        except (
+            OSError,
+            ValueError,
+            states.Fail,
+            states.InvalidGraph,
+            states.InvalidProtobuf,
+            states.NoSuchFile,
+        ) as error:
             raise DataError(f"the length predictor cannot be run: {error}", file=str(file)) from error
         names = {each.name for each in self._session.get_inputs()}
         if "surface" not in names or ("tokens" in names) is (vocabulary is None):
