@@ -23,6 +23,7 @@ from joulery.store.files import disk_errors, write_atomically
 from joulery.store.series import read_series
 
 SCHEMA = "joulery.length-predictor/1"
+LICENCE = "that of the files above; a predictor trained on non-commercial data stays non-commercial"
 DEFAULT = Path(__file__).parent / "default_predictor"
 """The predictor that is shipped: surface features, trained on answers of SmolLM2-135M to prompts of our own."""
 
@@ -305,7 +306,13 @@ def evaluate(predictor: TrainedPredictor, log: AnswerLog, trained_on: Sequence[s
 
 
 def save(
-    folder: Path, predictor: TrainedPredictor, log: AnswerLog, files: Sequence[Path], graph: Graph | None = None
+    folder: Path,
+    predictor: TrainedPredictor,
+    log: AnswerLog,
+    files: Sequence[Path],
+    graph: Graph | None = None,
+    *,
+    licence: str = LICENCE,
 ) -> None:
     """Write ``predictor.json`` (what it is and was trained on), ``predictor.npz`` (its numbers) and ``predictor.onnx``.
 
@@ -328,7 +335,7 @@ def save(
             "prompts": len(log.prompts),
             "answers": int(np.sum(~np.isnan(log.answers.tokens))),
             "files": [{"name": file.name, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()} for file in files],
-            "licence": "that of the files above; a predictor trained on non-commercial data stays non-commercial",
+            "licence": licence,
         },
     }
     with disk_errors(folder):

