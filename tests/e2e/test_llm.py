@@ -1,0 +1,122 @@
+"""``joulery serve`` with language models, from the command line to its last process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from joulery.adapters.models import smollm2
+
+SITE = """
+joulery: 1
+carbon: {kind: constant, intensity: 360 g/kWh}
+meters: {use: [cpu-model], cpu_model: {idle: 10 W, max: 30 W}}
+language_models:
+  - name: small
+    owner: ada
+    engine: {kind: llama.cpp, context_tokens: 512}
+serving: {listen: "127.0.0.1:0"}
+"""
+
+
+@contextmanager
+def serving(tmp_path, site=SITE):
+    file = tmp_path / "site.yaml"
+    file.write_text(site)
+    line = [sys.executable, "-m", "joulery", "serve", str(file), "--json"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def children(pid):
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def gone(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def wait_for(condition, seconds=30.0):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def installed():
+    pytest.importorskip("xllamacpp", reason="joulery[llm] is not installed")
+    if not smollm2.installed():
+        pytest.skip(f"the small language model is not installed: {smollm2.HOW}")
+
+
+@pytest.mark.e2e
+def test_a_model_is_served_charged_and_gone(tmp_path, installed):
+    with serving(tmp_path) as process:
+        said = json.loads(process.stdout.readline())
+        assert said["models"] == [
+            {"model": "small", "engine": f"llama.cpp {smollm2.weights().name}", "variant": smollm2.NAME}
+        ]
+        workers = children(process.pid)
+        with httpx.Client(base_url=said["url"], timeout=120, trust_env=False) as client:
+            body = {"model": "small", "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 12}
+            answer = client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 200
+            cost = answer.json()["usage"]["joulery"]
+            assert cost["energy_j"] > 0 and cost["quality"] == "modelled" and cost["predicted_by"] == "predictor"
+            assert cost["carbon_g"] == pytest.approx(cost["energy_j"] * 1e-4, rel=1e-4)
+            text = client.get("/metrics").text
+            rows = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+            requests_j = float(rows['joulery_text_machine_joules_total{part="requests"}'])
+            assert requests_j == pytest.approx(cost["energy_j"], rel=1e-4)
+            with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as stream:
+                process.send_signal(signal.SIGTERM)  # what runs is finished first
+                assert list(stream.iter_lines())[-2] == "data: [DONE]"
+        assert process.wait(30) == 0
+        assert process.stderr.read() == b""
+    assert workers and all(gone(pid) for pid in workers)
+
+
+@pytest.mark.e2e
+def test_nothing_outlives_a_gateway_that_is_killed(tmp_path, installed):
+    with serving(tmp_path) as process:
+        json.loads(process.stdout.readline())
+        workers = children(process.pid)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(30)
+        assert workers
+        wait_for(lambda: all(gone(pid) for pid in workers))
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("{kind: llama.cpp, context_tokens: 512}", "{kind: llama.cpp, path: site.yaml}", "did not start"),
+        ("engine:", "predictor: {path: .}\n    engine:", "there is no length predictor"),
+        (
+            "language_models:",
+            "services: [{name: x, model: y, slo: {latency: 1 s}}]\nlanguage_models:",
+            "by one process",
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_said_and_nothing_is_left_running(tmp_path, installed, old, new, said):
+    with serving(tmp_path, SITE.replace(old, new)) as process:
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 2
+        assert said in (out + err).decode()
+        assert b"Traceback" not in err
