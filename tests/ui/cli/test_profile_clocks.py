@@ -96,3 +96,40 @@ def test_an_empty_file(capsys, tmp_path: Path) -> None:
     code, _, err = profile(capsys, tmp_path / "empty.onnx", "--clocks")
     assert code == 2
     assert "the file is empty" in err
+
+
+def test_measured_where_the_clock_can_be_set(capsys, tmp_path: Path, monkeypatch) -> None:
+    from tests.fakes.cpufreq import cpufreq_tree, settings
+
+    tree = cpufreq_tree(tmp_path / "cpu", listed=(1_500_000, 2_000_000, 3_200_000))
+    monkeypatch.setenv("JOULERY_CPUFREQ", str(tree))
+    monkeypatch.setenv("JOULERY_STATE", str(tmp_path / "state"))
+    before = settings(tree)
+    (tmp_path / "net.hlo").write_text(HLO)
+    arguments = (tmp_path / "net.hlo", "--clocks", "--device", "cpu", "--runs", 2, "--json")
+    code, out, _ = profile(capsys, *arguments, "--run", "os:getpid")
+    document = json.loads(out)
+    assert code == 0
+    assert (document["quality"], document["device"]) == ("measured", "cpu")
+    assert document["curve"]["clock_mhz"] == [1500, 2000, 3200]
+    assert "median of 2 passes" in document["source"]
+    assert settings(tree) == before
+    for extra, message in (
+        ((), "cannot run net on cpu by itself"),
+        (("--run", "os:nothing"), "cannot be imported"),
+        (("--run", "os"), "not a function"),
+        (("--run", "os:sep"), "not a function"),
+        (("--run", "os:getpid", "--latency", "1 s"), "--latency and --decode are for emulated"),
+    ):
+        code, _, err = profile(capsys, *arguments, *extra)
+        assert code == 2
+        assert message in err
+
+
+def test_a_machine_whose_clock_cannot_be_set_says_so(capsys, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("JOULERY_CPUFREQ", str(tmp_path))
+    (tmp_path / "net.hlo").write_text(HLO)
+    code, _, err = profile(capsys, tmp_path / "net.hlo", "--clocks", "--device", "cpu", "--run", "os:getpid")
+    assert code == 2
+    assert "no cpufreq driver" in err
+    assert profile(capsys, tmp_path / "net.hlo", "--clocks", "--device", "tpu")[0] == 2

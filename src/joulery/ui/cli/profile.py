@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 @click.option("--warmup", type=click.IntRange(0, 100_000), default=10, help="Requests before them, not kept (10).")
 @click.option("--clocks", is_flag=True, help="Profile MODEL against a GPU's clock: operators, scores, power.")
 @click.option("--gpu", default=None, metavar="NAME", help="With --clocks: emulated GPU: v100, a100, h100 (v100).")
+@click.option("--device", metavar="NAME", help="With --clocks: measure on cpu or nvidia[:N] by setting its clock.")
+@click.option(
+    "--run", "pass_", metavar="M:F", help="With --device: a function that runs one pass; --runs says how often."
+)
 @click.option("--latency", metavar="TIME", help="With --clocks: its latency at full clock, such as 51 ms.")
 @click.option(
     "--dim", "dimensions", multiple=True, metavar="NAME=N", help="With --clocks: a symbolic size. Repeatable."
@@ -62,6 +66,8 @@ def command(
     warmup: int,
     clocks: bool,
     gpu: str | None,
+    device: str | None,
+    pass_: str | None,
     latency: str | None,
     dimensions: tuple[str, ...],
     decode: str | None,
@@ -92,10 +98,32 @@ def command(
         from joulery.ui.profile.clocks import ClockRequest, profile_clocks
 
         profile_clocks(
-            ClockRequest(what, gpu or "v100", latency, dimensions, decode, steps, scores, output, page, as_json)
+            ClockRequest(
+                model=what,
+                gpu=gpu or "v100",
+                device=device,
+                run=pass_,
+                passes=runs,
+                latency=latency,
+                dimensions=dimensions,
+                decode=decode,
+                steps=steps,
+                scores=scores,
+                output=output,
+                page=page,
+                as_json=as_json,
+            )
         )
         return
-    used = {"--gpu": gpu, "--latency": latency, "--dim": dimensions, "--decode": decode, "--scores": scores}
+    used = {
+        "--gpu": gpu,
+        "--device": device,
+        "--run": pass_,
+        "--latency": latency,
+        "--dim": dimensions,
+        "--decode": decode,
+        "--scores": scores,
+    }
     for flag, value in {**used, "--html": page}.items():
         if value:
             raise ConfigError(f"{flag} belongs to --clocks", pointer=flag, hint="add --clocks")

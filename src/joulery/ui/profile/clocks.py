@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import click
 
 from joulery.config.quantity import TIME, flag_quantity
 from joulery.domain.clock_profile import ClockProfile
+from joulery.domain.device import DeviceSpec
 from joulery.domain.errors import ConfigError
 from joulery.perf.catalog.clock_models import clock_model
 from joulery.perf.clock import V100
@@ -26,6 +28,10 @@ class ClockRequest:
     Attributes:
         model: A graph file, a built-in model or one of the catalog.
         gpu: Emulated GPU type.
+        device: Real device whose clock is set and on which the model is timed: ``cpu``, ``nvidia`` or ``nvidia:N``;
+            None to emulate.
+        run: ``module:function`` that runs one pass on it; an ONNX model runs on the CPU by itself.
+        passes: Passes timed at each clock.
         latency: Latency of one pass at the highest clock to calibrate to, such as ``51 ms``.
         dimensions: ``NAME=N`` for symbolic dimensions.
         decode: Graph of one decoding step, with ``steps`` of them.
@@ -38,6 +44,9 @@ class ClockRequest:
 
     model: str
     gpu: str = "v100"
+    device: str | None = None
+    run: str | None = None
+    passes: int = 20
     latency: str | None = None
     dimensions: tuple[str, ...] = ()
     decode: str | None = None
@@ -55,7 +64,7 @@ def profile_clocks(request: ClockRequest) -> None:
         ConfigError, DataError, CapabilityError: It cannot be read, or a file cannot be written.
     """
     model = _model(request)
-    profile = _profile(model, request)
+    profile = _profile(model, request) if request.device is None else _measured(model, request)
     if request.scores is not None:
         with ScoreDatabase(request.scores) as database:
             database.keep(profile)
@@ -88,6 +97,57 @@ def _profile(model: NamedModel, request: ClockRequest) -> ClockProfile:
     if request.latency is not None:
         latency_s = flag_quantity(request.latency, TIME, "--latency")
     return emulated_profile(model.name, model.operations, gpu, latency_s=latency_s)
+
+
+def _measured(model: NamedModel, request: ClockRequest) -> ClockProfile:
+    """Timed on a real device whose clock is set on loan, and given back."""
+    from joulery.perf.sensitivity import measured_profile
+    from joulery.runtime.clock_sweep import PowerWatch, SweepPlan, Wall, sweep
+    from joulery.runtime.compose.devices import open_clock
+    from joulery.runtime.compose.meters import open_meters
+    from joulery.runtime.leases import LeaseHolder
+    from joulery.store.leases import LeaseBook
+
+    if request.latency is not None or request.decode is not None:
+        raise ConfigError("--latency and --decode are for emulated GPUs", pointer="--device")
+    spec = _device_spec(request.device or "cpu")
+    device = open_clock(spec)
+    run = _one_pass(model, request)
+    opened = open_meters(None)
+    try:
+        power = PowerWatch(opened.meters, device.capability().device)
+        with LeaseHolder(LeaseBook()) as holder:
+            curve = sweep(device, spec, holder, run, power, SweepPlan(passes=request.passes), Wall())
+    finally:
+        for meter in opened.meters:
+            meter.close()
+    return measured_profile(model.name, model.operations, clock_model(request.gpu), curve)
+
+
+def _device_spec(text: str) -> DeviceSpec:
+    from joulery.runtime.compose.devices import cpufreq_spec
+
+    kind, colon, number = text.partition(":")
+    if kind == "cpu" and not colon:
+        return cpufreq_spec()
+    if kind == "nvidia" and (number.isdecimal() or not colon):
+        return DeviceSpec("nvidia-clock", {"gpu": int(number or 0)})
+    raise ConfigError("no such device", pointer="--device", got=text, expected="cpu, nvidia or nvidia:N")
+
+
+def _one_pass(model: NamedModel, request: ClockRequest) -> Callable[[], object]:
+    from joulery.runtime.compose.passes import onnx_pass, python_pass
+
+    if request.run is not None:
+        return python_pass(request.run)
+    if request.device == "cpu" and model.file is not None and model.file.suffix == ".onnx":
+        return onnx_pass(model.file, _dimensions(request.dimensions), len(os.sched_getaffinity(0)))
+    raise ConfigError(
+        f"joulery cannot run {model.name} on {request.device} by itself",
+        pointer="--run",
+        expected="module:function",
+        hint="name a function that runs one pass and returns when it is done: --run module:function",
+    )
 
 
 def _dimensions(pairs: Sequence[str]) -> Mapping[str, int]:
