@@ -21,6 +21,8 @@ class ModelKind(StrEnum):
     """An ONNX file, run by ONNX Runtime."""
     PYTHON = "python"
     """A Python callable ``module:function``: takes a dict of arrays by name, returns one."""
+    REMOTE = "remote"
+    """A model on another server that speaks the Open Inference Protocol: ``http://HOST:PORT/MODEL``."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -29,7 +31,8 @@ class ModelRef:
 
     Attributes:
         kind: How it is loaded.
-        location: The path of a file, or ``module:function``; ``module:Class`` is instantiated once a replica.
+        location: The path of a file, ``module:function`` or an address; ``module:Class`` is instantiated once a
+            replica.
         options: Keyword arguments of the callable as a JSON object; empty for none.
     """
 
@@ -39,17 +42,21 @@ class ModelRef:
 
     @classmethod
     def parse(cls, text: str) -> ModelRef:
-        """``lite0.onnx`` is a file, ``package.module:function`` a Python callable.
+        """``lite0.onnx`` is a file, ``package.module:function`` a Python callable, ``http://…`` a served model.
 
         Raises:
             ConfigError: It is neither.
         """
+        if text.startswith(("http://", "https://")):
+            return cls(ModelKind.REMOTE, text)
         if text.endswith(".onnx"):
             return cls(ModelKind.ONNX, text)
         module, colon, function = text.partition(":")
         if colon and function.isidentifier() and all(part.isidentifier() for part in module.split(".")):
             return cls(ModelKind.PYTHON, text)
-        raise ConfigError("not a model", got=text, expected="a file ending in .onnx, or module:function")
+        raise ConfigError(
+            "not a model", got=text, expected="a file ending in .onnx, module:function, or http://HOST:PORT/MODEL"
+        )
 
     def __str__(self) -> str:
         return self.location

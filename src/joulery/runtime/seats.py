@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from joulery.domain.engine import ModelRef, ReplicaSpec
 from joulery.domain.errors import CapabilityError
@@ -44,9 +44,7 @@ class Seat:
 
 def standing_by(spec: ReplicaSpec) -> ReplicaSpec:
     """The same process, waiting."""
-    return ReplicaSpec(
-        spec.service, spec.variant, spec.slice, spec.model, spec.threads, spec.batch, spec.max_delay_s, spec.cores, True
-    )
+    return replace(spec, standby=True)
 
 
 def cores_for(

@@ -339,6 +339,10 @@ class LocalEngine:
             ConfigError, CapabilityError: One of them cannot be.
         """
         for spec in missing:
+            if spec.model.kind is ModelKind.REMOTE:
+                raise ConfigError(
+                    f"the model of {spec.service}/{spec.variant} is on another server", got=str(spec.model)
+                )
             if spec.model.kind is ModelKind.ONNX and not os.access(spec.model.location, os.R_OK):
                 why = "may not be read" if Path(spec.model.location).exists() else "does not exist"
                 raise ConfigError(f"the model of {spec.service}/{spec.variant} {why}", file=spec.model.location)

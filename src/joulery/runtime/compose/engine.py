@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from joulery.adapters.engines.local import LocalEngine, LocalSettings
 from joulery.config.serving import RayEngine, ServingConfig
+from joulery.domain.engine import ModelKind, ModelRef
+from joulery.domain.errors import ConfigError
 from joulery.domain.ports import Engine, Places
 
 
@@ -62,3 +66,30 @@ def site_engine(
             drain_s=serving.drain_s,
         )
     )
+
+
+def engine_for(
+    models: Iterable[ModelRef],
+    *,
+    queue: int = 1024,
+    deadline_s: float = 30.0,
+    drain_s: float = 10.0,
+    places: Places | None = None,
+) -> Engine:
+    """The engine that can run these models: this machine's, or one that asks other servers.
+
+    Raises:
+        ConfigError: Some are here and some elsewhere.
+    """
+    remote = {model.kind is ModelKind.REMOTE for model in models}
+    if len(remote) > 1:
+        raise ConfigError(
+            "models of this machine and models on other servers cannot be served together",
+            pointer="--model",
+            hint="start joulery serve once for each kind",
+        )
+    if remote == {True}:
+        from joulery.adapters.engines.open_inference import OpenInferenceEngine, OpenInferenceSettings
+
+        return OpenInferenceEngine(OpenInferenceSettings(queue, deadline_s, drain_s))
+    return local_engine(queue=queue, deadline_s=deadline_s, drain_s=drain_s, places=places)

@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 @click.option(
     "--html", "page_file", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with a picture."
 )
+@click.option(
+    "--triton",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write Triton's configuration of every instance, and scripts that launch them with their shares.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     file: str,
@@ -41,6 +47,7 @@ def command(
     explain: bool,
     out: Path | None,
     page_file: Path | None,
+    triton: Path | None,
     as_json: bool,
 ) -> None:
     """How many GPUs do the services of SITE need, which service beside which, how much of the GPU each, which batch?
@@ -75,10 +82,18 @@ def command(
         from joulery.ui.plan.page import page
 
         _write(page_file, page(plan, Path(file).stem))
+    if triton is not None:
+        from joulery.runtime.compose.triton import write_triton
+
+        write_triton(site, plan.gpus, triton, {one.id: one.slo for one in request.workloads})
     if as_json:
         click.echo(json.dumps(document))
     else:
         _show(plan, others, changed, explain)
+        if triton is not None:
+            click.echo(
+                f"\nTriton's files are in {triton}; put each model's file into gpuN/NAME/1/, then run launch-mps.sh"
+            )
     if plan.violations:
         raise click.exceptions.Exit(3)
 

@@ -30,7 +30,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
     "models",
     multiple=True,
     metavar="NAME[/VARIANT]=MODEL",
-    help="A file ending in .onnx, or module:function. Repeatable; variants of one NAME share its queue.",
+    help="A file ending in .onnx, module:function, or http://HOST:PORT/MODEL of a Triton or like server. Repeatable.",
 )
 @click.option("--replicas", type=click.IntRange(1), default=1, help="Worker processes of each model (1).")
 @click.option("--cores", type=click.IntRange(1), default=1, help="CPU cores of each replica (1).")
@@ -85,7 +85,7 @@ def command(
     import uvloop
 
     from joulery.domain.serving import Slice, SliceKind
-    from joulery.runtime.compose.engine import local_engine
+    from joulery.runtime.compose.engine import engine_for
     from joulery.runtime.compose.gpus import local_gpus
     from joulery.runtime.lending import lending
     from joulery.ui.gateway.access import address, read_token
@@ -101,7 +101,9 @@ def command(
     target = [spec for model in models for spec in [_replica(model, slice_, threads)] * replicas]
 
     async def serve_on(places: Places | None) -> None:
-        engine = local_engine(queue=queue, deadline_s=deadline, drain_s=drain, places=places)
+        engine = engine_for(
+            (spec.model for spec in target), queue=queue, deadline_s=deadline, drain_s=drain, places=places
+        )
         metrics = Metrics({spec.service for spec in target})
         app = Gateway(engine, token=token, telemetry=[metrics.request], admin=admin_app(metrics))
         limits = ServerLimits(drain_s=drain)
@@ -220,7 +222,8 @@ def _say_text(url: str, text: TextSite, *, as_json: bool) -> None:
 
 def _replica(text: str, slice_: Slice, threads: int) -> ReplicaSpec:
     """One replica of ``NAME[/VARIANT]=MODEL``."""
-    from joulery.domain.engine import ModelRef, ReplicaSpec
+    from joulery.domain.engine import ModelKind, ModelRef, ReplicaSpec
+    from joulery.domain.serving import Slice, SliceKind
 
     name, equals, model = text.partition("=")
     service, slash, variant = name.partition("/")
@@ -228,7 +231,10 @@ def _replica(text: str, slice_: Slice, threads: int) -> ReplicaSpec:
         raise ConfigError(
             "not a model to serve", pointer="--model", got=text, expected="NAME=MODEL or NAME/VARIANT=MODEL"
         )
-    return ReplicaSpec(service, variant or service, slice_, ModelRef.parse(model), threads)
+    reference = ModelRef.parse(model)
+    if reference.kind is ModelKind.REMOTE:
+        return ReplicaSpec(service, variant or service, Slice(SliceKind.WHOLE), reference)
+    return ReplicaSpec(service, variant or service, slice_, reference, threads)
 
 
 def _say(url: str, change: Transition, *, as_json: bool) -> None:
