@@ -1,31 +1,37 @@
 """Forty checkpointing jobs beside a real Slurm: quantum 20 s, a daemon killed mid-resize, slurmctld restarted.
 
-``python -m tests.e2e.slurm_forty`` (root, slurm-wlm). Prints one JSON object; exits 1 when a job was lost, run twice or
-left held. Takes up to fifteen minutes.
+``python -m tests.e2e.slurm_forty`` (root, slurm-wlm). Among the jobs are real PyTorch trainings where
+``JOULERY_TORCH_PYTHON`` names an interpreter that has torch; each must end with the loss of an uninterrupted one, to
+the bit. Prints one JSON object; exits 1 when a job was lost, run twice or left held, or ended elsewhere. Takes about
+ten minutes, nearly all of them asleep; ``--short`` is the same with twelve jobs and a quantum of 4 s, in about 70 s.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.e2e.slurm_jobs import JOB, Daemon, whole
 from tests.slurm_cluster import SlurmCluster, missing, slurm_cluster
 
-JOBS, EPOCHS = 40, 60
+TORCH_JOB = Path(__file__).with_name("torch_job.py")
 SITE = """\
 joulery: 1
 mode: act
 carbon: {kind: constant, intensity: 250 g/kWh, source: "stated for a benchmark"}
 jobs:
   backend: slurm
-  quantum: 20 s
-  poll: 1 s
-  restart: 6 s
-  measure: 8 s
+  quantum: QUANTUM s
+  poll: 500 ms
+  restart: RESTART s
+  measure: MEASURE s
   patience: 30 s
   power: {slot: 200 W}
   policy: {theta: 100 %, cap: 4}
@@ -33,74 +39,182 @@ jobs:
 """
 
 
-def states(cluster: SlurmCluster) -> dict[int, tuple[str, str]]:
-    jobs = json.loads(cluster.run("squeue", "--json"))["jobs"]
-    return {job["job_id"]: (job["job_state"], job["admin_comment"]) for job in jobs}
+@dataclass(frozen=True)
+class Size:
+    """How long it plays.
+
+    Attributes:
+        quantum_s, measure_s, restart_s: Of the site.
+        first_epochs: Of the four jobs that come first and find room to grow; they scale well and badly in turn.
+        jobs, epochs: How many come later, and how long each is.
+        torch_jobs, torch_epochs: How many of those are trainings.
+    """
+
+    quantum_s: float
+    measure_s: float
+    restart_s: float
+    first_epochs: int
+    jobs: int
+    epochs: int
+    torch_jobs: int
+    torch_epochs: int
 
 
-def play(cluster: SlurmCluster) -> dict[str, object]:
-    (cluster.folder / "site.yaml").write_text(SITE)
-    (cluster.folder / "progress").mkdir()
-    (cluster.folder / "job.py").write_text(JOB)
-    jobs = []
-    for number in range(JOBS):
-        script = cluster.folder / f"job-{number}.sh"
-        power = 1.0 if number % 2 else 0.1
-        script.write_text(f"#!/bin/bash\nexec {sys.executable} job.py {EPOCHS} 0.5 {power}\n")
-        jobs.append(
-            int(
-                cluster.submit(
-                    script,
-                    "--gres=gpu:1",
-                    "--ntasks=1",
-                    f"--job-name=kind{number % 2}",
-                    "--comment=joulery:min=1,max=4",
-                )
-            )
-        )
+FULL = Size(20, 8, 6, 300, 36, 60, 6, 60)
+SHORT = Size(4, 1.5, 1, 60, 8, 16, 2, 24)
+EPOCH_S = 0.5
+
+
+class Play:
+    """The jobs of one play, in a cluster."""
+
+    def __init__(self, cluster: SlurmCluster, size: Size, torch_python: str | None) -> None:
+        self.cluster, self.size, self.torch_python = cluster, size, torch_python
+        self.epochs: dict[int, int] = {}
+        self.trainings: list[int] = []
+        site = SITE.replace("QUANTUM", f"{size.quantum_s:g}").replace("MEASURE", f"{size.measure_s:g}")
+        (cluster.folder / "site.yaml").write_text(site.replace("RESTART", f"{size.restart_s:g}"))
+        (cluster.folder / "progress").mkdir()
+        (cluster.folder / "job.py").write_text(JOB)
+
+    def submit(self, line: str, name: str, epochs: int) -> int:
+        """A batch job of one line."""
+        script = self.cluster.folder / f"{name}-{len(self.epochs)}.sh"
+        script.write_text(f"#!/bin/bash\nexec {line}\n")
+        options = ("--gres=gpu:1", "--ntasks=1", f"--job-name={name}", "--comment=joulery:min=1,max=4")
+        job = int(self.cluster.submit(script, *options))
+        self.epochs[job] = epochs
+        return job
+
+    def sleeper(self, epochs: int, *, scales: bool) -> int:
+        """A job that sleeps its epochs away."""
+        power = 1.0 if scales else 0.1
+        return self.submit(f"{sys.executable} job.py {epochs} {EPOCH_S} {power}", f"kind{int(scales)}", epochs)
+
+    def training(self) -> None:
+        """A real one."""
+        epochs = self.size.torch_epochs
+        job = self.submit(f"{self.torch_python} {TORCH_JOB} {epochs} {EPOCH_S}", "torch", epochs)
+        self.trainings.append(job)
+
+    def daemon(self) -> Daemon:
+        """The scheduler."""
+        return Daemon(self.cluster.folder / "site.yaml", self.cluster.env)
+
+    def states(self) -> dict[int, tuple[str, str]]:
+        """State and tag of every job Slurm knows."""
+        jobs = json.loads(self.cluster.run("squeue", "--json"))["jobs"]
+        return {job["job_id"]: (job["job_state"], job["admin_comment"]) for job in jobs}
+
+    def losses(self) -> dict[str, list[str]]:
+        """The last loss of each training, and of one that nobody interrupted."""
+        if not self.trainings:
+            return {}
+        epochs = str(self.size.torch_epochs)
+        alone = subprocess.run(
+            [str(self.torch_python), str(TORCH_JOB), epochs],
+            cwd=self.cluster.folder, capture_output=True, text=True, timeout=120, check=True,
+        )  # fmt: skip
+        outputs = [(self.cluster.folder / f"slurm-{job}.out").read_text() for job in self.trainings]
+        return {"alone": _loss(alone.stdout), "beside_slurm": [loss for text in outputs for loss in _loss(text)]}
+
+    def restarts(self, jobs: Iterable[int]) -> list[int]:
+        """How often each of these began to run, but for the first time."""
+        texts = [(self.cluster.folder / f"slurm-{job}.out").read_text() for job in jobs]
+        return [text.count("start ") - 1 for text in texts]
+
+
+def play(cluster: SlurmCluster, size: Size, torch_python: str | None) -> dict[str, object]:
+    """Grow, be killed in the middle of it, shrink, preempt, lose slurmctld, end; what came of it."""
+    scene = Play(cluster, size, torch_python)
     begun_s = time.monotonic()
-    daemon = Daemon(cluster.folder / "site.yaml", cluster.env)
-    daemon.until(
-        lambda entry: entry.get("do") == "stop" and " to " in entry["reason"] and "from" in entry["reason"], 120
-    )
-    daemon.kill()
-    stops = daemon.actions("stop")
-    daemon = Daemon(cluster.folder / "site.yaml", cluster.env)
-    time.sleep(30)
+    for number in range(4):
+        scene.sleeper(size.first_epochs, scales=number % 2 == 0)
+    daemons = [scene.daemon()]
+    daemons[0].until(_stops("from 1 to 2"), 120)
+    daemons[0].kill()
+    daemons.append(scene.daemon())
+    second = daemons[1]
+    second.until(_stops("from 2 to 1"), 180)
+    for number in range(size.jobs):
+        if torch_python is not None and number < size.torch_jobs:
+            scene.training()
+        else:
+            scene.sleeper(size.epochs, scales=number % 2 == 0)
+    second.until(_stops("go to others"), 180)
     cluster.stop_controller()
     time.sleep(3)
     cluster.start_controller()
-    while {state for state, _ in states(cluster).values()} - {"COMPLETED", "FAILED", "CANCELLED"}:
-        if time.monotonic() - begun_s > 900:
-            break
-        time.sleep(1)
-    daemon.stop()
-    end = states(cluster)
-    stops += daemon.actions("stop")
-    reasons = [entry["reason"] for entry in stops]
+    _until(lambda: not {state for state, _ in scene.states().values()} - {"COMPLETED", "FAILED", "CANCELLED"}, 1200)
+    took_s = time.monotonic() - begun_s
+    _until(lambda: not any(tag for _, tag in scene.states().values()), 60)
+    code = second.stop()
+    end = scene.states()
+    reasons = [entry["reason"] for daemon in daemons for entry in daemon.actions("stop")]
+    failed = [entry for daemon in daemons for entry in daemon.entries if entry.get("outcome") == "failed"]
     return {
         "jobs": len(end),
-        "numbers_kept": set(end) == set(jobs),
+        "trainings": len(scene.trainings),
+        "numbers_kept": set(end) == set(scene.epochs),
         "states": sorted({state for state, _ in end.values()}),
         "left_held": [job for job, (_, tag) in end.items() if tag],
-        "faults": [fault for job in jobs for fault in whole(cluster.folder / f"slurm-{job}.out", EPOCHS)],
-        "grown": sum("from 1 to 2" in reason or "from 2 to 3" in reason for reason in reasons),
+        "faults": [fault for job, k in scene.epochs.items() for fault in whole(cluster.folder / f"slurm-{job}.out", k)],
+        "grown": sum("from 1 to" in reason or "from 2 to 3" in reason or "to 4" in reason for reason in reasons),
         "shrunk": sum("from 2 to 1" in reason or "from 3 to 2" in reason for reason in reasons),
         "preempted": sum("go to others" in reason for reason in reasons),
-        "took_s": round(time.monotonic() - begun_s),
+        "refused": len(failed),
+        "restarts_of_trainings": scene.restarts(scene.trainings),
+        "losses": scene.losses(),
+        "exit_code": code,
+        "took_s": round(took_s),
     }
 
 
-def main() -> int:
+def good(result: dict[str, object]) -> bool:
+    """Whether nothing was lost, run twice, left held or changed."""
+    losses = result["losses"]
+    assert isinstance(losses, dict)
+    same = len({loss for found in losses.values() for loss in found}) <= 1
+    counted = len(losses.get("beside_slurm", ())) == result["trainings"]
+    whole_jobs = not result["faults"] and not result["left_held"] and result["numbers_kept"]
+    return bool(whole_jobs and same and counted and result["states"] == ["COMPLETED"] and result["exit_code"] == 0)
+
+
+def torch_interpreter() -> str | None:
+    """An interpreter that has torch: the one named, or this one; None where there is none."""
+    python = os.environ.get("JOULERY_TORCH_PYTHON", sys.executable)
+    has = subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode == 0
+    return python if has else None
+
+
+def main(arguments: list[str]) -> int:
     if reason := missing():
         print(reason)
         return 2
+    torch_python = torch_interpreter()
+    if torch_python is None:
+        print("no torch (JOULERY_TORCH_PYTHON names an interpreter that has it): no trainings among them")
     with tempfile.TemporaryDirectory() as folder, slurm_cluster(Path(folder) / "slurm") as cluster:
-        result = play(cluster)
+        result = play(cluster, SHORT if "--short" in arguments else FULL, torch_python)
     print(json.dumps(result, indent=2))
-    good = not result["faults"] and not result["left_held"] and result["numbers_kept"]
-    return 0 if good and result["states"] == ["COMPLETED"] else 1
+    return 0 if good(result) else 1
+
+
+def _stops(words: str) -> Callable[[dict[str, object]], bool]:
+    return lambda entry: entry.get("do") == "stop" and words in str(entry["reason"])
+
+
+def _until(ready: Callable[[], bool], patience_s: float) -> None:
+    end_s = time.monotonic() + patience_s
+    while not ready() and time.monotonic() < end_s:
+        time.sleep(0.5)
+
+
+def _loss(output: str) -> list[str]:
+    """The loss that a finished training told last."""
+    found = [line.split()[1] for line in output.splitlines() if line.startswith("loss ")]
+    return found[-1:]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -13,7 +13,8 @@ import pytest
 
 from joulery.adapters.clusters.slurm import open_slurm
 from joulery.domain.cluster import JobState, Start, Stop
-from tests.e2e.slurm_jobs import JOB, Daemon, whole
+from tests.e2e.slurm_forty import SHORT, good, play, torch_interpreter
+from tests.e2e.slurm_jobs import JOB, Daemon
 from tests.slurm_cluster import SlurmCluster, missing, slurm_cluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
@@ -56,57 +57,14 @@ def submit(cluster: SlurmCluster, epochs: int, epoch_s: float = 0.3, power: floa
     return int(cluster.submit(script, "--gres=gpu:1", "--ntasks=1", f"--comment=joulery:min=1,max={most}"))
 
 
-def all_over(cluster: SlurmCluster, patience_s: float) -> None:
-    end_s = time.monotonic() + patience_s
-    while {state for state, _, _ in states(cluster).values()} != {"COMPLETED"}:
-        assert time.monotonic() < end_s, states(cluster)
-        time.sleep(0.3)
-
-
-def runs(cluster: SlurmCluster, job: int) -> None:
-    end_s = time.monotonic() + 40.0
-    while states(cluster)[job][0] != "RUNNING":
-        assert time.monotonic() < end_s, states(cluster)
-        time.sleep(0.2)
-
-
-def grows(entry: dict[str, object]) -> bool:
-    return entry.get("do") == "stop" and "from 1 to 2" in str(entry["reason"])
-
-
 @pytest.mark.slow
-def test_grow_shrink_preempt_crash_and_restart_lose_no_job_and_run_none_twice(cluster: SlurmCluster) -> None:
-    site = cluster.folder / "site.yaml"
-    epochs = {submit(cluster, 45, 0.3, 1.0): 45 for _ in range(2)}
-    epochs |= {submit(cluster, 300, 0.1, 0.1): 300 for _ in range(2)}
-    first = Daemon(site, cluster.env)
-    try:
-        first.until(grows)
-    finally:
-        first.kill()  # a resize is half done: stopped and held, not yet resized
-    second = Daemon(site, cluster.env)
-    try:
-        second.until(lambda entry: entry.get("do") == "start" and entry.get("slots") == 2)
-        shrunk = second.until(lambda entry: entry.get("do") == "stop" and "from 2 to 1" in entry["reason"])["job"]
-        second.until(lambda entry: (entry.get("do"), entry.get("job"), entry.get("slots")) == ("start", shrunk, 1))
-        runs(cluster, shrunk)
-        epochs |= {submit(cluster, 30): 30 for _ in range(10)}
-        second.until(lambda entry: entry.get("do") == "stop" and "go to others" in entry["reason"])
-        cluster.stop_controller()
-        time.sleep(2)
-        cluster.start_controller()
-        all_over(cluster, 90.0)
-    finally:
-        code = second.stop()
-    reasons = [entry["reason"] for entry in first.actions("stop") + second.actions("stop")]
+def test_grow_shrink_preempt_crash_and_restart_lose_no_job_and_run_none_twice(tmp_path: Path) -> None:
+    """Twelve jobs; ``python -m tests.e2e.slurm_forty`` plays it with forty. Real trainings where there is torch."""
+    with slurm_cluster(tmp_path / "slurm", nodes=4, gpus=2) as made:
+        result = play(made, SHORT, torch_interpreter())
 
-    assert code == 0, second.errors
-    assert any("from 1 to 2" in reason for reason in reasons), "grown"
-    assert any("from 2 to 1" in reason for reason in reasons), "shrunk"
-    assert any("go to others" in reason for reason in reasons), "preempted"
-    assert not [fault for job, k in epochs.items() for fault in whole(cluster.folder / f"slurm-{job}.out", k)]
-    assert set(states(cluster)) == set(epochs), "the numbers are kept and there are no others"
-    assert not [job for job, (_, _, tag) in states(cluster).items() if tag], "no hold is left"
+    assert good(result), result
+    assert result["grown"] and result["shrunk"] and result["preempted"], result
 
 
 def test_when_the_scheduler_dies_for_good_the_watchdog_releases_its_holds(cluster: SlurmCluster) -> None:

@@ -6,15 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulery.domain.errors import ConfigError
-from joulery.policies.training import (
-    ClusterView,
-    Green,
-    ShiftRule,
-    green_paper,
-    normalised_power,
-    shifting_factor,
-    start_waiting,
-)
+from joulery.policies.allocation import ClusterView, start_waiting
+from joulery.policies.shifting import ShiftRule, normalised_power, shifting_factor
+from joulery.policies.training import Green, green_paper
 
 powers = st.lists(st.floats(50, 400), min_size=1, max_size=20)
 
@@ -156,7 +150,52 @@ def test_passive_scheduling_backfills_in_order() -> None:
     assert start_waiting([(1, 2)], 0) == ([], [(1, 2)])
 
 
-@pytest.mark.parametrize("bad", [{"mu": 0.5}, {"theta": 0.0}, {"theta": 1.5}, {"hysteresis": 0.0}])
+@pytest.mark.parametrize(
+    "bad",
+    [{"mu": 0.5}, {"theta": 0.0}, {"theta": 1.5}, {"hysteresis": 0.0}, {"defer_ratio": -0.1}, {"node_gpus": 0}],
+)
 def test_senseless_knobs_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         Green(**bad)  # type: ignore[arg-type]
+
+
+def test_beyond_one_node_a_job_grows_by_whole_nodes() -> None:
+    policy, gpus = green_paper(gamma=0.9, node_gpus=2, cap=8), []
+    state = policy.initial()
+    for degradation in (1.0, 0.95, 0.92, 0.80, 0.80):
+        running = [gpus[-1]] if gpus else [1]
+        step = policy.step(state, view(1800.0 * len(gpus), running, [degradation]))
+        state = step.state
+        gpus.append(step.decisions[0].value.run[0])
+    assert gpus == [2, 4, 6, 4, 4]
+    learnt = Green(node_gpus=2, cap=8)
+    state = learnt.initial()
+    for running, degradation in ((1, 1.0), (2, 0.95), (4, 0.93), (6, 0.7)):
+        state = learnt.step(state, view(0.0, [running], [degradation])).state
+    assert learnt.step(state, view(9e3, [4], [0.93])).decisions[0].value.newcomer_gpus == {0: 4}
+
+
+def test_in_a_dirty_hour_with_room_a_long_new_job_is_put_off_within_its_slack() -> None:
+    policy = Green(defer_ratio=0.2)
+    new = {"executed_s": np.zeros(3), "remaining_s": np.array([3e4, 3e4, 600.0]), "submit_s": np.array([0.0, 9e3, 9e3])}
+    dirty = {"g_per_kwh": 300.0, "mean_g_per_kwh": 200.0}
+    seen = view(1e4, [0, 0, 0], [float("nan")] * 3, **new, **dirty)
+    step = policy.step(policy.initial(), seen)
+    allocation = step.decisions[0].value
+    assert sorted(allocation.run) == [0, 2], "the first has waited its 6000 s, the third has no slack to speak of"
+    assert allocation.waiting == () and allocation.hold_longer_than_s == pytest.approx(9000.0)
+    assert step.wake_s is None and "1 put off" in step.decisions[0].reason
+    clean = policy.step(policy.initial(), view(1e4, [0, 0, 0], [float("nan")] * 3, **new))
+    assert sorted(clean.decisions[0].value.run) == [0, 1, 2] and clean.decisions[0].value.hold_longer_than_s == np.inf
+    full = policy.step(policy.initial(), view(1e4, [0, 0, 0], [float("nan")] * 3, **new, **dirty, gpus=3))
+    assert sorted(full.decisions[0].value.run) == [0, 1, 2], "a full cluster has no hour to spare"
+    never = Green().step(Green().initial(), seen).decisions[0].value
+    assert sorted(never.run) == [0, 1, 2] and never.hold_longer_than_s == np.inf
+
+
+def test_dirty_hours_ask_more_of_a_gpu_and_green_ones_less() -> None:
+    policy = green_paper(gamma=0.9, carbon_gamma=0.05)
+    for now, expected in ((100.0, 2), (300.0, 1)):
+        state = policy.step(policy.initial(), view(0.0, [1], [1.0])).state
+        step = policy.step(state, view(1800.0, [2], [0.87], g_per_kwh=now))
+        assert step.decisions[0].value.run[0] == (3 if expected == 2 else 1)

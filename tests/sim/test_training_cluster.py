@@ -7,9 +7,15 @@ from hypothesis import strategies as st
 
 from joulery.domain.errors import DataError
 from joulery.perf.training_power import RTX3090_CLASSES, NodePower, power_table
-from joulery.policies.baselines.training import CarbonTime, Fifo, Goodput, Tiresias
-from joulery.policies.training import ClusterView, Green, ShiftRule, green_paper
-from joulery.sim.training_cluster import Cluster, Intensity, Jobs, TrainingRun, run_training_cluster
+from joulery.policies.allocation import ClusterView
+from joulery.policies.baselines.pollux import Pollux, goodput
+from joulery.policies.baselines.training import CarbonTime, Fifo, Tiresias
+from joulery.policies.shifting import ShiftRule
+from joulery.policies.training import Green, green_paper
+from joulery.sim.hourly_intensity import Intensity
+from joulery.sim.training_cluster import TrainingRun, run_training_cluster
+from joulery.sim.training_plant import Cluster
+from joulery.sim.training_workload import Jobs
 
 NODE = NodePower()
 TABLE = power_table(RTX3090_CLASSES, NODE)
@@ -35,7 +41,7 @@ POLICIES = {
     "requested": (Tiresias(), 1800.0),
     "fifo": (Fifo(), 1800.0),
     "clean hours": (Fifo(PRESET, 180.0), 3600.0),
-    "goodput": (Goodput(TABLE.speedup), 300.0),
+    "goodput": (Pollux(goodput(TABLE)), 300.0),
 }
 
 
@@ -172,7 +178,7 @@ def test_a_round_never_gives_out_more_than_there_is(
         degradation=np.where(measured, TABLE.degradation[kind, running], np.nan),
         gpu_w=np.where(measured, TABLE.gpu_w[kind, running], np.nan),
     )
-    for policy in (Green(), green_paper(), Green(theta=1.0), Tiresias(PRESET), Goodput(TABLE.speedup)):
+    for policy in (Green(), green_paper(), Green(theta=1.0), Tiresias(PRESET), Pollux(goodput(TABLE))):
         state = policy.initial()
         for _ in range(4):
             step = policy.step(state, view)

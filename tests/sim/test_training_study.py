@@ -5,8 +5,9 @@ import pytest
 
 from joulery.domain.errors import ConfigError, DataError
 from joulery.perf.training_power import POWER_LIMITS, RTX3090_CLASSES, limited
+from joulery.sim.hourly_intensity import Intensity
 from joulery.sim.streams import Streams
-from joulery.sim.training_cluster import Intensity, TrainingRun
+from joulery.sim.training_cluster import TrainingRun
 from joulery.sim.training_study import MIXES, SCHEMES, Setting, jobs_from_trace, run_scheme, synthetic_trace
 from tests.data_folder import data_folder
 
@@ -99,9 +100,9 @@ def test_a_power_limit_slows_and_saves() -> None:
     for limit_ratio in POWER_LIMITS:
         for full, cut in zip(RTX3090_CLASSES, limited(RTX3090_CLASSES, limit_ratio), strict=True):
             assert cut.time_ratio >= 1.0 and cut.gpu_w * cut.time_ratio <= full.gpu_w
-    assert limited(RTX3090_CLASSES, 1.0) is RTX3090_CLASSES
+    assert limited(RTX3090_CLASSES, 1.0) == RTX3090_CLASSES
     with pytest.raises(ConfigError, match="no measurement"):
-        limited(RTX3090_CLASSES, 0.5)
+        limited(RTX3090_CLASSES, 0.4)
 
 
 def test_unknown_schemes_and_impossible_jobs_are_refused() -> None:
@@ -111,3 +112,54 @@ def test_unknown_schemes_and_impossible_jobs_are_refused() -> None:
         run_scheme("best", Setting(), jobs, carbon)
     with pytest.raises(DataError, match="job 0 asks for 99 GPUs, the cluster has 64"):
         run_scheme("green", Setting(), jobs, carbon)
+
+
+def test_every_knob_can_be_turned_in_the_name_of_a_scheme() -> None:
+    jobs = jobs_from_trace(*synthetic_trace(1, 60, "year", Streams(2)), Streams(2))
+    carbon = Intensity(np.array([300.0, 100.0, 50.0, 200.0] * 6))
+    runs = {
+        name: run_scheme(name, Setting(nodes=8), jobs, carbon)
+        for name in ("green", "green:mu=2", "green:mu=1", "green-unshifted", "green:sleep=1", "green-sleep",
+                     "green:limit=0.75", "green:eta=0.5", "green:cap=none", "green:fixed_gpus=1",
+                     "tiresias:threshold_gpu_s=600")
+    }  # fmt: skip
+    for same in (
+        ("green", "green:mu=2"),
+        ("green:mu=1", "green-unshifted"),
+        ("green:sleep=1", "green-sleep"),
+        ("green", "green:cap=none"),
+    ):
+        assert runs[same[0]].digest == runs[same[1]].digest
+    assert runs["green:limit=0.75"].job_j.sum() < runs["green"].job_j.sum()
+    assert runs["green:eta=0.5"].job_j.sum() < runs["green"].job_j.sum()
+    assert runs["green:fixed_gpus=1"].digest != runs["green"].digest
+    for bad, says in (
+        ("green:mue=2", "green has no knob mue"),
+        ("green:mu=high", "turned to a number"),
+        ("gren", "no such training policy"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            run_scheme(bad, Setting(nodes=8), jobs, carbon)
+
+
+def test_what_schedulers_believe_changes_what_they_do_and_not_what_the_grid_does() -> None:
+    jobs = jobs_from_trace(*synthetic_trace(1, 60, "year", Streams(2)), Streams(2))
+    carbon = Intensity(np.array([300.0, 100.0, 50.0, 200.0] * 6))
+    wrong = Intensity(np.array([50.0, 300.0, 300.0, 50.0] * 6))
+    told = run_scheme("gaia", Setting(nodes=8), jobs, carbon)
+    fooled = run_scheme("gaia", Setting(nodes=8, belief=wrong), jobs, carbon)
+    assert fooled.digest != told.digest and fooled.job_kg.sum() > told.job_kg.sum()
+    blind = run_scheme("fifo", Setting(nodes=8, belief=wrong), jobs, carbon)
+    assert blind.cluster_kg == run_scheme("fifo", Setting(nodes=8), jobs, carbon).cluster_kg
+
+
+def test_a_watched_run_keeps_the_course_of_its_power() -> None:
+    jobs = jobs_from_trace(*synthetic_trace(1, 60, "year", Streams(2)), Streams(2))
+    carbon = Intensity(np.array([300.0, 100.0, 50.0, 200.0] * 6))
+    rounds: list[float] = []
+    run = run_scheme("green-sleep", Setting(nodes=8), jobs, carbon, lambda t_s, view, step: rounds.append(t_s))
+    t_s, power_w = run.course[:, 0], run.course[:, 1]
+    lasts_s = np.diff(np.append(t_s, run.makespan_s)).clip(0)
+    assert float(power_w @ lasts_s) / 3.6e6 == pytest.approx(run.cluster_kwh, rel=1e-9)
+    assert power_w.max() == pytest.approx(run.peak_w) and len(rounds) > 5
+    assert run_scheme("green-sleep", Setting(nodes=8), jobs, carbon).course.shape == (0, 2)

@@ -44,6 +44,18 @@ class GreenConfig(Section):
     """Least efficiency relative to one slot at which a job still grows; the policy's own rule when left out."""
     cap: Annotated[int, Field(ge=1)] | None = None
     """Most slots a job; max(2, slots / 16) when left out."""
+    shift: Literal["mirrored", "paper"] | None = None
+    """Which table of shifting factors; the kind's own when left out."""
+    hysteresis: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Factor on the priority number of running jobs, 1 for none; the kind's own when left out."""
+    profiles: bool | None = None
+    """Whether a recurring kind of job starts at the size the last one settled at; the kind's own when left out."""
+    carbon_gamma: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Added to gamma in dirty hours and taken off in green ones: jobs run wider when the grid is clean."""
+    starve: Annotated[float, Field(gt=0)] | None = None
+    """A job that has waited longer than this many times its execution is ranked as new; never when left out."""
+    node_slots: Annotated[int, Field(ge=1)] | None = None
+    """Slots of a node: beyond one node jobs grow by whole nodes; slot by slot when left out."""
 
 
 class SlurmConfig(Section):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from joulery.config.carbon import CarbonFile, CarbonTypical
-from joulery.config.quantity import Seconds, SecondsOrZero
+from joulery.config.quantity import Ratio, Seconds, SecondsOrZero
 from joulery.config.section import InputFile, Name, Section
+
+SchemeText = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z-]{0,40}(:[a-z_]+=[\w.+-]+){0,12}$")]
+"""A scheduler, its knobs turned where wanted: ``green:theta=0.5``."""
 
 
 class SyntheticTrace(Section):
@@ -53,6 +56,16 @@ class TrainingGrid(Section):
     """Where it comes from: a file, or the bundled typical days."""
 
 
+class Foresight(Section):
+    """What schedulers are told of the intensity of the hours to come; the present hour they know."""
+
+    kind: Literal["oracle", "typical", "error", "recorded"] = "oracle"
+    """oracle: the truth; typical: the mean day of the 28 days before; error: a made-up day-ahead forecast as wrong as
+    stated; recorded: the forecast that each region's carbon section names."""
+    error_ratio: Ratio = Field(alias="error", default=0.1)
+    """Mean absolute relative error of kind error."""
+
+
 class TrainingScenario(Section):
     """Schedulers of training jobs, on one workload, one cluster and the carbon intensity of each region."""
 
@@ -75,5 +88,7 @@ class TrainingScenario(Section):
     """Window whose mean tells green hours from dirty ones."""
     quantum_s: Seconds = Field(alias="quantum", default=1800.0)
     """Distance of the scheduling rounds."""
-    policies: Annotated[tuple[Name, ...], Field(min_length=1)] = ("green", "tiresias", "gaia")
+    foresight: Foresight = Foresight()
+    """What schedulers are told of the hours to come."""
+    policies: Annotated[tuple[SchemeText, ...], Field(min_length=1)] = ("green", "tiresias", "gaia")
     """What is compared; differences are taken against the first."""

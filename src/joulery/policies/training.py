@@ -8,152 +8,18 @@ ones in dirty hours (section 5.2). Between rounds waiting jobs start in the orde
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
-from enum import StrEnum
+from dataclasses import astuple, dataclass, replace
 from itertools import repeat
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import ConfigError, DataError
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ClusterView:
-    """All a training policy sees at a round; one entry a job that is unfinished, in order of submission.
-
-    Attributes:
-        now_s: Time.
-        gpus: GPUs of the cluster.
-        g_per_kwh: Carbon intensity now.
-        mean_g_per_kwh: Its mean over the active window.
-        restart_s: What moving a job costs in time.
-        job: Job number, int64[n].
-        submit_s: When it was submitted.
-        running: GPUs it runs on now, 0 while it waits, int64[n].
-        max_gpus: Most GPUs it may use, int64[n].
-        requested: GPUs its owner asked for, int64[n].
-        kind: Recurring class of the job, for profiles that carry over; -1 when unknown, int64[n].
-        executed_s: Time it has held GPUs.
-        attained_gpu_s: GPU-seconds it has held.
-        remaining_s: Work left, in seconds on one GPU.
-        footprint_kg: Carbon so far.
-        degradation: Efficiency at its present number of GPUs over that on one; NaN until measured there.
-        gpu_w: Power of one of its GPUs when last measured; NaN before.
-        min_gpus: Fewest GPUs it may use, int64[n]; 1 each when None.
-    """
-
-    now_s: float
-    gpus: int
-    g_per_kwh: float
-    mean_g_per_kwh: float
-    restart_s: float
-    job: IntArray
-    submit_s: FloatArray
-    running: IntArray
-    max_gpus: IntArray
-    requested: IntArray
-    kind: IntArray
-    executed_s: FloatArray
-    attained_gpu_s: FloatArray
-    remaining_s: FloatArray
-    footprint_kg: FloatArray
-    degradation: FloatArray
-    gpu_w: FloatArray
-    min_gpus: IntArray | None = None
-
-    def __len__(self) -> int:
-        return len(self.job)
-
-
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """What a round decides.
-
-    Attributes:
-        run: GPUs of every job that is to run now; who runs and is not here is preempted.
-        waiting: Who is to start next when GPUs come free, in order, with the GPUs each wants.
-        newcomer_gpus: GPUs a job submitted before the next round starts on, by its kind.
-        newcomers_as_requested: Newcomers of other kinds start on what their owners requested; on one GPU otherwise.
-        passive: False when nobody may start between rounds, newcomers included.
-    """
-
-    run: Mapping[int, int]
-    waiting: tuple[tuple[int, int], ...] = ()
-    newcomer_gpus: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
-    newcomers_as_requested: bool = False
-    passive: bool = True
-
-
-def start_waiting(waiting: Sequence[tuple[int, int]], free: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Passive scheduling: who of the waiting starts now, in order, each on its own number of GPUs if it fits.
-
-    Returns:
-        Who starts, with its GPUs; who goes on waiting, in order.
-    """
-    started: list[tuple[int, int]] = []
-    left: list[tuple[int, int]] = []
-    for at, (job, want) in enumerate(waiting):
-        if free <= 0:
-            left.extend(waiting[at:])
-            break
-        if want <= free:
-            started.append((job, want))
-            free -= want
-        else:
-            left.append((job, want))
-    return started, left
-
-
-class ShiftRule(StrEnum):
-    """How the shifting factor treats low-power jobs."""
-
-    PAPER = "paper"
-    """Fig. 5a read literally: P* or 1/P* by quadrant."""
-    MIRRORED = "mirrored"
-    """The same directions, monotone in power within each quadrant."""
-
-
-def normalised_power(gpu_w: npt.ArrayLike, mu: float) -> FloatArray:
-    """P*: power scaled linearly to [1, mu]; all 1 when every job draws the same (section 5.2)."""
-    power = np.asarray(gpu_w, np.float64)
-    low, high = (float(np.min(power)), float(np.max(power))) if len(power) else (0.0, 0.0)
-    if high <= low:
-        return np.ones(len(power))
-    return np.asarray((power - low) / (high - low) * (mu - 1.0) + 1.0, np.float64)
-
-
-def shifting_factor(
-    gpu_w: npt.ArrayLike, g_per_kwh: float, mean_g_per_kwh: float, mu: float, rule: ShiftRule
-) -> FloatArray:
-    """The factor that brings high-power jobs into green hours and low-power jobs into dirty ones.
-
-    Larger runs later. A job is high-power at or above the median; the hour is green below the mean of its window.
-    All 1 for ``mu = 1``.
-
-    Args:
-        gpu_w: Power of one GPU of each job, W, float64[n].
-        g_per_kwh: Intensity now.
-        mean_g_per_kwh: Mean intensity over the active window.
-        mu: Strength, at least 1.
-        rule: The paper's table or its mirrored form.
-    """
-    power = np.asarray(gpu_w, np.float64)
-    if not len(power):
-        return np.ones(0)
-    star = normalised_power(power, mu)
-    high = power >= np.median(power)
-    green = g_per_kwh < mean_g_per_kwh
-    if rule is ShiftRule.PAPER:
-        late = high != green
-        return np.where(late, star, 1.0 / star)
-    mirror = mu + 1.0 - star
-    low_factor = mirror if green else 1.0 / mirror
-    return np.where(high, 1.0 / star if green else star, low_factor)
+from joulery.policies.allocation import Allocation, ClusterView
+from joulery.policies.shifting import ShiftRule, shifting_factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +62,11 @@ class Green:
             None for never.
         las: Order the lower queue by attained service instead of carbon (the paper's ablation).
         fixed_gpus: No scaling: every job on this many (the paper's ablation); None to scale.
+        node_gpus: Beyond one node a job grows by whole nodes of this many GPUs: a node that it only half fills slows
+            it down; None to grow GPU by GPU.
+        defer_ratio: In a dirty hour a job that never ran may be put off for this share of its work on one GPU, while
+            the cluster has room; 0 for never. Jobs whose share is less than half an hour are never put off.
+        defer_load: How full the cluster may be for that, as a share of its GPUs.
     """
 
     mu: float = 2.0
@@ -209,6 +80,9 @@ class Green:
     starve_ratio: float | None = None
     las: bool = False
     fixed_gpus: int | None = None
+    node_gpus: int | None = None
+    defer_ratio: float = 0.0
+    defer_load: float = 0.9
     name: str = "green"
 
     def __post_init__(self) -> None:
@@ -218,6 +92,10 @@ class Green:
             raise ConfigError("theta is a share of the GPUs", got=str(self.theta), expected="above 0, at most 1")
         if not 0 < self.hysteresis <= 1:
             raise ConfigError("hysteresis must lie in (0, 1]", got=str(self.hysteresis))
+        if not 0 <= self.defer_ratio < float("inf"):
+            raise ConfigError("a job cannot be put off by a negative share of its work", got=str(self.defer_ratio))
+        if self.node_gpus is not None and self.node_gpus < 1:
+            raise ConfigError("a node has at least one GPU", got=str(self.node_gpus))
 
     def remember(self, state: GreenState) -> dict[str, object]:
         """The state, JSON-ready: what a scheduler writes down to go on from after a restart."""
@@ -250,15 +128,45 @@ class Green:
         profile = self._learn(state.profile, view)
         gamma = self._gamma(state, view)
         jobs = self._settle(state, profile, view, gamma)
-        upper = [row for row, job in enumerate(view.job.tolist()) if jobs[job].upper]
-        lower = [row for row, job in enumerate(view.job.tolist()) if not jobs[job].upper]
+        hold_s, put_off = self._put_off(view, jobs)
+        upper = [row for row, job in enumerate(view.job.tolist()) if jobs[job].upper and row not in put_off]
+        lower = [row for row, job in enumerate(view.job.tolist()) if not jobs[job].upper and row not in put_off]
         run, jobs, rest = _fill(view, jobs, upper, self._ranked(lower, jobs, view), self.theta)
         newcomers = {kind: self._newcomer(kind, view.gpus, profile, gamma, view).gpus for kind in profile}
         hour = "green" if view.g_per_kwh < view.mean_g_per_kwh else "dirty"
         reason = f"{hour} hour; {len(upper)} in the upper and {len(lower)} in the lower queue, {len(run)} run"
-        decision = Decision("allocate", "cluster", Allocation(run, rest, newcomers), self.name, reason)
-        wake_s = None if upper or rest else float("inf")
+        if put_off:
+            reason += f", {len(put_off)} put off for a greener one"
+        allocation = Allocation(run, rest, newcomers, hold_longer_than_s=hold_s)
+        decision = Decision("allocate", "cluster", allocation, self.name, reason)
+        # While newcomers may be held, the next round has to say when no longer.
+        wake_s = None if upper or rest or put_off or hold_s < float("inf") else float("inf")
         return Step(GreenState(MappingProxyType(jobs), profile), (decision,), wake_s)
+
+    def _put_off(self, view: ClusterView, jobs: Mapping[int, _Known]) -> tuple[float, frozenset[int]]:
+        """Work beyond which newcomers wait for the next round, and the rows that wait for a greener hour now."""
+        dirty = view.g_per_kwh >= view.mean_g_per_kwh
+        if not self.defer_ratio or not dirty:
+            return float("inf"), frozenset()
+        if sum(jobs[job].gpus for job in view.job.tolist()) > self.defer_load * view.gpus:
+            return float("inf"), frozenset()
+        slack_s = self.defer_ratio * view.remaining_s
+        new = (view.running == 0) & (view.executed_s == 0)
+        late = view.now_s - view.submit_s >= slack_s
+        rows = np.flatnonzero(new & (slack_s >= _LEAST_SLACK_S) & ~late)
+        return _LEAST_SLACK_S / self.defer_ratio, frozenset(rows.tolist())
+
+    def _wider(self, gpus: int) -> int:
+        """The next number of GPUs a job grows to."""
+        if self.node_gpus is None or gpus < self.node_gpus:
+            return gpus + 1
+        return (gpus // self.node_gpus + 1) * self.node_gpus
+
+    def _narrower(self, gpus: int) -> int:
+        """The number it had before."""
+        if self.node_gpus is None or gpus <= self.node_gpus:
+            return gpus - 1
+        return (-(-gpus // self.node_gpus) - 1) * self.node_gpus
 
     def _cap(self, view: ClusterView) -> int:
         return max(2, view.gpus // 16) if self.cap is None else self.cap
@@ -329,9 +237,9 @@ class Green:
             return _Known(True, max(least, min(self.fixed_gpus, most)))
         points = profile.get(kind, {})
         gpus = least
-        while gpus < most and points.get(gpus + 1, 0.0) >= gamma:
-            gpus += 1
-        return _Known(gpus < most and gpus + 1 not in points, gpus)
+        while (wider := self._wider(gpus)) <= most and points.get(wider, 0.0) >= gamma:
+            gpus = wider
+        return _Known(wider <= most and wider not in points, gpus)
 
     def _grow(
         self, known: _Known, most: int, gamma: float, remaining_s: float, restart_s: float, least: int = 1
@@ -341,10 +249,11 @@ class Green:
             return replace(known, upper=False)
         bar = gamma - (0.05 if remaining_s > 36_000.0 else 0.0)
         if known.degradation < bar:
-            return replace(known, upper=False, gpus=max(least, known.gpus - 1))
-        if known.gpus >= most or remaining_s / known.gpus < 2.0 * restart_s:
+            return replace(known, upper=False, gpus=max(least, self._narrower(known.gpus)))
+        wider = self._wider(known.gpus)
+        if wider > most or remaining_s / known.gpus < 2.0 * restart_s:
             return replace(known, upper=False)
-        return replace(known, gpus=known.gpus + 1)
+        return replace(known, gpus=wider)
 
     def _ranked(self, rows: Sequence[int], jobs: Mapping[int, _Known], view: ClusterView) -> list[int]:
         """The lower queue, first to run first: ascending ``footprint / degradation × shift`` (Eq. 5)."""
@@ -378,6 +287,8 @@ def green_paper(**changes: object) -> Green:
 
 
 _BLOCKING_ROUNDS = 3
+_LEAST_SLACK_S = 1800.0
+"""To put a job off for less than a round would only delay it."""
 
 
 def _fill(
@@ -406,8 +317,9 @@ def _fill(
     growing = [row for row in upper if run.get(number[row], jobs[number[row]].gpus) < jobs[number[row]].gpus]
     for row in sorted(growing, key=lambda row: (-jobs[number[row]].degradation, row)):
         job = number[row]
-        if budget >= 1:
-            run[job], budget, free = run[job] + 1, budget - 1, free - 1
+        more = jobs[job].gpus - run[job]
+        if more <= budget:
+            run[job], budget, free = jobs[job].gpus, budget - more, free - more
         else:
             jobs[job] = replace(jobs[job], gpus=run[job])
     blocked = False

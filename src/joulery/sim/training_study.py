@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -17,11 +18,25 @@ import numpy as np
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.ports import Policy
-from joulery.perf.training_power import RTX3090_CLASSES, NodePower, PowerTable, limited, power_table
-from joulery.policies.baselines.training import CarbonTime, Fifo, Goodput, Tiresias
-from joulery.policies.training import ClusterView, Green, green_paper
+from joulery.perf.training_power import (
+    RTX3090_CLASSES,
+    RTX3090_W,
+    JobClass,
+    NodePower,
+    PowerTable,
+    limited,
+    power_table,
+)
+from joulery.policies.allocation import ClusterView
+from joulery.policies.baselines.pollux import Pollux, goodput
+from joulery.policies.baselines.training import CarbonTime, Fifo, Tiresias
+from joulery.policies.baselines.zeus import zeus_limits
+from joulery.policies.training import Green, green_paper
+from joulery.sim.hourly_intensity import Intensity
 from joulery.sim.streams import Streams
-from joulery.sim.training_cluster import Cluster, Intensity, Jobs, TrainingRun, run_training_cluster
+from joulery.sim.training_cluster import TrainingRun, run_training_cluster
+from joulery.sim.training_plant import Cluster, Watch
+from joulery.sim.training_workload import Jobs
 
 _PRESET_BAR = 0.9
 _CAP = 8
@@ -38,6 +53,7 @@ class Setting:
         window_s: Window of the mean intensity that tells green hours from dirty ones.
         sleep_after_s, wake_s: For schemes that suspend idle nodes.
         quantum_s: Distance of the rounds.
+        belief: What schedulers are told of the hours to come; None for hindsight.
     """
 
     nodes: int = 32
@@ -47,12 +63,19 @@ class Setting:
     sleep_after_s: float = 600.0
     wake_s: float = 60.0
     quantum_s: float = 1800.0
+    belief: Intensity | None = None
 
-    def cluster(self, carbon: Intensity, *, sleeping: bool = False, limit_ratio: float = 1.0) -> Cluster:
+    def cluster(self, carbon: Intensity, scheme: Scheme) -> Cluster:
         """The cluster as one scheme runs it."""
-        table = power_table(limited(RTX3090_CLASSES, limit_ratio), self.node)
-        sleep_after_s = self.sleep_after_s if sleeping else math.inf
-        return Cluster(self.nodes, self.node, table, carbon, self.window_s, self.restart_s, sleep_after_s, self.wake_s)
+        table = power_table(scheme.classes(RTX3090_CLASSES), self.node)
+        sleep_after_s = self.sleep_after_s if scheme.sleeping else math.inf
+        return Cluster(
+            self.nodes, self.node, table, carbon, self.window_s, self.restart_s, sleep_after_s, self.wake_s, self.belief
+        )
+
+
+def _as_they_are(classes: tuple[JobClass, ...]) -> tuple[JobClass, ...]:
+    return classes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +84,11 @@ class Scheme:
 
     Attributes:
         about: What it is, in a few words.
-        policy: Made from the power table, the jobs and the intensity.
+        policy: Made from the power table, the jobs and what is believed of the intensity.
         period_s: Its rounds; None to step it on every submission and completion; ``nan`` for the setting's quantum.
         start_s: Its choice of a start time at submission, where it makes one.
         sleeping: It suspends idle nodes.
-        limit_ratio: Power limit it runs GPUs under.
+        classes: The jobs under the power limits it sets.
     """
 
     about: str
@@ -73,7 +96,7 @@ class Scheme:
     period_s: float | None = math.nan
     start_s: Callable[[Jobs, Intensity], Callable[[float, float], float]] | None = None
     sleeping: bool = False
-    limit_ratio: float = 1.0
+    classes: Callable[[tuple[JobClass, ...]], tuple[JobClass, ...]] = _as_they_are
 
 
 def _preset(table: PowerTable) -> dict[int, int]:
@@ -94,16 +117,41 @@ def _cleanest(carbon: Intensity) -> float:
     return float(np.quantile(np.array(carbon.values), 0.10))
 
 
+def _limited_to(limit_ratio: float, classes: tuple[JobClass, ...]) -> tuple[JobClass, ...]:
+    return limited(classes, limit_ratio)
+
+
+def _zeus(classes: tuple[JobClass, ...], eta: float = 0.5) -> tuple[JobClass, ...]:
+    return limited(classes, zeus_limits(classes, RTX3090_W, eta))
+
+
 SCHEMES: Mapping[str, Scheme] = {
     "green": Scheme("GREEN with a profile cache and hysteresis", lambda t, j, c: Green()),
     "green-paper": Scheme("GREEN as published", lambda t, j, c: green_paper()),
     "green-unshifted": Scheme("GREEN blind to the hour (mu = 1)", lambda t, j, c: Green(mu=1.0)),
     "green-sleep": Scheme("GREEN, idle nodes suspended", lambda t, j, c: Green(), sleeping=True),
-    "green-lean": Scheme(
-        "GREEN, idle nodes suspended, GPUs limited to 75 % power",
-        lambda t, j, c: Green(gamma=0.88),
+    "green-swift": Scheme(
+        "GREEN for speed: wider jobs, their power limited by kind, idle nodes suspended",
+        lambda t, j, c: Green(gamma=0.75, cap=_CAP),
         sleeping=True,
-        limit_ratio=0.75,
+        classes=partial(_zeus, eta=0.5),
+    ),
+    "green-lean": Scheme(
+        "GREEN for both: jobs somewhat wider, power limited by kind, idle nodes suspended",
+        lambda t, j, c: Green(gamma=0.8, cap=_CAP),
+        sleeping=True,
+        classes=partial(_zeus, eta=0.7),
+    ),
+    "green-frugal": Scheme(
+        "GREEN for grams: power limited by kind, idle nodes suspended",
+        lambda t, j, c: Green(),
+        sleeping=True,
+        classes=partial(_zeus, eta=0.5),
+    ),
+    "green-defer": Scheme(
+        "GREEN, idle nodes suspended, long jobs put off in dirty hours while there is room",
+        lambda t, j, c: Green(defer_ratio=0.2),
+        sleeping=True,
     ),
     "tiresias": Scheme("Tiresias, GPUs preset where they still pay", lambda t, j, c: Tiresias(_preset(t))),
     "tiresias-requested": Scheme("Tiresias, GPUs as requested", lambda t, j, c: Tiresias()),
@@ -119,32 +167,94 @@ SCHEMES: Mapping[str, Scheme] = {
         period_s=3600.0,
     ),
     "pollux": Scheme(
-        "Pollux-like: GPUs to whom they speed up most", lambda t, j, c: Goodput(t.speedup, _CAP), period_s=60.0
+        "Pollux: GPUs to whom they bring most goodput", lambda t, j, c: Pollux(goodput(t), _CAP), period_s=60.0
+    ),
+    "zeus": Scheme(
+        "Zeus: a power limit for each kind of job, ordered by Tiresias", lambda t, j, c: Tiresias(_preset(t)),
+        classes=_zeus,
     ),
     "fifo": Scheme("first come, first served, GPUs as requested", lambda t, j, c: Fifo()),
-}
+}  # fmt: skip
 """Schemes by name."""
 
 
-def run_scheme(name: str, setting: Setting, jobs: Jobs, carbon: Intensity) -> TrainingRun:
+def scheme(name: str) -> Scheme:
+    """A scheme of ``SCHEMES``, or one with knobs turned: ``green:theta=0.5:sleep=1:limit=0.75:eta=0.5``.
+
+    ``sleep`` suspends idle nodes, ``limit`` limits every GPU to a share of its power and ``eta`` each kind of job as
+    Zeus would; every other knob is an attribute of the scheme's policy.
+
+    Raises:
+        ConfigError: No such scheme or knob, or a value that is no number.
+    """
+    base, *knobs = name.split(":")
+    if base not in SCHEMES:
+        raise ConfigError("no such training policy", got=base, expected=", ".join(SCHEMES))
+    made = SCHEMES[base]
+    changes: dict[str, Any] = {}
+    for knob in knobs:
+        key, _, text = knob.partition("=")
+        value = _knob(text, name)
+        if key == "sleep":
+            made = replace(made, sleeping=bool(value))
+        elif key == "limit":
+            made = replace(made, classes=partial(_limited_to, value))
+        elif key == "eta":
+            made = replace(made, classes=partial(_zeus, eta=value))
+        else:
+            changes[key] = value
+    return replace(made, policy=partial(_turned, made.policy, changes, name)) if changes else made
+
+
+def _knob(text: str, name: str) -> Any:
+    if text == "none":
+        return None
+    try:
+        return int(text) if text.lstrip("-").isdecimal() else float(text)
+    except ValueError:
+        raise ConfigError("a knob is turned to a number", got=name, expected="such as green:theta=0.5") from None
+
+
+def _turned(
+    make: Callable[[PowerTable, Jobs, Intensity], Any],
+    changes: Mapping[str, Any],
+    name: str,
+    table: PowerTable,
+    jobs: Jobs,
+    belief: Intensity,
+) -> Any:
+    policy = make(table, jobs, belief)
+    known = [field.name for field in fields(policy)]
+    if unknown := [knob for knob in changes if knob not in known]:
+        raise ConfigError(f"{name.partition(':')[0]} has no knob {unknown[0]}", got=name, expected=", ".join(known))
+    return replace(policy, **changes)
+
+
+def run_scheme(name: str, setting: Setting, jobs: Jobs, carbon: Intensity, watch: Watch | None = None) -> TrainingRun:
     """Run one scheme to the end of its last job.
+
+    Args:
+        name: As :func:`scheme` reads it.
+        setting: What it runs on.
+        jobs: The workload.
+        carbon: The intensity as it comes.
+        watch: Told of every round; the run then keeps the course of its power.
 
     Raises:
         ConfigError: No such scheme.
         DataError: A job can never start.
     """
-    scheme = SCHEMES.get(name)
-    if scheme is None:
-        raise ConfigError("no such training policy", got=name, expected=", ".join(SCHEMES))
-    cluster = setting.cluster(carbon, sleeping=scheme.sleeping, limit_ratio=scheme.limit_ratio)
+    made = scheme(name)
+    cluster = setting.cluster(carbon, made)
     too_wide = np.flatnonzero(jobs.requested > cluster.gpus)
     if len(too_wide):
         at = int(too_wide[0])
         raise DataError(f"job {at} asks for {jobs.requested[at]} GPUs, the cluster has {cluster.gpus}", row=at + 2)
-    period_s = setting.quantum_s if scheme.period_s is not None and math.isnan(scheme.period_s) else scheme.period_s
-    start_s = None if scheme.start_s is None else scheme.start_s(jobs, carbon)
-    policy = scheme.policy(cluster.table, jobs, carbon)
-    return run_training_cluster(cluster, jobs, policy, period_s=period_s, start_s=start_s)
+    period_s = setting.quantum_s if made.period_s is not None and math.isnan(made.period_s) else made.period_s
+    belief = carbon if setting.belief is None else setting.belief
+    start_s = None if made.start_s is None else made.start_s(jobs, belief)
+    policy = made.policy(cluster.table, jobs, belief)
+    return run_training_cluster(cluster, jobs, policy, period_s=period_s, start_s=start_s, watch=watch)
 
 
 def jobs_from_trace(

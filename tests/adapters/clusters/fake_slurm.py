@@ -45,7 +45,7 @@ class FakeSlurm:
         if "--json" in command:
             if not self.json:
                 return Done(1, "", "squeue: unrecognized option '--json'")
-            return Done(0, json.dumps({"jobs": list(self.jobs.values())}), "")
+            return Done(0, json.dumps({"jobs": [_told(job) for job in self.jobs.values()]}), "")
         lines = []
         for job in self.jobs.values():
             cells = {
@@ -102,3 +102,9 @@ class FakeSlurm:
             elif key == "SiteFactor":
                 job["site_factor"] = int(value)
         return Done(0, "", "")
+
+
+def _told(job: dict[str, Any]) -> dict[str, Any]:
+    """As 22.05 tells it: of a job that waits, the node count is a guess, and what was asked for is in a string."""
+    asked = {"tres_req_str": f"cpu={job['cpus']},mem=1000M,node={job['node_count']},billing={job['cpus']}"}
+    return {**job, **asked, **({"node_count": 1} if job["job_state"] == "PENDING" else {})}

@@ -31,6 +31,7 @@ class FakeCluster:
     actions: list[ClusterAction] = field(default_factory=list)
     away: bool = False
     refuse: set[int] = field(default_factory=set)
+    rigid: set[int] = field(default_factory=set)
     energy: dict[int, JobEnergy] = field(default_factory=dict)
     watts: float = 100.0
     self_starting: bool = True
@@ -63,6 +64,8 @@ class FakeCluster:
         elif isinstance(action, Start):
             if job.state is not JobState.WAITING:
                 raise ActuationError(f"job {job.id} is {job.state}")
+            if action.job in self.rigid and action.slots != job.shape:
+                raise ActuationError(f"job {job.id} keeps its size")
             self.jobs[job.id] = replace(job, held_by_us=False, shape=action.slots)
         elif isinstance(action, Stop):
             self.jobs[job.id] = replace(job, state=JobState.STOPPING)

@@ -285,6 +285,17 @@ def test_a_cluster_that_goes_away_meanwhile_is_not_asked_again_in_the_same_look(
     assert [outcome for _, _, outcome in tick.done] == ["failed"]
 
 
+def test_a_job_whose_resize_is_refused_goes_on_as_it_is(world) -> None:
+    world = world(FakeCluster(rate=0.002))
+    world.cluster.submit(1, most=4)
+    world.cluster.rigid = {1}
+    world.run(900)
+
+    refused = [fields for fields in world.said("action") if fields["outcome"] == "failed"]
+    assert 1 <= len(refused) <= 900 / 60, "at most once a round"
+    assert world.cluster.jobs[1].state is JobState.DONE and world.cluster.most_used == 1
+
+
 def test_a_refused_action_is_logged_and_tried_again(world) -> None:
     world = world(FakeCluster(slots=1))
     world.cluster.submit(1, held_by_us=True)

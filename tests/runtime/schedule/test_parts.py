@@ -12,7 +12,8 @@ import pytest
 
 from joulery.domain.carbon import CarbonSeries
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
-from joulery.policies.training import ClusterView, Green
+from joulery.policies.allocation import ClusterView
+from joulery.policies.training import Green
 from joulery.runtime.schedule.intensity import Intensity
 from joulery.runtime.schedule.lock import SchedulerLock
 from joulery.runtime.schedule.watchdog import watch

@@ -47,12 +47,35 @@ def test_ones_own_trace_and_grid(tmp_path: Path) -> None:
     assert "every number is simulated" in table.stdout and "mean JCT" in table.stdout
 
 
+def test_what_schedulers_foresee(tmp_path: Path) -> None:
+    grid, told = tmp_path / "grid.csv", tmp_path / "told.csv"
+    stamps = [f"2024-01-{1 + h // 24:02d}T{h % 24:02d}:00:00Z" for h in range(96)]
+    values = [100 + 80 * ((h // 5) % 3) for h in range(96)]
+    grid.write_text(
+        "timestamp_utc,ci_direct\n" + "\n".join(f"{t},{v}" for t, v in zip(stamps, values, strict=True)) + "\n"
+    )
+    wrong = [f"{t},{300 - v}" for t, v in zip(stamps, values, strict=True)]
+    told.write_text("timestamp_utc,ci_forecast\n" + "\n".join(wrong) + "\n")
+    digests = {}
+    for foresight in ("oracle", "typical", "30 %", str(told)):
+        done = simulate(
+            EXAMPLES / "green-year.yaml", "--carbon", grid, "--days", "2", "--policies", "gaia", "--json",
+            "--foresight", foresight,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        digests[foresight] = json.loads(done.stdout)["results"][0]["digest"]
+    assert len(set(digests.values())) == 4
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--policies", "greenest"], "no such training policy"),
         (["--days", "none"], "--days needs a whole number"),
         (["--seed", "-1"], "--seed needs a whole number"),
+        (["--policies", "green:theta=high"], "turned to a number"),
+        (["--foresight", "tomorrow"], "neither a file nor a kind of foresight"),
+        (["--foresight", "recorded"], "nothing names a recorded forecast for GB"),
         (["--column", "ci"], "--column names a column of --carbon"),
         (["--carbon", "missing.csv"], "missing.csv"),
         (["--trace", "missing.csv"], "missing.csv"),

@@ -28,6 +28,7 @@ COLUMNS: tuple[tuple[str, int], ...] = (
 """Columns of the text form, with their widths."""
 _RANGE = re.compile(r"\bjoulery:((?:min|max)=\d+(?:,(?:min|max)=\d+)*)")
 _GPUS = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?::[A-Za-z][\w.-]*)?[:=](\d+)")
+_NODES = re.compile(r"(?:^|,)node=(\d+)")
 _GRES_GPUS = re.compile(r"(?:^|,)gpu(?::[A-Za-z(][\w.()-]*)?:(\d+)(?:\([^)]*\))?")
 _STATES = {
     "PENDING": JobState.WAITING, "PD": JobState.WAITING, "REQUEUED": JobState.WAITING, "RQ": JobState.WAITING,
@@ -222,7 +223,7 @@ def _record(job: Mapping[str, Any]) -> SlurmRecord:
         state=word,
         reason=_text(job.get("state_reason")),
         submit_s=float(_number(job.get("submit_time"))),
-        nodes=_number(job.get("node_count")),
+        nodes=_nodes(job),
         cpus=_number(job.get("cpus")),
         tasks=_number(job.get("tasks")),
         tres_per_node=_text(job.get("tres_per_node")),
@@ -236,6 +237,12 @@ def _record(job: Mapping[str, Any]) -> SlurmRecord:
         priority=_number(job.get("priority"), unset=1),
         **tag,
     )
+
+
+def _nodes(job: Mapping[str, Any]) -> int:
+    """Nodes it has, or asks for: of a job that waits, ``node_count`` is what might do, not what was asked for."""
+    asked = _NODES.findall(_text(job.get("tres_req_str")))
+    return max([_number(job.get("node_count")), *map(int, asked)])
 
 
 def _row(line: str) -> SlurmRecord:

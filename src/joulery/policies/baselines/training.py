@@ -2,22 +2,20 @@
 
 Each is a pure policy over :class:`~joulery.policies.training.ClusterView`. ``Tiresias``: discretised two-dimensional
 least attained service. ``Fifo``: first come, first served, never preempted; in clean hours only, it is EcoVisor's rule,
-and behind :class:`CarbonTime`, which chooses a start time at submission, it is GAIA. ``Goodput``: GPUs to whom they
-speed up most, as Pollux without its statistical efficiency.
+and behind :class:`CarbonTime`, which chooses a start time at submission, it is GAIA. Pollux and Zeus have files of
+their own.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
 
-from joulery.domain.arrays import FloatArray
 from joulery.domain.decisions import Decision, Step
-from joulery.policies.training import Allocation, ClusterView
+from joulery.policies.allocation import Allocation, ClusterView
 
 _NO_PRESET: Mapping[int, int] = MappingProxyType({})
 
@@ -130,61 +128,3 @@ class CarbonTime:
         cost = [self.integral(submit_s + d + length_s) - b for d, b in zip(delays_s, begin, strict=True)]
         worth = [(cost[0] - c) / (d + length_s) for d, c in zip(delays_s, cost, strict=True)]
         return submit_s + delays_s[int(np.argmax(worth))]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Goodput:
-    """Every job one GPU in order of submission, then each further GPU to whom it helps most.
-
-    Minimises the sum of ``1 / speed-up`` (Pollux's power mean with p = -1) greedily. A running job keeps its GPUs
-    unless the new number speeds it up by more than ``inertia``.
-
-    Attributes:
-        speedup: Work a second by kind and number of GPUs, float64[kinds, max + 1].
-        cap: Most GPUs a job.
-        inertia: Relative gain below which a running job is not moved.
-    """
-
-    speedup: FloatArray
-    cap: int = 8
-    inertia: float = 0.2
-    name: str = "goodput"
-
-    def initial(self) -> object:
-        """Nothing to remember."""
-        return None
-
-    def step(self, state: object, view: ClusterView, /) -> Step[object]:
-        """Share out the GPUs afresh, move whom it pays to move."""
-        jobs, kinds, running = view.job.tolist(), view.kind.tolist(), view.running.tolist()
-        caps = [min(self.cap, most) for most in view.max_gpus.tolist()]
-        gpus = self._share(kinds, caps, view.gpus)
-        free = view.gpus - sum(gpus)
-        for row in sorted(range(len(jobs)), key=lambda row: running[row] - gpus[row]):
-            have, want = running[row], gpus[row]
-            gain = self.speedup[kinds[row], want] / self.speedup[kinds[row], have] - 1.0 if have else np.inf
-            keeps = have and have != want and want > 0 and abs(gain) <= self.inertia and have - want <= free
-            if keeps:
-                gpus[row], free = have, free - (have - want)
-        run = {job: n for job, n in zip(jobs, gpus, strict=True) if n > 0}
-        left = tuple((job, 1) for job, n in zip(jobs, gpus, strict=True) if n == 0)
-        return _step(Allocation(run, left), self.name, f"{len(run)} run, {len(left)} wait for their first GPU")
-
-    def _share(self, kinds: Sequence[int], caps: Sequence[int], total: int) -> list[int]:
-        gpus = [1 if row < total else 0 for row in range(len(kinds))]
-        free = total - sum(gpus)
-        heap: list[tuple[float, int]] = []
-        for row, n in enumerate(gpus):
-            self._offer(heap, row, kinds[row], n, caps[row])
-        while free > 0 and heap:
-            _, row = heapq.heappop(heap)
-            gpus[row] += 1
-            free -= 1
-            self._offer(heap, row, kinds[row], gpus[row], caps[row])
-        return gpus
-
-    def _offer(self, heap: list[tuple[float, int]], row: int, kind: int, have: int, cap: int) -> None:
-        if 0 < have < cap:
-            gain = 1.0 / self.speedup[kind, have] - 1.0 / self.speedup[kind, have + 1]
-            if gain > 0:
-                heapq.heappush(heap, (-float(gain), row))

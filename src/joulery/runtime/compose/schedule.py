@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from joulery.adapters.clusters.local import LocalBackend, Slot
 from joulery.config.jobs import GreenConfig, JobsConfig, SlotsConfig
@@ -14,6 +14,7 @@ from joulery.config.site import Site
 from joulery.domain.cluster import ClusterSnapshot, Placement
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.ports import CarbonSource, ClusterBackend
+from joulery.policies.shifting import ShiftRule
 from joulery.policies.training import Green, green_paper
 from joulery.runtime.compose.carbon import carbon_source
 from joulery.runtime.compose.meters import open_meters
@@ -109,8 +110,22 @@ def green_policy(config: GreenConfig) -> Green:
         ConfigError: A knob makes no sense.
     """
     policy = Green() if config.kind == "green" else green_paper()
-    policy = replace(policy, mu=config.mu, theta=config.theta, cap=config.cap)
-    return policy if config.gamma is None else replace(policy, gamma=config.gamma)
+    own: dict[str, Any] = {
+        "gamma": config.gamma,
+        "shift": None if config.shift is None else ShiftRule(config.shift),
+        "hysteresis": config.hysteresis,
+        "profile_cache": config.profiles,
+    }
+    return replace(
+        policy,
+        mu=config.mu,
+        theta=config.theta,
+        cap=config.cap,
+        carbon_gamma=config.carbon_gamma,
+        starve_ratio=config.starve,
+        node_gpus=config.node_slots,
+        **{knob: value for knob, value in own.items() if value is not None},
+    )
 
 
 def energy_source(site: Site, backend: ClusterBackend, note: Callable[[str], None]) -> FirstOf:

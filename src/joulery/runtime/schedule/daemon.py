@@ -23,7 +23,7 @@ from joulery.domain.decisions import Step
 from joulery.domain.errors import ActuationError, CapabilityError, DataError
 from joulery.domain.ports import ClusterBackend
 from joulery.domain.quality import Quality
-from joulery.policies.training import Allocation, ClusterView
+from joulery.policies.allocation import Allocation, ClusterView
 from joulery.runtime.schedule.intensity import Intensity
 from joulery.runtime.schedule.memory import Memory
 from joulery.runtime.schedule.reconcile import Todo, ours, reconcile, strays
@@ -278,11 +278,21 @@ class Scheduler:
             except (ActuationError, CapabilityError) as error:
                 outcome, remark = "failed", str(error)
                 tick.away = isinstance(error, CapabilityError)
+                if isinstance(action, Start) and not tick.away:
+                    self._as_it_is(action, tick)
         tick.done.append((action, todo.reason, outcome))
         what = {"jobs": list(action.jobs)} if isinstance(action, Order) else {"job": action.job}
         slots = {"slots": action.slots} if isinstance(action, Start) else {}
         verb = type(action).__name__.lower()
         self._log("action", {"do": verb, **what, **slots, "reason": todo.reason, "outcome": outcome, "remark": remark})
+
+    def _as_it_is(self, refused: Start, tick: Tick) -> None:
+        """A size that the cluster refuses is not asked for again before the next round: the job goes on as it is."""
+        assert tick.snapshot is not None
+        shape = next((job.shape for job in tick.snapshot.jobs if job.id == refused.job), refused.slots)
+        if shape != refused.slots:
+            self.memory.fold({"kind": "started", "job": refused.job, "slots": shape})
+            self._write("started", job=refused.job, slots=shape)
 
     def _repeats(self, action: ClusterAction) -> bool:
         """Whether this is what was said of the job last: in shadow the cluster never follows."""

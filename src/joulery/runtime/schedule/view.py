@@ -9,7 +9,7 @@ import numpy as np
 
 from joulery.accounting.training import Tally
 from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState
-from joulery.policies.training import ClusterView
+from joulery.policies.allocation import ClusterView
 from joulery.runtime.schedule.intensity import Grid
 from joulery.runtime.schedule.memory import Memory
 

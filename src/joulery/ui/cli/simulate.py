@@ -22,6 +22,11 @@ import click
 @click.option("--trace", metavar="FILE", help="kind training: a CSV file of jobs (submit_s, duration_s).")
 @click.option("--requests", metavar="FILE", help="kind ordering: a Parquet log (output_tokens, pred_cls5).")
 @click.option("--arrivals", metavar="FILE", help="kind clocks: a Parquet log of arrivals (t_s).")
+@click.option(
+    "--foresight",
+    metavar="F",
+    help="kind training: what schedulers know of coming hours: oracle, typical, an error (27 %), a forecast's file.",
+)
 @click.option("--days", metavar="N", help="kind training: only the jobs of the first N days.")
 @click.option("--seed", metavar="N", help="kinds training and clocks: this one seed.")
 @click.option(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,16 @@ from joulery.domain.carbon import CarbonSeries
 from joulery.domain.errors import ConfigError, DataError
 from joulery.runtime.compose.intensity import hourly_series
 from joulery.sim.comparison import Interval, paired
+from joulery.sim.hourly_intensity import Intensity
 from joulery.sim.streams import Streams
-from joulery.sim.training_cluster import Intensity, Jobs, TrainingRun
-from joulery.sim.training_study import SCHEMES, Setting, jobs_from_trace, run_scheme, synthetic_trace
+from joulery.sim.training_cluster import TrainingRun
+from joulery.sim.training_study import Setting, jobs_from_trace, run_scheme, scheme, synthetic_trace
+from joulery.sim.training_workload import Jobs
 from joulery.store.columns import read_column
 from joulery.ui.simulate import Overrides, Played, Progress
+from joulery.ui.simulate.foresight import believed
 
-ACCEPTS = frozenset({"trace", "carbon", "column", "days", "seed"})
+ACCEPTS = frozenset({"trace", "carbon", "column", "days", "seed", "foresight"})
 _DAY_S = 86_400.0
 
 
@@ -71,12 +74,12 @@ def play(scenario: TrainingScenario, overrides: Overrides, progress: Progress) -
     """
     policies = overrides.policies or scenario.policies
     for policy in policies:
-        if policy not in SCHEMES:
-            raise ConfigError("no such training policy", got=policy, expected=", ".join(SCHEMES))
+        scheme(policy)
     seeds = _seeds(scenario, overrides)
     grids = _grids(scenario, overrides)
+    beliefs = believed(scenario, overrides, grids)
     rows: list[_Row] = []
-    for row in _rows(scenario, overrides, policies, grids, seeds):
+    for row in _rows(scenario, overrides, policies, grids, beliefs, seeds):
         rows.append(row)
         progress(len(rows), len(policies) * len(grids) * len(seeds))
     return Played(_document(scenario, grids, rows), _view(scenario, grids, rows, policies, len(seeds)))
@@ -142,6 +145,7 @@ def _rows(
     overrides: Overrides,
     policies: Sequence[str],
     grids: Mapping[str, CarbonSeries],
+    beliefs: Mapping[str, Callable[[int], Intensity | None]],
     seeds: Sequence[int],
 ) -> Iterator[_Row]:
     setting = Setting(
@@ -156,8 +160,9 @@ def _rows(
         jobs = _trace(scenario, overrides, Streams(seed))
         for region, series in grids.items():
             carbon = Intensity.of(series)
+            told = replace(setting, belief=beliefs[region](seed))
             for policy in policies:
-                yield _Row(policy, region, seed, len(jobs), run_scheme(policy, setting, jobs, carbon))
+                yield _Row(policy, region, seed, len(jobs), run_scheme(policy, told, jobs, carbon))
 
 
 def _document(scenario: TrainingScenario, grids: Mapping[str, CarbonSeries], rows: Sequence[_Row]) -> dict[str, Any]:
@@ -196,7 +201,7 @@ def _view(
     for region, series in grids.items():
         parts.append(Text.assemble("\n", (region, "bold"), f"  {series.scope} intensity, {series.source}"))
         parts.append(_table(region, rows, policies))
-    about = [f"{policy}: {SCHEMES[policy].about}" for policy in policies]
+    about = [f"{policy}: {scheme(policy).about}" for policy in policies]
     return [*parts, Text("\n" + "\n".join(about), style="dim"), Text("every number is simulated", style="dim")]
 
 

@@ -1,0 +1,98 @@
+"""What a scheduler of training jobs sees at a round, what it decides, and who starts between rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from joulery.domain.arrays import FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClusterView:
+    """All a training policy sees at a round; one entry a job that is unfinished, in order of submission.
+
+    Attributes:
+        now_s: Time.
+        gpus: GPUs of the cluster.
+        g_per_kwh: Carbon intensity now.
+        mean_g_per_kwh: Its mean over the active window.
+        restart_s: What moving a job costs in time.
+        job: Job number, int64[n].
+        submit_s: When it was submitted.
+        running: GPUs it runs on now, 0 while it waits, int64[n].
+        max_gpus: Most GPUs it may use, int64[n].
+        requested: GPUs its owner asked for, int64[n].
+        kind: Recurring class of the job, for profiles that carry over; -1 when unknown, int64[n].
+        executed_s: Time it has held GPUs.
+        attained_gpu_s: GPU-seconds it has held.
+        remaining_s: Work left, in seconds on one GPU.
+        footprint_kg: Carbon so far.
+        degradation: Efficiency at its present number of GPUs over that on one; NaN until measured there.
+        gpu_w: Power of one of its GPUs when last measured; NaN before.
+        min_gpus: Fewest GPUs it may use, int64[n]; 1 each when None.
+    """
+
+    now_s: float
+    gpus: int
+    g_per_kwh: float
+    mean_g_per_kwh: float
+    restart_s: float
+    job: IntArray
+    submit_s: FloatArray
+    running: IntArray
+    max_gpus: IntArray
+    requested: IntArray
+    kind: IntArray
+    executed_s: FloatArray
+    attained_gpu_s: FloatArray
+    remaining_s: FloatArray
+    footprint_kg: FloatArray
+    degradation: FloatArray
+    gpu_w: FloatArray
+    min_gpus: IntArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.job)
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What a round decides.
+
+    Attributes:
+        run: GPUs of every job that is to run now; who runs and is not here is preempted.
+        waiting: Who is to start next when GPUs come free, in order, with the GPUs each wants.
+        newcomer_gpus: GPUs a job submitted before the next round starts on, by its kind.
+        newcomers_as_requested: Newcomers of other kinds start on what their owners requested; on one GPU otherwise.
+        passive: False when nobody may start between rounds, newcomers included.
+        hold_longer_than_s: Newcomers with more work than this on one GPU, where it is known, wait for the next round.
+    """
+
+    run: Mapping[int, int]
+    waiting: tuple[tuple[int, int], ...] = ()
+    newcomer_gpus: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    newcomers_as_requested: bool = False
+    passive: bool = True
+    hold_longer_than_s: float = float("inf")
+
+
+def start_waiting(waiting: Sequence[tuple[int, int]], free: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Passive scheduling: who of the waiting starts now, in order, each on its own number of GPUs if it fits.
+
+    Returns:
+        Who starts, with its GPUs; who goes on waiting, in order.
+    """
+    started: list[tuple[int, int]] = []
+    left: list[tuple[int, int]] = []
+    for at, (job, want) in enumerate(waiting):
+        if free <= 0:
+            left.extend(waiting[at:])
+            break
+        if want <= free:
+            started.append((job, want))
+            free -= want
+        else:
+            left.append((job, want))
+    return started, left
