@@ -21,6 +21,7 @@ from joulery.config.reading import Document, load_document, with_units
 from joulery.config.scenario_clocks import ClocksScenario
 from joulery.config.scenario_ordering import OrderingScenario
 from joulery.config.scenario_training import TrainingScenario
+from joulery.config.scenario_training_figures import TrainingFiguresScenario
 from joulery.config.section import InputFile, InputFolder, Name, Section, Text
 from joulery.config.services import unique
 from joulery.domain.serving import Slo
@@ -203,7 +204,14 @@ class VariantsScenario(Section):
     """Length of a row of the carbon file."""
 
 
-Scenario = BatchedServingScenario | VariantsScenario | TrainingScenario | OrderingScenario | ClocksScenario
+Scenario = (
+    BatchedServingScenario
+    | VariantsScenario
+    | TrainingScenario
+    | TrainingFiguresScenario
+    | OrderingScenario
+    | ClocksScenario
+)
 _ADAPTER: TypeAdapter[Scenario] = TypeAdapter(Annotated[Scenario, Field(discriminator="kind")])
 
 

@@ -56,6 +56,12 @@ class Intensity:
         lap, at = divmod(hour, self.hours)
         return float(lap * self._total + self._cumulative[at] + (t_s - hour * 3600.0) * self.values[at])
 
+    def integrals(self, t_s: FloatArray) -> FloatArray:
+        """Integral from 0 to each time, g·s/kWh, float64[n]."""
+        edges_s = 3600.0 * np.arange(self.hours + 1)
+        lap, rest_s = np.divmod(t_s, edges_s[-1])
+        return np.asarray(lap * self._total + np.interp(rest_s, edges_s, self._cumulative), np.float64)
+
     def mean(self, t0_s: float, t1_s: float) -> float:
         """Mean over a window, g/kWh."""
         return (self.integral(t1_s) - self.integral(t0_s)) / (t1_s - t0_s)

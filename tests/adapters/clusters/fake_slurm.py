@@ -105,6 +105,6 @@ class FakeSlurm:
 
 
 def _told(job: dict[str, Any]) -> dict[str, Any]:
-    """As 22.05 tells it: of a job that waits, the node count is a guess, and what was asked for is in a string."""
+    """As 22.05 tells it: of a job that waits, the node count is stale, and what was asked for is in a string."""
     asked = {"tres_req_str": f"cpu={job['cpus']},mem=1000M,node={job['node_count']},billing={job['cpus']}"}
-    return {**job, **asked, **({"node_count": 1} if job["job_state"] == "PENDING" else {})}
+    return {**job, **asked, **({"node_count": 3} if job["job_state"] == "PENDING" else {})}

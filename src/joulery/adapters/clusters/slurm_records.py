@@ -223,7 +223,7 @@ def _record(job: Mapping[str, Any]) -> SlurmRecord:
         state=word,
         reason=_text(job.get("state_reason")),
         submit_s=float(_number(job.get("submit_time"))),
-        nodes=_nodes(job),
+        nodes=_nodes(job, word),
         cpus=_number(job.get("cpus")),
         tasks=_number(job.get("tasks")),
         tres_per_node=_text(job.get("tres_per_node")),
@@ -239,10 +239,12 @@ def _record(job: Mapping[str, Any]) -> SlurmRecord:
     )
 
 
-def _nodes(job: Mapping[str, Any]) -> int:
-    """Nodes it has, or asks for: of a job that waits, ``node_count`` is what might do, not what was asked for."""
+def _nodes(job: Mapping[str, Any], state: str) -> int:
+    """Nodes it has, or asks for: of a job that waits, ``node_count`` is what it had, or what might do."""
     asked = _NODES.findall(_text(job.get("tres_req_str")))
-    return max([_number(job.get("node_count")), *map(int, asked)])
+    if asked and _STATES.get(state) is JobState.WAITING:
+        return int(asked[0])
+    return _number(job.get("node_count"))
 
 
 def _row(line: str) -> SlurmRecord:

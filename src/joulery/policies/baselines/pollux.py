@@ -44,6 +44,9 @@ def goodput(table: PowerTable, tolerance: Mapping[str, float] = BATCH_TOLERANCE)
     return np.asarray(table.speedup * efficiency, np.float64)
 
 
+_LOOK_AGAIN_S = 600.0
+
+
 @dataclass(frozen=True, slots=True)
 class PolluxState:
     """How often each unfinished job was re-allocated."""
@@ -90,7 +93,8 @@ class Pollux:
         reason = f"{len(run)} run, {len(waiting)} wait for their first GPU"
         counts = {job: n + (0 < have != want) for job, n, have, want in zip(jobs, moved, running, gpus, strict=True)}
         decision = Decision("allocate", "cluster", allocation, self.name, reason)
-        return Step(PolluxState(MappingProxyType(counts)), (decision,), None)
+        # Between arrivals and ends only ages change, and they change slowly.
+        return Step(PolluxState(MappingProxyType(counts)), (decision,), view.now_s + _LOOK_AGAIN_S)
 
     def _share(
         self, speedup: FloatArray, weight: FloatArray, running: Sequence[int], caps: Sequence[int], total: int

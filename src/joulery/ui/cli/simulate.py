@@ -29,6 +29,10 @@ import click
 )
 @click.option("--days", metavar="N", help="kind training: only the jobs of the first N days.")
 @click.option("--seed", metavar="N", help="kinds training and clocks: this one seed.")
+@click.option("--data", metavar="DIR", help="kind training-figures: a folder with the traces and grids of the paper.")
+@click.option(
+    "--page", type=click.Path(path_type=Path), metavar="FILE", help="kind training-figures: write the pictures."
+)
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep the outcome as a run in this new folder."
 )
@@ -38,6 +42,7 @@ def command(
     policies: tuple[str, ...],
     seeds: int | None,
     out: Path | None,
+    page: Path | None,
     as_json: bool,
     **inputs: str | None,
 ) -> None:
@@ -48,9 +53,14 @@ def command(
     import json
 
     from joulery.config.scenario import load_scenario
+    from joulery.domain.errors import ConfigError
     from joulery.ui.simulate import Overrides, play
 
     made = load_scenario(scenario)
+    if page is not None and made.kind != "training-figures":
+        raise ConfigError(
+            f"a scenario of kind {made.kind} has no pictures", pointer="--page", expected="training-figures"
+        )
     names = tuple(name for entry in policies for name in entry.split(",") if name)
     given = {name: value for name, value in inputs.items() if value is not None}
     with _Bar(hidden=as_json or not sys.stderr.isatty()) as bar:
@@ -62,6 +72,13 @@ def command(
             for result in played.document["results"]:
                 run.log("result", **result)
             run.write_report(played.document)
+    if page is not None and played.page is not None:
+        from joulery.store.files import disk_errors, write_atomically
+
+        text = played.page()
+        with disk_errors(page):
+            write_atomically(page, lambda file: file.write(text.encode()))
+        click.echo(f"{page}", err=True)
     if as_json:
         click.echo(json.dumps(played.document))
         return

@@ -26,6 +26,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "clocks": "joulery.ui.simulate.clocks",
         "ordering": "joulery.ui.simulate.ordering",
         "training": "joulery.ui.simulate.training",
+        "training-figures": "joulery.ui.simulate.training_figures",
         "variants": "joulery.ui.simulate.variants",
     }
 )
@@ -61,10 +62,12 @@ class Played:
     Attributes:
         document: JSON-ready; what ``--json`` prints and a run directory keeps.
         view: The same for a terminal.
+        page: Makes the same as one HTML page, for the kinds that have pictures.
     """
 
     document: dict[str, Any]
     view: Sequence[RenderableType]
+    page: Callable[[], str] | None = None
 
 
 def play(scenario: Scenario, overrides: Overrides, progress: Progress) -> Played:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from joulery.config.carbon import CarbonFile, carbon_from_flags
-from joulery.config.scenario_training import RecordedTrace, TrainingScenario
+from joulery.config.scenario_training import RecordedTrace, SyntheticTrace, TrainingScenario
 from joulery.domain.arrays import FloatArray
 from joulery.domain.carbon import CarbonSeries
 from joulery.domain.errors import ConfigError, DataError
@@ -112,13 +112,20 @@ def _grids(scenario: TrainingScenario, overrides: Overrides) -> dict[str, Carbon
 
 def _trace(scenario: TrainingScenario, overrides: Overrides, streams: Streams) -> Jobs:
     days = _whole(overrides.inputs["days"], "--days", least=1) if "days" in overrides.inputs else None
-    file = overrides.path("trace") or (scenario.trace.file if isinstance(scenario.trace, RecordedTrace) else None)
-    if file is None:
-        assert not isinstance(scenario.trace, RecordedTrace)
-        submit_s, duration_s = synthetic_trace(
-            days or scenario.trace.days, scenario.trace.jobs_per_day, scenario.trace.mix, streams
-        )
-        return jobs_from_trace(submit_s, duration_s, streams)
+    file = overrides.path("trace")
+    trace = scenario.trace if file is None else RecordedTrace.model_construct(kind="file", file=file)
+    return jobs_of(trace, streams, days)
+
+
+def jobs_of(trace: SyntheticTrace | RecordedTrace, streams: Streams, days: int | None = None) -> Jobs:
+    """The jobs of a trace, of its first days alone where so many are given.
+
+    Raises:
+        DataError: The file cannot be used, or nothing is submitted in these days.
+    """
+    if isinstance(trace, SyntheticTrace):
+        return jobs_from_trace(*synthetic_trace(days or trace.days, trace.jobs_per_day, trace.mix, streams), streams)
+    file = trace.file
     submit_s, duration_s = read_column(file, "submit_s"), read_column(file, "duration_s")
     until_s = float("inf") if days is None else days * _DAY_S
     keep = int(np.searchsorted(submit_s, until_s, "left")) if bool(np.all(np.diff(submit_s) >= 0)) else len(submit_s)
