@@ -7,7 +7,7 @@ busy fraction against placement on T4 nodes (Pollux, OSDI'21 artifact). The comb
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -109,6 +109,18 @@ def power_table(classes: tuple[JobClass, ...], node: NodePower) -> PowerTable:
         job_w=_with_zero(job_w, 0.0),
         degradation=_with_zero(np.clip(relative, 0.05, 1.0), 1.0),
     )
+
+
+def widened(classes: tuple[JobClass, ...], gpus: int) -> tuple[JobClass, ...]:
+    """The classes for up to so many GPUs: beyond what was measured each further GPU is as busy as the last one was."""
+
+    def wider(job: JobClass) -> JobClass:
+        more = gpus - len(job.busy_ratio)
+        return (
+            replace(job, busy_ratio=np.append(job.busy_ratio, np.full(more, job.busy_ratio[-1]))) if more > 0 else job
+        )
+
+    return tuple(wider(job) for job in classes)
 
 
 def _with_zero(column: npt.NDArray[np.float64], first: float) -> FloatArray:

@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+import numpy as np
+
 from joulery.accounting.past import HeldPower, PastUse, past_use, within
+from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.carbon import CarbonSeries
 from joulery.domain.cluster import PastJob
 from joulery.domain.errors import ConfigError, DataError
@@ -56,6 +59,7 @@ class PastReport:
         jobs: The jobs counted.
         left_out: Rows that were not, by reason.
         notes: What a person should know, one sentence each.
+        intensity: Over the time of the jobs; None where no source was named.
     """
 
     uses: tuple[PastUse, ...]
@@ -63,6 +67,7 @@ class PastReport:
     jobs: tuple[PastJob, ...]
     left_out: Mapping[str, int]
     notes: tuple[str, ...]
+    intensity: CarbonSeries | None = None
 
     def document(self) -> dict[str, Any]:
         """JSON-ready; grams are null where no intensity is known."""
@@ -98,7 +103,63 @@ def report_past(wanted: Wanted, now_s: float | None = None) -> PastReport:
     carbon = _carbon(wanted.carbon, jobs)
     uses = past_use(jobs, power, carbon, lambda job: str(getattr(job, wanted.by)))
     (total,) = past_use(jobs, power, carbon, lambda _: "total")
-    return PastReport(uses, total, tuple(jobs), log.left_out, (*log.notes, *_notes(log.left_out, total, power, carbon)))
+    notes = (*log.notes, *_notes(log.left_out, total, power, carbon))
+    return PastReport(uses, total, tuple(jobs), log.left_out, notes, carbon)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """The jobs that held GPUs, in order of submission, as a simulation takes them.
+
+    Attributes:
+        submit_s, start_s: Seconds since ``first_s``, float64[n].
+        elapsed_s: How long each ran, float64[n].
+        gpus: On how many GPUs, int64[n].
+        first_s: The hour of the first submission, Unix seconds.
+    """
+
+    submit_s: FloatArray
+    start_s: FloatArray
+    elapsed_s: FloatArray
+    gpus: IntArray
+    first_s: float
+
+
+def held_gpus(jobs: Sequence[PastJob]) -> Held:
+    """The jobs that held GPUs.
+
+    Raises:
+        DataError: None did.
+    """
+    held = sorted((job for job in jobs if job.gpus), key=_submitted_s)
+    if not held:
+        raise DataError("no job held a GPU: there is nothing to simulate")
+    first_s = math.floor(_submitted_s(held[0]) / 3600.0) * 3600.0
+    return Held(
+        np.array([_submitted_s(job) - first_s for job in held]),
+        np.array([job.start_s - first_s for job in held]),
+        np.array([job.elapsed_s for job in held]),
+        np.array([job.gpus for job in held], np.int64),
+        first_s,
+    )
+
+
+def hourly_from(series: CarbonSeries, first_s: float) -> FloatArray:
+    """Hourly means of a series from an hour on, as far as it goes, g/kWh.
+
+    Raises:
+        DataError: An hour is unknown.
+    """
+    hours = int((series.end_s - first_s) // 3600.0)
+    values = np.array([series.mean(first_s + 3600.0 * h, first_s + 3600.0 * (h + 1)) for h in range(hours)])
+    if not hours or bool(np.any(np.isnan(values))):
+        at = time.strftime(
+            "%F %H:00", time.gmtime(first_s + 3600.0 * int(np.argmax(np.isnan(values))) if hours else first_s)
+        )
+        raise DataError(
+            f"{series.zone}: the intensity from {at} UTC on is not known", hint="use a source that covers the jobs"
+        )
+    return values
 
 
 def write_trace(jobs: Sequence[PastJob], path: Path) -> int:
@@ -141,7 +202,8 @@ def _carbon(flags: Mapping[str, str], jobs: Sequence[PastJob]) -> CarbonSeries |
     source = source_from_flags(flags)
     if source is None:
         return None
-    return source.history(min(job.start_s for job in jobs), max(job.end_s for job in jobs))
+    first_s = min(_submitted_s(job) for job in jobs)
+    return source.history(math.floor(first_s / 3600.0) * 3600.0, max(job.end_s for job in jobs) + 3600.0)
 
 
 def _notes(

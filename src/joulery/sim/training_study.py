@@ -26,6 +26,7 @@ from joulery.perf.training_power import (
     PowerTable,
     limited,
     power_table,
+    widened,
 )
 from joulery.policies.allocation import ClusterView
 from joulery.policies.baselines.pollux import Pollux, goodput
@@ -65,9 +66,9 @@ class Setting:
     quantum_s: float = 1800.0
     belief: Intensity | None = None
 
-    def cluster(self, carbon: Intensity, scheme: Scheme) -> Cluster:
-        """The cluster as one scheme runs it."""
-        table = power_table(scheme.classes(RTX3090_CLASSES), self.node)
+    def cluster(self, carbon: Intensity, scheme: Scheme, widest: int = _CAP) -> Cluster:
+        """The cluster as one scheme runs it, for jobs of up to so many GPUs."""
+        table = power_table(widened(scheme.classes(RTX3090_CLASSES), widest), self.node)
         sleep_after_s = self.sleep_after_s if scheme.sleeping else math.inf
         return Cluster(
             self.nodes, self.node, table, carbon, self.window_s, self.restart_s, sleep_after_s, self.wake_s, self.belief
@@ -245,11 +246,12 @@ def run_scheme(name: str, setting: Setting, jobs: Jobs, carbon: Intensity, watch
         DataError: A job can never start.
     """
     made = scheme(name)
-    cluster = setting.cluster(carbon, made)
-    too_wide = np.flatnonzero(jobs.requested > cluster.gpus)
+    gpus = setting.nodes * setting.node.gpus
+    too_wide = np.flatnonzero(jobs.requested > gpus)
     if len(too_wide):
         at = int(too_wide[0])
-        raise DataError(f"job {at} asks for {jobs.requested[at]} GPUs, the cluster has {cluster.gpus}", row=at + 2)
+        raise DataError(f"job {at} asks for {jobs.requested[at]} GPUs, the cluster has {gpus}", row=at + 2)
+    cluster = setting.cluster(carbon, made, max(_CAP, int(jobs.max_gpus.max(initial=1))))
     period_s = setting.quantum_s if made.period_s is not None and math.isnan(made.period_s) else made.period_s
     belief = carbon if setting.belief is None else setting.belief
     start_s = None if made.start_s is None else made.start_s(jobs, belief)

@@ -99,3 +99,24 @@ def test_its_help_is_its_own() -> None:
 
     assert "--gpu-power" in CliRunner().invoke(cli, ["report", "--from-sacct", "x", "--help"]).output
     assert "--gpu-power" not in CliRunner().invoke(cli, ["report", "--help"]).output
+
+
+def test_what_another_scheduler_would_have_saved(jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--from-sacct", str(jobs), "--gpu-power", "250 W", "--carbon", "200 g/kWh", "--sacct-timezone", "UTC")
+    code, out, err = run(capsys, *flags, "--what-if", "green-lean", "--draws", "3", "--json")
+    assert code == 0, err
+    answer = json.loads(out)["what_if"]
+    assert (answer["policy"], answer["against"], answer["quality"]) == ("green-lean", "fifo", "simulated")
+    assert (answer["jobs"], answer["gpus"], answer["draws"]) == (3, 4, 3)
+    change, saved = answer["job_carbon_change_ratio"], answer["job_carbon_saved_kg"]
+    assert saved["low"] == pytest.approx(-change["high"] * 0.3) and saved["low"] <= saved["mean"] <= saved["high"]
+    code, out, _ = run(capsys, *flags, "--what-if", "green-lean", "--draws", "3", "--gpus", "8")
+    assert code == 0 and "simulated on 8 GPUs" in out and "cluster CO2e" in out and "of the 0.3 kg above" in out
+    for more, says in (
+        (("--what-if", "greener"), "no such training policy"),
+        (("--what-if", "green", "--gpus", "2"), "a job held 3 GPUs"),
+    ):
+        code, _, err = run(capsys, *flags, *more)
+        assert code == 2 and says in err
+    code, _, err = run(capsys, *flags[:4], "--what-if", "green")
+    assert code == 2 and "grams need an intensity" in err

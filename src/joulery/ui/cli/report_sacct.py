@@ -41,6 +41,9 @@ class ReportOrSacct(click.Command):
 @click.option("--pue", type=click.FloatRange(1), default=1.0, help="Facility energy per IT energy (1).")
 @click.option("--sacct-timezone", metavar="TZ", help="Time zone of the stamps in FILE; this machine's unless given.")
 @click.option("--trace", type=click.Path(path_type=Path), metavar="CSV", help="Write the jobs for joulery simulate.")
+@click.option("--what-if", metavar="P", help="What a scheduler would have saved on these jobs, such as green-lean.")
+@click.option("--gpus", type=click.IntRange(min=1), metavar="N", help="GPUs of the cluster (the most held at once).")
+@click.option("--draws", type=click.IntRange(min=2, max=1000), default=10, help="Draws behind the interval (10).")
 @carbon_flags
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def sacct_command(
@@ -53,6 +56,9 @@ def sacct_command(
     pue: float,
     sacct_timezone: str | None,
     trace: Path | None,
+    what_if: str | None,
+    gpus: int | None,
+    draws: int,
     as_json: bool,
     **carbon: str | None,
 ) -> None:
@@ -89,7 +95,15 @@ def sacct_command(
         click.echo(
             f"{kept} jobs written to {trace}: joulery simulate examples/green-year.yaml --trace {trace}", err=True
         )
-    click.echo(json.dumps(report.document()) if as_json else _text(report, by))
+    saved = None
+    if what_if is not None:
+        from joulery.ui.reports.savings import what_would_be
+
+        saved = what_would_be(report, what_if, gpus, draws)
+    if as_json:
+        click.echo(json.dumps(report.document() | ({} if saved is None else {"what_if": saved.document()})))
+        return
+    click.echo(_text(report, by) + ("" if saved is None else f"\n\n{saved.text()}"))
 
 
 def _text(report: PastReport, by: str) -> str:
