@@ -11,6 +11,7 @@ import numpy as np
 
 from joulery.domain.decisions import Decision
 from joulery.domain.engine import ModelRef, Outcome, ReplicaSpec, ReplicaState, RequestRecord
+from joulery.domain.errors import ActuationError, JouleryError
 from joulery.domain.layout import Instance, Layout
 from joulery.domain.ports import Engine
 from joulery.domain.serving import Slo
@@ -147,9 +148,17 @@ class LayoutActuator:
         """Have a layout run; a sentence about what that took.
 
         Raises:
-            JouleryError: The engine could not; the old replicas serve on.
+            ActuationError: The engine could not; which layout serves on is in the message.
+            JouleryError: The engine could not, and nothing runs.
         """
-        done = await self.engine.apply(self.specs(layout))
+        try:
+            done = await self.engine.apply(self.specs(layout))
+        except JouleryError as error:
+            running = running_layout(self.engine, self.service)
+            if running is None:
+                raise
+            undone = (short(layout),)
+            raise ActuationError(f"{error}; {short(running)} serves on", rolled_back=undone, hint=error.hint) from error
         return (
             f"{short(layout)} took over after {done.ready_s:.2f} s, {len(done.started)} replicas started, "
             f"{len(done.stopped)} stopped, {done.startup_cpu_s:.2f} CPU seconds"
