@@ -308,6 +308,14 @@ class NvmlFake:
         return int(self._board(handle).get("limit_mw", 400_000))
 
     @call
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: Any) -> int:
+        return int(self._board(handle).get("pcie", 3))
+
+    @call
+    def nvmlDeviceGetMaxPcieLinkWidth(self, handle: Any) -> int:
+        return 16
+
+    @call
     def nvmlDeviceGetArchitecture(self, handle: Any) -> int:
         architecture: int = self.real.NVML_DEVICE_ARCH_AMPERE
         return architecture

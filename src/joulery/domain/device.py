@@ -16,6 +16,9 @@ from typing import Any, Generic, TypeVar
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.serving import Slice
 
+DEVICE = "JOULERY_DEVICE"
+"""The variable that tells a worker what to run its model on: ``cuda``; the CPU where it is not set."""
+
 
 class Knob(StrEnum):
     """What can be set."""

@@ -50,6 +50,7 @@ def test_clients_are_told_where_and_how_much(nvml: NvmlFake, folder: Path) -> No
     uuid = nvml.boards[0]["uuid"]
     assert environ == {
         "CUDA_VISIBLE_DEVICES": uuid,
+        "JOULERY_DEVICE": "cuda",
         "CUDA_MPS_PIPE_DIRECTORY": str(folder / uuid / "pipe"),
         "CUDA_MPS_LOG_DIRECTORY": str(folder / uuid / "log"),
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "37.5",

@@ -52,6 +52,13 @@ def gpu(inputs: Arrays) -> Arrays:
     return {name: np.frombuffer(value.encode(), np.uint8) for name, value in found.items()}
 
 
+def shared(inputs: Arrays) -> Arrays:
+    """Takes as long as a batch would on its share of a slow GPU: Eq. 11 with invented coefficients."""
+    share = float(os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"])
+    time.sleep((0.4 * len(inputs["x"]) + 8.0) / (share + 2.0) * 40e-3)
+    return {"y": inputs["x"][:, :2]}
+
+
 def fails(inputs: Arrays) -> Arrays:
     raise RuntimeError("no luck\ntoday")
 

@@ -13,7 +13,7 @@ from typing import Any
 from joulery.adapters.devices.change import Surface, change
 from joulery.adapters.devices.mig_surface import Blocked, Cut, GpuInstance, MigSurface, NvmlMig
 from joulery.adapters.devices.nvidia_board import GRANT, HINT, NvidiaBoard, open_board
-from joulery.domain.device import DeviceCapability, DeviceChange, DeviceSlice, DeviceState, Knob, MigSetting
+from joulery.domain.device import DEVICE, DeviceCapability, DeviceChange, DeviceSlice, DeviceState, Knob, MigSetting
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, DataError, JouleryError
 from joulery.domain.mig import MigPlace, MigProfile, MigTransition, find_places, menu_for
 from joulery.domain.serving import Slice, SliceKind
@@ -257,7 +257,7 @@ class NvidiaMig:
 
 def cuda_environment(uuid: str) -> tuple[tuple[str, str], ...]:
     """What a process needs in its environment to run on a GPU or an instance of one, and see nothing else."""
-    return (("CUDA_VISIBLE_DEVICES", uuid),)
+    return (("CUDA_VISIBLE_DEVICES", uuid), (DEVICE, "cuda"))
 
 
 def _slice(uuid: str, profile: str, start: int, pids: tuple[int, ...]) -> DeviceSlice:

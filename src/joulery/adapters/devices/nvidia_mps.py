@@ -18,7 +18,7 @@ from typing import Any
 
 from joulery.adapters.devices.change import Surface, change
 from joulery.adapters.devices.nvidia_board import NvidiaBoard, open_board
-from joulery.domain.device import DeviceCapability, DeviceChange, DeviceState, Knob, MpsSetting
+from joulery.domain.device import DEVICE, DeviceCapability, DeviceChange, DeviceState, Knob, MpsSetting
 from joulery.domain.errors import ActuationError, CapabilityError, JouleryError
 
 PROGRAM = "nvidia-cuda-mps-control"
@@ -100,6 +100,7 @@ class NvidiaMps:
         """What a process needs in its environment to run with a share of this GPU's SMs."""
         return (
             ("CUDA_VISIBLE_DEVICES", self._board.uuid),
+            (DEVICE, "cuda"),
             *self._directories().items(),
             ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", f"{100 * share_ratio:g}"),
         )

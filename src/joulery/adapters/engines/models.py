@@ -6,6 +6,7 @@ Everything a user can get wrong here is one :class:`~joulery.domain.errors.Joule
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from joulery.domain.device import DEVICE
 from joulery.domain.engine import ModelKind, ModelRef, Outcome, RequestError
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.domain.tensors import NUMPY_TYPES, Tensor, TensorSpec
@@ -126,11 +128,30 @@ def _load_onnx(model: ModelRef, threads: int) -> LoadedModel:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 4  # what it would print is in the error that it raises
     try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(str(path), options, providers=_providers(onnxruntime))
+    except CapabilityError:
+        raise
     except Exception as error:
         raise DataError(f"not an ONNX model that can be run: {one_line(error)}", file=str(path)) from error
     inputs, outputs = _declared(path, session.get_inputs()), _declared(path, session.get_outputs())
     return LoadedModel(_onnx_runner(session, outputs), inputs, outputs, "onnxruntime_onnx")
+
+
+def _providers(onnxruntime: Any) -> list[str]:
+    """What ONNX Runtime runs a model on.
+
+    Raises:
+        CapabilityError: It is to run on a GPU, and the build that is installed knows no GPU.
+    """
+    if os.environ.get(DEVICE) != "cuda":
+        return ["CPUExecutionProvider"]
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        raise CapabilityError(
+            "ONNX models on a GPU need the GPU build of ONNX Runtime",
+            resource="onnxruntime",
+            grant="pip uninstall -y onnxruntime && pip install onnxruntime-gpu",
+        )
+    return ["CUDAExecutionProvider"]
 
 
 def _onnx_runner(session: Any, outputs: Sequence[TensorSpec]) -> Run:

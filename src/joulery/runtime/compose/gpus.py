@@ -9,6 +9,7 @@ from typing import Any
 from joulery.adapters.devices.nvidia_board import open_board
 from joulery.adapters.devices.nvidia_mig import NvidiaMig
 from joulery.adapters.devices.nvidia_mps import NvidiaMps
+from joulery.adapters.devices.nvidia_watch import BoardWatch
 from joulery.adapters.devices.places import GpuPlaces
 from joulery.config.devices import GpuDeviceConfig
 from joulery.domain.device import DeviceSpec, MigSetting, MpsSetting
@@ -17,6 +18,8 @@ from joulery.domain.mig import menu_for
 from joulery.domain.ports import Places
 from joulery.domain.serving import Slice
 from joulery.runtime.leases import LeaseHolder
+
+__all__ = ["BoardWatch", "LocalGpus", "board_watch", "local_gpus", "together"]
 
 
 @dataclass(slots=True)
@@ -36,6 +39,16 @@ class LocalGpus:
         """Let go of the driver; loans are given back by their holder. Safe to call twice."""
         while self._open:
             self._open.pop().close()
+
+
+def board_watch(gpu: int | str) -> BoardWatch:
+    """A board to be watched while something runs on it.
+
+    Raises:
+        CapabilityError: No driver, or it does not answer.
+        ConfigError: There is no such GPU.
+    """
+    return BoardWatch(gpu)
 
 
 def local_gpus(devices: Sequence[GpuDeviceConfig], holder: LeaseHolder) -> LocalGpus:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("--from", "solo_file", type=click.Path(path_type=Path), metavar="CSV", help="Fit a GPU's interference.")
 @click.option("--pairs", "pairs_file", type=click.Path(path_type=Path), metavar="CSV", help="With --from: co-runs.")
 @click.option(
-    "--base", default="v100", metavar="NAME|JSON", help="With --from: the GPU's profile to start from (v100)."
+    "--base", default="v100", metavar="NAME|JSON", help="With --from, --mps: the profile to start from (v100)."
 )
 @click.option(
     "--fit",
@@ -52,6 +52,11 @@ if TYPE_CHECKING:
     "--scores", type=click.Path(path_type=Path), metavar="FILE", help="With --clocks: database to keep it in."
 )
 @click.option("--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="With --clocks: write a page.")
+@click.option("--mps", metavar="GPU", help="Profile NAME=MODEL on this GPU under MPS: index or UUID.")
+@click.option("--inputs", type=click.Path(path_type=Path), metavar="NPZ", help="With --mps: one request, as arrays.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=2.0, help="With --mps: per run (2).")
+@click.option("--kernels", type=click.IntRange(0), default=0, help="With --mps: kernels of one inference, if counted.")
+@click.option("--launch", metavar="TIME", help="With --mps: launch delay of all of them, such as 32 us.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Where the profile goes.")
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as one JSON object.")
 def command(
@@ -74,6 +79,11 @@ def command(
     steps: int,
     scores: Path | None,
     page: Path | None,
+    mps: str | None,
+    inputs: Path | None,
+    seconds: float,
+    kernels: int,
+    launch: str | None,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -88,7 +98,16 @@ def command(
 
     With --fit, host and device times, joules, contention and idle power of a service are fitted on a few measured runs
     of the whole service (measured_arrival_sweep.csv and variants.csv), for joulery plan and joulery simulate.
+
+    With --mps, NAME=MODEL (an ONNX file or module:function) runs on a GPU of this machine in processes with shares of
+    its SMs: nine solo runs, runs of two copies and, for a GPU that --base does not describe, of one to five. Power and
+    clock are read through NVML; the profile says what was estimated. It serves joulery plan.
     """
+    if mps is not None:
+        from joulery.ui.profile.mps import MpsRequest, profile_mps
+
+        profile_mps(MpsRequest(what, mps, inputs, seconds, warmup, kernels, launch, base, output, as_json))
+        return
     if points is not None:
         _calibrate(points, output, as_json)
         return
