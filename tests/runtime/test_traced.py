@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from joulery.accounting.align import align
 from joulery.accounting.charge import BusyTimes
 from joulery.accounting.devices import canonical, divided, matched
 from joulery.accounting.integrate import Metered
@@ -15,7 +16,7 @@ from joulery.adapters.tracers.recordings import clock_fit
 from joulery.adapters.tracers.torch import TorchTracer
 from joulery.domain.carbon import CarbonSeries, Scope, Signal
 from joulery.domain.errors import ConfigError, DataError
-from joulery.domain.events import EventTrace
+from joulery.domain.events import EventTrace, with_devices
 from joulery.domain.power import Channel, ReadingKind
 from joulery.domain.quality import Quality
 from joulery.domain.tracing import ClockFit, TracedSession
@@ -134,6 +135,23 @@ def test_a_host_without_a_socket_is_the_metered_machine() -> None:
     assert trace.devices == ("machine",) and list(channels) == ["machine"]
     trace, _ = matched(session(0, 1).trace, [])
     assert trace.devices == ("CPU",)
+
+
+def test_a_host_with_two_metered_sockets_is_accounted_with_both() -> None:
+    sockets = [
+        Metered(
+            Channel(f"cpu:{n}", "package", ReadingKind.POWER, "f", Quality.MEASURED), PowerSteps([0, 9 * S], [watts])
+        )
+        for n, watts in enumerate((10.0, 30.0))
+    ]
+    trace, channels = matched(session(0, 9).trace, sockets)
+    got = align(trace, channels, (0, 9 * S))
+    assert got.energy_by_op == pytest.approx({"net/mm": 360.0})
+    assert any("2 sockets are accounted together" in note for note in got.notes)
+    only = matched(with_devices(session(0, 9).trace, ["cpu:1"]), sockets)
+    got = align(*only, (0, 9 * S))
+    assert got.energy_by_op == pytest.approx({"net/mm": 270.0}), "a trace that says which socket is taken at its word"
+    assert {entry.device: entry.unattributed_j for entry in got.devices} == pytest.approx({"cpu:0": 90.0, "cpu:1": 0.0})
 
 
 # ---- recordings read back

@@ -98,6 +98,7 @@ def align(
         estimator=estimator,
         multiplicity=multiplicity,
         composite=trace.composite & set(cut.rows.op),
+        feeds=trace.feeds,
         notes=notes,
     )
 

@@ -1,8 +1,8 @@
 """The energy dependency diagram: a footprint as the tree its qualified names spell.
 
 Source: Smaragdine (ICSE'24), Definition 3.4 and function T2E. A node's energy is that of its children; what an inner
-node spent outside of them is a child called ``<self>``. Siblings come in the order in which they first ran, which is
-the order of dataflow wherever one feeds the next.
+node spent outside of them is a child called ``<self>``. Siblings come in the order in which they first ran, or
+of dataflow where the trace tells which operation feeds which (TensorFlow does); a node then says so of its children.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Node:
         runtime_s: Exclusive time of everything below it, added up.
         count: Events below it.
         uncovered_s: Of the time, without known power.
-        children: In the order they first ran.
+        children: In the order they first ran, producers before those they feed.
+        feeds: (producer, consumer) among the children, by name, sorted; empty where the trace tells no dataflow.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Node:
     count: int
     uncovered_s: float
     children: tuple[Node, ...] = ()
+    feeds: tuple[tuple[str, str], ...] = ()
 
     def at(self, path: str) -> Node | None:
         """The node at a path below this one, such as ``encoder/layer_0``; None where there is none."""
@@ -65,6 +67,7 @@ class _Growing:
     uncovered_ns: int = 0
     count: int = 0
     children: dict[str, _Growing] | None = None
+    feeds: set[tuple[str, str]] | None = None
 
 
 def tree(footprint: TensorFootprint, *, device: str | None = None, phase: str | None = None, root: str = "") -> Node:
@@ -101,7 +104,24 @@ def tree(footprint: TensorFootprint, *, device: str | None = None, phase: str | 
         node.uncovered_ns += uncovered_ns
         node.count += count
         node.first_ns = min(node.first_ns, first_ns)
+    for one, other in footprint.feeds:
+        _connect(top, one.split("/"), other.split("/"))
     return _finished(root, top)
+
+
+def _connect(top: _Growing, one: list[str], other: list[str]) -> None:
+    """Note at the innermost module of two operations that the one's part of it feeds the other's."""
+    node = top
+    for depth in range(max(len(one), len(other))):
+        ends = [path[depth] if depth < len(path) else SELF for path in (one, other)]
+        children = node.children or {}
+        if any(end not in children and end != SELF for end in ends):
+            return
+        if ends[0] != ends[1]:
+            node.feeds = node.feeds if node.feeds is not None else set()
+            node.feeds.add((ends[0], ends[1]))
+            return
+        node = children[ends[0]]
 
 
 def _finished(name: str, node: _Growing) -> Node:
@@ -118,9 +138,27 @@ def _finished(name: str, node: _Growing) -> Node:
             stack.append((label, here, True))
             stack += [(part, child, False) for part, child in children.items()]
             continue
-        below = sorted((done[id(child)] for child in children.values()), key=lambda pair: pair[1])
+        below = _ordered([done[id(child)] for child in children.values()], here.feeds or set())
         done[id(here)] = _node(label, here, [child for child, _ in below], [first for _, first in below])
     return done[id(node)][0]
+
+
+def _ordered(children: list[tuple[Node, int]], feeds: set[tuple[str, str]]) -> list[tuple[Node, int]]:
+    """Children, each with when it first ran, by that time; producers before those they feed where that is told.
+
+    Where layers folded into one feed one another in turn, the one that ran first comes first.
+    """
+    waiting = sorted(children, key=lambda pair: pair[1])
+    if not feeds:
+        return waiting
+    result: list[tuple[Node, int]] = []
+    needs = {node.name: {one for one, other in feeds if other == node.name} for node, _ in waiting}
+    while waiting:
+        left = {node.name for node, _ in waiting}
+        free = next((pair for pair in waiting if not needs[pair[0].name] & left), waiting[0])
+        waiting.remove(free)
+        result.append(free)
+    return result
 
 
 def _own(node: _Growing) -> _Growing | None:
@@ -152,6 +190,7 @@ def _node(name: str, node: _Growing, children: list[Node], firsts: list[int]) ->
             child.count,
             child.uncovered_s,
             child.children,
+            child.feeds,
         )
         for child in children
     )
@@ -163,6 +202,7 @@ def _node(name: str, node: _Growing, children: list[Node], firsts: list[int]) ->
         sum(child.count for child in shared),
         math.fsum(child.uncovered_s for child in shared),
         shared,
+        tuple(sorted(pair for pair in node.feeds or () if {*pair} <= {child.name for child in shared})),
     )
     return whole, min(firsts)
 

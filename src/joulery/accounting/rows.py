@@ -104,7 +104,20 @@ def regrouped(footprint: TensorFootprint, rename: Callable[[str, str], tuple[str
         for op, phase, device in zip(footprint.op, footprint.phase, footprint.device, strict=True)
     ]
     composite = frozenset(rename(op, "")[0] for op in footprint.composite)
-    return _grouped(footprint, keys, [footprint], composite)
+    feeds = frozenset(
+        renamed
+        for one, other in footprint.feeds
+        if _still_apart(one, other, *(renamed := (rename(one, "")[0], rename(other, "")[0])))
+    )
+    return _grouped(footprint, keys, [footprint], composite, feeds)
+
+
+def _still_apart(one: str, other: str, new_one: str, new_other: str) -> bool:
+    """Whether two operations part where they parted before: what layer 0 feeds layer 1, a folded layer feeds nobody."""
+    at = next(
+        (i for i, pair in enumerate(zip(one.split("/"), other.split("/"), strict=False)) if pair[0] != pair[1]), None
+    )
+    return new_one != new_other and (at is None or new_one.split("/")[at : at + 1] != new_other.split("/")[at : at + 1])
 
 
 def selected(footprint: TensorFootprint, *, phase: str | None = None, device: str | None = None) -> TensorFootprint:
@@ -147,7 +160,8 @@ def added(footprints: Sequence[TensorFootprint]) -> TensorFootprint:
         return footprints[0]
     keys = [(op, phase, device) for f in footprints for op, phase, device in zip(f.op, f.phase, f.device, strict=True)]
     composite = frozenset[str]().union(*(f.composite for f in footprints))
-    return _grouped(footprints[0], keys, footprints, composite)
+    feeds = frozenset[tuple[str, str]]().union(*(f.feeds for f in footprints))
+    return _grouped(footprints[0], keys, footprints, composite, feeds)
 
 
 def _grouped(
@@ -155,6 +169,7 @@ def _grouped(
     keys: Sequence[tuple[str, str, str]],
     sources: Sequence[TensorFootprint],
     composite: frozenset[str],
+    feeds: frozenset[tuple[str, str]],
 ) -> TensorFootprint:
     names = sorted(set(keys), key=lambda key: (key[0], key[2], key[1]))
     index = {key: i for i, key in enumerate(names)}
@@ -190,6 +205,7 @@ def _grouped(
         estimator=first.estimator,
         multiplicity=first.multiplicity,
         composite=composite & {key[0] for key in names},
+        feeds=feeds,
         notes=list(dict.fromkeys(note for source in sources for note in source.notes)),
     )
 

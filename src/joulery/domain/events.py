@@ -43,6 +43,7 @@ class EventTrace:
         lane: Thread or stream, int64[n]; ``NO_LANE`` for a lane of its own. Events of one CPU lane nest.
         phase: Index into ``phases``, int64[n].
         composite: Operations that stand for many the framework does not show (compiled regions, CUDA graphs).
+        feeds: (producer, consumer) of operations, by name, where the source tells the dataflow; empty where not.
         notes: What the reader had to guess or leave out, one sentence each, for a person.
 
     Raises:
@@ -59,6 +60,7 @@ class EventTrace:
     lane: IntArray
     phase: IntArray
     composite: frozenset[str] = frozenset()
+    feeds: frozenset[tuple[str, str]] = frozenset()
     notes: tuple[str, ...] = ()
 
     def __init__(
@@ -74,6 +76,7 @@ class EventTrace:
         lane: npt.ArrayLike,
         phase: npt.ArrayLike,
         composite: frozenset[str] = frozenset(),
+        feeds: frozenset[tuple[str, str]] = frozenset(),
         notes: Sequence[str] = (),
     ) -> None:
         columns = {"op": op, "start_ns": start_ns, "dur_ns": dur_ns, "device": device, "lane": lane, "phase": phase}
@@ -89,6 +92,7 @@ class EventTrace:
         for name, value in (("ops", ops), ("devices", devices), ("phases", phases), ("notes", notes)):
             object.__setattr__(self, name, tuple(value))
         object.__setattr__(self, "composite", frozenset(composite))
+        object.__setattr__(self, "feeds", frozenset(feeds))
 
     def __len__(self) -> int:
         return len(self.op)
@@ -127,6 +131,7 @@ def with_devices(trace: EventTrace, names: Sequence[str], notes: Sequence[str] |
         lane=trace.lane,
         phase=trace.phase,
         composite=trace.composite,
+        feeds=trace.feeds,
         notes=trace.notes if notes is None else notes,
     )
 
@@ -144,6 +149,7 @@ def shifted(trace: EventTrace, by_ns: int) -> EventTrace:
         lane=trace.lane,
         phase=trace.phase,
         composite=trace.composite,
+        feeds=trace.feeds,
         notes=trace.notes,
     )
 
@@ -170,6 +176,7 @@ def joined(traces: Sequence[EventTrace]) -> EventTrace:
         start_ns=np.concatenate([np.zeros(0, np.int64), *(trace.start_ns for trace in traces)]),
         dur_ns=np.concatenate([np.zeros(0, np.int64), *(trace.dur_ns for trace in traces)]),
         composite=frozenset[str]().union(*(trace.composite for trace in traces)),
+        feeds=frozenset[tuple[str, str]]().union(*(trace.feeds for trace in traces)),
         notes=list(dict.fromkeys(note for trace in traces for note in trace.notes)),
     )
 

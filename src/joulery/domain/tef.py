@@ -77,6 +77,7 @@ class TensorFootprint:
         estimator: ``recency`` or ``regression``, as asked for; each device says what it got.
         multiplicity: ``events`` or ``set``.
         composite: Operations that stand for many the framework does not show.
+        feeds: (producer, consumer) of operations, by name, where the trace tells the dataflow; empty where not.
         notes: What a reader must know about these numbers, one sentence each.
     """
 
@@ -98,6 +99,7 @@ class TensorFootprint:
     estimator: str = "recency"
     multiplicity: str = "events"
     composite: frozenset[str] = frozenset()
+    feeds: frozenset[tuple[str, str]] = frozenset()
     notes: tuple[str, ...] = ()
 
     def __init__(
@@ -121,6 +123,7 @@ class TensorFootprint:
         estimator: str = "recency",
         multiplicity: str = "events",
         composite: frozenset[str] = frozenset(),
+        feeds: frozenset[tuple[str, str]] = frozenset(),
         notes: Sequence[str] = (),
     ) -> None:
         integers = {
@@ -148,6 +151,7 @@ class TensorFootprint:
             "estimator": estimator,
             "multiplicity": multiplicity,
             "composite": frozenset(composite),
+            "feeds": frozenset(feeds),
             "notes": tuple(notes),
         }
         for name, value in fields.items():

@@ -102,6 +102,7 @@ def keep_footprint(writer: RunWriter, footprint: TensorFootprint) -> None:
             "estimator": footprint.estimator,
             "multiplicity": footprint.multiplicity,
             "composite": sorted(footprint.composite),
+            "feeds": sorted(footprint.feeds),
             "notes": list(footprint.notes),
         }
     )
@@ -136,6 +137,7 @@ def kept_footprint(run: Run) -> TensorFootprint:
             estimator=about["estimator"],
             multiplicity=about["multiplicity"],
             composite=frozenset(about["composite"]),
+            feeds=frozenset((str(one), str(other)) for one, other in about.get("feeds", ())),
             notes=about["notes"],
         )
     except (KeyError, TypeError, ValueError) as error:

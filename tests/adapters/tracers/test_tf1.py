@@ -51,6 +51,14 @@ def test_the_golden_footprints(step: int, mode: str) -> None:
     assert sum(count.values()) == 682
 
 
+def test_the_dataflow_of_the_golden_timeline_and_what_it_leaves_out() -> None:
+    trace = read_tf1(data_folder("smaragdine") / "tf1_timeline" / "timeline-0.json.gz")
+    key = "bert/encoder/layer_0/attention/self/key/BiasAdd"
+    assert ("bert/embeddings/LayerNorm/batchnorm/add_1", key) in trace.feeds
+    assert (key, "bert/encoder/layer_0/attention/self/Reshape_1") in trace.feeds
+    assert {name for pair in trace.feeds for name in pair} <= set(trace.ops), "constants that never ran feed nobody"
+
+
 def timeline(folder: Path, tracks: dict[int, str], events: list[dict[str, Any]]) -> Path:
     heads = [{"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}} for pid, name in tracks.items()]
     path = folder / "timeline.json"

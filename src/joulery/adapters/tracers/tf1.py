@@ -20,6 +20,7 @@ from joulery.domain.events import UNNAMED, EventTrace
 
 _STREAM = re.compile(r"^/device:GPU:(\d+)/(stream:\S+|memcpy\S*)")
 _COMPUTE = re.compile(r"/device:(CPU|GPU):\d+(/\S+)? Compute$")
+_INPUT = re.compile(r"^input\d+$")
 _NO_OPERATION = frozenset({"_SOURCE", "_SINK", "cuStreamSynchronize"})
 _GRAPPLER = re.compile(r"^(\w*Optimizer|ConstantFolding|Remapper|LoopOptimizer)/")
 _GRADIENTS = re.compile(r"^gradients(_\d+)?$")
@@ -38,9 +39,10 @@ def read_tf1(path: Path) -> EventTrace:
     trace = ChromeTrace(path)
     tracks: dict[Any, str] = {}
     rows: list[tuple[str, str, Any, Any, int, float]] = []
+    feeds: set[tuple[str, str]] = set()
     for block in trace.blocks():
         stamps = [event["ts"] for event in block.events if isinstance(event, dict) and "ts" in event]
-        _collect(block, stamps_ns(block, stamps, file=str(path)).tolist(), tracks, rows, str(path))
+        _collect(block, stamps_ns(block, stamps, file=str(path)).tolist(), tracks, rows, feeds, str(path))
     compute = {track: name for track, name in tracks.items() if _COMPUTE.search(name)}
     if not compute:
         raise DataError(
@@ -50,7 +52,7 @@ def read_tf1(path: Path) -> EventTrace:
         )
     device_of = _devices(compute)
     kept = [row for row in rows if row[2] in device_of and row[0] not in _NO_OPERATION]
-    return _trace(kept, device_of, _notes(compute, device_of), str(path))
+    return _trace(kept, device_of, feeds, _notes(compute, device_of), str(path))
 
 
 def _collect(
@@ -58,9 +60,10 @@ def _collect(
     starts: list[int],
     tracks: dict[Any, str],
     rows: list[tuple[str, str, Any, Any, int, float]],
+    feeds: set[tuple[str, str]],
     file: str,
 ) -> None:
-    """Add a block's track names and its (name, type, process, thread, start_ns, dur_us)."""
+    """Add a block's track names, its (name, type, process, thread, start_ns, dur_us), and who feeds whom."""
     at = 0
     event: Any = None
     try:
@@ -70,6 +73,7 @@ def _collect(
                 tracks[event["pid"]] = args["name"]
             if event.get("ph") == "X":
                 name = args.get("name") or event["name"]
+                feeds.update((str(value), name) for key, value in args.items() if _INPUT.match(key))
                 rows.append((name, args.get("op", ""), event["pid"], event["tid"], starts[at], float(event["dur"])))
             at += "ts" in event
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -99,7 +103,11 @@ def _notes(compute: dict[Any, str], device_of: dict[Any, str]) -> list[str]:
 
 
 def _trace(
-    rows: list[tuple[str, str, Any, Any, int, float]], device_of: dict[Any, str], notes: list[str], file: str
+    rows: list[tuple[str, str, Any, Any, int, float]],
+    device_of: dict[Any, str],
+    feeds: set[tuple[str, str]],
+    notes: list[str],
+    file: str,
 ) -> EventTrace:
     names = {name: i for i, name in enumerate(dict.fromkeys(row[0] for row in rows))}
     devices = {name: i for i, name in enumerate(dict.fromkeys(device_of.values()))}
@@ -119,6 +127,7 @@ def _trace(
         device=[devices[device_of[row[2]]] for row in rows],
         lane=[lanes[row[2], row[3]] for row in rows],
         phase=phases,
+        feeds=frozenset(pair for pair in feeds if pair[0] in names and pair[1] in names),
         notes=notes,
     )
 

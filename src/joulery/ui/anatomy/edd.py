@@ -1,7 +1,8 @@
-"""The energy dependency diagram as a picture: nested boxes by share, colour by energy, arrows by order of execution.
+"""The energy dependency diagram as a picture: nested boxes by share, colour by energy, arrows by dataflow.
 
 As in Smaragdine (ICSE'24), Figures 2 and 4: a box is as long as its share of its parent; below a certain size its
-children are left out. An arrow leads from a sibling to the one that ran first after it.
+children are left out. An arrow leads from a sibling to those it feeds, where the trace tells the dataflow; elsewhere to
+the one that ran first after it.
 """
 
 from __future__ import annotations
@@ -98,8 +99,12 @@ def _draw(node: Node, box: _Box, depth: int, total_j: float, parts: list[Html], 
     for child, place in zip(shown, boxes, strict=True):
         if place is not None:
             _draw(child, place, depth - (len(shown) > 1), total_j, parts, f"{words}/{child.name}")
-    drawn = [place for place in boxes if place is not None]
-    parts += [_arrow(one, other, inner, heat(share)) for one, other in pairwise(drawn)]
+    drawn = {child.name: place for child, place in zip(shown, boxes, strict=True) if place is not None}
+    next_to = list(pairwise(drawn))
+    for one, other in node.feeds or next_to:
+        if one in drawn and other in drawn:
+            draw = _arrow if (one, other) in next_to else _arc
+            parts.append(draw(drawn[one], drawn[other], inner, heat(share)))
 
 
 def _split(inner: _Box, energies: list[float]) -> list[_Box | None]:
@@ -137,6 +142,21 @@ def _arrow(one: _Box, other: _Box, inner: _Box, step: int) -> Html:
         return _line(one.x + one.width, y, other.x, y, step)
     x = inner.x + inner.width / 2
     return _line(x, one.y + one.height, x, other.y, step)
+
+
+def _arc(one: _Box, other: _Box, inner: _Box, step: int) -> Html:
+    """An arrow past the boxes in between, or back."""
+    (x1, y1), (x2, y2) = (_middle(box) for box in (one, other))
+    if inner.width >= inner.height:
+        path = f"M{x1:.1f},{inner.y:.1f} Q{(x1 + x2) / 2:.1f},{inner.y - _HEAD:.1f} {x2:.1f},{inner.y:.1f}"
+    else:
+        path = f"M{inner.x:.1f},{y1:.1f} Q{inner.x - _PAD * 2:.1f},{(y1 + y2) / 2:.1f} {inner.x:.1f},{y2:.1f}"
+    classes = "arrow arc light" if step >= _DARK else "arrow arc"
+    return tag("path", d=path, class_=classes, marker_end="url(#joulery-arrow)")
+
+
+def _middle(box: _Box) -> tuple[float, float]:
+    return box.x + box.width / 2, box.y + box.height / 2
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, step: int) -> Html:

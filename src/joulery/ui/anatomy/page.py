@@ -68,7 +68,8 @@ def _body(footprint: TensorFootprint, spans: Html | None, top: int, depth: int) 
     yield tag("div", data_block("tree", as_tree(whole)), tag("div", data_tree="tree"), class_="card")
     for node in (node for node in phases if node.energy_j >= _DRAWN * whole.energy_j):
         yield tag("h2", f"Energy dependency diagram: {node.name}, {si(node.energy_j, 'J')}")
-        words = "A box is as long as its share of its parent; arrows follow the order of execution."
+        arrows = "the dataflow" if footprint.feeds else "the order of execution"
+        words = f"A box is as long as its share of its parent; arrows follow {arrows}."
         yield tag("p", words, class_="soft small")
         yield tag("div", edd_svg(node, depth=depth), class_="card")
     yield tag("h2", f"The {min(top, len(footprint))} operations that used most")
@@ -111,6 +112,7 @@ def with_phases(phases: Sequence[Node]) -> Node:
             node.count,
             node.uncovered_s,
             node.children,
+            node.feeds,
         )
         for node in phases
     )
