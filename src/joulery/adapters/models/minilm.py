@@ -48,7 +48,7 @@ class PromptEncoder:
         CapabilityError: The weights or onnxruntime are not installed.
     """
 
-    def __init__(self, layers: int = 4, most_tokens: int = 96) -> None:
+    def __init__(self, layers: int = 4, most_tokens: int = 72) -> None:
         if not 1 <= layers <= 6:
             raise CapabilityError(f"all-MiniLM-L6-v2 has 6 layers, got {layers}")
         folder = _folder()
@@ -217,11 +217,7 @@ def _layer(graph: _Graph, x: str, name: str) -> str:
     attended = graph.linear(joined, f"{name}.attention.output.dense")
     x = graph.norm(graph.add("Add", x, attended), f"{name}.attention.output.LayerNorm")
     wide = graph.linear(x, f"{name}.intermediate.dense")
-    half, root, one = (
-        graph.constant(key, np.float32(value)) for key, value in (("half", 0.5), ("root", 2**-0.5), ("one", 1.0))
-    )
-    gate = graph.add("Add", graph.add("Erf", graph.add("Mul", wide, root)), one)
-    narrow = graph.linear(graph.add("Mul", graph.add("Mul", wide, half), gate), f"{name}.output.dense")
+    narrow = graph.linear(graph.add("Gelu", wide), f"{name}.output.dense")
     return graph.norm(graph.add("Add", x, narrow), f"{name}.output.LayerNorm")
 
 
@@ -243,7 +239,7 @@ def _graph(weights: Weights, layers: int) -> Any:
         [helper.make_tensor_value_info(mean, TensorProto.FLOAT, [WIDTH])],
         list(graph.constants.values()),
     )
-    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
     # Nothing to fold or fuse in a graph made by hand; without this the quantiser advises to look for it.
     helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
     return model
