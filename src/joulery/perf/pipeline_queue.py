@@ -18,7 +18,7 @@ import numpy.typing as npt
 from joulery.domain.arrays import BoolArray, FloatArray, IntArray
 from joulery.domain.errors import ConfigError, DataError
 
-_LANES = 1536
+_LANES = 3072
 """Blocks times candidates that run side by side: enough to pay for a step, few enough to stay in the cache."""
 _SHORTEST_BLOCK = 48
 _WARM_UP = 48
@@ -120,13 +120,10 @@ def serve_pipelines(
     if not overhead_s >= 0:
         raise ConfigError("an overhead cannot be negative", got=f"{overhead_s} s")
     count, n = routes.candidates, len(workload)
-    latency_s = np.full((count, n), np.inf)
-    chosen = np.full((count, n), -1, np.int64)
     if n == 0 or count == 0:
-        return PipelineOutcome(latency_s, chosen, 0)
+        return PipelineOutcome(np.empty((count, n)), np.empty((count, n), np.int64), 0)
     blocks = int(np.clip(_LANES // count, 1, max(n // _SHORTEST_BLOCK, 1)))
-    run = _Lanes(workload, routes, overhead_s, blocks)
-    return PipelineOutcome(latency_s, chosen, run.settle(latency_s, chosen, passes))
+    return _Lanes(workload, routes, overhead_s, blocks).settle(passes)
 
 
 class _Lanes:
@@ -138,23 +135,27 @@ class _Lanes:
         self.blocks = -(-len(workload) // self.length)
         self.starts = np.arange(self.blocks) * self.length
         self.models, self.routes, self.stages = routes.stage_s.shape[1:]
-        # A padding stage reads a device that is always free and writes one that nobody reads; a route that is not
-        # there takes for ever.
-        self.width = routes.devices + 2
+        # Three devices that are not there: a padding stage reads one that is always free and writes one that nobody
+        # reads; a route that is not there ends on one that is never free.
+        free, never = routes.devices, routes.devices + 2
+        self.width = routes.devices + 3
         missing = routes.device < 0
-        reads = np.where(missing, routes.devices, routes.device).reshape(-1, self.stages)
+        reads = np.where(missing, free, routes.device).reshape(-1, self.stages)
         stage_s = np.where(missing[..., :1], np.inf, routes.stage_s).reshape(-1, self.stages)
         self.reads, self.shift = reads, missing.reshape(-1, self.stages).astype(np.int64)
         self.read, self.stage_rows = np.ascontiguousarray(reads.T), stage_s
         self.stage_s = np.ascontiguousarray(stage_s.T)
         final = np.where(missing, -1, np.arange(self.stages)).max(axis=3)
         last = np.take_along_axis(routes.device, np.maximum(final, 0)[..., None], 3)[..., 0]
-        self.absent = np.where(missing[..., 0], np.inf, 0.0).reshape(-1, self.routes)
-        self.last = np.where(missing[..., 0], routes.devices, last).reshape(-1, self.routes)
-        self.refused = np.isinf(self.absent[:, 0])
+        self.last = np.where(missing[..., 0], never, last).reshape(-1, self.routes)
+        self.refused = missing[..., 0, 0].reshape(-1)
+        self.never = never
+        lanes = self.candidates * self.blocks
+        self.latency_s = np.empty((lanes, self.length))
+        self.chosen = np.empty((lanes, self.length), np.int64)
 
-    def settle(self, latency_s: FloatArray, chosen: IntArray, most: int | None) -> int:
-        """Run all blocks, then again those that started in the wrong state, until none did. Returns the passes."""
+    def settle(self, most: int | None) -> PipelineOutcome:
+        """Run all blocks, then again those that started in the wrong state, until none did or passes run out."""
         lanes = np.arange(self.candidates * self.blocks)
         started = self._warmed(lanes)
         ended = np.empty_like(started)
@@ -162,23 +163,31 @@ class _Lanes:
         while len(lanes) and passes != most:
             passes += 1
             state = started[lanes].copy()
-            self._advance(lanes, state, self.starts[lanes % self.blocks], self.length, (latency_s, chosen))
+            self._advance(lanes, state, self.starts[lanes % self.blocks], self.length, 0)
             ended[lanes] = state
             right = np.empty_like(started)
             right[1:] = ended[:-1]
-            right[:: self.blocks] = 0.0
+            right[:: self.blocks] = self._empty(self.candidates)
             lanes = np.flatnonzero(np.any(right != started, axis=1))
             started[lanes] = right[lanes]
-        return passes
+        n = len(self.workload)
+        latency_s, chosen = self.latency_s.reshape(self.candidates, -1), self.chosen.reshape(self.candidates, -1)
+        return PipelineOutcome(latency_s[:, :n], chosen[:, :n], passes)
+
+    def _empty(self, lanes: int) -> FloatArray:
+        """Every device free from the beginning."""
+        state = np.zeros((lanes, self.width))
+        state[:, self.never] = np.inf
+        return state
 
     def _warmed(self, lanes: IntArray) -> FloatArray:
         """A guess of each block's first state: what the requests just before it leave of empty devices."""
-        state = np.zeros((len(lanes), self.width))
+        state = self._empty(len(lanes))
         before = min(_WARM_UP, self.length)
         later = lanes[lanes % self.blocks > 0]
         if len(later):
-            warm = np.zeros((len(later), self.width))
-            self._advance(later, warm, self.starts[later % self.blocks] - before, before, None)
+            warm = self._empty(len(later))
+            self._served(later, warm, self.starts[later % self.blocks] - before, before)
             state[later] = warm
         return state
 
@@ -188,18 +197,19 @@ class _Lanes:
         state: FloatArray,
         first: IntArray,
         steps: int,
-        found: tuple[FloatArray, IntArray] | None,
+        done: int,
     ) -> None:
-        """Serve ``steps`` requests from ``first`` on in each lane; ``state`` is when each device is free."""
+        """Serve ``steps`` requests from ``first`` on in each lane, ``done`` of its block before them.
+
+        ``state`` is when each device is free.
+        """
         full = int(min(steps, len(self.workload) - first.max()))
         latency_s, chosen = self._served(lanes, state, first, full)
-        if found is not None:
-            candidate, at = lanes // self.blocks, first + np.arange(full)[:, None]
-            found[0][candidate, at], found[1][candidate, at] = latency_s, chosen
+        self.latency_s[lanes, done : done + full], self.chosen[lanes, done : done + full] = latency_s.T, chosen.T
         inside = first + full < len(self.workload)
         if full < steps and inside.any():  # the last block of each candidate is shorter
             rest = state[inside]
-            self._advance(lanes[inside], rest, first[inside] + full, steps - full, found)
+            self._advance(lanes[inside], rest, first[inside] + full, steps - full, done + full)
             state[inside] = rest
 
     def _served(self, lanes: IntArray, state: FloatArray, first: IntArray, steps: int) -> tuple[FloatArray, IntArray]:
@@ -218,9 +228,7 @@ class _Lanes:
             if self.routes > 1:
                 device = self.last.take(row, axis=0)
                 device += base[:, None]
-                free = flat.take(device)
-                free += self.absent.take(row, axis=0)
-                free.argmin(axis=1, out=chosen[step])
+                flat.take(device).argmin(axis=1, out=chosen[step])
                 path = row * self.routes + chosen[step]
             latency_s[step] = self._through(flat, base, path, arrivals[step], limits[step])
         refused = self.refused[rows]
