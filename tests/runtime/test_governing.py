@@ -121,6 +121,18 @@ async def test_acting_is_on_loan_and_advice_changes_nothing(tree: Path, tmp_path
     assert settings(tree) == before
 
 
+def test_a_plan_bounds_the_governor(tree: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text(
+        '{"gpus": [{"clock_floor_mhz": 200, "clock_ceiling_mhz": 900},'
+        ' {"clock_floor_mhz": 400, "clock_ceiling_mhz": 1100}]}'
+    )
+    first = governed_clock(config(device="emulated", plan=plan), Mode.ACT)
+    assert (first.clocks_mhz[0], first.clocks_mhz[-1]) == (200, 860)
+    second = governed_clock(config(device="emulated", plan=plan, plan_gpu=2, max="1 GHz"), Mode.ACT)
+    assert (second.clocks_mhz[0], second.clocks_mhz[-1]) == (440, 980)
+
+
 def test_bounds_knees_and_who_may_not(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 

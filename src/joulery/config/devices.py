@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from joulery.config.problem import problem
 from joulery.config.quantity import Megahertz, Ratio, Seconds
-from joulery.config.section import Name, Section
+from joulery.config.section import InputFile, Name, Section
 from joulery.domain.serving import Slice, SliceKind
 
 GpuId = Annotated[int, Field(ge=0, le=255)] | Annotated[str, StringConstraints(pattern=r"^(GPU|MIG)-[0-9A-Za-z/-]+$")]
@@ -72,6 +72,10 @@ class ClockConfig(Section):
     """Never below; the device's lowest when left out."""
     max_mhz: Megahertz | None = Field(alias="max", default=None)
     """Never above; the device's highest when left out."""
+    plan: InputFile | None = None
+    """A plan with clock bounds, as joulery plan --out wrote it: they hold beside min and max."""
+    plan_gpu: Annotated[int, Field(ge=1, le=100_000)] = 1
+    """Which GPU of that plan this is, counted from 1."""
     knee_mhz: Megahertz | None = Field(alias="knee", default=None)
     """Where lower clocks stop lowering the voltage: only an idle device goes below it. Known for some GPUs."""
     step_mhz: Megahertz = Field(alias="step", default=100.0)

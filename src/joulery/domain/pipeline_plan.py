@@ -50,7 +50,7 @@ class PipelineGpu:
         clock_mhz: The static clock of least energy at which the promises are kept.
         clock_max_mhz: Its highest clock.
         clock_floor_mhz: The lowest clock at which a request that need not wait is in time: a governor's lower bound.
-        clock_ceiling_mhz: A governor's upper bound.
+        clock_ceiling_mhz: The clock above which nothing here gets faster to speak of: a governor's upper bound.
         power_w: Mean board power at the planned clock.
         full_power_w: Mean board power at the highest clock.
         busy_ratio: Share of the time it works, at the planned clock.

@@ -105,7 +105,7 @@ def _gpus(
             clock_mhz=float(fleet.clocks_mhz[clocks[device]]),
             clock_max_mhz=float(fleet.clocks_mhz[-1]),
             clock_floor_mhz=_floor_mhz(task, placed, fleet, device),
-            clock_ceiling_mhz=float(fleet.clocks_mhz[-1]),
+            clock_ceiling_mhz=_ceiling_mhz(task, placed, fleet, device, int(clocks[device])),
             power_w=float(power[device]),
             full_power_w=float(full_power[device]),
             busy_ratio=float(min(busy_s[0, device] / judge.horizon_s, 1.0)),
@@ -115,6 +115,17 @@ def _gpus(
         for device, boards in enumerate(placed.boards)
         for shard in range(len(boards))
     )
+
+
+def _ceiling_mhz(task: Task, placed: Placed, fleet: Fleet, device: int, planned: int) -> float:
+    """The lowest clock at which everything here is nearly as fast as it gets; never below the planned one."""
+    highest = planned
+    for each in placed.replicas:
+        for stage, where in enumerate(each.devices):
+            if where == device:
+                enough = each.slowdown[stage] <= 1.0 + task.rules.ceiling_loss_ratio
+                highest = max(highest, int(np.argmax(enough)))
+    return float(fleet.clocks_mhz[highest])
 
 
 def _floor_mhz(task: Task, placed: Placed, fleet: Fleet, device: int) -> float:

@@ -45,6 +45,8 @@ class PipelineRules:
         overheads: What pipelines and requests cost on top.
         guard_ratio: Share of the late requests that a promise allows which a plan keeps in hand, against workloads that
             are not the one it is judged on.
+        ceiling_loss_ratio: How much faster the highest clock may be than the ceiling of a GPU: a clock above that costs
+            power and gives nothing.
         requests: Length of the simulated workload.
         seed: Of its arrivals.
         beam: Width of the beam that follows the greedy; 0 for none.
@@ -54,6 +56,7 @@ class PipelineRules:
     devices_per_model: int = 4
     overheads: Overheads = field(default_factory=Overheads)
     guard_ratio: float = 0.5
+    ceiling_loss_ratio: float = 0.02
     requests: int = 10_000
     seed: int = 0
     beam: int = 0

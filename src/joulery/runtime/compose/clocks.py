@@ -25,6 +25,7 @@ from joulery.policies.governor import (
 )
 from joulery.runtime.compose.devices import cpufreq_spec, open_clock
 from joulery.store.leases import state_folder
+from joulery.store.plans import read_clock_bounds
 
 _EMULATED_MHZ = (*range(200, 1400, 60), 1380)
 """Clocks of the emulated V100, MHz."""
@@ -61,6 +62,7 @@ def governed_clock(config: ClockConfig, mode: Mode) -> GovernedClock:
     Raises:
         CapabilityError: The device is not here; or, in mode act, may not be set: the error says what grants it.
         ConfigError: None of its clocks lies within the bounds.
+        DataError: The plan that bounds it cannot be used.
     """
     spec = _spec(config)
     device = open_clock(spec)
@@ -72,6 +74,9 @@ def governed_clock(config: ClockConfig, mode: Mode) -> GovernedClock:
             grant=able.grant or None,
         )
     low, high = config.min_mhz or 0.0, config.max_mhz or np.inf
+    if config.plan is not None:
+        floor_mhz, ceiling_mhz = read_clock_bounds(config.plan, config.plan_gpu)
+        low, high = max(low, floor_mhz), min(high, ceiling_mhz)
     clocks = np.array([clock for clock in able.clocks_mhz if low <= clock <= high], np.float64)
     if not len(clocks):
         raise ConfigError(

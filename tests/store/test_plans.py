@@ -1,0 +1,46 @@
+import json
+
+import pytest
+
+from joulery.domain.errors import DataError
+from joulery.store.plans import read_clock_bounds
+
+
+def kept(folder, plan):
+    file = folder / "plan.json"
+    file.write_text(plan if isinstance(plan, str) else json.dumps(plan))
+    return file
+
+
+def bounds(floor, ceiling):
+    return {"clock_floor_mhz": floor, "clock_ceiling_mhz": ceiling}
+
+
+def test_the_bounds_of_a_gpu(tmp_path) -> None:
+    file = kept(tmp_path, {"gpus": [bounds(200, 1000), bounds(500, 1380)]})
+    assert read_clock_bounds(file, 1) == (200.0, 1000.0)
+    assert read_clock_bounds(file, 2) == (500.0, 1380.0)
+    for gpu in (0, 3):
+        with pytest.raises(DataError, match=f"has 2 GPUs, not a GPU {gpu}"):
+            read_clock_bounds(file, gpu)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ("{", "cannot read the plan"),
+        ("[]", "bounds no clocks"),
+        ({"gpus": [{"type": "V100"}]}, "bounds no clocks"),
+        ({"gpus": [bounds(900, 800)]}, "cannot be kept between 900"),
+        ({"gpus": [bounds(-1, 800)]}, "cannot be kept between -1"),
+    ],
+)
+def test_what_is_no_such_plan(tmp_path, plan, message) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        read_clock_bounds(kept(tmp_path, plan), 1)
+    assert "--preset muserve --out" in caught.value.hint
+
+
+def test_a_plan_that_is_not_there(tmp_path) -> None:
+    with pytest.raises(DataError, match="cannot read the plan"):
+        read_clock_bounds(tmp_path / "none.json", 1)
