@@ -1,4 +1,5 @@
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from joulery.runtime.compose.doctor import (
     quota,
 )
 from joulery.runtime.compose.meters import MeterSpec
+from tests.fakes.nvml import NvmlFake, gpu
 
 
 @pytest.fixture(autouse=True)
@@ -131,10 +133,20 @@ def test_cpu_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unified: boo
     assert quota(nothing).status is Status.ABSENT
 
 
-def test_gpu_settings_are_roots() -> None:
-    assert list(gpu_settings(False)) == []
-    assert [check.status for check in gpu_settings(True, 0)] == [Status.OK]
-    assert [check.status for check in gpu_settings(True, 1000)] == [Status.DENIED]
+def test_what_can_be_set_on_each_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = NvmlFake(gpu("NVIDIA A100-SXM4-40GB"), gpu("Tesla V100-SXM2-16GB", 1))
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = by_name(*gpu_settings())
+    assert list(found) == ["gpu:0 clock", "gpu:0 MIG", "gpu:0 MPS", "gpu:1 clock", "gpu:1 MIG", "gpu:1 MPS"]
+    assert [check.status.value for check in found.values()] == ["ok", "ok", "absent", "ok", "absent", "absent"]
+    assert "81 clocks, 210 to 1410 MHz" in found["gpu:0 clock"].detail
+    assert "MIG mode off; 7g.40gb, 4g.20gb, 3g.20gb" in found["gpu:0 MIG"].detail
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    denied = by_name(*gpu_settings())
+    assert (denied["gpu:0 MIG"].status, denied["gpu:0 MIG"].grant) == (Status.DENIED, "sudo -E joulery ...")
+    assert nvml.opened == 0
 
 
 def test_carbon_credentials_are_looked_for_and_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

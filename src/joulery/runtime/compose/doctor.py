@@ -11,14 +11,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 from joulery.adapters.devices.cpufreq import GRANT
 from joulery.adapters.engines.cgroups import DELEGATE, CpuGroups
 from joulery.adapters.meters.cgroup import make_group
 from joulery.adapters.meters.cpu_model import cpu_power
 from joulery.domain.channel import ReadingKind
-from joulery.domain.errors import CapabilityError, JouleryError
-from joulery.domain.ports import Meter
+from joulery.domain.device import DeviceCapability, DeviceSpec
+from joulery.domain.errors import CapabilityError, ConfigError, JouleryError
+from joulery.domain.ports import Device, Meter
+from joulery.runtime.compose.devices import open_device
 from joulery.runtime.compose.meters import MeterSpec, open_meter
 from joulery.runtime.compose.models import cache_folder
 from joulery.runtime.orders import Orders
@@ -40,6 +43,15 @@ class Status(StrEnum):
     """It is here and not permitted: the check says what grants it."""
     ABSENT = "absent"
     """It is not here."""
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """A device that holds a driver open."""
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +89,7 @@ def examine(machine: Machine | None = None) -> tuple[Check, ...]:
     machine = machine or Machine()
     found = list(energy())
     boards = any(check.name.startswith("nvml") and check.status is Status.OK for check in found)
-    return (*found, *shares(), *settings(machine), *gpu_settings(boards), *carbon(machine.environ))
+    return (*found, *shares(), *settings(machine), *(gpu_settings() if boards else ()), *carbon(machine.environ))
 
 
 def energy(open_: Callable[[MeterSpec], Meter] = open_meter) -> Iterable[Check]:
@@ -146,15 +158,36 @@ def settings(machine: Machine) -> Iterable[Check]:
     yield perf(machine)
 
 
-def gpu_settings(boards: bool, user: int | None = None) -> Iterable[Check]:
-    """Whether GPU clocks and MIG can be set, on a machine with boards: NVML lets root alone."""
-    if not boards:
-        return
-    if (os.geteuid() if user is None else user) == 0:
-        yield Check("settings", "GPU clocks, MIG", Status.OK, "permitted to root")
-    else:
-        detail = "readable; setting them is permitted to root alone"
-        yield Check("settings", "GPU clocks, MIG", Status.DENIED, detail, "sudo -E joulery ...")
+def gpu_settings(open_: Callable[[DeviceSpec], Device[Any]] = open_device) -> Iterable[Check]:
+    """What can be set on each NVIDIA GPU: its clock, its cut, whether it is shared. Nothing is."""
+    number = 0
+    while True:
+        for kind, what in (("nvidia-clock", "clock"), ("nvidia-mig", "MIG"), ("nvidia-mps", "MPS")):
+            name = f"gpu:{number} {what}"
+            try:
+                device = open_(DeviceSpec(kind, {"gpu": number}))
+            except ConfigError:
+                return
+            except CapabilityError as error:
+                yield refusal("settings", name, error)
+                continue
+            yield gpu_setting(name, device.capability())
+            if isinstance(device, Closing):
+                device.close()
+        number += 1
+
+
+def gpu_setting(name: str, able: DeviceCapability) -> Check:
+    """One knob of a GPU."""
+    offers = ""
+    if able.clocks_mhz:
+        offers = f"; {len(able.clocks_mhz)} clocks, {able.clocks_mhz[0]:g} to {able.clocks_mhz[-1]:g} MHz"
+    elif able.profiles:
+        offers = f"; {', '.join(able.profiles)}"
+    detail = f"{able.name}: {able.detail}{offers}"
+    if able.settable:
+        return Check("settings", name, Status.OK, detail)
+    return Check("settings", name, Status.DENIED if able.grant else Status.ABSENT, detail, able.grant)
 
 
 def quota(find: Callable[[], CpuGroups] = CpuGroups.find) -> Check:
