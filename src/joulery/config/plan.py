@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from joulery.config.arrivals import PlannedArrivals, PoissonArrivals
-from joulery.config.quantity import Bytes, BytesPerSecond, Ratio, UsdPerHour
+from joulery.config.quantity import Bytes, BytesPerSecond, Ratio, UsdPerHour, Watts
 from joulery.config.section import InputFile, Name, Section
 
 
@@ -28,6 +28,12 @@ class GpuConfig(Section):
     """A profile of your own instead: what joulery profile --from wrote."""
     memory_bytes: Bytes | None = Field(alias="memory", default=None)
     """Memory of the board, for plans of pipelines; the catalog's when left out."""
+    idle_w: Watts | None = Field(alias="idle", default=None)
+    """For columns: power of one that does nothing, such as 37.6 W; what its services' costs say when left out."""
+    speed_ratio: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False, alias="speed")] = 1.0
+    """For columns: how much quicker it computes than the GPU that the services' costs were found on."""
+    clocks: Annotated[int, Field(ge=1, le=16)] = 1
+    """For columns: how many clocks to choose among, from the highest down to where the voltage stops falling."""
 
 
 class PipelinesSection(Section):
@@ -54,9 +60,12 @@ class PipelinesSection(Section):
 class PlanSection(Section):
     """What plans have to keep and what they may choose."""
 
-    preset: Literal["best", "igniter", "muserve"] = "best"
+    preset: Literal["best", "igniter", "muserve", "columns", "clover"] = "best"
     """best: the cheapest fleet found, with a proof (with pipelines, the plan of least power); igniter and muserve: the
-    papers' algorithms."""
+    papers' algorithms; columns: which variants on which MIG slices of how many GPUs, with a bound; clover: the paper's
+    search for the same."""
+    colocate: bool = False
+    """For columns: whether services may share a GPU, a slice each; each has GPUs of its own when not."""
     arrivals: PlannedArrivals = PoissonArrivals(kind="poisson")
     """How requests follow one another where a service does not say: constant, poisson, or gamma with a cv."""
     accounting: Literal["half-slo", "full-slo"] = "half-slo"

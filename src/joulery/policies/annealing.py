@@ -159,6 +159,8 @@ class VariantSearch:
         limit_s: The latency limit.
         rng: Where proposals and acceptances are drawn.
         schedule: How long and how boldly.
+        least_accuracy_ratio: What is less accurate breaks a limit too: it is never settled on, and ranks as one that is
+            late by a hundred times the share it lacks.
     """
 
     def __init__(
@@ -170,12 +172,14 @@ class VariantSearch:
         limit_s: float,
         rng: np.random.Generator,
         schedule: Schedule | None = None,
+        least_accuracy_ratio: float = 0.0,
     ) -> None:
         self.settled: int | None = None
         self.looked_at: list[int] = []
         self.trials: list[int] = []
         self._proposer, self._known, self._score = proposer, dict(known), score
         self._limit_s, self._rng, self._schedule = limit_s, rng, schedule or Schedule()
+        self._least_accuracy_ratio = least_accuracy_ratio
         self._next: int | None = start
         self._centre, self._centre_score = start, -math.inf
         self._best_score, self._stale = -math.inf, 0
@@ -201,12 +205,18 @@ class VariantSearch:
         self.looked_at.append(row)
         self._seen.add(row)
         score = self._score(metrics)
-        if metrics.latency_s <= self._limit_s and score > self._best_score:
+        latency_s = max(metrics.latency_s, self._limit_s * (1.0 + 100.0 * self._lacks(metrics)))
+        if latency_s <= self._limit_s and score > self._best_score:
             self.settled, self._best_score, self._stale = row, score, 0
         else:
             self._stale += 1
-        self._move(row, penalised(score, metrics.latency_s, self._limit_s))
+        self._move(row, penalised(score, latency_s, self._limit_s))
         self._next = self._choose()
+
+    def _lacks(self, metrics: TrialMetrics) -> float:
+        """What it lacks of the accuracy asked for, relative; 0 when nothing."""
+        least = self._least_accuracy_ratio
+        return max(0.0, 1.0 - metrics.accuracy_ratio / least - 1e-9) if least > 0 else 0.0
 
     def _move(self, row: int, score: float) -> None:
         loss = self._centre_score - score

@@ -22,7 +22,7 @@ def instances(service: PoolService, machines: Sequence[Machine], used: Used) -> 
     made = []
     for index, profile, name in used:
         variant, machine = service.costs[name], machines[index]
-        ratio = slowdown(variant, machine.menu[profile])
+        ratio = slowdown(variant, machine.menu, profile)
         assert ratio is not None, "the optimiser places nothing that does not fit"
         made.append(
             PullInstance(

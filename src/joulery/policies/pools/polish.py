@@ -1,4 +1,4 @@
-"""Small changes to a pool: another variant on a slice, another cut of a GPU, a GPU more or less.
+"""Small changes to a pool: another variant on a slice, another cut or clock of a GPU, a GPU more or less.
 
 The relaxation's whole numbers are often one change away from a pool that keeps every limit, or from a better one.
 """
@@ -36,6 +36,7 @@ class Changes:
         yield from self._other_variants(state)
         if cuts:
             yield from self._other_cuts(state)
+            yield from self._other_clocks(state)
 
     def _other_variants(self, state: State) -> Iterator[State]:
         gpus, counts = state
@@ -45,6 +46,32 @@ class Changes:
                     for target in slots:
                         if target != source:
                             yield gpus, _moved(counts, [source], [target])
+
+    def _other_clocks(self, state: State) -> Iterator[State]:
+        """One GPU at another clock of its type, its instances as they are."""
+        gpus, counts = state
+        machines = self._problem.machines
+        for group, old, cut in gpus:
+            for new in range(len(machines)):
+                if new == old or machines[new].gpu != machines[old].gpu:
+                    continue
+                leaving = self._leaving(counts, group, old, self._slices((old, cut)))
+                if leaving is None:
+                    continue
+                entering = [self._same_on(slot, group, new) for slot in leaving]
+                changed = {**gpus, (group, old, cut): gpus[group, old, cut] - 1}
+                changed[group, new, cut] = changed.get((group, new, cut), 0) + 1
+                yield {at: n for at, n in changed.items() if n}, _moved(counts, leaving, entering)
+
+    def _same_on(self, slot: _Slot, group: int, machine: int) -> _Slot:
+        """The slot of the same variant on the same slice of another machine of the type."""
+        service, edge = slot
+        mine = self._edges[service]
+        return next(
+            other
+            for other in self._on[group, machine, mine.profile[edge]]
+            if other[0] == service and mine.variant[other[1]] == mine.variant[edge]
+        )
 
     def _other_cuts(self, state: State) -> Iterator[State]:
         gpus, _ = state

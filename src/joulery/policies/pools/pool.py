@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from joulery.domain.arrays import FloatArray, IntArray
+from joulery.domain.arrays import BoolArray, FloatArray, IntArray
 from joulery.perf.pull_model import predict
 from joulery.policies.annealing import TrialMetrics
 from joulery.policies.pools.master import most_gpus
@@ -141,8 +141,9 @@ def _key(state: State) -> bytes:
 def predicted(service: PoolService, edges: Edges, counts: IntArray, idle_w: FloatArray) -> list[TrialMetrics]:
     """What a service shows with each row of instances, in closed form; nothing serves where there is none."""
     costs, one = service.costs, np.ones(len(counts))
+    none: BoolArray = counts.sum(axis=1) == 0
     found = predict(
-        np.maximum(counts, 0).astype(np.float64),
+        np.where(none[:, None], 1.0, counts),
         edges.host_s,
         edges.gpu_s,
         costs.contention * one,
@@ -152,7 +153,7 @@ def predicted(service: PoolService, edges: Edges, counts: IntArray, idle_w: Floa
         quantile=service.quantile,
     )
     accuracy, joules = found.share @ edges.accuracy_ratio, found.share @ edges.joules + idle_w / service.rate_rps
-    latency = np.where(counts.sum(axis=1) > 0, found.latency_s, math.inf)
+    latency = np.where(none, math.inf, found.latency_s)
     rows = zip(accuracy.tolist(), latency.tolist(), joules.tolist(), strict=True)
     return [TrialMetrics(*row) for row in rows]
 

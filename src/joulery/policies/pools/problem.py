@@ -8,16 +8,19 @@ and counting cuts and instances says the same as counting layouts, in some dozen
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from joulery.domain.arrays import FloatArray, readonly
 from joulery.domain.errors import ConfigError, InfeasibleError
-from joulery.domain.mig import MigMenu, MigProfile
+from joulery.domain.mig import MigMenu
+from joulery.perf.clock import ClockModel
 from joulery.perf.pull_costs import ServiceCosts, VariantCosts
 from joulery.policies.objective import Objective
 
+SEVENTHS = 7
+"""Compute slices of the GPUs that services' costs are profiled on."""
 _LEAST_WEIGHT = 1e-6
 """Weight of energy where carbon is free: of two equal in accuracy the one with fewer joules is still preferred."""
 
@@ -146,7 +149,7 @@ def edges_of(service: PoolService, machines: Sequence[Machine]) -> Edges:
         for index, machine in enumerate(machines)
         for profile in machine.menu.profiles
         for variant in service.costs.variants
-        if (ratio := slowdown(variant, profile)) is not None
+        if (ratio := slowdown(variant, machine.menu, profile.name)) is not None
     ]
     if not found:
         raise InfeasibleError(f"no variant of {service.name} fits any slice", binding="memory")
@@ -162,16 +165,26 @@ def edges_of(service: PoolService, machines: Sequence[Machine]) -> Edges:
     )
 
 
-def slowdown(variant: VariantCosts, profile: MigProfile) -> float | None:
+def slowdown(variant: VariantCosts, menu: MigMenu, profile: str) -> float | None:
     """Device time on a slice against the whole GPU; None where the variant does not fit.
 
-    A slice that was not profiled behaves like the one of the same part of its GPU (``3g`` of an H100 like ``3g`` of an
-    A100): an assumption, as is that what fits the smaller memory fits the larger.
+    A slice of a GPU that was not profiled is taken to slow a variant down as the same part of the profiled one does
+    (``3g`` of an H100 as ``3g`` of an A100; in between, interpolated): an assumption, as is that what fits the smaller
+    memory fits the larger.
     """
-    if profile.name in variant.slowdown:
-        return variant.slowdown[profile.name]
-    alike = [ratio for name, ratio in variant.slowdown.items() if name.partition(".")[0] == profile.size]
-    return alike[0] if alike else None
+    if profile in variant.slowdown:
+        return variant.slowdown[profile]
+    part = menu[profile].compute_slices / menu.compute_slices
+    known = sorted((_part(name), ratio) for name, ratio in variant.slowdown.items())
+    if part < known[0][0] - 1e-9:
+        return None
+    parts, ratios = np.array(known).T
+    return float(np.exp(np.interp(np.log(part), np.log(parts), np.log(ratios))))
+
+
+def _part(profile: str) -> float:
+    """The part of a GPU of seven slices that a profile's name says: ``3g.20gb`` is 3/7."""
+    return int(profile.partition("g")[0]) / SEVENTHS
 
 
 def prices(objective: Objective, g_per_kwh: float) -> tuple[float, float]:
@@ -189,3 +202,31 @@ def prices(objective: Objective, g_per_kwh: float) -> tuple[float, float]:
 
 def _array(values: Iterable[float]) -> FloatArray:
     return readonly(list(values), np.float64)
+
+
+def at_clocks(machine: Machine, model: ClockModel, levels: int) -> tuple[Machine, ...]:
+    """The machine at several clocks, highest first; the clock is one more choice of a column.
+
+    Device time is taken to grow as the clock falls (nothing of it waits for memory: the cautious reading), dynamic
+    joules to follow the square of the voltage, idle power the emulator's idle curve. All of it modelled.
+
+    Args:
+        machine: At its highest clock.
+        model: The emulated GPU type.
+        levels: How many clocks, from the highest down to the voltage's knee; 1 leaves the machine as it is.
+    """
+    if levels <= 1:
+        return (machine,)
+    clocks = np.linspace(model.max_mhz, model.knee_mhz, levels)
+    idle = model.idle_power_w(clocks) / model.idle_power_w(model.max_mhz)
+    voltage = model.voltage_ratio(clocks)
+    return tuple(
+        replace(
+            machine,
+            clock_mhz=float(mhz),
+            idle_w=machine.idle_w * float(idle[at]),
+            time_ratio=machine.time_ratio * model.max_mhz / float(mhz),
+            energy_ratio=machine.energy_ratio * float(voltage[at]) ** 2,
+        )
+        for at, mhz in enumerate(clocks.tolist())
+    )

@@ -141,7 +141,7 @@ def _planned(problem: PoolProblem, judge: Judge, effort: Effort) -> PoolPlan:
     """Search, let the judge try the best, keep more distance where it found them too slow, search again."""
     edges = tuple(edges_of(service, problem.machines) for service in problem.services)
     tight = [1.0] * len(problem.services)
-    found = _search(problem, edges, tight, effort)
+    found = _search(problem, edges, tight, effort, _at_full_clock(problem, effort))
     if not found.pools and math.isfinite(found.bound_w):
         accurate = _search(_accuracy_alone(problem), edges, tight, effort)
         enough = [pool for pool in accurate.pools if _accurate(problem, pool)]
@@ -151,11 +151,13 @@ def _planned(problem: PoolProblem, judge: Judge, effort: Effort) -> PoolPlan:
         raise infeasible(problem, effort)
     bound_w, trials, boxes = found.bound_w, 0, found.boxes
     passed: list[Pool] = []
+    failed: list[Pool] = []
     for number in range(effort.rounds):
         best_w = min((pool.cost_w for pool in passed), default=math.inf)
         tried = [judged_pool(problem, pool, judge) for pool in found.pools[: effort.judged] if pool.cost_w < best_w]
         trials += len(tried)
         passed += [pool for pool in tried if not _late(problem, pool) and _accurate(problem, pool)]
+        failed += [pool for pool in tried if _late(problem, pool)]
         corrections = _corrections(problem, found.pools, tried)
         if number + 1 == effort.rounds or (tried and not _late(problem, tried[0])):
             break
@@ -163,13 +165,55 @@ def _planned(problem: PoolProblem, judge: Judge, effort: Effort) -> PoolPlan:
         found = _search(problem, edges, tight, effort, found.pools[: effort.judged])
         boxes += found.boxes
     if not passed:
-        raise infeasible(problem, effort)
+        raise _too_late(problem, failed) if failed else infeasible(problem, effort)
     best = min(passed, key=lambda pool: (pool.cost_w, pool.used))
     by_gpus: dict[int, Pool] = {}
     for pool in sorted(passed, key=lambda pool: (pool.gpus, pool.cost_w, pool.used)):
         by_gpus.setdefault(pool.gpus, pool)
     return PoolPlan(
         best, min(bound_w, best.cost_w), min(max(bound_w, found.bound_w), best.cost_w), by_gpus, boxes, trials
+    )
+
+
+def _at_full_clock(problem: PoolProblem, effort: Effort) -> list[Pool]:
+    """Good pools at the first clock of each GPU type, where there are others: from there the clock can be lowered."""
+    first: dict[str, int] = {}
+    for index, machine in enumerate(problem.machines):
+        first.setdefault(machine.gpu, index)
+    kept = list(first.values())
+    if len(kept) == len(problem.machines):
+        return []
+    part = replace(problem, machines=tuple(problem.machines[index] for index in kept))
+    edges = tuple(edges_of(service, part.machines) for service in part.services)
+    found = _search(part, edges, [1.0] * len(edges), effort)
+    return [
+        replace(
+            pool,
+            cuts={(group, kept[at], cut): n for (group, at, cut), n in pool.cuts.items()},
+            used=tuple(tuple((kept[at], piece, name) for at, piece, name in used) for used in pool.used),
+        )
+        for pool in found.pools[: effort.judged]
+    ]
+
+
+def _too_late(problem: PoolProblem, tried: Sequence[Pool]) -> InfeasibleError:
+    """Every pool that the closed form let through failed its trial."""
+    worst = [
+        max(m.latency_s / s.limit_s for m, s in zip(pool.metrics, problem.services, strict=True)) for pool in tried
+    ]
+    pool = tried[worst.index(min(worst))]
+    shown = [
+        f"{s.name} {1e3 * m.latency_s:.0f} ms of {1e3 * s.limit_s:.0f} ms at {m.accuracy_ratio:.2%} accuracy"
+        for m, s in zip(pool.metrics, problem.services, strict=True)
+    ]
+    return InfeasibleError(
+        f"none of the {len(tried)} most promising pools kept its limits when tried; the nearest: {', '.join(shown)}",
+        binding="latency",
+        nearest={
+            s.name: {"latency_s": m.latency_s, "accuracy_ratio": m.accuracy_ratio, "gpus": pool.gpus}
+            for m, s in zip(pool.metrics, problem.services, strict=True)
+        },
+        hint="allow a longer latency or a greater loss of accuracy",
     )
 
 

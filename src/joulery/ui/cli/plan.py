@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 @click.command("plan")
 @click.argument("file", metavar="SITE", type=click.Path())
-@click.option("--preset", metavar="P", help="best, igniter, muserve, or a baseline; what the site says when left out.")
+@click.option("--preset", metavar="P", help="best, igniter, muserve, columns, clover or a baseline; else the site's.")
 @click.option("--compare", metavar="P[,P]", help="Also plan with these: ffd, ffd++, gpulets, gslice, igniter, best.")
 @click.option("--running", type=click.Path(path_type=Path), metavar="FILE", help="Compare with this running plan.")
 @click.option("--follow", is_flag=True, help="With --running: keep its processes where they are, as far as can be.")
 @click.option("--moves", type=click.IntRange(min=0), default=0, help="With --follow: moves to spend on emptying GPUs.")
+@click.option("--intensity", metavar="G", help="For columns and clover: carbon intensity, such as '300 g/kWh'.")
 @click.option("--explain", is_flag=True, help="Say why: what binds, and what every process pays for its neighbours.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the plan as JSON.")
 @click.option(
@@ -44,6 +45,7 @@ def command(
     running: Path | None,
     follow: bool,
     moves: int,
+    intensity: str | None,
     explain: bool,
     out: Path | None,
     page_file: Path | None,
@@ -51,6 +53,9 @@ def command(
     as_json: bool,
 ) -> None:
     """How many GPUs do the services of SITE need, which service beside which, how much of the GPU each, which batch?
+
+    With preset columns or clover: which variants of each service on which MIG slices of how many GPUs, by joules and
+    accuracy within the latency.
 
     Exits with 3 when a promise cannot be kept, or when the plan a policy makes is predicted to break one.
     """
@@ -61,6 +66,9 @@ def command(
     if (follow or moves) and running is None:
         raise ConfigError("there is no running plan to follow", pointer="--follow", hint="name one with --running FILE")
     site = load(file)
+    if (preset or site.plan.preset) in ("columns", "clover"):
+        _pool(site, preset or site.plan.preset, intensity, explain, out, as_json)
+        return
     if (preset or site.plan.preset) == "muserve" or site.plan.pipelines is not None:
         if running is not None:
             raise ConfigError("plans of pipelines cannot be compared with a running one", pointer="--running")
@@ -159,6 +167,29 @@ def _show_pipelines(plan: PipelinePlan, others: list[PipelinePlan], explain: boo
     if others:
         console.print()
         console.print(text.pipeline_comparison(others))
+
+
+def _pool(site: Site, preset: str, intensity: str | None, explain: bool, out: Path | None, as_json: bool) -> None:
+    """Which variants on which slices of how many GPUs."""
+    from joulery.config.quantity import INTENSITY, flag_quantity
+    from joulery.ui.plan.pool_plan import document_of, planned, view
+    from joulery.ui.plan.pool_request import pool_request_of
+
+    g_per_kwh = None if intensity is None else flag_quantity(intensity, INTENSITY, "--intensity")
+    made = planned(preset, pool_request_of(site, g_per_kwh))
+    document = document_of(made)
+    if out is not None:
+        _write(out, json.dumps(document, indent=1) + "\n")
+    if as_json:
+        click.echo(json.dumps(document))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 150
+    for part in view(made, explain):
+        console.print(part)
 
 
 def _planned(request: Request, preset: str, running: tuple[RunningGpu, ...] | None, moves: int) -> ProvisionPlan:
