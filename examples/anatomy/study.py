@@ -13,6 +13,16 @@ from pathlib import Path
 
 PROGRAM = Path(__file__).with_name("pretrain.py")
 GRID = {f"L{layers}-H{hidden}": ("bert", layers, hidden) for hidden in (512, 768) for layers in (6, 8, 10, 12)}
+ALIKE = (
+    "(?:Bert|Albert)ForPreTraining=ForPreTraining",
+    "bert|albert=body",
+    r"albert_layer_groups_\d+=transformer",
+    r"layer_\d+=transformer",
+    r"albert_layers_\d+|cls|self|dense=",
+    "ffn=intermediate",
+    "ffn_output=output",
+)
+"""What makes the names of BERT and ALBERT alike."""
 ALBERT = {"bert": ("bert", 12, 768), "albert": ("albert", 12, 768)}
 
 
@@ -34,8 +44,10 @@ def main() -> int:
         schedule = ["--trace", "torch", "--steps", "skip=1,warmup=1,active=4,repeat=1"]
         subprocess.run([*joulery, "measure", *schedule, *meters, "--out", runs[-1], "--", *program], check=True)
     page = chosen.out / f"{chosen.study}.html"
-    subprocess.run([*joulery, "compare", *runs, "--format", "html", "--out", str(page)], check=True)
-    return subprocess.run([*joulery, "compare", *runs, "--top", "10"]).returncode
+    alike = [flag for pattern in (ALIKE if chosen.study == "albert" else ()) for flag in ("--pattern", pattern)]
+    compare = [*joulery, "compare", *runs, *alike]
+    subprocess.run([*compare, "--format", "html", "--out", str(page)], check=True)
+    return subprocess.run([*compare, "--top", "10"]).returncode
 
 
 if __name__ == "__main__":

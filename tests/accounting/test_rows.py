@@ -71,7 +71,14 @@ def test_a_user_pattern() -> None:
     assert fold_name("group_3x", folds) == "group_3x"
 
 
-@pytest.mark.parametrize("text", ["abc", "=x", "a=", "a=b/c", "(=x"])
+def test_a_fold_without_a_name_leaves_the_component_out() -> None:
+    folds = (fold_from("self|dense="), fold_from("ffn=intermediate"))
+    assert fold_name("layer/attention/self/query/mm", folds) == "layer/attention/query/mm"
+    assert fold_name("layer/ffn/dense/mm", folds) == "layer/intermediate/mm"
+    assert fold_name("self/dense", folds) == "self/dense", "nothing would be left"
+
+
+@pytest.mark.parametrize("text", ["abc", "=x", "=", "a=b/c", "(=x"])
 def test_a_pattern_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         fold_from(text)

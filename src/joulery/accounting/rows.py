@@ -32,7 +32,7 @@ class Fold:
 
     Attributes:
         pattern: Matched against one whole component of a qualified name at a time: ``layer_1`` is not ``layer_10``.
-        name: What a matching component becomes; may use groups of the pattern.
+        name: What a matching component becomes; may use groups of the pattern. Empty leaves the component out.
     """
 
     pattern: re.Pattern[str]
@@ -43,13 +43,13 @@ TRANSFORMERS = (Fold(SIMILAR, FOLDED),)
 
 
 def fold_from(text: str) -> Fold:
-    """``PATTERN=NAME`` as a person writes it: ``group_\\d+=group_k``.
+    """``PATTERN=NAME`` as a person writes it: ``group_\\d+=group_k``; ``PATTERN=`` leaves matching components out.
 
     Raises:
         ConfigError: There is no name, or the pattern is none.
     """
     pattern, equals, name = text.rpartition("=")
-    if not equals or not pattern or not name or "/" in name:
+    if not equals or not pattern or "/" in name:
         raise ConfigError("no fold", got=text, expected=r"PATTERN=NAME for one path component, such as group_\d+=group")
     try:
         return Fold(re.compile(pattern), name)
@@ -63,8 +63,11 @@ def folded(footprint: TensorFootprint, folds: Sequence[Fold] = TRANSFORMERS) -> 
 
 
 def fold_name(op: str, folds: Sequence[Fold] = TRANSFORMERS) -> str:
-    """A qualified name with every matching component replaced; the first fold that matches a component counts."""
-    return "/".join(_fold_component(part, folds) for part in op.split("/"))
+    """A qualified name with every matching component replaced; the first fold that matches a component counts.
+
+    A name of which nothing would be left stays as it is.
+    """
+    return "/".join(filter(None, (_fold_component(part, folds) for part in op.split("/")))) or op
 
 
 def rolled_up(footprint: TensorFootprint, by: str, depth: int | None = None) -> TensorFootprint:

@@ -123,7 +123,7 @@ def kept_footprint(run: Run) -> TensorFootprint:
         raise DataError(
             "the run was not traced, so nothing is known of its operations",
             file=str(run.path),
-            hint="record it with joulery measure --trace torch, or joulery account --out",
+            hint="record it with joulery measure --trace torch|jax|tensorflow, or joulery account --out",
         )
     columns, about = run.series(OPS), run.manifest[ANATOMY]
     try:

@@ -58,6 +58,14 @@ def test_models_of_different_depth_are_compared_by_folded_names(said, runs: list
     assert answer["operations"] == 2 * 2 * 4 + 1
 
 
+def test_patterns_make_names_of_different_models_alike_in_the_table_too(said, runs: list[str]) -> None:
+    answer = json.loads(said("compare", *runs[:2], "--by", "layer", "--pattern", r"layer_\d+|net=", "--json"))
+    plain = json.loads(said("compare", *runs[:2], "--by", "module", "--json"))
+    rows, before = ({row["name"]: row["energy_j"] for row in one["rows"]} for one in (answer, plain))
+    assert set(rows) >= {"attention", "ffn", "head"} and not any("layer" in name for name in rows)
+    assert sum(energy[0] for energy in rows.values()) == pytest.approx(sum(energy[0] for energy in before.values()))
+
+
 def test_one_run_is_no_comparison(said, runs: list[str]) -> None:
     assert "cannot be compared" in said("compare", runs[0], code=2)
     assert "named twice" in said("compare", runs[0], runs[0], code=2)

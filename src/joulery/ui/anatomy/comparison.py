@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from joulery.accounting.precision import matrix, mean_difference, pearson
-from joulery.accounting.rows import TRANSFORMERS, Fold, rolled_up
+from joulery.accounting.rows import TRANSFORMERS, Fold, folded, rolled_up
 from joulery.domain.errors import DataError
 from joulery.runtime.anatomies import RunAnatomy, stef, stpf
 from joulery.store.tensors import known
@@ -60,13 +60,14 @@ class Comparison:
     changes: tuple[Change, ...]
 
 
-def compare(runs: Sequence[RunAnatomy], *, by: str = "layer", folds: Sequence[Fold] = TRANSFORMERS) -> Comparison:
+def compare(runs: Sequence[RunAnatomy], *, by: str = "layer", folds: Sequence[Fold] = ()) -> Comparison:
     """Compare traced runs.
 
     Args:
         runs: At least two.
         by: ``module``, ``layer``, ``op`` or ``phase``: what the table of changes is about.
-        folds: How names are summarised for correlation and mean difference.
+        folds: How names of different models are made alike; for correlation and mean difference self-similar layers
+            are folded too.
 
     Raises:
         DataError: There are fewer than two runs, or two of them share fewer than two operations.
@@ -76,8 +77,9 @@ def compare(runs: Sequence[RunAnatomy], *, by: str = "layer", folds: Sequence[Fo
     steps = [float(run.run.manifest.get("tracing", {}).get("steps", 0)) for run in runs]
     per_step = all(steps)
     scale = [1 / count if per_step else 1.0 for count in (steps if per_step else [1.0] * len(runs))]
-    energies = [_scaled(stef(run.footprint, folds), factor) for run, factor in zip(runs, scale, strict=True)]
-    powers = [stpf(run.footprint, folds) for run in runs]
+    alike = [*folds, *TRANSFORMERS]
+    energies = [_scaled(stef(run.footprint, alike), factor) for run, factor in zip(runs, scale, strict=True)]
+    powers = [stpf(run.footprint, alike) for run in runs]
     return Comparison(
         tuple(run.name for run in runs),
         per_step,
@@ -87,7 +89,7 @@ def compare(runs: Sequence[RunAnatomy], *, by: str = "layer", folds: Sequence[Fo
         matrix(powers, pearson),
         matrix(powers, mean_difference),
         by,
-        _changes([_grouped(run, by, factor) for run, factor in zip(runs, scale, strict=True)]),
+        _changes([_grouped(run, by, folds, factor) for run, factor in zip(runs, scale, strict=True)]),
     )
 
 
@@ -116,8 +118,8 @@ def as_object(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _grouped(run: RunAnatomy, by: str, factor: float) -> dict[str, float]:
-    rows = rolled_up(run.footprint, by)
+def _grouped(run: RunAnatomy, by: str, folds: Sequence[Fold], factor: float) -> dict[str, float]:
+    rows = rolled_up(folded(run.footprint, folds), by)
     summed: dict[str, list[float]] = {}
     for name, joules in zip(rows.op, rows.energy_j.tolist(), strict=True):
         if not math.isnan(joules):

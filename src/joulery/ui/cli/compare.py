@@ -18,7 +18,13 @@ from joulery.ui.cli.report_anatomy import write
     default="layer",
     help="What changes are about (layer).",
 )
-@click.option("--pattern", "patterns", multiple=True, metavar="P=NAME", help="Also fold components that match P.")
+@click.option(
+    "--pattern",
+    "patterns",
+    multiple=True,
+    metavar="P=NAME",
+    help="Call components that match P so; P= leaves them out.",
+)
 @click.option("--top", type=click.IntRange(min=1), default=20, metavar="N", help="Changes to show (20).")
 @click.option(
     "--format", "form", type=click.Choice(["text", "json", "html"]), help="How to render: text, unless given."
@@ -35,15 +41,14 @@ def command(
     out: Path | None,
 ) -> None:
     """Compare what the operations of traced runs cost: how alike they are, and what got better or worse."""
-    from joulery.accounting.rows import TRANSFORMERS, fold_from
+    from joulery.accounting.rows import fold_from
     from joulery.runtime.anatomies import load_anatomies
     from joulery.ui.anatomy.compared import comparison_page, print_comparison
     from joulery.ui.anatomy.comparison import as_object, compare
     from joulery.ui.anatomy.terminal import as_text
 
-    folds = [*(fold_from(text) for text in patterns), *TRANSFORMERS]
     anatomies = load_anatomies(runs)
-    comparison = compare(anatomies, by=by, folds=folds)
+    comparison = compare(anatomies, by=by, folds=[fold_from(text) for text in patterns])
     form = "json" if as_json else form or "text"
     if form == "json":
         content = (json.dumps(as_object(comparison)) + "\n").encode()
