@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import json
 import os
 import signal
 import tempfile
@@ -15,9 +16,18 @@ import pytest
 from joulery.adapters.engines.local import LocalEngine, LocalSettings
 from joulery.domain.engine import Outcome, ReplicaSpec, ReplicaState, RequestError
 from joulery.domain.errors import CapabilityError, ConfigError
+from joulery.domain.layout import Layout
 from joulery.domain.ports import Engine
-from joulery.domain.serving import Slice, SliceKind
+from joulery.domain.serving import Slice, SliceKind, Slo
+from joulery.policies.spaces import cpu_slices
+from joulery.policies.trial_search import TrialProblem
+from joulery.policies.trial_space import cpu_menu
+from joulery.policies.trial_state import Budget, TrialTerms
+from joulery.policies.trials import TrialPolicy
+from joulery.runtime.drive import APPLIED
+from joulery.runtime.replay import decide_again
 from tests.adapters.engines.support import alive, ask, toy, until
+from tests.runtime.live_trials import Live
 
 TWO = Slice(SliceKind.CPU, cores=2)
 ONES = np.ones((1, 2), np.float32)
@@ -230,3 +240,26 @@ def test_a_request_that_takes_too_long_is_told_so(house: House) -> None:
         assert (await ask(engine, seconds=[0.0])).variant == "v", "the replica finished for nothing and goes on"
 
     house.run(work, toy("slow"))
+
+
+def test_a_replica_killed_under_a_trial_is_survived(house: House) -> None:
+    partitions = [cpu_slices((2,)), cpu_slices((1, 1))]
+    base = Layout.parse(["large on cpu:1", "large on cpu:1"])
+    problem = TrialProblem({"small": 0.7, "large": 0.8}, cpu_menu(partitions), 1, base, 200.0, search="learning")
+    budget = Budget(count=3, longest_s=30.0, clock_s=120.0, fewest=400)
+    policy = TrialPolicy("toy", problem, TrialTerms(0.9, Slo(2.0, 0.5)), 50.0, settle_s=0.2, budget=budget)
+
+    async def work(engine: Engine) -> None:
+        async with Live(policy, engine, toy("double").model) as live:
+            await live.until(lambda: len(live.records) == 1 and len(engine.replicas()) == 2)
+            killed = engine.replicas()[0]
+            os.kill(killed.pid, signal.SIGKILL)
+            await live.until(live.settled)
+            assert live.failed == 0
+            assert all(record.outcome == APPLIED for record, _ in live.records)
+            assert set(live.driver.state.layout.counts) == {"small"}
+            deaths = [entry["observation"]["sample"]["deaths"] for entry in live.log[2:]]
+            assert max(deaths) == 1, "it was noticed"
+            assert decide_again(json.loads(json.dumps(live.log))).differences == ()
+
+    house.run(work)

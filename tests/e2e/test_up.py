@@ -406,8 +406,9 @@ def test_trials_on_the_running_service_survive_a_kill_and_a_changed_promise(site
         workers = [child for child in children if "joulery.adapters.engines.worker" in child.cmdline()]
         workers[0].kill()
         text = path.read_text()
-        path.write_text(text.replace("latency: 500 ms", "latency: 400 ms"))
-        up.until("SLO tightened from p95 500 ms to p95 400 ms")
+        path.write_text(text.replace("latency: 500 ms", "latency: 1 ms"))
+        up.until("SLO tightened from p95 500 ms to p95 1 ms")
+        up.until("measured keeps the SLO of 1 ms; back to the yardstick")
         code, _, err = up.end()
         assert code == 0, err
     log = list(open_run(tmp_path / "run").log())

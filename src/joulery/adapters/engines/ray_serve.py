@@ -293,9 +293,10 @@ class RayServeEngine:
             self._lost(entry, replica, f"two replicas died under this request; the last: {type(error).__name__}")
             return
         if answer.get("moved"):
-            # Another replica took the call, or this one runs another variant by now: nobody has tried the request yet.
+            # Another replica took the call, because this one is gone, or it runs another variant by now: nobody has
+            # tried the request yet. Outside a change Ray ends none that lives.
             ticket.attempts -= 1
-            self._lost(entry, replica, "")
+            self._lost(entry, replica, "" if self._changing.locked() else "Ray ended it")
             self._looked_again()
             return
         self._served[replica.app, replica.rank] += 1
