@@ -73,3 +73,21 @@ def test_nonsense_is_refused() -> None:
         cache.insert("m", "q", np.ones(4), float("nan"))
     with pytest.raises(DataError, match="finite vector"):
         cache.look_up("m", "q", np.array([np.inf, 0, 0, 0]))
+
+
+def test_looking_at_a_few_dimensions_first_changes_no_answer() -> None:
+    random = np.random.default_rng(11)
+    centres = random.normal(size=(40, 96))
+    entries = centres[random.integers(0, 40, 300)] + 0.2 * random.normal(size=(300, 96))
+    entries /= np.linalg.norm(entries, axis=1, keepdims=True)
+    cache = SemanticCache(capacity=300)
+    for number, entry in enumerate(entries):
+        cache.insert("m", str(number), entry, float(number))
+    hits = 0
+    for probe in centres[random.integers(0, 40, 200)] + random.uniform(0.1, 0.6) * random.normal(size=(200, 96)):
+        probe /= np.linalg.norm(probe)
+        distance = np.linalg.norm(entries - probe, axis=1)
+        expected = float(np.argmin(distance)) if distance.min() <= 0.4 else None
+        assert cache.look_up("m", "unseen", probe) == expected
+        hits += expected is not None
+    assert 20 < hits < 200

@@ -12,20 +12,34 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from joulery.domain.arrays import IntArray
 from joulery.domain.errors import ConfigError, DataError
 
 _Vectors = npt.NDArray[np.float32]
+_HEAD = 48
+"""Dimensions that are compared first."""
 
 
 @dataclass(slots=True)
 class _Shelf:
-    """The entries of one model: rows of a growing matrix, with the clock of their last use."""
+    """The entries of one model: rows of a growing matrix, with the clock of their last use.
+
+    ``heads`` repeats the first few dimensions of every row, and ``head_squares`` is their squared length.
+    """
 
     vectors: _Vectors
+    heads: _Vectors
+    head_squares: _Vectors
     tokens: list[float] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     used: list[int] = field(default_factory=list)
     row_of: dict[str, int] = field(default_factory=dict)
+
+
+def _empty_shelf(dimensions: int) -> _Shelf:
+    few = min(dimensions, _HEAD)
+    rows = np.zeros((0, dimensions), np.float32)
+    return _Shelf(rows, rows[:, :few].copy(), np.zeros(0, np.float32))
 
 
 class SemanticCache:
@@ -80,7 +94,7 @@ class SemanticCache:
         if not (tokens >= 0 and np.isfinite(tokens)):
             raise DataError(f"an answer has {tokens} tokens, expected 0 or more")
         vector = _unit(embedding)
-        shelf = self._shelves.setdefault(model, _Shelf(np.zeros((0, len(vector)), np.float32)))
+        shelf = self._shelves.setdefault(model, _empty_shelf(len(vector)))
         if shelf.vectors.shape[1] != len(vector):
             raise DataError(f"embeddings of {model} have {shelf.vectors.shape[1]} dimensions, got {len(vector)}")
         key = prompt.casefold()
@@ -90,18 +104,30 @@ class SemanticCache:
             shelf.row_of[key] = row
             shelf.texts[row] = key
         shelf.vectors[row] = vector
+        head = shelf.heads[row] = vector[: shelf.heads.shape[1]]
+        shelf.head_squares[row] = float(head @ head)
         shelf.tokens[row] = tokens
         self._touch(shelf, row)
 
     def _nearest(self, shelf: _Shelf, vector: _Vectors) -> int | None:
         if not vector.any():
             return None
-        count = len(shelf.tokens)
-        similarity = shelf.vectors[:count] @ vector
-        row = int(np.argmax(similarity))
+        near = self._near(shelf, vector)
+        if not len(near):
+            return None
+        row = int(near[np.argmax(shelf.vectors[near] @ vector)])
         # Near the threshold float32 products are not exact enough to decide: measure the distance itself.
         difference = shelf.vectors[row].astype(np.float64) - vector
         return row if float(difference @ difference) <= self._distance_squared + 1e-9 else None
+
+    def _near(self, shelf: _Shelf, vector: _Vectors) -> IntArray:
+        """Rows that may be within reach: already a few dimensions are too far apart for almost all others."""
+        count, few = len(shelf.tokens), shelf.heads.shape[1]
+        head = vector[:few]
+        distance = shelf.heads[:count] @ (-2.0 * head)
+        distance += shelf.head_squares[:count]
+        distance += float(head @ head)
+        return np.flatnonzero(distance <= self._distance_squared + 1e-4)
 
     def _new_row(self, shelf: _Shelf) -> int:
         if len(shelf.tokens) >= self.capacity:
@@ -110,9 +136,10 @@ class SemanticCache:
             return row
         row = len(shelf.tokens)
         if row == len(shelf.vectors):
-            grown = np.zeros((min(max(16, 2 * row), self.capacity), shelf.vectors.shape[1]), np.float32)
-            grown[:row] = shelf.vectors
-            shelf.vectors = grown
+            rows = min(max(16, 2 * row), self.capacity)
+            shelf.vectors = _grown(shelf.vectors, rows)
+            shelf.heads = _grown(shelf.heads, rows)
+            shelf.head_squares = _grown(shelf.head_squares, rows)
         shelf.tokens.append(0.0)
         shelf.texts.append("")
         shelf.used.append(0)
@@ -121,6 +148,13 @@ class SemanticCache:
     def _touch(self, shelf: _Shelf, row: int) -> None:
         self._clock += 1
         shelf.used[row] = self._clock
+
+
+def _grown(array: _Vectors, rows: int) -> _Vectors:
+    """The same rows, and zeros after them."""
+    grown = np.zeros((rows, *array.shape[1:]), np.float32)
+    grown[: len(array)] = array
+    return grown
 
 
 def _unit(embedding: npt.ArrayLike) -> _Vectors:
