@@ -54,7 +54,7 @@ class LeaseHolder:
     def __init__(
         self, book: LeaseBook, lasts_s: float = LASTS_S, watch: Callable[[LeaseBook, Owner], Watchdog] | None = None
     ) -> None:
-        owner = owner_of(os.getpid(), Path(sys.argv[0]).name)
+        owner = owner_of(os.getpid(), _program())
         if owner is None:
             raise CapabilityError("leases need /proc to tell one process from another", resource="/proc/self/stat")
         self.owner = owner
@@ -240,6 +240,13 @@ class Watchdog:
                 pipe.close()
         if wait:
             self._process.wait()
+
+
+def _program() -> str:
+    """What this process is, for people: the program and its verb."""
+    path = Path(sys.argv[0])
+    name = path.parent.name if path.name == "__main__.py" else path.name
+    return " ".join((name, *(word for word in sys.argv[1:2] if not word.startswith("-"))))
 
 
 def take_back(
