@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from joulery.config.problem import problem
 from joulery.config.quantity import Seconds, SecondsOrZero
-from joulery.config.section import InputFile, InputFolder, Name, Section, Text
+from joulery.config.section import InputFile, InputFolder, Name, OutputPath, Section, Text
 from joulery.domain.generation import Dialect
 
 
@@ -83,10 +83,18 @@ class LanguageModelConfig(Section):
     """In which order requests are answered."""
     predictor: PredictorConfig = PredictorConfig()
     """Who guesses lengths for that order."""
+    log: OutputPath | None = None
+    """Keep prompts and the lengths of their answers here, a JSON object a line, for joulery train-length-predictor."""
     queue: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
     """Requests that may wait; beyond it the answer is 429."""
     deadline_s: Seconds = Field(alias="deadline", default=300.0)
     """A request that is not answered within this ends with 504."""
+
+    @model_validator(mode="after")
+    def _log_is_lines(self) -> LanguageModelConfig:
+        if self.log is not None and self.log.suffix != ".jsonl":
+            raise problem("a log of answers is a file of lines", expected="a name ending in .jsonl", at=("log",))
+        return self
 
     @model_validator(mode="after")
     def _engine_keeps_the_order(self) -> LanguageModelConfig:

@@ -19,6 +19,7 @@ from joulery.domain.errors import DataError
 from joulery.perf.length import LengthClasses, OrdinalQuality, judge
 from joulery.perf.length_model import AnswerLengths, LengthModel, LengthRecipe, fit_lengths, mean_quality, ordinal
 from joulery.perf.prompt_features import FEATURES, prompt_features
+from joulery.store.answer_log import SUFFIX, read_answer_log
 from joulery.store.files import disk_errors, write_atomically
 from joulery.store.series import read_series
 
@@ -189,7 +190,7 @@ def read_answers(files: Sequence[Path], instructions: Sequence[Path]) -> AnswerL
     Of a prompt that a model answered twice, the mean length counts.
 
     Args:
-        files: Parquet files of answers.
+        files: Parquet files of answers; or the gateway's own logs (``.jsonl``), which hold the texts themselves.
         instructions: Parquet files with ``instruction_id`` and ``instruction``.
 
     Raises:
@@ -199,13 +200,22 @@ def read_answers(files: Sequence[Path], instructions: Sequence[Path]) -> AnswerL
     for file in instructions:
         texts |= _read_texts(file)
     sums: dict[tuple[int, str], tuple[float, int]] = {}
+    numbered = {text: number for number, text in texts.items()}
     for file in files:
+        if file.suffix == SUFFIX:
+            for name, text, length in read_answer_log(file):
+                # Numbers of their own, below those that files give.
+                number = numbered.setdefault(text, -1 - len(numbered))
+                texts[number] = text
+                total, count = sums.get((number, name), (0.0, 0))
+                sums[number, name] = (total + length, count + 1)
+            continue
         columns = _columns(file, ("model", "instruction_id", "out_tokens"))
         numbers = _whole_numbers(columns["instruction_id"], "instruction_id", file)
         tokens = _whole_numbers(columns["out_tokens"], "out_tokens", file)
         for row, (number, name, length) in enumerate(zip(numbers, columns["model"].tolist(), tokens, strict=True), 1):
             if number not in texts:
-                names = ", ".join(str(each) for each in instructions)
+                names = ", ".join(str(each) for each in instructions) or "any file of --instructions"
                 raise DataError(f"instruction_id {number} is not in {names}", file=str(file), row=row)
             if not isinstance(name, str) or not name:
                 raise DataError(f"model is {name!r}, expected a name", file=str(file), row=row)
@@ -213,6 +223,8 @@ def read_answers(files: Sequence[Path], instructions: Sequence[Path]) -> AnswerL
                 raise DataError(f"out_tokens is {length}, expected 0 or more", file=str(file), row=row)
             total, count = sums.get((number, name), (0.0, 0))
             sums[number, name] = (total + length, count + 1)
+    if not sums:
+        raise DataError("no answers", file=", ".join(map(str, files)))
     return _table(sums, texts)
 
 

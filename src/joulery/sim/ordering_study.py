@@ -70,7 +70,7 @@ class OrderingSetting:
     warmup: int = 2_000
     calibration_ratio: float = 0.25
     linear: Aging = field(default_factory=lambda: Aging(0.02))
-    delayed: Aging = field(default_factory=lambda: Aging(0.1, 100.0))
+    delayed: Aging = field(default_factory=lambda: Aging(0.08, 105.0))
 
 
 @dataclass(frozen=True, slots=True)

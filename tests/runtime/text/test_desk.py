@@ -199,6 +199,18 @@ async def test_an_unanswered_request_is_given_to_a_new_engine_once_and_an_answer
     assert desk.working == 0
 
 
+async def test_answers_that_came_to_their_own_end_are_kept_and_no_others() -> None:
+    engine, kept = FakeEngine(), []
+    desk = TextDesk("llm", engine, forecaster(), keep=lambda request, tokens: kept.append((request.prompt, tokens)))
+    await read(desk.accept(ask("whole")))
+    await read(desk.accept(ask("cut", most_tokens=3)))
+    await read(desk.accept(ask("short of its limit", most_tokens=4)))
+    engine.deaths = 1
+    with pytest.raises(RequestError):
+        await read(desk.accept(ask("dies")))
+    assert kept == [("whole", 3), ("short of its limit", 3)]
+
+
 async def test_an_answer_knows_what_it_took() -> None:
     machine, engine = FakeMachine(), FakeEngine()
     meter = TextMeter([machine], lambda: machine.busy_s, lambda t_s: 360.0, pue=2.0, clock=lambda: machine.now_s)

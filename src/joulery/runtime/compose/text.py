@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -14,8 +15,8 @@ from joulery.adapters.models import smollm2
 from joulery.config.carbon import CarbonConfig
 from joulery.config.language import LanguageModelConfig, LlamaEngineConfig, UpstreamConfig
 from joulery.config.site import Site
-from joulery.domain.errors import ConfigError
-from joulery.domain.generation import TextEngine
+from joulery.domain.errors import CapabilityError, ConfigError
+from joulery.domain.generation import TextEngine, TextRequest
 from joulery.domain.ports import CarbonSource
 from joulery.policies.ordering import Aging
 from joulery.runtime.compose.carbon import carbon_source
@@ -27,6 +28,7 @@ from joulery.runtime.grid import Grid
 from joulery.runtime.text.desk import DeskSettings, TextDesk
 from joulery.runtime.text.forecast import Forecaster
 from joulery.runtime.text.meter import TextMeter
+from joulery.store.answer_log import AnswerLog
 from joulery.store.semantic_cache import SemanticCache
 
 _OWN_RETRIES = 1
@@ -109,13 +111,13 @@ def text_site(
     stack.callback(times.close)
     meter = TextMeter(found.meters, lambda: sum(times.read()), grid.at, pue=site.pue)
     stack.callback(meter.close)
-    desks = {config.name: _desk(config, meter, stderr) for config in site.language_models}
+    desks = {config.name: _desk(config, meter, stderr, stack) for config in site.language_models}
     for desk in desks.values():
         stack.push_async_callback(desk.close)
     return TextSite(desks, meter, grid, _notes(found))
 
 
-def _desk(config: LanguageModelConfig, meter: TextMeter, stderr: int | None) -> TextDesk:
+def _desk(config: LanguageModelConfig, meter: TextMeter, stderr: int | None, stack: AsyncExitStack) -> TextDesk:
     engine = text_engine(config, stderr)
     guesser = (
         None
@@ -133,7 +135,29 @@ def _desk(config: LanguageModelConfig, meter: TextMeter, stderr: int | None) -> 
     )
     device = config.engine.device if isinstance(config.engine, UpstreamConfig) else None
     meter.join(config.name, engine.cpu_s, device)
-    return TextDesk(config.name, engine, Forecaster(config.name, guesser, cache), settings, meter, owner=config.owner)
+    forecaster = Forecaster(config.name, guesser, cache)
+    keep = _keeper(config, stack)
+    return TextDesk(config.name, engine, forecaster, settings, meter, owner=config.owner, keep=keep)
+
+
+def _keeper(config: LanguageModelConfig, stack: AsyncExitStack) -> Callable[[TextRequest, int], None]:
+    """Writes what was answered where the site file asks for it; a disk that refuses later costs no answer."""
+    if config.log is None:
+        return lambda request, tokens: None
+    log = AnswerLog(config.log)
+    stack.callback(log.close)
+    refused: list[str] = []
+
+    def keep(request: TextRequest, tokens: int) -> None:
+        if refused:
+            return
+        try:
+            log.add(config.name, request.prompt, tokens)
+        except CapabilityError as error:
+            refused.append(str(error))
+            sys.stderr.write(f"{config.name}: answers are not logged any more: {error}\n")
+
+    return keep
 
 
 def _notes(found: OpenMeters) -> tuple[str, ...]:

@@ -67,6 +67,7 @@ class TextDesk:
         settings: How requests are treated.
         meter: Who charges; None to charge nothing.
         owner: Whom it is charged to.
+        keep: Called with every request that was answered to its own end, and its tokens.
         clock: Monotonic seconds.
     """
 
@@ -79,9 +80,11 @@ class TextDesk:
         meter: TextMeter | None = None,
         *,
         owner: str = "default",
+        keep: Callable[[TextRequest, int], None] = lambda request, tokens: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name, self.owner, self.engine, self.forecaster, self.settings = name, owner, engine, forecaster, settings
+        self.keep = keep
         self._meter, self._clock = meter, clock
         self._queue = SpeculativeQueue(settings.aging or Aging(0.0))
         self._turns: dict[int, _Turn] = {}
@@ -290,6 +293,8 @@ class TextJob:
         usage = self._counted
         began_s = self._first_s if self._desk.engine.dialect.orders else self._start_s
         self._desk.forecaster.completed(self.request, self.forecast, usage, max(0.0, time.time() - began_s))
+        if self.request.most_tokens is None or usage.completion < self.request.most_tokens:
+            self._desk.keep(self.request, usage.completion)
 
     def _make_cost(self) -> TextCost:
         return TextCost(

@@ -75,6 +75,9 @@ def command(
     """
     if (site is None) is (not models):
         raise ConfigError("name a site file or models, one of both", expected="SITE, or --model NAME=MODEL")
+    # Before numpy is there: sums that a request waits for stay on the thread that makes them. Handed to a pool, they
+    # would wait for a core of a machine whose cores are busy with models.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if site is not None:
         _only_site_options()
         _serve_site(site, listen, out, as_json=as_json)

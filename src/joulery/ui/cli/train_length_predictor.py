@@ -20,15 +20,14 @@ _FILE = click.Path(path_type=Path)
     multiple=True,
     type=_FILE,
     metavar="FILE",
-    help="Parquet log: model, instruction_id, out_tokens. Repeatable.",
+    help="Parquet log: model, instruction_id, out_tokens; or the gateway's own log (.jsonl). Repeatable.",
 )
 @click.option(
     "--instructions",
-    required=True,
     multiple=True,
     type=_FILE,
     metavar="FILE",
-    help="Parquet: instruction_id, instruction (the prompt's text). Repeatable.",
+    help="Parquet: instruction_id, instruction (the prompt's text); a .jsonl log needs none. Repeatable.",
 )
 @click.option("--evaluate", required=True, type=_FILE, metavar="FILE", help="A log of other prompts to judge it by.")
 @click.option("--out", type=_FILE, metavar="DIR", help="Keep the predictor in this folder.")
