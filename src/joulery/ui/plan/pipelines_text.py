@@ -51,7 +51,7 @@ def pipeline_explanation(plan: PipelinePlan) -> Text:
     lines = [
         f"groups: {plan.grouping}",
         f"placement: {plan.placement}; spread of sensitivity within devices {plan.scatter:.3g}",
-        f"searched with {si(plan.simulated_requests, 'simulated requests')}",
+        f"searched with {plan.simulated_requests:,} simulated requests",
     ]
     if tight is not None:
         slack = (
