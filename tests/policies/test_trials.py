@@ -230,6 +230,28 @@ def test_a_replica_that_dies_twice_under_a_trial_ends_it():
     assert any("lite0+lite0 lost 2 replicas under its trial" in decision.reason for decision in twice.decisions), last
 
 
+@SEARCHES
+def test_what_a_burst_spoiled_is_tried_again_when_nothing_keeps_the_slo(search):
+    world = World(trying(search, slo_s=0.05), g_per_kwh=400.0)
+    world.latency_ratio = 0.1 / truth(BASE).latency_s
+    world.spread = 0.9  # nobody can tell
+    world.until_settled()
+    assert not world.state.feasible and world.running == BASE
+    world.latency_ratio, world.spread = 1.0, 0.02
+    world.g_per_kwh = 380.0
+    world.until_settled()
+    assert world.state.feasible and world.running != BASE and len(tried(world)) > len(set(tried(world)))
+
+
+def test_what_surely_broke_the_slo_is_not_tried_again_soon():
+    world = World(trying(slo_s=1e-4), g_per_kwh=400.0)
+    world.until_settled()
+    count = len(tried(world))
+    world.g_per_kwh = 300.0
+    world.until_settled()
+    assert len(tried(world)) == len(set(tried(world))) >= count
+
+
 def test_too_few_requests_try_nothing_else_and_the_search_begins_when_enough_have_come():
     world = World(trying(), g_per_kwh=400.0, requests_a_s=2)
     last = world.until_settled()

@@ -126,6 +126,7 @@ class Tried:
         latency_low_s, latency_high_s: Where the latency surely lies.
         requests: On how many requests that rests.
         rate_rps: Under which demand.
+        at_s: When, Unix seconds.
     """
 
     layout: Layout
@@ -134,10 +135,11 @@ class Tried:
     latency_high_s: float
     requests: int
     rate_rps: float
+    at_s: float = 0.0
 
     @classmethod
-    def of(cls, sample: Sample, accuracy_ratio: Mapping[str, float], rate_rps: float) -> Tried:
-        """The outcome of a trial.
+    def of(cls, sample: Sample, accuracy_ratio: Mapping[str, float], rate_rps: float, at_s: float = 0.0) -> Tried:
+        """The outcome of a trial that ended at a time.
 
         Raises:
             DataError: Nothing was answered, or its joules are not known.
@@ -146,11 +148,15 @@ class Tried:
         if not (math.isfinite(accuracy) and 0 < sample.energy_j < math.inf):
             raise DataError(f"a trial of {sample.layout} without answers or joules has no outcome")
         metrics = TrialMetrics(accuracy, sample.latency_s, sample.energy_j)
-        return cls(sample.layout, metrics, sample.latency_low_s, sample.latency_high_s, sample.requests, rate_rps)
+        return cls(sample.layout, metrics, sample.latency_low_s, sample.latency_high_s, sample.requests, rate_rps, at_s)
 
     def keeps(self, limit_s: float) -> bool:
         """Whether it surely keeps a latency."""
         return self.latency_high_s <= limit_s
+
+    def breaks(self, limit_s: float) -> bool:
+        """Whether it surely does not keep a latency."""
+        return self.latency_low_s > limit_s
 
     def told(self, limit_s: float) -> TrialMetrics:
         """As a search is told it: what is not sure to keep the limit breaks it."""

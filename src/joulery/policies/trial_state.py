@@ -23,7 +23,8 @@ class Budget:
         longest_s: Seconds a trial.
         fewest: Requests without which a trial is not believed to keep the SLO.
         energy_tolerance_ratio: How far the joules may be off for a trial to end before its time.
-        retry_s: After a search that found nothing, a service that still breaks its promise is left alone for so long.
+        retry_s: After a search that found nothing, a service that still breaks its promise is left alone for so long;
+            and then what broke it may be tried again.
     """
 
     count: int = 10
@@ -109,10 +110,23 @@ class TrialState:
         return replace(self, trying=None, skipped=self.skipped | {layout}, failures=failures)
 
     def begun(
-        self, now_s: float, cause: str, words: str, g_per_kwh: float, demand_rps: float, terms: TrialTerms
+        self,
+        now_s: float,
+        cause: str,
+        words: str,
+        g_per_kwh: float,
+        demand_rps: float,
+        terms: TrialTerms,
+        retry_s: float,
     ) -> TrialState:
-        """At the start of a new search: what is known is kept unless the demand is another."""
-        known = self.known if cause != "demand" else ()
+        """At the start of a new search: what is known is kept unless the demand is another.
+
+        While nothing known keeps the SLO, only what surely breaks it, and did so within ``retry_s``, need not be tried
+        again: what a neighbour's burst of work spoiled gets another chance.
+        """
+        known, limit_s = self.known if cause != "demand" else (), terms.slo.latency_s
+        if not any(item.keeps(limit_s) for item in known):
+            known = tuple(item for item in known if item.breaks(limit_s) and now_s - item.at_s < retry_s)
         failed = {item for item in self.failures if self.failures.count(item) >= _MOST_FAILURES}
         yardstick = set() if self.yardstick is None else {self.yardstick.layout}
         return replace(

@@ -188,8 +188,9 @@ class TrialPolicy:
         """A new search, with what is known of the layout that has run."""
         sample = seen.sample
         if sample is not None and sample.layout == state.layout and sample.tells(self.budget.fewest):
-            state = state.learned(Tried.of(sample, self.problem.accuracy_ratio, self._demand(state)))
-        return state.begun(seen.now_s, cause, words, seen.g_per_kwh, self._demand(state), self.terms)
+            state = state.learned(Tried.of(sample, self.problem.accuracy_ratio, self._demand(state), seen.now_s))
+        demand_rps, retry_s = self._demand(state), self.budget.retry_s
+        return state.begun(seen.now_s, cause, words, seen.g_per_kwh, demand_rps, self.terms, retry_s)
 
     def _follow(self, state: TrialState, trying: Layout, seen: Observation) -> Step[TrialState]:
         """The trial that runs: wait, or learn from it and go on."""
@@ -212,7 +213,7 @@ class TrialPolicy:
         if verdict is Verdict.SILENT:
             return self._silent(state, trying, seen, f"{name} answered {mine.answers} requests, too few to say")
         first = state.yardstick is None
-        state = state.learned(Tried.of(mine, self.problem.accuracy_ratio, self._demand(state)))
+        state = state.learned(Tried.of(mine, self.problem.accuracy_ratio, self._demand(state), seen.now_s))
         # The yardstick's trial comes before the search's first: for the search it was known from the beginning.
         state = replace(state, before=len(state.known), asked=()) if first else state
         return self._next(replace(state, trying=None), seen, say.seen(self.terms.slo, mine, verdict))
