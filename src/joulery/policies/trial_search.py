@@ -196,6 +196,9 @@ def _ask_learning(
     rows = space.rows()
     if yardstick.layout not in rows:
         return None  # what everything is compared with does not run any more
+    newest = next((item for item in state.known if item.layout == yardstick.layout), None)
+    if newest is None:
+        return yardstick.layout  # forgotten, because no trial had settled what it does: everything is learned from it
     known = {rows[item.layout]: item.told(limit_s) for item in state.known if item.layout in rows}
     if len(known) == len(rows):
         return None
@@ -205,7 +208,7 @@ def _ask_learning(
         np.array([problem.accuracy_ratio[name] for name in space.graph.variants]),
         problem.devices,
         state.planned_rps,
-        Yardstick(yardstick.metrics, yardstick.rate_rps, rows[yardstick.layout], _ABOVE_IDLE),
+        Yardstick(newest.metrics, newest.rate_rps, rows[newest.layout], _ABOVE_IDLE),
     )
     service = LearnedService(setting)
     for part in (len(known) // 2, len(known)):  # a fit goes on from the last: two are enough, from wherever it began
