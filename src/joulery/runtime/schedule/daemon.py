@@ -192,6 +192,7 @@ class Scheduler:
         for job in ours(snapshot):
             energy_j, slot_j, quality = self._drawn(job.id, totals.get(job.id))
             look = Look(now_s, elapsed_s, job.slots, job.restarts, job.progress_ratio, energy_j, slot_j, quality)
+            self.memory.who[job.id] = (job.owner, job.name, job.partition)
             before = self.memory.tallies.get(job.id, Tally())
             self.memory.tallies[job.id] = observe(before, look, self._rhythm.measure, carbon)
         self._looked_s = now_s
@@ -341,7 +342,8 @@ def compact(journal: Journal, memory: Memory) -> None:
 def _facts(job: ClusterJob | None) -> dict[str, Any]:
     if job is None:
         return {"state": "unknown"}
-    return {"state": job.state, "name": job.name, "owner": job.owner, "restarts": job.restarts}
+    who = {"name": job.name, "owner": job.owner, "partition": job.partition}
+    return {"state": job.state, **who, "restarts": job.restarts}
 
 
 def _cost(tally: Tally) -> dict[str, Any]:

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import orjson
-
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
 from joulery.runtime.compose.schedule import cluster_backend, jobs_of, local_backend, state_folder
 from joulery.runtime.schedule.memory import Memory
+from joulery.runtime.schedule.use import ended as ended_jobs
+from joulery.runtime.schedule.use import lines
 
 
 def list_jobs(site: Site) -> list[dict[str, Any]]:
@@ -27,7 +27,7 @@ def list_jobs(site: Site) -> list[dict[str, Any]]:
     ended: dict[int, dict[str, Any]] = {}
     for entry in _journal(site):
         memory.fold(entry)
-    for entry in _log(site):
+    for entry in ended_jobs(state_folder(site)):
         ended[int(entry["job"])] = entry
     rows = []
     for job in snapshot.jobs:
@@ -80,20 +80,4 @@ def _journal(site: Site) -> Iterator[dict[str, Any]]:
     """What the scheduler in force wrote down; a torn line is left out."""
     file = state_folder(site) / "journal-act.jsonl"
     if file.exists():
-        yield from _lines(file.read_bytes())
-
-
-def _log(site: Site) -> Iterator[dict[str, Any]]:
-    """What ended jobs cost, from the logs of all runs."""
-    for log in sorted((state_folder(site) / "runs").glob("*/log.jsonl")):
-        yield from (entry for entry in _lines(log.read_bytes()) if entry["kind"] == "over")
-
-
-def _lines(content: bytes) -> Iterator[dict[str, Any]]:
-    for line in content.splitlines():
-        try:
-            entry = orjson.loads(line)
-        except orjson.JSONDecodeError:  # torn by a kill, or being written at this moment
-            continue
-        if isinstance(entry, dict) and "kind" in entry:
-            yield entry
+        yield from lines(file)

@@ -31,6 +31,7 @@ class Memory:
         tallies: What each job cost and how well it runs.
         born: When each job was submitted first; Slurm forgets that when it requeues one.
         seen: Energy total of each job at the last look, by source: ``(source, energy_j, slot_j)``.
+        who: Owner, name and partition of each job: reports need no cluster.
     """
 
     policy: Mapping[str, Any] | None = None
@@ -43,6 +44,7 @@ class Memory:
     tallies: dict[int, Tally] = field(default_factory=dict)
     born: dict[int, float] = field(default_factory=dict)
     seen: dict[int, tuple[str, float, float]] = field(default_factory=dict)
+    who: dict[int, tuple[str, str, str]] = field(default_factory=dict)
 
     def knows(self, job: int) -> bool:
         """Whether anything was ever meant for this job."""
@@ -73,12 +75,16 @@ class Memory:
                 if document.get("seen") is not None:
                     source, energy_j, slot_j = document["seen"]
                     self.seen[int(job)] = (str(source), float(energy_j), float(slot_j))
+                if document.get("who") is not None:
+                    owner, name, partition = document["who"]
+                    self.who[int(job)] = (str(owner), str(name), str(partition))
 
     def forget(self, job: int) -> None:
         """A job is over."""
         self.target.pop(job, None)
         self.tallies.pop(job, None)
         self.seen.pop(job, None)
+        self.who.pop(job, None)
         self.born.pop(job, None)
         self.waiting = [(other, slots) for other, slots in self.waiting if other != job]
 
@@ -97,7 +103,11 @@ class Memory:
 
     def costs(self) -> dict[str, Any]:
         """The tallies as a line of the journal."""
-        return {"jobs": {str(job): {**_document(t), "seen": self.seen.get(job)} for job, t in self.tallies.items()}}
+        jobs = {
+            str(job): {**_document(tally), "seen": self.seen.get(job), "who": self.who.get(job)}
+            for job, tally in self.tallies.items()
+        }
+        return {"jobs": jobs}
 
 
 def _document(tally: Tally) -> dict[str, Any]:

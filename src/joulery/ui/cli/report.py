@@ -64,7 +64,8 @@ def command(
 
     A traced run (measure --trace, account --out) is reported by operation too: --by module, layer, op or phase.
 
-    Past jobs of a Slurm cluster: joulery report --from-sacct FILE (its own flags: report --from-sacct - --help).
+    Past jobs of a Slurm cluster: joulery report --from-sacct FILE (its own flags: report --from-sacct - --help). The
+    jobs of joulery schedule: joulery report --by owner --since 30d (report --since 30d --help).
     """
     from joulery.domain.errors import ConfigError
     from joulery.ui.reports.table import roll_up

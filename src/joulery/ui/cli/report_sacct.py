@@ -20,7 +20,7 @@ _BY = ("owner", "account", "partition", "state", "name")
 
 
 class ReportOrSacct(click.Command):
-    """The report of runs, or of past jobs where ``--from-sacct`` is given."""
+    """The report of runs; of past jobs where ``--from-sacct`` is given, of a scheduler's where ``--since`` is."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -28,6 +28,10 @@ class ReportOrSacct(click.Command):
         """The context of whichever it is."""
         if any(word == _FLAG or word.startswith(f"{_FLAG}=") for word in args):
             return sacct_command.make_context(info_name, args, parent, **extra)
+        if any(word in ("--since", "--jobs") or word.startswith(("--since=", "--jobs=")) for word in args):
+            from joulery.ui.cli.report_jobs import jobs_command
+
+            return jobs_command.make_context(info_name, args, parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 
 

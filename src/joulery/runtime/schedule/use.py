@@ -1,0 +1,130 @@
+"""What the jobs of a scheduler used: those that ended from its logs, those that run from its journal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from joulery.domain.errors import ConfigError, DataError
+from joulery.domain.quality import Quality, weakest
+from joulery.runtime.schedule.memory import Memory
+
+BY = ("owner", "name", "partition", "state", "job")
+"""What jobs are added up by."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveUse:
+    """What some jobs used, added up.
+
+    Attributes:
+        key: Whose, or which.
+        jobs, running: How many, and how many of them still run.
+        executed_s, slot_s: Time they held slots, and slot-seconds.
+        unmetered_s: Time of it that nothing measured.
+        energy_j: Joules counted.
+        carbon_g: Grams of ``carbon_covered_j`` joules.
+        carbon_covered_j: Joules whose intensity was known.
+        quality: The weakest of the joules.
+    """
+
+    key: str
+    jobs: int
+    running: int
+    executed_s: float
+    slot_s: float
+    unmetered_s: float
+    energy_j: float
+    carbon_g: float
+    carbon_covered_j: float
+    quality: Quality
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready; grams are null where no intensity was known."""
+        return {
+            **asdict(self),
+            "carbon_g": self.carbon_g if self.carbon_covered_j > 0 else None,
+            "quality": str(self.quality),
+        }
+
+
+def used_by(folder: Path, by: str, since_s: float = -math.inf) -> tuple[tuple[LiveUse, ...], LiveUse]:
+    """What jobs used, by key, most joules first; and all of them. Times are Unix seconds.
+
+    A job that ended after ``since_s``, or still runs, counts whole: its cost is kept per job, not per hour.
+
+    Raises:
+        ConfigError: Jobs are not added up by that, or no scheduler kept anything in the folder.
+        DataError: No job ended since then and none runs.
+    """
+    if by not in BY:
+        raise ConfigError("jobs are not added up by this", pointer="--by", got=by, expected=", ".join(BY))
+    if not (folder / "runs").is_dir():
+        raise ConfigError(
+            "no scheduler kept anything here", got=str(folder), hint="name its state folder: --jobs FOLDER (jobs.state)"
+        )
+    jobs: dict[int, Mapping[str, Any]] = {int(row["job"]): row for row in _running(folder)}
+    jobs |= {int(row["job"]): row for row in ended(folder) if float(row.get("t_s", math.inf)) >= since_s}
+    if not jobs:
+        raise DataError("no job ended since then and none runs", file=str(folder))
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in jobs.values():
+        groups.setdefault(str(row.get(by) or "unknown"), []).append(row)
+    uses = sorted((_added(key, rows) for key, rows in groups.items()), key=lambda use: (-use.energy_j, use.key))
+    return tuple(uses), _added("total", list(jobs.values()))
+
+
+def ended(folder: Path) -> Iterator[dict[str, Any]]:
+    """What ended jobs cost, from the logs of all runs."""
+    for log in sorted((folder / "runs").glob("*/log.jsonl")):
+        yield from (entry for entry in lines(log) if entry["kind"] == "over")
+
+
+def lines(file: Path) -> Iterator[dict[str, Any]]:
+    """The entries of a log or journal; a line that is torn, or being written at this moment, is left out."""
+    for line in file.read_bytes().splitlines():
+        try:
+            entry = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            continue
+        if isinstance(entry, dict) and "kind" in entry:
+            yield entry
+
+
+def _running(folder: Path) -> Iterator[dict[str, Any]]:
+    """What jobs that are not over cost so far, as the scheduler in force wrote it down last."""
+    memory, journal = Memory(), folder / "journal-act.jsonl"
+    for entry in lines(journal) if journal.exists() else ():
+        memory.fold(entry)
+    for job, tally in memory.tallies.items():
+        owner, name, partition = memory.who.get(job, ("", "", ""))
+        if tally.executed_s > 0:
+            yield {
+                "job": job, "state": "running", "owner": owner, "name": name, "partition": partition,
+                "executed_s": tally.executed_s, "slot_s": tally.slot_s, "energy_j": tally.energy_j,
+                "unmetered_s": tally.unmetered_s, "carbon_g": tally.carbon_g,
+                "carbon_covered_j": tally.carbon_covered_j, "quality": tally.quality,
+            }  # fmt: skip
+
+
+def _added(key: str, rows: Sequence[Mapping[str, Any]]) -> LiveUse:
+    def total(name: str) -> float:
+        return math.fsum(float(row.get(name) or 0.0) for row in rows)
+
+    return LiveUse(
+        key=key,
+        jobs=len(rows),
+        running=sum(row.get("state") == "running" for row in rows),
+        executed_s=total("executed_s"),
+        slot_s=total("slot_s"),
+        unmetered_s=total("unmetered_s"),
+        energy_j=total("energy_j"),
+        carbon_g=total("carbon_g"),
+        carbon_covered_j=total("carbon_covered_j"),
+        quality=weakest([Quality(row["quality"]) for row in rows if row.get("quality")] or [Quality.MEASURED]),
+    )
