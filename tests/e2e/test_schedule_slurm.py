@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from joulery.adapters.clusters.slurm import open_slurm
-from joulery.domain.cluster import JobState, Start, Stop
+from joulery.adapters.clusters.slurm_rest import RestPlace
+from joulery.domain.cluster import Hold, JobState, Start, Stop
 from tests.e2e.slurm_forty import SHORT, good, play, torch_interpreter
 from tests.e2e.slurm_jobs import JOB, Daemon
 from tests.slurm_cluster import SlurmCluster, missing, slurm_cluster
@@ -144,3 +148,57 @@ def test_a_job_that_ignores_sigterm_is_killed_at_killwait_and_started_again(
     until(JobState.RUNNING)
     (seen,) = backend.snapshot().jobs
     assert (seen.id, seen.slots, seen.restarts, seen.held_by_us) == (job, 2, 1, False)
+
+
+@pytest.mark.skipif(
+    shutil.which("slurmrestd") is None, reason="slurmrestd is not installed: apt-get install slurmrestd"
+)
+def test_a_real_slurmrestd_tells_what_the_commands_tell(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
+    jobs = [submit(cluster, 400, 0.05, most=1) for _ in range(10)]
+    with slurmrestd(cluster) as place:
+        read, plain = open_slurm(rest=RestPlace(socket=place)), open_slurm()
+        try:
+            end_s = time.monotonic() + 30
+            while repr(seen := read.snapshot()) != repr(plain.snapshot()):
+                assert time.monotonic() < end_s, (seen, plain.snapshot())
+            assert seen.slots == 8 and [job.id for job in seen.jobs] == jobs
+            waiting = [job.id for job in seen.jobs if job.state is JobState.WAITING]
+            read.apply(Hold(waiting[0]))
+            assert [job.id for job in read.snapshot().jobs if job.held_by_us] == [waiting[0]]
+        finally:
+            read.close()
+            plain.close()
+
+
+@contextmanager
+def slurmrestd(cluster: SlurmCluster) -> Iterator[Path]:
+    """slurmrestd as the user slurm (it refuses to be root), on a socket in a folder that this user may enter."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        conf = folder / "slurm.conf"
+        conf.write_text(Path(cluster.env["SLURM_CONF"]).read_text())
+        command = (
+            "slurmrestd",
+            "-f",
+            str(conf),
+            "-a",
+            "rest_auth/local",
+            "-s",
+            "openapi/v0.0.38",
+            f"unix:{folder}/rest",
+        )
+        as_slurm = ("setpriv", "--reuid=slurm", "--regid=slurm", "--clear-groups", *command)
+        with (folder / "log").open("wb") as log:
+            env = {**cluster.env, "SLURM_CONF": str(conf)}
+            service = subprocess.Popen(as_slurm, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            end_s = time.monotonic() + 30
+            while not (folder / "rest").exists():
+                assert service.poll() is None and time.monotonic() < end_s, (folder / "log").read_text()
+                time.sleep(0.1)
+            yield folder / "rest"
+        finally:
+            service.terminate()
+            service.wait(30)

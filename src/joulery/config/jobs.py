@@ -6,9 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from joulery.config.carbon import Url, Variable
 from joulery.config.problem import problem
 from joulery.config.quantity import Ratio, Seconds, Watts
-from joulery.config.section import Name, OutputPath, Section
+from joulery.config.section import Name, OutputPath, Section, Text
 
 
 class SlotsConfig(Section):
@@ -58,6 +59,25 @@ class GreenConfig(Section):
     """Slots of a node: beyond one node jobs grow by whole nodes; slot by slot when left out."""
 
 
+class SlurmRestConfig(Section):
+    """slurmrestd, to read jobs and nodes from; what is changed still goes through scontrol."""
+
+    url: Url | None = None
+    """Its address, such as http://127.0.0.1:6820."""
+    socket: OutputPath | None = None
+    """Its UNIX socket, instead of a url."""
+    user: Name | None = None
+    """Whose token it is; the token's own when left out."""
+    token_env: Variable = "SLURM_JWT"
+    """Environment variable with the token; renewed with scontrol token when it has expired."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> SlurmRestConfig:
+        if (self.url is None) == (self.socket is None):
+            raise problem("needs either a url or a socket", expected="one of them", at=("url",))
+        return self
+
+
 class SlurmConfig(Section):
     """How to find and treat jobs of Slurm (backend slurm)."""
 
@@ -69,6 +89,8 @@ class SlurmConfig(Section):
     """Folder on a shared disk where joulery agent on each node leaves the energy of its jobs."""
     progress: OutputPath | None = None
     """Folder on a shared disk where jobs append their progress, each to a file named by its number."""
+    rest: SlurmRestConfig | None = None
+    """Read Slurm through slurmrestd; through its commands when left out."""
     timeout_s: Seconds = Field(alias="timeout", default=30.0)
     """How long a command of Slurm may take."""
 
@@ -94,6 +116,8 @@ class JobsConfig(Section):
     """An hour is green when it is below the mean intensity of this long around it."""
     patience_s: Seconds = Field(alias="patience", default=60.0)
     """How long after the scheduler died the watchdog gives every held job back to the cluster."""
+    output_pattern: Text | None = None
+    """A regular expression that finds progress in the output of jobs that say none, such as Epoch (\\d+)/(\\d+)."""
     slots: SlotsConfig = SlotsConfig()
     """What this machine offers."""
     power: SlotPowerConfig | None = None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from joulery.adapters.clusters.slurm import Done
+from joulery.adapters.clusters.slurm_commands import Done
 from joulery.adapters.clusters.slurm_records import COLUMNS
 
 

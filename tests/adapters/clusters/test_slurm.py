@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from joulery.adapters.clusters.progress import Progress
 from joulery.adapters.clusters.slurm import SlurmBackend, SlurmScope, open_slurm, resized
 from joulery.adapters.clusters.slurm_records import HELD_TAG, parse_jobs
 from joulery.domain.cluster import Hold, JobState, Order, Release, Start, Stop
@@ -157,7 +158,7 @@ def test_progress_is_read_from_a_file_a_job(tmp_path: Path) -> None:
     slurm.submit(1)
     (tmp_path / "1").write_text("epoch 1/4\n")
 
-    assert backend(slurm, progress=tmp_path).snapshot().jobs[0].progress_ratio == 0.25
+    assert backend(slurm, progress=Progress(tmp_path)).snapshot().jobs[0].progress_ratio == 0.25
 
 
 def test_where_owners_have_no_say_jobs_keep_their_size() -> None:

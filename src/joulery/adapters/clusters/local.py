@@ -12,6 +12,7 @@ that is killed finds its jobs again, a machine that went down starts them again.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from joulery.adapters.clusters.progress import read_progress
+from joulery.adapters.clusters.progress import read_output, read_progress
 from joulery.domain.cluster import (
     ClusterAction,
     ClusterJob,
@@ -81,6 +82,7 @@ class LocalBackend:
         book: The jobs.
         slots: What there is to give out.
         grace_s: From SIGTERM to SIGKILL.
+        pattern: Finds progress in the output of jobs that say none.
         now_s: Unix seconds, for people.
         boot_s: Seconds since boot, for the grace: no clock setting moves it.
     """
@@ -91,11 +93,12 @@ class LocalBackend:
         slots: Sequence[Slot],
         *,
         grace_s: float = 120.0,
+        pattern: re.Pattern[str] | None = None,
         now_s: Callable[[], float] = time.time,
         boot_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
     ) -> None:
         self._book, self._slots, self._grace_s = book, tuple(slots), grace_s
-        self._now_s, self._boot_s = now_s, boot_s
+        self._pattern, self._now_s, self._boot_s = pattern, now_s, boot_s
         self._over: dict[int, ClusterJob] = {}
         self._children: set[int] = set()
 
@@ -174,7 +177,7 @@ class LocalBackend:
             held_by_us=True,
             exempt=self._too_large(asked["min_slots"]),
             restarts=asked.get("restarts", 0),
-            progress_ratio=read_progress(self._book.folder(number) / "progress"),
+            progress_ratio=self._progress(self._book.folder(number)),
         )
         over = self._book.read(number, "over")
         if over is not None:
@@ -192,6 +195,10 @@ class LocalBackend:
             self._enforce(run, stop)
             return replace(started, state=JobState.STOPPING)
         return self._ended(started, run, stop)
+
+    def _progress(self, folder: Path) -> float:
+        ratio = read_progress(folder / "progress")
+        return ratio if ratio == ratio or self._pattern is None else read_output(folder / "output.log", self._pattern)
 
     def _too_large(self, least: int) -> str:
         return f"needs {least} slots, there are {len(self._slots)}" if least > len(self._slots) else ""

@@ -9,12 +9,11 @@ held, so that it can always be found and given back.
 from __future__ import annotations
 
 import shutil
-import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from joulery.adapters.clusters.progress import read_progress
+from joulery.adapters.clusters.progress import Progress
+from joulery.adapters.clusters.slurm_commands import Done, Runner, command_runner
 from joulery.adapters.clusters.slurm_records import (
     COLUMNS,
     HELD_TAG,
@@ -25,6 +24,7 @@ from joulery.adapters.clusters.slurm_records import (
     parse_table,
     to_job,
 )
+from joulery.adapters.clusters.slurm_rest import RestPlace, SlurmRest
 from joulery.domain.cluster import ClusterAction, ClusterSnapshot, Hold, Order, Release, Start
 from joulery.domain.errors import ActuationError, CapabilityError
 
@@ -36,30 +36,18 @@ _RANK_STEP = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """What a command came to."""
-
-    code: int
-    out: str
-    err: str
-
-
-Runner = Callable[[Sequence[str]], Done]
-
-
-@dataclass(frozen=True, slots=True)
 class SlurmScope:
     """Which jobs to see, and what their owners may say.
 
     Attributes:
         partitions: Those to schedule; all when empty.
         user_range: Whether Comment says how far a job may be resized.
-        progress: Folder with a file of progress a job.
+        progress: Where jobs say how far they are.
     """
 
     partitions: tuple[str, ...] = ()
     user_range: bool = True
-    progress: Path | None = None
+    progress: Progress | None = None
 
 
 class SlurmBackend:
@@ -68,10 +56,11 @@ class SlurmBackend:
     Args:
         run: Runs one command of Slurm.
         scope: Which jobs.
+        closing: What the runner holds open.
     """
 
-    def __init__(self, run: Runner, scope: SlurmScope) -> None:
-        self._run, self._scope = run, scope
+    def __init__(self, run: Runner, scope: SlurmScope, closing: SlurmRest | None = None) -> None:
+        self._run, self._scope, self._closing = run, scope, closing
         self._json: bool | None = None
         self._gpus_per_node = 1
 
@@ -84,7 +73,7 @@ class SlurmBackend:
                 record,
                 self._scope.partitions,
                 user_range=self._scope.user_range,
-                progress_ratio=self._progress(record.id),
+                progress_ratio=self._progress(record),
             )
             if job is not None:
                 jobs.append(job)
@@ -109,7 +98,9 @@ class SlurmBackend:
         return "SIGTERM, KillWait, and back in the queue, held"
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Let go of the service, where there is one."""
+        if self._closing is not None:
+            self._closing.close()
 
     def _start(self, job: int, gpus: int) -> str:
         """Resize if need be, then release: the order in which Slurm accepts it."""
@@ -206,8 +197,8 @@ class SlurmBackend:
         notes = tuple(f"node {name} is {state}" for name, state in sorted(down.items()))
         return sum(up.values()), notes
 
-    def _progress(self, job: int) -> float:
-        return float("nan") if self._scope.progress is None else read_progress(self._scope.progress / str(job))
+    def _progress(self, record: SlurmRecord) -> float:
+        return float("nan") if self._scope.progress is None else self._scope.progress.of(record.id, record.output)
 
     def _raise_if_away(self, done: Done) -> None:
         if any(words in done.err for words in _AWAY):
@@ -241,36 +232,33 @@ def resized(record: SlurmRecord, gpus: int, gpus_per_node: int) -> tuple[str, ..
 
 
 def open_slurm(
-    *, partitions: tuple[str, ...] = (), user_range: bool = True, progress: Path | None = None, timeout_s: float = 30.0
+    *,
+    partitions: tuple[str, ...] = (),
+    user_range: bool = True,
+    progress: Progress | None = None,
+    timeout_s: float = 30.0,
+    rest: RestPlace | None = None,
 ) -> SlurmBackend:
-    """The Slurm whose commands are on PATH.
+    """The Slurm whose commands are on PATH, read through slurmrestd where that is named.
 
     Raises:
         CapabilityError: There are none, or no controller answers.
     """
-    for program in ("squeue", "scontrol", "sinfo"):
+    for program in ("scontrol",) if rest is not None else ("squeue", "scontrol", "sinfo"):
         if shutil.which(program) is None:
             raise CapabilityError(
                 f"{program} is not on PATH", resource=program, hint="run this where Slurm's commands work"
             )
-    backend = SlurmBackend(_runner(timeout_s), SlurmScope(partitions, user_range, progress))
-    backend.snapshot()
+    run = command_runner(timeout_s)
+    service = None if rest is None else SlurmRest(rest, run)
+    reader = run if service is None else service.run
+    backend = SlurmBackend(reader, SlurmScope(partitions, user_range, progress), closing=service)
+    try:
+        backend.snapshot()
+    except BaseException:
+        backend.close()
+        raise
     return backend
-
-
-def _runner(timeout_s: float) -> Runner:
-    def run(command: Sequence[str]) -> Done:
-        try:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise CapabilityError(
-                f"{' '.join(command[:3])} took longer than {timeout_s:g} s", resource=command[0]
-            ) from error
-        return Done(done.returncode, done.stdout, done.stderr)
-
-    return run
 
 
 def _said(done: Done) -> str:

@@ -1,8 +1,9 @@
 """Which processes and GPUs of a node belong to which job of Slurm, read from the kernel: nothing is asked of Slurm.
 
-Slurm gives every process of a job ``SLURM_JOB_ID``; the ones on top are those whose parent does not have it. A job's
-GPUs are in ``SLURM_JOB_GPUS`` (the board's own numbers), or in what a prolog wrote to a file named by the job, which
-counts first: inside a device cgroup ``CUDA_VISIBLE_DEVICES`` starts at 0 for everybody.
+A process belongs to the job of its cgroup (``.../job_7/step_batch``), which it cannot change; where Slurm makes no
+cgroups, to the one that Slurm put into its environment (``SLURM_JOB_ID``). The ones on top are those whose parent does
+not. A job's GPUs are in ``SLURM_JOB_GPUS`` (the board's own numbers), or in what a prolog wrote to a file named by the
+job, which counts first: inside a device cgroup ``CUDA_VISIBLE_DEVICES`` starts at 0 for everybody.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from joulery.domain.cluster import Placement
 
+_CGROUP = re.compile(r"/job_(\d+)(?:/|$)", re.MULTILINE)
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -26,21 +28,36 @@ def node_placements(proc: Path = Path("/proc"), prolog: Path | None = None, node
     """
     jobs: dict[int, list[int]] = {}
     told: dict[int, Mapping[str, str]] = {}
-    environments = {pid: read for pid in _pids(proc) if (read := _environment(proc / str(pid)))}
-    for pid, variables in environments.items():
+    environments = {pid: _environment(proc / str(pid)) for pid in _pids(proc)}
+    owners = {pid: owner for pid, read in environments.items() if (owner := _job(proc / str(pid), read))}
+    for pid, job in owners.items():
+        variables = environments[pid]
         if node and variables.get("SLURMD_NODENAME", node) != node:
             continue
-        job = variables.get("SLURM_JOB_ID", "")
-        parent = _parent(proc / str(pid))
-        if not job.isdigit() or environments.get(parent, {}).get("SLURM_JOB_ID") == job:
-            continue
-        jobs.setdefault(int(job), []).append(pid)
-        told[int(job)] = variables
+        if variables.get("SLURM_JOB_ID") == str(job):
+            told.setdefault(job, variables)
+        if owners.get(_parent(proc / str(pid))) != job:
+            jobs.setdefault(job, []).append(pid)
     found = []
     for number, pids in sorted(jobs.items()):
-        gpus = _gpus(number, told[number], prolog)
+        gpus = _gpus(number, told.get(number, {}), prolog)
         found.append(Placement(number, tuple(sorted(pids)), max(1, len(gpus)), gpus))
     return tuple(found)
+
+
+def job_of(pid: int, proc: Path = Path("/proc")) -> int:
+    """The job of a living process; 0 where it has none."""
+    return _job(proc / str(pid), _environment(proc / str(pid)))
+
+
+def _job(folder: Path, variables: Mapping[str, str]) -> int:
+    """The job of a process; 0 where it has none."""
+    try:
+        found = _CGROUP.findall((folder / "cgroup").read_text())
+    except OSError:  # gone, or a made-up /proc without cgroups
+        found = []
+    number = found[-1] if found else variables.get("SLURM_JOB_ID", "")
+    return int(number) if number.isdigit() else 0
 
 
 def _gpus(job: int, variables: Mapping[str, str], prolog: Path | None) -> tuple[int, ...]:

@@ -62,6 +62,7 @@ class SlurmRecord:
         array, het: Whether it is part of an array or a heterogeneous job.
         restarts: How often it was started again.
         priority: 0 when held.
+        output: The file its output goes to; empty where Slurm does not say.
     """
 
     id: int
@@ -85,6 +86,7 @@ class SlurmRecord:
     het: bool
     restarts: int
     priority: int
+    output: str = ""
 
     @property
     def gpus(self) -> int:
@@ -235,8 +237,19 @@ def _record(job: Mapping[str, Any]) -> SlurmRecord:
         het=_number(job.get("het_job_id")) != 0,
         restarts=_number(job.get("restart_cnt")),
         priority=_number(job.get("priority"), unset=1),
+        output=_output(job),
         **tag,
     )
+
+
+def _output(job: Mapping[str, Any]) -> str:
+    """The file a batch job prints to: as it asked, or Slurm's default; empty where that cannot be told."""
+    number, folder = str(int(job["job_id"])), _text(job.get("current_working_directory"))
+    said = _text(job.get("standard_output")) or (f"{folder}/slurm-%j.out" if folder else "")
+    letters = {"j": number, "A": number, "x": _text(job.get("name")), "u": _text(job.get("user_name"))}
+    for letter, value in letters.items():
+        said = said.replace(f"%{letter}", value)
+    return "" if "%" in said else said
 
 
 def _nodes(job: Mapping[str, Any], state: str) -> int:

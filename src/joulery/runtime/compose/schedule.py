@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joulery.adapters.clusters.local import LocalBackend, Slot
-from joulery.config.jobs import GreenConfig, JobsConfig, SlotsConfig
+from joulery.adapters.clusters.progress import Progress, output_pattern
+from joulery.config.jobs import GreenConfig, JobsConfig, SlotsConfig, SlurmRestConfig
 from joulery.config.site import Site
 from joulery.domain.cluster import ClusterSnapshot, Placement
 from joulery.domain.errors import CapabilityError, ConfigError
@@ -28,7 +30,9 @@ from joulery.store.jobs import JobBook
 if TYPE_CHECKING:
     from datetime import tzinfo
 
+    from joulery.adapters.clusters.progress_socket import ProgressSocket
     from joulery.adapters.clusters.sacct import SacctLog
+    from joulery.adapters.clusters.slurm_rest import RestPlace
     from joulery.runtime.schedule.energy import Totals
 
 
@@ -56,9 +60,42 @@ def cluster_backend(jobs: JobsConfig) -> ClusterBackend:
     return open_slurm(
         partitions=jobs.slurm.partitions,
         user_range=jobs.slurm.user_range,
-        progress=jobs.slurm.progress,
+        progress=Progress(jobs.slurm.progress, _pattern(jobs)),
         timeout_s=jobs.slurm.timeout_s,
+        rest=None if jobs.slurm.rest is None else _rest_place(jobs.slurm.rest, jobs.slurm.timeout_s),
     )
+
+
+def _rest_place(config: SlurmRestConfig, timeout_s: float) -> RestPlace:
+    from joulery.adapters.clusters.slurm_rest import RestPlace
+
+    return RestPlace(
+        url=config.url or "",
+        socket=config.socket,
+        user=config.user or "",
+        token=lambda: os.environ.get(config.token_env, ""),
+        timeout_s=timeout_s,
+    )
+
+
+def _pattern(jobs: JobsConfig) -> re.Pattern[str] | None:
+    return None if jobs.output_pattern is None else output_pattern(jobs.output_pattern)
+
+
+def progress_socket(site: Site, path: Path) -> ProgressSocket:
+    """Listens on this node for the progress of its jobs, and leaves it where the scheduler looks for it.
+
+    Raises:
+        ConfigError: The site names no folder for progress.
+        CapabilityError: The place cannot be used.
+    """
+    from joulery.adapters.clusters.progress_socket import open_progress_socket
+    from joulery.adapters.clusters.slurm_node import job_of
+
+    folder = jobs_of(site).slurm.progress
+    if folder is None:
+        raise ConfigError("says nowhere to leave progress", pointer="jobs.slurm.progress", hint="name a shared folder")
+    return open_progress_socket(path, folder, job_of)
 
 
 def local_backend(jobs: JobsConfig) -> LocalBackend:
@@ -68,7 +105,8 @@ def local_backend(jobs: JobsConfig) -> LocalBackend:
         ConfigError: There are fewer cores or GPUs than the section says.
         CapabilityError: No GPU answers.
     """
-    return LocalBackend(JobBook(jobs.state), machine_slots(jobs.slots), grace_s=jobs.grace_s)
+    slots = machine_slots(jobs.slots)
+    return LocalBackend(JobBook(jobs.state), slots, grace_s=jobs.grace_s, pattern=_pattern(jobs))
 
 
 def machine_slots(slots: SlotsConfig) -> tuple[Slot, ...]:

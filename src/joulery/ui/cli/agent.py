@@ -21,8 +21,22 @@ import click
 @click.option(
     "--prolog", type=click.Path(path_type=Path), metavar="DIR", help="Folder of a prolog's files: GPUs by job."
 )
+@click.option(
+    "--progress-socket",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Listen here for lines of progress; they go to the files in jobs.slurm.progress.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Say each sample as one JSON object.")
-def command(site: Path, sample: str, once: bool, node: str | None, prolog: Path | None, as_json: bool) -> None:
+def command(
+    site: Path,
+    sample: str,
+    once: bool,
+    node: str | None,
+    prolog: Path | None,
+    progress_socket: Path | None,
+    as_json: bool,
+) -> None:
     """Meter the jobs of Slurm on this node until Ctrl-C, into the folder jobs.slurm.meters of SITE.
 
     Run it as root on every node: the kernel shows processes of others to root alone.
@@ -31,6 +45,7 @@ def command(site: Path, sample: str, once: bool, node: str | None, prolog: Path 
     from joulery.config.quantity import TIME, flag_quantity
     from joulery.domain.errors import ConfigError
     from joulery.runtime.compose.schedule import jobs_of, node_meter
+    from joulery.runtime.compose.schedule import progress_socket as open_progress
     from joulery.runtime.schedule.agent import AgentTimes, run_agent
     from joulery.runtime.schedule.run import stopped_by_signals
     from joulery.runtime.schedule.spool import SpoolWriter
@@ -45,6 +60,7 @@ def command(site: Path, sample: str, once: bool, node: str | None, prolog: Path 
             hint="name a folder on a disk that all nodes share",
         )
     name = node or os.environ.get("SLURMD_NODENAME") or platform.node().partition(".")[0]
+    listener = None if progress_socket is None else open_progress(config, progress_socket)
     meter = node_meter(config, name if node else "", prolog)
     times = AgentTimes(flag_quantity(sample, TIME, "--sample"), 1 if once else None)
     spool = SpoolWriter(folder, name, f"{time.time_ns():x}")
@@ -53,6 +69,8 @@ def command(site: Path, sample: str, once: bool, node: str | None, prolog: Path 
             run_agent(meter, spool, times, _say_json if as_json else _say, stop)
     finally:
         meter.close()
+        if listener is not None:
+            listener.close()
 
 
 def _say_json(sample: Mapping[str, Any]) -> None:

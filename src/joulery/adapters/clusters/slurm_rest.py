@@ -1,0 +1,189 @@
+"""Reading Slurm through slurmrestd: one request for all jobs, one for all nodes, no process started for either.
+
+What is changed still goes through ``scontrol``: up to 22.05's v0.0.38 the service knows neither SiteFactor nor
+AdminComment, and no version requeues a job on hold. ``squeue --json`` is made by the same plug-in as the service's
+answer, so both are read by the same parser.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from joulery.adapters.clusters.slurm_commands import Done, Runner
+from joulery.domain.errors import CapabilityError, DataError
+
+if TYPE_CHECKING:
+    import httpx
+
+_VERSION = re.compile(r"/slurm/v(\d+)\.(\d+)\.(\d+)/jobs/?")
+_OLDEST, _NEWEST = (0, 0, 38), (0, 0, 42)
+_TOKEN = re.compile(r"SLURM_JWT=(\S+)")
+_UNANSWERED = "NOT_RESPONDING"
+_FLAGS = (
+    ("DRAIN", "drained"),
+    ("MAINTENANCE", "maint"),
+    ("REBOOT", "boot"),
+    ("RESERVED", "reserved"),
+    ("FAIL", "fail"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RestPlace:
+    """Where slurmrestd answers.
+
+    Attributes:
+        url: Its address over TCP; empty where it has a socket.
+        socket: Its UNIX socket.
+        user: Whose token it is; this user when empty.
+        token: Reads the token; empty where the socket says who we are.
+        timeout_s: How long an answer may take.
+    """
+
+    url: str = ""
+    socket: Path | None = None
+    user: str = ""
+    token: Callable[[], str] = lambda: os.environ.get("SLURM_JWT", "")
+    timeout_s: float = 30.0
+
+
+class SlurmRest:
+    """A slurmrestd.
+
+    Args:
+        place: Where.
+        run: Runs a command of Slurm, for a new token when the old one has expired.
+    """
+
+    def __init__(self, place: RestPlace, run: Runner) -> None:
+        self._place, self._run = place, run
+        self._token, self._version = place.token(), ""
+        self._client: httpx.Client | None = None
+
+    def run(self, command: Sequence[str]) -> Done:
+        """As a runner: ``squeue --json`` and ``sinfo`` are answered by the service, everything else runs.
+
+        Raises:
+            CapabilityError: It does not answer, or does not let us in.
+            DataError: Its answer is not understood.
+        """
+        if tuple(command[:2]) == ("squeue", "--json"):
+            return Done(0, self._get("jobs"), "")
+        if command[0] == "sinfo":
+            partitions = command[command.index("-p") + 1].split(",") if "-p" in command else []
+            return Done(0, _as_sinfo(self._get("nodes"), partitions), "")
+        return self._run(command)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._client is not None:
+            self._client.close()
+
+    def _get(self, what: str) -> str:
+        if not self._version:
+            self._version = newest_version(self._ask("/openapi/v3"))
+        return self._ask(f"/slurm/{self._version}/{what}")
+
+    def _ask(self, path: str, *, again: bool = True) -> str:
+        import httpx
+
+        try:
+            answer = self._open().get(path, headers=self._headers())
+        except httpx.HTTPError as error:
+            where = self._place.url or str(self._place.socket)
+            raise CapabilityError(
+                f"slurmrestd at {where} does not answer: {type(error).__name__} {error}",
+                resource="slurmrestd",
+                hint="leave jobs.slurm.rest out to read Slurm through its commands",
+            ) from error
+        if answer.status_code in (401, 403) or "Authentication" in answer.text[:2000]:
+            if again and self._renewed():
+                return self._ask(path, again=False)
+            raise CapabilityError(
+                f"slurmrestd does not let us in (HTTP {answer.status_code})",
+                resource="slurmrestd",
+                grant="export $(scontrol token lifespan=86400)",
+            )
+        if answer.status_code != 200:
+            said = " ".join(answer.text.split())[:200]
+            raise CapabilityError(
+                f"slurmrestd answered {path} with HTTP {answer.status_code}: {said}", resource="slurmrestd"
+            )
+        return answer.text
+
+    def _headers(self) -> Mapping[str, str]:
+        if not self._token:
+            return {}
+        user = {"X-SLURM-USER-NAME": self._place.user} if self._place.user else {}
+        return {**user, "X-SLURM-USER-TOKEN": self._token}
+
+    def _renewed(self) -> bool:
+        """Whether Slurm gave a new token: they expire, and nobody is there to renew them."""
+        found = _TOKEN.search(self._run(("scontrol", "token", "lifespan=86400")).out)
+        if found is None or found[1] == self._token:
+            return False
+        self._token = found[1]
+        return True
+
+    def _open(self) -> httpx.Client:
+        if self._client is None:
+            import httpx
+
+            place = self._place
+            transport = None if place.socket is None else httpx.HTTPTransport(uds=str(place.socket))
+            base = place.url or "http://localhost"
+            self._client = httpx.Client(transport=transport, base_url=base, timeout=place.timeout_s, trust_env=False)
+        return self._client
+
+
+def newest_version(openapi: str) -> str:
+    """The newest version of the interface that the service offers and that is known here, such as ``v0.0.38``.
+
+    Raises:
+        DataError: It offers none that is known.
+    """
+    try:
+        paths = list(json.loads(openapi)["paths"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"slurmrestd's /openapi/v3 is not understood: {error!r}") from error
+    offered = sorted({tuple(map(int, match.groups())) for path in paths if (match := _VERSION.fullmatch(path))})
+    known = [version for version in offered if _OLDEST <= version <= _NEWEST]
+    if not known:
+        said = ", ".join("v" + ".".join(map(str, version)) for version in offered) or "no interface of Slurm"
+        raise DataError(f"slurmrestd offers {said}; v0.0.38 to v0.0.42 are known here")
+    return "v" + ".".join(map(str, known[-1]))
+
+
+def _as_sinfo(text: str, partitions: Sequence[str]) -> str:
+    """The nodes as ``sinfo -N -O nodelist:64,statelong:32,gres:160`` prints them.
+
+    Raises:
+        DataError: This is no such document.
+    """
+    try:
+        nodes = json.loads(text)["nodes"]
+        lines = [
+            f"{node['name']:<64}{_state(node):<32}{node.get('gres') or '(null)':<160}\n"
+            for node in nodes
+            if not partitions or set(node.get("partitions") or ()) & set(partitions)
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"slurmrestd's nodes are not understood: {error!r}") from error
+    return "".join(lines)
+
+
+def _state(node: Mapping[str, Any]) -> str:
+    """The state in sinfo's words: older versions tell a state and flags, newer ones a list of both."""
+    state = node["state"]
+    words = [state] if isinstance(state, str) else list(state)
+    flags = [str(flag).upper() for flag in (*words[1:], *(node.get("state_flags") or ()))]
+    base = next((word for flag, word in _FLAGS if any(flag in name for name in flags)), words[0].lower())
+    if _UNANSWERED in flags or "NO_RESPOND" in flags:
+        return base + "*"
+    return base + ("~" if "POWERED_DOWN" in flags or "POWER_DOWN" in flags else "")
