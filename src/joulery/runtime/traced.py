@@ -108,7 +108,7 @@ def keep_anatomy(writer: RunWriter, tracing: Tracing, basis: Basis, offset_ns: i
 
 
 def unfinished(run: Run) -> bool:
-    """Whether a run was traced and killed before its operations were accounted (or has not ended yet)."""
+    """Whether a run was traced and its operations not accounted: it was killed, it lasts, or nothing came of it."""
     return "tracing" in run.manifest and not has_footprint(run) and (run.path / TRACES).is_dir()
 
 
@@ -129,7 +129,8 @@ def dissect_again(run: Run, estimator: Estimator | None = None) -> Anatomy:
     if not sessions:
         raise DataError(notes[-1], file=str(run.path))
     source = source_of(run.manifest["terms"]["carbon"]) if read_intensity(run) is None else None
-    notes = [*notes, "the measuring process was killed, or still runs: this is what had been recorded until then"]
+    if not run.closed:
+        notes.append("the measuring process was killed, or still runs: this is what had been recorded until then")
     return dissect(sessions, account_again(run, source).basis, estimator or asked["estimator"], notes)
 
 
