@@ -11,9 +11,8 @@ from joulery.domain.power import PowerTrace
 from joulery.domain.quality import Quality
 from joulery.runtime.account import account
 from joulery.runtime.evidence import Evidence, fold
-from joulery.runtime.measure import source_of
 from joulery.runtime.recorded import load_run
-from joulery.runtime.terms import Span, Terms
+from joulery.runtime.terms import Span, Terms, source_of
 from joulery.store.intensity import write_intensity
 from joulery.store.run import create_run
 from joulery.ui.cli import main

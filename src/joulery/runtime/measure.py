@@ -26,7 +26,7 @@ from joulery.runtime.compose.meters import parse_meter
 from joulery.runtime.compose.share import make_run_group
 from joulery.runtime.launch import NOT_EXECUTABLE, NOT_FOUND, Outcome, run_command
 from joulery.runtime.recorder import Recorder
-from joulery.runtime.terms import PERIOD_S, Settings, Terms
+from joulery.runtime.terms import PERIOD_S, Settings, Terms, source_of
 from joulery.store.run import RunWriter, create_run, new_run_id
 
 if TYPE_CHECKING:
@@ -351,19 +351,6 @@ def measure(
     settings = Settings(period_s, None if meters is None else tuple(parse_meter(text) for text in meters))
     terms = Terms(idle, pue, given, None if carbon_at is None else instant_s(carbon_at))
     return Measurement(settings, terms, source_of(given), owner, Path(out) if out is not None else None)
-
-
-def source_of(flags: Mapping[str, str]) -> CarbonSource | None:
-    """The source of carbon intensity that flags describe; None, and nothing heavy imported, when there are none.
-
-    Raises:
-        JouleryError: They are wrong, or what they name cannot be used.
-    """
-    if not flags:
-        return None
-    from joulery.runtime.compose.carbon import source_from_flags
-
-    return source_from_flags(flags)
 
 
 def instant_s(value: str | float | datetime) -> float:

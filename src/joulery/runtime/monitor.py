@@ -17,9 +17,8 @@ from typing import Any
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.power import PowerTrace, ReadingKind
 from joulery.runtime.evidence import read_evidence
-from joulery.runtime.measure import source_of
 from joulery.runtime.recorder import Recorder
-from joulery.runtime.terms import Settings, Terms
+from joulery.runtime.terms import Settings, Terms, source_of
 from joulery.store.run import SAMPLES, create_run, new_run_id
 
 

@@ -137,7 +137,7 @@ def _readings(run: Run) -> Iterator[None]:
 def _measured(run: Run, report: dict[str, Any] | None) -> tuple[dict[str, Any], tuple[Tick, ...]]:
     """The report of a measured run, made again where there is none, and its course."""
     from joulery.runtime.account import account_again
-    from joulery.runtime.measure import source_of
+    from joulery.runtime.terms import source_of
 
     if report is not None and "power" not in run.series_names:
         return report, ()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from joulery.domain.errors import ConfigError
+from joulery.domain.ports import CarbonSource
 from joulery.runtime.compose.meters import MeterSpec
 
 IDLE_RULES = ("whole", "share", "none")
@@ -94,3 +95,16 @@ class Span:
     unix_offset_ns: int
     cpu_s: float = 0.0
     exit_code: int | None = None
+
+
+def source_of(flags: Mapping[str, str]) -> CarbonSource | None:
+    """The source of carbon intensity that flags describe; None, and nothing heavy imported, when there are none.
+
+    Raises:
+        JouleryError: They are wrong, or what they name cannot be used.
+    """
+    if not flags:
+        return None
+    from joulery.runtime.compose.carbon import source_from_flags
+
+    return source_from_flags(flags)

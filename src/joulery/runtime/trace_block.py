@@ -16,8 +16,8 @@ from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.tef import TensorFootprint
 from joulery.domain.tracing import Steps
 from joulery.runtime.compose.meters import parse_meter
-from joulery.runtime.measure import Measurement, source_of
-from joulery.runtime.terms import PERIOD_S, Settings, Terms
+from joulery.runtime.measure import Measurement
+from joulery.runtime.terms import PERIOD_S, Settings, Terms, source_of
 from joulery.runtime.traced import Anatomy, Tracing, keep_anatomy, trace_folder
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from joulery.domain.tracing import Steps, TracedSession
 from joulery.runtime.account import Basis, account_again
 from joulery.runtime.compose.tracers import open_tracer
 from joulery.runtime.evidence import unfold
-from joulery.runtime.measure import source_of
+from joulery.runtime.terms import source_of
 from joulery.store.files import disk_errors
 from joulery.store.intensity import read_intensity
 from joulery.store.run import Run, RunWriter

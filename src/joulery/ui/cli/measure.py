@@ -72,8 +72,8 @@ def command(
     readings, to a run directory that `joulery report` renders.
     """
     from joulery.runtime.compose.meters import parse_meter
-    from joulery.runtime.measure import instant_s, measure_command, source_of
-    from joulery.runtime.terms import PERIOD_S, Settings, Terms
+    from joulery.runtime.measure import instant_s, measure_command
+    from joulery.runtime.terms import PERIOD_S, Settings, Terms, source_of
 
     given = {name: value for name, value in flags.items() if value is not None}
     settings = Settings(
