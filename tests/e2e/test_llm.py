@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from joulery.adapters.models import smollm2
+from tests.runtime.site_files import toy_site
 
 SITE = """
 joulery: 1
@@ -107,11 +108,6 @@ def test_nothing_outlives_a_gateway_that_is_killed(tmp_path, installed):
     [
         ("{kind: llama.cpp, context_tokens: 512}", "{kind: llama.cpp, path: site.yaml}", "did not start"),
         ("engine:", "predictor: {path: .}\n    engine:", "there is no length predictor"),
-        (
-            "language_models:",
-            "services: [{name: x, model: y, slo: {latency: 1 s}}]\nlanguage_models:",
-            "by one process",
-        ),
     ],
 )
 def test_what_cannot_be_served_is_said_and_nothing_is_left_running(tmp_path, installed, old, new, said):
@@ -120,3 +116,30 @@ def test_what_cannot_be_served_is_said_and_nothing_is_left_running(tmp_path, ins
         assert process.returncode == 2
         assert said in (out + err).decode()
         assert b"Traceback" not in err
+
+
+@pytest.mark.e2e
+def test_language_models_are_served_beside_other_services(tmp_path, installed):
+    models = SITE[SITE.index("language_models:") : SITE.index("serving:")]
+    path = toy_site(tmp_path, changed={"serving:": models + "serving:", "cores: 2": "slices: [1]"})
+    line = [sys.executable, "-m", "joulery", "serve", str(path), "--json", "--out", str(tmp_path / "run")]
+    with subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path(__file__).parents[2]
+    ) as process:
+        try:
+            url = json.loads(process.stdout.readline())["url"]
+            workers = children(process.pid)
+            with httpx.Client(base_url=url, timeout=120, trust_env=False) as client:
+                tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [2, 3]}
+                assert client.post("/v2/models/sums/infer", json={"inputs": [tensor]}).status_code == 200
+                body = {"model": "small", "prompt": "Once", "max_tokens": 3}
+                assert client.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 3
+                text = client.get("/metrics").text
+                assert 'joulery_requests_total{outcome="ok",workload="small"} 1.0' in text
+                assert 'joulery_requests_total{outcome="ok",workload="sums"} 1.0' in text
+            process.terminate()
+            process.communicate(timeout=60)
+            assert process.returncode == 0
+        finally:
+            process.kill()
+    assert all(gone(pid) for pid in workers)

@@ -100,7 +100,6 @@ class TextCost(NamedTuple):
         energy: Its joules and grams; None where unknown.
         predicted_tokens: What its length was guessed to be; NaN when it was not.
         source: Where the guess came from: ``cache``, ``predictor``, ``mean`` or ``none``.
-        cpu_s: CPU seconds of the engine charged to it; 0 where unknown.
     """
 
     variant: str
@@ -112,7 +111,6 @@ class TextCost(NamedTuple):
     energy: EnergyShare | None
     predicted_tokens: float
     source: str
-    cpu_s: float = 0.0
 
     @property
     def energy_per_token_j(self) -> float | None:

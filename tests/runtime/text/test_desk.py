@@ -76,6 +76,18 @@ async def test_lanes_are_filled_and_never_overfilled() -> None:
     assert (desk.working, desk.waiting) == (0, 0)
 
 
+async def test_an_engine_that_orders_holds_no_more_than_the_queue_may() -> None:
+    engine = FakeEngine(Dialect.VLLM)
+    desk = desk_of(engine, queue=2)
+    engine.gate.clear()
+    tasks = [asyncio.create_task(read(desk.accept(ask(f"p{i}")))) for i in range(2)]
+    await until(lambda: len(engine.begun) == 2)
+    with pytest.raises(RequestError, match="2 requests waiting"):
+        desk.accept(ask("p2"))
+    engine.gate.set()
+    await asyncio.gather(*tasks)
+
+
 @pytest.mark.parametrize("dialect", [Dialect.VLLM, Dialect.SGLANG])
 async def test_an_engine_that_orders_gets_every_request_at_once_with_its_rank(dialect) -> None:
     engine = FakeEngine(dialect)

@@ -75,8 +75,12 @@ def test_a_cache_that_cannot_be_used_is_counted() -> None:
     request = ask("abc 3")
     asked.completed(request, asked.forecast(request), told(9), 1.0)
     asked.guesser.guess = lambda prompt: Guess(2.0, np.ones(7))
-    assert asked.forecast(ask("zzz")).source == "predictor"
+    other = ask("zzz")
+    expected = asked.forecast(other)
+    assert expected.source == "predictor"
+    asked.completed(other, expected, told(9), 1.0)
     assert sum(asked.failures.values()) == 1
+    assert asked.forecast(ask("yyy")).source == "predictor"
 
 
 def test_completions_move_what_a_class_means_and_the_order_stays() -> None:

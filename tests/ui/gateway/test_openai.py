@@ -27,8 +27,8 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
 class Served:
-    def __init__(self, fake, desk, server, client, records, machine):
-        self.fake, self.desk, self.server, self.client = fake, desk, server, client
+    def __init__(self, fake, desk, server, client, records, machine, gateway):
+        self.fake, self.desk, self.server, self.client, self.gateway = fake, desk, server, client, gateway
         self.records, self.machine = records, machine
 
     async def ask(self, prompt="hi 1", path=CHAT, **fields):
@@ -54,7 +54,7 @@ async def serving(dialect=Dialect.PLAIN, token=None, upstream=None, **settings):
         await server.start()
         try:
             async with httpx.AsyncClient(base_url=server.url, timeout=30, trust_env=False) as client:
-                yield Served(fake, desk, server, client, records, machine)
+                yield Served(fake, desk, server, client, records, machine, gateway)
         finally:
             fake.gate.set()
             await server.stop()
@@ -314,6 +314,31 @@ async def test_a_token_is_asked_for() -> None:
         served.client.headers["authorization"] = "Bearer s3cret-s3cret"
         assert (await served.ask()).status_code == 200
         assert served.fake.asked[0].get("authorization") is None
+
+
+async def test_bodies_count_as_held_while_their_requests_wait() -> None:
+    async with serving() as served:
+        bodies = served.gateway.bodies
+        served.fake.gate.clear()
+        tasks = [asyncio.create_task(served.ask("x" * 1000)) for _ in range(3)]
+        await until(lambda: served.desk.waiting == 2)
+        assert 3000 < bodies.held_bytes < 4000
+        served.fake.gate.set()
+        await asyncio.gather(*tasks)
+        await until(lambda: bodies.held_bytes == 0)
+
+
+async def test_a_conversation_is_foretold_by_its_last_message() -> None:
+    async with serving() as served:
+        for last, tokens in (("b 0", "10"), ("b 3", "300")):
+            messages = [{"role": "system", "content": "s"}, {"role": "user", "content": last}]
+            kept = []
+            served.desk.keep = lambda request, count, kept=kept: kept.append(request.prompt)
+            guess = served.desk.forecaster.guesser.guess
+            served.desk.forecaster.guesser.guess = lambda prompt, guess=guess: guess(prompt.split("\n")[0])
+            answer = await served.client.post(CHAT, json={"model": "llm", "messages": messages})
+            assert answer.headers["x-joulery-predicted-tokens"] == tokens
+            assert kept == [f"{last}\ns"]
 
 
 async def test_a_full_queue_says_when_to_come_again() -> None:

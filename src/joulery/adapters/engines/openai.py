@@ -24,6 +24,8 @@ from joulery.domain.generation import Dialect, TextEvent, TextKind, TextRequest,
 PATHS = {TextKind.CHAT: "/v1/chat/completions", TextKind.COMPLETION: "/v1/completions"}
 _LONGEST_ANSWER_BYTES = 64 << 20
 _LONGEST_LINE_BYTES = 8 << 20
+_KEEP_ALIVE_S = 4.0
+"""Idle connections are given up before servers do it (llama.cpp after 5 s): a request must not meet a closed one."""
 _OURS = ("priority", "stream_options", "model")
 """Keys of a request that are joulery's to set."""
 
@@ -152,7 +154,7 @@ class OpenAiEngine:
                 base_url=self.upstream.url,
                 headers=headers,
                 transport=self._transport,
-                limits=httpx.Limits(max_connections=self.upstream.connections, keepalive_expiry=30.0),
+                limits=httpx.Limits(max_connections=self.upstream.connections, keepalive_expiry=_KEEP_ALIVE_S),
                 trust_env=False,
             )
         return self._client

@@ -111,10 +111,11 @@ class TextDesk:
         """
         if self._closed:
             raise RequestError("the service is closing", Outcome.UNAVAILABLE)
-        if len(self._queue) >= self.settings.queue:
-            retry_s = self.waiting * self.forecaster.pace.service_s(150.0) / self.settings.lanes
+        held = self._working if self.engine.dialect.orders else len(self._queue)
+        if held >= self.settings.queue:
+            retry_s = held * self.forecaster.pace.service_s(150.0) / self.settings.lanes
             raise RequestError(
-                f"{self.name} has {self.waiting} requests waiting, which is all it takes",
+                f"{self.name} has {held} requests waiting, which is all it takes",
                 Outcome.OVERLOADED,
                 retry_after_s=retry_s,
             )

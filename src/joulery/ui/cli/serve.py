@@ -176,7 +176,7 @@ def _serve_site(file: Path, listen: str | None, out: Path | None, *, as_json: bo
     from joulery.ui.up.screen import Address
 
     site = listening(load(file), listen)
-    if site.language_models:
+    if site.language_models and not site.services:
         _serve_text(site, as_json=as_json)
         return
     screen = Address(lambda url: click.echo(json.dumps({"url": url, "pid": os.getpid()}))) if as_json else None
@@ -186,23 +186,13 @@ def _serve_site(file: Path, listen: str | None, out: Path | None, *, as_json: bo
 
 
 def _serve_text(site: Site, *, as_json: bool) -> None:
-    """The language models of a site file, until stopped.
-
-    Raises:
-        ConfigError: The site has services of other kinds, too.
-    """
+    """The language models of a site file, until stopped."""
     import asyncio
 
     import uvloop
 
     from joulery.ui.gateway.text_site import serve_text
 
-    if site.services:
-        raise ConfigError(
-            "language models and other services are not served by one process yet",
-            pointer="language_models",
-            hint="give the language models a site file and a port of their own",
-        )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve_text(site, lambda url, text: _say_text(url, text, as_json=as_json)))
 

@@ -57,7 +57,7 @@ class TextRoutes:
         watch: Callable[[str, RequestRecord, TextCost], None] = lambda model, record, cost: None,
     ) -> None:
         self.desks, self.telemetry = desks, tuple(telemetry)
-        self._bodies, self._watch = bodies, watch
+        self.bodies, self._watch = bodies, watch
         self._created_s = round(time.time())
 
     async def __call__(self, scope: Scope, exchange: Exchange | None, receive: Receive, send: Send) -> None:
@@ -99,12 +99,6 @@ class TextRoutes:
         if cost is not None:
             self._watch(model, record, cost)
 
-    async def body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
-        """A request's body; it is parsed and given back at once."""
-        body = await self._bodies.read(headers, receive)
-        self._bodies.give_back(body)
-        return body
-
     def _describe(self, path: str) -> dict[str, Any]:
         owners = {name: desk.owner for name, desk in self.desks.items()}
         if path == "/v1/models":
@@ -129,10 +123,12 @@ class _Conversation:
         """Answer it."""
         if self._exchange is not None:
             self._exchange.begin()
+        body = b""
         try:
             headers = dict(scope["headers"])
             timeout_s = seconds_of(headers.get(b"x-joulery-timeout-s"))
-            request = parse_text(self._kind, await self._routes.body(headers, receive), timeout_s=timeout_s)
+            body = await self._routes.bodies.read(headers, receive)
+            request = parse_text(self._kind, body, timeout_s=timeout_s)
             desk = self._routes.desk(request.model)
             self._model = desk.name
             self._job = desk.accept(request)
@@ -149,6 +145,8 @@ class _Conversation:
             else:
                 await self._fail(RequestError("the gateway is closing", Outcome.UNAVAILABLE))
         finally:
+            # What the engine is sent is made from it, however long the request waits: it counts as held until now.
+            self._routes.bodies.give_back(body)
             if self._exchange is not None:
                 self._exchange.end()
 
@@ -226,7 +224,7 @@ class _Conversation:
             end_s=time.time(),
             outcome=outcome,
             service_s=0.0 if cost is None or math.isnan(cost.start_s) else cost.end_s - cost.start_s,
-            cpu_s=0.0 if cost is None else cost.cpu_s,
+            cpu_s=0.0,
             attempts=0 if job is None else job.attempts,
             energy=share,
         )

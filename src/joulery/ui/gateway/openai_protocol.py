@@ -114,7 +114,7 @@ def usage_chunk(kind: TextKind, model: str, data: Mapping[str, Any], cost: TextC
 
 
 def _messages(data: Mapping[str, Any]) -> str:
-    """The text of a conversation: of the last words of the user most of all, so they come last."""
+    """The text of a conversation, the last message first: what it asks for says most about the answer's length."""
     messages = data.get("messages")
     if not isinstance(messages, list) or not messages:
         raise _wrong("messages must be a list of at least one message")
@@ -123,7 +123,7 @@ def _messages(data: Mapping[str, Any]) -> str:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise _wrong(f"messages[{index}] must be an object with a role")
         texts.append(_content(message.get("content"), index))
-    return "\n".join(text for text in texts if text)
+    return "\n".join(text for text in reversed(texts) if text)
 
 
 def _content(content: Any, index: int) -> str:

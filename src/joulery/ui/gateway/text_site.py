@@ -36,27 +36,27 @@ async def serve_text(site: Site, ready: Callable[[str, TextSite], None]) -> None
         loop.add_signal_handler(number, stop.set)
     try:
         async with AsyncExitStack() as stack:
-            text = text_site(site, stack=stack)
-            server = _server(site, text)
+            serving = site.serving
+            token = site_token(serving)
+            metrics = Metrics([config.name for config in site.language_models])
+            gateway = Gateway(local_engine(), token=token, admin=admin_app(metrics))
+            limits = ServerLimits(drain_s=serving.drain_s)
+            server = GatewayServer(gateway, serving.host, serving.port, limits=limits, protected=token is not None)
             await server.start()
             stack.push_async_callback(server.stop)
-            await text.grid.refresh()
+            text = open_text(site, gateway, metrics, stack)
+            stack.push_async_callback(server.stop)  # before the desks close: what runs is finished
             stopping = asyncio.create_task(stop.wait())
             stack.callback(stopping.cancel)
-            starting = asyncio.gather(*(desk.engine.start() for desk in text.desks.values()))
-            await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if not starting.done():
-                starting.cancel()
-                await asyncio.gather(starting, return_exceptions=True)
+            if not await _started(text, stopping):
                 return
-            await starting
             ready(server.url, text)
-            keeping = asyncio.create_task(_keep(text), name="text meter")
+            keeping = asyncio.create_task(keep_text(text), name="text meter")
             stack.callback(keeping.cancel)
             # Not to be cancelled: the server's own stop lets running requests finish.
-            serving = asyncio.create_task(server.wait(), name="serving")
-            await asyncio.wait((serving, keeping, stopping), return_when=asyncio.FIRST_COMPLETED)
-            for task in (serving, keeping):
+            running = asyncio.create_task(server.wait(), name="serving")
+            await asyncio.wait((running, keeping, stopping), return_when=asyncio.FIRST_COMPLETED)
+            for task in (running, keeping):
                 if task.done():
                     await task
     finally:
@@ -64,18 +64,50 @@ async def serve_text(site: Site, ready: Callable[[str, TextSite], None]) -> None
             loop.remove_signal_handler(number)
 
 
-def _server(site: Site, text: TextSite) -> GatewayServer:
-    serving = site.serving
-    token = site_token(serving)
-    metrics = Metrics(text.desks)
-    gateway = Gateway(local_engine(), token=token, admin=admin_app(metrics))
+def open_text(
+    site: Site, gateway: Gateway, metrics: Metrics, stack: AsyncExitStack, stderr: int | None = None
+) -> TextSite:
+    """Put the site's language models behind a gateway; their engines are not started yet.
+
+    Args:
+        site: The site.
+        gateway: Answers under ``/v1`` from now on.
+        metrics: Counts their requests.
+        stack: Closes what is opened.
+        stderr: File descriptor for what engines print; None for standard error.
+
+    Raises:
+        JouleryError: A meter, a predictor or a model that was named is not to be had.
+    """
+    text = text_site(site, stack=stack, stderr=stderr)
     watch = TextMetrics(metrics.registry, text.desks, text.meter)
     gateway.text = TextRoutes(text.desks, gateway.bodies, [metrics.request], watch.ended)
-    limits = ServerLimits(drain_s=serving.drain_s)
-    return GatewayServer(gateway, serving.host, serving.port, limits=limits, protected=token is not None)
+    return text
 
 
-async def _keep(text: TextSite) -> None:
+async def start_text(text: TextSite) -> None:
+    """Ask the grid, start the engines.
+
+    Raises:
+        JouleryError: An engine is not to be had.
+    """
+    await text.grid.refresh()
+    await asyncio.gather(*(desk.engine.start() for desk in text.desks.values()))
+
+
+async def _started(text: TextSite, stopping: asyncio.Task[bool]) -> bool:
+    """Start the engines; False when the end was asked for first."""
+    starting = asyncio.create_task(start_text(text))
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if starting.done():
+        await starting
+        return True
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    return False
+
+
+async def keep_text(text: TextSite) -> None:
     """Ask the grid where that is due, read the meters at least once a second."""
     while True:
         await asyncio.sleep(_REFRESH_S)

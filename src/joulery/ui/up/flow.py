@@ -37,6 +37,7 @@ from joulery.runtime.session import Pace, Session
 from joulery.runtime.site_watch import SiteWatch
 from joulery.store.files import write_atomically
 from joulery.store.run import RunWriter, create_run, new_run_id
+from joulery.ui.gateway.text_site import keep_text, open_text, start_text
 from joulery.ui.reports.html import render_html
 from joulery.ui.reports.table import roll_up
 from joulery.ui.up.facts import tell_clock, tell_machine, tell_profile, tell_service, tell_serving
@@ -113,6 +114,7 @@ async def up(options: Options, screen: Screen, stop: asyncio.Event) -> dict[str,
         await _governed(session, stack, screen)
         await _unless_stopped(session.serve(), stop)
         gate.open_to(session)
+        await _language_models(site, gate, stack, stop)
         tell_serving(screen, session, gate.server)
         results = await _serve(options, session, gate, screen, stop)
         await gate.server.stop()
@@ -120,6 +122,16 @@ async def up(options: Options, screen: Screen, stop: asyncio.Event) -> dict[str,
         client = LoadResult.together(list(results.values()))
         finished = finish(session, load_cpu_s=client.cpu_s)
     return _with_page(finished, client, results, session.hosted, dashboard=f"{gate.server.url}/dashboard")
+
+
+async def _language_models(site: Site, gate: Front, stack: AsyncExitStack, stop: asyncio.Event) -> None:
+    """Put the site's language models beside its services; they have desks and meters of their own."""
+    if not site.language_models:
+        return
+    text = open_text(site, gate.gateway, gate.metrics, stack, gate.workers_log)
+    await _unless_stopped(start_text(text), stop)
+    keeping = asyncio.create_task(keep_text(text), name="text meter")
+    stack.callback(keeping.cancel)
 
 
 async def _chosen(
@@ -152,7 +164,9 @@ def the_services(site: Site) -> tuple[ServiceConfig, ...]:
     """
     if not site.services:
         raise ConfigError(
-            "the site has no service to run", pointer="services", hint="list at least one service, with its models"
+            "the site has no service to run",
+            pointer="services",
+            hint="list at least one service, with its models; language models alone are run by joulery serve",
         )
     return site.services
 

@@ -27,9 +27,9 @@ class Front:
 
     def __init__(self, site: Site, names: Sequence[str], workers_log: int) -> None:
         self._session: Session | None = None
-        self._workers_log = workers_log
+        self.workers_log = workers_log
         self.token = _token(site)
-        self.metrics = Metrics(list(names), self._latest, site.mode.value)
+        self.metrics = Metrics([*names, *(model.name for model in site.language_models)], self._latest, site.mode.value)
         self.gateway = Gateway(
             self.engine(site, ()),
             token=self.token,
@@ -46,7 +46,7 @@ class Front:
 
     def engine(self, site: Site, cores: tuple[int, ...]) -> Engine:
         """The engine that the site file asks for, on these cores."""
-        return site_engine(site.serving, cores=cores, stderr=self._workers_log)
+        return site_engine(site.serving, cores=cores, stderr=self.workers_log)
 
     def open_to(self, session: Session) -> None:
         """Answer with a session's engine, charge requests and tell of them from now on."""
