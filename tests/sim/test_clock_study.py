@@ -57,3 +57,16 @@ def test_recorded_arrivals_keep_their_pattern_at_the_cases_rate() -> None:
             workload(case, Streams(0), np.array(bad))
     with pytest.raises(ConfigError, match="no such clock scheme"):
         run_schemes(("turbo",), case, requests)
+
+
+def test_a_placement_says_who_shares_a_gpu() -> None:
+    hosts = tuple((model.name, index % 3) for index, model in enumerate(MODELS))
+    made = plant(ClockCase(1.0, 5.0, devices=4, hosts=hosts))
+    assert made.device_of.tolist() == [index % 3 for index in range(15)]
+    assert made.devices == 4  # the one that hosts nothing idles
+    case = ClockCase(1.0, 5.0, duration_s=30.0, devices=4, hosts=hosts)
+    found = run_schemes(("fixed",), case, workload(case, Streams(1)))["fixed"]
+    assert found.power_w > 53.0
+    for broken in (hosts[:-1], (*hosts[:-1], (MODELS[-1].name, 4))):
+        with pytest.raises(DataError, match="expected all 15 on 4"):
+            plant(ClockCase(1.0, 5.0, devices=4, hosts=broken))

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from joulery.domain.errors import DataError
-from joulery.store.plans import read_clock_bounds
+from joulery.store.plans import read_clock_bounds, read_hosts
 
 
 def kept(folder, plan):
@@ -44,3 +44,16 @@ def test_what_is_no_such_plan(tmp_path, plan, message) -> None:
 def test_a_plan_that_is_not_there(tmp_path) -> None:
     with pytest.raises(DataError, match="cannot read the plan"):
         read_clock_bounds(tmp_path / "none.json", 1)
+
+
+def test_who_is_hosted_where(tmp_path) -> None:
+    gpus = [{"instances": [{"model": "a"}, {"model": "b"}]}, {"instances": []}, {"instances": [{"model": "c"}]}]
+    assert read_hosts(kept(tmp_path, {"gpus": gpus})) == (("a", 0), ("b", 0), ("c", 2))
+    for plan, message in (
+        ({"gpus": [*gpus, {"instances": [{"model": "a"}]}]}, "has a on several GPUs"),
+        ({"gpus": [{"instances": []}]}, "hosts no model"),
+        ({"gpus": [{}]}, "not a plan of pipelines"),
+        ("{", "cannot read the plan"),
+    ):
+        with pytest.raises(DataError, match=message):
+            read_hosts(kept(tmp_path, plan))

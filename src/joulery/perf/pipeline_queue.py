@@ -1,4 +1,4 @@
-"""Queueing in pipelines that share devices, in one pass over the requests (AlpaServe, OSDI'23, section 5).
+"""Queueing in pipelines that share devices, in one pass over the requests (AlpaServe, OSDI'23).
 
 Who comes first is served first. A request goes to the route of its model whose last device is free first; on its way
 ``t = max(t, device is free) + stage``; it is accepted if it ends within its SLO, and leaves no trace if it does not.

@@ -1,4 +1,4 @@
-"""Operators of like clock sensitivity, grouped in model order (μ-Serve, ATC'24, section 4.1, Alg. 1)."""
+"""Operators of like clock sensitivity, grouped in model order (μ-Serve, ATC'24, section 3.1, Alg. 1)."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ CLOCK_STEP = "clock_step"
 """The kind of log line that holds what a governor saw."""
 _TAIL_S = 10.0
 _TAIL_COUNT = 20
-"""p99 of the last ten seconds or twenty answers, whichever holds more (μ-Serve, section 4.3, as specified)."""
+"""p99 of the last ten seconds or twenty answers, whichever holds more (μ-Serve, section 3.4, as specified)."""
 _TAIL_QUANTILE = 0.99
 
 

@@ -1,4 +1,4 @@
-"""Clock governors side by side on emulated V100s (μ-Serve, ATC'24, section 6): power against SLO attainment.
+"""Clock governors side by side on emulated V100s (μ-Serve, ATC'24, section 4.2): power against SLO attainment.
 
 Fifteen models on a few devices, each model on one, first come first served. Generative requests take
 ``0.3 + 0.7 · length / mean length`` passes; a governor that looks ahead is told an upper quantile of the length of the
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from joulery.domain.arrays import FloatArray
+from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.errors import ConfigError, DataError
 from joulery.perf.catalog.muserve_models import CLOCKS_MHZ, MODELS
 from joulery.perf.clock import V100
@@ -52,12 +52,14 @@ class ClockCase:
         slo_scale: SLO of each model over its latency at the highest clock.
         duration_s: Length of the workload.
         devices: Emulated V100s.
+        hosts: Device of each model by name; balanced by latency when empty.
     """
 
     rate_rps: float
     slo_scale: float
     duration_s: float = 1800.0
     devices: int = 8
+    hosts: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,11 @@ class ClockOutcome:
 
 
 def plant(case: ClockCase) -> ClockedPlant:
-    """The devices of a case."""
+    """The devices of a case.
+
+    Raises:
+        DataError: A model has no host, or a host is none of the devices.
+    """
     clocks = np.array(CLOCKS_MHZ, np.float64)
     latency_s = np.array([model.latency_s for model in MODELS])
     return ClockedPlant(
@@ -88,8 +94,21 @@ def plant(case: ClockCase) -> ClockedPlant:
         latency_s=latency_s,
         slo_s=case.slo_scale * latency_s[:, -1],
         elasticity=np.array([model.sensitivity / 2 for model in MODELS]),
-        device_of=balanced_devices(latency_s[:, -1], case.devices),
+        device_of=_device_of(case) if case.hosts else balanced_devices(latency_s[:, -1], case.devices),
+        least_devices=case.devices,
     )
+
+
+def _device_of(case: ClockCase) -> IntArray:
+    hosts = dict(case.hosts)
+    missing = [model.name for model in MODELS if model.name not in hosts]
+    if missing or max(hosts.values()) >= case.devices:
+        raise DataError(
+            f"the placement hosts {len(hosts)} models on {max(hosts.values()) + 1} devices, expected all "
+            f"{len(MODELS)} on {case.devices}",
+            hint=f"plan for all of {', '.join(model.name for model in MODELS)}",
+        )
+    return np.array([hosts[model.name] for model in MODELS])
 
 
 def workload(case: ClockCase, streams: Streams, arrivals_s: FloatArray | None = None) -> Requests:

@@ -37,6 +37,7 @@ class ClockedPlant:
         elasticity: Relative slowdown per relative clock loss of each model, float64[models]; for reacting governors.
         device_of: Device of each model, int64[models].
         switch_s: Delay from a decision to the new clock, s.
+        least_devices: Devices there are at least; those that host nothing idle.
     """
 
     clocks_mhz: FloatArray
@@ -47,11 +48,12 @@ class ClockedPlant:
     elasticity: FloatArray
     device_of: IntArray
     switch_s: float = 0.02
+    least_devices: int = 0
 
     @property
     def devices(self) -> int:
         """How many devices there are."""
-        return int(self.device_of.max()) + 1
+        return max(int(self.device_of.max()) + 1, self.least_devices)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""A model as clusters of operators, and as stages and shards for each shape of a group (μ-Serve, ATC'24, section 4)."""
+"""A model as clusters of operators, and as stages and shards for each shape of a group (μ-Serve, ATC'24, section 3)."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ import click
 @click.option("--trace", metavar="FILE", help="kind training: a CSV file of jobs (submit_s, duration_s).")
 @click.option("--requests", metavar="FILE", help="kind ordering: a Parquet log (output_tokens, pred_cls5).")
 @click.option("--arrivals", metavar="FILE", help="kind clocks: a Parquet log of arrivals (t_s).")
+@click.option("--plan", metavar="FILE", help="kind clocks: a plan (joulery plan --out) says who shares a GPU.")
 @click.option(
     "--foresight",
     metavar="F",

@@ -16,9 +16,10 @@ from joulery.domain.errors import ConfigError
 from joulery.sim.clock_study import SCHEMES, ClockCase, ClockOutcome, run_schemes, workload
 from joulery.sim.streams import Streams
 from joulery.store.columns import read_parquet_columns
+from joulery.store.plans import read_hosts
 from joulery.ui.simulate import Overrides, Played, Progress
 
-ACCEPTS = frozenset({"arrivals", "seed"})
+ACCEPTS = frozenset({"arrivals", "plan", "seed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +55,12 @@ def play(scenario: ClocksScenario, overrides: Overrides, progress: Progress) -> 
     file = overrides.path("arrivals") or scenario.arrivals
     recorded = None if file is None else read_parquet_columns(file, ("t_s",))["t_s"]
     seeds = _seeds(scenario, overrides)
+    plan = overrides.path("plan") or scenario.plan
+    hosts = () if plan is None else read_hosts(plan)
     rows: list[_Row] = []
     total = len(names) * len(seeds) * len(scenario.loads)
     for load in scenario.loads:
-        case = ClockCase(load.rate_rps, load.slo_scale, scenario.duration_s, scenario.devices)
+        case = ClockCase(load.rate_rps, load.slo_scale, scenario.duration_s, scenario.devices, hosts)
         for seed in seeds:
             requests = workload(case, Streams(seed), recorded)
             done = len(rows)
@@ -70,6 +73,7 @@ def play(scenario: ClocksScenario, overrides: Overrides, progress: Progress) -> 
         "kind": scenario.kind,
         "quality": "simulated",
         "arrivals": "poisson" if file is None else file.name,
+        "placement": "balanced" if plan is None else plan.name,
         "results": [row.as_dict() for row in rows],
     }
     return Played(document, _view(scenario, rows, names))
