@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from joulery.domain.errors import ConfigError
-from joulery.domain.ports import CarbonSource
 from joulery.runtime.compose.meters import MeterSpec
+
+if TYPE_CHECKING:
+    from joulery.domain.ports import CarbonSource
 
 IDLE_RULES = ("whole", "share", "none")
 """The values of ``accounting.charge.IdleRule``."""
