@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from joulery.config.arrivals import PlannedArrivals, PoissonArrivals
-from joulery.config.quantity import Bytes, BytesPerSecond, Ratio, UsdPerHour, Watts
+from joulery.config.quantity import Bytes, BytesPerSecond, Ratio, Seconds, UsdPerHour, Watts
 from joulery.config.section import InputFile, Name, Section
 
 
@@ -72,6 +72,8 @@ class PlanSection(Section):
     """For evenly spaced requests, what a batch may take: half the SLO (the paper), or all that its wait leaves."""
     replicas: Annotated[int, Field(ge=1, le=64)] = 4
     """Into how many equal replicas a service may be cut; more where it cannot be served otherwise, unless this is 1."""
+    lasts_s: Seconds | None = Field(alias="lasts", default=None)
+    """When series of rates end, such as 24 h; the last step lasts as long as the one before it when left out."""
     max_batch: Annotated[int, Field(ge=1, le=1024)] = 32
     """Largest batch; the published profiles reach 32."""
     margin_ratio: Ratio = Field(alias="margin", default=0.0)

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 @click.option("--compare", metavar="P[,P]", help="Also plan with these: ffd, ffd++, gpulets, gslice, igniter, best.")
 @click.option("--running", type=click.Path(path_type=Path), metavar="FILE", help="Compare with this running plan.")
 @click.option("--follow", is_flag=True, help="With --running: keep its processes where they are, as far as can be.")
-@click.option("--moves", type=click.IntRange(min=0), default=0, help="With --follow: moves to spend on emptying GPUs.")
+@click.option(
+    "--moves", type=click.IntRange(min=0), default=0, help="With --follow, --series: moves for emptying GPUs."
+)
+@click.option("--series", is_flag=True, help="A plan for each step of the services' rates, few moves between them.")
 @click.option("--intensity", metavar="G", help="For columns and clover: carbon intensity, such as '300 g/kWh'.")
 @click.option("--explain", is_flag=True, help="Say why: what binds, and what every process pays for its neighbours.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the plan as JSON.")
@@ -46,6 +49,7 @@ def command(
     follow: bool,
     moves: int,
     intensity: str | None,
+    series: bool,
     explain: bool,
     out: Path | None,
     page_file: Path | None,
@@ -63,7 +67,7 @@ def command(
     from joulery.ui.plan.document import comparison_document, difference_document, document_of
     from joulery.ui.plan.request import read_running, request_of
 
-    if (follow or moves) and running is None:
+    if (follow or (moves and not series)) and running is None:
         raise ConfigError("there is no running plan to follow", pointer="--follow", hint="name one with --running FILE")
     site = load(file)
     if (preset or site.plan.preset) in ("columns", "clover"):
@@ -75,6 +79,9 @@ def command(
         _pipelines(site, preset or site.plan.preset, compare, explain, out, page_file, as_json)
         return
     request = request_of(site)
+    if series:
+        _plan_series(site, request, preset or request.preset, moves, out, as_json)
+        return
     old = None if running is None else read_running(running)
     plan = _planned(request, preset or request.preset, old if follow else None, moves)
     others = _compared(request, plan, compare)
@@ -103,6 +110,27 @@ def command(
                 f"\nTriton's files are in {triton}; put each model's file into gpuN/NAME/1/, then run launch-mps.sh"
             )
     if plan.violations:
+        raise click.exceptions.Exit(3)
+
+
+def _plan_series(site: Site, request: Request, preset: str, moves: int, out: Path | None, as_json: bool) -> None:
+    """Plan for rates that change."""
+    from joulery.ui.plan.series import planned_series, series_document, series_view
+
+    planned = planned_series(site, request, preset, moves)
+    document = series_document(planned)
+    if out is not None:
+        _write(out, json.dumps(document, indent=1) + "\n")
+    if as_json:
+        click.echo(json.dumps(document))
+    else:
+        from rich.console import Console
+
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console.width = 150
+        console.print(series_view(planned))
+    if document["violations"]:
         raise click.exceptions.Exit(3)
 
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 )
 @click.option("--runs", type=click.IntRange(2, 100_000), default=100, help="Requests timed on each slice (100).")
 @click.option("--warmup", type=click.IntRange(0, 100_000), default=10, help="Requests before them, not kept (10).")
+@click.option("--colocate", is_flag=True, help="Measure models beside one another on CPU slices; fit for joulery plan.")
+@click.option("--apart", is_flag=True, help="With --colocate: neighbours on whole cores of their own, not on quotas.")
 @click.option("--clocks", is_flag=True, help="Profile MODEL against a GPU's clock: operators, scores, power.")
 @click.option("--gpu", default=None, metavar="NAME", help="With --clocks: emulated GPU: v100, a100, h100 (v100).")
 @click.option("--device", metavar="NAME", help="With --clocks: measure on cpu or nvidia[:N] by setting its clock.")
@@ -69,6 +71,8 @@ def command(
     cuts: tuple[str, ...],
     runs: int,
     warmup: int,
+    colocate: bool,
+    apart: bool,
     clocks: bool,
     gpu: str | None,
     device: str | None,
@@ -96,6 +100,9 @@ def command(
     With --clocks, MODEL is an ONNX file, a .pt2 file of torch.export, HLO text, or a model of the built-in catalog:
     its operators with their work, how each suffers from a lower clock, and latency and power against the clock.
 
+    With --colocate, every variant named (SERVICE[,SERVICE]) is timed alone and beside each other one on CPU slices, in
+    batches; the interference of neighbours is fitted like a GPU's, for joulery plan and joulery up --plan.
+
     With --fit, host and device times, joules, contention and idle power of a service are fitted on a few measured runs
     of the whole service (measured_arrival_sweep.csv and variants.csv), for joulery plan and joulery simulate.
 
@@ -110,6 +117,14 @@ def command(
         return
     if points is not None:
         _calibrate(points, output, as_json)
+        return
+    if colocate:
+        if what is None or file is None:
+            raise ConfigError("name what to measure and the site it belongs to", expected="SERVICE[,SERVICE] SITE")
+        from joulery.ui.profile.colocation import profile_together
+
+        timed = runs if _given("runs") else _TIMED_TOGETHER
+        profile_together(file, what.split(","), apart=apart, runs=timed, output=output, as_json=as_json)
         return
     if clocks:
         if what is None:
@@ -213,6 +228,17 @@ def _keep(document: dict[str, object], output: Path | None) -> None:
         output.write_text(json.dumps(document) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {output}: {error.strerror}", pointer="--output") from None
+
+
+_TIMED_TOGETHER = 12
+"""Batches timed of each instance, where --runs does not say."""
+
+
+def _given(option: str) -> bool:
+    """Whether an option stands on the command line."""
+    from click.core import ParameterSource
+
+    return click.get_current_context().get_parameter_source(option) is ParameterSource.COMMANDLINE
 
 
 def _fit(solo_file: Path | None, pairs_file: Path | None, base: str, output: Path | None, as_json: bool) -> None:

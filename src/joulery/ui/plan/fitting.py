@@ -20,8 +20,8 @@ from joulery.perf.interference_document import check_profile
 from joulery.ui.format import percent
 from joulery.ui.plan.request import read_profile
 
-_SOLO = ("model", "batch", "r_pct", "latency_ms")
-_PAIR = ("model1", "batch1", "r1_pct", "latency1_ms", "model2", "batch2", "r2_pct", "latency2_ms")
+SOLO_COLUMNS = ("model", "batch", "r_pct", "latency_ms")
+PAIR_COLUMNS = ("model1", "batch1", "r1_pct", "latency1_ms", "model2", "batch2", "r2_pct", "latency2_ms")
 
 
 def fitted(solo_file: Path, pairs_file: Path, base: str) -> InterferenceProfile:
@@ -51,8 +51,13 @@ def read_solo(file: Path) -> list[SoloLatency]:
         DataError: It cannot be read, lacks a column, or a row holds no measurement.
     """
     return [
-        SoloLatency(row["model"], _whole(row, "batch", file, at), *(_positive(row, key, file, at) for key in _SOLO[2:]))
-        for at, row in _rows(file, _SOLO)
+        SoloLatency(
+            row["model"],
+            _whole(row, "batch", file, at),
+            _positive(row, "r_pct", file, at),
+            _positive(row, "latency_ms", file, at),
+        )
+        for at, row in _rows(file, SOLO_COLUMNS)
     ]
 
 
@@ -73,7 +78,7 @@ def read_pairs(file: Path) -> list[PairLatency]:
             _positive(row, "r2_pct", file, at),
             _positive(row, "latency2_ms", file, at),
         )
-        for at, row in _rows(file, _PAIR)
+        for at, row in _rows(file, PAIR_COLUMNS)
     ]
 
 

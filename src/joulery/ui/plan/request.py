@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +60,6 @@ def request_of(site: Site) -> Request:
     workloads = tuple(workload_of(site, index, service) for index, service in enumerate(site.services))
     types = tuple(_gpu_type(index, gpu) for index, gpu in enumerate(site.fleet.gpus))
     return Request(workloads, types, rules, plan.preset)
-
-
-def at_rates(request: Request, rates_rps: Mapping[str, float]) -> Request:
-    """The same request at other rates; services at a rate of 0 are left out."""
-    return replace(
-        request,
-        workloads=tuple(
-            replace(each, rate_rps=rates_rps[each.id]) for each in request.workloads if rates_rps[each.id] > 0
-        ),
-    )
 
 
 def workload_of(site: Site, index: int, service: ServiceConfig) -> Workload:

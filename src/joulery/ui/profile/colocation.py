@@ -1,0 +1,144 @@
+"""``joulery profile SERVICE SITE --colocate``: models beside one another on this machine, measured and fitted."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from joulery.config import load
+from joulery.config.services import ServiceConfig
+from joulery.config.site import Site
+from joulery.domain.engine import ModelRef
+from joulery.domain.errors import ConfigError
+from joulery.perf.interference import InterferenceProfile
+from joulery.perf.interference_calibrate import calibrate, starting_profile
+from joulery.perf.interference_document import as_document, check_profile
+from joulery.runtime.colocation import Design, Measurements, Progress, cpu_as_gpu, measure_together
+from joulery.runtime.compose.engine import local_engine
+from joulery.runtime.compose.models import cache_folder
+from joulery.runtime.compose.service import fleet_cores, model_ref
+from joulery.store.files import disk_errors
+from joulery.ui.plan.fitting import PAIR_COLUMNS, SOLO_COLUMNS, fit_table, totals
+from joulery.ui.progress import told
+
+
+def profile_together(
+    file: Path,
+    names: Sequence[str],
+    *,
+    apart: bool,
+    runs: int,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure, fit, keep and show.
+
+    Args:
+        file: The site file.
+        names: Services or variants; each variant is one model.
+        apart: Neighbours on cores of their own.
+        runs: Batches timed of each instance.
+        output: Where the profile goes; the measurements go beside it.
+        as_json: Print the profile as one JSON object.
+
+    Raises:
+        JouleryError: A model or a share is not to be had, or too little was measured to fit.
+    """
+    site = load(file)
+    models = _models(site, names)
+    cores = fleet_cores(site)
+    design = Design.on_cores(len(cores), runs=runs) if apart else Design(runs=runs)
+    with told("measuring", quiet=as_json) as progress:
+        found = asyncio.run(_measured(models, cores, design, progress))
+    profile = fitted(found, len(cores), apart=apart)
+    document = {**as_document(profile), "totals": totals(profile)}
+    if output is not None:
+        _keep(output, json.dumps(document) + "\n")
+        _keep(output.with_suffix(".solo.csv"), _table(SOLO_COLUMNS, found.solo))
+        _keep(output.with_suffix(".pairs.csv"), _table(PAIR_COLUMNS, found.pairs))
+    if as_json:
+        click.echo(json.dumps(document))
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 110
+    console.print(fit_table(profile))
+    for note in profile.notes:
+        console.print(note, style="yellow")
+    if output is not None:
+        console.print(f"kept in {output}, the measurements beside it")
+
+
+def fitted(found: Measurements, cores: int, *, apart: bool = False) -> InterferenceProfile:
+    """The interference of what was measured on so many cores, with its residuals.
+
+    Raises:
+        DataError: Too little was measured.
+    """
+    start = starting_profile(cpu_as_gpu(cores), found.solo)
+    how = "whole cores" if apart else "quotas of the same cores"
+    profile = calibrate(start, found.solo, found.pairs, source=f"measured here: {len(found.pairs)} pairs on {how}")
+    # What a CPU core has no counterpart of cannot have been fitted: it keeps its neutral value.
+    models = {name: replace(model, pcie_contention=1.0) for name, model in profile.models.items()}
+    profile = replace(profile, models=models)
+    check_profile(profile)
+    return profile
+
+
+async def _measured(
+    models: dict[str, ModelRef], cores: tuple[int, ...], design: Design, progress: Progress
+) -> Measurements:
+    engine = local_engine(cores=cores, deadline_s=120.0)
+    try:
+        return await measure_together(engine, models, cores, design, progress=progress)
+    finally:
+        await engine.close()
+
+
+def _models(site: Site, names: Sequence[str]) -> dict[str, ModelRef]:
+    """What is to be measured, by variant.
+
+    Raises:
+        ConfigError: No such service or variant, or two models of one name.
+    """
+    runnable = [service for service in site.services if service.family_config is not None]
+    known = [name for service in runnable for name in (service.name, *(v.name for v in service.family.variants))]
+    if strange := [name for name in names if name not in known]:
+        raise ConfigError("no such service or variant", got=strange[0], expected=", ".join(known) or "a service")
+    found: dict[str, ModelRef] = {}
+    for service in runnable:
+        for name, model in _wanted(service, names).items():
+            if found.setdefault(name, model) != model:
+                raise ConfigError(f"two models are called {name}", pointer="services", hint="rename one of them")
+    return found
+
+
+def _wanted(service: ServiceConfig, names: Sequence[str]) -> dict[str, ModelRef]:
+    cache = cache_folder()
+    return {
+        variant.name: model_ref(variant.model, cache)
+        for variant in service.family.variants
+        if service.name in names or variant.name in names
+    }
+
+
+def _table(columns: Sequence[str], rows: Sequence[tuple[object, ...]]) -> str:
+    """CSV, as ``joulery profile --from`` reads it."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _keep(file: Path, text: str) -> None:
+    with disk_errors(file):
+        file.write_text(text, encoding="utf-8")
