@@ -13,6 +13,7 @@ import importlib.metadata
 import importlib.util
 import json
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -180,6 +181,11 @@ class NvmlFake:
                 opened.truncate()
                 json.dump(self._state, opened)
 
+    def worked(self, index: int, joules: float) -> None:
+        """Something ran on a board: its energy counter moves on."""
+        with self.state() as state:
+            state["boards"][index]["energy_mj"] += 1e3 * joules
+
     @property
     def boards(self) -> list[dict[str, Any]]:
         """The boards as they are."""
@@ -301,7 +307,8 @@ class NvmlFake:
 
     @call
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any) -> int:
-        return int(self._board(handle)["energy_mj"])
+        board = self._board(handle)
+        return int(board["energy_mj"] + board.get("idle_w", 0.0) * 1e3 * time.monotonic())
 
     @call
     def nvmlDeviceGetEnforcedPowerLimit(self, handle: Any) -> int:

@@ -1,9 +1,40 @@
 """Models for tests of a whole service: they burn a known number of CPU seconds."""
 
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+
+class GpuSum:
+    """Adds two numbers on a part of a GPU that is not there: as slowly as the part is small, 200 W for a whole one."""
+
+    inputs = (("x", "FP32", (-1, 2)),)
+    outputs = (("y", "FP32", (-1,)),)
+
+    def __init__(self, busy_s: float) -> None:
+        from tests.fakes.nvml import STATE, NvmlFake
+
+        self.nvml = NvmlFake(file=Path(os.environ[STATE]))
+        percent = os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+        self.share = float(percent) / 100 if percent else self.slices() / 7
+        self.busy_s = busy_s
+
+    def slices(self) -> int:
+        """Compute slices of the instance this process was told to use."""
+        nvml, mine = self.nvml, os.environ["CUDA_VISIBLE_DEVICES"]
+        for index in range(len(nvml.boards[0]["instances"])):
+            handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(("gpu", 0), index)
+            if nvml.nvmlDeviceGetUUID(handle) == mine:
+                return int(nvml.nvmlDeviceGetName(handle).rpartition("MIG ")[2][0])
+        raise RuntimeError(f"there is no instance {mine}")
+
+    def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(self.busy_s / self.share)
+        self.nvml.worked(0, 200.0 * self.busy_s)
+        return {"y": np.sum(inputs["x"], axis=-1)}
 
 
 class Sum:

@@ -23,6 +23,36 @@ def cpu_channels(channels: Iterable[Channel]) -> tuple[Channel, ...]:
     return sockets or tuple(channel for channel in found if channel.device == "machine")
 
 
+def gpu_channels(channels: Iterable[Channel], gpus: Sequence[str]) -> tuple[Channel, ...]:
+    """The channels that see these GPUs as boards."""
+    return tuple(channel for channel in channels if channel.device in gpus)
+
+
+def gpu_points(traces: Sequence[PowerTrace], work: FloatArray, bins_ns: IntArray) -> tuple[FloatArray, FloatArray]:
+    """How many GPUs' worth of work was done in each bin, and the mean power of the boards.
+
+    Args:
+        traces: Power of the boards.
+        work: Start and end of each piece of work, Unix seconds, and the seconds of a whole GPU it took, float64[m, 3];
+            spread evenly between start and end.
+        bins_ns: Edges of the bins, Unix nanoseconds, increasing, int64[n+1].
+
+    Returns:
+        Busy GPUs and watts, float64[n] each; watts are NaN where not known.
+    """
+    seconds = np.diff(bins_ns) / NS_PER_S
+    energy_j, covered = np.zeros(len(seconds)), np.ones(len(seconds), np.bool_)
+    for trace in traces:
+        joules, covered_s = energy_by_bin(Metered.of(trace).steps, bins_ns)
+        energy_j += joules
+        covered &= covered_s >= _COVERED_RATIO * seconds
+    edges_s, busy_s = bins_ns / NS_PER_S, np.zeros(len(seconds))
+    for start_s, end_s, gpu_s in work:
+        inside = np.clip(np.minimum(edges_s[1:], end_s) - np.maximum(edges_s[:-1], start_s), 0.0, None)
+        busy_s += inside * gpu_s / (end_s - start_s)
+    return busy_s / seconds, np.where(covered, energy_j / seconds, np.nan)
+
+
 def power_points(
     traces: Sequence[PowerTrace], busy: Mapping[str, BusyTimes], bins_ns: IntArray
 ) -> tuple[FloatArray, FloatArray]:

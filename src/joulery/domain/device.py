@@ -143,6 +143,7 @@ class DeviceSlice:
         environ: What a process needs in its environment to run there, as (name, value).
         start: First memory slice it lies on; 0 where places mean nothing.
         pids: Processes that run there now, as far as the driver tells.
+        share_ratio: Share of the device's arithmetic it has.
     """
 
     slice: Slice
@@ -150,6 +151,7 @@ class DeviceSlice:
     environ: tuple[tuple[str, str], ...]
     start: int = 0
     pids: tuple[int, ...] = ()
+    share_ratio: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

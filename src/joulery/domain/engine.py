@@ -256,7 +256,8 @@ class InferResponse(NamedTuple):
         variant, replica: Who answered.
         arrival_s, start_s, end_s: When the engine got it, a replica took it, the answer was back; Unix seconds.
         service_s: Seconds inside the replica.
-        cpu_s: CPU seconds of the replica's process over the same time, all threads; its part of a batch's.
+        cpu_s: CPU seconds of the replica's process over the same time, all threads; its part of a batch's. On a GPU,
+            seconds of the whole GPU: ``service_s`` times the replica's share of it.
         attempts: 1, or 2 when the first replica died under it.
         batch: How many requests were answered together.
     """

@@ -7,32 +7,59 @@ from dataclasses import dataclass
 
 from joulery.domain.errors import InfeasibleError
 from joulery.domain.layout import Instance, Layout
-from joulery.domain.mig import MigMenu, MigProfile
+from joulery.domain.mig import GIB, MigMenu, MigProfile
 from joulery.domain.serving import Slice, SliceKind
 from joulery.policies.variants_graph import Edge, GraphSpace, one_gpu
 
 
 def cpu_menu(partitions: Sequence[Sequence[Slice]]) -> MigMenu:
-    """The cuts of this machine's cores in the form of a MIG menu: profiles, sizes and partitions are all that is asked.
-
-    Args:
-        partitions: Ways to cut the same cores, each as CPU slices.
+    """The cuts of this machine's cores in the form of a MIG menu, as :func:`slice_menu`.
 
     Raises:
         InfeasibleError: There is none, or a slice is no CPU slice.
     """
-    pieces = sorted({piece for partition in partitions for piece in partition}, key=lambda piece: -piece.cores)
-    if not pieces or any(piece.kind is not SliceKind.CPU for piece in pieces):
+    if any(piece.kind is not SliceKind.CPU for partition in partitions for piece in partition):
         raise InfeasibleError("no CPU slices to try layouts on", binding="partitions", hint="name fleet.cpu.slices")
-    cores = max(sum(piece.cores for piece in partition) for partition in partitions)
+    return slice_menu(partitions)
+
+
+def slice_menu(partitions: Sequence[Sequence[Slice]]) -> MigMenu:
+    """The cuts of this machine's cores or GPUs in the form of a MIG menu: profiles, sizes, partitions.
+
+    Args:
+        partitions: Ways to cut the same cores or GPUs.
+
+    Raises:
+        InfeasibleError: There is none.
+    """
+    pieces = sorted({piece for partition in partitions for piece in partition}, key=lambda piece: -size_of(piece))
+    if not pieces:
+        raise InfeasibleError("no slices to try layouts on", binding="partitions", hint="name fleet.cpu.slices")
+    whole = max(sum(map(size_of, partition)) for partition in partitions)
     return MigMenu(
-        gpu=f"CPU of {cores} cores",
-        compute_slices=cores,
-        memory_slices=cores,
-        profiles=tuple(MigProfile(str(piece), piece.cores, piece.cores, 0) for piece in pieces),
+        gpu=f"{pieces[0].kind} slices, {whole} in all",
+        compute_slices=whole,
+        memory_slices=whole,
+        profiles=tuple(_profile(piece) for piece in pieces),
         partitions=tuple(tuple(str(piece) for piece in partition) for partition in partitions),
-        source="the cuts of this machine's cores",
+        source="the cuts of this machine",
     )
+
+
+def size_of(piece: Slice) -> int:
+    """How large a slice is among its kind: cores, compute slices, percent of the SMs, or 1 for a whole GPU."""
+    if piece.kind is SliceKind.CPU:
+        return piece.cores
+    if piece.kind is SliceKind.MPS:
+        return max(1, round(100 * piece.share_ratio))
+    head = piece.profile.partition("g.")[0]
+    return int(head) if head.isdigit() else 1
+
+
+def _profile(piece: Slice) -> MigProfile:
+    """A slice as an entry of a menu; memory is read off a MIG slice's name, others have none of their own."""
+    memory = piece.profile.partition(".")[2].partition("gb")[0]
+    return MigProfile(str(piece), size_of(piece), size_of(piece), int(memory) * GIB if memory.isdigit() else 0)
 
 
 def misfits(menu: MigMenu, memory_bytes: Mapping[str, int]) -> tuple[Edge, ...]:

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import orjson
 
-from joulery.accounting.load_line import cpu_channels, power_points
-from joulery.domain.engine import ReplicaSpec
+from joulery.accounting.load_line import cpu_channels, gpu_channels, gpu_points, power_points
+from joulery.domain.engine import InferResponse, ReplicaSpec
 from joulery.domain.errors import CapabilityError, DataError, JouleryError
-from joulery.domain.ports import Engine
+from joulery.domain.ports import Engine, Places
 from joulery.domain.profile import Profile
 from joulery.domain.quality import weakest
 from joulery.domain.serving import Slice
@@ -32,7 +32,7 @@ from joulery.runtime.compose.meters import MeterSpec
 from joulery.runtime.compose.service import ServiceSetup
 from joulery.runtime.evidence import Evidence, read_evidence
 from joulery.runtime.orders import Orders
-from joulery.runtime.profiling import BRIEF, Measured, Plan, assemble, digest, machine, measure
+from joulery.runtime.profiling import BRIEF, Measured, Plan, Recording, assemble, digest, machine, measure
 from joulery.runtime.sampling import SamplerProcess
 from joulery.runtime.terms import MAX_CPU_RATIO
 from joulery.store.files import disk_errors, read_json, write_atomically
@@ -70,6 +70,7 @@ async def obtain_profile(
     fresh: bool = False,
     plan: Plan = BRIEF,
     progress: Progress = lambda done, of, what: None,
+    places: Places | None = None,
 ) -> Obtained:
     """The profile of a service: the file given, else what was kept for this machine and these models, else measured.
 
@@ -82,6 +83,7 @@ async def obtain_profile(
         fresh: Measure even where a profile is kept.
         plan: How much to measure.
         progress: As for :func:`~joulery.runtime.profiling.measure`.
+        places: Where it runs on GPUs; None on the CPU.
 
     Raises:
         JouleryError: The file given is no profile of this service, or measuring failed.
@@ -93,7 +95,7 @@ async def obtain_profile(
     file = cache / "profiles" / f"{setup.name}-{_key(setup, meters)}.json"
     if file.exists() and not fresh:
         return Obtained(read_profile(file), "kept from an earlier start", file)
-    profile = await measure_profile(setup, folder=folder, meters=meters, plan=plan, progress=progress)
+    profile = await measure_profile(setup, folder=folder, meters=meters, plan=plan, progress=progress, places=places)
     try:
         write_profile(file, profile)
     except CapabilityError as error:
@@ -108,6 +110,7 @@ async def measure_profile(
     meters: Sequence[MeterSpec] | None,
     plan: Plan = BRIEF,
     progress: Progress = lambda done, of, what: None,
+    places: Places | None = None,
 ) -> Profile:
     """Measure a service's variants on its slices.
 
@@ -117,7 +120,7 @@ async def measure_profile(
     with tempfile.TemporaryDirectory(prefix="joulery-profile-") as scratch:
         samples = Path(scratch)
         with _workers_log(samples) as stderr:
-            engine = local_engine(cores=setup.cores, stderr=stderr)
+            engine = Recording(local_engine(cores=setup.cores, stderr=stderr, places=places))
             try:
                 sampler = await asyncio.to_thread(start_sampler, samples, meters, _PERIOD_S)
                 try:
@@ -130,7 +133,7 @@ async def measure_profile(
                     await asyncio.to_thread(sampler.stop)
             finally:
                 await engine.close()
-        return _finished(setup, found, read_evidence(samples), plan)
+        return _finished(setup, found, read_evidence(samples), plan, engine.answers)
 
 
 def start_sampler(folder: Path, meters: Sequence[MeterSpec] | None, period_s: float) -> SamplerProcess:
@@ -181,9 +184,19 @@ async def _inputs(engine: Engine, setup: ServiceSetup, folder: Path | None) -> l
     return inputs_for(view.inputs, folder)
 
 
-def _finished(setup: ServiceSetup, found: Sequence[Measured], evidence: Evidence, plan: Plan) -> Profile:
-    line, others_cores = power_line(evidence)
-    channels = cpu_channels(trace.channel for trace in evidence.traces)
+def _finished(
+    setup: ServiceSetup,
+    found: Sequence[Measured],
+    evidence: Evidence,
+    plan: Plan,
+    answers: Sequence[InferResponse],
+) -> Profile:
+    if setup.gpus:
+        line, others_cores = gpu_power_line(evidence, answers, setup.gpus), math.nan
+        channels = gpu_channels((trace.channel for trace in evidence.traces), setup.gpus)
+    else:
+        line, others_cores = power_line(evidence)
+        channels = cpu_channels(trace.channel for trace in evidence.traces)
     return assemble(
         found,
         line,
@@ -218,6 +231,28 @@ def power_line(evidence: Evidence) -> tuple[PowerLine, float]:
     seconds = (end_ns - start_ns) / 1e9
     others_s = sum(float(np.nansum(np.maximum(times.all_s - times.app_s, 0.0))) for times in sockets)
     return fit_power_line(cores, watts, idle_w=idle_w), others_s / seconds if seconds > 0 else math.nan
+
+
+def gpu_power_line(evidence: Evidence, answers: Sequence[InferResponse], gpus: Sequence[str]) -> PowerLine:
+    """The power of GPUs over how busy they were: requests tell when, and with what share of a GPU.
+
+    A slice has no meter of its own: what a whole busy GPU draws is shared by arithmetic, so joules are modelled.
+
+    Raises:
+        DataError: No meter sees the GPUs, or their power does not follow the load.
+    """
+    channels = gpu_channels((trace.channel for trace in evidence.traces), gpus)
+    if {channel.device for channel in channels} != set(gpus):
+        raise DataError(
+            f"no meter sees the power of {', '.join(gpus)}, so no request can be charged for it",
+            hint="add nvml to meters.use; joulery doctor says what can be read",
+        )
+    traces = [trace for trace in evidence.traces if trace.channel in channels]
+    start_ns = max(int(trace.t_ns[0]) for trace in traces)
+    end_ns = min(int(trace.t_ns[-1]) for trace in traces)
+    bins_ns = np.arange(start_ns, end_ns, round(_BIN_S * 1e9))
+    times = np.array([(one.start_s, one.start_s + one.service_s, one.cpu_s) for one in answers]).reshape(-1, 3)
+    return fit_power_line(*gpu_points(traces, times, bins_ns))
 
 
 def write_profile(file: Path, profile: Profile) -> None:
@@ -262,6 +297,7 @@ def _key(setup: ServiceSetup, meters: Sequence[MeterSpec] | None) -> str:
         "models": {name: digest(model) for name, model in setup.models.items()},
         "slices": sorted({str(piece) for partition in setup.partitions for piece in partition}),
         "partitions": [list(map(str, partition)) for partition in setup.partitions],
+        **({"gpus": setup.gpus} if setup.gpus else {}),
         "meters": None if meters is None else [[spec.kind, dict(spec.options)] for spec in meters],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -14,7 +14,16 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from joulery.domain.engine import InferRequest, InferResponse, ModelKind, ModelRef, ReplicaSpec, RequestError
+from joulery.domain.engine import (
+    InferRequest,
+    InferResponse,
+    ModelKind,
+    ModelRef,
+    ReplicaSpec,
+    ReplicaView,
+    RequestError,
+    Transition,
+)
 from joulery.domain.errors import DataError
 from joulery.domain.ports import Engine
 from joulery.domain.profile import Profile, SliceProfile, Timings
@@ -59,6 +68,36 @@ class _Samples:
 
     def timings(self) -> Timings:
         return Timings(self.service_s, self.cpu_s)
+
+
+class Recording:
+    """An engine that remembers its answers, without their outputs. Implements :class:`joulery.domain.ports.Engine`.
+
+    Attributes:
+        answers: Every answer so far, in that order.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.answers: list[InferResponse] = []
+        self._engine = engine
+
+    async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
+        """As the engine does."""
+        return await self._engine.apply(target)
+
+    def replicas(self) -> tuple[ReplicaView, ...]:
+        """As the engine has them."""
+        return self._engine.replicas()
+
+    async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
+        """As the engine does; the answer is remembered."""
+        answer = await self._engine.infer(service, request)
+        self.answers.append(answer._replace(outputs={}))
+        return answer
+
+    async def close(self) -> None:
+        """As the engine does."""
+        await self._engine.close()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from joulery.adapters.devices.change import Surface, change
-from joulery.adapters.devices.mig_surface import Blocked, Cut, GpuInstance, MigSurface, NvmlMig
+from joulery.adapters.devices.mig_surface import Blocked, Cut, GpuInstance, MigDevice, MigSurface, NvmlMig
 from joulery.adapters.devices.nvidia_board import GRANT, HINT, NvidiaBoard, open_board
 from joulery.domain.device import DEVICE, DeviceCapability, DeviceChange, DeviceSlice, DeviceState, Knob, MigSetting
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, DataError, JouleryError
@@ -44,6 +44,7 @@ class NvidiaMig:
         self._steps: list[float] = []
         try:
             self._surface.mode()
+            self._sizes = {profile.name: profile.compute_slices for profile in self._surface.profiles()}
         except self._failures as error:
             self._board.close()
             raise self._refused(error) or self._board.trouble(error) from error
@@ -81,7 +82,7 @@ class NvidiaMig:
                 raise self._board.trouble(error) from error
             return self._seen_without_permission()
         slices = tuple(
-            _slice(device.uuid, device.profile, places[device.instance_id].place.start, device.pids)
+            self._slice(device, places[device.instance_id].place.start)
             for device in devices
             if device.instance_id in places
         )
@@ -244,8 +245,14 @@ class NvidiaMig:
 
     def _seen_without_permission(self) -> DeviceState[MigSetting]:
         devices = self._surface.devices()
-        slices = tuple(_slice(device.uuid, device.profile, 0, device.pids) for device in devices)
+        slices = tuple(self._slice(device, 0) for device in devices)
         return DeviceState(MigSetting(tuple(device.profile for device in devices)), slices=slices)
+
+    def _slice(self, device: MigDevice, start: int) -> DeviceSlice:
+        """A part of the board that programs can run on, with its share of the board's compute slices."""
+        piece = Slice(SliceKind.MIG, profile=device.profile)
+        share = self._sizes.get(device.profile, 1) / max(self._sizes.values(), default=1)
+        return DeviceSlice(piece, device.uuid, cuda_environment(device.uuid), start, device.pids, share)
 
     @property
     def _failures(self) -> tuple[type[Exception], ...]:
@@ -258,10 +265,6 @@ class NvidiaMig:
 def cuda_environment(uuid: str) -> tuple[tuple[str, str], ...]:
     """What a process needs in its environment to run on a GPU or an instance of one, and see nothing else."""
     return (("CUDA_VISIBLE_DEVICES", uuid), (DEVICE, "cuda"))
-
-
-def _slice(uuid: str, profile: str, start: int, pids: tuple[int, ...]) -> DeviceSlice:
-    return DeviceSlice(Slice(SliceKind.MIG, profile=profile), uuid, cuda_environment(uuid), start, pids)
 
 
 def _setting(cut: Cut) -> MigSetting:

@@ -96,7 +96,7 @@ class GpuPlaces:
         for name, shared in self.shared.items():
             given = sum(part.slice.share_ratio for part in held if part.id == name)
             if device in ("", name) and given + piece.share_ratio <= _FULL:
-                return DeviceSlice(piece, name, shared.environment(piece.share_ratio))
+                return DeviceSlice(piece, name, shared.environment(piece.share_ratio), share_ratio=piece.share_ratio)
         raise self._none(piece, device)
 
     def _board(self, piece: Slice, device: str, held: Sequence[DeviceSlice]) -> DeviceSlice:

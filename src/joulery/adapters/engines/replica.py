@@ -155,6 +155,8 @@ class Replica:
         if self.server.ticket is None:
             self.kill("it answered without being asked")
             return
+        if self.place is not None:
+            frame.header["c"] = frame.header["s"] * self.place.share_ratio
         self.busy_since_s = float("inf")
         self.served += 1
         self._failures = 0

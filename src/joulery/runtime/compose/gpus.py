@@ -29,10 +29,12 @@ class LocalGpus:
     Attributes:
         places: Where replicas run on them; every cut and daemon is on loan.
         partitions: The ways each may be cut, in the order of the site file.
+        names: What they are called as devices (``gpu:0``).
     """
 
     places: Places
     partitions: tuple[tuple[tuple[Slice, ...], ...], ...]
+    names: tuple[str, ...] = ()
     _open: list[Any] = field(default_factory=list)
 
     def close(self) -> None:
@@ -89,7 +91,7 @@ def local_gpus(devices: Sequence[GpuDeviceConfig], holder: LeaseHolder) -> Local
             whole[board.device] = board.uuid
             partitions.append(config.as_partitions())
     places = GpuPlaces(turn, cut, shared, whole, specs)
-    return LocalGpus(places, tuple(partitions), opened)
+    return LocalGpus(places, tuple(partitions), tuple(each.device for each in opened), opened)
 
 
 def _menu(mig: NvidiaMig, config: GpuDeviceConfig) -> tuple[tuple[str, ...], ...]:

@@ -23,10 +23,11 @@ from joulery.perf.queueing import capacity_rps
 from joulery.policies.objective import Objective
 from joulery.policies.spaces import core_partitions, cpu_slices, layouts
 from joulery.policies.trial_search import TrialProblem
-from joulery.policies.trial_space import cpu_menu, misfits
+from joulery.policies.trial_space import misfits, slice_menu
 from joulery.policies.trial_state import Budget, TrialTerms
 from joulery.policies.trials import TrialPolicy
 from joulery.policies.variants import VariantPolicy, baseline
+from joulery.runtime.compose.gpus import LocalGpus, together
 from joulery.runtime.compose.inputs import read_arrivals
 from joulery.runtime.compose.models import lite_file
 
@@ -48,6 +49,7 @@ class ServiceSetup:
         cores: The CPU cores it may use.
         partitions: The ways its cores may be cut.
         candidates: The layouts there are to choose from.
+        gpus: The GPUs its replicas run on (``gpu:0``); empty on the CPU.
     """
 
     name: str
@@ -58,6 +60,7 @@ class ServiceSetup:
     cores: tuple[int, ...]
     partitions: tuple[tuple[Slice, ...], ...]
     candidates: tuple[Layout, ...]
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,13 +84,14 @@ class Chosen:
     trials: TrialsConfig | None = None
 
 
-def service_setup(site: Site, config: ServiceConfig, cache: Path) -> ServiceSetup:
+def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpus | None = None) -> ServiceSetup:
     """The service on this machine; models are built or looked up, nothing is started.
 
     Args:
         site: For the fleet.
         config: The service.
         cache: Where built models are kept.
+        gpus: The GPUs it runs on; None for the CPU.
 
     Raises:
         CapabilityError: The machine has fewer cores than asked for, or a package is missing.
@@ -97,6 +101,14 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path) -> ServiceSetu
     cores, cpu = cores_of(site)[config.name], config.cpu or site.fleet.cpu
     fixed = None if cpu is None else cpu.as_slices()
     partitions = (fixed,) if fixed is not None else tuple(cpu_slices(cut) for cut in core_partitions(len(cores)))
+    if gpus is not None:
+        if len(site.services) > 1:
+            raise ConfigError(
+                f"joulery up runs one service on GPUs, the site has {len(site.services)}",
+                pointer="fleet.devices",
+                hint="give each service a site file of its own, with its own GPUs",
+            )
+        partitions = together(gpus.partitions)
     family = config.family.as_family(config.name)
     names = [variant.name for variant in family.variants]
     return ServiceSetup(
@@ -108,6 +120,7 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path) -> ServiceSetu
         cores=cores,
         partitions=partitions,
         candidates=layouts(partitions, names),
+        gpus=() if gpus is None else gpus.names,
     )
 
 
@@ -288,7 +301,7 @@ def trial_policy(predicting: VariantPolicy, rule: CloverPolicy, setup: ServiceSe
         InfeasibleError: No variant is as accurate as asked for.
     """
     trials, objective = rule.trials, predicting.objective
-    menu = cpu_menu(setup.partitions)
+    menu = slice_menu(setup.partitions)
     problem = TrialProblem(
         accuracy_ratio=predicting.predictor.accuracy_ratio,
         menu=menu,

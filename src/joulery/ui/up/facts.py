@@ -34,9 +34,10 @@ def tell_service(screen: Screen, setup: ServiceSetup) -> None:
     family = setup.family
     variants = ", ".join(f"{v.name} {percent(v.accuracy_ratio)}" for v in family.variants)
     screen.fact("service", f"{setup.name}: {variants} ({family.accuracy_metric}, {family.variants[0].accuracy_source})")
-    cuts = " or ".join("+".join(str(piece.cores) for piece in partition) for partition in setup.partitions)
+    cuts = " or ".join("+".join(str(piece.cores or piece) for piece in partition) for partition in setup.partitions)
+    where = ", ".join(setup.gpus) or f"{len(setup.cores)} CPU cores"
     promised = f"p{100 * setup.slo.quantile:g} within {duration(setup.slo.latency_s)}"
-    screen.fact("slices", f"{len(setup.cores)} CPU cores cut as {cuts}: {len(setup.candidates)} layouts; {promised}")
+    screen.fact("slices", f"{where} cut as {cuts}: {len(setup.candidates)} layouts; {promised}")
 
 
 def tell_profile(screen: Screen, obtained: Obtained, setup: ServiceSetup) -> None:
@@ -51,7 +52,8 @@ def tell_profile(screen: Screen, obtained: Obtained, setup: ServiceSetup) -> Non
     band = f" ± {percent(profile.band_ratio, 0)}" if profile.band_ratio else ""
     age = "" if obtained.source == "measured now" else f" ({age_words(profile)})"
     screen.fact("profile", f"{obtained.source}{age}; a request on {smallest}: {times}")
-    watts = f"{si(profile.entries[0].active_w, 'W')} a busy core above {si(profile.idle_w, 'W')} idle"
+    unit = "GPU" if setup.gpus else "core"
+    watts = f"{si(profile.entries[0].active_w, 'W')} a busy {unit} above {si(profile.idle_w, 'W')} idle"
     screen.fact("power", f"{watts}, {profile.quality} by {profile.meter}{band}")
     others = profile.machine.get("others_busy_cores")
     if isinstance(others, float) and others > 0.25:

@@ -18,6 +18,7 @@ from joulery.domain.errors import ConfigError
 from joulery.runtime.bench import Obtained, obtain_profile
 from joulery.runtime.compose.carbon import carbon_source
 from joulery.runtime.compose.clocks import governed_clock
+from joulery.runtime.compose.gpus import LocalGpus, local_gpus
 from joulery.runtime.compose.meters import MeterSpec
 from joulery.runtime.compose.models import cache_folder
 from joulery.runtime.compose.service import ServiceSetup, choose, service_setup
@@ -103,9 +104,10 @@ async def up(options: Options, screen: Screen, stop: asyncio.Event) -> dict[str,
             session = planned_session(site, options.plan, writer, gate, grid, meters, pace, cache)
             tell_plan(screen, session)
         else:
-            hosted = await _chosen(options, site, meters, pace, cache, screen, stop)
+            gpus = await _gpus(site, stack, screen)
+            hosted = await _chosen(options, site, meters, pace, cache, screen, stop, gpus)
             cores = tuple(sorted({core for one in hosted for core in one.setup.cores}))
-            engine = gate.engine(site, cores)
+            engine = gate.engine(site, cores, None if gpus is None else gpus.places)
             session = Session(site, hosted, writer, engine, meters=meters, grid=grid, pace=pace)
             if options.file is not None:
                 session.follow(SiteWatch(options.file))
@@ -142,15 +144,16 @@ async def _chosen(
     cache: Path,
     screen: Screen,
     stop: asyncio.Event,
+    gpus: LocalGpus | None,
 ) -> list[Hosted]:
     """The services, profiled, each with its policy."""
-    setups = [service_setup(site, config, cache) for config in site.services]
+    setups = [service_setup(site, config, cache, gpus) for config in site.services]
     hosted = []
     for config, setup in zip(site.services, setups, strict=True):
         tell_service(screen, setup)
         load = site.load_of(config)
         folder = None if load is None else load.inputs
-        obtained = await _unless_stopped(_profile(options, config, setup, folder, meters, cache, screen), stop)
+        obtained = await _unless_stopped(_profile(options, config, setup, folder, meters, cache, screen, gpus), stop)
         tell_profile(screen, obtained, setup)
         hosted.append(_hosted(site, config, setup, obtained, pace))
     return hosted
@@ -217,6 +220,7 @@ async def _profile(
     meters: tuple[MeterSpec, ...] | None,
     cache: Path,
     screen: Screen,
+    gpus: LocalGpus | None,
 ) -> Obtained:
     return await obtain_profile(
         setup,
@@ -226,6 +230,7 @@ async def _profile(
         meters=meters,
         fresh=options.fresh,
         progress=screen.progress,
+        places=None if gpus is None else gpus.places,
     )
 
 
@@ -240,6 +245,28 @@ def _hosted(site: Site, config: ServiceConfig, setup: ServiceSetup, obtained: Ob
 
 def _opened(section: CarbonConfig) -> Any:
     return carbon_source(section, cache_folder())
+
+
+async def _gpus(site: Site, stack: AsyncExitStack, screen: Screen) -> LocalGpus | None:
+    """The GPUs of this machine that the site names, on loan until the stack unwinds; None to run on the CPU.
+
+    Raises:
+        ConfigError: It names some and may not act.
+    """
+    if not site.fleet.devices:
+        return None
+    if site.mode is not Mode.ACT:
+        raise ConfigError(
+            f"the services are to run on GPUs, which have to be cut or shared for them, and the mode is {site.mode}",
+            pointer="mode",
+            got=site.mode.value,
+            expected="act",
+            hint="mode: act; or leave out fleet.devices to try the services on the CPU",
+        )
+    holder = await stack.enter_async_context(lending(screen.warn))
+    found = await asyncio.to_thread(local_gpus, site.fleet.devices, holder)
+    stack.callback(found.close)
+    return found
 
 
 async def _governed(session: Session, stack: AsyncExitStack, screen: Screen) -> None:

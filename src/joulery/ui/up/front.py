@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from joulery.config.site import Site
-from joulery.domain.ports import Engine
+from joulery.domain.ports import Engine, Places
 from joulery.domain.timeline import DecisionRecord, NowSnapshot
 from joulery.runtime.compose.engine import site_engine
 from joulery.runtime.session import Session
@@ -44,9 +44,9 @@ class Front:
             protected=self.token is not None,
         )
 
-    def engine(self, site: Site, cores: tuple[int, ...]) -> Engine:
-        """The engine that the site file asks for, on these cores."""
-        return site_engine(site.serving, cores=cores, stderr=self.workers_log)
+    def engine(self, site: Site, cores: tuple[int, ...], places: Places | None = None) -> Engine:
+        """The engine that the site file asks for, on these cores, and on GPUs where it names some."""
+        return site_engine(site.serving, cores=cores, stderr=self.workers_log, places=places)
 
     def open_to(self, session: Session) -> None:
         """Answer with a session's engine, charge requests and tell of them from now on."""

@@ -1,0 +1,73 @@
+"""``joulery up`` on a GPU that is not there: profiled on its parts, served, charged by its own meter, given back."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_up import Up
+from tests.fakes.mps import PATH, daemon, no_daemon_left, on_path
+from tests.fakes.nvml import STATE, NvmlFake, gpu
+from tests.runtime.site_files import toy_site
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up")]
+SMALL = 'model: {kind: python, target: "tests.runtime.toy_models:Sum", options: {busy_s: 0.002}}'
+LARGE = SMALL.replace("0.002", "0.006")
+
+
+@pytest.fixture
+def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NvmlFake]:
+    state = tmp_path / "boards.json"
+    monkeypatch.setenv(STATE, str(state))
+    monkeypatch.setenv("PATH", on_path())
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("JOULERY_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(PATH), os.environ.get("PYTHONPATH")))))
+    with no_daemon_left(tmp_path):
+        yield NvmlFake(gpu("NVIDIA A100-SXM4-40GB", idle_w=50.0), file=state)
+
+
+def on_gpu(folder: Path, device: str, mode: str = "act") -> Path:
+    changed = {
+        "mode: act": f"mode: {mode}",
+        "use: [cpu-model], cpu_model: {idle: 20 W, max: 60 W}": "use: [nvml]",
+        "fleet: {cpu: {cores: 2}}": f"fleet: {{devices: [{device}]}}",
+        SMALL: SMALL.replace(":Sum", ":GpuSum"),
+        LARGE: LARGE.replace(":Sum", ":GpuSum"),
+    }
+    return toy_site(folder, duration="2 s", lasts="2 s", changed=changed)
+
+
+@pytest.mark.parametrize(
+    ("device", "kinds"),
+    [("{mode: mig, cuts: [[7g.40gb], [3g.20gb, 4g.20gb]]}", 6), ("{mode: mps, shares: [[60 %, 40 %]]}", 4)],
+)
+def test_a_service_on_parts_of_a_gpu(tmp_path: Path, nvml: NvmlFake, device: str, kinds: int) -> None:
+    with Up(on_gpu(tmp_path, device), tmp_path, "--json") as up:
+        code, said, complaint = up.end()
+        assert up.survivors() == []
+    assert code == 0, complaint
+    report = json.loads(said)
+    assert report["failed"] == 0
+    assert report["requests"] > 20
+    assert report["energy_j"] > 0
+    (profile,) = (tmp_path / "cache/profiles").glob("*.json")
+    entries = {(one["variant"], one["slice"]): one for one in json.loads(profile.read_text())["entries"]}
+    assert len(entries) == kinds
+    for entry in entries.values():
+        assert 50 < entry["active_w"] < 400
+    assert nvml.layout() == (False, ())
+    assert daemon(tmp_path) is None
+    assert not list((tmp_path / "state/leases").glob("*.json"))
+
+
+def test_gpus_are_not_touched_unless_it_may_act(tmp_path: Path, nvml: NvmlFake) -> None:
+    with Up(on_gpu(tmp_path, "{mode: mig}", "advise"), tmp_path) as up:
+        code, _, complaint = up.end()
+    assert code == 2
+    assert "the mode is advise" in complaint
+    assert nvml.layout() == (False, ())
