@@ -16,7 +16,7 @@ import numpy as np
 
 from joulery.adapters.models import smollm2
 from joulery.perf.length_model import AnswerLengths
-from joulery.runtime import length_training
+from joulery.runtime import length_files, length_training
 
 SEED, MOST_TOKENS, LANES = 7, 512, 8
 LICENCE = (
@@ -116,7 +116,7 @@ def train(file: Path, folder: Path) -> None:
     lengths = AnswerLengths((smollm2.NAME,), tokens)
     log = length_training.AnswerLog(tuple(rows), tuple(range(len(rows))), lengths)
     predictor = length_training.train(log, None)
-    length_training.save(folder, predictor, log, [], licence=LICENCE)
+    length_files.save(folder, predictor, log, [], licence=LICENCE)
     sys.stdout.write(f"{len(rows)} prompts, left out: {predictor.model.left_out}\n")
 
 
@@ -128,4 +128,4 @@ if __name__ == "__main__":
     answers = Path(sys.argv[1])
     if len(sys.argv) > 2:
         answer(answers, int(sys.argv[2]))
-    train(answers, length_training.DEFAULT)
+    train(answers, length_files.DEFAULT)

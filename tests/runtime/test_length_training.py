@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from joulery.domain.errors import DataError
+from joulery.runtime import length_files as lf
 from joulery.runtime import length_training as lt
 from joulery.ui.cli import main
 
@@ -93,16 +94,16 @@ def test_what_is_kept_predicts_the_same(tmp_path, files):
     for encoder in (None, Loudness()):
         folder = tmp_path / f"kept-{encoder is None}"
         predictor = lt.train(log, encoder)
-        lt.save(folder, predictor, log, [files["data"]])
-        again = lt.load(folder, encoder)
+        lf.save(folder, predictor, log, [files["data"]])
+        again = lf.load(folder, encoder)
         for prompt in ("", "x" * 1_000_000, "\ud800", PROMPTS[3]):
             assert again.of("long").score(prompt) == predictor.of("long").score(prompt)
         document = json.loads((folder / "predictor.json").read_text())
         assert document["trained_on"]["files"][0]["name"] == "data.parquet"
-        assert document["schema"] == lt.SCHEMA
+        assert document["schema"] == lf.SCHEMA
         assert not any(prompt in (folder / "predictor.json").read_text() for prompt in PROMPTS)
     with pytest.raises(DataError, match="trained with encoder loudness, not None"):
-        lt.load(folder, None)
+        lf.load(folder, None)
 
 
 def test_the_encoder_is_heard(files):
@@ -121,19 +122,19 @@ def test_a_longer_answer_scores_higher(files):
 @pytest.mark.parametrize("damage", ["", "{", '{"schema": "joulery.length-predictor/0", "features": []}'])
 def test_a_damaged_predictor_is_one_clear_error(tmp_path, damage):
     with pytest.raises(DataError, match="there is no length predictor"):
-        lt.load(tmp_path, None)
+        lf.load(tmp_path, None)
     (tmp_path / "predictor.json").write_text(damage)
     with pytest.raises(DataError):
-        lt.load(tmp_path, None)
+        lf.load(tmp_path, None)
 
 
 def test_numbers_that_are_cut_off_are_one_clear_error(tmp_path, files):
     log = lt.read_answers([files["data"]], [files["instructions"]])
-    lt.save(tmp_path / "kept", lt.train(log, None), log, [files["data"]])
+    lf.save(tmp_path / "kept", lt.train(log, None), log, [files["data"]])
     numbers = tmp_path / "kept" / "predictor.npz"
     numbers.write_bytes(numbers.read_bytes()[:300])
     with pytest.raises(DataError, match="cannot be read"):
-        lt.load(tmp_path / "kept", None)
+        lf.load(tmp_path / "kept", None)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from joulery.adapters.models.length_graph import LengthGraph, build
 from joulery.domain.errors import CapabilityError, DataError
 from joulery.perf.length_model import AnswerLengths, fit_lengths
 from joulery.perf.prompt_features import FEATURES, feature_rows
+from joulery.runtime import length_files as lf
 from joulery.runtime import length_training as lt
 from joulery.runtime.compose import length_guess
 from joulery.runtime.compose.prompt_encoder import prompt_encoder
@@ -42,11 +43,11 @@ def test_what_is_kept_is_run_from_its_onnx_file_with_the_encoder_inside(tmp_path
         pytest.skip(f"the prompt encoder is not installed: {minilm.HOW}")
     log = log_of(PROMPTS)
     trained = lt.train(log, prompt_encoder("minilm"))
-    lt.save(tmp_path, trained, log, [], length_guess.predictor_graph(trained))
+    lf.save(tmp_path, trained, log, [], length_guess.predictor_graph(trained))
     assert (tmp_path / "predictor.onnx").exists() and (tmp_path / "vocab.txt").exists()
     monkeypatch.setattr(minilm, "PACKAGE", "no-such-package")  # what is kept needs nothing else
     kept = length_guess.kept_predictor(tmp_path)
-    assert isinstance(kept, lt.GraphPredictor)
+    assert isinstance(kept, lf.GraphPredictor)
     for prompt in (PROMPTS[0], *ODD):
         scores, embedding = kept.look(prompt)
         expected, meaning = trained.look(prompt)
@@ -63,8 +64,8 @@ def test_without_something_to_run_it_with_the_numbers_are_used(tmp_path, monkeyp
     pytest.importorskip("onnx")
     log = log_of(PROMPTS)
     trained = lt.train(log, None)
-    lt.save(tmp_path, trained, log, [], length_guess.predictor_graph(trained))
-    assert isinstance(length_guess.kept_predictor(tmp_path), lt.GraphPredictor)
+    lf.save(tmp_path, trained, log, [], length_guess.predictor_graph(trained))
+    assert isinstance(length_guess.kept_predictor(tmp_path), lf.GraphPredictor)
     found = length_guess.importlib.util.find_spec
     monkeypatch.setattr(
         length_guess.importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else found(name)
@@ -72,8 +73,8 @@ def test_without_something_to_run_it_with_the_numbers_are_used(tmp_path, monkeyp
     kept = length_guess.kept_predictor(tmp_path)
     assert isinstance(kept, lt.TrainedPredictor)
     assert kept.look("Name a")[0] == pytest.approx(trained.look("Name a")[0])
-    lt.save(tmp_path, trained, log, [])
-    assert lt.kept_graph(tmp_path) is None
+    lf.save(tmp_path, trained, log, [])
+    assert lf.kept_graph(tmp_path) is None
 
 
 def test_files_that_are_no_predictor_are_refused(tmp_path):

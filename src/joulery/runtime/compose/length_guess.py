@@ -8,16 +8,8 @@ from pathlib import Path
 from joulery.adapters.models import length_graph, minilm
 from joulery.perf.prompt_features import FEATURES
 from joulery.runtime.compose.prompt_encoder import prompt_encoder
-from joulery.runtime.length_training import (
-    DEFAULT,
-    Graph,
-    GraphPredictor,
-    TrainedPredictor,
-    kept_graph,
-    load,
-    load_graph,
-    needs_encoder,
-)
+from joulery.runtime.length_files import DEFAULT, Graph, GraphPredictor, kept_graph, load, load_graph, needs_encoder
+from joulery.runtime.length_training import TrainedPredictor
 from joulery.runtime.text.guess import PredictorGuesser
 
 

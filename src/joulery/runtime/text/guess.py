@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from joulery.domain.arrays import FloatArray
-from joulery.runtime.length_training import GraphPredictor, TrainedPredictor
+from joulery.runtime.length_files import GraphPredictor
+from joulery.runtime.length_training import TrainedPredictor
 from joulery.runtime.text.forecast import Guess
 
 

@@ -52,7 +52,7 @@ def command(
     """
     import json
 
-    from joulery.runtime import length_training
+    from joulery.runtime import length_files, length_training
     from joulery.runtime.compose.length_guess import predictor_graph
     from joulery.runtime.compose.prompt_encoder import prompt_encoder
 
@@ -61,7 +61,7 @@ def command(
     predictor = length_training.train(log, prompt_encoder(encoder))
     found = length_training.evaluate(predictor, judged, log.prompts)
     if out is not None:
-        length_training.save(out, predictor, log, [*data, *instructions], predictor_graph(predictor))
+        length_files.save(out, predictor, log, [*data, *instructions], predictor_graph(predictor))
     document = _document(predictor, found)
     if as_json:
         click.echo(json.dumps(document))
