@@ -2,11 +2,12 @@ import numpy as np
 import pytest
 
 from joulery.domain.clock_profile import ClockProfile
-from joulery.domain.errors import ConfigError, InfeasibleError
+from joulery.domain.errors import ConfigError, DataError, InfeasibleError
 from joulery.domain.operators import OperationCost, OperatorKind
 from joulery.domain.provision import Arrivals, Workload
 from joulery.domain.quality import Quality
 from joulery.domain.serving import Slo
+from joulery.perf.catalog.architectures import operations_of
 from joulery.perf.clock import V100
 from joulery.perf.sensitivity import emulated_profile
 from joulery.policies.pipeline.groups import Shape
@@ -125,6 +126,27 @@ def test_bad_input() -> None:
         planned("igniter")
     with pytest.raises(ConfigError, match="a plan needs a device"):
         PipelineRules(devices_per_model=0)
+
+
+def test_a_profile_without_power_is_refused() -> None:
+    known = PROFILES["gemm"]
+    blind = ClockProfile(
+        "blind", "gpu:0", Quality.MEASURED, "", known.operators, known.clocks_mhz, known.latency_s,
+        np.full(len(known.clocks_mhz), np.nan), known.idle_w,
+    )  # fmt: skip
+    with pytest.raises(DataError, match="the clock profile of blind has no power"):
+        plan_pipelines(
+            "muserve", [service("a", "blind")], {"blind": blind}, DeviceType("V100", 1, 0.0, 1e10), PipelineRules()
+        )
+
+
+@pytest.mark.parametrize(("name", "phase", "clusters"), [("BERT-base", "forward", 145), ("GPT2-large", "prefill", 576)])
+def test_clusters_of_published_models(name: str, phase: str, clusters: int) -> None:
+    operations = [each for each in operations_of(name) if each.phase == phase]
+    cut = cut_model(emulated_profile(name, operations, V100), PartitionRules())
+    assert len(cut.clusters) == clusters
+    better = cut_model(emulated_profile(name, operations, V100), PartitionRules(segmentation=True))
+    assert len(better.clusters) < clusters
 
 
 def test_arrivals_keep_their_process_and_do_not_change_with_the_company() -> None:

@@ -100,6 +100,7 @@ def test_as_few_gpus_as_needed_when_the_site_does_not_say(capsys, tmp_path: Path
             3,
             "fits nowhere",
         ),
+        ({"gpu": ", available: 0"}, 2, "there is no GPU to plan with"),
         ({"model": "GPT9"}, 2, "no clock scores of GPT9"),
         ({"gpu": ", profile: b200"}, 2, "no such emulated GPU"),
         ({"rules": ", beam: 99"}, 2, "beam"),

@@ -55,9 +55,11 @@ class Placed:
         return cls(hosting.grouping, tuple(replicas), tuple(parts), tuple(shards))
 
     def fleet(self, task: Task) -> Fleet:
-        """The devices, and their power at each clock."""
-        profile = task.cuts[0].profile
-        return Fleet(len(self.shards), profile.clocks_mhz, profile.power_w, profile.idle_w, np.array(self.shards))
+        """The devices, and their power at each clock: the mean over the models, which differ where it was measured."""
+        profiles = [cut.profile for cut in task.cuts]
+        busy_w = np.mean([profile.power_w for profile in profiles], axis=0)
+        idle_w = np.mean([profile.idle_w for profile in profiles], axis=0)
+        return Fleet(len(self.shards), profiles[0].clocks_mhz, busy_w, idle_w, np.array(self.shards))
 
     def partitions(self, task: Task) -> list[Partition]:
         """Alg. 2's input: every stage of every replica; its weight is the load it brings."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from joulery.domain.arrays import IntArray
 from joulery.domain.clock_profile import ClockProfile
-from joulery.domain.errors import ConfigError, InfeasibleError
+from joulery.domain.errors import ConfigError, DataError, InfeasibleError
 from joulery.domain.pipeline_plan import PipelinePlan
 from joulery.domain.provision import Workload
 from joulery.policies.pipeline.clocking import Judge
@@ -48,6 +48,7 @@ def plan_pipelines(
 
     Raises:
         ConfigError: No services, no such policy, or a model without clock scores.
+        DataError: A clock profile without power.
         InfeasibleError: A model that fits no group, or cannot be in time even alone; the binding constraint is named.
     """
     if policy not in ("muserve", "best"):
@@ -127,7 +128,13 @@ def _cut(workload: Workload, profiles: Mapping[str, ClockProfile], rules: Partit
             expected=", ".join(profiles) or "a profile",
             hint=f"run: joulery profile {workload.model} --clocks --scores FILE, and name it: plan.pipelines.scores",
         )
-    return cut_model(profiles[workload.model], rules)
+    profile = profiles[workload.model]
+    if not bool(np.isfinite(profile.power_w).all() and np.isfinite(profile.idle_w).all()):
+        raise DataError(
+            f"the clock profile of {workload.model} has no power: no meter read it",
+            hint=f"profile it where a meter reads the device, or emulated: joulery profile {workload.model} --clocks",
+        )
+    return cut_model(profile, rules)
 
 
 def _table(task: Task, shape: Shape) -> tuple[ShapeTable, Cuts]:

@@ -60,6 +60,10 @@ def pipeline_request(site: Site) -> PipelineRequest:
             expected="one, such as {name: V100, price: 3.06 USD/h, available: 8}",
         )
     gpu = site.fleet.gpus[0]
+    if gpu.available == 0:
+        raise ConfigError(
+            "there is no GPU to plan with", pointer="fleet.gpus.0.available", got="0", expected="1 or more"
+        )
     model = _clock_model(gpu)
     workloads = tuple(workload_of(site, index, service) for index, service in enumerate(site.services))
     profiles = _profiles(tuple(dict.fromkeys(workload.model for workload in workloads)), section, model)
