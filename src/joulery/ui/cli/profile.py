@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -41,15 +42,13 @@ if TYPE_CHECKING:
 @click.option("--clocks", is_flag=True, help="Profile MODEL against a GPU's clock: operators, scores, power.")
 @click.option("--gpu", default=None, metavar="NAME", help="With --clocks: emulated GPU: v100, a100, h100 (v100).")
 @click.option("--device", metavar="NAME", help="With --clocks: measure on cpu or nvidia[:N] by setting its clock.")
-@click.option(
-    "--run", "pass_", metavar="M:F", help="With --device: a function that runs one pass; --runs says how often."
-)
+@click.option("--run", metavar="M:F", help="With --device: a function that runs one pass; --runs says how often.")
 @click.option("--latency", metavar="TIME", help="With --clocks: its latency at full clock, such as 51 ms.")
 @click.option(
     "--dim", "dimensions", multiple=True, metavar="NAME=N", help="With --clocks: a symbolic size. Repeatable."
 )
 @click.option("--decode", metavar="FILE", help="With --clocks: the graph of one decoding step.")
-@click.option("--steps", type=click.IntRange(1, 1_000_000), default=64, help="With --decode: how many steps (64).")
+@click.option("--steps", type=click.IntRange(1, 1_000_000), help="With --decode: how many steps (64).")
 @click.option(
     "--scores", type=click.Path(path_type=Path), metavar="FILE", help="With --clocks: database to keep it in."
 )
@@ -74,15 +73,6 @@ def command(
     colocate: bool,
     apart: bool,
     clocks: bool,
-    gpu: str | None,
-    device: str | None,
-    pass_: str | None,
-    latency: str | None,
-    dimensions: tuple[str, ...],
-    decode: str | None,
-    steps: int,
-    scores: Path | None,
-    page: Path | None,
     mps: str | None,
     inputs: Path | None,
     seconds: float,
@@ -90,6 +80,7 @@ def command(
     launch: str | None,
     output: Path | None,
     as_json: bool,
+    **clock: Any,
 ) -> None:
     """Measure latency, CPU time and joules of the variants of a service, or of one variant, and write a profile.
 
@@ -127,40 +118,9 @@ def command(
         profile_together(file, what.split(","), apart=apart, runs=timed, output=output, as_json=as_json)
         return
     if clocks:
-        if what is None:
-            raise ConfigError("name the model to profile", expected="MODEL --clocks")
-        from joulery.ui.profile.clocks import ClockRequest, profile_clocks
-
-        profile_clocks(
-            ClockRequest(
-                model=what,
-                gpu=gpu or "v100",
-                device=device,
-                run=pass_,
-                passes=runs,
-                latency=latency,
-                dimensions=dimensions,
-                decode=decode,
-                steps=steps,
-                scores=scores,
-                output=output,
-                page=page,
-                as_json=as_json,
-            )
-        )
+        _clocks(what, runs, output, as_json, clock)
         return
-    used = {
-        "--gpu": gpu,
-        "--device": device,
-        "--run": pass_,
-        "--latency": latency,
-        "--dim": dimensions,
-        "--decode": decode,
-        "--scores": scores,
-    }
-    for flag, value in {**used, "--html": page}.items():
-        if value:
-            raise ConfigError(f"{flag} belongs to --clocks", pointer=flag, hint="add --clocks")
+    _none_of(clock)
     if solo_file is not None or pairs_file is not None:
         _fit(solo_file, pairs_file, base, output, as_json)
         return
@@ -239,6 +199,26 @@ def _given(option: str) -> bool:
     from click.core import ParameterSource
 
     return click.get_current_context().get_parameter_source(option) is ParameterSource.COMMANDLINE
+
+
+def _clocks(what: str | None, runs: int, output: Path | None, as_json: bool, options: Mapping[str, Any]) -> None:
+    """Profile a model against the clock; ``options`` are those of :class:`ClockRequest` by name."""
+    if what is None:
+        raise ConfigError("name the model to profile", expected="MODEL --clocks")
+    from joulery.ui.profile.clocks import ClockRequest, profile_clocks
+
+    given = {name: value for name, value in options.items() if value is not None}
+    if _given("runs"):
+        given["passes"] = runs
+    profile_clocks(ClockRequest(model=what, output=output, as_json=as_json, **given))
+
+
+def _none_of(options: Mapping[str, Any]) -> None:
+    """Raise at the first option that only --clocks knows."""
+    for name, value in options.items():
+        if value:
+            flag = "--" + {"dimensions": "dim", "page": "html"}.get(name, name)
+            raise ConfigError(f"{flag} belongs to --clocks", pointer=flag, hint="add --clocks")
 
 
 def _fit(solo_file: Path | None, pairs_file: Path | None, base: str, output: Path | None, as_json: bool) -> None:

@@ -106,11 +106,7 @@ def chart(title: str, unit: str, clocks_mhz: FloatArray, values: FloatArray, col
         )
         for (a, b), clock, value in zip(points, x, y, strict=True)
     ]
-    least, ends = int(y.argmin()), (len(x) - 1, 0)
-    said = [f"{si(float(y[index]), unit)} at {x[index]:.0f} MHz" for index in ends]
-    if least not in ends:
-        said.append(f"least {si(float(y[least]), unit)} at {x[least]:.0f} MHz")
-    spoken = f"{title}: {', '.join(said)}"
+    spoken = f"{title}: {_ends_and_least(x, y, unit)}"
     return tag(
         "figure",
         tag("h3", title, tag("span", f" {unit}", class_="soft small")),
@@ -129,6 +125,15 @@ def chart(title: str, unit: str, clocks_mhz: FloatArray, values: FloatArray, col
             aria_label=spoken,
         ),
     )
+
+
+def _ends_and_least(x: FloatArray, y: FloatArray, unit: str) -> str:
+    """The values at the highest and the lowest clock, and the least where that is another."""
+    least, ends = int(y.argmin()), (len(x) - 1, 0)
+    said = [f"{si(float(y[index]), unit)} at {x[index]:.0f} MHz" for index in ends]
+    if least not in ends:
+        said.append(f"least {si(float(y[least]), unit)} at {x[least]:.0f} MHz")
+    return ", ".join(said)
 
 
 def _ticks(largest: float) -> list[float]:
