@@ -1,13 +1,23 @@
 """The calibrated form: better than the paper's on pairs neither has seen."""
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from joulery.domain.errors import DataError
 from joulery.perf.catalog import profile
-from joulery.perf.interference_calibrate import PairLatency, SoloLatency, calibrate, held_out_batches
+from joulery.perf.catalog.v100 import V100
+from joulery.perf.interference import work
+from joulery.perf.interference_calibrate import (
+    PairLatency,
+    SoloLatency,
+    calibrate,
+    held_out_batches,
+    starting_profile,
+)
+from joulery.perf.interference_document import check_profile
 from tests.perf.published_pairs import published_pairs, published_solo, rows
 from tests.perf.test_interference import together
 
@@ -102,3 +112,23 @@ def test_held_out_batches_lie_between_others():
 def test_measurements_that_teach_nothing_are_refused(solo, pairs, said):
     with pytest.raises(DataError, match=said):
         calibrate(profile("v100"), solo, pairs, source="test")
+
+
+def test_a_monotone_fit_of_noisy_runs_stays_possible_beyond_them():
+    """Batches up to 4 with errors of 20 % bend the free fit so that larger batches would be no work at all."""
+    rng = np.random.default_rng(5)
+    noise = rng.uniform(0.8, 1.2, 200).tolist()
+    solo = [
+        SoloLatency("m", batch, share, (1 + 4 * batch**0.7 * 100 / share) * noise.pop())
+        for batch in (1, 2, 4)
+        for share in (20.0, 50.0, 100.0)
+    ]
+    pairs = [
+        PairLatency("m", b, 50.0, (1 + 8 * b**0.7) * noise.pop(), "m", c, 50.0, (1 + 8 * c**0.7) * noise.pop())
+        for b, c in [(1, 4), (4, 1), (2, 2)] * 4
+    ]
+    fitted = calibrate(starting_profile(replace(V100, models={}), solo), solo, pairs, source="made up", monotone=True)
+    model = fitted["m"]
+    assert min(model.k1, model.k2, model.k3, model.k4, model.k5) >= 0
+    assert all(work(model, batch + 1) > work(model, batch) > 0 for batch in range(1, 32))
+    check_profile(fitted)

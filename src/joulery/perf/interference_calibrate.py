@@ -62,7 +62,12 @@ class PairLatency(NamedTuple):
 
 
 def calibrate(
-    start: InterferenceProfile, solo: Sequence[SoloLatency], pairs: Sequence[PairLatency], *, source: str
+    start: InterferenceProfile,
+    solo: Sequence[SoloLatency],
+    pairs: Sequence[PairLatency],
+    *,
+    source: str,
+    monotone: bool = False,
 ) -> InterferenceProfile:
     """Fit the calibrated form.
 
@@ -71,6 +76,8 @@ def calibrate(
         solo: Solo latencies; every model of ``start`` that is in ``pairs`` needs some.
         pairs: Latencies of co-located pairs.
         source: Where the measurements come from, in words.
+        monotone: Keep k1 to k5 at 0 or above, so that a larger batch is never less work and a larger share never more
+            time, beyond what was measured too: for few and noisy runs.
 
     Returns:
         The calibrated profile, errors on the fitted data and on pairs held out in turn included.
@@ -78,7 +85,7 @@ def calibrate(
     Raises:
         DataError: A model was measured that ``start`` does not know, or too little was measured.
     """
-    data = _Data(start, solo, pairs)
+    data = _Data(start, solo, pairs, monotone=monotone)
     everything = np.ones(len(data.own_ms), bool)
     terms = _fit(data, everything)
     fits = (
@@ -189,9 +196,16 @@ class _Rows(NamedTuple):
 class _Data:
     """The measurements as arrays, and Eqs. 1-11 on them. A pair counts twice, once for each of its processes."""
 
-    def __init__(self, start: InterferenceProfile, solo: Sequence[SoloLatency], pairs: Sequence[PairLatency]) -> None:
+    def __init__(
+        self,
+        start: InterferenceProfile,
+        solo: Sequence[SoloLatency],
+        pairs: Sequence[PairLatency],
+        *,
+        monotone: bool = False,
+    ) -> None:
         _check(start, solo, pairs)
-        self.start = start
+        self.start, self.least_k = start, 0.0 if monotone else -math.inf
         self.names = tuple(sorted({each.model for each in solo}))
         index = {name: at for at, name in enumerate(self.names)}
         self.alone = _rows([(index[each.model], each.batch, each.share_percent) for each in solo])
@@ -327,7 +341,7 @@ def _fit(data: _Data, chosen: npt.NDArray[np.bool_]) -> _Terms:
         return np.concatenate([_SOLO_WEIGHT * data.alone_error(terms), data.pair_error(terms, chosen)])
 
     n = len(data.names)
-    low = np.concatenate([np.full(5 * n, -np.inf), np.zeros(n), np.ones(n), np.zeros(n), np.full(1, 1e-3)])
+    low = np.concatenate([np.full(5 * n, data.least_k), np.zeros(n), np.ones(n), np.zeros(n), np.full(1, 1e-3)])
     found = least_squares(
         errors, np.maximum(data.start_vector(), low), bounds=(low, np.inf), loss="soft_l1", f_scale=_OUTLIER_RATIO
     )

@@ -58,12 +58,13 @@ def profile_together(
     design = Design.on_cores(len(cores), runs=runs) if apart else Design(runs=runs)
     with told("measuring", quiet=as_json) as progress:
         found = asyncio.run(_measured(models, cores, design, progress))
+    if output is not None:  # first of all: measuring takes minutes, and a fit may fail
+        _keep(output.with_suffix(".solo.csv"), _table(SOLO_COLUMNS, found.solo))
+        _keep(output.with_suffix(".pairs.csv"), _table(PAIR_COLUMNS, found.pairs))
     profile = fitted(found, len(cores), apart=apart)
     document = {**as_document(profile), "totals": totals(profile)}
     if output is not None:
         _keep(output, json.dumps(document) + "\n")
-        _keep(output.with_suffix(".solo.csv"), _table(SOLO_COLUMNS, found.solo))
-        _keep(output.with_suffix(".pairs.csv"), _table(PAIR_COLUMNS, found.pairs))
     if as_json:
         click.echo(json.dumps(document))
         return
@@ -85,7 +86,8 @@ def fitted(found: Measurements, cores: int, *, apart: bool = False) -> Interfere
     """
     start = starting_profile(cpu_as_gpu(cores), found.solo)
     how = "whole cores" if apart else "quotas of the same cores"
-    profile = calibrate(start, found.solo, found.pairs, source=f"measured here: {len(found.pairs)} pairs on {how}")
+    source = f"measured here: {len(found.pairs)} pairs on {how}"
+    profile = calibrate(start, found.solo, found.pairs, source=source, monotone=True)
     # What a CPU core has no counterpart of cannot have been fitted: it keeps its neutral value.
     models = {name: replace(model, pcie_contention=1.0) for name, model in profile.models.items()}
     profile = replace(profile, models=models)
