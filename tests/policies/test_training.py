@@ -199,3 +199,16 @@ def test_dirty_hours_ask_more_of_a_gpu_and_green_ones_less() -> None:
         state = policy.step(policy.initial(), view(0.0, [1], [1.0])).state
         step = policy.step(state, view(1800.0, [2], [0.87], g_per_kwh=now))
         assert step.decisions[0].value.run[0] == (3 if expected == 2 else 1)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gamma"), [(8, 0.8), (64, 0.8), (80, 0.875), (96, 0.95), (300, 0.95)], ids=lambda value: str(value)
+)
+def test_the_bar_for_one_more_gpu_rises_with_the_load(wanted: int, gamma: float) -> None:
+    policy = Green(gamma=None, gamma_from=1.0, profile_cache=False, cap=64)
+    crowd = view(0.0, [0] * wanted, [float("nan")] * wanted)
+    state = policy.step(policy.initial(), crowd).state
+    for degradation, grows in ((gamma + 0.01, True), (gamma - 0.01, False)):
+        told = [degradation, *[float("nan")] * (wanted - 1)]
+        step = policy.step(state, view(1800.0, [1] + [0] * (wanted - 1), told))
+        assert step.state.jobs[0].upper == grows

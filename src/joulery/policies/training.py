@@ -53,7 +53,9 @@ class Green:
         mu: Strength of the shift, at least 1; 1 switches it off.
         shift: Which table of factors.
         theta: Share of the GPUs that the upper queue may take.
-        gamma: Least degradation at which a job still grows; None for the load-dependent rule.
+        gamma: Least degradation at which a job still grows; None for the load-dependent rule: ``gamma_low``, rising to
+            0.95 while the GPUs wanted grow from ``gamma_from`` of those there are to half as many more.
+        gamma_low, gamma_from: Of that rule.
         cap: Most GPUs a job; None for max(2, GPUs / 16).
         hysteresis: Factor on the priority of running jobs, 1 for none.
         profile_cache: Start a recurring kind of job where the last one of it settled.
@@ -73,6 +75,8 @@ class Green:
     shift: ShiftRule = ShiftRule.MIRRORED
     theta: float = 0.3
     gamma: float | None = 0.9
+    gamma_low: float = 0.80
+    gamma_from: float = 0.5
     cap: int | None = None
     hysteresis: float = 0.5
     profile_cache: bool = True
@@ -172,13 +176,14 @@ class Green:
         return max(2, view.gpus // 16) if self.cap is None else self.cap
 
     def _gamma(self, state: GreenState, view: ClusterView) -> float:
-        """Load-dependent: the fuller the cluster, the more a GPU must pay (0.80 at half load, 0.95 at full)."""
+        """Load-dependent: the fuller the cluster, the more a GPU must pay."""
         if self.gamma is not None:
             base = self.gamma
         else:
             wanted = sum(known.gpus for known in state.jobs.values())
             load = wanted / view.gpus
-            base = min(max(0.80 + 0.15 * (load - 0.5) / 0.5, 0.80), 0.95)
+            rise = min(max((load - self.gamma_from) / 0.5, 0.0), 1.0)
+            base = self.gamma_low + (_GAMMA_HIGH - self.gamma_low) * rise
         return base + (self.carbon_gamma if view.g_per_kwh >= view.mean_g_per_kwh else -self.carbon_gamma)
 
     def _learn(
@@ -286,6 +291,7 @@ def green_paper(**changes: object) -> Green:
     return replace(paper, **changes)  # type: ignore[arg-type]
 
 
+_GAMMA_HIGH = 0.95
 _BLOCKING_ROUNDS = 3
 _LEAST_SLACK_S = 1800.0
 """To put a job off for less than a round would only delay it."""

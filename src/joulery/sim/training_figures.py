@@ -26,15 +26,13 @@ DAY = ("green", "green-paper", "green-paper:mu=1", "tiresias", "tiresias-request
 SMALL = ("green-paper", "pollux", "zeus", "green-lean")
 YEAR = ("green", "green-paper", "tiresias", "tiresias-requested", "pollux", "green-lean")
 COURSES = ("green-paper", "tiresias", "gaia", "ecovisor", "green-lean")
-ABLATIONS = (
-    "green-paper", "green-paper:fixed_gpus=1", "green-paper:fixed_gpus=2", "green-paper:las=1", "green-paper:mu=1",
-)  # fmt: skip
-MUS = ("green-paper:mu=1", "green-paper:mu=1.5", "green-paper:mu=2", "green-paper:mu=3")
+ABLATIONS = ("green", "green:fixed_gpus=1", "green:fixed_gpus=2", "green:las=1", "green:mu=1")
+MUS = ("green:mu=1", "green:mu=1.5", "green:mu=2", "green:mu=3")
 QUANTA_MIN = (15, 30, 60)
 FRONTIER = (
     "tiresias", "tiresias-sleep", "tiresias-requested", "gaia", "pollux", "pollux:sleep=1:eta=0.5", "zeus",
     "zeus:sleep=1", "fifo", "green-paper", "green", "green-sleep", "green-defer", "green-swift", "green-lean",
-    "green-frugal", "green-lean:gamma=0.7", "green-lean:gamma=0.78", "green-lean:gamma=0.83",
+    "green-frugal", "green-swift:gamma_low=0.7", "green-lean:gamma_low=0.78", "green-frugal:gamma=0.88",
 )  # fmt: skip
 PRICES_KG_PER_H = (0.0, 0.002, 0.004, 0.006, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.12)
 SIZES_S = (0.0, 600.0, 3600.0, 36_000.0, float("inf"))

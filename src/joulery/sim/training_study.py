@@ -133,13 +133,13 @@ SCHEMES: Mapping[str, Scheme] = {
     "green-sleep": Scheme("GREEN, idle nodes suspended", lambda t, j, c: Green(), sleeping=True),
     "green-swift": Scheme(
         "GREEN for speed: wider jobs, their power limited by kind, idle nodes suspended",
-        lambda t, j, c: Green(gamma=0.75, cap=_CAP),
+        lambda t, j, c: Green(gamma=None, gamma_low=0.75, gamma_from=1.0, cap=_CAP),
         sleeping=True,
         classes=partial(_zeus, eta=0.5),
     ),
     "green-lean": Scheme(
         "GREEN for both: jobs somewhat wider, power limited by kind, idle nodes suspended",
-        lambda t, j, c: Green(gamma=0.8, cap=_CAP),
+        lambda t, j, c: Green(gamma=None, gamma_from=0.8, cap=_CAP),
         sleeping=True,
         classes=partial(_zeus, eta=0.7),
     ),
