@@ -68,3 +68,19 @@ def test_two_replicas_alike_are_two_processes():
     pair = gpu(instance("a", 0.3), replace(instance("a", 0.3), replica=1))
     one, two = seats(pair)
     assert one.original == two.original and one.watched.key != two.watched.key
+
+
+def test_on_shared_gpus_an_instance_is_a_process_with_a_share_of_its_own_gpu():
+    plan = [gpu(instance("a", 0.6), instance("b", 0.35)), gpu(instance("c", 1.0))]
+    names = {"a", "b", "c"}
+    watched = watched_of(plan, dict.fromkeys(names, Slo(0.04, 0.99)))
+    found = seats_of(plan, ((1,), (0,)), dict.fromkeys(names, MODEL), watched, ("gpu:3", "gpu:7"))
+    assert [(str(seat.original.slice), seat.original.device) for seat in found] == [
+        ("mps:0.6", "gpu:7"),
+        ("mps:0.35", "gpu:7"),
+        ("mps:1", "gpu:3"),
+    ]
+    assert found[0].original.cores == ()
+    assert (found[0].shadow.slice.share_ratio, found[0].shadow.device, found[0].original.batch) == (0.65, "gpu:7", 4)
+    with pytest.raises(CapabilityError, match="takes 1 GPUs more"):
+        cores_for(plan, (0,), {}, noun="GPUs")

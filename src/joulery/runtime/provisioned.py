@@ -53,14 +53,16 @@ class PlanInForce:
 
     Attributes:
         gpus: The plan.
-        cores: The CPU cores that stand for each GPU.
+        cores: The CPU cores that stand for each GPU; its number in ``shared``, where that names any.
         seats: Its instances.
+        shared: GPUs of this machine that its processes share under MPS; empty where cores stand for GPUs.
         switched_s: When shadows took over, by instance; grows while the plan runs.
     """
 
     gpus: tuple[PlannedGpu, ...]
     cores: tuple[tuple[int, ...], ...]
     seats: tuple[Seat, ...]
+    shared: tuple[str, ...] = ()
     switched_s: dict[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -70,9 +72,15 @@ class PlanInForce:
         cores: tuple[tuple[int, ...], ...],
         models: Mapping[str, ModelRef],
         slos: Mapping[str, Slo],
+        shared: tuple[str, ...] = (),
     ) -> PlanInForce:
-        """A plan on these cores; ``models`` and ``slos`` by service."""
-        return cls(tuple(gpus), cores, seats_of(gpus, cores, models, watched_of(gpus, slos)))
+        """A plan on these cores or GPUs; ``models`` and ``slos`` by service."""
+        return cls(tuple(gpus), cores, seats_of(gpus, cores, models, watched_of(gpus, slos), shared), shared)
+
+    @property
+    def noun(self) -> str:
+        """What its GPUs run on."""
+        return "GPUs" if self.shared else "CPU cores"
 
     @property
     def policy(self) -> ShadowPolicy:
@@ -159,8 +167,8 @@ class ProvisionedSession(Session):
         begun_s = time.time()
         counts = ", ".join(f"{change.count(what)} {what}" for what in ("start", "stop", "resize", "move"))
         try:
-            cores = cores_for(gpus, self._all_cores, self._size, kept)
-            plan = PlanInForce.of(gpus, cores, models, {one.name: one.setup.slo for one in hosted})
+            cores = cores_for(gpus, self._all_cores, self._size, kept, self.plan.noun)
+            plan = PlanInForce.of(gpus, cores, models, {one.name: one.setup.slo for one in hosted}, self.plan.shared)
             decision = Decision(RUN_PLAN, "plan", plan.words(), "follow", f"{counts}: {plan.words()}", cause="services")
             detail = await self._apply(plan)
         except JouleryError as error:

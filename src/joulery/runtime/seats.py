@@ -52,6 +52,7 @@ def cores_for(
     cores: Sequence[int],
     size: Mapping[str, int],
     kept: Mapping[int, tuple[int, ...]] = {},
+    noun: str = "CPU cores",
 ) -> tuple[tuple[int, ...], ...]:
     """The cores that stand for each GPU of a plan.
 
@@ -60,6 +61,7 @@ def cores_for(
         cores: The cores that may be used.
         size: Cores that stand for one GPU, by its type; 1 where it is not named.
         kept: GPUs that go on, with the cores they have.
+        noun: What they are called in messages: cores, or the GPUs themselves.
 
     Raises:
         CapabilityError: There are not enough cores.
@@ -68,9 +70,9 @@ def cores_for(
     wanted = sum(size.get(gpu.type, 1) for index, gpu in enumerate(gpus) if index not in kept)
     if wanted > len(free):
         raise CapabilityError(
-            f"the plan has {len(gpus)} GPUs, which takes {wanted - len(free)} CPU cores more than may be used here",
-            resource="CPU cores",
-            hint="plan for fewer GPUs (fleet.gpus.*.available), or run it where there are more cores",
+            f"the plan has {len(gpus)} GPUs, which takes {wanted - len(free)} {noun} more than may be used here",
+            resource=noun,
+            hint="plan for fewer GPUs (fleet.gpus.*.available), or run it where there are more",
         )
     found = []
     for index, gpu in enumerate(gpus):
@@ -87,25 +89,31 @@ def seats_of(
     cores: Sequence[tuple[int, ...]],
     models: Mapping[str, ModelRef],
     watched: Sequence[Watched],
+    shared: Sequence[str] = (),
 ) -> tuple[Seat, ...]:
     """The processes of a plan.
 
     Args:
         gpus: The plan.
-        cores: The cores of each GPU.
+        cores: The cores of each GPU; its number in ``shared``, where that names any.
         models: What each service loads, by name.
         watched: Its instances, in order.
+        shared: GPUs of this machine that processes share under MPS; empty where cores stand for GPUs.
     """
     instances = [(index, each) for index, gpu in enumerate(gpus) for each in gpu.instances]
     return tuple(
-        _seat(each, cores[index], models[each.workload], one)
+        _seat(each, cores[index], models[each.workload], one, shared[cores[index][0]] if shared else "")
         for (index, each), one in zip(instances, watched, strict=True)
     )
 
 
-def _seat(each: PlannedInstance, cores: tuple[int, ...], model: ModelRef, watched: Watched) -> Seat:
+def _seat(each: PlannedInstance, cores: tuple[int, ...], model: ModelRef, watched: Watched, device: str) -> Seat:
     def process(percent: float) -> ReplicaSpec:
         share = min(1.0, round(percent / 100, 9))
+        if device:
+            piece = Slice(SliceKind.MPS, share_ratio=share)
+            delayed = delay_s(each)
+            return ReplicaSpec(each.workload, each.model, piece, model, 0, each.batch, delayed, device=device)
         piece = Slice(SliceKind.CPU, cores=len(cores), share_ratio=share)
         return ReplicaSpec(each.workload, each.model, piece, model, 0, each.batch, delay_s(each), cores)
 

@@ -146,7 +146,7 @@ class LocalEngine:
             kept, missing, surplus = self._difference(target)
             cleared = await self._clear(target, kept, missing, surplus)
             try:
-                await self._settle([spec for spec in target if on_gpu(spec)])
+                await self._settle([spec for spec in target if on_gpu(spec) and not spec.standby])
                 fresh = self._prepare(missing, kept)
                 await self._start(fresh)
             except BaseException:
@@ -277,7 +277,7 @@ class LocalEngine:
         self, target: Sequence[ReplicaSpec], kept: list[Replica], missing: list[ReplicaSpec], surplus: Sequence[Replica]
     ) -> list[Replica]:
         """Empty the parts of GPUs that have to be cut anew; requests wait meanwhile. Those that went, gone for good."""
-        wanted = [spec for spec in target if on_gpu(spec)]
+        wanted = [spec for spec in target if on_gpu(spec) and not spec.standby]
         if self._places is None or not wanted:
             return []
         ids = await asyncio.to_thread(self._places.vacate, [(spec.slice, spec.device) for spec in wanted])
@@ -352,7 +352,7 @@ class LocalEngine:
         launch = Launch(self._groups, load_s=self.settings.launch_s, stderr=self.settings.stderr)
         cores = self.settings.cores or tuple(sorted(os.sched_getaffinity(0)))
         on_cpu = [spec for spec in missing if not on_gpu(spec)]
-        on_gpus = [spec for spec in missing if on_gpu(spec)]
+        on_gpus = [spec for spec in missing if on_gpu(spec) and not spec.standby]
         taken = [
             (replica.cores, replica.spec.slice.share_ratio)
             for replica in kept
@@ -361,9 +361,13 @@ class LocalEngine:
         bound = assign_cores([spec.slice for spec in on_cpu], cores, taken, [spec.cores for spec in on_cpu])
         fresh = [self._replica(spec, chosen, launch, None) for spec, chosen in zip(on_cpu, bound, strict=True)]
         if on_gpus and self._places is not None:
-            held = [replica.place for replica in kept if replica.place is not None]
+            held = [one.place for one in kept if one.place is not None and not one.spec.standby]
             given = self._places.assign([(spec.slice, spec.device) for spec in on_gpus], held)
             fresh += [self._replica(spec, cores, launch, place) for spec, place in zip(on_gpus, given, strict=True)]
+        for spec in missing:
+            if self._places is not None and on_gpu(spec) and spec.standby:  # it works only when another has gone
+                (place,) = self._places.assign([(spec.slice, spec.device)], ())
+                fresh.append(self._replica(spec, cores, launch, place))
         return fresh
 
     def _replica(self, spec: ReplicaSpec, cores: tuple[int, ...], launch: Launch, place: DeviceSlice | None) -> Replica:

@@ -100,11 +100,11 @@ async def up(options: Options, screen: Screen, stop: asyncio.Event) -> dict[str,
         meters, pace = meter_specs(site.meters), Pace.over(longest_s(site))
         grid = Grid(site.carbon, _opened, time.time)
         session: Session
+        gpus = await _gpus(site, stack, screen)
         if options.plan is not None:
-            session = planned_session(site, options.plan, writer, gate, grid, meters, pace, cache)
+            session = planned_session(site, options.plan, writer, gate, grid, meters, pace, cache, gpus)
             tell_plan(screen, session)
         else:
-            gpus = await _gpus(site, stack, screen)
             hosted = await _chosen(options, site, meters, pace, cache, screen, stop, gpus)
             cores = tuple(sorted({core for one in hosted for core in one.setup.cores}))
             engine = gate.engine(site, cores, None if gpus is None else gpus.places)

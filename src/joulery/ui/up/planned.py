@@ -13,6 +13,7 @@ from joulery.domain.errors import ConfigError, JouleryError
 from joulery.domain.ports import Engine
 from joulery.domain.provision import PlannedGpu
 from joulery.policies.provision.planner import followed
+from joulery.runtime.compose.gpus import LocalGpus
 from joulery.runtime.compose.meters import MeterSpec
 from joulery.runtime.compose.service import ServiceSetup, fleet_cores, model_ref
 from joulery.runtime.controller import RequestWindow
@@ -42,11 +43,15 @@ def planned_session(
     meters: tuple[MeterSpec, ...] | None,
     pace: Pace,
     cache: Path,
+    here: LocalGpus | None,
 ) -> ProvisionedSession:
     """The session of the plan in a file; its engine runs nothing yet.
 
+    Args:
+        here: GPUs of this machine that its processes share; None to have CPU cores stand for them.
+
     Raises:
-        ConfigError: The plan and the site speak of other services or models.
+        ConfigError: The plan and the site speak of other services or models, or the GPUs are not there to be shared.
         CapabilityError: The plan needs more cores than there are.
         DataError: The file is no plan.
     """
@@ -54,18 +59,42 @@ def planned_session(
     cores, size = fleet_cores(site), _sizes(site)
     models = models_of(site, gpus, cache)
     hosted = [_hosted(site, config, gpus, cache) for config in site.services]
-    plan = PlanInForce.of(gpus, cores_for(gpus, cores, size), models, {one.name: one.setup.slo for one in hosted})
-    engine: Engine = gate.engine(site, cores)
+    slos = {one.name: one.setup.slo for one in hosted}
+    if here is None:
+        engine: Engine = gate.engine(site, cores)
+        stand, plan = cores, PlanInForce.of(gpus, cores_for(gpus, cores, size), models, slos)
+    else:
+        engine, size, stand = gate.engine(site, cores, here.places), {}, tuple(range(len(here.names)))
+        plan = PlanInForce.of(gpus, cores_for(gpus, stand, {}, noun="GPUs"), models, slos, _shared(site, here))
     return ProvisionedSession(
-        site, hosted, writer, engine, meters=meters, grid=grid, pace=pace, plan=plan, size=size, all_cores=cores
+        site, hosted, writer, engine, meters=meters, grid=grid, pace=pace, plan=plan, size=size, all_cores=stand
     )
+
+
+def _shared(site: Site, here: LocalGpus) -> tuple[str, ...]:
+    """The GPUs that processes share.
+
+    Raises:
+        ConfigError: One is used in another way.
+    """
+    for index, device in enumerate(site.fleet.devices):
+        if device.mode != "mps":
+            raise ConfigError(
+                "a plan gives shares of GPUs, which takes MPS",
+                pointer=f"fleet.devices.{index}.mode",
+                got=device.mode,
+                expected="mps",
+            )
+    return here.names
 
 
 def tell_plan(screen: Screen, session: ProvisionedSession) -> None:
     """What stands for what, and what waits beside it."""
     for gpu, cores in zip(session.plan.gpus, session.plan.cores, strict=True):
         seats = ", ".join(f"{each.workload} {100 * each.share_ratio:g} % batch {each.batch}" for each in gpu.instances)
-        screen.fact("plan", f"{gpu.type} played by CPU core {', '.join(map(str, cores))}: {seats}")
+        shared = session.plan.shared
+        stand = f"on {shared[cores[0]]}" if shared else f"played by CPU core {', '.join(map(str, cores))}"
+        screen.fact("plan", f"{gpu.type} {stand}: {seats}")
     shadows = [seat.watched for seat in session.plan.seats if seat.shadow is not None]
     words = ", ".join(f"{one.key} {one.shadow_percent:g} %" for one in shadows)
     screen.fact("shadows", words or "none: the plan leaves nothing for them")

@@ -1,0 +1,60 @@
+"""``joulery up --plan`` on a GPU that is not there: each instance a process with its share, its shadow beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from joulery.config.devices import GpuDeviceConfig
+from joulery.domain.errors import ConfigError
+from joulery.ui.up.planned import _shared
+from tests.e2e.test_up import Up
+from tests.e2e.test_up_plan import planned
+from tests.fakes.mps import PATH, daemon, no_daemon_left, on_path
+from tests.fakes.nvml import STATE, NvmlFake, gpu
+from tests.runtime.plan_files import planned_site, service
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up")]
+
+
+@pytest.fixture
+def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NvmlFake]:
+    state = tmp_path / "boards.json"
+    monkeypatch.setenv(STATE, str(state))
+    monkeypatch.setenv("PATH", on_path())
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("JOULERY_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(PATH), os.environ.get("PYTHONPATH")))))
+    with no_daemon_left(tmp_path):
+        yield NvmlFake(gpu("Tesla V100-SXM2-16GB", idle_w=50.0), file=state)
+
+
+def test_a_plan_runs_under_mps(tmp_path: Path, nvml: NvmlFake) -> None:
+    site = planned_site(tmp_path, service("one", duration=2), service("two", duration=2))
+    text = site.read_text()
+    text = text.replace("cpu: {cores: 2}", "devices: [{mode: mps}]").replace(":Sum", ":GpuSum")
+    site.write_text(text.replace("use: [cpu-model], cpu_model: {idle: 20 W, max: 60 W}", "use: [nvml]"))
+    with Up(site, tmp_path, "--plan", str(planned(site))) as up:
+        heard = up.until("dashboard")
+        running = daemon(tmp_path)
+        code, said, complaint = up.end()
+        assert up.survivors() == []
+    assert code == 0, complaint
+    assert running is not None
+    assert "core on gpu:0: " in heard
+    report = json.loads((tmp_path / "run/report.json").read_text())
+    assert {one["service"]: one["failed"] for one in report["services"]} == {"one": 0, "two": 0}, said
+    assert daemon(tmp_path) is None
+
+
+def test_a_plan_takes_mps() -> None:
+    site = SimpleNamespace(fleet=SimpleNamespace(devices=[GpuDeviceConfig(mode="mps"), GpuDeviceConfig(gpu=1)]))
+    with pytest.raises(ConfigError, match="a plan gives shares of GPUs, which takes MPS") as caught:
+        _shared(cast(Any, site), cast(Any, None))
+    assert caught.value.pointer == "fleet.devices.1.mode"
