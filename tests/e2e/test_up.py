@@ -396,19 +396,19 @@ def test_serve_takes_a_site_file_and_sends_nothing_itself(tmp_path, two):
 
 def test_trials_on_the_running_service_survive_a_kill_and_a_changed_promise(site, tmp_path):
     """Configurations are tried live; the SLO is tightened and a replica killed meanwhile; the log decides the same."""
-    policy = (
-        "base_intensity: 200 g/kWh, search: learning, trials: {longest: 4 s, clock: 60 s, warm_up: 100 ms, fewest: 75}"
-    )
-    path = site({"base_intensity: 200 g/kWh": policy, "rate: 30 /s": "rate: 60 /s"}, duration="11 s", lasts="11 s")
+    trials = "{count: 3, longest: 2 s, clock: 60 s, warm_up: 100 ms, fewest: 75}"
+    policy = f"base_intensity: 200 g/kWh, search: clover, trials: {trials}"
+    path = site({"base_intensity: 200 g/kWh": policy, "rate: 30 /s": "rate: 60 /s"}, duration="120 s", lasts="120 s")
     with Up(path, tmp_path) as up:
-        up.until("→ start: trial 2 ")
+        up.until("trial 2 of at most 3")
         children = psutil.Process(up.process.pid).children()
         workers = [child for child in children if "joulery.adapters.engines.worker" in child.cmdline()]
         workers[0].kill()
         text = path.read_text()
         path.write_text(text.replace("latency: 500 ms", "latency: 1 ms"))
         up.until("SLO tightened from p95 500 ms to p95 1 ms")
-        up.until("measured keeps the SLO of 1 ms; back to the yardstick")
+        up.until("keeps the SLO of 1 ms; back to the yardstick")
+        up.process.send_signal(signal.SIGINT)
         code, _, err = up.end()
         assert code == 0, err
     log = list(open_run(tmp_path / "run").log())
@@ -416,8 +416,9 @@ def test_trials_on_the_running_service_survive_a_kill_and_a_changed_promise(site
     assert {entry["outcome"] for entry in decisions} == {"applied"}
     assert [entry["decision"]["kind"] for entry in decisions][:2] == ["try_layout", "try_layout"]
     assert "the yardstick" in decisions[0]["decision"]["reason"]
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert report["requests"] > 200 and report["failed"] == 0, "neither a switch nor a death loses a request"
+    outcomes = open_run(tmp_path / "run").series("requests")["outcome"].tolist()
+    # The client goes away with the run: what it no longer waits for is cancelled.
+    assert outcomes.count("ok") > 100 and set(outcomes) <= {"ok", "cancelled"}, "neither a switch nor a death loses any"
     replay = subprocess.run(
         [sys.executable, "-m", "joulery", "replay", str(tmp_path / "run"), "--json"], capture_output=True, text=True
     )
