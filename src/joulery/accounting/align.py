@@ -127,17 +127,21 @@ def _account(
     active_row, opener, closer = unions(row, start_ns, end_ns)
     columns.active_ns[rows] = _sums(active_row, end_ns[closer] - start_ns[opener], size)[rows]
     if meter is not None:
-        drawn_j = meter.known_until_j(end_ns)[closer] - meter.known_until_j(start_ns)[opener]
+        places = meter.place(start_ns), meter.place(end_ns)
+        drawn_j = meter.known_until_j(end_ns, places[1])[closer] - meter.known_until_j(start_ns, places[0])[opener]
         columns.active_j[rows] = np.bincount(active_row, drawn_j, size)[rows]
     row, start_ns, end_ns = _sharers(row, start_ns, end_ns, multiplicity)
     columns.runtime_ns[rows] = _sums(row, end_ns - start_ns, size)[rows]
     if meter is None:
         columns.uncovered_ns[rows] = columns.runtime_ns[rows]
         return _unmetered(device, cut.window_ns, start_ns, end_ns)
+    if multiplicity == "set":
+        places = meter.place(start_ns), meter.place(end_ns)
+    seen = meter.updates_before(places[1]) - meter.updates_before(places[0])
+    columns.samples[rows] = _sums(row, seen, size)[rows]
     shares = fair_shares(start_ns, end_ns, meter)
     columns.energy_j[rows] = np.bincount(row, shares.energy_j, size)[rows]
     columns.uncovered_ns[rows] = _sums(row, shares.uncovered_ns, size)[rows]
-    columns.samples[rows] = _sums(row, shares.samples, size)[rows]
     return DeviceEnergy(
         device=device,
         total_j=meter.known_j,

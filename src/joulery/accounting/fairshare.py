@@ -31,7 +31,7 @@ class DevicePower:
         edges_ns: From the start to the end of the window, strictly increasing, int64[k+1].
         watts: Known power of each step, 0 where nothing is known, float64[k].
         missing: Steps where the power of a component is unknown, bool[k].
-        updates_ns: When the sensor gave a new value inside the window, increasing, int64[u].
+        updates_ns: When the sensor gave a new value inside the window, some of the edges, int64[u].
         resolution_s: Median distance of two updates, or what the sensor resolves if that is longer; NaN when unknown.
     """
 
@@ -46,11 +46,24 @@ class DevicePower:
         """Known energy of the window."""
         return float(np.sum(self.watts * np.diff(self.edges_ns))) / NS_PER_S
 
-    def known_until_j(self, t_ns: IntArray) -> FloatArray:
-        """Known energy from the start of the window to each instant inside it, joules, float64[...]."""
+    def place(self, t_ns: IntArray) -> IntArray:
+        """Which edge is the first that is not before each instant of the window, int64[...]."""
+        return np.asarray(np.searchsorted(self.edges_ns, t_ns, "left"), np.int64)
+
+    def known_until_j(self, t_ns: IntArray, place: IntArray) -> FloatArray:
+        """Known energy from the start of the window to each instant, joules, float64[...].
+
+        Args:
+            t_ns: Instants inside the window.
+            place: Their :meth:`place`.
+        """
         spent = np.concatenate([np.zeros(1), np.cumsum(self.watts * np.diff(self.edges_ns))])
-        at = np.clip(np.searchsorted(self.edges_ns, t_ns, "right") - 1, 0, len(self.watts) - 1)
+        at = np.maximum(place - 1, 0)
         return np.asarray((spent[at] + self.watts[at] * (t_ns - self.edges_ns[at])) / NS_PER_S, np.float64)
+
+    def updates_before(self, place: IntArray) -> IntArray:
+        """How often the sensor gave a new value before each instant, of which the :meth:`place` is given."""
+        return np.asarray(np.searchsorted(self.updates_ns, self.edges_ns, "left")[place], np.int64)
 
     @property
     def missing_ns(self) -> int:
@@ -65,14 +78,12 @@ class Shares:
     Attributes:
         energy_j: Of each interval, float64[n].
         uncovered_ns: Time of each interval without known power, int64[n].
-        samples: Sensor updates inside each interval, int64[n].
         idle_j: Energy of the time in which no interval ran.
         active_ns: Time in which at least one ran.
     """
 
     energy_j: FloatArray
     uncovered_ns: IntArray
-    samples: IntArray
     idle_j: float
     active_ns: int
 
@@ -111,7 +122,7 @@ def fair_shares(start_ns: IntArray, end_ns: IntArray, power: DevicePower) -> Sha
         power: Power over the window.
     """
     count = len(start_ns)
-    energy_j, uncovered_ns, samples = np.zeros(count), np.zeros(count, np.int64), np.zeros(count, np.int64)
+    energy_j, uncovered_ns = np.zeros(count), np.zeros(count, np.int64)
     idle_j, active_ns = 0.0, 0
     carried = np.zeros(0, np.int64)
     bounds = sorted({int(t) for t in (power.edges_ns[0], *start_ns[CHUNK::CHUNK], power.edges_ns[-1])})
@@ -122,13 +133,13 @@ def fair_shares(start_ns: IntArray, end_ns: IntArray, power: DevicePower) -> Sha
         ends = np.minimum(np.concatenate([end_ns[carried], end_ns[fresh]]), end)
         piece = _slice_shares(starts, ends, power, begin, end)
         old = len(carried)
-        for total, part in ((energy_j, piece.energy_j), (uncovered_ns, piece.uncovered_ns), (samples, piece.samples)):
+        for total, part in ((energy_j, piece.energy_j), (uncovered_ns, piece.uncovered_ns)):
             total[carried] += part[:old]
             total[fresh] = part[old:]
         idle_j += piece.idle_j
         active_ns += piece.active_ns
         carried = np.concatenate([carried[end_ns[carried] > end], first + np.flatnonzero(end_ns[fresh] > end)])
-    return Shares(energy_j, uncovered_ns, samples, idle_j, active_ns)
+    return Shares(energy_j, uncovered_ns, idle_j, active_ns)
 
 
 def _slice_shares(start_ns: IntArray, end_ns: IntArray, power: DevicePower, begin: int, end: int) -> Shares:
@@ -160,11 +171,9 @@ def _slice_shares(start_ns: IntArray, end_ns: IntArray, power: DevicePower, begi
         blind = np.zeros(len(time), np.int64)
         np.cumsum(np.where(power.missing[at], passed, 0), out=blind[1:])
         uncovered = blind[to_at] - blind[from_at]
-    seen = np.searchsorted(power.updates_ns, end_ns, "left") - np.searchsorted(power.updates_ns, start_ns, "left")
     return Shares(
         clock[to_at] - clock[from_at],
         uncovered,
-        seen,
         float(np.sum(drawn[~busy])),
         int(np.sum(passed[busy])),
     )

@@ -160,8 +160,10 @@ def _medians(row: IntArray, value: IntArray, count: IntArray) -> IntArray:
         return np.zeros(len(count), np.int64)
     span = int(value.max()) + 1
     composite = span <= 2**62 // len(count)
-    ordered = np.sort(row * span + value) % span if composite else value[np.lexsort((value, row))]
-    return np.asarray(ordered[np.cumsum(count) - count + (count - 1) // 2], np.int64)
+    middle = np.cumsum(count) - count + (count - 1) // 2
+    if composite:
+        return np.asarray(np.sort(row * span + value)[middle] % span, np.int64)
+    return np.asarray(value[np.lexsort((value, row))][middle], np.int64)
 
 
 def unions(row: IntArray, start_ns: IntArray, end_ns: IntArray) -> tuple[IntArray, IntArray, IntArray]:
