@@ -16,6 +16,7 @@ from pathlib import Path
 
 from joulery.adapters.engines.batches import kind_of
 from joulery.adapters.engines.cgroups import CpuGroups
+from joulery.adapters.engines.gpu_parts import GpuParts
 from joulery.adapters.engines.replica import Launch, Replica, roused_of
 from joulery.adapters.engines.service import Call, Service, encoded, parts_of, pieces_of
 from joulery.adapters.engines.slices import assign_cores, limited, on_gpu
@@ -34,7 +35,7 @@ from joulery.domain.engine import (
     RequestError,
     Transition,
 )
-from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, DataError
+from joulery.domain.errors import ActuationError, ConfigError, DataError
 from joulery.domain.ports import Places
 
 _HANG_MIN_S = 5.0
@@ -80,7 +81,7 @@ class LocalEngine:
         places: Places | None = None,
     ) -> None:
         self.settings = settings
-        self._places = places
+        self._gpus = GpuParts(places)
         self._hang_s = max(_HANG_MIN_S, settings.deadline_s) if settings.hang_s is None else settings.hang_s
         self._groups = groups
         self._services: dict[str, Service] = {}
@@ -146,7 +147,7 @@ class LocalEngine:
             kept, missing, surplus = self._difference(target)
             cleared = await self._clear(target, kept, missing, surplus)
             try:
-                await self._settle([spec for spec in target if on_gpu(spec) and not spec.standby])
+                await self._gpus.settle(target)
                 fresh = self._prepare(missing, kept)
                 await self._start(fresh)
             except BaseException:
@@ -277,10 +278,7 @@ class LocalEngine:
         self, target: Sequence[ReplicaSpec], kept: list[Replica], missing: list[ReplicaSpec], surplus: Sequence[Replica]
     ) -> list[Replica]:
         """Empty the parts of GPUs that have to be cut anew; requests wait meanwhile. Those that went, gone for good."""
-        wanted = [spec for spec in target if on_gpu(spec) and not spec.standby]
-        if self._places is None or not wanted:
-            return []
-        ids = await asyncio.to_thread(self._places.vacate, [(spec.slice, spec.device) for spec in wanted])
+        ids = await self._gpus.to_vacate(target)
         leaving = [one for one in (*kept, *surplus) if one.place is not None and one.place.id in ids]
         names = {spec.service for spec in target}
         for name in {replica.spec.service for replica in leaving} - names:
@@ -294,22 +292,6 @@ class LocalEngine:
         await _within(None, leaving)
         return leaving
 
-    async def _settle(self, wanted: Sequence[ReplicaSpec]) -> None:
-        """Have the GPUs cut for these.
-
-        Raises:
-            CapabilityError: There are no GPUs to run on here.
-            JouleryError: It cannot be; every GPU is as it was.
-        """
-        if not wanted:
-            return
-        if self._places is None:
-            raise CapabilityError(
-                f"this machine's engine has no {wanted[0].slice} slice",
-                hint="use CPU slices (cpu:1), or name this machine's GPUs under fleet.devices",
-            )
-        await asyncio.to_thread(self._places.settle, [(spec.slice, spec.device) for spec in wanted])
-
     async def _restore(self, cleared: Sequence[Replica]) -> None:
         """Start again what had to go for a change that failed.
 
@@ -320,7 +302,7 @@ class LocalEngine:
             return
         specs = [replica.spec for replica in cleared]
         present = [replica for service in self._services.values() for replica in service.replicas]
-        await self._settle([one.spec for one in present if on_gpu(one.spec)] + specs)
+        await self._gpus.settle([one.spec for one in present] + specs)
         again = self._prepare(specs, present)
         await self._start(again)
         for replica in again:
@@ -352,7 +334,6 @@ class LocalEngine:
         launch = Launch(self._groups, load_s=self.settings.launch_s, stderr=self.settings.stderr)
         cores = self.settings.cores or tuple(sorted(os.sched_getaffinity(0)))
         on_cpu = [spec for spec in missing if not on_gpu(spec)]
-        on_gpus = [spec for spec in missing if on_gpu(spec) and not spec.standby]
         taken = [
             (replica.cores, replica.spec.slice.share_ratio)
             for replica in kept
@@ -360,14 +341,9 @@ class LocalEngine:
         ]
         bound = assign_cores([spec.slice for spec in on_cpu], cores, taken, [spec.cores for spec in on_cpu])
         fresh = [self._replica(spec, chosen, launch, None) for spec, chosen in zip(on_cpu, bound, strict=True)]
-        if on_gpus and self._places is not None:
-            held = [one.place for one in kept if one.place is not None and not one.spec.standby]
-            given = self._places.assign([(spec.slice, spec.device) for spec in on_gpus], held)
-            fresh += [self._replica(spec, cores, launch, place) for spec, place in zip(on_gpus, given, strict=True)]
-        for spec in missing:
-            if self._places is not None and on_gpu(spec) and spec.standby:  # it works only when another has gone
-                (place,) = self._places.assign([(spec.slice, spec.device)], ())
-                fresh.append(self._replica(spec, cores, launch, place))
+        held = [one.place for one in kept if one.place is not None and not one.spec.standby]
+        for spec, place in self._gpus.assign(missing, held):
+            fresh.append(self._replica(spec, cores, launch, place))
         return fresh
 
     def _replica(self, spec: ReplicaSpec, cores: tuple[int, ...], launch: Launch, place: DeviceSlice | None) -> Replica:
