@@ -94,3 +94,16 @@ def test_old_requests_are_forgotten():
         sample.add(answered(12.0 + k / 100, 5.0 if k < 10 else 0.01))
     assert sample.sample(SLO).requests == MOST_REQUESTS
     assert sample.sample(Slo(0.1, 0.99)).latency_high_s < 1.0
+
+
+def test_a_full_sample_is_summed_up_when_there_is_news():
+    sample = begun()
+    for k in range(100):
+        sample.add(answered(12.0 + k / 100))
+    first = sample.sample(SLO)
+    for k in range(5):
+        sample.add(answered(13.0 + k / 100))
+    assert sample.sample(SLO) is first
+    sample.add(answered(13.5))
+    assert sample.sample(SLO).requests == 106
+    assert sample.sample(Slo(0.2)) is not sample.sample(SLO), "another promise is another question"

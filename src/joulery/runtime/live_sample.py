@@ -16,6 +16,8 @@ from joulery.policies.trial_sample import Sample
 
 MOST_REQUESTS = 2000
 """Older requests are forgotten: a sample of so many says enough, and what was true an hour ago may not be now."""
+_NEWS_RATIO = 0.05
+"""A sample is summed up anew when so many more requests have ended than it holds: one that is full changes slowly."""
 _OWED = frozenset({Outcome.OVERLOADED, Outcome.DEADLINE, Outcome.FAILED, Outcome.CRASHED, Outcome.UNAVAILABLE})
 """Answers that the service owed and did not give. The others are the client's own doing."""
 
@@ -38,12 +40,18 @@ class LiveSample:
         self._restarts: dict[str, int] = {}
         self._deaths = 0
         self._whole = True
+        self._added = 0
+        self._made: tuple[int, Slo, Sample] | None = None
+        # What the intervals import is there before the first look, which must not stall.
+        quantile_interval(np.zeros(1), 0.5, confidence)
+        mean_interval(np.zeros(2), confidence)
 
     def add(self, record: RequestRecord) -> None:
         """A request ended."""
         counts = record.outcome is Outcome.OK or record.outcome in _OWED
         if record.service == self.service and record.arrival_s >= self._since_s and counts:
             self._records.append(record)
+            self._added += 1
 
     def watch(self, layout: Layout | None, replicas: Sequence[ReplicaView], now_s: float) -> None:
         """What runs now. Another layout begins a sample; a replica that died begins it anew, once it is back."""
@@ -61,12 +69,21 @@ class LiveSample:
 
     def _begin(self, now_s: float) -> None:
         self._records.clear()
+        self._added, self._made = 0, None
         self._since_s = now_s + self._warm_up_s
 
     def sample(self, slo: Slo) -> Sample | None:
-        """What has been seen so far; None before anything runs."""
+        """What has been seen so far, or had been a few requests ago; None before anything runs."""
         if self._layout is None:
             return None
+        if self._made is None or self._made[1] != slo or self._made[2].deaths != self._deaths or self._news():
+            self._made = (self._added, slo, self._summed_up(self._layout, slo))
+        return self._made[2]
+
+    def _news(self) -> bool:
+        return self._made is not None and self._added - self._made[0] > _NEWS_RATIO * self._made[2].requests
+
+    def _summed_up(self, layout: Layout, slo: Slo) -> Sample:
         answered = [record for record in self._records if record.outcome is Outcome.OK]
         latency = quantile_interval(
             np.array([_latency_s(record, slo.scope) for record in self._records]), slo.quantile, self._confidence
@@ -75,7 +92,7 @@ class LiveSample:
             np.array([record.energy.energy_j for record in answered if record.energy is not None]), self._confidence
         )
         return Sample(
-            layout=self._layout,
+            layout=layout,
             since_s=self._since_s,
             requests=len(self._records),
             failed=len(self._records) - len(answered),
