@@ -192,6 +192,8 @@ class VariantsScenario(Section):
     """What is compared."""
     lambda_ratios: Annotated[tuple[Ratio, ...], Field(min_length=1, alias="lambda")] = (0.1,)
     """Weights of carbon against accuracy."""
+    loss_ratios: tuple[Ratio, ...] = Field(alias="accuracy_loss", default=())
+    """Instead of weights: shares of the accuracy that may be lost, such as 0.8 %; then carbon alone counts."""
     base_g_per_kwh: GramsPerKwhAboveZero = Field(alias="base_intensity", default=250.0)
     """The intensity of the yardstick."""
     pue: Annotated[float, Field(ge=1, le=10, allow_inf_nan=False)] = 1.5

@@ -53,6 +53,7 @@ class LearningSearch:
         score: Eq. 3 at the present intensity, of accuracy and joules.
         limit_s: The latency limit.
         thrift: When to stop.
+        least_accuracy_ratio: What is less accurate is not settled on.
     """
 
     def __init__(
@@ -63,15 +64,22 @@ class LearningSearch:
         score: Callable[[TrialMetrics], float],
         limit_s: float,
         thrift: Thrift | None = None,
+        least_accuracy_ratio: float = 0.0,
     ) -> None:
         self.trials: list[int] = []
         self._service, self._rows, self._score, self._limit_s = service, rows, score, limit_s
         self._known, self._thrift = dict(known), thrift or Thrift()
+        self._least_accuracy_ratio = least_accuracy_ratio
 
     @property
     def settled(self) -> int | None:
         """The best row ever measured that keeps the limit; None while there is none."""
-        within = [row for row, metrics in self._known.items() if metrics.latency_s <= self._limit_s]
+        least = self._least_accuracy_ratio - 1e-9
+        within = [
+            row
+            for row, metrics in self._known.items()
+            if metrics.latency_s <= self._limit_s and metrics.accuracy_ratio >= least
+        ]
         return max(within, key=lambda row: (self._score(self._known[row]), -row), default=None)
 
     def ask(self) -> int | None:
@@ -109,6 +117,9 @@ class LearningSearch:
         dearer = self._scores(outlook.accuracy_ratio, outlook.energy_j * np.exp(outlook.energy_doubt))
         doubt = np.abs(np.array(dearer) - score) + 1e-6
         chance = _normal((math.log(self._limit_s) - outlook.log_latency) / outlook.latency_doubt)
+        # Who answers how much is known well: half a hundredth of a point of accuracy is all that stays in doubt.
+        if self._least_accuracy_ratio > 0:
+            chance = chance * _normal((outlook.accuracy_ratio - self._least_accuracy_ratio) / 5e-5)
         ahead = (score - floor) / doubt
         density = np.exp(-(np.minimum(np.abs(ahead), 30.0) ** 2) / 2) / math.sqrt(2 * math.pi)
         return chance * doubt * (ahead * _normal(ahead) + density), chance

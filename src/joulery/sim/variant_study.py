@@ -20,111 +20,39 @@ from typing import Protocol
 import numpy as np
 
 from joulery.domain.arrays import FloatArray
-from joulery.domain.errors import DataError
-from joulery.domain.mig import MigMenu
 from joulery.domain.variant_table import VariantTable
 from joulery.policies.annealing import Guesses, Neighbourhood, TrialMetrics, VariantSearch
 from joulery.policies.learned_service import LearnedService, Setting, Yardstick
 from joulery.policies.learning_search import LearningSearch
 from joulery.policies.objective import Objective
-from joulery.policies.variants_graph import GraphSpace, one_gpu, published_odds
+from joulery.policies.variants_graph import published_odds
+from joulery.sim.column_scheme import envelope
 from joulery.sim.streams import Streams
+from joulery.sim.trial_cost import TrialCost, trial_cost
+from joulery.sim.variant_bench import Bench, bench
 
+__all__ = [
+    "SCHEMES",
+    "SEARCHING",
+    "Bench",
+    "SchemeOutcome",
+    "StudySettings",
+    "Timetable",
+    "bench",
+    "blover",
+    "clover",
+    "co2opt_row",
+    "fixed",
+    "hourly",
+    "learning",
+    "objective_of",
+    "oracle",
+    "outcome",
+    "run",
+    "searched",
+    "timetable_of",
+]
 HOUR_S = 3600.0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Bench:
-    """A service's table, indexed by the rows of its configuration space.
-
-    Attributes:
-        table: The table.
-        space: Configurations that can run; edges that appear nowhere in the table do not exist.
-        menu: How a GPU is cut.
-        metrics: What each row does under the load served, by row.
-        same_gpus_j: Joules a request of each row with every GPU powered, float64[len(space)].
-        interarrival_s: The load served.
-        accuracy_ratio: Accuracy of each variant of the space alone, least first.
-    """
-
-    table: VariantTable
-    space: GraphSpace
-    menu: MigMenu
-    metrics: tuple[TrialMetrics, ...]
-    same_gpus_j: FloatArray
-    interarrival_s: float
-    accuracy_ratio: tuple[float, ...]
-
-    @property
-    def smallest(self) -> str:
-        """The least accurate variant."""
-        return self.space.variants[0]
-
-    @property
-    def largest(self) -> str:
-        """The most accurate variant."""
-        return self.space.variants[-1]
-
-    @property
-    def base_row(self) -> int:
-        """The most accurate variant on the whole GPU."""
-        return self.space.index(self.space.vector([(self.largest, self.menu.profiles[0].name)]))
-
-
-def bench(table: VariantTable, menu: MigMenu, interarrival_s: float | None = None) -> Bench:
-    """Index a table.
-
-    Args:
-        table: What every configuration does.
-        menu: How a GPU is cut.
-        interarrival_s: The load served; the heaviest of the table when None.
-
-    Raises:
-        DataError: The table lacks a load, or a configuration of the space.
-    """
-    loads = table.loads_s
-    served = loads[-1] if interarrival_s is None else interarrival_s
-    if served not in loads:
-        raise DataError(f"the table of {table.service!r} has no load of {served} s between requests; it has {loads}")
-    accuracy = _accuracies(table)
-    edges = {(variant, profile.name) for variant in accuracy for profile in menu.profiles}
-    space = one_gpu(menu, tuple(accuracy), edges - {edge for entry in table.entries for edge in entry.instances})
-    return Bench(
-        table=table,
-        space=space,
-        menu=menu,
-        metrics=_at_load(table, space, served),
-        same_gpus_j=np.array([metrics.energy_j for metrics in _at_load(table, space, loads[0])]),
-        interarrival_s=served,
-        accuracy_ratio=tuple(accuracy.values()),
-    )
-
-
-def _accuracies(table: VariantTable) -> dict[str, float]:
-    """Accuracy of each variant alone, least accurate first."""
-    alone = {
-        entry.instances[0][0]: entry.accuracy_ratio
-        for entry in table.entries
-        if len({variant for variant, _ in entry.instances}) == 1
-    }
-    return dict(sorted(alone.items(), key=lambda item: (item[1], item[0])))
-
-
-def _at_load(table: VariantTable, space: GraphSpace, interarrival_s: float) -> tuple[TrialMetrics, ...]:
-    """What each row of the space does under one load."""
-    row_of = {tuple(row): number for number, row in enumerate(space.graphs.tolist())}
-    found: dict[int, TrialMetrics] = {}
-    for entry in table.entries:
-        if entry.interarrival_s == interarrival_s:
-            row = row_of.get(space.vector(entry.instances))
-            if row is None:
-                raise DataError(f"the table of {table.service!r} holds {entry.instances}, which no partition carries")
-            found[row] = TrialMetrics(entry.accuracy_ratio, entry.latency_s, entry.energy_j)
-    for row in range(len(space)):
-        if row not in found:
-            missing = space.describe(space.graphs[row])
-            raise DataError(f"the table of {table.service!r} lacks {missing} at {interarrival_s} s between requests")
-    return tuple(found[row] for row in range(len(space)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +61,7 @@ class StudySettings:
 
     Attributes:
         lambda_ratio: Weight of carbon against accuracy, 0 to 1.
+        max_loss_ratio: Instead of that weight, the relative loss of accuracy never to exceed; then carbon alone counts.
         base_g_per_kwh: Intensity of the yardstick.
         pue: Facility energy per IT energy; cancels in every saving.
         replan_ratio: Optimise again when the intensity moved by this share of the base.
@@ -146,6 +75,11 @@ class StudySettings:
     replan_ratio: float = 0.05
     trial_s: float = 30.0
     period_s: float = HOUR_S
+    max_loss_ratio: float | None = None
+
+    def least_accuracy_ratio(self, table: VariantTable) -> float:
+        """Accuracy never to go below; 0 where accuracy is weighed instead."""
+        return 0.0 if self.max_loss_ratio is None else table.base_accuracy_ratio * (1.0 - self.max_loss_ratio)
 
 
 Period = tuple[tuple[float, int | None], ...]
@@ -160,11 +94,16 @@ class Timetable:
         periods: What ran in each period of the grid.
         trials: Rows tried, in order.
         invocations: How often the optimiser ran.
+        beyond: What rows from ``len(space)`` on do: pools that are not in the space, with joules a request consolidated
+            and with every GPU powered.
+        trials_at: How many trials each period began with.
     """
 
     periods: tuple[Period, ...]
     trials: tuple[int, ...] = ()
     invocations: int = 0
+    beyond: tuple[tuple[TrialMetrics, float], ...] = ()
+    trials_at: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +122,9 @@ class SchemeOutcome:
         settled_violations: Periods that ran a configuration above the limit.
         fallbacks: Periods that ran the yardstick on all GPUs because no configuration was found.
         invocations: How often the optimiser ran.
-        optimise_time_ratio: Part of the time spent in trials.
+        optimise_time_ratio: Part of the time spent in trials, as long as the settings take them to be.
+        cost: What the trials really take.
+        optimise_time_true_ratio: Part of the time that is.
     """
 
     scheme: str
@@ -198,12 +139,14 @@ class SchemeOutcome:
     fallbacks: int
     invocations: int
     optimise_time_ratio: float
+    cost: TrialCost
+    optimise_time_true_ratio: float
 
 
 def objective_of(table: VariantTable, settings: StudySettings) -> Objective:
     """Eqs. 1-3 for a service."""
     return Objective(
-        lambda_ratio=settings.lambda_ratio,
+        lambda_ratio=settings.lambda_ratio if settings.max_loss_ratio is None else 1.0,
         base_accuracy_ratio=table.base_accuracy_ratio,
         base_energy_j=table.base_energy_j,
         base_g_per_kwh=settings.base_g_per_kwh,
@@ -237,20 +180,29 @@ NewSearch = Callable[
 and a source of randomness."""
 
 
-def clover(bench: Bench) -> NewSearch:
+def clover(bench: Bench, least_accuracy_ratio: float = 0.0) -> NewSearch:
     """CLOVER: annealing over the configuration graph."""
-    near = Neighbourhood(bench.space, published_odds(bench.space, bench.menu))
-    return lambda start, known, score, rng: VariantSearch(near, start, known, score, bench.table.base_latency_s, rng)
-
-
-def blover(bench: Bench) -> NewSearch:
-    """BLOVER: the same loop over random configurations."""
+    near, limit_s = Neighbourhood(bench.space, published_odds(bench.space, bench.menu)), bench.table.base_latency_s
     return lambda start, known, score, rng: VariantSearch(
-        Guesses(bench.space, bench.menu), start, known, score, bench.table.base_latency_s, rng
+        near, start, known, score, limit_s, rng, least_accuracy_ratio=least_accuracy_ratio
     )
 
 
-def learning(bench: Bench) -> NewSearch:
+def blover(bench: Bench, least_accuracy_ratio: float = 0.0) -> NewSearch:
+    """BLOVER: the same loop over random configurations."""
+    limit_s = bench.table.base_latency_s
+    return lambda start, known, score, rng: VariantSearch(
+        Guesses(bench.space, bench.menu),
+        start,
+        known,
+        score,
+        limit_s,
+        rng,
+        least_accuracy_ratio=least_accuracy_ratio,
+    )
+
+
+def learning(bench: Bench, least_accuracy_ratio: float = 0.0) -> NewSearch:
     """LEARNING: what each trial teaches about the service chooses the next; nothing is forgotten."""
     table = bench.table
     base = TrialMetrics(table.base_accuracy_ratio, table.base_latency_s, table.base_energy_j)
@@ -264,7 +216,7 @@ def learning(bench: Bench) -> NewSearch:
     )
     service = LearnedService(setting)
     return lambda start, known, score, rng: LearningSearch(
-        service, len(bench.space), known, score, table.base_latency_s
+        service, len(bench.space), known, score, table.base_latency_s, least_accuracy_ratio=least_accuracy_ratio
     )
 
 
@@ -279,14 +231,22 @@ def co2opt_row(bench: Bench) -> int:
     return bench.space.index(bench.space.vector([(bench.smallest, profile) for profile in finest]))
 
 
-def oracle(bench: Bench, objective: Objective, intensities: Sequence[float]) -> Timetable:
-    """ORACLE: in each period the best of every configuration that keeps the limit."""
-    within = [row for row, metrics in enumerate(bench.metrics) if metrics.latency_s <= bench.table.base_latency_s]
+def oracle(
+    bench: Bench, objective: Objective, intensities: Sequence[float], least_accuracy_ratio: float = 0.0
+) -> Timetable:
+    """ORACLE: in each period the best of every configuration that keeps the limits."""
+    within = [
+        row
+        for row, metrics in enumerate(bench.metrics)
+        if metrics.latency_s <= bench.table.base_latency_s and metrics.accuracy_ratio >= least_accuracy_ratio - 1e-9
+    ]
 
     def best(g_per_kwh: float) -> int | None:
         return max(within, key=lambda row: _score(objective, bench.metrics[row], g_per_kwh), default=None)
 
-    return Timetable(tuple(((1.0, best(g_per_kwh)),) for g_per_kwh in intensities))
+    # It is asked at every intensity, so that a period on the yardstick counts as one for want of a configuration.
+    periods: tuple[Period, ...] = tuple(((1.0, best(g_per_kwh)),) for g_per_kwh in intensities)
+    return Timetable(periods, invocations=len(intensities) if not within else 0)
 
 
 def searched(
@@ -305,6 +265,7 @@ def searched(
     running, planned_g, invocations = bench.base_row, math.nan, 0
     settled: int | None = None
     trials: list[int] = []
+    trials_at: list[int] = []
     periods: list[Period] = []
     for g_per_kwh in intensities:
         spent: list[int] = []
@@ -317,9 +278,10 @@ def searched(
             settled, planned_g, invocations = search.settled, g_per_kwh, invocations + 1
             running = bench.base_row if settled is None else settled
         trials += spent
+        trials_at.append(len(spent))
         part = settings.trial_s / settings.period_s
         periods.append((*((part, row) for row in spent), (1.0 - part * len(spent), settled)))
-    return Timetable(tuple(periods), tuple(trials), invocations)
+    return Timetable(tuple(periods), tuple(trials), invocations, trials_at=tuple(trials_at))
 
 
 def outcome(
@@ -332,14 +294,16 @@ def outcome(
 ) -> SchemeOutcome:
     """Account for what a scheme ran, trials included."""
     table = bench.table
-    accuracy, energy, same = (_means(bench, timetable.periods, each) for each in ("accuracy", "energy", "same"))
+    accuracy, energy, same = (_means(bench, timetable, each) for each in ("accuracy", "energy", "same"))
     grid = np.asarray(intensities, np.float64)
     base_j = float(grid.sum()) * table.base_energy_j
     limit_s = table.base_latency_s
+    metrics = (*bench.metrics, *(found for found, _ in timetable.beyond))
     settled = [period[-1][1] for period in timetable.periods]
     within = sum(bench.metrics[row].latency_s <= limit_s for row in timetable.trials)
     lost = table.base_accuracy_ratio - float(accuracy.mean())
     scores = [objective.score(a, e, g) for a, e, g in zip(accuracy.tolist(), energy.tolist(), intensities, strict=True)]
+    cost, span_s = trial_cost(bench, timetable.trials, timetable.invocations), len(settled) * settings.period_s
     return SchemeOutcome(
         scheme=scheme,
         saving_ratio=1.0 - float(grid @ energy) / base_j,
@@ -349,20 +313,41 @@ def outcome(
         objective=math.fsum(scores) / len(scores),
         trials=len(timetable.trials),
         trials_meeting_limit_ratio=within / len(timetable.trials) if timetable.trials else 1.0,
-        settled_violations=sum(row is not None and bench.metrics[row].latency_s > limit_s for row in settled),
+        settled_violations=sum(row is not None and metrics[row].latency_s > limit_s for row in settled),
         fallbacks=sum(row is None for row in settled) if timetable.invocations else 0,
         invocations=timetable.invocations,
-        optimise_time_ratio=len(timetable.trials) * settings.trial_s / (len(settled) * settings.period_s),
+        optimise_time_ratio=len(timetable.trials) * settings.trial_s / span_s,
+        cost=cost,
+        optimise_time_true_ratio=cost.seconds / span_s,
     )
 
 
 Scheme = Callable[[Bench, Objective, Sequence[float], StudySettings, np.random.Generator], Timetable]
 
 
-def _searching(make: Callable[[Bench], NewSearch]) -> Scheme:
+def _searching(make: Callable[[Bench, float], NewSearch]) -> Scheme:
     return lambda bench, objective, intensities, settings, rng: searched(
-        bench, objective, intensities, settings, make(bench), rng
+        bench, objective, intensities, settings, make(bench, settings.least_accuracy_ratio(bench.table)), rng
     )
+
+
+def columns(
+    bench: Bench, objective: Objective, intensities: Sequence[float], settings: StudySettings, rng: np.random.Generator
+) -> Timetable:
+    """COLUMNS: whenever the grid has moved, the best pool of any number of GPUs, each with a layout of its own.
+
+    Planned from what requests cost, without trials on the service; draws nothing.
+    """
+    pools = envelope(bench, objective, intensities, settings.least_accuracy_ratio(bench.table))
+    periods: list[Period] = []
+    planned_g, row, invocations = math.nan, None, 0
+    for g_per_kwh in intensities:
+        if math.isnan(planned_g) or objective.calls_for_a_plan(g_per_kwh, planned_g, settings.replan_ratio):
+            best = max(range(len(pools)), key=lambda at: _score(objective, pools[at][0], g_per_kwh), default=None)
+            row = None if best is None else len(bench.space) + best
+            planned_g, invocations = g_per_kwh, invocations + 1
+        periods.append(((1.0, row),))
+    return Timetable(tuple(periods), (), invocations, pools)
 
 
 SCHEMES: Mapping[str, Scheme] = MappingProxyType(
@@ -372,7 +357,10 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
         "blover": _searching(blover),
         "clover": _searching(clover),
         "learning": _searching(learning),
-        "oracle": lambda bench, objective, intensities, settings, rng: oracle(bench, objective, intensities),
+        "oracle": lambda bench, objective, intensities, settings, rng: oracle(
+            bench, objective, intensities, settings.least_accuracy_ratio(bench.table)
+        ),
+        "columns": columns,
     }
 )
 """What can be compared, by name."""
@@ -393,25 +381,42 @@ def run(
         settings: What the user fixes.
         streams: Randomness of the searches.
     """
-    objective = objective_of(bench.table, settings)
+    timetable = timetable_of(scheme, bench, trace, intensities, settings, streams)
+    return outcome(scheme, bench, objective_of(bench.table, settings), intensities, settings, timetable)
+
+
+def timetable_of(
+    scheme: str, bench: Bench, trace: str, intensities: Sequence[float], settings: StudySettings, streams: Streams
+) -> Timetable:
+    """What a scheme runs; the arguments are those of :func:`run`."""
     rng = streams("search", bench.table.service, trace, scheme)
-    timetable = SCHEMES[scheme](bench, objective, intensities, settings, rng)
-    return outcome(scheme, bench, objective, intensities, settings, timetable)
+    return SCHEMES[scheme](bench, objective_of(bench.table, settings), intensities, settings, rng)
+
+
+def hourly(
+    bench: Bench, objective: Objective, intensities: Sequence[float], timetable: Timetable
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Accuracy, joules a request and Eq. 3 of each period, trials included; float64[periods] each."""
+    accuracy, energy = (_means(bench, timetable, each) for each in ("accuracy", "energy"))
+    triples = zip(accuracy.tolist(), energy.tolist(), intensities, strict=True)
+    return accuracy, energy, np.array([objective.score(*triple) for triple in triples])
 
 
 def _score(objective: Objective, metrics: TrialMetrics, g_per_kwh: float) -> float:
     return objective.score(metrics.accuracy_ratio, metrics.energy_j, g_per_kwh)
 
 
-def _means(bench: Bench, periods: Sequence[Period], what: str) -> FloatArray:
+def _means(bench: Bench, timetable: Timetable, what: str) -> FloatArray:
     """Time-weighted mean of one quantity in each period."""
-    table = bench.table
+    table, beyond = bench.table, timetable.beyond
     if what == "accuracy":
-        values = [metrics.accuracy_ratio for metrics in bench.metrics] + [table.base_accuracy_ratio]
+        values = [metrics.accuracy_ratio for metrics in bench.metrics] + [found.accuracy_ratio for found, _ in beyond]
+        values.append(table.base_accuracy_ratio)
     elif what == "energy":
-        values = [metrics.energy_j for metrics in bench.metrics] + [table.base_energy_j]
+        values = [metrics.energy_j for metrics in bench.metrics] + [found.energy_j for found, _ in beyond]
+        values.append(table.base_energy_j)
     else:
-        values = [*bench.same_gpus_j.tolist(), table.base_energy_j]
+        values = [*bench.same_gpus_j.tolist(), *(joules for _, joules in beyond), table.base_energy_j]
     return np.array(
-        [math.fsum(part * values[-1 if row is None else row] for part, row in period) for period in periods]
+        [math.fsum(part * values[-1 if row is None else row] for part, row in period) for period in timetable.periods]
     )

@@ -19,6 +19,7 @@ import click
 @click.option("--profile", metavar="DIR", help="kind variants: a folder of exhaustive profiles.")
 @click.option("--carbon", metavar="FILE", help="kinds variants and training: a CSV file of carbon intensity.")
 @click.option("--column", metavar="NAME", help="kinds variants and training: its column in g/kWh.")
+@click.option("--loss", metavar="P[,P]", help="kind variants: accuracy that may be lost, instead of lambda: 0.8%.")
 @click.option("--trace", metavar="FILE", help="kind training: a CSV file of jobs (submit_s, duration_s).")
 @click.option("--requests", metavar="FILE", help="kind ordering: a Parquet log (output_tokens, pred_cls5).")
 @click.option("--arrivals", metavar="FILE", help="kind clocks: a Parquet log of arrivals (t_s).")
@@ -32,7 +33,10 @@ import click
 @click.option("--seed", metavar="N", help="kinds training and clocks: this one seed.")
 @click.option("--data", metavar="DIR", help="kind training-figures: a folder with the traces and grids of the paper.")
 @click.option(
-    "--page", type=click.Path(path_type=Path), metavar="FILE", help="kind training-figures: write the pictures."
+    "--page",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="kinds training-figures and variants: write the pictures.",
 )
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep the outcome as a run in this new folder."
@@ -58,9 +62,9 @@ def command(
     from joulery.ui.simulate import Overrides, play
 
     made = load_scenario(scenario)
-    if page is not None and made.kind != "training-figures":
+    if page is not None and made.kind not in ("training-figures", "variants"):
         raise ConfigError(
-            f"a scenario of kind {made.kind} has no pictures", pointer="--page", expected="training-figures"
+            f"a scenario of kind {made.kind} has no pictures", pointer="--page", expected="training-figures, variants"
         )
     names = tuple(name for entry in policies for name in entry.split(",") if name)
     given = {name: value for name, value in inputs.items() if value is not None}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from joulery.config.quantity import RATIO, flag_quantity
 from joulery.config.scenario import VariantsScenario
 from joulery.domain.errors import ConfigError
 from joulery.domain.mig import A100_40GB
@@ -23,8 +24,15 @@ from joulery.store.columns import read_column
 from joulery.store.variant_tables import read_tables
 from joulery.ui.format import UNKNOWN, percent
 from joulery.ui.simulate import Overrides, Played, Progress
+from joulery.ui.simulate.profile_costs import read_costs
 
-ACCEPTS = frozenset({"profile", "carbon", "column"})
+ACCEPTS = frozenset({"profile", "carbon", "column", "loss"})
+
+
+_COST_NOTE = (
+    "same: saved % on the same GPUs, all of them powered; kept: trials within the limit; time: % of it that trials "
+    "really take, a thousand requests and the changes between them; cuts: GPUs cut anew for them"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +41,7 @@ class _Row:
 
     service: str
     trace: str
-    weight: float
+    settings: StudySettings
     seed: int
     outcome: SchemeOutcome
     oracle: SchemeOutcome
@@ -52,46 +60,95 @@ def play(scenario: VariantsScenario, overrides: Overrides, progress: Progress) -
             raise ConfigError("no scheme of that name", got=scheme, expected=", ".join(SCHEMES))
     grids = _grids(scenario, overrides)
     seeds = overrides.seeds or scenario.seeds
-    tables = _tables(scenario, overrides)
-    benches = {name: bench(table, A100_40GB) for name, table in tables.items()}
+    benches = _benches(scenario, overrides, all_loads=False)
+    tables = {name: made.table for name, made in benches.items()}
+    studies = _studies(scenario, overrides)
     each = sum(seeds if scheme in SEARCHING else 1 for scheme in schemes)
-    total = len(benches) * len(grids) * len(scenario.lambda_ratios) * each
+    total = len(benches) * len(grids) * len(studies) * each
     rows = []
-    for row in _rows(scenario, benches, grids, schemes, seeds):
+    for row in _rows(studies, benches, grids, schemes, seeds):
         rows.append(row)
         progress(len(rows), total)
-    return Played(_document(scenario, tables, rows), _view(scenario, tables, rows, schemes, seeds))
+    document = _document(scenario, tables, rows)
+
+    def drawn() -> str:
+        from joulery.sim.variant_figures import figures
+        from joulery.ui.simulate.variants_page import page
+
+        every = _benches(scenario, overrides, all_loads=True)
+        return page(figures(every, grids, studies[0], seeds), {name: one.table.quality for name, one in every.items()})
+
+    return Played(document, _view(scenario, tables, rows, schemes, seeds), drawn)
+
+
+def _studies(scenario: VariantsScenario, overrides: Overrides) -> list[StudySettings]:
+    """What is weighed how: a study for each weight, or for each loss of accuracy allowed."""
+    common = StudySettings(
+        base_g_per_kwh=scenario.base_g_per_kwh,
+        pue=scenario.pue,
+        replan_ratio=scenario.replan_ratio,
+        trial_s=scenario.trial_s,
+        period_s=scenario.period_s,
+    )
+    words = overrides.inputs.get("loss")
+    losses = scenario.loss_ratios
+    if words is not None:
+        losses = tuple(_loss(word.strip()) for word in words.split(","))
+    if losses:
+        return [replace(common, lambda_ratio=1.0, max_loss_ratio=loss) for loss in losses]
+    return [replace(common, lambda_ratio=weight) for weight in scenario.lambda_ratios]
+
+
+def _loss(word: str) -> float:
+    ratio = flag_quantity(word, RATIO, "--loss")
+    if ratio >= 1:
+        raise ConfigError("a loss of all accuracy is no limit", pointer="--loss", got=word, expected="such as 0.8 %")
+    return ratio
 
 
 def _grids(scenario: VariantsScenario, overrides: Overrides) -> dict[str, list[float]]:
     """Intensities by name of the grid: the file's, or the one of ``--carbon``."""
     file, column = overrides.path("carbon"), overrides.inputs.get("column", "g_per_kwh")
     if file is not None:
-        name = overrides.inputs.get("column", file.stem)
-        return {name: read_column(file, column).tolist()}
+        if "column" not in overrides.inputs:
+            return {file.stem: read_column(file, column).tolist()}
+        return {name: read_column(file, name).tolist() for name in column.split(",")}
     if "column" in overrides.inputs:
         raise ConfigError("--column names a column of --carbon", hint="give the file with --carbon")
     return {grid.name: read_column(grid.file, grid.column).tolist() for grid in scenario.carbon}
 
 
-def _tables(scenario: VariantsScenario, overrides: Overrides) -> dict[str, VariantTable]:
+def _benches(scenario: VariantsScenario, overrides: Overrides, *, all_loads: bool) -> dict[str, Bench]:
+    """The services, with what their requests cost where that is known.
+
+    Args:
+        scenario: The scenario.
+        overrides: What the command line says.
+        all_loads: Whether built-in services are simulated under every load, or the lightest and the heaviest alone.
+    """
     folder = overrides.path("profile") or scenario.profile
-    known: Mapping[str, Any] = CLOVER_SERVICES if folder is None else read_tables(folder)
+    if folder is not None:
+        tables = read_tables(folder)
+        costs = read_costs(folder, tables)
+        return {name: bench(tables[name], A100_40GB, costs=costs.get(name)) for name in _names(scenario, tables)}
+    made = {}
+    for name in _names(scenario, CLOVER_SERVICES):
+        one = CLOVER_SERVICES[name]
+        loads_s = one.loads_s if all_loads else (one.loads_s[0], one.loads_s[-1])
+        made[name] = bench(exhaustive_table(one, A100_40GB, Streams(0), loads_s), A100_40GB, costs=one)
+    return made
+
+
+def _names(scenario: VariantsScenario, known: Mapping[str, Any]) -> tuple[str, ...]:
     names = scenario.services or tuple(known)
     for name in names:
         if name not in known:
             raise ConfigError("the profile has no service of that name", got=name, expected=", ".join(known))
-    if folder is not None:
-        return {name: known[name] for name in names}
-    made = {}
-    for name in names:
-        loads_s = CLOVER_SERVICES[name].loads_s
-        made[name] = exhaustive_table(CLOVER_SERVICES[name], A100_40GB, Streams(0), (loads_s[0], loads_s[-1]))
-    return made
+    return names
 
 
 def _rows(
-    scenario: VariantsScenario,
+    studies: Sequence[StudySettings],
     benches: Mapping[str, Bench],
     grids: Mapping[str, Sequence[float]],
     schemes: Sequence[str],
@@ -99,20 +156,12 @@ def _rows(
 ) -> Iterator[_Row]:
     for service, made in benches.items():
         for trace, intensities in grids.items():
-            for weight in scenario.lambda_ratios:
-                settings = StudySettings(
-                    lambda_ratio=weight,
-                    base_g_per_kwh=scenario.base_g_per_kwh,
-                    pue=scenario.pue,
-                    replan_ratio=scenario.replan_ratio,
-                    trial_s=scenario.trial_s,
-                    period_s=scenario.period_s,
-                )
+            for settings in studies:
                 best = run("oracle", made, trace, intensities, settings, Streams(0))
                 for scheme in schemes:
                     for seed in range(seeds if scheme in SEARCHING else 1):
                         outcome = run(scheme, made, trace, intensities, settings, Streams(seed))
-                        yield _Row(service, trace, weight, seed, outcome, best)
+                        yield _Row(service, trace, settings, seed, outcome, best)
 
 
 def _document(scenario: VariantsScenario, tables: Mapping[str, VariantTable], rows: Sequence[_Row]) -> dict[str, Any]:
@@ -127,7 +176,8 @@ def _document(scenario: VariantsScenario, tables: Mapping[str, VariantTable], ro
                 "service": row.service,
                 "trace": row.trace,
                 "scheme": row.outcome.scheme,
-                "lambda": row.weight,
+                "lambda": row.settings.lambda_ratio,
+                "max_loss_ratio": row.settings.max_loss_ratio,
                 "seed": row.seed,
                 "saving_ratio": row.outcome.saving_ratio,
                 "saving_same_gpus_ratio": row.outcome.saving_same_gpus_ratio,
@@ -141,6 +191,9 @@ def _document(scenario: VariantsScenario, tables: Mapping[str, VariantTable], ro
                 "fallbacks": row.outcome.fallbacks,
                 "invocations": row.outcome.invocations,
                 "optimise_time_ratio": row.outcome.optimise_time_ratio,
+                "optimise_time_true_ratio": row.outcome.optimise_time_true_ratio,
+                "trial_energy_j": row.outcome.cost.energy_j,
+                "reslices": row.outcome.cost.reslices,
             }
             for row in rows
         ],
@@ -161,10 +214,17 @@ def _view(
     )
     parts: list[RenderableType] = [heading]
     for trace in dict.fromkeys(row.trace for row in rows):
-        for weight in dict.fromkeys(row.weight for row in rows):
-            chosen = [row for row in rows if row.trace == trace and row.weight == weight]
-            parts += [Text(), Text(f"{trace}, lambda {weight:g}", style="bold"), _table(chosen, schemes)]
+        for settings in dict.fromkeys(row.settings for row in rows):
+            chosen = [row for row in rows if row.trace == trace and row.settings == settings]
+            loss = settings.max_loss_ratio
+            rule = f"lambda {settings.lambda_ratio:g}" if loss is None else f"at most {percent(loss)} of accuracy lost"
+            parts += [Text(), Text(f"{trace}, {rule}", style="bold"), _table(chosen, schemes)]
+            fallen = sorted({row.service for row in chosen if row.outcome.scheme == "oracle" and row.outcome.fallbacks})
+            if fallen:
+                said = f"no configuration of the table keeps both limits for {', '.join(fallen)}: the yardstick runs"
+                parts.append(Text(said, style="yellow"))
     notes = "; ".join(dict.fromkeys(table.quality for table in tables.values()))
+    parts += [Text(), Text(_COST_NOTE, style="dim")] if any(row.outcome.trials for row in rows) else []
     over = sum(row.outcome.settled_violations for row in rows)
     if over:
         parts.append(Text(f"{over} periods ran a configuration above the latency limit", style="red"))
@@ -174,7 +234,19 @@ def _view(
 
 def _table(rows: Sequence[_Row], schemes: Sequence[str]) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("service", "scheme", "saved %", "same GPUs %", "lost pts", "gap %", "trials", "in limit"):
+    for name in (
+        "service",
+        "scheme",
+        "saved %",
+        "same GPUs %",
+        "lost pts",
+        "lost %",
+        "gap %",
+        "trials",
+        "in limit",
+        "time %",
+        "cuts",
+    ):
         table.add_column(name, no_wrap=True, justify="left" if name in ("service", "scheme") else "right")
     for service in dict.fromkeys(row.service for row in rows):
         for number, scheme in enumerate(schemes):
@@ -186,9 +258,12 @@ def _table(rows: Sequence[_Row], schemes: Sequence[str]) -> Table:
                 _percent(interval([one.saving_ratio for one in outcomes])),
                 _one_digit(100 * interval([one.saving_same_gpus_ratio for one in outcomes]).mean),
                 f"{interval([one.loss_points for one in outcomes]).mean + 0.0:.2f}",
+                f"{100 * interval([one.loss_ratio for one in outcomes]).mean + 0.0:.2f}",
                 _gap(mine),
                 f"{interval([float(one.trials) for one in outcomes]).mean:.0f}",
                 percent(interval([one.trials_meeting_limit_ratio for one in outcomes]).mean, 0),
+                f"{100 * interval([one.optimise_time_true_ratio for one in outcomes]).mean:.1f}",
+                f"{interval([float(one.cost.reslices) for one in outcomes]).mean:.0f}",
             )
     return table
 
