@@ -1,6 +1,7 @@
 """Which prompts were answered by which model in how many tokens: what a length predictor learns from.
 
-One JSON object a line (``model``, ``prompt``, ``out_tokens``), appended as answers end. A writer that was killed leaves
+One JSON object a line (``model``, ``prompt``, ``out_tokens``; ``cut`` where the client's limit ended the answer, which
+would have been at least so long), appended as answers end. A writer that was killed leaves
 a torn last line, which readers leave out. Prompts are personal: nothing is written unless somebody asks for it.
 """
 
@@ -36,13 +37,14 @@ class AnswerLog:
             if size and os.pread(self._fd, 1, size - 1) != b"\n":
                 os.write(self._fd, b"\n")  # whoever wrote last was killed: its line ends here
 
-    def add(self, model: str, prompt: str, tokens: int) -> None:
-        """An answer ended.
+    def add(self, model: str, prompt: str, tokens: int, *, cut: bool = False) -> None:
+        """An answer ended, by itself or cut at the client's limit.
 
         Raises:
             CapabilityError: The disk refuses.
         """
-        line = orjson.dumps({"model": model, "prompt": prompt, "out_tokens": tokens}) + b"\n"
+        entry = {"model": model, "prompt": prompt, "out_tokens": tokens}
+        line = orjson.dumps({**entry, "cut": True} if cut else entry) + b"\n"
         with disk_errors(self._path):
             os.write(self._fd, line)
 

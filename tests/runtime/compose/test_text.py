@@ -1,5 +1,6 @@
 """Language models of the site file, wired."""
 
+import json
 from contextlib import AsyncExitStack
 
 import pytest
@@ -63,8 +64,10 @@ async def test_every_key_reaches_what_it_is_for(tmp_path):
         assert text.grid.at(text.grid._now_s()) == 360.0
         request = TextRequest("near", TextKind.CHAT, {}, "hello")
         near.keep(request, 4)
+        near.keep(request._replace(most_tokens=4), 4)
         far.keep(request, 5)
-    assert list(read_answer_log(tmp_path / "near.jsonl")) == [("near", "hello", 4)]
+    assert list(read_answer_log(tmp_path / "near.jsonl")) == [("near", "hello", 4)] * 2
+    assert [json.loads(line).get("cut") for line in (tmp_path / "near.jsonl").read_text().splitlines()] == [None, True]
 
 
 async def test_a_log_that_cannot_be_written_any_more_costs_no_answer(tmp_path, capsys):

@@ -211,7 +211,7 @@ async def test_an_unanswered_request_is_given_to_a_new_engine_once_and_an_answer
     assert desk.working == 0
 
 
-async def test_answers_that_came_to_their_own_end_are_kept_and_no_others() -> None:
+async def test_answers_are_kept_and_failures_are_not() -> None:
     engine, kept = FakeEngine(), []
     desk = TextDesk("llm", engine, forecaster(), keep=lambda request, tokens: kept.append((request.prompt, tokens)))
     await read(desk.accept(ask("whole")))
@@ -220,7 +220,7 @@ async def test_answers_that_came_to_their_own_end_are_kept_and_no_others() -> No
     engine.deaths = 1
     with pytest.raises(RequestError):
         await read(desk.accept(ask("dies")))
-    assert kept == [("whole", 3), ("short of its limit", 3)]
+    assert kept == [("whole", 3), ("cut", 3), ("short of its limit", 3)]
 
 
 async def test_an_answer_knows_what_it_took() -> None:

@@ -49,7 +49,7 @@ def test_a_prompt_seen_before_has_the_length_it_had_and_one_that_means_the_same_
     assert Forecaster("other", Meaning(), asked.cache).forecast(request).source == "predictor"
 
 
-def test_an_answer_cut_at_the_clients_limit_teaches_speed_and_no_length() -> None:
+def test_an_answer_cut_at_the_clients_limit_teaches_speed_and_that_it_was_at_least_so_long() -> None:
     asked = forecaster(Meaning(), SemanticCache(10))
     request = ask("abc 3", most_tokens=20)
     before = asked.pace.service_s(100)
@@ -57,6 +57,14 @@ def test_an_answer_cut_at_the_clients_limit_teaches_speed_and_no_length() -> Non
     assert asked.pace.service_s(100) > before
     assert asked.forecast(ask("abc 3")).source == "predictor"
     assert asked.forecast(ask("abc 3")).tokens == CLASS_TOKENS[3]
+    longer = ask("abc 3", most_tokens=900)
+    asked.completed(longer, asked.forecast(longer), told(900), 60.0)
+    assert asked.forecast(ask("abc 3")).tokens > CLASS_TOKENS[3]
+    plain = Forecaster("llm")
+    plain.completed(request, plain.forecast(request), told(20), 1.0)
+    assert plain.forecast(ask()).tokens == 150.0
+    plain.completed(longer, plain.forecast(longer), told(900), 1.0)
+    assert plain.forecast(ask()).tokens == 165.0
 
 
 def test_long_prompts_are_not_kept_and_failed_ones_leave_the_cache_as_it_is() -> None:

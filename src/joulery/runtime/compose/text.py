@@ -152,7 +152,8 @@ def _keeper(config: LanguageModelConfig, stack: AsyncExitStack) -> Callable[[Tex
         if refused:
             return
         try:
-            log.add(config.name, request.prompt, tokens)
+            cut = request.most_tokens is not None and tokens >= request.most_tokens
+            log.add(config.name, request.prompt, tokens, cut=cut)
         except CapabilityError as error:
             refused.append(str(error))
             sys.stderr.write(f"{config.name}: answers are not logged any more: {error}\n")

@@ -67,7 +67,7 @@ class TextDesk:
         settings: How requests are treated.
         meter: Who charges; None to charge nothing.
         owner: Whom it is charged to.
-        keep: Called with every request that was answered to its own end, and its tokens.
+        keep: Called with every request that was answered, and its tokens.
         clock: Monotonic seconds.
     """
 
@@ -294,8 +294,7 @@ class TextJob:
         usage = self._counted
         began_s = self._first_s if self._desk.engine.dialect.orders else self._start_s
         self._desk.forecaster.completed(self.request, self.forecast, usage, max(0.0, time.time() - began_s))
-        if self.request.most_tokens is None or usage.completion < self.request.most_tokens:
-            self._desk.keep(self.request, usage.completion)
+        self._desk.keep(self.request, usage.completion)
 
     def _make_cost(self) -> TextCost:
         return TextCost(

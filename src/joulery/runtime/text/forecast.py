@@ -116,17 +116,26 @@ class Forecaster:
         return Forecast(tokens, self.pace.service_s(tokens), source, guess)
 
     def completed(self, request: TextRequest, forecast: Forecast, usage: TextUsage, service_s: float) -> None:
-        """Learn from an answer that came to its own end.
+        """Learn from an answer.
 
-        An answer that was cut at the client's limit says how fast the engine is, not how long it would have been.
+        One that was cut at the client's limit would have been at least so long: it says how fast the engine is, and
+        moves expectations upwards alone.
         """
         self.pace.completed(usage.completion, service_s)
         if request.most_tokens is not None and usage.completion >= request.most_tokens:
+            self._at_least(forecast, usage.completion)
             return
         self._mean += 0.02 * (usage.completion - self._mean)
         if forecast.guess is not None and self._lengths is not None:
             self._lengths.completed(forecast.guess.score, usage.completion)
         self._remember(request, forecast, usage.completion)
+
+    def _at_least(self, forecast: Forecast, tokens: int) -> None:
+        self._mean += 0.02 * max(0.0, tokens - self._mean)
+        if forecast.guess is None or self._lengths is None:
+            return
+        if tokens > self._lengths.expected(forecast.guess.score):
+            self._lengths.completed(forecast.guess.score, tokens)
 
     def _remembered(self, request: TextRequest, guess: Guess | None) -> float | None:
         if self.cache is None or len(request.prompt) > LONGEST_REMEMBERED:
