@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from joulery.adapters.engines.failures import rebuilt
+from joulery.adapters.engines.ray_calls import RayCall, RayReplica, RayService, fail, response
 from joulery.adapters.engines.ray_cluster import RayCluster, RayPlace
 from joulery.adapters.engines.ray_plan import RayApp, apps_of, entry_of
 from joulery.adapters.engines.ray_replica import DEPLOYMENT
@@ -33,7 +34,6 @@ from joulery.domain.engine import (
     Transition,
 )
 from joulery.domain.errors import ActuationError, JouleryError
-from joulery.domain.tensors import TensorSpec
 
 _LOOK_S = 0.2
 """Between two looks at replicas that are to change."""
@@ -68,46 +68,6 @@ class RaySettings:
     launch_s: float = 180.0
 
 
-@dataclass(slots=True, eq=False)
-class _Call:
-    """One request on its way."""
-
-    request: InferRequest
-    answer: asyncio.Future[tuple[_Replica, dict[str, Any], float]]
-
-
-@dataclass(slots=True, eq=False)
-class _Replica:
-    """One replica as Ray shows it."""
-
-    app: str
-    rank: int
-    spec: ReplicaSpec
-    info: Mapping[str, Any]
-    unseen: int = 0
-    server: Server[_Call, _Replica] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.server = Server(self, self.spec.variant)
-
-    @property
-    def id(self) -> str:
-        """As Ray calls it; another after a restart."""
-        return str(self.info["id"])
-
-    def declared(self, side: str) -> tuple[TensorSpec, ...]:
-        """Inputs or outputs of its model."""
-        return tuple(TensorSpec(name, datatype, tuple(shape)) for name, datatype, shape in self.info[side])
-
-
-@dataclass(slots=True, eq=False)
-class _Service:
-    """One service: its queue, and what it is to run."""
-
-    queue: Dispatcher[_Call, _Replica]
-    variants: frozenset[str] = frozenset()
-
-
 class RayServeEngine:
     """Replicas on Ray Serve. Implements :class:`joulery.domain.ports.Engine`.
 
@@ -121,10 +81,10 @@ class RayServeEngine:
         self._cluster = RayCluster(settings.place) if cluster is None else cluster
         self._apps: dict[str, RayApp] = {}
         self._handles: dict[str, Any] = {}
-        self._found: dict[str, _Replica] = {}
+        self._found: dict[str, RayReplica] = {}
         self._restarts: Counter[tuple[str, int]] = Counter()
         self._served: Counter[tuple[str, int]] = Counter()
-        self._services: dict[str, _Service] = {}
+        self._services: dict[str, RayService] = {}
         self._changing, self._looking = asyncio.Lock(), asyncio.Lock()
         self._sending: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
@@ -135,7 +95,9 @@ class RayServeEngine:
         views, shown = [], set()
         for replica in self._found.values():
             shown.add((replica.app, replica.rank))
-            views.append(self._view(replica))
+            slot = (replica.app, replica.rank)
+            leaving = replica.app not in self._apps
+            views.append(replica.view(served=self._served[slot], restarts=self._restarts[slot], leaving=leaving))
         for app in self._apps.values():
             for rank, spec in enumerate(app.plan):
                 if (app.name, rank) not in shown:
@@ -151,7 +113,7 @@ class RayServeEngine:
         """
         arrival_s = time.time()
         entry = self._admit(service, request)
-        call = _Call(request, asyncio.get_running_loop().create_future())
+        call = RayCall(request, asyncio.get_running_loop().create_future())
         patience_s = self.settings.deadline_s
         if request.timeout_s is not None:
             patience_s = min(patience_s, request.timeout_s)
@@ -169,7 +131,7 @@ class RayServeEngine:
             entry.queue.withdraw(ticket)
             self._pump(entry)
             raise
-        return _response(replica, answer, arrival_s, start_s, ticket.attempts)
+        return response(replica, answer, arrival_s, start_s, ticket.attempts)
 
     async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
         """Make ``target`` the set of replicas; see :meth:`joulery.domain.ports.Engine.apply`."""
@@ -189,8 +151,11 @@ class RayServeEngine:
                 raise
             self._apps = wanted
             for name in {spec.service for spec in target} | set(self._services):
-                entry = self._services.setdefault(name, _Service(Dispatcher(self.settings.queue)))
+                entry = self._services.setdefault(name, RayService(Dispatcher(self.settings.queue)))
                 entry.variants = frozenset(spec.variant for spec in target if spec.service == name)
+                for ticket in entry.queue.strand(entry.variants) if entry.variants else ():
+                    gone = f"{name} does not run the requested variant any more"
+                    fail(ticket, RequestError(gone, Outcome.UNAVAILABLE))
             self._take_over(wanted)
             ready_s = time.monotonic() - start
             await self._end(before.keys() - wanted.keys(), wanted)
@@ -208,27 +173,12 @@ class RayServeEngine:
                 startup_cpu_s=sum(float(replica.info["startup_cpu_s"]) for replica in {*fresh, *changed}),
             )
 
-    async def scale(self, service: str, replicas: int) -> None:
-        """Ask Ray for another number of replicas of a service that runs one variant on slices of one size.
-
-        Raises:
-            ActuationError: It runs more than that, or Ray refuses.
-        """
-        apps = [app for app in self._apps.values() if app.service == service]
-        if len(apps) != 1 or len(set(apps[0].plan)) != 1:
-            raise ActuationError(f"{service} does not run one variant on slices of one size", hint="use apply")
-        (app,) = apps
-        await self.apply(
-            [spec for other in self._apps.values() if other.service != service for spec in other.plan]
-            + [app.plan[0]] * replicas
-        )
-
     async def close(self) -> None:
         """Let running requests finish within ``drain_s``, give up those that wait, leave nothing behind."""
         self._closed = True
         for entry in self._services.values():
             for ticket in entry.queue.strand():
-                _fail(ticket, RequestError("the engine is closing", Outcome.UNAVAILABLE))
+                fail(ticket, RequestError("the engine is closing", Outcome.UNAVAILABLE))
         if self._sending:
             await asyncio.wait(self._sending, timeout=self.settings.drain_s)
         for task in (*self._sending, *([self._watching] if self._watching is not None else [])):
@@ -241,24 +191,7 @@ class RayServeEngine:
             self._apps, self._found = {}, {}
             await self._cluster.close()
 
-    def _view(self, replica: _Replica) -> ReplicaView:
-        slot = (replica.app, replica.rank)
-        leaving = replica.server.leaving or replica.app not in self._apps
-        return ReplicaView(
-            id=f"{replica.app}#{replica.rank}",
-            spec=replica.spec,
-            state=ReplicaState.DRAINING if leaving else ReplicaState.READY,
-            busy=replica.server.ticket is not None,
-            pid=int(replica.info["pid"]),
-            served=self._served[slot],
-            restarts=self._restarts[slot],
-            inputs=replica.declared("inputs"),
-            outputs=replica.declared("outputs"),
-            platform=str(replica.info["platform"]),
-            last_error=str(replica.info["note"]),
-        )
-
-    def _admit(self, service: str, request: InferRequest) -> _Service:
+    def _admit(self, service: str, request: InferRequest) -> RayService:
         entry = self._services.get(service)
         if self._closed:
             raise RequestError("the engine is closing", Outcome.UNAVAILABLE)
@@ -266,19 +199,19 @@ class RayServeEngine:
             raise RequestError(f"there is no service {service!r}", Outcome.UNKNOWN)
         if request.variant and request.variant not in entry.variants:
             raise RequestError(f"{service} runs no variant {request.variant!r} now", Outcome.UNKNOWN)
-        declared = {replica.declared("inputs") for replica in self._found.values() if replica.spec.service == service}
+        declared = {replica.inputs for replica in self._found.values() if replica.spec.service == service}
         if len(declared) == 1 and (inputs := declared.pop()):
             check_inputs(request, inputs)
         return entry
 
-    def _pump(self, entry: _Service) -> None:
+    def _pump(self, entry: RayService) -> None:
         """Give waiting requests to free replicas."""
         while (pair := entry.queue.pull()) is not None:
             task = asyncio.create_task(self._send(entry, *pair))
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
 
-    async def _send(self, entry: _Service, ticket: Ticket[_Call], server: Server[_Call, _Replica]) -> None:
+    async def _send(self, entry: RayService, ticket: Ticket[RayCall], server: Server[RayCall, RayReplica]) -> None:
         """One request to one replica and back."""
         from ray.exceptions import RayError
         from ray.serve.exceptions import RayServeException
@@ -313,11 +246,11 @@ class RayServeEngine:
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
-    def _lost(self, entry: _Service | None, replica: _Replica, reason: str) -> None:
+    def _lost(self, entry: RayService | None, replica: RayReplica, reason: str) -> None:
         """A replica is gone, as far as the queue is concerned; the next look brings back what is there."""
         if entry is not None and replica.server in entry.queue.servers:
             for ticket in entry.queue.lose_all(replica.server):
-                _fail(ticket, RequestError(reason, Outcome.CRASHED, variant=replica.spec.variant, attempts=2))
+                fail(ticket, RequestError(reason, Outcome.CRASHED, variant=replica.spec.variant, attempts=2))
         if self._found.get(replica.id) is replica:
             del self._found[replica.id]
             self._restarts[replica.app, replica.rank] += bool(reason)
@@ -396,13 +329,12 @@ class RayServeEngine:
         if spec is None:
             return
         if there is None:
-            self._found[info["id"]] = _Replica(app.name, int(info["rank"]), spec, info)
+            self._found[info["id"]] = RayReplica(app.name, int(info["rank"]), spec, info)
             return
         if there.unseen:
             there.unseen, there.server.leaving = 0, False
         if (there.spec, there.rank) != (spec, info["rank"]):
-            there.spec, there.rank, there.info = spec, int(info["rank"]), info
-            there.server.variant = spec.variant
+            there.become(int(info["rank"]), spec, info)
 
     def _take_over(self, apps: Mapping[str, RayApp]) -> None:
         """Let the replicas of these applications pull."""
@@ -456,10 +388,6 @@ class RayServeEngine:
                 await self._look()
 
 
-def _served_out(entry: _Service) -> bool:
-    return bool(entry.variants) or not entry.queue.waiting
-
-
 async def _until(condition: Callable[[], bool]) -> None:
     """Wait for something that must come."""
     while True:
@@ -474,28 +402,5 @@ def _said(application: Mapping[str, Any]) -> str:
     return "; ".join(text for text in (d.get("message", "") for d in deployments) if text) or "it does not say why"
 
 
-def _fail(ticket: Ticket[_Call], error: RequestError) -> None:
-    if not ticket.payload.answer.done():
-        ticket.payload.answer.set_exception(error)
-
-
-def _response(
-    replica: _Replica, answer: Mapping[str, Any], arrival_s: float, start_s: float, attempts: int
-) -> InferResponse:
-    """What a replica answered.
-
-    Raises:
-        RequestError: It answered with an error.
-    """
-    variant, service_s, cpu_s = str(answer["variant"]), float(answer["s"]), float(answer["c"])
-    if "e" in answer:
-        raise RequestError(
-            str(answer["e"]),
-            Outcome(answer["o"]),
-            variant=variant,
-            service_s=service_s,
-            cpu_s=cpu_s,
-            attempts=attempts,
-        )
-    name = f"{replica.app}#{replica.rank}"
-    return InferResponse(answer["y"], variant, name, arrival_s, start_s, time.time(), service_s, cpu_s, attempts)
+def _served_out(entry: RayService) -> bool:
+    return bool(entry.variants) or not entry.queue.waiting
