@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from joulery.adapters.tracers.hlo import names_in_text, qualified_op
 from joulery.adapters.tracers.jax import read_jax
 from joulery.adapters.tracers.protobuf import WireError, fields
-from joulery.adapters.tracers.xplane import read_xplane
+from joulery.adapters.tracers.xplane import Event, read_xplane, xla_trace
 from joulery.domain.errors import DataError
 from joulery.domain.events import EventTrace
 from tests.data_folder import data_folder
@@ -50,6 +50,19 @@ def test_jax_trace_with_the_program_alone_has_names_but_no_clock(tmp_path: Path)
     trace = read_jax(path, [golden("jax0.10.2_cpu_grad.hlo.txt")])
     assert table(trace) == table(read_xplane(golden("jax0.10.2_cpu_grad.xplane.pb.gz")))
     assert trace.notes == ("the trace does not say when it began: its times count from its start",)
+
+
+def test_instructions_that_the_compiler_added_are_told_from_unknown_programs() -> None:
+    def event(module: str, op: str) -> Event:
+        return Event(op, "CPU", ("host", 0), 0, 1000, {"hlo_module": module, "hlo_op": op})
+
+    names = {("jit_f", "dot.1"): "jit(f)/net/dot_general"}
+    trace = xla_trace([event("jit_f", "dot.1"), event("jit_f(3)", "copy.1"), event("jit_g", "dot.1")], names, 1)
+    assert [trace.ops[op] for op in trace.op.tolist()] == ["net/dot_general", "<no module>/copy.1", "<no module>/dot.1"]
+    assert trace.notes == (
+        "1 of 3 events run instructions that the compiler added, of no operation",
+        "1 of 3 events run instructions without op_name: give the compiled program with --hlo",
+    )
 
 
 def test_jax_trace_without_the_program_says_what_is_missing(tmp_path: Path) -> None:

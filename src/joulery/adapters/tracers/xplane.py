@@ -113,18 +113,24 @@ def _node(event: Event) -> str:
 
 def xla_trace(events: list[Event], op_names: dict[tuple[str, str], str], start_ns: int) -> EventTrace:
     """Events of compiled programs, named by the source operation of their instruction."""
-    names, phases, lost = [], [], 0
+    names, phases, lost, added = [], [], 0, 0
+    modules = {module for module, _ in op_names}
     known: dict[str, tuple[str, str]] = {}
     for event in events:
         key = (str(event.stats.get("hlo_module", "")), str(event.stats["hlo_op"]))
-        op_name = op_names.get(key) or op_names.get((key[0].partition("(")[0], key[1]))
-        lost += op_name is None
-        if op_name and op_name not in known:
+        short = key[0].partition("(")[0]
+        op_name = op_names.get(key) or op_names.get((short, key[1]))
+        if op_name is None:
+            inside = not modules.isdisjoint((short, key[0]))
+            added, lost = added + inside, lost + (not inside)
+        elif op_name not in known:
             known[op_name] = qualified_op(op_name)
         name, when = known[op_name] if op_name else (qualified(UNNAMED, key[1]), "")
         names.append(name)
         phases.append(when)
     notes = []
+    if added:
+        notes.append(f"{added} of {len(events)} events run instructions that the compiler added, of no operation")
     if lost:
         notes.append(
             f"{lost} of {len(events)} events run instructions without op_name: give the compiled program with --hlo"
