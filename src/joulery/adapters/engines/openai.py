@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import orjson
 
+from joulery.adapters.engines.http11 import NearTransport
 from joulery.domain.engine import Outcome, RequestError
 from joulery.domain.errors import CapabilityError
 from joulery.domain.generation import Dialect, TextEvent, TextKind, TextRequest, TextUsage
@@ -153,7 +154,7 @@ class OpenAiEngine:
             self._client = httpx.AsyncClient(
                 base_url=self.upstream.url,
                 headers=headers,
-                transport=self._transport,
+                transport=self._transport or _near(self.upstream.url),
                 limits=httpx.Limits(max_connections=self.upstream.connections, keepalive_expiry=_KEEP_ALIVE_S),
                 trust_env=False,
             )
@@ -204,6 +205,14 @@ class OpenAiEngine:
         if self.upstream.check_model and not _same_model(named, self.upstream.model):
             raise _broken(self.name, f"answered with model {named!r}, asked was {self.upstream.model!r}", self.variant)
         return data
+
+
+def _near(url: str) -> NearTransport | None:
+    """The light transport for plain HTTP; None, which is httpx's own, for anything else."""
+    parsed = httpx.URL(url)
+    if parsed.scheme != "http":
+        return None
+    return NearTransport(parsed.host, parsed.port or 80, keep_alive_s=_KEEP_ALIVE_S)
 
 
 def _same_model(named: Any, asked: str) -> bool:
