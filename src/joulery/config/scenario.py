@@ -194,6 +194,8 @@ class VariantsScenario(Section):
     """Weights of carbon against accuracy."""
     loss_ratios: tuple[Ratio, ...] = Field(alias="accuracy_loss", default=())
     """Instead of weights: shares of the accuracy that may be lost, such as 0.8 %; then carbon alone counts."""
+    gpus_alike: bool = True
+    """Whether all GPUs have one configuration (as the paper's searches), or each its own (false; as it describes)."""
     base_g_per_kwh: GramsPerKwhAboveZero = Field(alias="base_intensity", default=250.0)
     """The intensity of the yardstick."""
     pue: Annotated[float, Field(ge=1, le=10, allow_inf_nan=False)] = 1.5

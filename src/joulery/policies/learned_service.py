@@ -64,12 +64,14 @@ class Setting:
     """What is known before the first trial.
 
     Attributes:
-        space: The configurations of one GPU, all GPUs alike; its variants in order of accuracy, least first.
+        space: The configurations of one GPU, all GPUs alike, or of all GPUs together (``copies`` of 1); its variants in
+            order of accuracy, least first.
         menu: How a GPU is cut.
         accuracy_ratio: Accuracy of each variant, float64[variants].
         gpus: GPUs that serve.
         rate_rps: Demand.
         yardstick: The run that sets the promise.
+        copies: How often a configuration of the space runs; on every GPU when None.
     """
 
     space: GraphSpace
@@ -78,6 +80,7 @@ class Setting:
     gpus: int
     rate_rps: float
     yardstick: Yardstick
+    copies: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,7 +145,9 @@ class LearnedService:
         # A configuration uses few of the edges: predict those alone, padded to the same number with none.
         used = int((graphs > 0).sum(axis=1).max())
         self._edges = np.argsort(graphs == 0, axis=1, kind="stable")[:, :used]
-        self._counts = setting.gpus * np.take_along_axis(graphs, self._edges, axis=1).astype(np.float64)
+        self._counts = (setting.copies or setting.gpus) * np.take_along_axis(graphs, self._edges, axis=1).astype(
+            np.float64
+        )
         self._remember(np.zeros(0, np.int64), np.zeros((0, 2)))
 
     def learn(self, known: Mapping[int, TrialMetrics]) -> None:

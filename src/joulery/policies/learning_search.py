@@ -9,7 +9,7 @@ worth making, and settles on the best configuration ever measured that keeps the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,9 @@ import numpy as np
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.policies.annealing import TrialMetrics
 from joulery.policies.learned_service import LearnedService, Outlook
+
+_CENTRES = 3
+"""Best rows so far whose surroundings are looked at in a large space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class LearningSearch:
         limit_s: The latency limit.
         thrift: When to stop.
         least_accuracy_ratio: What is less accurate is not settled on.
+        among: In a space too large to look at whole: the rows to look at, given the best tried so far.
     """
 
     def __init__(
@@ -65,11 +69,12 @@ class LearningSearch:
         limit_s: float,
         thrift: Thrift | None = None,
         least_accuracy_ratio: float = 0.0,
+        among: Callable[[Sequence[int]], IntArray] | None = None,
     ) -> None:
         self.trials: list[int] = []
         self._service, self._rows, self._score, self._limit_s = service, rows, score, limit_s
         self._known, self._thrift = dict(known), thrift or Thrift()
-        self._least_accuracy_ratio = least_accuracy_ratio
+        self._least_accuracy_ratio, self._among = least_accuracy_ratio, among
 
     @property
     def settled(self) -> int | None:
@@ -85,7 +90,7 @@ class LearningSearch:
     def ask(self) -> int | None:
         """The row with the greatest expected gain; None when none is worth a trial."""
         settled, thrift = self.settled, self._thrift
-        rows = np.array([row for row in range(self._rows) if row not in self._known], np.int64)
+        rows = self._candidates()
         if len(rows) == 0 or len(self.trials) >= (thrift.desperate_trials if settled is None else thrift.new_trials):
             return None
         self._service.learn(self._known)
@@ -95,6 +100,18 @@ class LearningSearch:
         best = self._score(self._known[settled])
         row, gain, _ = self._most_promising(rows, best)
         return row if gain >= max(thrift.least_gain, thrift.least_gain_ratio * abs(best)) else None
+
+    def _candidates(self) -> IntArray:
+        """Rows not tried yet, as many as are looked at."""
+        if self._among is None:
+            return np.array([row for row in range(self._rows) if row not in self._known], np.int64)
+        best = sorted(self._known, key=self._place)
+        rows = self._among(best[:_CENTRES])
+        return rows[~np.isin(rows, list(self._known))]
+
+    def _place(self, row: int) -> tuple[bool, float, int]:
+        metrics = self._known[row]
+        return metrics.latency_s > self._limit_s, -self._score(metrics), row
 
     def tell(self, candidate: int, metrics: TrialMetrics, /) -> None:
         """What a trial of ``candidate`` showed."""

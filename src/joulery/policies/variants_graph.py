@@ -166,6 +166,33 @@ def published_odds(space: GraphSpace, menu: MigMenu) -> FloatArray:
     return np.asarray(odds / odds.sum(), np.float64)
 
 
+def summed_odds(
+    total: GraphSpace, one: GraphSpace, odds: FloatArray, other: GraphSpace, others: FloatArray
+) -> FloatArray:
+    """How likely each sum of two GPUs' configurations is proposed when each GPU's own is drawn by its odds.
+
+    Args:
+        total: ``one.plus(other)``.
+        one: The first GPU's configurations.
+        odds: Their odds.
+        other: The second GPU's.
+        others: Their odds.
+
+    Returns:
+        float64[len(total)], summing to 1.
+    """
+    bases = one.graphs.max(axis=0) + other.graphs.max(axis=0) + 1
+    places = np.concatenate(([1], np.cumprod(bases[:-1])))
+    keys = total.graphs @ places
+    order = np.argsort(keys)
+    found = np.zeros(len(total))
+    left = other.graphs @ places
+    for row, key in enumerate((one.graphs @ places).tolist()):
+        at = order[np.searchsorted(keys, key + left, sorter=order)]
+        np.add.at(found, at, odds[row] * others)
+    return np.asarray(found / found.sum(), np.float64)
+
+
 def published_partitions(menu: MigMenu) -> tuple[tuple[str, ...], ...]:
     """The partitions the published search draws from, in order of creation: the menu's, repeats left out but for one.
 

@@ -49,8 +49,9 @@ def trial_cost(bench: Bench, trials: Sequence[int], invocations: int) -> TrialCo
     for row in trials:
         changed = bool((cut[row] != before).any())
         before = cut[row]
+        # Where every GPU has a configuration of its own, which of them change is not told: all are taken to.
         reslices += changed * bench.table.gpus
-        instances = bench.table.gpus * int(cut[row].sum())
+        instances = bench.copies * int(cut[row].sum())
         seconds += REQUESTS * bench.interarrival_s + _STOP_S + _START_S * instances + _POLL_S + _BETWEEN_S
         seconds += _CUT_S * changed
         energy_j += REQUESTS * bench.metrics[row].energy_j

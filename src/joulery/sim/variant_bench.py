@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import DataError
@@ -12,7 +11,7 @@ from joulery.domain.mig import MigMenu
 from joulery.domain.variant_table import VariantTable
 from joulery.perf.pull_costs import ServiceCosts
 from joulery.policies.annealing import TrialMetrics
-from joulery.policies.variants_graph import GraphSpace, one_gpu
+from joulery.policies.variants_graph import GraphSpace, one_gpu, published_odds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,20 +23,26 @@ class Bench:
         space: Configurations that can run; edges that appear nowhere in the table do not exist.
         menu: How a GPU is cut.
         metrics: What each row does under the load served, by row.
-        same_gpus_j: Joules a request of each row with every GPU powered, float64[len(space)].
+        same_gpus_j: Joules a request of each row with every GPU powered, by row.
         interarrival_s: The load served.
         accuracy_ratio: Accuracy of each variant of the space alone, least first.
         costs: What a request costs, for pools that are not in the table; None where only the table is known.
+        odds: How likely the published search proposes each row.
+        copies: How often a row runs: on every GPU, or once where the rows are configurations of all GPUs together.
+        promising: Rows among which the best is looked for where there are too many to try each; None for all.
     """
 
     table: VariantTable
     space: GraphSpace
     menu: MigMenu
-    metrics: tuple[TrialMetrics, ...]
-    same_gpus_j: FloatArray
+    metrics: Sequence[TrialMetrics]
+    same_gpus_j: Sequence[float]
     interarrival_s: float
     accuracy_ratio: tuple[float, ...]
+    odds: FloatArray
     costs: ServiceCosts | None = None
+    copies: int = 1
+    promising: tuple[int, ...] | None = None
 
     @property
     def pool_gpus(self) -> int:
@@ -56,8 +61,9 @@ class Bench:
 
     @property
     def base_row(self) -> int:
-        """The most accurate variant on the whole GPU."""
-        return self.space.index(self.space.vector([(self.largest, self.menu.profiles[0].name)]))
+        """The most accurate variant on whole GPUs."""
+        whole = (self.largest, self.menu.profiles[0].name)
+        return self.space.index(self.space.vector([whole] * (self.table.gpus // self.copies)))
 
 
 def bench(
@@ -86,10 +92,12 @@ def bench(
         space=space,
         menu=menu,
         metrics=_at_load(table, space, served),
-        same_gpus_j=np.array([metrics.energy_j for metrics in _at_load(table, space, loads[0])]),
+        same_gpus_j=tuple(metrics.energy_j for metrics in _at_load(table, space, loads[0])),
         interarrival_s=served,
         accuracy_ratio=tuple(accuracy.values()),
+        odds=published_odds(space, menu),
         costs=costs,
+        copies=table.gpus,
     )
 
 

@@ -25,8 +25,8 @@ from joulery.policies.annealing import Guesses, Neighbourhood, TrialMetrics, Var
 from joulery.policies.learned_service import LearnedService, Setting, Yardstick
 from joulery.policies.learning_search import LearningSearch
 from joulery.policies.objective import Objective
-from joulery.policies.variants_graph import published_odds
 from joulery.sim.column_scheme import envelope
+from joulery.sim.mixed_bench import surroundings
 from joulery.sim.streams import Streams
 from joulery.sim.trial_cost import TrialCost, trial_cost
 from joulery.sim.variant_bench import Bench, bench
@@ -182,7 +182,7 @@ and a source of randomness."""
 
 def clover(bench: Bench, least_accuracy_ratio: float = 0.0) -> NewSearch:
     """CLOVER: annealing over the configuration graph."""
-    near, limit_s = Neighbourhood(bench.space, published_odds(bench.space, bench.menu)), bench.table.base_latency_s
+    near, limit_s = Neighbourhood(bench.space, bench.odds), bench.table.base_latency_s
     return lambda start, known, score, rng: VariantSearch(
         near, start, known, score, limit_s, rng, least_accuracy_ratio=least_accuracy_ratio
     )
@@ -212,11 +212,12 @@ def learning(bench: Bench, least_accuracy_ratio: float = 0.0) -> NewSearch:
         accuracy_ratio=np.array(bench.accuracy_ratio),
         gpus=table.gpus,
         rate_rps=1.0 / bench.interarrival_s,
-        yardstick=Yardstick(base, 1.0 / table.loads_s[0]),
+        yardstick=Yardstick(base, 1.0 / table.loads_s[0], row=bench.base_row),
+        copies=bench.copies,
     )
-    service = LearnedService(setting)
+    service, among = LearnedService(setting), None if bench.promising is None else partial(surroundings, bench)
     return lambda start, known, score, rng: LearningSearch(
-        service, len(bench.space), known, score, table.base_latency_s, least_accuracy_ratio=least_accuracy_ratio
+        service, len(bench.space), known, score, table.base_latency_s, None, least_accuracy_ratio, among
     )
 
 
@@ -237,8 +238,9 @@ def oracle(
     """ORACLE: in each period the best of every configuration that keeps the limits."""
     within = [
         row
-        for row, metrics in enumerate(bench.metrics)
-        if metrics.latency_s <= bench.table.base_latency_s and metrics.accuracy_ratio >= least_accuracy_ratio - 1e-9
+        for row in (range(len(bench.space)) if bench.promising is None else bench.promising)
+        if bench.metrics[row].latency_s <= bench.table.base_latency_s
+        and bench.metrics[row].accuracy_ratio >= least_accuracy_ratio - 1e-9
     ]
 
     def best(g_per_kwh: float) -> int | None:
@@ -298,9 +300,9 @@ def outcome(
     grid = np.asarray(intensities, np.float64)
     base_j = float(grid.sum()) * table.base_energy_j
     limit_s = table.base_latency_s
-    metrics = (*bench.metrics, *(found for found, _ in timetable.beyond))
     settled = [period[-1][1] for period in timetable.periods]
     within = sum(bench.metrics[row].latency_s <= limit_s for row in timetable.trials)
+    over = sum(row is not None and _shown(bench, timetable, row)[0].latency_s > limit_s for row in settled)
     lost = table.base_accuracy_ratio - float(accuracy.mean())
     scores = [objective.score(a, e, g) for a, e, g in zip(accuracy.tolist(), energy.tolist(), intensities, strict=True)]
     cost, span_s = trial_cost(bench, timetable.trials, timetable.invocations), len(settled) * settings.period_s
@@ -313,7 +315,7 @@ def outcome(
         objective=math.fsum(scores) / len(scores),
         trials=len(timetable.trials),
         trials_meeting_limit_ratio=within / len(timetable.trials) if timetable.trials else 1.0,
-        settled_violations=sum(row is not None and metrics[row].latency_s > limit_s for row in settled),
+        settled_violations=over,
         fallbacks=sum(row is None for row in settled) if timetable.invocations else 0,
         invocations=timetable.invocations,
         optimise_time_ratio=len(timetable.trials) * settings.trial_s / span_s,
@@ -406,17 +408,21 @@ def _score(objective: Objective, metrics: TrialMetrics, g_per_kwh: float) -> flo
     return objective.score(metrics.accuracy_ratio, metrics.energy_j, g_per_kwh)
 
 
+def _shown(bench: Bench, timetable: Timetable, row: int) -> tuple[TrialMetrics, float]:
+    """What a row does, and its joules a request with every GPU powered."""
+    beyond = row - len(bench.space)
+    return timetable.beyond[beyond] if beyond >= 0 else (bench.metrics[row], bench.same_gpus_j[row])
+
+
 def _means(bench: Bench, timetable: Timetable, what: str) -> FloatArray:
     """Time-weighted mean of one quantity in each period."""
-    table, beyond = bench.table, timetable.beyond
-    if what == "accuracy":
-        values = [metrics.accuracy_ratio for metrics in bench.metrics] + [found.accuracy_ratio for found, _ in beyond]
-        values.append(table.base_accuracy_ratio)
-    elif what == "energy":
-        values = [metrics.energy_j for metrics in bench.metrics] + [found.energy_j for found, _ in beyond]
-        values.append(table.base_energy_j)
-    else:
-        values = [*bench.same_gpus_j.tolist(), *(joules for _, joules in beyond), table.base_energy_j]
-    return np.array(
-        [math.fsum(part * values[-1 if row is None else row] for part, row in period) for period in timetable.periods]
-    )
+    table = bench.table
+    base = {"accuracy": table.base_accuracy_ratio, "energy": table.base_energy_j, "same": table.base_energy_j}[what]
+
+    def value(row: int | None) -> float:
+        if row is None:
+            return base
+        metrics, same_j = _shown(bench, timetable, row)
+        return {"accuracy": metrics.accuracy_ratio, "energy": metrics.energy_j, "same": same_j}[what]
+
+    return np.array([math.fsum(part * value(row) for part, row in period) for period in timetable.periods])

@@ -17,6 +17,7 @@ from joulery.domain.mig import A100_40GB
 from joulery.domain.variant_table import VariantTable
 from joulery.perf.catalog.clover_services import CLOVER_SERVICES
 from joulery.sim.comparison import Interval, interval
+from joulery.sim.mixed_bench import mixed
 from joulery.sim.streams import Streams
 from joulery.sim.variant_profile import exhaustive_table
 from joulery.sim.variant_study import SCHEMES, SEARCHING, Bench, SchemeOutcome, StudySettings, bench, run
@@ -61,6 +62,8 @@ def play(scenario: VariantsScenario, overrides: Overrides, progress: Progress) -
     grids = _grids(scenario, overrides)
     seeds = overrides.seeds or scenario.seeds
     benches = _benches(scenario, overrides, all_loads=False)
+    if not scenario.gpus_alike:
+        benches = {name: mixed(one) for name, one in benches.items()}
     tables = {name: made.table for name, made in benches.items()}
     studies = _studies(scenario, overrides)
     each = sum(seeds if scheme in SEARCHING else 1 for scheme in schemes)
@@ -234,19 +237,7 @@ def _view(
 
 def _table(rows: Sequence[_Row], schemes: Sequence[str]) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 1, 0, 0))
-    for name in (
-        "service",
-        "scheme",
-        "saved %",
-        "same GPUs %",
-        "lost pts",
-        "lost %",
-        "gap %",
-        "trials",
-        "in limit",
-        "time %",
-        "cuts",
-    ):
+    for name in ("service", "scheme", "saved %", "same", "pts", "rel %", "gap %", "tried", "kept", "time", "cuts"):
         table.add_column(name, no_wrap=True, justify="left" if name in ("service", "scheme") else "right")
     for service in dict.fromkeys(row.service for row in rows):
         for number, scheme in enumerate(schemes):
