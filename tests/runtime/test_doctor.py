@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from joulery.adapters.devices.mig_smi import GRANT as SMI_GRANT
 from joulery.adapters.engines.cgroups import DELEGATE, CpuGroups, GroupFiles
 from joulery.adapters.meters.fake import FakeMeter, Script
 from joulery.adapters.meters.rapl import GRANT
@@ -145,7 +146,8 @@ def test_what_can_be_set_on_each_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "MIG mode off; 7g.40gb, 4g.20gb, 3g.20gb" in found["gpu:0 MIG"].detail
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     denied = by_name(*gpu_settings())
-    assert (denied["gpu:0 MIG"].status, denied["gpu:0 MIG"].grant) == (Status.DENIED, "sudo -E joulery ...")
+    assert (denied["gpu:0 clock"].status, denied["gpu:0 clock"].grant) == (Status.DENIED, "sudo -E joulery ...")
+    assert (denied["gpu:0 MIG"].status, denied["gpu:0 MIG"].grant) == (Status.DENIED, SMI_GRANT)
     assert nvml.opened == 0
 
 

@@ -131,10 +131,16 @@ class NvmlMig:
         if status != nvml.NVML_SUCCESS:
             raise Blocked(f"MIG mode of {self.board.device} changes after a reset only: {nvml.NVMLError(status)}")
 
-    def profiles(self) -> tuple[MigProfile, ...]:
-        """What may be cut, largest first."""
+    def profile_ids(self) -> dict[str, int]:
+        """The driver's id of each profile, by name."""
+        if not self._ids:
+            self.profiles(places=False)
+        return {name: number for name, (number, _) in self._ids.items()}
+
+    def profiles(self, *, places: bool = True) -> tuple[MigProfile, ...]:
+        """What may be cut, largest first; without asking where, unless ``places``."""
         nvml, handle = self.board.nvml, self.board.handle
-        enabled = self.mode()[0]
+        enabled = places and self.mode()[0]
         found = []
         for constant in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
             try:

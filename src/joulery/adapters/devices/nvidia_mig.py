@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from joulery.adapters.devices.change import Surface, change
+from joulery.adapters.devices.mig_smi import GRANT as SMI_GRANT
+from joulery.adapters.devices.mig_smi import SmiDenied, SmiMig, SmiRefused, smi_command
 from joulery.adapters.devices.mig_surface import Blocked, Cut, GpuInstance, MigDevice, MigSurface, NvmlMig
-from joulery.adapters.devices.nvidia_board import GRANT, HINT, NvidiaBoard, open_board
+from joulery.adapters.devices.nvidia_board import HINT, NvidiaBoard, open_board
 from joulery.domain.device import DEVICE, DeviceCapability, DeviceChange, DeviceSlice, DeviceState, Knob, MigSetting
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, DataError, JouleryError
 from joulery.domain.mig import MigPlace, MigProfile, MigTransition, find_places, menu_for
@@ -30,7 +32,7 @@ class NvidiaMig:
     Args:
         gpu: Its index or UUID.
         nvml: The module ``pynvml``, or one that behaves like it.
-        surface: Another way to cut it than NVML.
+        surface: Another way to cut it than NVML; for who is not root, ``sudo nvidia-smi`` where that is granted.
 
     Raises:
         CapabilityError: No driver, or a GPU that cannot be cut.
@@ -40,20 +42,21 @@ class NvidiaMig:
     def __init__(self, gpu: int | str = 0, nvml: Any = None, surface: MigSurface | None = None) -> None:
         self._board: NvidiaBoard = open_board(gpu, nvml)
         self.device = self._board.device
-        self._surface = surface or NvmlMig(self._board)
+        self._surface = surface or _surface(self._board)
         self._steps: list[float] = []
         try:
             self._surface.mode()
-            self._sizes = {profile.name: profile.compute_slices for profile in self._surface.profiles()}
+            profiles = NvmlMig(self._board).profiles(places=False)
+            self._sizes = {profile.name: profile.compute_slices for profile in profiles}
         except self._failures as error:
             self._board.close()
             raise self._refused(error) or self._board.trouble(error) from error
 
     def capability(self) -> DeviceCapability:
         """The profiles of the board, and whether this process may cut it."""
-        root = os.geteuid() == 0
+        through = isinstance(self._surface, SmiMig)
+        root = os.geteuid() == 0 or through
         try:
-            names = tuple(profile.name for profile in self._surface.profiles())
             enabled, pending = self._surface.mode()
         except self._failures as error:
             raise self._board.trouble(error) from error
@@ -63,9 +66,9 @@ class NvidiaMig:
             name=self._board.name,
             knob=Knob.MIG,
             settable=root,
-            detail=f"MIG mode {mode}" + ("" if root else f"; cutting is permitted to root; {HINT}"),
-            grant="" if root else GRANT,
-            profiles=names,
+            detail=f"MIG mode {mode}" + _how(root=root, through=through),
+            grant="" if root else SMI_GRANT,
+            profiles=tuple(self._sizes),
         )
 
     def observe(self) -> DeviceState[MigSetting]:
@@ -208,7 +211,7 @@ class NvidiaMig:
             return self._surface.profiles()
         menu = menu_for(self._board.name)
         listed = {profile.name for profile in menu.profiles} if menu else set()
-        offered = {profile.name for profile in self._surface.profiles()}
+        offered = set(self._sizes)
         if menu is None or set(wanted.profiles) & (offered - listed):
             raise CapabilityError(
                 f"where {wanted} may lie on {self._board.name} is known in MIG mode alone",
@@ -256,10 +259,28 @@ class NvidiaMig:
 
     @property
     def _failures(self) -> tuple[type[Exception], ...]:
-        return (*self._board.failures, Blocked)
+        return (*self._board.failures, Blocked, SmiRefused)
 
     def _refused(self, error: Exception) -> JouleryError | None:
+        if isinstance(error, SmiDenied):
+            return CapabilityError(
+                f"this process may not cut {self.device} ({self._board.name}): {error}",
+                resource=self.device,
+                grant=SMI_GRANT,
+            )
         return self._board.refused(error)
+
+
+def _surface(board: NvidiaBoard) -> MigSurface:
+    """How this process may cut a board: as root through NVML, else through what it may run as root."""
+    command = None if os.geteuid() == 0 else smi_command()
+    return NvmlMig(board) if command is None else SmiMig(board, command)
+
+
+def _how(*, root: bool, through: bool) -> str:
+    if through:
+        return ", cut through sudo nvidia-smi"
+    return "" if root else f"; cutting is permitted to root, or to who may run nvidia-smi as root; {HINT}"
 
 
 def cuda_environment(uuid: str) -> tuple[tuple[str, str], ...]:

@@ -1,0 +1,175 @@
+"""Cutting a GPU through ``sudo nvidia-smi mig``, for people who may run that one program as root and nothing else.
+
+What NVML tells everybody is read there; what it tells root alone, and every change, goes through the program. Its
+tables and sentences are those of driver 470 and later.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from joulery.adapters.devices.mig_surface import Blocked, GpuInstance, MigDevice, NvmlMig
+from joulery.adapters.devices.nvidia_board import NvidiaBoard
+from joulery.domain.mig import MigPlace, MigProfile
+
+PROGRAM = "nvidia-smi"
+GRANT = 'echo "$USER ALL=(root) NOPASSWD: $(command -v nvidia-smi)" | sudo tee /etc/sudoers.d/joulery-nvidia-smi'
+_PATIENCE_S = 60.0
+_GPU_ROW = re.compile(r"\|\s+(\d+)\s+MIG (\S+)\s+(\d+)\s+(\d+)\s+(\d+):(\d+)\s+\|")
+"""GPU, name, profile id, instance id, start, size."""
+_COMPUTE_ROW = re.compile(r"\|\s+(\d+)\s+(\d+)\s+MIG (\S+)\s+(\d+)\s+(\d+)\s+(\d+):(\d+)\s+\|")
+"""GPU, GPU instance id, name, profile id, instance id, start, slices."""
+_PLACES_ROW = re.compile(r"GPU\s+(\d+) Profile ID\s+(\d+) Placements: \{([\d,]+)\}:(\d+)")
+_COMPUTE_IDS = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}
+"""Id of the compute instance profile of so many slices (nvidia-smi mig -lcip)."""
+
+
+Run = Callable[[Sequence[str]], tuple[int, str]]
+
+
+class SmiRefused(Exception):  # noqa: N818 - what the program said
+    """``nvidia-smi`` did not do what it was told."""
+
+
+class SmiDenied(SmiRefused):
+    """This user may not run it as root any more."""
+
+
+def smi_command() -> tuple[str, ...] | None:
+    """How this user runs ``nvidia-smi`` as root without being asked anything; None where that is not granted."""
+    program, sudo = shutil.which(PROGRAM), shutil.which("sudo")
+    if program is None or sudo is None:
+        return None
+    try:
+        asked = subprocess.run([sudo, "-n", "-l", program], capture_output=True, timeout=_PATIENCE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return None
+    return (sudo, "-n", program) if asked.returncode == 0 else None
+
+
+def run_program(line: Sequence[str]) -> tuple[int, str]:
+    """Run a command line: its exit status and all it said.
+
+    Raises:
+        SmiRefused: It took too long.
+    """
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise SmiRefused(f"{' '.join(line)} took longer than {_PATIENCE_S:g} s") from error
+    return done.returncode, (done.stdout + done.stderr).strip()
+
+
+@dataclass(frozen=True, slots=True)
+class SmiMig:
+    """MIG through ``nvidia-smi``. Implements :class:`~joulery.adapters.devices.mig_surface.MigSurface`.
+
+    Attributes:
+        board: The board, for what everybody may read.
+        command: How the program is called.
+        run: Runs a command line: its exit status and all it said.
+    """
+
+    board: NvidiaBoard
+    command: tuple[str, ...]
+    run: Run = run_program
+
+    def mode(self) -> tuple[bool, bool]:
+        """Whether MIG mode is on, and whether it will be after a reset."""
+        return NvmlMig(self.board).mode()
+
+    def set_mode(self, on: bool) -> None:
+        """Switch MIG mode.
+
+        Raises:
+            Blocked: The driver will do so after a reset only.
+        """
+        said = self._run("-mig", str(int(on)))
+        if "pending" in said:
+            raise Blocked(f"MIG mode of {self.board.device} changes after a reset only: {said.splitlines()[0]}")
+
+    def profiles(self) -> tuple[MigProfile, ...]:
+        """What may be cut, largest first; places are asked of the program in MIG mode."""
+        found = NvmlMig(self.board).profiles(places=False)
+        if not self.mode()[0]:
+            return found
+        places = {
+            int(row[1]): (tuple(sorted(int(start) for start in row[2].split(","))), int(row[3]))
+            for row in _PLACES_ROW.findall(self._run("mig", "-lgipp"))
+            if row[0] == self._index
+        }
+        ids = self._profile_ids()
+        return tuple(
+            MigProfile(one.name, one.compute_slices, size, one.memory_bytes, starts)
+            for one in found
+            for starts, size in (places.get(ids[one.name], ((), 0)),)
+        )
+
+    def instances(self) -> tuple[tuple[int, GpuInstance], ...]:
+        """Every GPU instance with its id, by place."""
+        compute: dict[str, list[int]] = {}
+        for row in _COMPUTE_ROW.findall(self._list("-lci")):
+            if row[0] == self._index:
+                compute.setdefault(row[1], []).append(int(row[6]))
+        found = []
+        for gpu, name, _, number, start, size in _GPU_ROW.findall(self._list("-lgi")):
+            if gpu == self._index:
+                place = MigPlace(name, int(start), int(size))
+                found.append((int(number), GpuInstance(place, tuple(sorted(compute.get(number, ()))))))
+        return tuple(sorted(found, key=lambda pair: pair[1]))
+
+    def create(self, instance: GpuInstance) -> None:
+        """Cut one at its place, with its compute instances."""
+        place = instance.place
+        said = self._run("mig", "-cgi", f"{self._profile_ids()[place.profile]}:{place.start}")
+        made = re.search(r"created GPU instance ID\s+(\d+)", said)
+        if made is None:
+            raise SmiRefused(f"{PROGRAM} did not say which instance it made: {said!r}")
+        for slices in instance.compute:
+            self._run("mig", "-gi", made[1], "-cci", str(_COMPUTE_IDS[slices]))
+
+    def destroy(self, instance_id: int) -> None:
+        """Give one back, its compute instances first."""
+        mine = [row for row in _COMPUTE_ROW.findall(self._list("-lci")) if row[:2] == (self._index, str(instance_id))]
+        if mine:
+            self._run("mig", "-gi", str(instance_id), "-dci")
+        self._run("mig", "-gi", str(instance_id), "-dgi")
+
+    def devices(self) -> tuple[MigDevice, ...]:
+        """What programs see."""
+        return NvmlMig(self.board).devices()
+
+    @property
+    def _index(self) -> str:
+        return self.board.device.partition(":")[2]
+
+    def _profile_ids(self) -> dict[str, int]:
+        return NvmlMig(self.board).profile_ids()
+
+    def _list(self, what: str) -> str:
+        """A table; nothing where the program says that there is nothing."""
+        try:
+            return self._run("mig", what)
+        except SmiRefused as error:
+            if "instances found" in str(error):
+                return ""
+            raise
+
+    def _run(self, *arguments: str) -> str:
+        """Run the program on this board; its output.
+
+        Raises:
+            SmiDenied: It may not be run as root any more.
+            SmiRefused: It failed, or took too long.
+        """
+        head = arguments[:1] if arguments[0] == "mig" else ()
+        status, said = self.run([*self.command, *head, "-i", self._index, *arguments[len(head) :]])
+        if status == 0:
+            return said
+        if "password is required" in said or "Insufficient Permissions" in said:
+            raise SmiDenied(said)
+        raise SmiRefused(said or f"{PROGRAM} ended with status {status}")
