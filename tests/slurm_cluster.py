@@ -172,8 +172,10 @@ def _end_inside(folder: Path) -> None:
 
 
 @contextmanager
-def slurm_cluster(folder: Path, nodes: int = 4, gpus: int = 2, kill_wait: int = 3) -> Iterator[SlurmCluster]:
-    """Nodes ``g1`` … with fake GPUs (null devices), torn down at the end."""
+def slurm_cluster(
+    folder: Path, nodes: int = 4, gpus: int = 2, kill_wait: int = 3, submit_lua: str = ""
+) -> Iterator[SlurmCluster]:
+    """Nodes ``g1`` … with fake GPUs (null devices), torn down at the end; ``submit_lua`` is its job_submit.lua."""
     for part in ("state", "dev", *(f"spool/g{n}" for n in range(1, nodes + 1))):
         (folder / part).mkdir(parents=True)
     for gpu in range(gpus):
@@ -189,6 +191,9 @@ def slurm_cluster(folder: Path, nodes: int = 4, gpus: int = 2, kill_wait: int = 
     conf.write_text(
         _CONF.format(host=host, port=port, folder=folder, kill_wait=kill_wait, nodes="\n".join(lines), count=nodes)
     )
+    if submit_lua:
+        (folder / "job_submit.lua").write_text(submit_lua)
+        conf.write_text(conf.read_text() + "JobSubmitPlugins=lua\n")
     (folder / "gres.conf").write_text(
         f"AutoDetect=off\nNodeName=g[1-{nodes}] Name=gpu Type=fake File={folder}/dev/gpu[0-{gpus - 1}]\n"
     )

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,6 +149,48 @@ def test_a_job_that_ignores_sigterm_is_killed_at_killwait_and_started_again(
     until(JobState.RUNNING)
     (seen,) = backend.snapshot().jobs
     assert (seen.id, seen.slots, seen.restarts, seen.held_by_us) == (job, 2, 1, False)
+
+
+LUA = Path(__file__).resolve().parents[2] / "examples" / "slurm" / "job_submit.lua"
+
+
+def test_job_submit_lua_says_what_users_forget_and_refuses_what_cannot_work(tmp_path: Path) -> None:
+    text = LUA.read_text().replace("MOST_GPUS = 0 ", "MOST_GPUS = 4 ").replace("HOLD = false", "HOLD = true")
+    assert text != LUA.read_text()
+    with slurm_cluster(tmp_path / "slurm", nodes=2, gpus=2, submit_lua=text) as made:
+        script = made.folder / "sleep.sh"
+        script.write_text("#!/bin/bash\nsleep 600\n")
+
+        def submitted(*options: str) -> dict[str, Any]:
+            done = made.run("sbatch", "--parsable", f"--chdir={made.folder}", *options, str(script))
+            (job,) = [
+                job
+                for job in json.loads(made.run("squeue", "--json"))["jobs"]
+                if job["job_id"] == int(done.split("\n")[-2])
+            ]
+            return dict(job)
+
+        plain = submitted("--gres=gpu:2")
+        assert (plain["comment"], plain["requeue"]) == ("joulery:min=2,max=2", True)
+        assert (plain["admin_comment"], plain["priority"], plain["job_state"]) == ("green:held", 0, "PENDING")
+        kept = submitted("--gres=gpu:1", "--comment=mine joulery:min=1,max=4")
+        assert kept["comment"] == "mine joulery:min=1,max=4"
+        added = submitted("--gpus=2", "--comment=mine")
+        assert added["comment"] == "mine joulery:min=2,max=2"
+        fixed = submitted("--gres=gpu:1", "--no-requeue")
+        assert fixed["requeue"] is False and fixed["admin_comment"] == ""
+        alone = submitted("--ntasks=1")
+        assert alone["comment"] == "" and alone["admin_comment"] == ""
+        for options, says in (
+            (("--gpus=9",), "asks for 9 GPUs, the cluster has 4"),
+            (("--gres=gpu:2", "--comment=joulery:min=1,max=1"), "does not hold the 2 GPUs"),
+            (("--gres=gpu:1", "--comment=joulery:max=x"), None),
+        ):
+            refused = subprocess.run(
+                ["sbatch", *options, str(script)], env=made.env, capture_output=True, text=True, timeout=60, check=False
+            )
+            assert (refused.returncode != 0) == (says is not None), refused.stderr
+            assert says is None or says in refused.stderr
 
 
 @pytest.mark.skipif(
