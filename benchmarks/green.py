@@ -32,6 +32,10 @@ from joulery.sim.training_workload import Jobs
 REGIONS = ("GB", "US-CAL-CISO", "SE", "PL", "CA-ON")
 DAY_S = 86_400.0
 AUGUST_H = slice(212 * 24, 243 * 24)
+LONGEST_S = 133_200.0
+DAY_WORK_S = 3130 * 3600.0
+"""GPU time of the testbed's day, on one GPU a job."""
+YEAR_LOAD = 0.62
 Change = dict[str, float]
 
 
@@ -263,23 +267,23 @@ def _unseen(checks: Checks) -> None:
 
 
 def _philly_day(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """791 of Philly's jobs with the testbed's longest duration, their submissions folded into one day."""
+    """Philly's jobs of up to the testbed's longest duration, as much work as on its day, folded into one day."""
     submit_s, duration_s = _trace("philly_jobs.csv")
-    rng = np.random.default_rng(seed)
-    fit = np.flatnonzero((duration_s >= 60) & (duration_s <= 133_200))
-    rows = rng.choice(fit, 791, replace=False)
+    fit = np.flatnonzero((duration_s >= 60) & (duration_s <= LONGEST_S))
+    drawn = np.random.default_rng(seed).permutation(fit)
+    rows = drawn[: int(np.searchsorted(np.cumsum(duration_s[drawn]), DAY_WORK_S))]
     at_s = submit_s[rows] % DAY_S
     order = np.argsort(at_s, kind="stable")
     return at_s[order], duration_s[rows][order]
 
 
 def _philly_months() -> Jobs:
-    """Every seventh of Philly's jobs of up to 37 hours: about the load of the year trace on 64 GPUs."""
+    """120 days of Philly's jobs of up to 37 hours, spread so that they load 64 GPUs as the year trace does."""
     submit_s, duration_s = _trace("philly_jobs.csv")
-    fit = np.flatnonzero((duration_s >= 60) & (duration_s <= 133_200))[::7]
-    start_s = submit_s[fit][0]
-    keep = submit_s[fit] - start_s < 120 * DAY_S
-    return jobs_from_trace(submit_s[fit][keep] - start_s, duration_s[fit][keep], Streams(0))
+    fit = np.flatnonzero((duration_s >= 60) & (duration_s <= LONGEST_S))
+    at_s, work_s = submit_s[fit] - submit_s[fit][0], duration_s[fit]
+    keep = int(np.searchsorted(np.cumsum(work_s), YEAR_LOAD * 64 * 120 * DAY_S))
+    return jobs_from_trace(at_s[:keep] * (120 * DAY_S / at_s[keep - 1]), work_s[:keep], Streams(0))
 
 
 def _round_s(queued: int = 10_000) -> float:

@@ -151,6 +151,27 @@ def test_a_job_that_ignores_sigterm_is_killed_at_killwait_and_started_again(
     assert (seen.id, seen.slots, seen.restarts, seen.held_by_us) == (job, 2, 1, False)
 
 
+def test_a_job_that_slurm_does_not_resize_goes_on_as_another(
+    cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
+    script = cluster.folder / "per-task.sh"
+    script.write_text("#!/bin/bash\necho family ${JOULERY_JOB:-$SLURM_JOB_ID} on $SLURM_GPUS_ON_NODE\nsleep 600\n")
+    job = int(cluster.submit(script, "--ntasks=1", "--gpus-per-task=1", "--hold", "--comment=joulery:min=1,max=2"))
+    backend = open_slurm(resubmit=True)
+    assert backend.apply(Start(job, 2)).startswith(f"as job {job + 1}, because")
+    end_s = time.monotonic() + 40
+    while {seen.id: seen.state for seen in backend.snapshot().jobs}.get(job + 1) is not JobState.RUNNING:
+        assert time.monotonic() < end_s, states(cluster)
+        time.sleep(0.2)
+    new = next(seen for seen in backend.snapshot().jobs if seen.id == job + 1)
+    assert (new.slots, new.follows) == (2, job) and states(cluster)[job][0] == "CANCELLED"
+    output = cluster.folder / f"slurm-{job}.out"
+    while not (output.exists() and f"family {job} on 2" in output.read_text()):
+        assert time.monotonic() < end_s, "its output goes on in the same file"
+        time.sleep(0.2)
+
+
 LUA = Path(__file__).resolve().parents[2] / "examples" / "slurm" / "job_submit.lua"
 
 

@@ -89,6 +89,8 @@ class SlurmConfig(Section):
     """Folder on a shared disk where joulery agent on each node leaves the energy of its jobs."""
     progress: OutputPath | None = None
     """Folder on a shared disk where jobs append their progress, each to a file named by its number."""
+    resubmit: bool = False
+    """Whether a job whose resize Slurm refuses is submitted anew in its place, under a new number."""
     rest: SlurmRestConfig | None = None
     """Read Slurm through slurmrestd; through its commands when left out."""
     timeout_s: Seconds = Field(alias="timeout", default=30.0)

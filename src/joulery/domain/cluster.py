@@ -48,6 +48,7 @@ class ClusterJob:
         restarts: How often it was started again.
         progress_ratio: Share of its work that is done, 0 to 1; NaN where it does not say.
         exit_code: How it ended; None before, and where nobody knows.
+        follows: The job it was submitted in place of, whose work it goes on with; 0 for none.
     """
 
     id: int
@@ -65,6 +66,7 @@ class ClusterJob:
     restarts: int = 0
     progress_ratio: float = field(default=float("nan"))
     exit_code: int | None = None
+    follows: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_slots <= self.max_slots:

@@ -296,6 +296,25 @@ def test_a_job_whose_resize_is_refused_goes_on_as_it_is(world) -> None:
     assert world.cluster.jobs[1].state is JobState.DONE and world.cluster.most_used == 1
 
 
+def test_a_job_that_goes_on_under_another_number_keeps_its_place_and_its_cost(world) -> None:
+    world = world(FakeCluster(rate=0.002))
+    world.cluster.submit(1, most=4)
+    world.run(100)
+    before = world.scheduler.memory.tallies[1]
+    old = world.cluster.jobs[1]
+    world.cluster.jobs[1] = replace(old, state=JobState.CANCELLED, slots=0)
+    world.cluster.jobs[9] = replace(old, id=9, state=JobState.WAITING, slots=0, shape=old.slots, follows=1)
+    world.tick()
+    world.crash()
+    world.run(30)
+
+    memory = world.scheduler.memory
+    assert 1 not in memory.target and memory.target[9] >= 1 and 1 not in memory.tallies
+    assert memory.tallies[9].energy_j >= before.energy_j and memory.born[9] == 1.0
+    assert "9" in memory.policy["jobs"] and "1" not in memory.policy["jobs"]
+    assert 9 in world.cluster.running()
+
+
 def test_a_refused_action_is_logged_and_tried_again(world) -> None:
     world = world(FakeCluster(slots=1))
     world.cluster.submit(1, held_by_us=True)

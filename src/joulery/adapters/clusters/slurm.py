@@ -25,6 +25,7 @@ from joulery.adapters.clusters.slurm_records import (
     to_job,
 )
 from joulery.adapters.clusters.slurm_rest import RestPlace, SlurmRest
+from joulery.adapters.clusters.slurm_resubmit import resubmission, resubmit
 from joulery.domain.cluster import ClusterAction, ClusterSnapshot, Hold, Order, Release, Start
 from joulery.domain.errors import ActuationError, CapabilityError
 
@@ -43,11 +44,13 @@ class SlurmScope:
         partitions: Those to schedule; all when empty.
         user_range: Whether Comment says how far a job may be resized.
         progress: Where jobs say how far they are.
+        resubmit: Whether a job whose resize is refused is submitted anew in its place.
     """
 
     partitions: tuple[str, ...] = ()
     user_range: bool = True
     progress: Progress | None = None
+    resubmit: bool = False
 
 
 class SlurmBackend:
@@ -109,14 +112,30 @@ class SlurmBackend:
             raise ActuationError(f"job {job} cannot start: Slurm has it {record.state}")
         remark = "as it is"
         if record.gpus != gpus:
-            shape = resized(record, gpus, self._gpus_per_node)
-            self._scontrol("update", f"JobId={job}", *shape)
+            try:
+                shape = resized(record, gpus, self._gpus_per_node)
+                self._scontrol("update", f"JobId={job}", *shape)
+            except ActuationError as refused:
+                if not self._scope.resubmit:
+                    raise
+                return self._in_its_place(record, gpus, str(refused))
             remark = " ".join(shape)
         # A requeued job waits until its old credential has expired (AuthInfo=cred_expire). Never hurry it with
         # StartTime=now: a node that it just left refuses it (credential revoked) and Slurm fails the job for good.
         self._scontrol("release", str(job))
         self._tag(job, "")
         return remark
+
+    def _in_its_place(self, record: SlurmRecord, gpus: int, refused: str) -> str:
+        """The same script as a new job; the old one goes. Done again after a crash it finds the new one there."""
+        waiting = [other.id for other in self._records() if other.follows == record.id]
+        flags = () if waiting else resubmission(record, gpus, self._gpus_per_node)
+        number = waiting[0] if waiting else resubmit(self._run, record, flags)
+        done = self._run(("scancel", str(record.id)))
+        if done.code != 0:
+            self._raise_if_away(done)
+            raise ActuationError(f"job {record.id} cannot make place for job {number}: {_said(done)}")
+        return f"as job {number}, because: {refused}"
 
     def _order(self, jobs: Sequence[int]) -> str:
         """SiteFactor by rank: within Slurm's own priority, without freezing it as Priority would."""
@@ -198,7 +217,7 @@ class SlurmBackend:
         return sum(up.values()), notes
 
     def _progress(self, record: SlurmRecord) -> float:
-        return float("nan") if self._scope.progress is None else self._scope.progress.of(record.id, record.output)
+        return float("nan") if self._scope.progress is None else self._scope.progress.of(record.family, record.output)
 
     def _raise_if_away(self, done: Done) -> None:
         if any(words in done.err for words in _AWAY):
@@ -238,6 +257,7 @@ def open_slurm(
     progress: Progress | None = None,
     timeout_s: float = 30.0,
     rest: RestPlace | None = None,
+    resubmit: bool = False,
 ) -> SlurmBackend:
     """The Slurm whose commands are on PATH, read through slurmrestd where that is named.
 
@@ -252,7 +272,7 @@ def open_slurm(
     run = command_runner(timeout_s)
     service = None if rest is None else SlurmRest(rest, run)
     reader = run if service is None else service.run
-    backend = SlurmBackend(reader, SlurmScope(partitions, user_range, progress), closing=service)
+    backend = SlurmBackend(reader, SlurmScope(partitions, user_range, progress, resubmit), closing=service)
     try:
         backend.snapshot()
     except BaseException:

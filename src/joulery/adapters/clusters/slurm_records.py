@@ -27,6 +27,8 @@ COLUMNS: tuple[tuple[str, int], ...] = (
 )  # fmt: skip
 """Columns of the text form, with their widths."""
 _RANGE = re.compile(r"\bjoulery:((?:min|max)=\d+(?:,(?:min|max)=\d+)*)")
+_FOLLOWS = re.compile(r"\bjoulery:after=(\d+)")
+_FAMILY = re.compile(r"\bjoulery:family=(\d+)")
 _GPUS = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?::[A-Za-z][\w.-]*)?[:=](\d+)")
 _NODES = re.compile(r"(?:^|,)node=(\d+)")
 _GRES_GPUS = re.compile(r"(?:^|,)gpu(?::[A-Za-z(][\w.()-]*)?:(\d+)(?:\([^)]*\))?")
@@ -63,6 +65,9 @@ class SlurmRecord:
         restarts: How often it was started again.
         priority: 0 when held.
         output: The file its output goes to; empty where Slurm does not say.
+        folder: Where it runs.
+        account, qos: Whose time it is.
+        limit_min: Its time limit in minutes; 0 for none.
     """
 
     id: int
@@ -87,6 +92,22 @@ class SlurmRecord:
     restarts: int
     priority: int
     output: str = ""
+    folder: str = ""
+    account: str = ""
+    qos: str = ""
+    limit_min: int = 0
+
+    @property
+    def follows(self) -> int:
+        """The job that this one was submitted in place of; 0 for none."""
+        found = _FOLLOWS.search(self.comment)
+        return int(found[1]) if found else 0
+
+    @property
+    def family(self) -> int:
+        """The number that its owner knows it by: that of the first of those that follow one another."""
+        found = _FAMILY.search(self.comment)
+        return int(found[1]) if found else self.id
 
     @property
     def gpus(self) -> int:
@@ -159,6 +180,7 @@ def to_job(
         exempt=exempt,
         restarts=record.restarts,
         progress_ratio=progress_ratio,
+        follows=record.follows,
     )
 
 
@@ -238,6 +260,10 @@ def _record(job: Mapping[str, Any]) -> SlurmRecord:
         restarts=_number(job.get("restart_cnt")),
         priority=_number(job.get("priority"), unset=1),
         output=_output(job),
+        folder=_text(job.get("current_working_directory")),
+        account=_text(job.get("account")),
+        qos=_text(job.get("qos")),
+        limit_min=_minutes(job.get("time_limit")),
         **tag,
     )
 
@@ -301,6 +327,14 @@ def _number(value: Any, unset: int = 0) -> int:
     if value is None:
         return unset
     return int(value) if math.isfinite(float(value)) else unset
+
+
+def _minutes(value: Any) -> int:
+    """A time limit; 0 for none (``infinite``, or 22.05's largest number)."""
+    if isinstance(value, Mapping) and value.get("infinite"):
+        return 0
+    minutes = _number(value)
+    return minutes if 0 < minutes < 0xFFFFFFF0 else 0
 
 
 def _text(value: Any) -> str:

@@ -62,6 +62,7 @@ def cluster_backend(jobs: JobsConfig) -> ClusterBackend:
         user_range=jobs.slurm.user_range,
         progress=Progress(jobs.slurm.progress, _pattern(jobs)),
         timeout_s=jobs.slurm.timeout_s,
+        resubmit=jobs.slurm.resubmit,
         rest=None if jobs.slurm.rest is None else _rest_place(jobs.slurm.rest, jobs.slurm.timeout_s),
     )
 

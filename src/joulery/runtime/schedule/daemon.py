@@ -25,7 +25,7 @@ from joulery.domain.ports import ClusterBackend
 from joulery.domain.quality import Quality
 from joulery.policies.allocation import Allocation, ClusterView
 from joulery.runtime.schedule.intensity import Intensity
-from joulery.runtime.schedule.memory import Memory
+from joulery.runtime.schedule.memory import Memory, renamed
 from joulery.runtime.schedule.reconcile import Todo, ours, reconcile, strays
 from joulery.runtime.schedule.view import cluster_view, kind_of
 from joulery.store.journal import Journal
@@ -161,6 +161,7 @@ class Scheduler:
                 self._do(todo, tick)
             if tick.done and self._mode is Mode.ACT:
                 return tick
+        self._inherit(snapshot)
         self._count(snapshot, now_s, elapsed_s)
         self._forget(snapshot)
         if self._due(now_s):
@@ -183,6 +184,15 @@ class Scheduler:
     def _due(self, now_s: float) -> bool:
         """Whether it is time for a round; a clock that was set back does not put it off for longer than a quantum."""
         return not now_s < self.memory.next_round_s or self.memory.next_round_s - now_s > self._rhythm.quantum_s
+
+    def _inherit(self, snapshot: ClusterSnapshot) -> None:
+        """Jobs that go on under another number keep their place, their cost and what the policy knows of them."""
+        for job in snapshot.jobs:
+            if not job.follows or self.memory.knows(job.id) or not self.memory.knows(job.follows):
+                continue
+            self._write("follows", job=job.id, after=job.follows)
+            self.memory.inherit(job.follows, job.id)
+            self._state = self._policy.recall(renamed(self._policy.remember(self._state), job.follows, job.id))
 
     def _count(self, snapshot: ClusterSnapshot, now_s: float, elapsed_s: float | None) -> None:
         """Bring the tallies up to date."""

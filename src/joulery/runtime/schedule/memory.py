@@ -10,10 +10,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from joulery.accounting.training import Tally, Window
 from joulery.domain.quality import Quality
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -67,6 +69,8 @@ class Memory:
         elif kind == "started":
             self.waiting = [(job, slots) for job, slots in self.waiting if job != entry["job"]]
             self.target[int(entry["job"])] = int(entry["slots"])
+        elif kind == "follows":
+            self.inherit(int(entry["after"]), int(entry["job"]))
         elif kind == "gone":
             self.forget(int(entry["job"]))
         elif kind == "tallies":
@@ -88,6 +92,17 @@ class Memory:
         self.born.pop(job, None)
         self.waiting = [(other, slots) for other, slots in self.waiting if other != job]
 
+    def inherit(self, old: int, new: int) -> None:
+        """A job goes on under another number: what was meant for it and what it cost go with it."""
+        _move(self.target, old, new)
+        _move(self.tallies, old, new)
+        _move(self.seen, old, new)
+        _move(self.born, old, new)
+        _move(self.who, old, new)
+        self.waiting = [(new if job == old else job, slots) for job, slots in self.waiting]
+        if self.policy is not None:
+            self.policy = renamed(self.policy, old, new)
+
     def plan(self) -> dict[str, Any]:
         """The plan as a line of the journal."""
         return {
@@ -108,6 +123,20 @@ class Memory:
             for job, tally in self.tallies.items()
         }
         return {"jobs": jobs}
+
+
+def renamed(policy: Mapping[str, Any], old: int, new: int) -> Mapping[str, Any]:
+    """What a policy wrote down, with one job under another number."""
+    jobs = dict(policy.get("jobs", {}))
+    if str(old) not in jobs:
+        return policy
+    jobs[str(new)] = jobs.pop(str(old))
+    return {**policy, "jobs": jobs}
+
+
+def _move(table: dict[int, T], old: int, new: int) -> None:
+    if old in table:
+        table[new] = table.pop(old)
 
 
 def _document(tally: Tally) -> dict[str, Any]:

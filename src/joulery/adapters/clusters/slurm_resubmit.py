@@ -1,0 +1,89 @@
+"""Another size for a job that Slurm does not resize: its own script submitted anew, in its place.
+
+The new job waits for the old one (``--dependency=afterany``), which is then cancelled where it waits. Its number is
+another; ``JOULERY_JOB`` in its environment is the first one, by which it finds its checkpoint and its progress.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from joulery.adapters.clusters.slurm_commands import Done, Runner
+from joulery.adapters.clusters.slurm_records import SlurmRecord, gpus_of
+from joulery.domain.errors import ActuationError
+
+_PLACE = re.compile(r"\s*\bjoulery:(?:after|family)=\d+")
+
+
+def resubmission(record: SlurmRecord, gpus: int, gpus_per_node: int) -> tuple[str, ...]:
+    """The flags of ``sbatch`` that ask for the same job on so many GPUs.
+
+    Raises:
+        ActuationError: Its GPUs hang on its tasks and the number does not go up in them.
+    """
+    each = gpus_of(record.tres_per_task)
+    if each and gpus % each:
+        raise ActuationError(f"job {record.id} has {each} GPUs a task: {gpus} do not go up in them")
+    tasks_per_gpu = max(1, record.tasks // max(1, record.gpus))
+    cpus_per_task = max(1, record.cpus // max(1, record.tasks))
+    if each:
+        shape = [f"--ntasks={gpus // each}", f"--gpus-per-task={each}"]
+    elif gpus_of(record.tres_per_job):
+        shape = [f"--gpus={gpus}", f"--ntasks={gpus * tasks_per_gpu}"]
+    else:
+        nodes = -(-gpus // gpus_per_node)
+        while gpus % nodes:
+            nodes += 1
+        shape = [f"--nodes={nodes}", f"--gres=gpu:{gpus // nodes}", f"--ntasks={gpus * tasks_per_gpu}"]
+    comment = _PLACE.sub("", record.comment).strip()
+    told = {
+        "job-name": record.name, "partition": record.partition, "chdir": record.folder, "output": record.output,
+        "account": record.account, "qos": record.qos, "time": str(record.limit_min) if record.limit_min else "",
+        "comment": f"{comment} joulery:family={record.family} joulery:after={record.id}".strip(),
+    }  # fmt: skip
+    return (
+        "--parsable", "--requeue", "--open-mode=append", f"--dependency=afterany:{record.id}",
+        *shape, f"--cpus-per-task={cpus_per_task}",
+        *(f"--{flag}={value}" for flag, value in told.items() if value),
+        f"--export=ALL,JOULERY_JOB={record.family}", *_as_owner(record.user),
+    )  # fmt: skip
+
+
+def resubmit(run: Runner, record: SlurmRecord, flags: Sequence[str]) -> int:
+    """Submit the job's own script with these flags; the new job's number.
+
+    Raises:
+        ActuationError: Slurm does not give the script away, or refuses the new job.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "script"
+        told = run(("scontrol", "write", "batch_script", str(record.id), str(script)))
+        if told.code != 0 or not script.exists():
+            raise ActuationError(f"the script of job {record.id} cannot be read: {_said(told)}")
+        done = run(("sbatch", *flags, str(script)))
+    number = done.out.strip().partition(";")[0]
+    if done.code != 0 or not number.isdecimal():
+        raise ActuationError(f"job {record.id} cannot be submitted anew: {_said(done)}")
+    return int(number)
+
+
+def _as_owner(user: str) -> tuple[str, ...]:
+    """Flags that make the new job its owner's.
+
+    Raises:
+        ActuationError: It is somebody else's, and only root may submit for others.
+    """
+    if user == pwd.getpwuid(os.geteuid()).pw_name:
+        return ()
+    if os.geteuid() != 0:
+        raise ActuationError(f"only root can submit for {user}", hint="run the daemon as root, or set resubmit: false")
+    return (f"--uid={user}", "--get-user-env")
+
+
+def _said(done: Done) -> str:
+    return " ".join((done.err or done.out).split())[:300] or f"exit code {done.code}"
