@@ -49,6 +49,15 @@ def test_deadline_guard_and_reserve_each_raise_the_clock() -> None:
     assert clock_for(DeviceView(0.0, "0", 200.0, [waiting(9.0, 0.1)] * 3, shortest_slo_s=1.0)) == 1380.0
 
 
+def test_room_is_kept_for_a_long_request_of_every_hosted_model() -> None:
+    def chosen(*hosted: tuple[float, float]) -> float:
+        return clock_for(DeviceView(0.0, "0", 1380.0, [waiting(9.0, 0.1)], shortest_slo_s=0.01, hosted=hosted))
+
+    assert chosen((2.0, 0.5)) == 200.0  # 0.69 s at 200 MHz; 0.9 x 2 - 2 x 0.5 s may pass
+    assert chosen((2.0, 0.5), (1.0, 0.15)) == 800.0  # 0.6 s may pass, and 0.17 do
+    assert chosen((2.0, 0.5), (1.0, 0.43)) == 1380.0  # 0.04 s: no clock leaves that
+
+
 @given(
     st.lists(st.tuples(st.floats(-1, 5), st.floats(0.001, 2)), max_size=6),
     st.sampled_from(CLOCKS.tolist()),

@@ -20,6 +20,9 @@ from joulery.domain.errors import ConfigError
 from joulery.domain.ports import Policy
 from joulery.policies.clocks import ClockAction, ClockRange, PartitionLatency, miad_step, snap_clock
 
+_LONG = 2.0
+"""How much longer than the mean the request is that room is kept for: lengths of answers spread about that far."""
+
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
@@ -64,6 +67,7 @@ class DeviceView:
         waiting: What runs and waits, in the order it will be served.
         shortest_slo_s: The shortest SLO among the models it hosts; infinity for an empty device.
         partitions: Recent tail latency of each hosted partition, for governors that react.
+        hosted: SLO and mean service time at the highest clock of each hosted model, s; empty where it is not known.
         steady: What comes until the next step; None where a governor is stepped on every arrival and completion, and
             where nothing arrives.
     """
@@ -74,6 +78,7 @@ class DeviceView:
     waiting: Sequence[Waiting] = ()
     shortest_slo_s: float = float("inf")
     partitions: Sequence[PartitionLatency] = ()
+    hosted: Sequence[tuple[float, float]] = ()
     steady: Steady | None = None
 
     @property
@@ -118,13 +123,15 @@ class PredictiveGovernor:
     """The least-energy clock at which everything that waits is still answered in time.
 
     A clock is admissible when, at that clock, each waiting request finishes ``guard_ratio`` of its SLO before its
-    deadline and the whole backlog is gone within ``reserve_ratio`` of the shortest hosted SLO, so that a request which
-    arrives next still has room. Where none is, the highest one is set.
+    deadline and the whole backlog is gone so early that a request which arrives next still has room: one of any hosted
+    model, twice as long as its mean, would finish ``guard_ratio`` of its SLO before its deadline. Where service times
+    are not known, the backlog may take ``reserve_ratio`` of the shortest SLO. Where no clock is admissible, the highest
+    one is set.
 
     Attributes:
         clocks_mhz: Supported clocks, ascending.
         guard_ratio: Share of each SLO kept free against prediction error.
-        reserve_ratio: Share of the shortest SLO the backlog may take, against what has not arrived yet.
+        reserve_ratio: Share of the shortest SLO the backlog may take, where the hosted models' service is not known.
         idle_mhz: Clock of an empty device; the lowest supported one when None.
         overload: When to ask for another device.
 
@@ -176,7 +183,7 @@ class PredictiveGovernor:
         finish_s = view.now_s + np.cumsum([request.remaining_s for request in view.waiting], axis=0)
         limit_s = np.array([request.deadline_s - self.guard_ratio * request.slo_s for request in view.waiting])
         in_time = np.all(finish_s <= limit_s[:, None], axis=0)
-        roomy = finish_s[-1] - view.now_s <= self.reserve_ratio * view.shortest_slo_s
+        roomy = finish_s[-1] - view.now_s <= self._room_s(view)
         admissible = in_time & roomy
         if view.steady is not None:
             admissible &= view.steady.tail_ratio <= 1.0 - self.guard_ratio
@@ -188,6 +195,12 @@ class PredictiveGovernor:
         best = int(np.argmin(np.where(admissible, energy_j, np.inf)))
         why = f"{len(view.waiting)} waiting finish in {finish_s[-1][best] - view.now_s:.3g} s, least energy in time"
         return best, True, why
+
+    def _room_s(self, view: DeviceView) -> float:
+        """How long the backlog may take, for the sake of what has not arrived yet."""
+        if not view.hosted:
+            return self.reserve_ratio * view.shortest_slo_s
+        return min((1.0 - self.guard_ratio) * slo_s - _LONG * service_s for slo_s, service_s in view.hosted)
 
     def _for_what_comes(self, view: DeviceView) -> tuple[int, bool, str]:
         """Nothing waits at this instant, and requests go on arriving."""

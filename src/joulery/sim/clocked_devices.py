@@ -113,6 +113,7 @@ class _Device:
         self.run, self.index, self.clock = run, index, clock
         self.queue: deque[int] = deque()
         self.models = np.flatnonzero(run.plant.device_of == index)
+        self.hosted = [(float(run.plant.slo_s[m]), float(run.plant.latency_s[m, -1])) for m in self.models]
         self.recent: dict[int, deque[tuple[float, float]]] = {int(m): deque(maxlen=400) for m in self.models}
         self.energy_j = 0.0
         self.since_s = 0.0
@@ -237,7 +238,7 @@ class _Run:
         shortest_s = float(plant.slo_s[device.models].min()) if len(device.models) else float("inf")
         clock_mhz = float(plant.clocks_mhz[device.wanted])
         partitions = [self._tail(device, int(model), now_s) for model in device.models]
-        return DeviceView(now_s, str(device.index), clock_mhz, waiting, shortest_s, partitions)
+        return DeviceView(now_s, str(device.index), clock_mhz, waiting, shortest_s, partitions, device.hosted)
 
     def _tail(self, device: _Device, model: int, now_s: float) -> PartitionLatency:
         """p99 of the last 10 s or 20 completions, whichever holds more; a request that waits counts with its age."""
