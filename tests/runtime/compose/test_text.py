@@ -2,17 +2,20 @@
 
 import json
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 
 from joulery.adapters.engines.llama import LlamaEngine
 from joulery.adapters.engines.openai import OpenAiEngine
+from joulery.adapters.models import smollm2
 from joulery.config import load
 from joulery.domain.errors import ConfigError
 from joulery.domain.generation import Dialect, TextKind, TextRequest
 from joulery.policies.ordering import Aging
 from joulery.runtime.compose.text import text_engine, text_site
 from joulery.store.answer_log import read_answer_log
+from joulery.ui.cli import main
 
 SITE = """
 joulery: 1
@@ -68,6 +71,16 @@ async def test_every_key_reaches_what_it_is_for(tmp_path):
         far.keep(request, 5)
     assert list(read_answer_log(tmp_path / "near.jsonl")) == [("near", "hello", 4)] * 2
     assert [json.loads(line).get("cut") for line in (tmp_path / "near.jsonl").read_text().splitlines()] == [None, True]
+
+
+def test_the_example_is_valid_and_says_what_it_serves(capsys):
+    example = Path(__file__).parents[3] / "examples" / "llm.yaml"
+    assert main(["config", "check", str(example)]) == 0
+    assert capsys.readouterr().out.endswith("llm.yaml: valid; smollm2; mode advise\n")
+    assert [type(text_engine(model)) for model in load(example).language_models if smollm2.installed()] in (
+        [LlamaEngine],
+        [],
+    )
 
 
 async def test_a_log_that_cannot_be_written_any_more_costs_no_answer(tmp_path, capsys):

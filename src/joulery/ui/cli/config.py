@@ -32,7 +32,8 @@ def check(file: str, as_json: bool) -> None:
             if error.hint:
                 click.echo(f"  {error.hint}", err=True)
     else:
-        served = ", ".join(service.name for service in site.services) or "no service"
+        names = [one.name for one in site.services] + [model.name for model in site.language_models]
+        served = ", ".join(names) or "no service"
         click.echo(f"{file}: valid; {served}; mode {site.mode}")
     if errors:
         raise click.exceptions.Exit(errors[0].exit_code)
