@@ -44,7 +44,10 @@ def on_gpu(folder: Path, device: str, mode: str = "act") -> Path:
 
 @pytest.mark.parametrize(
     ("device", "kinds"),
-    [("{mode: mig, cuts: [[7g.40gb], [3g.20gb, 4g.20gb]]}", 6), ("{mode: mps, shares: [[60 %, 40 %]]}", 4)],
+    [
+        ("{mode: mig, cuts: [[7g.40gb], [3g.20gb, 4g.20gb]]}], clocks: [{device: nvidia}", 6),
+        ("{mode: mps, shares: [[60 %, 40 %]]}", 4),
+    ],
 )
 def test_a_service_on_parts_of_a_gpu(tmp_path: Path, nvml: NvmlFake, device: str, kinds: int) -> None:
     with Up(on_gpu(tmp_path, device), tmp_path, "--json") as up:
@@ -61,6 +64,7 @@ def test_a_service_on_parts_of_a_gpu(tmp_path: Path, nvml: NvmlFake, device: str
     for entry in entries.values():
         assert 50 < entry["active_w"] < 400
     assert nvml.layout() == (False, ())
+    assert nvml.boards[0]["locked"] is None
     assert daemon(tmp_path) is None
     assert not list((tmp_path / "state/leases").glob("*.json"))
 

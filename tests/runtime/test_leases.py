@@ -281,6 +281,18 @@ def test_a_lease_that_was_taken_away_is_told_and_made_anew(tree: Path, book: Lea
     assert settings(tree)["cpufreq/policy0/scaling_max_freq"] == "3200000"
 
 
+def test_two_holders_of_one_process_let_go_one_after_the_other(tmp_path: Path, tree: Path, book: LeaseBook) -> None:
+    spec = DeviceSpec("cpufreq", {"root": str(tree)})
+    emulated = DeviceSpec("emulated-clock", {"state": str(tmp_path / "deep/state.json")})
+    with LeaseHolder(book) as first:
+        first.set(CpufreqClock(str(tree)), spec, ClockSetting(2000.0), "why")
+        with LeaseHolder(book) as second:
+            second.set(open_device(emulated), emulated, ClockSetting(1000.0), "why")
+        assert book.names() == ("cpu.clock",)
+        assert settings(tree)["cpufreq/policy0/scaling_max_freq"] == "2000000"
+    assert book.names() == ()
+
+
 def test_damaged_leases_are_errors_for_a_person(book: LeaseBook) -> None:
     book.folder.mkdir()
     (book.folder / "cpu.clock.json").write_text("{")

@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +31,8 @@ from joulery.domain.errors import ActuationError, CapabilityError, JouleryError
 from joulery.domain.ports import Device
 from joulery.store.leases import LeaseBook, lives, owner_of
 
+DONE = b"done\n"
+"""What a holder says to its watchdog when everything is back."""
 LASTS_S = 10.0
 """How long a lease holds without being renewed."""
 
@@ -157,7 +160,7 @@ class LeaseHolder:
                 self._held.pop(name, None)
         watchdog, self._watchdog = self._watchdog, None
         if watchdog is not None:
-            watchdog.dismiss(wait=not failed)
+            watchdog.dismiss(wait=not failed)  # another holder of this process has a watchdog of its own
         if failed:
             raise ActuationError(
                 f"not everything could be set back: {'; '.join(failed)}",
@@ -234,7 +237,11 @@ class Watchdog:
         return self._process.poll() is None
 
     def dismiss(self, *, wait: bool) -> None:
-        """Tell it that its holder needs it no more; it ends when nothing is on loan."""
+        """Tell it that its holder needs it no more: it ends at once; without ``wait``, once all is set back."""
+        if wait and self.alive and self._process.stdin is not None:
+            with suppress(BrokenPipeError):  # it ends by itself this very moment
+                self._process.stdin.write(DONE)
+                self._process.stdin.flush()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()

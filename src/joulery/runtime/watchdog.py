@@ -1,8 +1,9 @@
 """The watchdog of leases: ``python -m joulery.runtime.watchdog FOLDER PID``.
 
 It watches one process. As soon as that has ended, in whatever way, every setting it holds goes back to what it was; so
-does one setting whose lease has run out while the process lives on (it hangs, or was stopped). The end of its standard
-input says that the process needs it no more. It ends when nothing of that process is on loan.
+does one setting whose lease has run out while the process lives on (it hangs, or was stopped). ``done`` on its standard
+input says that the process needs it no more; the end of its input without a word, that something is still to be set
+back. It ends then when nothing of that process is on loan.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from joulery.domain.device import Lease
 from joulery.domain.errors import JouleryError
 from joulery.runtime.compose.devices import open_device
-from joulery.runtime.leases import take_back
+from joulery.runtime.leases import DONE, take_back
 from joulery.store.leases import LeaseBook, lives
 
 PERIOD_S = 0.5
@@ -41,7 +42,10 @@ def watch(book: LeaseBook, pid: int) -> int:
     dismissed, gone_s = False, None if descriptor is not None else time.monotonic()
     while True:
         gone_s = time.monotonic() if gone_s is None and _ended(descriptor, dismissed) else gone_s
-        dismissed = dismissed or _closed()
+        heard = None if dismissed else _heard()
+        if heard == DONE:
+            return 0
+        dismissed = dismissed or heard is not None
         left = [lease for lease in _held(book, pid) if not _settled(book, lease, gone=gone_s is not None)]
         if not left and (dismissed or gone_s is not None):
             return 0
@@ -60,10 +64,10 @@ def _ended(descriptor: int | None, dismissed: bool) -> bool:
     return descriptor in ready
 
 
-def _closed() -> bool:
-    """True once the process has closed the pipe to here."""
+def _heard() -> bytes | None:
+    """What the process has said on the pipe; nothing when it closed it without a word, None while it is silent."""
     ready, _, _ = select.select([sys.stdin.fileno()], [], [], 0)
-    return bool(ready) and not os.read(sys.stdin.fileno(), 4096)
+    return os.read(sys.stdin.fileno(), 4096) if ready else None
 
 
 def _held(book: LeaseBook, pid: int) -> list[Lease]:

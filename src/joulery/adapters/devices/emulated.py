@@ -83,6 +83,7 @@ class EmulatedClock:
 
     def _set(self, ceiling: float | None) -> None:
         if self._file is not None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
             draft = self._file.with_name(f".{self._file.name}.{os.getpid()}")
             draft.write_text(json.dumps({"ceiling_mhz": ceiling}))
             draft.replace(self._file)
