@@ -23,6 +23,18 @@ def test_igniter_makes_the_published_plan():
     assert [{each.service: (100 * each.share_ratio, each.batch) for each in gpu} for gpu in plan] == PUBLISHED
 
 
+def test_batches_of_a_plan_wait_as_the_plan_means_them_to():
+    """Random requests are served as they gather; a policy that knows of none means its batches to be full."""
+    random = [replace(TWELVE[3], arrivals=Arrivals.poisson())]
+    for policy, workloads, delay_s in (
+        ("best", random, 0.0),
+        ("best", TWELVE[3:4], float("inf")),
+        ("igniter", random, float("inf")),
+    ):
+        ((one,),) = make_plan(policy, workloads, profile("v100"), Rules(max_replicas=1))
+        assert one.max_delay_s == delay_s
+
+
 def test_replicas_carry_the_part_of_the_demand_that_is_routed_to_them():
     plan = make_plan("igniter", [Workload("big", "vgg19", Slo(0.06, 0.99), 1500.0)], profile("v100"), Rules())
     weights = [each.weight for gpu in plan for each in gpu]
@@ -48,8 +60,8 @@ def test_a_plan_made_for_poisson_arrivals_keeps_them_on_a_truth_it_does_not_know
     plans = {"best": plan, "igniter": make_plan("igniter", TWELVE, profile("v100"), Rules())}
     for noise_cv in (0.0, 0.05):
         trial = Trial(2.0, 32.0, noise_cv)
-        for name, _, verdict in trials(services, models, plans, truth, trial, range(3), max_delay_s=0.0):
-            assert len(verdict.violations) >= 11 if name == "igniter" else verdict.violations == ()
+        for name, _, verdict in trials(services, models, plans, truth, trial, range(3)):
+            assert len(verdict.violations) == 12 if name == "igniter" else verdict.violations == ()
 
 
 def test_plans_face_the_same_requests_under_a_seed_and_others_under_another():

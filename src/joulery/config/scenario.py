@@ -135,7 +135,8 @@ class BatchedServingScenario(Section):
     arrivals: ArrivalsConfig = ConstantArrivals(kind="constant")
     """How requests follow one another."""
     batching_delay_s: SecondsOrZero | None = Field(alias="batching_delay", default=None)
-    """How long the oldest request waits for its batch to fill; for ever when left out, 0 s is greedy."""
+    """How long the oldest request waits for its batch to fill, 0 s is greedy; as each plan says when left out, which is
+    for ever unless policy best planned for random requests."""
     noise_cv: Ratio = Field(alias="noise", default=0.0)
     """Variation of the service time from batch to batch, such as 5 %."""
     neighbours: Literal["always", "busy"] = "always"

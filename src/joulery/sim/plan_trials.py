@@ -26,12 +26,14 @@ class Placed:
         share_ratio: Its share of the GPU, 0 to 1.
         batch: Its batch size.
         weight: Its part of the service's requests, against the service's other instances.
+        max_delay_s: How long it waits for a batch to fill.
     """
 
     service: str
     share_ratio: float
     batch: int
     weight: float = 1.0
+    max_delay_s: float = math.inf
 
 
 Plan = tuple[tuple[Placed, ...], ...]
@@ -52,8 +54,18 @@ def make_plan(policy: str, workloads: Sequence[Workload], profile: InterferenceP
         InfeasibleError: The policy finds no plan.
     """
     made = provision(policy, workloads, [GpuType(profile.gpu.name, profile, usd_per_hour=1.0)], rules)
+    # Only best knows of random requests; every other policy means its batches to be full, as the paper does.
     return tuple(
-        tuple(Placed(one.workload, one.share_ratio, one.batch, one.rate_rps) for one in gpu.instances)
+        tuple(
+            Placed(
+                one.workload,
+                one.share_ratio,
+                one.batch,
+                one.rate_rps,
+                one.max_delay_s if made.policy == "best" else math.inf,
+            )
+            for one in gpu.instances
+        )
         for gpu in made.gpus
     )
 
@@ -65,7 +77,7 @@ def trials(
     truth: GpuTruth,
     trial: Trial,
     seeds: Sequence[int],
-    max_delay_s: float = math.inf,
+    max_delay_s: float | None = None,
 ) -> Iterator[tuple[str, int, Verdict]]:
     """Judge every plan under every seed.
 
@@ -76,7 +88,7 @@ def trials(
         truth: How every GPU behaves.
         trial: How plans are judged.
         seeds: Under one seed all plans face the same requests.
-        max_delay_s: Patience of every instance with a batch that does not fill.
+        max_delay_s: Patience of every instance with a batch that does not fill; as each plan says when None.
 
     Yields:
         Name of the plan, seed, verdict; plan by plan within a seed.
@@ -91,7 +103,7 @@ def trials(
                             each.service,
                             models[each.service],
                             each.share_ratio,
-                            BatchRule(each.batch, max_delay_s),
+                            BatchRule(each.batch, each.max_delay_s if max_delay_s is None else max_delay_s),
                             each.weight,
                         )
                         for each in gpu

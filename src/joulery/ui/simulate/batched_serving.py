@@ -60,7 +60,7 @@ def play(scenario: BatchedServingScenario, overrides: Overrides, progress: Progr
         InterferenceTruth(profile(scenario.truth)),
         trial,
         seeds,
-        math.inf if scenario.batching_delay_s is None else scenario.batching_delay_s,
+        scenario.batching_delay_s,
     )
     for done, (name, _, verdict) in enumerate(running, 1):
         found[name].append(verdict)
