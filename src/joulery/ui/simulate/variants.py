@@ -31,8 +31,9 @@ ACCEPTS = frozenset({"profile", "carbon", "column", "loss"})
 
 
 _COST_NOTE = (
-    "same: saved % on the same GPUs, all of them powered; kept: trials within the limit; time: % of it that trials "
-    "really take, a thousand requests and the changes between them; cuts: GPUs cut anew for them"
+    "same: saved % on the same GPUs, all of them powered; pts, rel: accuracy lost, points and %; kept: trials within "
+    "the limit; time: % of it that trials really take, a thousand requests and the changes between them; cuts: GPUs "
+    "cut anew for them"
 )
 
 
@@ -237,7 +238,7 @@ def _view(
 
 def _table(rows: Sequence[_Row], schemes: Sequence[str]) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("service", "scheme", "saved %", "same", "pts", "rel %", "gap %", "tried", "kept", "time", "cuts"):
+    for name in ("service", "scheme", "saved %", "same", "pts", "rel", "gap %", "tried", "kept", "time", "cuts"):
         table.add_column(name, no_wrap=True, justify="left" if name in ("service", "scheme") else "right")
     for service in dict.fromkeys(row.service for row in rows):
         for number, scheme in enumerate(schemes):
@@ -249,7 +250,7 @@ def _table(rows: Sequence[_Row], schemes: Sequence[str]) -> Table:
                 _percent(interval([one.saving_ratio for one in outcomes])),
                 _one_digit(100 * interval([one.saving_same_gpus_ratio for one in outcomes]).mean),
                 f"{interval([one.loss_points for one in outcomes]).mean + 0.0:.2f}",
-                f"{100 * interval([one.loss_ratio for one in outcomes]).mean + 0.0:.2f}",
+                _one_digit(100 * interval([one.loss_ratio for one in outcomes]).mean),
                 _gap(mine),
                 f"{interval([float(one.trials) for one in outcomes]).mean:.0f}",
                 percent(interval([one.trials_meeting_limit_ratio for one in outcomes]).mean, 0),
