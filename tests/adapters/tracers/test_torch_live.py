@@ -311,8 +311,11 @@ def test_a_profiler_that_the_program_starts_while_steps_are_recorded_works(recor
         kept.append(len(own.events()))
         train(TinyBert(), 4)
 
-    sessions, _ = recorded(work, Steps(0, 0, 6, 1))
-    assert kept[0] > 100 and sessions
+    start = torch.autograd.profiler._enable_profiler
+    sessions, notes = recorded(work, Steps(0, 0, 6, 1))
+    assert kept[0] > 100 and sessions[0].steps == 2
+    assert any("the program started its own profiler" in note for note in notes)
+    assert torch.autograd.profiler._enable_profiler is start, "nothing is left behind"
 
 
 def test_a_full_disk_is_the_recorders_problem_alone(recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,7 @@ class Recorder(Cycles):
         self._model: weakref.ref[Any] | None = None
         self._optimizer: weakref.ref[Any] | None = None
         self._calls = 0
+        self._starts: dict[str, tuple[Any, Any]] = {}
         self._profile: Any = None
         self._module_range: Callable[[str], AbstractContextManager[Any]] = self._range
         self._torch: Any = None
@@ -123,7 +124,9 @@ class Recorder(Cycles):
         # A second profiler would bring the program down, so the program's own goes first.
         own = self._torch.autograd.profiler
         for name in ("_prepare_profiler", "_enable_profiler"):
-            setattr(own, name, self._yielding(getattr(own, name)))
+            start = getattr(own, name)
+            self._starts[name] = (start, self._yielding(start))
+            setattr(own, name, self._starts[name][1])
         self._installed()
 
     def name(self, module: Any, name: str) -> None:
@@ -249,6 +252,9 @@ class Recorder(Cycles):
         """Record nothing from here on. Hooks stay, idle, where code was compiled: without them it would be again."""
         super()._retire()
         self._profile = None
+        for name, (start, yielding) in self._starts.items():
+            if getattr(self._torch.autograd.profiler, name) is yielding:
+                setattr(self._torch.autograd.profiler, name, start)
         if "torch._dynamo" not in sys.modules:
             for handle in self._handles:
                 handle.remove()
