@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from joulery.runtime.replay import decide_again
+from joulery.store.run import open_run
 from tests.e2e.test_up import Up
 from tests.fakes.mps import PATH, daemon, no_daemon_left, on_path
 from tests.fakes.nvml import STATE, NvmlFake, gpu
@@ -75,3 +78,25 @@ def test_gpus_are_not_touched_unless_it_may_act(tmp_path: Path, nvml: NvmlFake) 
     assert code == 2
     assert "the mode is advise" in complaint
     assert nvml.layout() == (False, ())
+
+
+def test_partitions_are_tried_live(tmp_path: Path, nvml: NvmlFake) -> None:
+    path = on_gpu(tmp_path, "{mode: mig, cuts: [[7g.40gb], [3g.20gb, 4g.20gb]]}")
+    trials = "search: clover, trials: {count: 2, longest: 3 s, clock: 60 s, warm_up: 100 ms, fewest: 75}"
+    text = path.read_text().replace("base_intensity: 200 g/kWh", f"base_intensity: 200 g/kWh, {trials}")
+    path.write_text(text.replace("rate: 30 /s, duration: 2 s", "rate: 60 /s, duration: 120 s"))
+    with Up(path, tmp_path) as up:
+        up.until("trial 2 of at most 2")
+        up.until("after 2 trials")
+        up.process.send_signal(signal.SIGINT)
+        code, _, complaint = up.end()
+        assert up.survivors() == []
+    assert code == 0, complaint
+    run = open_run(tmp_path / "run")
+    tried = [e["decision"]["value"] for e in run.log() if e["kind"] == "decision" and e["outcome"] == "applied"]
+    assert all(" on " in name and "g." in name for value in tried for name in value), "MIG slices alone"
+    assert len({tuple(value) for value in tried}) >= 2
+    outcomes = run.series("requests")["outcome"].tolist()
+    assert outcomes.count("ok") > 100 and set(outcomes) <= {"ok", "cancelled"}, "requests wait while the GPU is cut"
+    assert decide_again(run.log()).differences == ()
+    assert nvml.layout() == (False, ()), "what was cut is given back"

@@ -8,7 +8,7 @@ from joulery.domain.mig import A100_40GB, GIB
 from joulery.domain.serving import Slice, SliceKind
 from joulery.policies.spaces import core_partitions, cpu_slices, layouts
 from joulery.policies.trial_sample import Sample, Tried, Verdict, judge
-from joulery.policies.trial_space import TrialSpace, cpu_menu, misfits
+from joulery.policies.trial_space import TrialSpace, cpu_menu, misfits, slice_menu
 
 CUTS = [cpu_slices(cut) for cut in core_partitions(2)]
 
@@ -45,6 +45,26 @@ def test_only_cpu_slices_make_a_cpu_menu():
         cpu_menu([])
     with pytest.raises(InfeasibleError):
         cpu_menu([(Slice(SliceKind.WHOLE),)])
+
+
+def test_the_cuts_of_a_gpu_give_the_space_of_its_menu():
+    cuts = [tuple(Slice(SliceKind.MIG, profile=name) for name in cut) for cut in A100_40GB.multisets]
+    menu = slice_menu(cuts)
+    assert [(p.name, p.compute_slices, p.memory_bytes) for p in menu.profiles] == [
+        (p.name, p.compute_slices, p.memory_bytes) for p in A100_40GB.profiles
+    ]
+    ours, theirs = (TrialSpace.of(each, ["a", "b", "c"], (), 1) for each in (menu, A100_40GB))
+    assert set(ours.layouts) == set(theirs.layouts)
+
+
+def test_shares_and_whole_gpus_have_cuts_too():
+    halves = (Slice(SliceKind.MPS, share_ratio=0.5),) * 2
+    shared = TrialSpace.of(slice_menu([(Slice(SliceKind.MPS),), halves]), ["a", "b"], (), 1)
+    assert len(shared.layouts) == 2 + 3
+    whole = TrialSpace.of(slice_menu([(Slice(SliceKind.WHOLE),) * 2]), ["a", "b"], (), 1)
+    assert len(whole.layouts) == 3
+    with pytest.raises(InfeasibleError):
+        slice_menu([])
 
 
 def sample(low: float, point: float, high: float, requests: int = 200, **changes) -> Sample:
