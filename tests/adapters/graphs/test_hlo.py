@@ -111,3 +111,20 @@ def test_a_program_cut_short(tmp_path: Path) -> None:
     (tmp_path / "binary.hlo").write_bytes(b"HloModule \xff\xfe")
     with pytest.raises(DataError, match="cannot read"):
         read_hlo(tmp_path / "binary.hlo")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        LOOP.replace("%", ""),
+        LOOP.replace("dot(%p0, %p1)", "dot(f32[4,8]{1,0} %p0, f32[8,8]{1,0} %p1)").replace(
+            "fusion(%x, %w)", "fusion(f32[4,8]{1,0:T(8,128)} %x, f32[8,8]{1,0} %w)"
+        ),
+        LOOP.replace("f32[4,8]{1,0}", "f32[4,8]{1,0:T(8,128)(2,1)}"),
+    ],
+    ids=["without percent signs", "operands with their types", "tiled layouts"],
+)
+def test_other_ways_to_print_the_same_program(tmp_path: Path, changed: str) -> None:
+    assert changed != LOOP
+    expected = operator_costs(read_hlo(written(tmp_path, LOOP)))
+    assert operator_costs(read_hlo(written(tmp_path, changed))) == expected
