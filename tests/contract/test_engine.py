@@ -21,7 +21,7 @@ from joulery.domain.ports import Engine
 from joulery.domain.serving import Slice, SliceKind, Slo
 from joulery.policies.spaces import cpu_slices
 from joulery.policies.trial_search import TrialProblem
-from joulery.policies.trial_space import cpu_menu
+from joulery.policies.trial_space import slice_menu
 from joulery.policies.trial_state import Budget, TrialTerms
 from joulery.policies.trials import TrialPolicy
 from joulery.runtime.drive import APPLIED
@@ -245,7 +245,7 @@ def test_a_request_that_takes_too_long_is_told_so(house: House) -> None:
 def test_a_replica_killed_under_a_trial_is_survived(house: House) -> None:
     partitions = [cpu_slices((2,)), cpu_slices((1, 1))]
     base = Layout.parse(["large on cpu:1", "large on cpu:1"])
-    problem = TrialProblem({"small": 0.7, "large": 0.8}, cpu_menu(partitions), 1, base, 200.0, search="learning")
+    problem = TrialProblem({"small": 0.7, "large": 0.8}, slice_menu(partitions), 1, base, 200.0, search="learning")
     budget = Budget(count=3, longest_s=30.0, clock_s=120.0, fewest=400)
     policy = TrialPolicy("toy", problem, TrialTerms(0.9, Slo(2.0, 0.5)), 50.0, settle_s=0.2, budget=budget)
 

@@ -8,13 +8,13 @@ from joulery.domain.mig import A100_40GB, GIB
 from joulery.domain.serving import Slice, SliceKind
 from joulery.policies.spaces import core_partitions, cpu_slices, layouts
 from joulery.policies.trial_sample import Sample, Tried, Verdict, judge
-from joulery.policies.trial_space import TrialSpace, cpu_menu, misfits, slice_menu
+from joulery.policies.trial_space import TrialSpace, misfits, slice_menu
 
 CUTS = [cpu_slices(cut) for cut in core_partitions(2)]
 
 
 def test_two_cores_and_three_variants_are_the_nine_layouts_of_the_predicting_policy():
-    space = TrialSpace.of(cpu_menu(CUTS), ["lite0", "lite1", "lite2"], (), 1)
+    space = TrialSpace.of(slice_menu(CUTS), ["lite0", "lite1", "lite2"], (), 1)
     assert set(space.layouts) == set(layouts(CUTS, ["lite0", "lite1", "lite2"])) and len(space.layouts) == 9
     assert [space.layouts[row] for row in space.rows().values()] == list(space.layouts)
     less = space.without({space.layouts[0]})
@@ -37,14 +37,7 @@ def test_what_does_not_fit_a_slice_is_an_edge_that_does_not_exist():
     assert large == [Layout.parse(["huge on 7g.40gb"])]
     with pytest.raises(InfeasibleError):
         TrialSpace.of(A100_40GB, ["huge"], [*edges, ("huge", "7g.40gb")], 1)
-    assert misfits(cpu_menu(CUTS), {"huge": 30 * GIB}) == (), "a CPU slice has no memory of its own"
-
-
-def test_only_cpu_slices_make_a_cpu_menu():
-    with pytest.raises(InfeasibleError):
-        cpu_menu([])
-    with pytest.raises(InfeasibleError):
-        cpu_menu([(Slice(SliceKind.WHOLE),)])
+    assert misfits(slice_menu(CUTS), {"huge": 30 * GIB}) == (), "a CPU slice has no memory of its own"
 
 
 def test_the_cuts_of_a_gpu_give_the_space_of_its_menu():

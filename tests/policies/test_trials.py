@@ -11,7 +11,7 @@ from joulery.domain.layout import Layout
 from joulery.domain.serving import Slo
 from joulery.policies.spaces import core_partitions, cpu_slices
 from joulery.policies.trial_search import TrialProblem
-from joulery.policies.trial_space import cpu_menu
+from joulery.policies.trial_space import slice_menu
 from joulery.policies.trial_state import Budget, TrialTerms
 from joulery.policies.trials import TRY_LAYOUT, TrialPolicy
 from joulery.policies.variants import KEEP_LAYOUT, SET_LAYOUT, Observation
@@ -273,11 +273,13 @@ def test_a_layout_with_too_few_requests_is_not_settled_on():
 
 
 def test_one_variant_alone_still_has_its_cuts_to_choose_from():
-    problem = TrialProblem({"lite2": 0.776}, cpu_menu([cpu_slices(cut) for cut in core_partitions(2)]), 1, BASE, 200.0)
+    problem = TrialProblem(
+        {"lite2": 0.776}, slice_menu([cpu_slices(cut) for cut in core_partitions(2)]), 1, BASE, 200.0
+    )
     world = World(replace(trying(), problem=problem), g_per_kwh=400.0)
     world.until_settled()
     assert set(tried(world)) <= set(problem.space.layouts) and len(problem.space.layouts) == 2
-    only = TrialProblem({"lite2": 0.776}, cpu_menu([cpu_slices((1, 1))]), 1, BASE, 200.0)
+    only = TrialProblem({"lite2": 0.776}, slice_menu([cpu_slices((1, 1))]), 1, BASE, 200.0)
     alone = World(replace(trying(), problem=only), g_per_kwh=400.0)
     last = alone.until_settled()
     assert tried(alone) == [BASE] and last.kind == KEEP_LAYOUT

@@ -8,7 +8,7 @@ from joulery.domain.serving import Slo
 from joulery.policies.spaces import core_partitions, cpu_slices
 from joulery.policies.trial_sample import Sample
 from joulery.policies.trial_search import TrialProblem
-from joulery.policies.trial_space import cpu_menu
+from joulery.policies.trial_space import slice_menu
 from joulery.policies.trial_state import Budget, TrialTerms
 from joulery.policies.trials import TrialPolicy
 from joulery.policies.variants import Observation
@@ -22,7 +22,7 @@ BASE = Layout.parse(["lite2 on cpu:1", "lite2 on cpu:1"])
 
 
 def trying(search: str = "learning", slo_s: float = 0.1, lambda_ratio: float = 0.055, **changes) -> TrialPolicy:
-    problem = TrialProblem(ACCURACY, cpu_menu(SPACE), 1, BASE, 200.0, search=search)
+    problem = TrialProblem(ACCURACY, slice_menu(SPACE), 1, BASE, 200.0, search=search)
     terms = TrialTerms(lambda_ratio, Slo(slo_s), changes.pop("minimum_accuracy_ratio", 0.0))
     blank = TrialPolicy("photos", problem, terms, RATE, budget=Budget(fewest=100, longest_s=10.0))
     return replace(blank, **changes)

@@ -12,17 +12,6 @@ from joulery.domain.serving import Slice, SliceKind
 from joulery.policies.variants_graph import Edge, GraphSpace, one_gpu
 
 
-def cpu_menu(partitions: Sequence[Sequence[Slice]]) -> MigMenu:
-    """The cuts of this machine's cores in the form of a MIG menu, as :func:`slice_menu`.
-
-    Raises:
-        InfeasibleError: There is none, or a slice is no CPU slice.
-    """
-    if any(piece.kind is not SliceKind.CPU for partition in partitions for piece in partition):
-        raise InfeasibleError("no CPU slices to try layouts on", binding="partitions", hint="name fleet.cpu.slices")
-    return slice_menu(partitions)
-
-
 def slice_menu(partitions: Sequence[Sequence[Slice]]) -> MigMenu:
     """The cuts of this machine's cores or GPUs in the form of a MIG menu: profiles, sizes, partitions.
 
