@@ -13,7 +13,7 @@ from joulery.ui.format import percent, si
 from joulery.ui.html import Html, static_text, tag
 from joulery.ui.profile.clocks_text import headline, longest, quality_note
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 520, 260, 58, 14, 14, 40
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 400, 240, 50, 12, 12, 42
 _STYLE = """
 svg{width:100%;height:auto;display:block}
 svg text{font-size:13px;fill:var(--soft)}
@@ -68,6 +68,9 @@ def chart(title: str, unit: str, clocks_mhz: FloatArray, values: FloatArray, col
     if not known.any():
         return tag("figure", tag("h3", title), tag("figcaption", "Not known: no meter read it."))
     x, y = clocks_mhz[known], values[known]
+    factor, prefixed = _prefix(float(y.max()), unit)
+    spoken = f"{title}: {_ends_and_least(x, y, unit)}"
+    y = y * factor
     ticks_y, ticks_x = _ticks(float(y.max())), _ticks(top_mhz)
     high = max(ticks_y[-1], float(y.max()))
 
@@ -97,7 +100,7 @@ def chart(title: str, unit: str, clocks_mhz: FloatArray, values: FloatArray, col
     dots = [
         tag(
             "circle",
-            tag("title", f"{clock:.0f} MHz: {si(float(value), unit)}"),
+            tag("title", f"{clock:.0f} MHz: {si(float(value) / factor, unit)}"),
             cx=round(a, 1),
             cy=round(b, 1),
             r=4,
@@ -106,10 +109,9 @@ def chart(title: str, unit: str, clocks_mhz: FloatArray, values: FloatArray, col
         )
         for (a, b), clock, value in zip(points, x, y, strict=True)
     ]
-    spoken = f"{title}: {_ends_and_least(x, y, unit)}"
     return tag(
         "figure",
-        tag("h3", title, tag("span", f" {unit}", class_="soft small")),
+        tag("h3", title, tag("span", f", {prefixed}", class_="soft small")),
         tag("figcaption", spoken.split(": ", 1)[1] + "."),
         tag(
             "svg",
@@ -125,6 +127,14 @@ def chart(title: str, unit: str, clocks_mhz: FloatArray, values: FloatArray, col
             aria_label=spoken,
         ),
     )
+
+
+def _prefix(largest: float, unit: str) -> tuple[float, str]:
+    """What to multiply with, and the unit with its prefix, so that the axis has short numbers."""
+    for factor, prefix in ((1.0, ""), (1e3, "m"), (1e6, "µ")):
+        if largest * factor >= 1:
+            return factor, prefix + unit
+    return 1e9, "n" + unit
 
 
 def _ends_and_least(x: FloatArray, y: FloatArray, unit: str) -> str:
