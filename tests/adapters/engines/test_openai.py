@@ -78,7 +78,7 @@ async def test_every_fault_of_a_server_has_a_name(fault, outcome, said) -> None:
     fake = FakeServer()
     fake.fault = fault
     async with running(fake) as url:
-        error = await refused(url, stall_s=0.3)
+        error = await refused(url, stall_s=1.0)
     assert error.outcome is outcome
     assert said in str(error)
 

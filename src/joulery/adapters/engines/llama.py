@@ -23,7 +23,7 @@ from joulery.domain.generation import Dialect, TextEvent, TextRequest
 HOW = "pip install 'joulery[llm]'"
 WORKER = "joulery.adapters.engines.llama_worker"
 _LEAVE_S = 2.0
-_NOTICE_S = 1.0
+_NOTICE_S = 3.0
 """How long after its connection broke a process may take to be seen to have died."""
 _RESTART_S, _RESTART_MAX_S = 0.1, 10.0
 
