@@ -9,6 +9,7 @@ the memory bus and, under quotas, each other's turns. What comes out are the mea
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
@@ -77,7 +78,7 @@ class Design:
             raise ConfigError("neighbours on cores of their own need two cores", got=str(cores))
         shares = tuple(sorted({_WHOLE_PERCENT / cores, _WHOLE_PERCENT * (cores // 2) / cores, _WHOLE_PERCENT}))
         half = _WHOLE_PERCENT * (cores // 2) / cores
-        return cls(shares=shares, pair_shares=((half, half),), runs=runs, apart=True)
+        return cls(batches=(1, 2, 4, 8), shares=shares, pair_shares=((half, half),), runs=runs, apart=True)
 
     def alone(self, models: Sequence[str]) -> list[Instance]:
         """Every solo run."""
@@ -85,15 +86,24 @@ class Design:
 
     def pairs(self, models: Sequence[str]) -> list[tuple[Instance, Instance]]:
         """Every co-location: each two models, copies of one included, with unlike batches and with equal ones."""
-        ordered = sorted(set(self.batches))
-        middle = ordered[len(ordered) // 2]
-        # The middle batches can be left out of the fit and predicted: they lie between the others.
-        both = list(dict.fromkeys(((ordered[0], ordered[-1]), (ordered[-1], ordered[0]), (middle, middle))))
-        found = []
+        found: dict[frozenset[tuple[Instance, int]], tuple[Instance, Instance]] = {}
         for one, other in combinations_with_replacement(models, 2):
             for first, second in self.pair_shares:
-                found += [(Instance(one, a, first), Instance(other, b, second)) for a, b in both]
-        return found
+                for a, b in self._batch_pairs(len(models)):
+                    pair = Instance(one, a, first), Instance(other, b, second)
+                    found.setdefault(frozenset(Counter(pair).items()), pair)  # the same two the other way round
+        return list(found.values())
+
+    def _batch_pairs(self, models: int) -> list[tuple[int, int]]:
+        """Batches of two neighbours: a few where shares and models vary, all where they do not.
+
+        The middle ones can be left out of the fit and predicted: they lie between the others.
+        """
+        ordered = sorted(set(self.batches))
+        if models == 1 or len(self.pair_shares) == 1:
+            return [(one, other) for one in ordered for other in ordered]
+        middle = ordered[len(ordered) // 2]
+        return list(dict.fromkeys(((ordered[0], ordered[-1]), (ordered[-1], ordered[0]), (middle, middle))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,3 +224,17 @@ def test_silence(screen, capsys):
     screen.warn("w")
     screen.summary(REPORT)
     assert capsys.readouterr() == ("", "")
+
+
+def test_shadows_and_plans_that_follow_are_said_too():
+    out = io.StringIO()
+    with ConsoleScreen(Console(file=out, width=120)) as screen:
+        for kind, policy, reason in (
+            ("activate_shadow", "shadow", "the shadow takes over"),
+            ("promise_broken", "shadow", "nothing left"),
+            ("run_plan", "follow", "1 start, 0 move"),
+        ):
+            screen.decision(DecisionRecord(1.0, Decision(kind, "W1/0", None, policy, reason, "latency"), "applied"))
+        screen.decision(DecisionRecord(1.0, Decision("run_plan", "plan", None, "plan", "given", "start"), "applied"))
+    assert out.getvalue().split("\n")[:3] == ["  → the shadow takes over", "  → nothing left", "  → 1 start, 0 move"]
+    assert "given" not in out.getvalue()

@@ -14,9 +14,11 @@ from rich.live import Live
 from rich.text import Text
 
 from joulery.domain.timeline import DecisionRecord, ServiceLabel, ServiceTick, Tick
+from joulery.policies.shadow import ShadowPolicy
 from joulery.policies.trials import TrialPolicy
 from joulery.policies.variants import SET_LAYOUT
 from joulery.runtime.drive import APPLIED
+from joulery.runtime.provisioned import RUN_PLAN
 from joulery.ui.format import UNKNOWN, count, duration, grams, number, percent, si
 
 PLAIN_EVERY_S = 5.0
@@ -158,8 +160,8 @@ class ConsoleScreen:
     def decision(self, record: DecisionRecord) -> None:
         """Changes and trials are said above the line; what was kept without a trial is in the report."""
         decision = record.decision
-        changed = decision.kind == SET_LAYOUT and decision.cause != "start"
-        if changed or decision.policy == TrialPolicy.name:
+        changed = decision.kind in (SET_LAYOUT, RUN_PLAN) and decision.cause != "start"
+        if changed or decision.policy in (TrialPolicy.name, ShadowPolicy.name):
             what = "→" if record.outcome == APPLIED else f"{record.outcome}:"
             self._console.print(Text(f"  {what} {decision.reason}", style="dim"), soft_wrap=True)
 
