@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ from joulery.store.run import RunWriter
 from joulery.store.timeline import write_site
 
 RUN_PLAN = "run_plan"
+REJECTED = "rejected"
 WATCH_S = 0.5
 """How often latencies are looked at: each second, and once more half a second later (section 5.3)."""
 WINDOW_S = 1.0
@@ -134,7 +136,8 @@ class ProvisionedSession(Session):
         size: Mapping[str, int],
         all_cores: Sequence[int],
     ) -> None:
-        self.plan = plan
+        self.plan = self._looked_at = plan
+        self._turn = asyncio.Lock()
         self._size, self._all_cores = size, tuple(all_cores)
         super().__init__(site, hosted, writer, engine, meters=meters, grid=grid, pace=pace)
 
@@ -150,25 +153,41 @@ class ProvisionedSession(Session):
         decision = Decision(RUN_PLAN, "plan", words, "plan", f"the plan given: {words}", cause="start")
         self._record(DecisionRecord(time.time(), decision, APPLIED, await self._apply(self.plan)))
 
-    async def go_over(self, gpus: Sequence[PlannedGpu], came: Sequence[Hosted], models: Mapping[str, ModelRef]) -> None:
+    async def go_over(
+        self,
+        gpus: Sequence[PlannedGpu],
+        came: Sequence[Hosted],
+        models: Mapping[str, ModelRef],
+        slos: Mapping[str, Slo],
+    ) -> None:
         """Go over to another plan: what it leaves as it is runs on untouched.
 
         Args:
             gpus: The plan.
             came: Services that came; those that left stay in the account.
             models: What each service of the plan loads.
+            slos: What each promises from now on.
 
         Raises:
             JouleryError: It cannot be had; the old plan runs on.
         """
+        async with self._turn:
+            await self._go_over(gpus, came, models, slos)
+
+    async def _go_over(
+        self,
+        gpus: Sequence[PlannedGpu],
+        came: Sequence[Hosted],
+        models: Mapping[str, ModelRef],
+        slos: Mapping[str, Slo],
+    ) -> None:
         change = difference(self.plan.running, running_of(gpus))
         kept = {new: self.plan.cores[was] for new, was in enumerate(change.same_gpu) if was is not None}
-        hosted = (*self.hosted, *came)
         begun_s = time.time()
         counts = ", ".join(f"{change.count(what)} {what}" for what in ("start", "stop", "resize", "move"))
         try:
             cores = cores_for(gpus, self._all_cores, self._size, kept, self.plan.noun)
-            plan = PlanInForce.of(gpus, cores, models, {one.name: one.setup.slo for one in hosted}, self.plan.shared)
+            plan = PlanInForce.of(gpus, cores, models, slos, self.plan.shared)
             decision = Decision(RUN_PLAN, "plan", plan.words(), "follow", f"{counts}: {plan.words()}", cause="services")
             detail = await self._apply(plan)
         except JouleryError as error:
@@ -176,6 +195,8 @@ class ProvisionedSession(Session):
             self._record(DecisionRecord(begun_s, decision, FAILED, str(error)))
             raise
         self.adopt(came)
+        for one in self.hosted:
+            one.setup = replace(one.setup, slo=slos.get(one.name, one.setup.slo))
         self.plan = plan
         self._watch.change(plan.policy)
         self.writer.log(POLICY, **policy_entry(plan.policy))
@@ -207,10 +228,11 @@ class ProvisionedSession(Session):
 
     def _look(self, now_s: float) -> ShadowObservation:
         """The tail of each instance, over its service's window."""
+        self._looked_at = self.plan
         lately = {one.name: one.window.since(now_s) for one in self.hosted}
         ids = self._replicas()
         tails = [
-            _tail(seat, lately[seat.watched.workload], ids[seat.watched.key], self.plan.switched_s)
+            tail_of(seat, lately[seat.watched.workload], ids[seat.watched.key], self.plan.switched_s)
             for seat in self.plan.seats
         ]
         return ShadowObservation(now_s, tuple(tails))
@@ -234,18 +256,21 @@ class ProvisionedSession(Session):
         if self.site.mode is not Mode.ACT:
             said = f"mode {self.site.mode}: the original answers on"
             return ADVISED if self.site.mode is Mode.ADVISE else SHADOWED, said
-        self.plan.switched_s[decision.target] = time.time()
-        try:
-            return APPLIED, await self._apply(self.plan)
-        except JouleryError:
-            del self.plan.switched_s[decision.target]
-            raise
+        async with self._turn:
+            if self._looked_at is not self.plan:
+                return REJECTED, "another plan was gone over to meanwhile"
+            self.plan.switched_s[decision.target] = time.time()
+            try:
+                return APPLIED, await self._apply(self.plan)
+            except JouleryError:
+                del self.plan.switched_s[decision.target]
+                raise
 
     def _log_look(self, seen: ShadowObservation, step: Step[ShadowState]) -> None:
         self.writer.log(STEP, t_s=seen.now_s, **step_entry(ShadowPolicy.service, seen, step))
 
 
-def _tail(seat: Seat, records: Sequence[RequestRecord], replica: str, switched_s: Mapping[str, float]) -> Tail:
+def tail_of(seat: Seat, records: Sequence[RequestRecord], replica: str, switched_s: Mapping[str, float]) -> Tail:
     """What an instance's requests saw, those before its shadow took over left out; refused ones count as late."""
     watched = seat.watched
     since_s = switched_s.get(watched.key, -math.inf)

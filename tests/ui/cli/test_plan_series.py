@@ -37,3 +37,11 @@ def test_a_series_needs_rates_that_change(tmp_path):
     site.write_text(SITE.replace("rates: [{from: 0 h, rate: 200 /s}, {from: 7 h, rate: 1200 /s}]", "rate: 200 /s"))
     done = CliRunner().invoke(command, [str(site), "--series"])
     assert done.exit_code != 0 and "how its rate changes" in str(done.exception)
+
+
+def test_what_goes_with_one_plan_is_refused_beside_a_series(tmp_path):
+    site = tmp_path / "site.yaml"
+    site.write_text(SITE)
+    done = CliRunner().invoke(command, [str(site), "--series", "--triton", str(tmp_path / "t")])
+    assert done.exit_code != 0 and "--triton goes with one plan" in str(done.exception)
+    assert not (tmp_path / "t").exists()

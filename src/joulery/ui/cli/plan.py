@@ -80,6 +80,9 @@ def command(
         return
     request = request_of(site)
     if series:
+        named = {"--running": running, "--compare": compare, "--html": page_file, "--triton": triton}
+        if beside := next((option for option, value in named.items() if value is not None), None):
+            raise ConfigError(f"{beside} goes with one plan, --series makes several", pointer=beside)
         _plan_series(site, request, preset or request.preset, moves, out, as_json)
         return
     old = None if running is None else read_running(running)

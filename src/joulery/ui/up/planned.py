@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from joulery.config.services import ServiceConfig
+from joulery.config.serving import EmbeddedEngine
 from joulery.config.site import Site
 from joulery.domain.engine import ModelRef
 from joulery.domain.errors import ConfigError, JouleryError
@@ -55,6 +56,13 @@ def planned_session(
         CapabilityError: The plan needs more cores than there are.
         DataError: The file is no plan.
     """
+    if not isinstance(site.serving.engine, EmbeddedEngine):
+        raise ConfigError(
+            "a plan's shares, batches and shadows need the embedded engine",
+            pointer="serving.engine",
+            got=site.serving.engine.kind,
+            expected="embedded",
+        )
     gpus = gpus_of(read_json(file, "plan"), str(file))
     cores, size = fleet_cores(site), _sizes(site)
     models = models_of(site, gpus, cache)
@@ -120,14 +128,16 @@ async def _follow(session: ProvisionedSession, loads: Loads, site: Site, gate: F
     gpus = await asyncio.to_thread(
         lambda: followed(session.plan.running, request.workloads, request.types, request.rules).gpus
     )
-    known = session.names
+    known, ran = session.names, {seat.watched.workload for seat in session.plan.seats}
     came = [_hosted(site, config, gpus, cache) for config in site.services if config.name not in known]
-    for name in known - {config.name for config in site.services}:
-        loads.end(name)
     gate.metrics.add([one.name for one in came])
-    await session.go_over(gpus, came, models_of(site, gpus, cache))
-    for one in came:
-        loads.start(one)
+    slos = {config.name: config.slo.as_slo() for config in site.services}
+    await session.go_over(gpus, came, models_of(site, gpus, cache), slos)
+    for name in ran - slos.keys():
+        loads.end(name)
+    for one in session.hosted:
+        if one.name in slos and one.name not in ran:
+            loads.start(one)
 
 
 def _sizes(site: Site) -> dict[str, int]:
