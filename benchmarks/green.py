@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import Result
+from benchmarks._pollux_workload import ARTIFACT_JCT_S, mean_jct_s
 from joulery.perf.training_power import JobClass, NodePower, power_table
 from joulery.policies.allocation import ClusterView
 from joulery.policies.training import Green
@@ -61,6 +62,10 @@ def run() -> Result:
     _backlog(checks, "4", {region: august[region] for region in ("GB", "CA-ON", "SE")}, 0.0)
     _burst(checks, burst, {region: august[region] for region in REGIONS[:4]})
     _month(checks, "8", _jobs("pai_year_146k.csv", 30 * DAY_S), {r: _direct(r, 2023) for r in REGIONS}, 0.0)
+    jct_s = mean_jct_s(_folder("green"))
+    away = jct_s / ARTIFACT_JCT_S - 1.0
+    checks.add("10", "Pollux on its artifact's workload 6, mean JCT", "2,446 s within 10 %",
+               f"{jct_s:.0f} s ({_percent(away)})", abs(away) <= 0.10)  # fmt: skip
     year_s = _year(checks)
     _unseen(checks)
     round_s = _round_s()

@@ -3,6 +3,7 @@ import csv
 import numpy as np
 import pytest
 
+from benchmarks._pollux_workload import ARTIFACT_JCT_S, mean_jct_s
 from joulery.domain.errors import ConfigError, DataError
 from joulery.perf.training_power import POWER_LIMITS, RTX3090_CLASSES, limited
 from joulery.sim.hourly_intensity import Intensity
@@ -163,3 +164,7 @@ def test_a_watched_run_keeps_the_course_of_its_power() -> None:
     assert float(power_w @ lasts_s) / 3.6e6 == pytest.approx(run.cluster_kwh, rel=1e-9)
     assert power_w.max() == pytest.approx(run.peak_w) and len(rounds) > 5
     assert run_scheme("green-sleep", Setting(nodes=8), jobs, carbon).course.shape == (0, 2)
+
+
+def test_pollux_comes_within_a_tenth_of_its_artifact_on_its_own_workload() -> None:
+    assert mean_jct_s(data_folder("green")) == pytest.approx(ARTIFACT_JCT_S, rel=0.10)
