@@ -1,12 +1,14 @@
 """Measuring neighbours: the design of the runs, and that a known law is found again."""
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
+from joulery.adapters.engines.local import LocalEngine, LocalSettings
 from joulery.domain.engine import (
     InferRequest,
     InferResponse,
@@ -142,3 +144,21 @@ def test_cores_as_a_device_know_no_power_and_no_transfers():
     gpu = cpu_as_gpu(4).gpu
     assert gpu.name == "cpu-4" and gpu.unit_percent == 10.0 and gpu.idle_w == 0.0
     assert np.isfinite(gpu.power_cap_w) and gpu.delay_ms_per_neighbour == 0.0
+
+
+async def test_the_embedded_engine_times_neighbours_on_cores_of_their_own(tmp_path):
+    """For real, and as little of it as there can be."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        pytest.skip("neighbours need two cores")
+    model = ModelRef(ModelKind.PYTHON, "tests.runtime.toy_models:Sum", '{"busy_s": 0.002}')
+    design = Design(batches=(1,), shares=(50.0,), pair_shares=((50.0, 50.0),), runs=2, apart=True)
+    with (tmp_path / "log").open("wb") as log:
+        engine = LocalEngine(LocalSettings(cores=tuple(cores), stderr=log.fileno()))
+        try:
+            found = await measure_together(engine, {"sum": model}, cores, design)
+        finally:
+            await engine.close()
+    (alone,), (pair,) = found.solo, found.pairs
+    assert alone[:3] == ("sum", 1, 50.0) and alone.latency_ms >= 2.0
+    assert min(pair.latency_1_ms, pair.latency_2_ms) >= 2.0 and engine.replicas() == ()

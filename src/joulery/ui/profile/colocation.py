@@ -6,8 +6,10 @@ import asyncio
 import csv
 import io
 import json
+import os
+import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -28,6 +30,35 @@ from joulery.runtime.compose.service import fleet_cores, model_ref
 from joulery.store.files import disk_errors
 from joulery.ui.plan.fitting import PAIR_COLUMNS, SOLO_COLUMNS, fit_table, totals
 from joulery.ui.progress import told
+
+_QUIET_CORES = 0.2
+"""Other processes that keep so many cores busy disturb what is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Usage:
+    """CPU seconds of the machine and of this process with those it has ended, at a moment."""
+
+    machine_s: float
+    own_s: float
+    at_s: float
+
+    @classmethod
+    def now(cls) -> _Usage:
+        import psutil
+
+        times = psutil.cpu_times()
+        idle_s = times.idle + getattr(times, "iowait", 0.0)
+        # Time of guests is in that of users already.
+        twice_s = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+        own = os.times()
+        own_s = own.user + own.system + own.children_user + own.children_system
+        return cls(sum(times) - idle_s - twice_s, own_s, time.monotonic())
+
+    def others_since(self, before: _Usage) -> float:
+        """Cores that others kept busy on average."""
+        busy_s = (self.machine_s - before.machine_s) - (self.own_s - before.own_s)
+        return max(0.0, busy_s / max(self.at_s - before.at_s, 1e-9))
 
 
 def profile_together(
@@ -56,12 +87,17 @@ def profile_together(
     models = _models(site, names)
     cores = fleet_cores(site)
     design = Design.on_cores(len(cores), runs=runs) if apart else Design(runs=runs)
+    before = _Usage.now()
     with told("measuring", quiet=as_json) as progress:
         found = asyncio.run(_measured(models, cores, design, progress))
+    others = _Usage.now().others_since(before)
     if output is not None:  # first of all: measuring takes minutes, and a fit may fail
         _keep(output.with_suffix(".solo.csv"), _table(SOLO_COLUMNS, found.solo))
         _keep(output.with_suffix(".pairs.csv"), _table(PAIR_COLUMNS, found.pairs))
     profile = fitted(found, len(cores), apart=apart)
+    if others > _QUIET_CORES:
+        busy = f"other processes kept {others:.1f} cores busy meanwhile: measure again on a quiet machine"
+        profile = replace(profile, notes=(*profile.notes, busy))
     document = {**as_document(profile), "totals": totals(profile)}
     if output is not None:
         _keep(output, json.dumps(document) + "\n")
