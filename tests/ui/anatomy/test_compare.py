@@ -52,6 +52,13 @@ def test_text_and_page(said, runs: list[str], tmp_path: Path, browser) -> None:
     assert browser.complaints() == [] and "Side by side" in browser.text("main")
 
 
+def test_many_runs_keep_their_names_and_those_of_the_layers(said, runs: list[str], tmp_path: Path) -> None:
+    more = [str(make_run(tmp_path, f"another{seed}", seed=seed)) for seed in range(5)]
+    text = said("compare", *runs, *more, "--top", "3")
+    names = [Path(run).name for run in (*runs, *more)]
+    assert all(text.count(name) >= 8 for name in names) and "net/layer_0" in text and "…" not in text
+
+
 def test_models_of_different_depth_are_compared_by_folded_names(said, runs: list[str]) -> None:
     answer = json.loads(said("compare", *runs[:2], "--json"))
     # embed, head and two folded modules with their products, forward and backward, and the optimizer's addition

@@ -16,7 +16,16 @@ from joulery.ui.anatomy.terminal import plain_table, print_titled
 from joulery.ui.format import UNKNOWN, percent, si
 from joulery.ui.html import Html, data_block, tag
 
+CHANGES = 3
+"""Up to so many runs beside the first, the table for a terminal says in percent what changed."""
+_NAME, _RUN = 40, 16
+"""Columns of a terminal that a name takes at least, and a run about."""
 Cell = Callable[[float], str]
+
+
+def text_width(comparison: Comparison) -> int:
+    """Columns that the comparison takes where nothing limits them."""
+    return _NAME + _RUN * len(comparison.names)
 
 
 def print_comparison(comparison: Comparison, console: Console, *, top: int) -> None:
@@ -74,12 +83,15 @@ def _matrices(comparison: Comparison) -> list[tuple[str, list[list[float]], Cell
 
 def _changes_table(comparison: Comparison, top: int) -> Table:
     first, *others = comparison.names
-    kinds = [word for name in others for word in (name, "change")]
+    told = len(others) <= CHANGES
+    kinds = [word for name in others for word in ((name, "change") if told else (name,))]
     table = plain_table(first, *kinds)
-    table.add_column(comparison.by, overflow="fold")
+    table.add_column(comparison.by, overflow="fold", min_width=_NAME)
     for row in comparison.changes[:top]:
         cells = enumerate(_changed(row))
-        styled = [Text(cell, style=_style(row, at // 2 + 1) if at % 2 else "") for at, cell in cells]
+        styled = [
+            Text(cell, style=_style(row, at // 2 + 1) if at % 2 else "") for at, cell in cells if told or not at % 2
+        ]
         table.add_row(si(row.energy_j[0], "J"), *styled, Text(row.name))
     return table
 

@@ -28,15 +28,19 @@ def print_titled(console: Console, title: str, table: Table) -> None:
     console.print()
 
 
-def as_text(print_to: Callable[[Console], None]) -> bytes:
+def as_text(print_to: Callable[[Console], None], *, width: int = WIDTH) -> bytes:
     """What a function prints, as wide as the terminal, with its colours where there is one.
 
     Printed in one go: on a closed pipe rich would end the program by itself.
+
+    Args:
+        print_to: Prints.
+        width: Columns where there is no terminal to ask; at least :data:`WIDTH`.
     """
     terminal = Console(highlight=False)
     console = Console(
         file=io.StringIO(),
-        width=terminal.width if terminal.is_terminal else WIDTH,
+        width=terminal.width if terminal.is_terminal else max(WIDTH, width),
         highlight=False,
         force_terminal=terminal.is_terminal,
     )

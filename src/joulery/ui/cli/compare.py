@@ -43,7 +43,7 @@ def command(
     """Compare what the operations of traced runs cost: how alike they are, and what got better or worse."""
     from joulery.accounting.rows import fold_from
     from joulery.runtime.anatomies import load_anatomies
-    from joulery.ui.anatomy.compared import comparison_page, print_comparison
+    from joulery.ui.anatomy.compared import comparison_page, print_comparison, text_width
     from joulery.ui.anatomy.comparison import as_object, compare
     from joulery.ui.anatomy.terminal import as_text
 
@@ -55,5 +55,5 @@ def command(
     elif form == "html":
         content = comparison_page(comparison, anatomies, top=top).encode()
     else:
-        content = as_text(lambda console: print_comparison(comparison, console, top=top))
+        content = as_text(lambda console: print_comparison(comparison, console, top=top), width=text_width(comparison))
     write(content, form, out)
