@@ -76,8 +76,8 @@ async def test_every_model_is_timed_alone_and_beside_every_other_and_itself():
     )
     assert {(p.model_1, p.model_2) for p in found.pairs} == {("light", "light"), ("light", "heavy"), ("heavy", "heavy")}
     assert all(p.share_1_percent + p.share_2_percent <= 100 for p in found.pairs)
-    alone = next(s for s in found.solo if (s.model, s.batch, s.share_percent) == ("heavy", 4, 50.0))
-    assert alone.latency_ms == pytest.approx(0.5 + 9.0 * 4 / 0.5)
+    alone = next(s for s in found.solo if (s.model, s.batch, s.share_percent) == ("heavy", 4, 40.0))
+    assert alone.latency_ms == pytest.approx(0.5 + 9.0 * 4 / 0.4)
     pair = next(p for p in found.pairs if (p.model_1, p.model_2, p.share_1_percent) == ("light", "heavy", 50.0))
     assert pair.latency_1_ms == pytest.approx((0.5 + 2.0 * pair.batch_1 / 0.5) * 1.2)
     assert engine.specs == [], "nothing is left running"
@@ -86,6 +86,8 @@ async def test_every_model_is_timed_alone_and_beside_every_other_and_itself():
 async def test_the_fit_finds_the_law_and_says_how_well():
     found = await measure_together(Laws(), MODELS, (3, 5), Design(runs=3))
     profile = fitted(found, 2)
+    assert profile.gpu.unit_percent == min(s.share_percent for s in found.solo), "no plan goes below what was measured"
+    assert fitted(found, 2, apart=True).gpu.unit_percent == 50.0
     assert profile.form == "calibrated" and "19 pairs on quotas" in profile.source
     errors = {(fit.model, fit.data): fit.mape_ratio for fit in profile.fits}
     assert {data for _, data in errors} == {"solo", "pairs", "held-out pairs"}

@@ -46,14 +46,14 @@ class Design:
 
     Attributes:
         batches: Batch sizes.
-        shares: Shares alone, percent.
+        shares: Shares alone, percent; from the least that a plan may give on.
         pair_shares: Shares of two neighbours, percent; together 100 at most.
         runs: Batches timed of each instance.
         apart: Whole cores of their own instead of quotas of the same cores.
     """
 
     batches: tuple[int, ...] = (1, 4, 8)
-    shares: tuple[float, ...] = (20.0, 50.0, 100.0)
+    shares: tuple[float, ...] = (10.0, 40.0, 100.0)
     pair_shares: tuple[tuple[float, float], ...] = ((50.0, 50.0), (30.0, 70.0), (70.0, 30.0))
     runs: int = 12
     apart: bool = False

@@ -120,7 +120,8 @@ def fitted(found: Measurements, cores: int, *, apart: bool = False) -> Interfere
     Raises:
         DataError: Too little was measured.
     """
-    start = starting_profile(cpu_as_gpu(cores), found.solo)
+    # Plans give no smaller share than was measured: a tenth under quotas, else a whole core.
+    start = starting_profile(cpu_as_gpu(cores, 100.0 / cores if apart else 10.0), found.solo)
     how = "whole cores" if apart else "quotas of the same cores"
     source = f"measured here: {len(found.pairs)} pairs on {how}"
     profile = calibrate(start, found.solo, found.pairs, source=source, monotone=True)
