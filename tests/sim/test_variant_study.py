@@ -103,6 +103,12 @@ def test_the_trigger_fires_as_often_as_published(trace, times):
     assert len(traces()[trace]) == 49
 
 
+@pytest.mark.parametrize(("trace", "times"), [("CISO_March", 27), ("CISO_Sep", 21), ("ESO_March", 27)])
+def test_the_trigger_may_be_relative_as_the_paper_words_it(trace, times):
+    settings = replace(SETTINGS, replan_of_previous=True)
+    assert {each.invocations for each in runs("yolo", trace, "learning", 1, settings)} == {times}
+
+
 @pytest.mark.parametrize("trace", TRACES)
 def test_search_meets_the_published_claims(trace):
     """Lambda 0.1, 20 seeds: saving, loss, gap to the oracle, overhead, and nothing settled above the limit."""

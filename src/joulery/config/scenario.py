@@ -202,7 +202,9 @@ class VariantsScenario(Section):
     pue: Annotated[float, Field(ge=1, le=10, allow_inf_nan=False)] = 1.5
     """Facility energy per IT energy."""
     replan_ratio: Ratio = Field(alias="replan", default=0.05)
-    """Search again when the intensity has moved by this share of base_intensity."""
+    """Search again when the intensity has moved by this share ..."""
+    replan_of: Literal["base", "previous"] = "base"
+    """... of base_intensity (the published code), or of the intensity last planned for (the paper's words)."""
     trial_s: Seconds = Field(alias="trial", default=30.0)
     """How long a trial is taken to last."""
     period_s: Seconds = Field(alias="period", default=3600.0)

@@ -24,7 +24,7 @@ from joulery.domain.variant_table import VariantTable
 from joulery.policies.annealing import Guesses, Neighbourhood, TrialMetrics, VariantSearch
 from joulery.policies.learned_service import LearnedService, Setting, Yardstick
 from joulery.policies.learning_search import LearningSearch
-from joulery.policies.objective import Objective
+from joulery.policies.objective import Objective, has_moved
 from joulery.sim.column_scheme import envelope
 from joulery.sim.mixed_bench import surroundings
 from joulery.sim.streams import Streams
@@ -64,7 +64,8 @@ class StudySettings:
         max_loss_ratio: Instead of that weight, the relative loss of accuracy never to exceed; then carbon alone counts.
         base_g_per_kwh: Intensity of the yardstick.
         pue: Facility energy per IT energy; cancels in every saving.
-        replan_ratio: Optimise again when the intensity moved by this share of the base.
+        replan_ratio: Optimise again when the intensity moved by this share of the base ...
+        replan_of_previous: ... or, as the paper words it, of the intensity planned for.
         trial_s: Seconds a trial is taken to last in the accounting.
         period_s: Seconds between two looks at the grid.
     """
@@ -76,6 +77,15 @@ class StudySettings:
     trial_s: float = 30.0
     period_s: float = HOUR_S
     max_loss_ratio: float | None = None
+    replan_of_previous: bool = False
+
+    def calls_for_a_plan(self, objective: Objective, g_per_kwh: float, planned_g: float) -> bool:
+        """Whether to optimise again; always at first, when nothing (NaN) was planned for."""
+        if math.isnan(planned_g):
+            return True
+        if self.replan_of_previous:
+            return has_moved(g_per_kwh, planned_g, planned_g, self.replan_ratio)
+        return objective.calls_for_a_plan(g_per_kwh, planned_g, self.replan_ratio)
 
     def least_accuracy_ratio(self, table: VariantTable) -> float:
         """Accuracy never to go below; 0 where accuracy is weighed instead."""
@@ -271,7 +281,7 @@ def searched(
     periods: list[Period] = []
     for g_per_kwh in intensities:
         spent: list[int] = []
-        if math.isnan(planned_g) or objective.calls_for_a_plan(g_per_kwh, planned_g, settings.replan_ratio):
+        if settings.calls_for_a_plan(objective, g_per_kwh, planned_g):
             search = new_search(running, known, partial(_score, objective, g_per_kwh=g_per_kwh), rng)
             while (row := search.ask()) is not None:
                 known[row] = bench.metrics[row]
@@ -344,7 +354,7 @@ def columns(
     periods: list[Period] = []
     planned_g, row, invocations = math.nan, None, 0
     for g_per_kwh in intensities:
-        if math.isnan(planned_g) or objective.calls_for_a_plan(g_per_kwh, planned_g, settings.replan_ratio):
+        if settings.calls_for_a_plan(objective, g_per_kwh, planned_g):
             best = max(range(len(pools)), key=lambda at: _score(objective, pools[at][0], g_per_kwh), default=None)
             row = None if best is None else len(bench.space) + best
             planned_g, invocations = g_per_kwh, invocations + 1

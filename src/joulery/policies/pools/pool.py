@@ -75,12 +75,12 @@ class Pools:
         if self._new([state]) and self._known[_key(state)][2] > 0:
             self._new(list(self._changes.of(state, cuts=False)))
 
-    def polish(self, descents: int) -> None:
-        """Change the best pools step by step as long as that helps."""
+    def polish(self, descents: int, steps: int = 100) -> None:
+        """Change the best pools step by step as long as that helps, or for so many steps."""
         starts = sorted(self._known.values(), key=lambda entry: (entry[2], entry[0].cost_w))[:descents]
         for pool, state, broken in starts:
             at, rank = state, (broken, pool.cost_w)
-            while True:
+            for _ in range(steps):
                 near = list(self._changes.of(at))
                 self._new(near)
                 step = min(near, key=lambda other: self._rank(other), default=at)

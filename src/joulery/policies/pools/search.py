@@ -34,7 +34,8 @@ class Effort:
     Attributes:
         boxes: Relaxations solved in a search, at most.
         gap_ratio: A pool this close to the bound is close enough.
-        polished: Pools changed step by step at the end of a search.
+        polished: Pools changed step by step at the end of a search ...
+        steps: ... in so many steps at most.
         judged: Pools the judge tries after each search.
         rounds: Searches, each keeping more distance from the limits.
     """
@@ -42,6 +43,7 @@ class Effort:
     boxes: int = 120
     gap_ratio: float = 0.005
     polished: int = 4
+    steps: int = 100
     judged: int = 12
     rounds: int = 3
 
@@ -100,8 +102,10 @@ def plan_pool(problem: PoolProblem, judge: Judge, effort: Effort | None = None) 
         InfeasibleError: No pool keeps the limits, with the accuracy that could be had instead.
     """
     effort = effort or Effort()
-    if problem.colocate or len(problem.services) == 1:
+    if len(problem.services) == 1:
         return _planned(problem, judge, effort)
+    if problem.colocate:
+        return _shared(problem, judge, effort)
     alone = [
         _planned(replace(problem, services=(service,)), partial(_one, judge, number), effort)
         for number, service in enumerate(problem.services)
@@ -111,6 +115,19 @@ def plan_pool(problem: PoolProblem, judge: Judge, effort: Effort | None = None) 
         if there is not None and sum(together.pool.of_type(problem, gpu).values()) > there:
             return _planned(problem, judge, effort)
     return together if together.pool.gpus <= most_gpus(problem) else _planned(problem, judge, effort)
+
+
+def _shared(problem: PoolProblem, judge: Judge, effort: Effort) -> PoolPlan:
+    """GPUs that services may share: from the best pods on, with less effort, for there is far more to choose from."""
+    less = replace(effort, boxes=effort.boxes // 10, polished=1, steps=4, judged=min(effort.judged, 6), rounds=1)
+    try:
+        pods = plan_pool(replace(problem, colocate=False), judge, effort).pool
+    except InfeasibleError:
+        return _planned(problem, judge, less)
+    cuts: dict[tuple[int, int, int], int] = {}
+    for (_, machine, cut), count in pods.cuts.items():
+        cuts[0, machine, cut] = cuts.get((0, machine, cut), 0) + count
+    return _planned(problem, judge, less, [replace(pods, cuts=cuts)])
 
 
 def _one(judge: Judge, service: int, _: int, used: Used, idle_w: float) -> TrialMetrics:
@@ -137,11 +154,12 @@ def _together(plans: Sequence[PoolPlan]) -> PoolPlan:
     )
 
 
-def _planned(problem: PoolProblem, judge: Judge, effort: Effort) -> PoolPlan:
+def _planned(problem: PoolProblem, judge: Judge, effort: Effort, seeds: Sequence[Pool] = ()) -> PoolPlan:
     """Search, let the judge try the best, keep more distance where it found them too slow, search again."""
     edges = tuple(edges_of(service, problem.machines) for service in problem.services)
     tight = [1.0] * len(problem.services)
-    found = _search(problem, edges, tight, effort, _at_full_clock(problem, effort))
+    seeds = [*seeds, *_at_full_clock(problem, effort)]
+    found = _search(problem, edges, tight, effort, seeds)
     if not found.pools and math.isfinite(found.bound_w):
         accurate = _search(_accuracy_alone(problem), edges, tight, effort)
         enough = [pool for pool in accurate.pools if _accurate(problem, pool)]
@@ -150,13 +168,13 @@ def _planned(problem: PoolProblem, judge: Judge, effort: Effort) -> PoolPlan:
     if not found.pools:
         raise infeasible(problem, effort)
     bound_w, trials, boxes = found.bound_w, 0, found.boxes
-    passed: list[Pool] = []
+    passed = [pool for pool in (judged_pool(problem, seed, judge) for seed in seeds) if _kept(problem, pool)]
     failed: list[Pool] = []
     for number in range(effort.rounds):
         best_w = min((pool.cost_w for pool in passed), default=math.inf)
         tried = [judged_pool(problem, pool, judge) for pool in found.pools[: effort.judged] if pool.cost_w < best_w]
         trials += len(tried)
-        passed += [pool for pool in tried if not _late(problem, pool) and _accurate(problem, pool)]
+        passed += [pool for pool in tried if _kept(problem, pool)]
         failed += [pool for pool in tried if _late(problem, pool)]
         corrections = _corrections(problem, found.pools, tried)
         if number + 1 == effort.rounds or (tried and not _late(problem, tried[0])):
@@ -230,6 +248,10 @@ def _corrections(problem: PoolProblem, predicted: Sequence[Pool], tried: Sequenc
     return found
 
 
+def _kept(problem: PoolProblem, pool: Pool) -> bool:
+    return not _late(problem, pool) and _accurate(problem, pool)
+
+
 def _late(problem: PoolProblem, pool: Pool) -> bool:
     return any(m.latency_s > s.limit_s for m, s in zip(pool.metrics, problem.services, strict=True))
 
@@ -299,7 +321,7 @@ def _search(
             continue
         for number, half in enumerate(halves):
             heapq.heappush(heap, (bound_w, 2 * solved + number, half))
-    pools.polish(effort.polished)
+    pools.polish(effort.polished, effort.steps)
     return _Found(pools.kept(), min(pools.best, closed, *(entry[0] for entry in heap[:1])), solved)
 
 

@@ -93,6 +93,7 @@ def _studies(scenario: VariantsScenario, overrides: Overrides) -> list[StudySett
         replan_ratio=scenario.replan_ratio,
         trial_s=scenario.trial_s,
         period_s=scenario.period_s,
+        replan_of_previous=scenario.replan_of == "previous",
     )
     words = overrides.inputs.get("loss")
     losses = scenario.loss_ratios
