@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,16 +99,9 @@ def _parts(scenario: TrainingFiguresScenario, overrides: Overrides, source: Sour
     first = "GB" if "GB" in hours else next(iter(hours))
     month = {first: month[first], **month} if first in month else month
     year_part = Part([year_jobs], {first: hours[first], **hours}, setting)
-    day_part = Part(burst, month, _with_window(setting, scenario.day.window_s))
+    day_part = Part(burst, month, replace(setting, window_s=scenario.day.window_s))
     frontier = Part([_first_days(year_jobs, year.frontier_days)], year_part.grids, setting)
     return day_part, year_part, in_region(frontier, first)
-
-
-def _with_window(setting: Setting, window_s: float) -> Setting:
-    return Setting(
-        nodes=setting.nodes, restart_s=setting.restart_s, window_s=window_s,
-        sleep_after_s=setting.sleep_after_s, wake_s=setting.wake_s,
-    )  # fmt: skip
 
 
 def _first_days(jobs: Jobs, days: int) -> Jobs:

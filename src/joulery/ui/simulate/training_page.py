@@ -30,8 +30,11 @@ _NAMES = {
 }  # fmt: skip
 _STYLE = """
 main{padding-top:8px}
+main>figure{margin-top:14px}
 table.claims td:nth-child(3),table.claims td:nth-child(4){white-space:nowrap;text-align:right}
-table.claims td:last-child{white-space:nowrap}
+table.claims th:nth-child(3),table.claims th:nth-child(4){text-align:right}
+table.claims td:first-child,table.claims td:last-child{white-space:nowrap}
+table.claims td:nth-child(2){min-width:300px}
 td.holds,td.fails,td.half{font-weight:600}
 td.holds{color:var(--good)} td.fails{color:var(--bad)} td.half{color:var(--warn)}
 figure svg{margin-top:8px;height:auto}
