@@ -33,7 +33,8 @@ FRONTIER = (
     "tiresias", "tiresias-sleep", "tiresias-requested", "gaia", "pollux", "pollux:sleep=1:eta=0.5", "zeus",
     "zeus:sleep=1", "fifo", "green-paper", "green", "green-sleep", "green-defer", "green-swift", "green-lean",
     "green-frugal", "green-swift:gamma_low=0.7",
-    "green-swift:gamma_low=0.6:theta=1.0:gamma_from=1.5:eta=0.4", "green-lean:gamma_low=0.78", "green-frugal:gamma=0.88",
+    "green-swift:gamma_low=0.6:theta=1.0:gamma_from=1.5:eta=0.4", "green-lean:gamma_low=0.78",
+    "green-frugal:gamma=0.88",
 )  # fmt: skip
 PRICES_KG_PER_H = (0.0, 0.002, 0.004, 0.006, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.12)
 SIZES_S = (0.0, 600.0, 3600.0, 36_000.0, float("inf"))
