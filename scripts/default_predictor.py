@@ -1,7 +1,7 @@
 """Makes the length predictor that joulery ships: prompts of our own, answered by SmolLM2-135M-Instruct, nothing else.
 
-``python scripts/default_predictor.py ANSWERS.jsonl [COUNT]`` asks the bundled model for what the file lacks of COUNT
-prompts (half an hour of a CPU for 100), then trains on the file and writes ``runtime/default_predictor``.
+``python scripts/default_predictor.py scripts/default_predictor_answers.jsonl [COUNT]`` asks the bundled model for what
+the file lacks of COUNT prompts, then trains on the file and writes ``runtime/default_predictor``.
 """
 
 from __future__ import annotations
