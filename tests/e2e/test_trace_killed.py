@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from joulery.runtime.evidence import read_evidence
 from joulery.store.run import open_run
 
 pytestmark = pytest.mark.e2e
@@ -96,12 +97,15 @@ def command_of(folder: Path) -> int:
 
 
 def sampled_until_now(folder: Path) -> None:
-    """Wait until the sampler has written a while of what it read."""
-    end = time.monotonic() + 30
-    while time.monotonic() < end:
-        if sum(file.stat().st_size for file in (folder / "run" / "samples").glob("*.samples")) > 2000:
+    """Wait until the sampler has written what it read of power and CPU time up to this moment."""
+    now_ns, end_s = time.time_ns(), time.monotonic() + 30
+    while time.monotonic() < end_s:
+        evidence = read_evidence(folder / "run" / "samples")
+        stamps = [int(times.edges_ns[-1]) for times in evidence.busy.values()]
+        stamps += [int(trace.t_ns[-1]) for trace in evidence.traces if len(trace)]
+        if evidence.busy and evidence.traces and min(stamps) > now_ns:
             return
-        time.sleep(0.05)
+        time.sleep(0.1)
     raise AssertionError("the sampler wrote nothing")
 
 
