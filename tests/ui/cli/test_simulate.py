@@ -152,7 +152,13 @@ def test_a_run_directory_keeps_every_result(capsys, tmp_path):
 def test_clover_prints_the_contract(capsys):
     folder = data_folder("clover")
     grid = ("--carbon", folder / "carbon_traces_48h.csv", "--column", "CISO_March")
-    results = answer(capsys, CLOVER, "--profile", folder / "synth_v1", *grid, "--seeds", 2)["results"]
+    document = answer(capsys, CLOVER, "--profile", folder / "synth_v1", *grid, "--seeds", 2)
+    results, pools = document["results"], document["pools"]
+    for pool in pools:
+        same = [row for row in results if (row["scheme"], row["seed"]) == (pool["scheme"], pool["seed"])]
+        savings = [row["saving_ratio"] for row in same]
+        assert min(savings) <= pool["saving_ratio"] <= max(savings)
+        assert pool["trials"] == sum(row["trials"] for row in same)
     assert len(results) == 3 * (4 * 1 + 2 * 2)
     for row in results:
         for key, kind in CONTRACT.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -73,7 +74,7 @@ def play(scenario: VariantsScenario, overrides: Overrides, progress: Progress) -
     for row in _rows(studies, benches, grids, schemes, seeds):
         rows.append(row)
         progress(len(rows), total)
-    document = _document(scenario, tables, rows)
+    document = {**_document(scenario, tables, rows), "pools": _pools(benches, rows)}
 
     def drawn() -> str:
         from joulery.sim.variant_figures import figures
@@ -203,6 +204,36 @@ def _document(scenario: VariantsScenario, tables: Mapping[str, VariantTable], ro
             for row in rows
         ],
     }
+
+
+def _pools(benches: Mapping[str, Bench], rows: Sequence[_Row]) -> list[dict[str, Any]]:
+    """All services together, a pod of GPUs each: savings weighted by what the yardsticks draw, losses by requests."""
+    watts = {name: made.table.base_energy_j / made.interarrival_s for name, made in benches.items()}
+    rates = {name: 1.0 / made.interarrival_s for name, made in benches.items()}
+    found: dict[tuple[str, StudySettings, str, int], list[_Row]] = {}
+    for row in rows:
+        found.setdefault((row.trace, row.settings, row.outcome.scheme, row.seed), []).append(row)
+    return [
+        {
+            "trace": trace,
+            "scheme": scheme,
+            "lambda": settings.lambda_ratio,
+            "max_loss_ratio": settings.max_loss_ratio,
+            "seed": seed,
+            "services": [row.service for row in mine],
+            "saving_ratio": _weighted(mine, watts, "saving_ratio"),
+            "saving_same_gpus_ratio": _weighted(mine, watts, "saving_same_gpus_ratio"),
+            "loss_points": _weighted(mine, rates, "loss_points"),
+            "trials": sum(row.outcome.trials for row in mine),
+            "settled_violations": sum(row.outcome.settled_violations for row in mine),
+        }
+        for (trace, settings, scheme, seed), mine in found.items()
+    ]
+
+
+def _weighted(rows: Sequence[_Row], weights: Mapping[str, float], name: str) -> float:
+    total = math.fsum(weights[row.service] for row in rows)
+    return math.fsum(weights[row.service] * getattr(row.outcome, name) for row in rows) / total
 
 
 def _view(
