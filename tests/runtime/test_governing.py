@@ -77,6 +77,7 @@ def test_what_waits_what_comes_and_how_late_it_was(tree: Path) -> None:
     assert view.waiting[1].remaining_s[-1] == pytest.approx(0.005)
     half = int(np.searchsorted(governed_clock(config(), Mode.ACT).clocks_mhz, 1600.0))
     assert view.waiting[1].remaining_s[half] == pytest.approx(0.01)
+    assert view.hosted == ((0.1, pytest.approx(0.01)),)
     (partition,) = view.partitions
     assert partition.latency_s == pytest.approx(0.02, abs=0.01)
     assert view.steady is not None

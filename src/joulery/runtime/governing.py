@@ -114,6 +114,7 @@ class ClockKeeper:
             waiting=waiting,
             shortest_slo_s=min((slo.latency_s for slo in slos.values()), default=math.inf),
             partitions=tuple(self._partition(one, queued, now_s) for one in services),
+            hosted=tuple((slos[name].latency_s, each.service_s) for name, each in work.items()),
             steady=self._steady(services, work),
         )
 
