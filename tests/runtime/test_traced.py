@@ -154,6 +154,21 @@ def test_a_host_with_two_metered_sockets_is_accounted_with_both() -> None:
     assert {entry.device: entry.unattributed_j for entry in got.devices} == pytest.approx({"cpu:0": 90.0, "cpu:1": 0.0})
 
 
+def test_each_socket_is_divided_by_its_own_busy_times() -> None:
+    metered = tuple(
+        Metered(
+            Channel(f"cpu:{n}", "package", ReadingKind.POWER, "f", Quality.MEASURED), PowerSteps([0, 100 * S], [watts])
+        )
+        for n, watts in enumerate((100.0, 40.0))
+    )
+    busy = {f"cpu:{n}": BusyTimes([0, 100 * S], [app_s], [100.0]) for n, app_s in enumerate((25.0, 50.0))}
+    whole = Basis(metered, busy, 0.0, 100.0, frozenset(), None, Terms())
+    got = dissect([session(0, 10)], whole, "recency").footprint
+    assert got.energy_by_op == pytest.approx({"net/mm": 10 * (0.25 * 100 + 0.5 * 40)})
+    (device,) = got.devices
+    assert (device.total_j, device.other_j) == pytest.approx((1400.0, 10 * (0.75 * 100 + 0.5 * 40)))
+
+
 # ---- recordings read back
 
 

@@ -1,6 +1,6 @@
 """Whose joules: the energy of a shared device split into the run's, others' and idle.
 
-Smaragdine's "virtualisation" done per socket (specs: ``share = busy_app / busy_all``): always
+Smaragdine's "virtualisation" done per socket (``share = busy_app / busy_all``): always
 ``E_app + E_other + E_idle + E_unattributed = E``. :func:`split` is the arithmetic on arrays, :func:`charge` applies it
 to power traces and makes footprints.
 """
