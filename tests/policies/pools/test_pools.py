@@ -149,7 +149,7 @@ def test_gpus_that_are_not_there_are_not_planned():
     services = (service(least=0.86), service(least=0.86, best="again"))
     scarce = PoolProblem((replace(A100, available=3),), services)
     with pytest.raises(InfeasibleError):
-        plan_pool(scarce, trusting(scarce), replace(QUICK, boxes=6, polished=0))
+        plan_pool(scarce, trusting(scarce), replace(QUICK, boxes=3, polished=0, judged=1, rounds=1))
 
 
 def test_the_cheaper_of_two_types_is_taken():

@@ -16,7 +16,7 @@ from joulery.domain.errors import ConfigError
 from joulery.policies.annealing import Neighbourhood, TrialMetrics, VariantSearch
 from joulery.policies.pools.pool import Pool, Used, cost_w, idle_shares_w
 from joulery.policies.pools.problem import PoolProblem, edges_of
-from joulery.policies.pools.search import Effort, PoolPlan, infeasible, plan_pool
+from joulery.policies.pools.search import Effort, Judge, PoolPlan, infeasible, plan_pool
 from joulery.policies.variants_graph import one_gpu, published_odds
 from joulery.sim.pool_trial import judge
 from joulery.sim.streams import Streams
@@ -56,7 +56,7 @@ def planned(preset: str, request: PoolRequest) -> PlannedPool:
     return PlannedPool(preset, request, _annealed(problem, trial))
 
 
-def _annealed(problem: PoolProblem, trial: Any) -> PoolPlan:
+def _annealed(problem: PoolProblem, trial: Judge) -> PoolPlan:
     """The paper's search: one GPU's configuration, the same on every GPU of the service's share."""
     machine = problem.machines[0]
     if machine.available is None:

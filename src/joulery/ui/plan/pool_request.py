@@ -87,7 +87,8 @@ def pool_request_of(site: Site, g_per_kwh: float | None = None) -> PoolRequest:
     )
     there = machines[0].available
     share = None if there is None else max(1, there // len(costs))
-    services, baselines, objectives, intensities = [], [], {}, []
+    services, baselines, intensities = [], [], []
+    objectives: dict[str, Objective] = {}
     for index, (config, cost) in enumerate(zip(site.services, costs, strict=True)):
         service = _service(index, config, cost)
         base = baseline(service, machines[0], share)
@@ -99,23 +100,18 @@ def pool_request_of(site: Site, g_per_kwh: float | None = None) -> PoolRequest:
                 policy.lambda_ratio, service.base_accuracy_ratio, base.energy_j, policy.base_g_per_kwh
             )
         services.append(service)
-    weight, planned_g = _weight(services, objectives, intensities, g_per_kwh)
-    problem = PoolProblem(machines, tuple(services), site.plan.colocate, weight)
+    planned_g = math.nan if not objectives else max(intensities) if g_per_kwh is None else g_per_kwh
+    priced = tuple(_priced(service, objectives.get(service.name), planned_g) for service in services)
+    problem = PoolProblem(machines, priced, site.plan.colocate)
     return PoolRequest(problem, tuple(baselines), planned_g, objectives)
 
 
-def _weight(
-    services: list[PoolService], objectives: Mapping[str, Objective], intensities: list[float], asked: float | None
-) -> tuple[float, float]:
-    """One weight of energy for all: services that weigh carbon get their price of accuracy relative to it."""
-    if not objectives:
-        return 1.0, math.nan
-    planned_g = max(intensities) if asked is None else asked
-    for at, service in enumerate(services):
-        if service.name in objectives:
-            weight, worth = prices(objectives[service.name], planned_g)
-            services[at] = replace(service, accuracy_price_j=worth / weight)
-    return 1.0, planned_g
+def _priced(service: PoolService, objective: Objective | None, g_per_kwh: float) -> PoolService:
+    """The service with what accuracy is worth to it at an intensity, in joules a request."""
+    if objective is None:
+        return service
+    weight, worth = prices(objective, g_per_kwh)
+    return replace(service, accuracy_price_j=worth / weight)
 
 
 def _costs(index: int, service: ServiceConfig) -> ServiceCosts:

@@ -65,6 +65,9 @@ def page(made: Figures, qualities: Mapping[str, str]) -> str:
         "main",
         _tiles(made),
         tag("h2", "The paper's claims, and ours"),
+        tag(
+            "p", f"Three figures are those of {', '.join(_name(service) for service in made.services)}.", class_="soft"
+        ),
         _claims(claims(made)),
         tag("h2", "What is saved, and what it costs in accuracy"),
         tag("div", _figure_9(made), _figure_9_loss(made), _figure_16(made), _figure_9_latency(made), class_="grid"),
