@@ -1,10 +1,10 @@
-"""Pollux on the cluster that GREEN is compared on: GPUs to whom they bring most goodput (OSDI'21, sections 3 and 4.2).
+"""Pollux on the cluster that GREEN is compared on: GPUs to whom they bring most goodput (Qiao et al., OSDI'21).
 
-Goodput is throughput times statistical efficiency (Eq. 6 there): a larger batch makes less progress a sample. A round
-maximises the weighted power mean of the jobs' speed-ups with p = -1 (Eq. 14), the weight of a job falling with the GPU
-time it has had, its speed-up counting only as far as the time lost to re-allocations leaves it (Eq. 15 and 16). The
-published search is genetic; at p = -1 the objective is a sum of convex terms, one a job, which handing out GPUs one by
-one solves for the speed-ups of one GPU more.
+Goodput is throughput times statistical efficiency: a larger batch makes less progress a sample. A round maximises the
+weighted power mean of the jobs' speed-ups with p = -1, the weight of a job falling with the GPU time it has had, a new
+number of GPUs counting only as far as the time lost to re-allocations leaves it. The published search is genetic; at
+p = -1 the objective is a sum of one term a job, which handing out GPUs one by one solves where returns diminish. Where
+they do not (a third GPU on another node), a job stops growing there.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ BATCH_TOLERANCE: Mapping[str, float] = MappingProxyType(
         "ncf": 1000.0, "bert-squad": 342.0, "bert-sentiment": 342.0, "gpt2": 342.0,
     }
 )  # fmt: skip
-"""Gradient noise scale of each class in units of its first batch: what makes Eq. 6 give the iterations to the end at
-eight times that batch (Pollux's artifact, full trainings). ShuffleNet stands on ResNet-18, GPT-2 on BERT."""
+"""Gradient noise scale of each class in units of its first batch: what gives the iterations to the end at eight
+times that batch (Pollux's artifact, full trainings). ShuffleNet stands on ResNet-18, GPT-2 on BERT."""
 
 
 def goodput(table: PowerTable, tolerance: Mapping[str, float] = BATCH_TOLERANCE) -> FloatArray:
@@ -61,7 +61,7 @@ class Pollux:
     Attributes:
         goodput: Of each class by number of GPUs, float64[classes, max + 1].
         cap: Most GPUs a job.
-        weight_gpu_s: GPU time up to which a job has full weight (Eq. 16: 4 GPU-hours).
+        weight_gpu_s: GPU time up to which a job has full weight (4 GPU-hours).
         weight_power: How fast the weight falls beyond (0.5).
         inertia: A job that waits takes the GPU of one that runs when its weight is larger by this share: without it
             two jobs of like age would change places every minute.
@@ -138,7 +138,7 @@ class Pollux:
 
 
 def _left_of_time(view: ClusterView, moved: Sequence[int]) -> FloatArray:
-    """The share of a job's life that one more re-allocation leaves it (Eq. 15): ``(T - R d) / (T + d)``."""
+    """The share of a job's life that one more re-allocation leaves it: ``(T - R d) / (T + d)``."""
     age_s = np.maximum(view.now_s - view.submit_s, 1.0)
     lost_s = np.asarray(moved, np.float64) * view.restart_s
     return np.asarray(np.clip((age_s - lost_s) / (age_s + view.restart_s), 0.0, 1.0), np.float64)
