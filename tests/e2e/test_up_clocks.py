@@ -27,10 +27,9 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def site(folder: Path, clock: str, mode: str = "act", **options: str) -> Path:
+def site(folder: Path, clock: str, **options: str) -> Path:
     write_profile(folder / "profile.json", toy_profile())
     changed = {
-        "mode: act": f"mode: {mode}",
         "fleet: {cpu: {cores: 2}}": f"fleet: {{cpu: {{cores: 2}}, clocks: [{clock}]}}",
         "    slo: {latency: 500 ms}": "    slo: {latency: 500 ms}\n    profile: profile.json",
     }
@@ -76,14 +75,3 @@ def test_a_session_that_is_killed_gives_the_clock_back(tmp_path: Path, tree: Pat
             time.sleep(0.05)
         assert settings(tree) == before
         assert up.survivors() == []
-
-
-def test_nothing_is_set_unless_it_may_act(tmp_path: Path, tree: Path) -> None:
-    before = settings(tree)
-    fixed = "{device: cpu, governor: fixed, clock: 2.4 GHz}"
-    with Up(site(tmp_path, fixed, "advise", duration="1 s", lasts="1 s"), tmp_path) as up:
-        code, _, complaint = up.end()
-    assert code == 0, complaint
-    assert clocks_set(tmp_path / "run") == [(2400.0, "advised")]
-    assert settings(tree) == before
-    assert not (tmp_path / "state/leases").exists()

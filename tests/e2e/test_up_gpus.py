@@ -45,15 +45,9 @@ def on_gpu(folder: Path, device: str, mode: str = "act") -> Path:
     return toy_site(folder, duration="2 s", lasts="2 s", changed=changed)
 
 
-@pytest.mark.parametrize(
-    ("device", "kinds"),
-    [
-        ("{mode: mig, cuts: [[7g.40gb], [3g.20gb, 4g.20gb]]}], clocks: [{device: nvidia}", 6),
-        ("{mode: mps, shares: [[60 %, 40 %]]}", 4),
-    ],
-)
-def test_a_service_on_parts_of_a_gpu(tmp_path: Path, nvml: NvmlFake, device: str, kinds: int) -> None:
-    with Up(on_gpu(tmp_path, device), tmp_path, "--json") as up:
+def test_a_service_on_shares_of_a_gpu_whose_clock_is_governed(tmp_path: Path, nvml: NvmlFake) -> None:
+    shared = "{mode: mps, shares: [[60 %, 40 %]]}], clocks: [{device: nvidia}"
+    with Up(on_gpu(tmp_path, shared), tmp_path, "--json") as up:
         code, said, complaint = up.end()
         assert up.survivors() == []
     assert code == 0, complaint
@@ -63,10 +57,10 @@ def test_a_service_on_parts_of_a_gpu(tmp_path: Path, nvml: NvmlFake, device: str
     assert report["energy_j"] > 0
     (profile,) = (tmp_path / "cache/profiles").glob("*.json")
     entries = {(one["variant"], one["slice"]): one for one in json.loads(profile.read_text())["entries"]}
-    assert len(entries) == kinds
+    assert len(entries) == 4
     for entry in entries.values():
         assert 50 < entry["active_w"] < 400
-    assert nvml.layout() == (False, ())
+    assert any(entry["decision"]["kind"] == "set_clock" for entry in open_run(tmp_path / "run").log("decision"))
     assert nvml.boards[0]["locked"] is None
     assert daemon(tmp_path) is None
     assert not list((tmp_path / "state/leases").glob("*.json"))

@@ -48,7 +48,7 @@ def test_a_model_is_profiled_and_the_gpu_given_back(
     machine: NvmlFake, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "mine.json"
-    arguments = ["profile", MODEL, "--mps", "0", "--inputs", str(inputs), "--seconds", "0.2", "--warmup", "1"]
+    arguments = ["profile", MODEL, "--mps", "0", "--inputs", str(inputs), "--seconds", "0.15", "--warmup", "1"]
     assert main([*arguments, "-o", str(out), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     profile = from_document(json.loads(out.read_text()))
