@@ -293,6 +293,19 @@ def test_two_holders_of_one_process_let_go_one_after_the_other(tmp_path: Path, t
     assert book.names() == ()
 
 
+def test_where_no_lease_can_be_written_nothing_is_set(tmp_path: Path, tree: Path) -> None:
+    before = settings(tree)
+    (tmp_path / "file").write_text("")
+    spec = DeviceSpec("cpufreq", {"root": str(tree)})
+    with (
+        LeaseHolder(LeaseBook(tmp_path / "file/leases"), watch=nobody) as holder,
+        pytest.raises(CapabilityError, match="nothing is set, because the lease cannot be written") as caught,
+    ):
+        holder.set(CpufreqClock(str(tree)), spec, ClockSetting(2000.0), "why")
+    assert "JOULERY_STATE" in caught.value.hint
+    assert settings(tree) == before
+
+
 def test_damaged_leases_are_errors_for_a_person(book: LeaseBook) -> None:
     book.folder.mkdir()
     (book.folder / "cpu.clock.json").write_text("{")

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from joulery.domain.device import Lease, Owner, lease_as_dict, lease_from_dict
-from joulery.domain.errors import DataError
+from joulery.domain.errors import CapabilityError, DataError
 from joulery.store.files import disk_errors, write_atomically
 
 _START_TICKS = 22
@@ -48,9 +48,9 @@ class LeaseBook:
             CapabilityError: The disk refuses.
         """
         content = json.dumps(lease_as_dict(lease), indent=1).encode() + b"\n"
-        with disk_errors(self.folder):
+        with _state_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._file(lease.name), lambda file: file.write(content))
+            write_atomically(self._file(lease.name), lambda file: file.write(content))
 
     def read(self, name: str) -> Lease | None:
         """The lease of that name; None where there is none.
@@ -94,7 +94,7 @@ class LeaseBook:
             CapabilityError: The disk refuses.
         """
         file = self.folder / f".{name}.lock"
-        with disk_errors(file):
+        with _state_errors(file):
             self.folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -105,6 +105,24 @@ class LeaseBook:
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{name}.json"
+
+
+@contextmanager
+def _state_errors(path: Path) -> Iterator[None]:
+    """Say what a refusing disk means here: without a lease nothing is set.
+
+    Raises:
+        CapabilityError: The disk refuses.
+    """
+    try:
+        with disk_errors(path):
+            yield
+    except CapabilityError as error:
+        raise CapabilityError(
+            f"nothing is set, because the lease cannot be written down first: {error.message}",
+            resource=error.resource,
+            hint="name a folder you may write to: export JOULERY_STATE=...",
+        ) from error
 
 
 def owner_of(pid: int, program: str = "") -> Owner | None:
