@@ -120,3 +120,16 @@ def test_the_terminal_explains(tmp_path):
     assert "no pool costs less than" in done.output
     assert "is idle power of GPUs that are on" in done.output
     assert "of the latency limit is left" in done.output
+
+
+def test_the_page_shows_every_gpu(tmp_path):
+    file = tmp_path / "plan.html"
+    made = planned(site(tmp_path), "--html", str(file))
+    text = file.read_text()
+    assert text.count(" × A30-24GB") == len(made["layouts"])
+    for layout in made["layouts"]:
+        for one in layout["instances"]:
+            assert f"language: {one['variant']} on {one['slice']}" in text
+    assert "src=" not in text
+    with pytest.raises(ConfigError, match="take no --compare"):
+        CliRunner().invoke(command, [str(site(tmp_path)), "--compare", "ffd"], catch_exceptions=False)

@@ -71,7 +71,10 @@ def command(
         raise ConfigError("there is no running plan to follow", pointer="--follow", hint="name one with --running FILE")
     site = load(file)
     if (preset or site.plan.preset) in ("columns", "clover"):
-        _pool(site, preset or site.plan.preset, intensity, explain, out, as_json)
+        for flag, given in (("--compare", compare), ("--running", running)):
+            if given is not None:
+                raise ConfigError(f"plans of layouts take no {flag}", pointer=flag, hint="plan with preset best")
+        _pool(site, preset or site.plan.preset, intensity, explain, out, page_file, as_json)
         return
     if (preset or site.plan.preset) == "muserve" or site.plan.pipelines is not None:
         if running is not None:
@@ -200,7 +203,15 @@ def _show_pipelines(plan: PipelinePlan, others: list[PipelinePlan], explain: boo
         console.print(text.pipeline_comparison(others))
 
 
-def _pool(site: Site, preset: str, intensity: str | None, explain: bool, out: Path | None, as_json: bool) -> None:
+def _pool(
+    site: Site,
+    preset: str,
+    intensity: str | None,
+    explain: bool,
+    out: Path | None,
+    page_file: Path | None,
+    as_json: bool,
+) -> None:
     """Which variants on which slices of how many GPUs."""
     from joulery.config.quantity import INTENSITY, flag_quantity
     from joulery.ui.plan.pool_plan import document_of, planned, view
@@ -211,6 +222,10 @@ def _pool(site: Site, preset: str, intensity: str | None, explain: bool, out: Pa
     document = document_of(made)
     if out is not None:
         _write(out, json.dumps(document, indent=1) + "\n")
+    if page_file is not None:
+        from joulery.ui.plan.pool_page import page
+
+        _write(page_file, page(made, site.name))
     if as_json:
         click.echo(json.dumps(document))
         return

@@ -217,9 +217,11 @@ def view(made: PlannedPool, explain: bool) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(f"{made.preset}: {head}", style="bold"), _layout_table(document), Text()]
     parts += [_service_table(document), Text()]
     if document["bound_w"] is not None:
-        parts.append(Text(_bound_text(made)))
+        parts.append(Text(bound_text(made)))
     parts.append(Text("simulated request by request; savings against the most accurate variant on whole GPUs", "dim"))
-    return parts + (_explanation(made, document) if explain else [])
+    if explain:
+        parts += [Text(), Text("why", style="bold"), *(Text(f"- {line}") for line in explanation(made, document))]
+    return parts
 
 
 def _layout_table(document: dict[str, Any]) -> Table:
@@ -259,7 +261,8 @@ def _service_table(document: dict[str, Any]) -> Table:
     return table
 
 
-def _bound_text(made: PlannedPool) -> str:
+def bound_text(made: PlannedPool) -> str:
+    """How much better any pool could be."""
     plan = made.plan
     return (
         f"no pool costs less than {percent(1 - plan.gap_ratio)} of this one (closed form); "
@@ -268,7 +271,8 @@ def _bound_text(made: PlannedPool) -> str:
     )
 
 
-def _explanation(made: PlannedPool, document: dict[str, Any]) -> list[RenderableType]:
+def explanation(made: PlannedPool, document: dict[str, Any]) -> list[str]:
+    """What binds and what it would cost otherwise, a sentence each."""
     problem, pool = made.request.problem, made.plan.pool
     idle = math.fsum(idle_shares_w(problem, pool.cuts, pool.used))
     power = math.fsum(m.energy_j * s.rate_rps for m, s in zip(pool.metrics, problem.services, strict=True))
@@ -286,4 +290,4 @@ def _explanation(made: PlannedPool, document: dict[str, Any]) -> list[Renderable
             lines.append(f"with {each['gpus']} GPUs the best found costs {percent(more)} more")
     if math.isfinite(made.request.g_per_kwh):
         lines.append(f"accuracy is weighed against carbon at {made.request.g_per_kwh:g} g/kWh")
-    return [Text(), Text("why", style="bold"), *(Text(f"- {line}") for line in lines)]
+    return lines
