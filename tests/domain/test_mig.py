@@ -1,11 +1,14 @@
 """The MIG catalog against what the paper and the driver say."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from joulery.domain.errors import ConfigError
-from joulery.domain.mig import A100_40GB
+from joulery.domain.mig import A30_24GB, A100_40GB, MENUS, MigPlace, find_places, menu_for
 from tests.data_folder import data_folder
 
 
@@ -45,3 +48,56 @@ def test_unknown_profiles_and_impossible_partitions_are_refused():
             replace(A100_40GB, partitions=(partition,))
     with pytest.raises(ConfigError, match="no MIG profile"):
         replace(A100_40GB, partitions=(("9g",),))
+
+
+@pytest.mark.parametrize("menu", MENUS, ids=lambda menu: menu.gpu)
+def test_every_partition_of_every_menu_has_places(menu):
+    for partition in menu.partitions:
+        places = find_places(partition, menu.profiles, menu.compute_slices)
+        assert sorted(place.profile for place in places) == sorted(partition)
+        covered = [slice_ for place in places for slice_ in range(place.start, place.start + place.size)]
+        assert len(covered) == len(set(covered)) and max(covered) < menu.memory_slices
+        assert all(place.start in menu[place.profile].starts for place in places)
+
+
+def ways(wanted, menu):
+    """Every way to place instances, by trying all."""
+    for starts in product(*(menu[name].starts for name in wanted)):
+        places = [MigPlace(name, start, menu[name].memory_slices) for name, start in zip(wanted, starts, strict=True)]
+        covered = [slice_ for place in places for slice_ in range(place.start, place.start + place.size)]
+        if len(covered) == len(set(covered)):
+            yield frozenset(places)
+
+
+@given(
+    old=st.lists(st.sampled_from(["2g.12gb", "1g.6gb"]), max_size=4),
+    new=st.lists(st.sampled_from(["4g.24gb", "2g.12gb", "1g.6gb"]), min_size=1, max_size=4),
+    data=st.data(),
+)
+def test_as_much_as_possible_stays_what_is_in_use_first(old, new, data):
+    present = data.draw(st.sampled_from(list(ways(old, A30_24GB)) or [frozenset()]))
+    used = frozenset(data.draw(st.lists(st.sampled_from(sorted(present)), unique=True)) if present else [])
+    found = find_places(new, A30_24GB.profiles, 4, sorted(present), sorted(used))
+    possible = list(ways(new, A30_24GB))
+    if sum(A30_24GB[name].compute_slices for name in new) > 4 or not possible:
+        assert found is None
+        return
+    best = max((len(used & way), len(present & way)) for way in possible)
+    assert (len(used & set(found)), len(present & set(found))) == best
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100-80GB"),
+        ("NVIDIA H100 PCIe", "H100-80GB"),
+        ("NVIDIA H200", "H200-141GB"),
+        ("NVIDIA A30", "A30-24GB"),
+        ("Tesla V100-SXM2-16GB", None),
+        ("NVIDIA A10", None),
+    ],
+)
+def test_the_drivers_names_find_their_menus(name, gpu):
+    found = menu_for(name)
+    assert (found.gpu if found else None) == gpu

@@ -1,0 +1,34 @@
+"""Power of boards against how busy they were."""
+
+import numpy as np
+import pytest
+
+from joulery.accounting.load_line import gpu_channels, gpu_points
+from joulery.domain.channel import Channel, ReadingKind
+from joulery.domain.power import PowerTrace
+from joulery.domain.quality import Quality
+
+
+def board(device: str, watts: float) -> PowerTrace:
+    channel = Channel(device, "board", ReadingKind.COUNTER, "nvml", Quality.MEASURED)
+    t_ns = np.arange(0, 4_000_000_001, 100_000_000)
+    return PowerTrace(channel, t_ns, watts * t_ns / 1e9, 0.1)
+
+
+def test_work_is_spread_over_its_time_and_power_summed_over_boards() -> None:
+    traces = [board("gpu:0", 100.0), board("gpu:1", 50.0)]
+    work = np.array([[0.5, 1.5, 0.6], [1.0, 2.0, 1.0]])
+    busy, watts = gpu_points(traces, work, np.array([0, 1, 2, 3, 6]) * 1_000_000_000)
+    assert busy == pytest.approx([0.3, 1.3, 0.0, 0.0])
+    assert watts[:3] == pytest.approx([150.0, 150.0, 150.0])
+    assert np.isnan(watts[3]), "the meters had ended"
+
+
+def test_only_the_boards_that_are_meant() -> None:
+    channels = [board(device, 1.0).channel for device in ("gpu:0", "gpu:1", "machine")]
+    assert [channel.device for channel in gpu_channels(channels, ["gpu:1"])] == ["gpu:1"]
+
+
+def test_no_work_is_no_work() -> None:
+    busy, _ = gpu_points([board("gpu:0", 1.0)], np.zeros((0, 3)), np.array([0, 1_000_000_000]))
+    assert busy.tolist() == [0.0]
