@@ -64,6 +64,20 @@ def test_an_engine_far_away_costs_nobody_knows_what() -> None:
     assert meter.totals.requests_j == 0.0
 
 
+def test_an_engine_that_was_away_is_unknown_meanwhile_and_known_again_afterwards() -> None:
+    machine, cpu = FakeMachine(idle_w=math.nan), Cpu()
+    meter = meter_of(machine)
+    meter.join("llm", cpu)
+    known = []
+    for number, seconds in enumerate((1.0, math.nan, 0.5, 1.5)):  # its process died and began again at 0
+        meter.began("llm", number)
+        cpu.seconds = seconds
+        machine.spend(1.0, 40.0, busy_s=2.0)
+        share = meter.ended("llm", number)
+        known.append(None if share is None else share.energy_j)
+    assert known == [pytest.approx(20.0), None, None, pytest.approx(20.0)]
+
+
 def test_a_device_of_its_own_is_the_engines_above_idle() -> None:
     board = FakeMachine(idle_w=50.0, device="gpu:0", kind=ReadingKind.POWER)
     meter = meter_of(board)

@@ -159,7 +159,10 @@ class TextMeter:
         for engine in on_cpus:
             cpu_s = engine.cpu_s()
             # The kernel counts everybody's time in ticks of 10 ms: what no tick has covered yet waits.
-            engine.unmatched_s += math.nan if math.isnan(cpu_s) else max(0.0, cpu_s - engine.last_cpu_s)
+            # An engine that was away (its process died) is unknown for as long, and known again afterwards.
+            waited_s = 0.0 if math.isnan(engine.unmatched_s) else engine.unmatched_s
+            used_s = cpu_s - engine.last_cpu_s
+            engine.unmatched_s = math.nan if math.isnan(used_s) else waited_s + max(0.0, used_s)
             engine.last_cpu_s = cpu_s
         waiting_s = math.fsum(engine.unmatched_s for engine in on_cpus if not math.isnan(engine.unmatched_s))
         covered = min(1.0, reading.busy_s / waiting_s) if waiting_s > 0 else 0.0
