@@ -154,6 +154,8 @@ def _play(scene: Play, daemons: list[Daemon]) -> dict[str, object]:
         else:
             scene.sleeper(size.epochs, scales=number % 2 == 0)
     second.until(_stops("go to others"), 180)
+    # slurmctld 22.05 that goes down while GPU jobs are being requeued counts their GPUs as used for ever after.
+    _until(lambda: not cluster.run("squeue", "-h", "-t", "CG").strip(), 30)
     cluster.stop_controller()
     time.sleep(3)
     cluster.start_controller()
