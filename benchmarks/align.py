@@ -30,7 +30,7 @@ STEP_EVENTS = 13
 CHILD = """
 import sys, time
 from pathlib import Path
-from joulery.runtime.anatomy import How, account_files
+from joulery.runtime.tracing.anatomy import How, account_files
 ready = time.process_time()
 made = account_files(Path(sys.argv[1]), Path(sys.argv[2]), How())
 gpu = made.footprint.devices[1]

@@ -16,7 +16,7 @@ import psutil
 from benchmarks import Result
 from joulery.domain.device import ClockSetting, DeviceSpec
 from joulery.runtime.compose.devices import open_clock
-from joulery.runtime.leases import LeaseHolder
+from joulery.runtime.leasing.leases import LeaseHolder
 from joulery.store.leases import LeaseBook
 from tests.fakes.cpufreq import cpufreq_tree, settings
 
@@ -26,7 +26,7 @@ import signal, sys
 from pathlib import Path
 from joulery.domain.device import ClockSetting, DeviceSpec
 from joulery.runtime.compose.devices import open_clock
-from joulery.runtime.leases import LeaseHolder
+from joulery.runtime.leasing.leases import LeaseHolder
 from joulery.store.leases import LeaseBook
 spec = DeviceSpec("cpufreq", {"root": sys.argv[1]})
 LeaseHolder(LeaseBook(Path(sys.argv[2])), 600.0).set(open_clock(spec), spec, ClockSetting(2000.0), "a benchmark")

@@ -19,9 +19,9 @@ import uvloop
 from benchmarks import Result
 from joulery.domain.engine import ModelRef, Transition
 from joulery.domain.layout import Layout
-from joulery.policies.spaces import core_partitions, cpu_slices, layouts
+from joulery.policies.variants.spaces import core_partitions, cpu_slices, layouts
 from joulery.runtime.compose.engine import local_engine
-from joulery.runtime.controller import LayoutActuator
+from joulery.runtime.serving.controller import LayoutActuator
 from joulery.store.run import open_run
 from joulery.ui.gateway.app import Gateway
 from joulery.ui.gateway.server import GatewayServer

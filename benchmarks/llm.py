@@ -21,7 +21,7 @@ import httpx
 import numpy as np
 
 from benchmarks import Result
-from joulery.runtime import length_files, length_training
+from joulery.runtime.text import length_files, length_training
 
 REQUESTS, LEARNED, OVERHEAD = 90, 60, 300
 LOAD, CV, SEED = 0.9, 3.0, 11

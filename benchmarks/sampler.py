@@ -21,8 +21,8 @@ import numpy as np
 
 from benchmarks import Result
 from joulery.runtime.compose.meters import MeterSpec
-from joulery.runtime.orders import Orders
-from joulery.runtime.sampling import SamplerProcess
+from joulery.runtime.measuring.orders import Orders
+from joulery.runtime.measuring.sampling import SamplerProcess
 from joulery.store.recordings import Recording, read_recordings
 
 PERIOD_S = 0.004

@@ -1,7 +1,7 @@
 """Makes the length predictor that joulery ships: prompts of our own, answered by SmolLM2-135M-Instruct, nothing else.
 
 ``python scripts/default_predictor.py scripts/default_predictor_answers.jsonl [COUNT]`` asks the bundled model for what
-the file lacks of COUNT prompts, then trains on the file and writes ``runtime/default_predictor``.
+the file lacks of COUNT prompts, then trains on the file and writes ``runtime/text/default_predictor``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from joulery.adapters.models import smollm2
 from joulery.perf.length_model import AnswerLengths
-from joulery.runtime import length_files, length_training
+from joulery.runtime.text import length_files, length_training
 
 SEED, MOST_TOKENS, LANES = 7, 512, 8
 LICENCE = (

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from joulery.accounting.edd import Node, tree
 from joulery.accounting.rows import folded
 from joulery.domain.tef import TensorFootprint
-from joulery.runtime.anatomies import load_anatomies
+from joulery.runtime.tracing.anatomies import load_anatomies
 
 PRODUCT = re.compile(r"/(addmm|mm|bmm|baddbmm)(_\d+)?$")
 FEED_FORWARD = re.compile(r"/(intermediate|transformer/output)/dense/")

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from joulery.domain.footprint import Footprint as Footprint
     from joulery.domain.power import PowerTrace as PowerTrace
     from joulery.domain.quality import Quality as Quality
-    from joulery.runtime.measure import Measurement as Measurement
-    from joulery.runtime.measure import MeasureWarning as MeasureWarning
-    from joulery.runtime.measure import measure as measure
+    from joulery.runtime.measuring.measure import Measurement as Measurement
+    from joulery.runtime.measuring.measure import MeasureWarning as MeasureWarning
+    from joulery.runtime.measuring.measure import measure as measure
 
 __version__ = "0.1.0"
 
@@ -28,15 +28,15 @@ _EXPORTS: dict[str, str] = {
     "CarbonSeries": "joulery.domain.carbon",
     "Footprint": "joulery.domain.footprint",
     "JouleryError": "joulery.domain.errors",
-    "MeasureWarning": "joulery.runtime.measure",
-    "Measurement": "joulery.runtime.measure",
+    "MeasureWarning": "joulery.runtime.measuring.measure",
+    "Measurement": "joulery.runtime.measuring.measure",
     "PowerTrace": "joulery.domain.power",
     "Site": "joulery.config",
     "Quality": "joulery.domain.quality",
     "Step": "joulery.domain.decisions",
     "load": "joulery.config",
-    "measure": "joulery.runtime.measure",
-    "trace": "joulery.runtime.trace_block",
+    "measure": "joulery.runtime.measuring.measure",
+    "trace": "joulery.runtime.tracing.trace_block",
 }
 
 __all__ = [*_EXPORTS, "__version__"]

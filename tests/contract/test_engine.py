@@ -19,13 +19,13 @@ from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.layout import Layout
 from joulery.domain.ports import Engine
 from joulery.domain.serving import Slice, SliceKind, Slo
-from joulery.policies.spaces import cpu_slices
-from joulery.policies.trial_search import TrialProblem
-from joulery.policies.trial_space import slice_menu
-from joulery.policies.trial_state import Budget, TrialTerms
-from joulery.policies.trials import TrialPolicy
-from joulery.runtime.drive import APPLIED
+from joulery.policies.trials.policy import TrialPolicy
+from joulery.policies.trials.search import TrialProblem
+from joulery.policies.trials.space import slice_menu
+from joulery.policies.trials.state import Budget, TrialTerms
+from joulery.policies.variants.spaces import cpu_slices
 from joulery.runtime.replay import decide_again
+from joulery.runtime.serving.drive import APPLIED
 from tests.adapters.engines.support import alive, ask, toy, until
 from tests.runtime.live_trials import Live
 

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from joulery.runtime.evidence import read_evidence
+from joulery.runtime.measuring.evidence import read_evidence
 from joulery.store.run import open_run
 
 pytestmark = pytest.mark.e2e

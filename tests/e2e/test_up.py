@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from joulery.runtime.bench import write_profile
+from joulery.runtime.profiling.obtain import write_profile
 from joulery.store.run import open_run
 from tests.runtime.compose.test_service import profile as toy_profile
 from tests.runtime.site_files import toy_site

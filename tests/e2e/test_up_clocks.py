@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from joulery.runtime.bench import write_profile
+from joulery.runtime.profiling.obtain import write_profile
 from joulery.store.run import open_run
 from tests.e2e.test_up import Up
 from tests.fakes.cpufreq import cpufreq_tree, settings

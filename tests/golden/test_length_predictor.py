@@ -6,7 +6,7 @@ import pytest
 
 from joulery.adapters.models import minilm
 from joulery.runtime.compose.prompt_encoder import prompt_encoder
-from joulery.runtime.length_training import evaluate, read_answers, train
+from joulery.runtime.text.length_training import evaluate, read_answers, train
 from tests.data_folder import data_folder
 
 HELD = 129

@@ -2,7 +2,7 @@
 
 from joulery.domain.mig import GIB
 from joulery.domain.serving import Slice
-from joulery.policies.trial_space import misfits, size_of, slice_menu
+from joulery.policies.trials.space import misfits, size_of, slice_menu
 
 
 def test_sizes_are_cores_slices_percent_or_one() -> None:

@@ -5,15 +5,15 @@ from dataclasses import dataclass, field, replace
 from joulery.domain.decisions import Decision
 from joulery.domain.layout import Layout
 from joulery.domain.serving import Slo
-from joulery.policies.spaces import core_partitions, cpu_slices
-from joulery.policies.trial_sample import Sample
-from joulery.policies.trial_search import TrialProblem
-from joulery.policies.trial_space import slice_menu
-from joulery.policies.trial_state import Budget, TrialTerms
-from joulery.policies.trials import TrialPolicy
-from joulery.policies.variants import Observation
-from tests.policies.test_variants import ACCURACY
-from tests.policies.test_variants import policy as predicting
+from joulery.policies.trials.policy import TrialPolicy
+from joulery.policies.trials.sample import Sample
+from joulery.policies.trials.search import TrialProblem
+from joulery.policies.trials.space import slice_menu
+from joulery.policies.trials.state import Budget, TrialTerms
+from joulery.policies.variants.policy import Observation
+from joulery.policies.variants.spaces import core_partitions, cpu_slices
+from tests.policies.variants.test_policy import ACCURACY
+from tests.policies.variants.test_policy import policy as predicting
 
 RATE = 60.0
 TRUTH = predicting(requests=1500)

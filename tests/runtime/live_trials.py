@@ -12,11 +12,11 @@ from joulery.domain.engine import EnergyShare, InferRequest, ModelRef, Outcome, 
 from joulery.domain.layout import Layout
 from joulery.domain.ports import Engine
 from joulery.domain.quality import Quality
-from joulery.policies.trials import TrialPolicy
-from joulery.runtime.controller import LayoutActuator, RequestWindow, ServiceEye, running_layout
-from joulery.runtime.drive import LiveDriver
-from joulery.runtime.live_sample import LiveSample
+from joulery.policies.trials.policy import TrialPolicy
 from joulery.runtime.replay import POLICY, STEP, policy_entry, step_entry
+from joulery.runtime.serving.controller import LayoutActuator, RequestWindow, ServiceEye, running_layout
+from joulery.runtime.serving.drive import LiveDriver
+from joulery.runtime.serving.live_sample import LiveSample
 
 JOULES = {"small": 1.0, "large": 4.0}
 INPUTS = {"x": np.ones((1, 2), np.float32)}

@@ -11,14 +11,14 @@ from joulery.domain.errors import ActuationError
 from joulery.domain.layout import Layout
 from joulery.domain.mig import A100_40GB, GIB
 from joulery.domain.serving import Slo
-from joulery.policies.trial_search import TrialProblem
-from joulery.policies.trial_space import misfits
-from joulery.policies.trial_state import Budget, TrialTerms
-from joulery.policies.trials import TrialPolicy
-from joulery.policies.variants import short
-from joulery.runtime.controller import running_layout
-from joulery.runtime.drive import APPLIED, FAILED
+from joulery.policies.trials.policy import TrialPolicy
+from joulery.policies.trials.search import TrialProblem
+from joulery.policies.trials.space import misfits
+from joulery.policies.trials.state import Budget, TrialTerms
+from joulery.policies.variants.policy import short
 from joulery.runtime.replay import decide_again
+from joulery.runtime.serving.controller import running_layout
+from joulery.runtime.serving.drive import APPLIED, FAILED
 from tests.adapters.engines.support import toy
 from tests.adapters.engines.test_local_gpus import cutting
 from tests.fakes.nvml import NvmlFake, gpu

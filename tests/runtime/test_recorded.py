@@ -9,10 +9,10 @@ from joulery.domain.channel import Channel, ReadingKind
 from joulery.domain.errors import DataError
 from joulery.domain.power import PowerTrace
 from joulery.domain.quality import Quality
-from joulery.runtime.account import account
-from joulery.runtime.evidence import Evidence, fold
+from joulery.runtime.measuring.account import account
+from joulery.runtime.measuring.evidence import Evidence, fold
+from joulery.runtime.measuring.terms import Span, Terms, source_of
 from joulery.runtime.recorded import load_run
-from joulery.runtime.terms import Span, Terms, source_of
 from joulery.store.intensity import write_intensity
 from joulery.store.run import create_run
 from joulery.ui.cli import main

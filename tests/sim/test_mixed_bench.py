@@ -8,7 +8,7 @@ import pytest
 from joulery.domain.errors import ConfigError
 from joulery.domain.mig import A100_40GB
 from joulery.perf.catalog.clover_services import CLOVER_SERVICES
-from joulery.policies.variants_graph import one_gpu, published_odds, summed_odds
+from joulery.policies.variants.graph import one_gpu, published_odds, summed_odds
 from joulery.sim.mixed_bench import mixed, surroundings
 from joulery.sim.streams import Streams
 from joulery.sim.variant_profile import exhaustive_table

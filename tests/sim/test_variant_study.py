@@ -12,7 +12,7 @@ from joulery.domain.errors import DataError
 from joulery.domain.mig import A100_40GB
 from joulery.domain.variant_table import TableEntry, VariantTable
 from joulery.perf.pull_costs import ServiceCosts, VariantCosts
-from joulery.policies.annealing import TrialMetrics
+from joulery.policies.variants.annealing import TrialMetrics
 from joulery.sim.streams import Streams
 from joulery.sim.variant_profile import exhaustive_table
 from joulery.sim.variant_study import (

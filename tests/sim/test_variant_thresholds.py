@@ -8,8 +8,8 @@ import pytest
 
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.mig import A100_40GB
-from joulery.policies.annealing import Neighbourhood, TrialMetrics, VariantSearch
-from joulery.policies.variants_graph import one_gpu, published_odds
+from joulery.policies.variants.annealing import Neighbourhood, TrialMetrics, VariantSearch
+from joulery.policies.variants.graph import one_gpu, published_odds
 from joulery.sim.streams import Streams
 from joulery.sim.trial_cost import trial_cost
 from joulery.sim.variant_figures import LOSSES, figures

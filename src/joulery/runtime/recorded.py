@@ -114,7 +114,7 @@ def load_run(path: str | Path, *, with_course: bool = False, carbon: CarbonSourc
 
 def _on_another_grid(run: Run, source: CarbonSource) -> tuple[dict[str, Any], tuple[Tick, ...], dict[str, str] | None]:
     """The report of a measured run with another intensity, its course, and the zone and source of that intensity."""
-    from joulery.runtime.account import account_again
+    from joulery.runtime.measuring.account import account_again
 
     if "power" not in run.series_names:
         raise DataError("the run keeps no readings, so its grams cannot be counted again", file=str(run.path))
@@ -136,8 +136,8 @@ def _readings(run: Run) -> Iterator[None]:
 
 def _measured(run: Run, report: dict[str, Any] | None) -> tuple[dict[str, Any], tuple[Tick, ...]]:
     """The report of a measured run, made again where there is none, and its course."""
-    from joulery.runtime.account import account_again
-    from joulery.runtime.terms import source_of
+    from joulery.runtime.measuring.account import account_again
+    from joulery.runtime.measuring.terms import source_of
 
     if report is not None and "power" not in run.series_names:
         return report, ()

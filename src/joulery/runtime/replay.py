@@ -9,8 +9,8 @@ from typing import Any
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import DataError
 from joulery.policies.shadow import ShadowObservation, ShadowPolicy
-from joulery.policies.trials import TrialPolicy
-from joulery.policies.variants import Observation, VariantPolicy
+from joulery.policies.trials.policy import TrialPolicy
+from joulery.policies.variants.policy import Observation, VariantPolicy
 
 POLICY, STEP = "policy", "step"
 _POLICIES: Mapping[str, tuple[Any, Any]] = {

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from joulery.domain.errors import ConfigError, InfeasibleError
-from joulery.policies.annealing import TrialMetrics
-from joulery.policies.objective import Objective
 from joulery.policies.pools.problem import Machine, PoolProblem, PoolService, prices
 from joulery.policies.pools.search import Effort, plan_pool
+from joulery.policies.variants.annealing import TrialMetrics
+from joulery.policies.variants.objective import Objective
 from joulery.sim.pool_trial import judge
 from joulery.sim.streams import Streams
 from joulery.sim.variant_bench import Bench

@@ -16,9 +16,9 @@ import numpy as np
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.errors import ConfigError
 from joulery.perf.pull_model import predict
-from joulery.policies.annealing import TrialMetrics
 from joulery.policies.pools.problem import Machine, PoolService, edges_of
-from joulery.policies.variants_graph import GraphSpace, summed_odds
+from joulery.policies.variants.annealing import TrialMetrics
+from joulery.policies.variants.graph import GraphSpace, summed_odds
 from joulery.sim.pool_trial import judge
 from joulery.sim.streams import Streams
 from joulery.sim.variant_bench import Bench

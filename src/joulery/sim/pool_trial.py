@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from joulery.domain.arrays import FloatArray
-from joulery.policies.annealing import TrialMetrics
 from joulery.policies.pools.pool import Used
 from joulery.policies.pools.problem import Machine, PoolService, slowdown
+from joulery.policies.variants.annealing import TrialMetrics
 from joulery.sim.fifo_pull import PullInstance, PullMetrics, Requests, metrics, pull
 from joulery.sim.streams import Streams
 

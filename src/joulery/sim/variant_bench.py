@@ -10,8 +10,8 @@ from joulery.domain.errors import DataError
 from joulery.domain.mig import MigMenu
 from joulery.domain.variant_table import VariantTable
 from joulery.perf.pull_costs import ServiceCosts
-from joulery.policies.annealing import TrialMetrics
-from joulery.policies.variants_graph import GraphSpace, one_gpu, published_odds
+from joulery.policies.variants.annealing import TrialMetrics
+from joulery.policies.variants.graph import GraphSpace, one_gpu, published_odds
 
 
 @dataclass(frozen=True, slots=True, eq=False)

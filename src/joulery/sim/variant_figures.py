@@ -13,8 +13,8 @@ from itertools import pairwise
 import numpy as np
 
 from joulery.domain.arrays import FloatArray
-from joulery.policies.annealing import TrialMetrics
-from joulery.policies.objective import Objective
+from joulery.policies.variants.annealing import TrialMetrics
+from joulery.policies.variants.objective import Objective
 from joulery.sim.streams import Streams
 from joulery.sim.variant_study import (
     SEARCHING,

@@ -9,7 +9,7 @@ import numpy as np
 from joulery.domain.mig import MigMenu
 from joulery.domain.variant_table import TableEntry, VariantTable
 from joulery.perf.pull_costs import ServiceCosts
-from joulery.policies.variants_graph import one_gpu
+from joulery.policies.variants.graph import one_gpu
 from joulery.sim.pull_fit import simulate
 from joulery.sim.streams import Streams
 

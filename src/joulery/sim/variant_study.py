@@ -21,10 +21,10 @@ import numpy as np
 
 from joulery.domain.arrays import FloatArray
 from joulery.domain.variant_table import VariantTable
-from joulery.policies.annealing import Guesses, Neighbourhood, TrialMetrics, VariantSearch
-from joulery.policies.learned_service import LearnedService, Setting, Yardstick
-from joulery.policies.learning_search import LearningSearch
-from joulery.policies.objective import Objective, has_moved
+from joulery.policies.variants.annealing import Guesses, Neighbourhood, TrialMetrics, VariantSearch
+from joulery.policies.variants.learned_service import LearnedService, Setting, Yardstick
+from joulery.policies.variants.learning import LearningSearch
+from joulery.policies.variants.objective import Objective, has_moved
 from joulery.sim.column_scheme import envelope
 from joulery.sim.mixed_bench import surroundings
 from joulery.sim.streams import Streams

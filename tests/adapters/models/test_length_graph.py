@@ -8,10 +8,10 @@ from joulery.adapters.models.length_graph import LengthGraph, build
 from joulery.domain.errors import CapabilityError, DataError
 from joulery.perf.length_model import AnswerLengths, fit_lengths
 from joulery.perf.prompt_features import FEATURES, feature_rows
-from joulery.runtime import length_files as lf
-from joulery.runtime import length_training as lt
 from joulery.runtime.compose import length_guess
 from joulery.runtime.compose.prompt_encoder import prompt_encoder
+from joulery.runtime.text import length_files as lf
+from joulery.runtime.text import length_training as lt
 
 PROMPTS = [
     f"{ask} {thing}" for ask in ("Name", "Explain in detail", "Is it", "List ten") for thing in "abcdefghijklmno"

@@ -10,13 +10,13 @@ from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.domain.mig import A30_24GB, A100_40GB, H100_80GB
 from joulery.perf.catalog.clock_models import clock_model
 from joulery.perf.catalog.clover_services import CLOVER_SERVICES
-from joulery.policies.annealing import TrialMetrics
-from joulery.policies.objective import Objective
 from joulery.policies.pools.master import Box, Master, whole_box
 from joulery.policies.pools.polish import Changes
 from joulery.policies.pools.pool import Pools, cost_w, idle_shares_w, predicted
 from joulery.policies.pools.problem import Machine, PoolProblem, PoolService, at_clocks, edges_of, prices, slowdown
 from joulery.policies.pools.search import Effort, plan_pool
+from joulery.policies.variants.annealing import TrialMetrics
+from joulery.policies.variants.objective import Objective
 from joulery.sim.pool_trial import judge
 from joulery.sim.streams import Streams
 

@@ -8,7 +8,7 @@ from joulery.domain.errors import CapabilityError, ConfigError, InfeasibleError
 from joulery.domain.profile import Profile, SliceProfile, Timings
 from joulery.domain.quality import Quality
 from joulery.domain.serving import Slo
-from joulery.policies.spaces import cpu_slices
+from joulery.policies.variants.spaces import cpu_slices
 from joulery.runtime.compose.service import choose, cores_of, demand_rps, largest_capacity_rps, model_ref, service_setup
 from joulery.runtime.compose.site_meters import meter_specs
 from tests.runtime.site_files import toy_site

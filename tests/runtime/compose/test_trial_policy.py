@@ -4,8 +4,8 @@ from joulery.config.reading import load
 from joulery.config.serving import RayEngine
 from joulery.config.site import Mode
 from joulery.domain.errors import ConfigError
-from joulery.policies.trials import TrialPolicy
-from joulery.policies.variants import VariantPolicy
+from joulery.policies.trials.policy import TrialPolicy
+from joulery.policies.variants.policy import VariantPolicy
 from joulery.runtime.compose.engine import site_engine
 from joulery.runtime.compose.service import choose, service_setup
 from tests.runtime.compose.test_service import profile

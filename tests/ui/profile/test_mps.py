@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from joulery.perf.interference_document import from_document
-from joulery.runtime import gpu_profiling
 from joulery.runtime.compose import gpus
+from joulery.runtime.profiling import gpu as gpu_profiling
 from joulery.ui.cli import main
 from tests.fakes.mps import PATH, daemon, no_daemon_left, on_path
 from tests.fakes.nvml import STATE, NvmlFake, gpu

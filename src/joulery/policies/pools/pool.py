@@ -11,10 +11,10 @@ import numpy as np
 
 from joulery.domain.arrays import BoolArray, FloatArray, IntArray
 from joulery.perf.pull_model import predict
-from joulery.policies.annealing import TrialMetrics
 from joulery.policies.pools.master import most_gpus
 from joulery.policies.pools.polish import Changes, State
 from joulery.policies.pools.problem import Edges, PoolProblem, PoolService
+from joulery.policies.variants.annealing import TrialMetrics
 
 Used = tuple[tuple[int, str, str], ...]
 """The instances of a service: machine, slice profile and variant of each."""

@@ -17,7 +17,7 @@ from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.domain.mig import MigMenu
 from joulery.perf.clock import ClockModel
 from joulery.perf.pull_costs import ServiceCosts, VariantCosts
-from joulery.policies.objective import Objective
+from joulery.policies.variants.objective import Objective
 
 SEVENTHS = 7
 """Compute slices of the GPUs that services' costs are profiled on."""

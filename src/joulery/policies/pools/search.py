@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from joulery.domain.errors import InfeasibleError
-from joulery.policies.annealing import TrialMetrics
 from joulery.policies.pools.master import Box, Master, most_gpus, service_s, whole_box
 from joulery.policies.pools.pool import Pool, Pools, Used, cost_w, idle_shares_w
 from joulery.policies.pools.problem import Edges, PoolProblem, edges_of
+from joulery.policies.variants.annealing import TrialMetrics
 
 Judge = Callable[[int, Used, float], TrialMetrics]
 """What a service really does: its number, its instances and the idle watts that are its own."""

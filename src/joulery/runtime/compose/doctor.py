@@ -24,9 +24,9 @@ from joulery.domain.ports import Device, Meter
 from joulery.runtime.compose.devices import open_device
 from joulery.runtime.compose.meters import MeterSpec, open_meter
 from joulery.runtime.compose.models import cache_folder
-from joulery.runtime.orders import Orders
-from joulery.runtime.sampling import SamplerProcess
-from joulery.runtime.terms import MAX_CPU_RATIO, PERIOD_S
+from joulery.runtime.measuring.orders import Orders
+from joulery.runtime.measuring.sampling import SamplerProcess
+from joulery.runtime.measuring.terms import MAX_CPU_RATIO, PERIOD_S
 
 LOOK_S = 0.3
 """How long meters are watched to tell their watts, and how long the sampler is tried."""

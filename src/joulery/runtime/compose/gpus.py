@@ -17,7 +17,7 @@ from joulery.domain.errors import CapabilityError
 from joulery.domain.mig import menu_for
 from joulery.domain.ports import Places
 from joulery.domain.serving import Slice
-from joulery.runtime.leases import LeaseHolder
+from joulery.runtime.leasing.leases import LeaseHolder
 
 __all__ = ["BoardWatch", "LocalGpus", "board_watch", "local_gpus", "together"]
 

@@ -8,9 +8,17 @@ from pathlib import Path
 from joulery.adapters.models import length_graph, minilm
 from joulery.perf.prompt_features import FEATURES
 from joulery.runtime.compose.prompt_encoder import prompt_encoder
-from joulery.runtime.length_files import DEFAULT, Graph, GraphPredictor, kept_graph, load, load_graph, needs_encoder
-from joulery.runtime.length_training import TrainedPredictor
 from joulery.runtime.text.guess import PredictorGuesser
+from joulery.runtime.text.length_files import (
+    DEFAULT,
+    Graph,
+    GraphPredictor,
+    kept_graph,
+    load,
+    load_graph,
+    needs_encoder,
+)
+from joulery.runtime.text.length_training import TrainedPredictor
 
 
 def length_guesser(folder: Path | None, head: str) -> PredictorGuesser:

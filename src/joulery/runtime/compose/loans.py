@@ -11,7 +11,7 @@ from joulery.domain.device import DeviceSpec, Lease
 from joulery.domain.errors import ActuationError, CapabilityError, JouleryError
 from joulery.domain.ports import Device
 from joulery.runtime.compose.devices import open_device
-from joulery.runtime.leases import take_back
+from joulery.runtime.leasing.leases import take_back
 from joulery.store.leases import LeaseBook, lives
 
 

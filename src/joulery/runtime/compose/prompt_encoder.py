@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from joulery.adapters.models import minilm
-from joulery.runtime.length_training import Encoder
+from joulery.runtime.text.length_training import Encoder
 
 CHOICES = ("auto", "minilm", "none")
 

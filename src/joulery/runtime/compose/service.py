@@ -20,13 +20,13 @@ from joulery.domain.profile import Profile
 from joulery.domain.serving import ModelFamily, Slice, Slo
 from joulery.perf.layouts import LayoutMetrics, Predictor
 from joulery.perf.queueing import capacity_rps
-from joulery.policies.objective import Objective
-from joulery.policies.spaces import core_partitions, cpu_slices, layouts
-from joulery.policies.trial_search import TrialProblem
-from joulery.policies.trial_space import misfits, slice_menu
-from joulery.policies.trial_state import Budget, TrialTerms
-from joulery.policies.trials import TrialPolicy
-from joulery.policies.variants import VariantPolicy, baseline
+from joulery.policies.trials.policy import TrialPolicy
+from joulery.policies.trials.search import TrialProblem
+from joulery.policies.trials.space import misfits, slice_menu
+from joulery.policies.trials.state import Budget, TrialTerms
+from joulery.policies.variants.objective import Objective
+from joulery.policies.variants.policy import VariantPolicy, baseline
+from joulery.policies.variants.spaces import core_partitions, cpu_slices, layouts
 from joulery.runtime.compose.gpus import LocalGpus, together
 from joulery.runtime.compose.inputs import read_arrivals
 from joulery.runtime.compose.models import lite_file

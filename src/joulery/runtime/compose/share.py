@@ -8,7 +8,7 @@ from joulery.adapters.meters.cgroup import RunGroup, make_group, open_group
 from joulery.adapters.meters.cputimes import open_cpu_times, sockets_of_cpus
 from joulery.adapters.meters.tree import ProcessTree
 from joulery.domain.errors import CapabilityError
-from joulery.runtime.share import BusyTimes, TreeTimes
+from joulery.runtime.measuring.share import BusyTimes, TreeTimes
 
 
 def make_run_group(pid: int) -> RunGroup | None:

@@ -24,7 +24,7 @@ from joulery.runtime.compose.length_guess import length_guesser
 from joulery.runtime.compose.meters import OpenMeters, open_meters
 from joulery.runtime.compose.models import cache_folder
 from joulery.runtime.compose.site_meters import meter_specs
-from joulery.runtime.grid import Grid
+from joulery.runtime.serving.grid import Grid
 from joulery.runtime.text.desk import DeskSettings, TextDesk
 from joulery.runtime.text.forecast import Forecaster
 from joulery.runtime.text.meter import TextMeter

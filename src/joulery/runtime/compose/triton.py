@@ -14,7 +14,7 @@ from joulery.config.site import Site
 from joulery.domain.provision import PlannedGpu, PlannedInstance
 from joulery.domain.serving import Slo
 from joulery.policies.shadow import key_of, watched_of
-from joulery.runtime.seats import delay_s
+from joulery.runtime.serving.seats import delay_s
 from joulery.store.files import disk_errors
 
 PORT = 8000

@@ -14,7 +14,7 @@ from joulery.domain.channel import Channel, ReadingKind
 from joulery.domain.cluster import ClusterSnapshot, JobEnergy, JobState, Placement
 from joulery.domain.ports import Meter
 from joulery.domain.quality import Quality, weakest
-from joulery.runtime.share import BusyTimes, TreeTimes
+from joulery.runtime.measuring.share import BusyTimes, TreeTimes
 
 Totals = Mapping[int, JobEnergy]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from joulery.domain.arrays import FloatArray
-from joulery.runtime.length_files import GraphPredictor
-from joulery.runtime.length_training import TrainedPredictor
 from joulery.runtime.text.forecast import Guess
+from joulery.runtime.text.length_files import GraphPredictor
+from joulery.runtime.text.length_training import TrainedPredictor
 
 
 @dataclass(frozen=True, slots=True, eq=False)

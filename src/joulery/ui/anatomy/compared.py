@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from joulery.runtime.anatomies import RunAnatomy
+from joulery.runtime.tracing.anatomies import RunAnatomy
 from joulery.ui.anatomy.comparison import Change, Comparison
 from joulery.ui.anatomy.page import as_tree, html_table, page, phase_trees, with_phases
 from joulery.ui.anatomy.terminal import plain_table, print_titled

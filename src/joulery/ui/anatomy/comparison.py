@@ -14,7 +14,7 @@ from typing import Any
 from joulery.accounting.precision import matrix, mean_difference, pearson
 from joulery.accounting.rows import TRANSFORMERS, Fold, folded, rolled_up
 from joulery.domain.errors import DataError
-from joulery.runtime.anatomies import RunAnatomy, stef, stpf
+from joulery.runtime.tracing.anatomies import RunAnatomy, stef, stpf
 from joulery.store.tensors import known
 
 

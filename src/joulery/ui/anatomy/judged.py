@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from joulery.accounting.precision import Sight, mean_energies, pearson, resolution
-from joulery.runtime.anatomies import RunAnatomy, sparser, stef
+from joulery.runtime.tracing.anatomies import RunAnatomy, sparser, stef
 from joulery.store.tensors import known
 from joulery.ui.anatomy.terminal import plain_table, print_titled
 from joulery.ui.format import duration, percent

@@ -56,8 +56,8 @@ def command(
 
     Or name a traced RUN whose measuring process was killed: what it left is accounted.
     """
-    from joulery.runtime.anatomy import How, account_files, account_run, keep
-    from joulery.runtime.terms import source_of
+    from joulery.runtime.measuring.terms import source_of
+    from joulery.runtime.tracing.anatomy import How, account_files, account_run, keep
 
     if period_s is not None and not 0 < period_s < float("inf"):
         raise click.BadParameter("a period is a time > 0 s", param_hint="--period")

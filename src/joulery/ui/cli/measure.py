@@ -16,8 +16,8 @@ from joulery.ui.cli import report_error
 from joulery.ui.cli.carbon_flags import carbon_flags
 
 if TYPE_CHECKING:
-    from joulery.runtime.measure import Measured
-    from joulery.runtime.traced import Tracing
+    from joulery.runtime.measuring.measure import Measured
+    from joulery.runtime.tracing.traced import Tracing
 
 
 @click.command(
@@ -72,8 +72,8 @@ def command(
     readings, to a run directory that `joulery report` renders.
     """
     from joulery.runtime.compose.meters import parse_meter
-    from joulery.runtime.measure import instant_s, measure_command
-    from joulery.runtime.terms import PERIOD_S, Settings, Terms, source_of
+    from joulery.runtime.measuring.measure import instant_s, measure_command
+    from joulery.runtime.measuring.terms import PERIOD_S, Settings, Terms, source_of
 
     given = {name: value for name, value in flags.items() if value is not None}
     settings = Settings(
@@ -142,7 +142,7 @@ def _tracing(framework: str | None, steps: str | None) -> Tracing | None:
             raise click.UsageError("--steps needs --trace")
         return None
     from joulery.domain.tracing import Steps
-    from joulery.runtime.traced import Tracing
+    from joulery.runtime.tracing.traced import Tracing
 
     return Tracing(framework, Steps() if steps is None else Steps.parse(steps))
 

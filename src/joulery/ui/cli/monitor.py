@@ -33,8 +33,8 @@ def command(path: Path, runs: Path, period: str | None, meters: tuple[str, ...],
     import uvicorn
 
     from joulery.runtime.compose.meters import parse_meter
-    from joulery.runtime.monitor import Monitor
-    from joulery.runtime.terms import PERIOD_S, Settings
+    from joulery.runtime.measuring.monitor import Monitor
+    from joulery.runtime.measuring.terms import PERIOD_S, Settings
     from joulery.ui.cli.measure import seconds
     from joulery.ui.monitor.app import monitor_app
 

@@ -21,7 +21,7 @@ def command(runs: tuple[str, ...], periods: str | None, as_json: bool) -> None:
     device, what the sensor can tell apart and what error to expect.
     """
     from joulery.domain.errors import ConfigError
-    from joulery.runtime.anatomies import load_anatomies
+    from joulery.runtime.tracing.anatomies import load_anatomies
     from joulery.ui.anatomy.judged import as_object, judge, print_judgement
     from joulery.ui.anatomy.terminal import as_text
 

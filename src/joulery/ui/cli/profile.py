@@ -129,11 +129,11 @@ def command(
     import asyncio
 
     from joulery.config import load
-    from joulery.runtime.bench import measure_profile, write_profile
     from joulery.runtime.compose.models import cache_folder
     from joulery.runtime.compose.service import service_setup
     from joulery.runtime.compose.site_meters import meter_specs
-    from joulery.runtime.profiling import Plan
+    from joulery.runtime.profiling.obtain import measure_profile, write_profile
+    from joulery.runtime.profiling.slices import Plan
     from joulery.ui.progress import told
 
     site = load(file)
@@ -264,7 +264,7 @@ def _named(site: Site, what: str) -> tuple[ServiceConfig, tuple[str, ...]]:
 def _narrowed(setup: ServiceSetup, variants: tuple[str, ...], cuts: tuple[str, ...]) -> ServiceSetup:
     from dataclasses import replace
 
-    from joulery.policies.spaces import cpu_slices
+    from joulery.policies.variants.spaces import cpu_slices
 
     partitions = tuple(cpu_slices(_cores(cut, len(setup.cores))) for cut in cuts) or setup.partitions
     return replace(setup, models={name: setup.models[name] for name in variants}, partitions=partitions, candidates=())

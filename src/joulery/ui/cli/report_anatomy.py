@@ -17,7 +17,7 @@ from joulery.domain.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from joulery.accounting.rows import Fold
     from joulery.domain.tef import TensorFootprint
-    from joulery.runtime.anatomies import RunAnatomy
+    from joulery.runtime.tracing.anatomies import RunAnatomy
     from joulery.ui.html import Html
 
 BY = ("module", "layer", "op", "phase")
@@ -55,7 +55,7 @@ def render(runs: Sequence[str], cut: Cut, form: str) -> bytes:
         DataError: A run was not traced, or a form needs a single run, or events it does not keep.
         ConfigError: The cut makes no sense.
     """
-    from joulery.runtime.anatomies import load_anatomies, together
+    from joulery.runtime.tracing.anatomies import load_anatomies, together
     from joulery.ui.anatomy import exports
 
     anatomies = load_anatomies(runs)

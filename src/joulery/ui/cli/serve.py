@@ -90,7 +90,7 @@ def command(
     from joulery.domain.serving import Slice, SliceKind
     from joulery.runtime.compose.engine import engine_for
     from joulery.runtime.compose.gpus import local_gpus
-    from joulery.runtime.lending import lending
+    from joulery.runtime.leasing.lending import lending
     from joulery.ui.gateway.access import address, read_token
     from joulery.ui.gateway.admin import admin_app
     from joulery.ui.gateway.app import Gateway

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from joulery.runtime.length_training import Evaluation, TrainedPredictor
+    from joulery.runtime.text.length_training import Evaluation, TrainedPredictor
 
 _FILE = click.Path(path_type=Path)
 
@@ -52,9 +52,9 @@ def command(
     """
     import json
 
-    from joulery.runtime import length_files, length_training
     from joulery.runtime.compose.length_guess import predictor_graph
     from joulery.runtime.compose.prompt_encoder import prompt_encoder
+    from joulery.runtime.text import length_files, length_training
 
     log = length_training.read_answers(data, instructions)
     judged = length_training.read_answers([evaluate], instructions)

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from joulery.config.quantity import TIME, parse_quantity
 from joulery.domain.errors import CapabilityError, ConfigError, DataError, JouleryError
-from joulery.runtime.monitor import Monitor, Watched
+from joulery.runtime.measuring.monitor import Monitor, Watched
 
 _COLUMNS = "t_ns,device,component,power_w,counter_j"
 _FIELDS = frozenset({"pid", "period", "out"})

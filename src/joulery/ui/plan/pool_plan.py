@@ -13,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from joulery.domain.errors import ConfigError
-from joulery.policies.annealing import Neighbourhood, TrialMetrics, VariantSearch
 from joulery.policies.pools.pool import Pool, Used, cost_w, idle_shares_w
 from joulery.policies.pools.problem import PoolProblem, edges_of
 from joulery.policies.pools.search import Effort, Judge, PoolPlan, infeasible, plan_pool
-from joulery.policies.variants_graph import one_gpu, published_odds
+from joulery.policies.variants.annealing import Neighbourhood, TrialMetrics, VariantSearch
+from joulery.policies.variants.graph import one_gpu, published_odds
 from joulery.sim.pool_trial import judge
 from joulery.sim.streams import Streams
 from joulery.ui.format import percent, si

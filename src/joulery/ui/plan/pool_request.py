@@ -16,8 +16,8 @@ from joulery.perf.catalog.clock_models import clock_model
 from joulery.perf.catalog.clover_services import CLOVER_SERVICES
 from joulery.perf.pull_costs import ServiceCosts
 from joulery.perf.pull_document import from_document
-from joulery.policies.objective import Objective
 from joulery.policies.pools.problem import Machine, PoolProblem, PoolService, at_clocks, prices
+from joulery.policies.variants.objective import Objective
 from joulery.sim.pool_trial import judge
 from joulery.sim.streams import Streams
 from joulery.store.files import read_json

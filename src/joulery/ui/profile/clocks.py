@@ -102,10 +102,10 @@ def _profile(model: NamedModel, request: ClockRequest) -> ClockProfile:
 def _measured(model: NamedModel, request: ClockRequest) -> ClockProfile:
     """Timed on a real device whose clock is set on loan, and given back."""
     from joulery.perf.sensitivity import measured_profile
-    from joulery.runtime.clock_sweep import PowerWatch, SweepPlan, Wall, sweep
     from joulery.runtime.compose.devices import open_clock
     from joulery.runtime.compose.meters import open_meters
-    from joulery.runtime.leases import LeaseHolder
+    from joulery.runtime.leasing.leases import LeaseHolder
+    from joulery.runtime.profiling.clocks import PowerWatch, SweepPlan, Wall, sweep
     from joulery.store.leases import LeaseBook
 
     if request.latency is not None or request.decode is not None:

@@ -23,10 +23,10 @@ from joulery.domain.errors import ConfigError
 from joulery.perf.interference import InterferenceProfile
 from joulery.perf.interference_calibrate import calibrate, starting_profile
 from joulery.perf.interference_document import as_document, check_profile
-from joulery.runtime.colocation import Design, Measurements, Progress, cpu_as_gpu, measure_together
 from joulery.runtime.compose.engine import local_engine
 from joulery.runtime.compose.models import cache_folder
 from joulery.runtime.compose.service import fleet_cores, model_ref
+from joulery.runtime.profiling.colocation import Design, Measurements, Progress, cpu_as_gpu, measure_together
 from joulery.store.files import disk_errors
 from joulery.ui.plan.fitting import PAIR_COLUMNS, SOLO_COLUMNS, fit_table, totals
 from joulery.ui.progress import told

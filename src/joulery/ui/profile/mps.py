@@ -18,7 +18,7 @@ from joulery.domain.tensors import Tensor
 from joulery.perf import catalog
 from joulery.perf.interference_document import as_document
 from joulery.perf.interference_runs import ModelFacts
-from joulery.runtime.gpu_profiling import MpsPlan, profile_under_mps
+from joulery.runtime.profiling.gpu import MpsPlan, profile_under_mps
 from joulery.store.files import disk_errors, write_atomically
 from joulery.ui.plan.fitting import fit_table, totals
 from joulery.ui.plan.request import read_profile

@@ -6,12 +6,12 @@ import asyncio
 from itertools import islice
 
 from joulery.config.site import Mode
-from joulery.runtime.bench import Obtained, age_words
 from joulery.runtime.compose.clocks import GovernedClock
 from joulery.runtime.compose.doctor import Status, energy, machine_in_words
 from joulery.runtime.compose.service import ServiceSetup
-from joulery.runtime.drive import APPLIED
-from joulery.runtime.session import Session
+from joulery.runtime.profiling.obtain import Obtained, age_words
+from joulery.runtime.serving.drive import APPLIED
+from joulery.runtime.serving.session import Session
 from joulery.ui.format import duration, percent, si
 from joulery.ui.gateway.server import GatewayServer
 from joulery.ui.up.screen import Screen

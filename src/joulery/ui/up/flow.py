@@ -15,7 +15,6 @@ from joulery.config.loadgen import LoadConfig
 from joulery.config.services import ServiceConfig
 from joulery.config.site import Mode, Site
 from joulery.domain.errors import ConfigError
-from joulery.runtime.bench import Obtained, obtain_profile
 from joulery.runtime.compose.carbon import carbon_source
 from joulery.runtime.compose.clocks import governed_clock
 from joulery.runtime.compose.gpus import LocalGpus, local_gpus
@@ -23,19 +22,20 @@ from joulery.runtime.compose.meters import MeterSpec
 from joulery.runtime.compose.models import cache_folder
 from joulery.runtime.compose.service import ServiceSetup, choose, service_setup
 from joulery.runtime.compose.site_meters import meter_specs
-from joulery.runtime.controller import RequestWindow
-from joulery.runtime.finish import Finished, finish
-from joulery.runtime.governing import ClockKeeper
-from joulery.runtime.grid import Grid
-from joulery.runtime.hosted import Hosted
-from joulery.runtime.lending import lending
-from joulery.runtime.live_sample import LiveSample
-from joulery.runtime.loading import LoadResult
-from joulery.runtime.measure import RUNS
-from joulery.runtime.provisioned import ProvisionedSession
+from joulery.runtime.leasing.lending import lending
+from joulery.runtime.measuring.measure import RUNS
+from joulery.runtime.profiling.obtain import Obtained, obtain_profile
 from joulery.runtime.recorded import load_run
-from joulery.runtime.session import Pace, Session
-from joulery.runtime.site_watch import SiteWatch
+from joulery.runtime.serving.controller import RequestWindow
+from joulery.runtime.serving.finish import Finished, finish
+from joulery.runtime.serving.governing import ClockKeeper
+from joulery.runtime.serving.grid import Grid
+from joulery.runtime.serving.hosted import Hosted
+from joulery.runtime.serving.live_sample import LiveSample
+from joulery.runtime.serving.loading import LoadResult
+from joulery.runtime.serving.provisioned import ProvisionedSession
+from joulery.runtime.serving.session import Pace, Session
+from joulery.runtime.serving.site_watch import SiteWatch
 from joulery.store.files import write_atomically
 from joulery.store.run import RunWriter, create_run, new_run_id
 from joulery.ui.gateway.text_site import keep_text, open_text, start_text

@@ -11,7 +11,7 @@ from joulery.config.site import Site
 from joulery.domain.ports import Engine, Places
 from joulery.domain.timeline import DecisionRecord, NowSnapshot
 from joulery.runtime.compose.engine import site_engine
-from joulery.runtime.session import Session
+from joulery.runtime.serving.session import Session
 from joulery.store.files import disk_errors
 from joulery.store.run import RunWriter
 from joulery.ui.dashboard.routes import dashboard_routes

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from joulery.runtime.hosted import Hosted
-from joulery.runtime.loading import Load, LoadResult, start_load
-from joulery.runtime.session import Session
+from joulery.runtime.serving.hosted import Hosted
+from joulery.runtime.serving.loading import Load, LoadResult, start_load
+from joulery.runtime.serving.session import Session
 from joulery.store.run import SAMPLES
 from joulery.ui.up.front import Front
 

@@ -17,13 +17,13 @@ from joulery.policies.provision.planner import followed
 from joulery.runtime.compose.gpus import LocalGpus
 from joulery.runtime.compose.meters import MeterSpec
 from joulery.runtime.compose.service import ServiceSetup, fleet_cores, model_ref
-from joulery.runtime.controller import RequestWindow
-from joulery.runtime.grid import Grid
-from joulery.runtime.hosted import Hosted
-from joulery.runtime.provisioned import WATCH_S, WINDOW_S, PlanInForce, ProvisionedSession
-from joulery.runtime.seats import cores_for
-from joulery.runtime.session import Pace
-from joulery.runtime.site_watch import SiteWatch
+from joulery.runtime.serving.controller import RequestWindow
+from joulery.runtime.serving.grid import Grid
+from joulery.runtime.serving.hosted import Hosted
+from joulery.runtime.serving.provisioned import WATCH_S, WINDOW_S, PlanInForce, ProvisionedSession
+from joulery.runtime.serving.seats import cores_for
+from joulery.runtime.serving.session import Pace
+from joulery.runtime.serving.site_watch import SiteWatch
 from joulery.store.run import RunWriter
 from joulery.ui.plan.document import gpus_of
 from joulery.ui.plan.request import read_json, request_of

@@ -15,10 +15,10 @@ from rich.text import Text
 
 from joulery.domain.timeline import DecisionRecord, ServiceLabel, ServiceTick, Tick
 from joulery.policies.shadow import ShadowPolicy
-from joulery.policies.trials import TrialPolicy
-from joulery.policies.variants import SET_LAYOUT
-from joulery.runtime.drive import APPLIED
-from joulery.runtime.provisioned import RUN_PLAN
+from joulery.policies.trials.policy import TrialPolicy
+from joulery.policies.variants.policy import SET_LAYOUT
+from joulery.runtime.serving.drive import APPLIED
+from joulery.runtime.serving.provisioned import RUN_PLAN
 from joulery.ui.format import UNKNOWN, count, duration, grams, number, percent, si
 
 PLAIN_EVERY_S = 5.0

@@ -1,0 +1,1 @@
+"""Settings of devices on loan, and the watchdog that takes them back."""

@@ -1,0 +1,257 @@
+"""From what was read during a run to what it cost: the report of a measured run, made at its end or made again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from joulery.accounting.charge import BusyTimes, Charged, IdleRule, charge
+from joulery.accounting.course import course
+from joulery.accounting.integrate import Metered
+from joulery.domain.carbon import CarbonSeries
+from joulery.domain.errors import DataError, JouleryError
+from joulery.domain.quality import Quality
+from joulery.domain.timeline import Tick
+from joulery.runtime.measuring.evidence import NS_PER_S, Evidence, coarser, unfold
+from joulery.runtime.measuring.terms import Span, Terms
+from joulery.store.fields import instant, number, text, whole
+from joulery.store.footprints import footprint_to_dict
+from joulery.store.intensity import read_intensity
+from joulery.store.run import Run
+
+if TYPE_CHECKING:
+    from joulery.domain.ports import CarbonSource
+
+SCHEMA = "joulery.report/1"
+SHARE_WINDOW_S = 1.0
+"""How long one share of the busy time holds: kernel ticks of 10 ms make 1 % of it."""
+COURSE_WINDOWS = 240
+"""Points of a plotted course: more than a screen can tell apart cost time and say nothing."""
+NO_SOURCE = "no source of carbon intensity was named (--zone or --carbon)"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Basis:
+    """What a run is charged from.
+
+    Attributes:
+        metered: What every channel read, as steps.
+        busy: Who kept each device busy.
+        t0_s, t1_s: The run, Unix seconds.
+        exclusive: Devices the run had to itself.
+        carbon: The intensity; None when it is not known.
+        terms: On what terms it is charged.
+    """
+
+    metered: tuple[Metered, ...]
+    busy: Mapping[str, BusyTimes]
+    t0_s: float
+    t1_s: float
+    exclusive: frozenset[str]
+    carbon: CarbonSeries | None
+    terms: Terms
+
+    def charged(self) -> Charged:
+        """The run's charge."""
+        return charge(
+            self.metered,
+            self.busy,
+            self.t0_s,
+            self.t1_s,
+            idle=IdleRule(self.terms.idle),
+            exclusive=self.exclusive,
+            carbon=self.carbon,
+            pue=self.terms.pue,
+        )
+
+    def course(self) -> tuple[Tick, ...]:
+        """The charge as it grew, in windows of at least four readings, at most :data:`COURSE_WINDOWS`."""
+        readings = max((len(item.steps) for item in self.metered), default=0)
+        windows = min(COURSE_WINDOWS, max(1, readings // 4))
+        return course(
+            self.metered,
+            self.busy,
+            self.t0_s,
+            self.t1_s,
+            windows=windows,
+            idle=IdleRule(self.terms.idle),
+            exclusive=self.exclusive,
+            carbon=self.carbon,
+            pue=self.terms.pue,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a run cost.
+
+    Attributes:
+        charged: Its footprint, and what others used meanwhile.
+        report: The object of ``report.json``.
+        basis: What it was charged from.
+    """
+
+    charged: Charged
+    report: dict[str, Any]
+    basis: Basis
+
+
+def account(
+    evidence: Evidence, span: Span, terms: Terms, source: CarbonSource | None, notes: tuple[str, ...] = ()
+) -> Account:
+    """Charge a run for what was read.
+
+    Args:
+        evidence: What was read.
+        span: When it ran.
+        terms: On what terms.
+        source: Where the intensity comes from; None for no grams.
+        notes: What else a reader should know.
+    """
+    t0_s, t1_s = _window(evidence, span)
+    series, reason = intensity(source, t0_s, t1_s, terms.carbon_at_s)
+    return _account(evidence, span, terms, series, reason, notes)
+
+
+def _window(evidence: Evidence, span: Span) -> tuple[float, float]:
+    """When a run was, Unix seconds."""
+    offset_ns = evidence.offset_ns if evidence.offset_ns is not None else span.unix_offset_ns
+    return (span.start_ns + offset_ns) / NS_PER_S, (span.end_ns + offset_ns) / NS_PER_S
+
+
+def _account(
+    evidence: Evidence,
+    span: Span,
+    terms: Terms,
+    series: CarbonSeries | None,
+    reason: str | None,
+    notes: tuple[str, ...],
+) -> Account:
+    t0_s, t1_s = _window(evidence, span)
+    metered = [Metered.of(trace) for trace in evidence.traces]
+    busy = {device: coarser(times, SHARE_WINDOW_S) for device, times in _completed(evidence.busy, span.cpu_s).items()}
+    sockets = [times for device, times in busy.items() if device.startswith("cpu:")]
+    if sockets:
+        busy["machine"] = _together(sockets)
+    devices = {item.channel.device for item in metered}
+    exclusive = frozenset(device for device in devices if device.startswith("gpu:") and device not in busy)
+    basis = Basis(tuple(metered), busy, t0_s, t1_s, exclusive, series, terms)
+    charged = basis.charged()
+    faults = tuple(fault for item in metered for fault in item.steps.faults)
+    if charged.run.signal is not None and charged.run.carbon_coverage_ratio < 1:
+        reason = (
+            f"the intensity is known for {charged.run.carbon_coverage_ratio:.1%} of the energy; the grams are of that"
+        )
+    known = charged.run.covered_s > 0
+    report = {
+        **footprint_to_dict(charged.run),
+        "schema": SCHEMA,
+        "other_j": charged.other_j if known else None,
+        "other_idle_j": charged.rest.idle_j if known else None,
+        "idle_rule": terms.idle,
+        "carbon_reason": reason,
+        "carbon_source": series.source if series is not None else None,
+        "cpu_s": span.cpu_s or None,
+        "exit_code": span.exit_code,
+        "notes": [*evidence.notes, *faults, *notes],
+        "sampler": dict(evidence.sampler) or None,
+    }
+    return Account(charged, report, basis)
+
+
+def intensity(
+    source: CarbonSource | None, t0_s: float, t1_s: float, at_s: float | None
+) -> tuple[CarbonSeries | None, str | None]:
+    """The intensity during a run, and why it is not known where it is not.
+
+    Args:
+        source: Where it comes from.
+        t0_s, t1_s: The run, Unix seconds.
+        at_s: When the run is taken to have started instead; the series is moved to ``t0_s`` and labelled assumed.
+    """
+    if source is None:
+        return None, NO_SOURCE
+    begin_s = t0_s if at_s is None else at_s
+    try:
+        series = source.history(begin_s, begin_s + (t1_s - t0_s))
+    except JouleryError as error:
+        return None, f"{error}; {error.hint}" if error.hint else str(error)
+    if at_s is None:
+        return series, None
+    return moved(series, t0_s - at_s), None
+
+
+def moved(series: CarbonSeries, by_s: float) -> CarbonSeries:
+    """A series as if it had been so many seconds later; assumed, whatever it was."""
+    return CarbonSeries(
+        series.zone,
+        series.edges_s + by_s,
+        series.g_per_kwh,
+        signal=series.signal,
+        scope=series.scope,
+        source=f"{series.source}, of another time",
+        estimated=series.estimated,
+        quality=Quality.ASSUMED,
+    )
+
+
+def account_again(run: Run, source: CarbonSource | None, *, regardless: bool = False) -> Account:
+    """The account of a run from what it keeps: also of one whose measuring process was killed.
+
+    Args:
+        run: A run of kind ``measure``.
+        source: Where the intensity comes from, where the run does not keep it; None for no grams.
+        regardless: Ask the source although the run keeps an intensity: the same joules on another grid.
+
+    Raises:
+        DataError: It is no such run, it was killed before the command started, or its files are damaged.
+    """
+    if run.manifest["kind"] != "measure":
+        raise DataError(f"{run.path} is a run of kind {run.manifest['kind']}, not measure")
+    evidence = unfold(run)
+    started, ended = next(run.log("started"), None), next(run.log("ended"), None)
+    if started is None:
+        raise DataError(f"{run.path} ended before the command started", hint="there is nothing to report")
+    start_ns = whole(started["monotonic_ns"])
+    offset_ns = round(instant(started["t_s"]) * NS_PER_S) - start_ns
+    notes = tuple(text(entry["text"]) for entry in run.log("warning"))
+    if ended is not None:
+        span = Span(start_ns, whole(ended["monotonic_ns"]), offset_ns, number(ended["cpu_s"]), ended["exit_code"])
+    else:
+        end_ns = start_ns if evidence.end_ns is None else evidence.end_ns - (evidence.offset_ns or offset_ns)
+        span = Span(start_ns, max(end_ns, start_ns), offset_ns)
+        notes += ("the measuring process was killed: this is the part of the run until then",)
+    terms, kept = Terms.from_dict(run.manifest["terms"]), read_intensity(run)
+    if kept is not None and not regardless:
+        return _account(evidence, span, terms, kept, None, notes)
+    return account(evidence, span, terms, source, notes)
+
+
+def _completed(busy: Mapping[str, BusyTimes], cpu_s: float) -> dict[str, BusyTimes]:
+    """Busy times whose sum over the run is not below what the system says it used: ticks of 10 ms round down."""
+    sockets = [device for device in busy if device.startswith("cpu:")]
+    seen_s = math.fsum(float(np.sum(busy[device].app_s)) for device in sockets)
+    if not sockets or seen_s >= cpu_s:
+        return dict(busy)
+    weights = [
+        busy[device].app_s if seen_s > 0 else np.diff(busy[device].edges_ns).astype(np.float64) for device in sockets
+    ]
+    factor = cpu_s / math.fsum(float(np.sum(weight)) for weight in weights)
+    return dict(busy) | {
+        device: BusyTimes(busy[device].edges_ns, weight * factor, busy[device].all_s, busy[device].cpus)
+        for device, weight in zip(sockets, weights, strict=True)
+    }
+
+
+def _together(sockets: list[BusyTimes]) -> BusyTimes:
+    """Busy times of the whole machine; the sockets were read at the same moments."""
+    return BusyTimes(
+        sockets[0].edges_ns,
+        np.sum([times.app_s for times in sockets], axis=0),
+        np.sum([np.maximum(times.app_s, times.all_s) for times in sockets], axis=0),
+        sum(times.cpus for times in sockets),
+    )

@@ -1,0 +1,110 @@
+"""What a running sampler reads, as it reads: power of the last seconds, charged as the whole run will be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from joulery.accounting.charge import Charged, IdleRule, charge
+from joulery.accounting.integrate import Metered
+from joulery.accounting.steps import energy_by_bin
+from joulery.domain.carbon import CarbonSeries
+from joulery.domain.footprint import Footprint
+from joulery.domain.power import PowerTrace
+from joulery.domain.timeline import MeterNow
+from joulery.runtime.measuring.evidence import NS_PER_S, Evidence, evidence_of
+from joulery.store.recordings import RecordingTail
+from joulery.store.samples import SUFFIX
+
+KEEP_S = 30.0
+LAG_S = 0.4
+"""How long ago a moment must be for everything about it to have reached the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One stretch of a run.
+
+    Attributes:
+        start_s, end_s: Unix seconds.
+        run: What the run is charged for it.
+        rest: What of the metered energy the run is not charged: other processes.
+    """
+
+    start_s: float
+    end_s: float
+    run: Footprint
+    rest: Footprint
+
+    @property
+    def power_w(self) -> float:
+        """Mean power of all that is metered, other processes included; NaN where nothing was read."""
+        return (self.run.energy_j + self.rest.energy_j) / self._metered_s
+
+    @property
+    def power_band_w(self) -> float:
+        """Half-width of its uncertainty; NaN where nothing was read."""
+        return (self.run.band_j + self.rest.band_j) / self._metered_s
+
+    @property
+    def _metered_s(self) -> float:
+        return self.end_s - self.start_s if self.run.covered_s > 0 and self.end_s > self.start_s else math.nan
+
+
+@dataclass(slots=True)
+class LiveMeters:
+    """Follows the files of a sampler.
+
+    Attributes:
+        folder: Where it writes.
+        pue: Facility energy per IT energy.
+    """
+
+    folder: Path
+    pue: float = 1.0
+    _tails: dict[str, RecordingTail] = field(default_factory=dict)
+    _evidence: Evidence = field(default_factory=Evidence)
+
+    def update(self) -> Evidence:
+        """What was read within the last half minute.
+
+        Raises:
+            DataError: A file there is no file of the sampler's.
+        """
+        for file in sorted(self.folder.glob(f"*{SUFFIX}")):
+            if file.stem not in self._tails:
+                self._tails[file.stem] = RecordingTail(file, KEEP_S)
+        found = {name: recording for name, tail in self._tails.items() if (recording := tail.update()) is not None}
+        self._evidence = evidence_of(found, self.folder / "notes.jsonl")
+        return self._evidence
+
+    def window(self, start_s: float, end_s: float, carbon: CarbonSeries | None) -> Window:
+        """The charge of a stretch of the last half minute, as :meth:`update` last saw it; idle energy is the run's."""
+        charged = self._charged(start_s, end_s, carbon)
+        return Window(start_s, end_s, charged.run, charged.rest)
+
+    def meters(self, now_s: float) -> tuple[MeterNow, ...]:
+        """Every channel: its power over the last second, and how long ago it was read."""
+        return tuple(_meter_now(trace, now_s) for trace in self._evidence.traces)
+
+    def _charged(self, start_s: float, end_s: float, carbon: CarbonSeries | None) -> Charged:
+        return charge(
+            self._evidence.traces,
+            self._evidence.busy,
+            start_s,
+            end_s,
+            idle=IdleRule.WHOLE,
+            carbon=carbon,
+            pue=self.pue,
+        )
+
+
+def _meter_now(trace: PowerTrace, now_s: float) -> MeterNow:
+    channel, end_ns = trace.channel, int(trace.t_ns[-1])
+    energy_j, covered_s = energy_by_bin(Metered.of(trace).steps, np.array([end_ns - NS_PER_S, end_ns]))
+    power_w = float(energy_j[0] / covered_s[0]) if covered_s[0] > 0 else math.nan
+    age_s = now_s - end_ns / NS_PER_S
+    return MeterNow(channel.device, channel.component, channel.meter, channel.quality, power_w, age_s)

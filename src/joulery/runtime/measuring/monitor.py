@@ -1,0 +1,158 @@
+"""The sampler for anybody: measure a process that is already running, in whatever language, until told to stop.
+
+Source: Smaragdine (ICSE'24), section 4, "decoupled monitoring": start, stop and read, by message. What a message looks
+like is the business of :mod:`joulery.ui.monitor`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from joulery.domain.errors import ConfigError, DataError
+from joulery.domain.power import PowerTrace, ReadingKind
+from joulery.runtime.measuring.evidence import read_evidence
+from joulery.runtime.measuring.recorder import Recorder
+from joulery.runtime.measuring.terms import Settings, Terms, source_of
+from joulery.store.run import SAMPLES, create_run, new_run_id
+
+
+@dataclass(slots=True)
+class Watched:
+    """One process that is being measured.
+
+    Attributes:
+        name: Of the session.
+        process: Its identifier.
+        path: The run directory.
+        started_ns: Monotonic nanoseconds.
+    """
+
+    name: str
+    process: int
+    path: Path
+    started_ns: int
+    recorder: Recorder
+    terms: Terms
+
+
+class Monitor:
+    """Sessions of measuring, each with its own sampler and run directory.
+
+    Args:
+        folder: Where runs go that nobody gives a folder.
+        settings: How to measure, unless a session says otherwise.
+    """
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self._folder = folder
+        self._settings = settings
+        self._watched: dict[str, Watched] = {}
+        self._numbers = itertools.count(1)
+
+    @property
+    def watched(self) -> tuple[Watched, ...]:
+        """What is being measured, in order of beginning."""
+        return tuple(self._watched.values())
+
+    def start(self, process: int, *, out: Path | None = None, period_s: float | None = None) -> Watched:
+        """Start to measure a process and everything it starts; it was read once when this returns.
+
+        Args:
+            process: Its identifier.
+            out: The run directory; a new one where not given.
+            period_s: Time between two readings, seconds.
+
+        Raises:
+            ConfigError: There is no such process, or the folder holds a run.
+            CapabilityError: The folder cannot be written, or a meter that was named cannot be read.
+        """
+        if process < 1 or not Path(f"/proc/{process}").exists():
+            raise ConfigError("no such process", pointer="pid", got=str(process))
+        settings = self._settings
+        if period_s is not None:
+            settings = Settings(period_s, settings.meters, settings.max_cpu_ratio)
+        terms = Terms()
+        path = out if out is not None else self._folder / new_run_id(time.time())
+        details = {"terms": terms.to_dict(), "watched": process}
+        writer = create_run(path, kind="measure", argv=_command_of(process), details=details)
+        recorder = Recorder(writer, settings)
+        recorder.start(root=process, include_root=True)
+        started_ns = time.monotonic_ns()
+        recorder.begin(started_ns, process)
+        watched = Watched(str(next(self._numbers)), process, path, started_ns, recorder, terms)
+        self._watched[watched.name] = watched
+        return watched
+
+    def read(self, name: str, since_ns: int = 0) -> Iterator[tuple[int, str, str, float | None, float | None]]:
+        """Readings so far: Unix nanoseconds, device, component, and watts or cumulative joules.
+
+        Args:
+            name: Of the session.
+            since_ns: Only readings after this moment.
+
+        Raises:
+            DataError: There is no such session.
+        """
+        evidence = read_evidence(self._session(name).path / SAMPLES)
+        for trace in evidence.traces:
+            yield from _rows(trace, since_ns)
+
+    def stop(self, name: str) -> dict[str, Any]:
+        """Stop a session and close its run.
+
+        Returns:
+            The report of the run, and its folder under ``run``.
+
+        Raises:
+            DataError: There is no such session.
+        """
+        watched = self._session(name)
+        del self._watched[name]
+        made = watched.recorder.finish(
+            watched.started_ns,
+            time.monotonic_ns(),
+            cpu_s=0.0,
+            exit_code=None,
+            terms=watched.terms,
+            source=source_of({}),
+        )
+        return {**made.report, "run": str(watched.path)}
+
+    def close(self) -> None:
+        """Stop every session."""
+        for name in list(self._watched):
+            self.stop(name)
+
+    def _session(self, name: str) -> Watched:
+        watched = self._watched.get(name)
+        if watched is None:
+            raise DataError(f"there is no session {name}", hint="POST /sessions starts one, GET /sessions lists them")
+        return watched
+
+
+def _rows(trace: PowerTrace, since_ns: int) -> Iterator[tuple[int, str, str, float | None, float | None]]:
+    counter = trace.channel.kind is ReadingKind.COUNTER
+    later = trace.t_ns > since_ns
+    for t_ns, value in zip(trace.t_ns[later].tolist(), trace.values[later].tolist(), strict=True):
+        known = None if value != value else value
+        yield (
+            t_ns,
+            trace.channel.device,
+            trace.channel.component,
+            None if counter else known,
+            known if counter else None,
+        )
+
+
+def _command_of(process: int) -> list[str]:
+    """Command line of a process; empty where it may not be read, or is gone."""
+    try:
+        return os.fsdecode(Path(f"/proc/{process}/cmdline").read_bytes()).rstrip("\0").split("\0")
+    except OSError:
+        return []

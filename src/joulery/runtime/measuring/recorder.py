@@ -1,0 +1,182 @@
+"""A run directory and the sampler that fills it, from the first reading to the report.
+
+Trouble with measuring is collected as warnings and never raised while something is being measured.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from joulery.domain.errors import JouleryError
+from joulery.runtime.measuring.orders import Orders
+from joulery.runtime.measuring.sampling import SamplerProcess
+from joulery.runtime.measuring.terms import Settings, Span, Terms
+from joulery.store.files import disk_errors
+from joulery.store.run import SAMPLES, RunWriter
+
+if TYPE_CHECKING:
+    from joulery.domain.ports import CarbonSource
+    from joulery.runtime.measuring.account import Account
+    from joulery.runtime.measuring.evidence import Evidence
+
+NS_PER_S = 1_000_000_000
+
+
+class Recorder:
+    """Records one run.
+
+    Attributes:
+        writer: The run directory.
+        warnings: What went wrong with measuring so far, one sentence each.
+    """
+
+    def __init__(self, writer: RunWriter, settings: Settings) -> None:
+        self.writer = writer
+        self.warnings: list[str] = []
+        self._settings = settings
+        self._sampler: SamplerProcess | None = None
+        self._unix_offset_ns = time.time_ns() - time.monotonic_ns()
+
+    @property
+    def sampler_pid(self) -> int | None:
+        """The sampler's process; None when there is none."""
+        return self._sampler.pid if self._sampler is not None else None
+
+    def start(self, *, root: int, include_root: bool, group: tuple[str, bool] | None = None) -> None:
+        """Start reading; everything was read once when this returns.
+
+        Args:
+            root: The process whose tree is the run.
+            include_root: Whether its own CPU time is the run's.
+            group: Control group of the run, and whether it counts CPU by CPU.
+
+        Raises:
+            JouleryError: A meter that was named cannot be read.
+        """
+        samples = self.writer.path / SAMPLES
+        orders = Orders(
+            folder=str(samples.absolute()),
+            parent=os.getpid(),
+            root=root,
+            include_root=include_root,
+            period_s=self._settings.period_s,
+            max_cpu_ratio=self._settings.max_cpu_ratio,
+            meters=self._settings.meters,
+            group=group,
+        )
+        try:
+            with disk_errors(samples):
+                samples.mkdir()
+            self._sampler = SamplerProcess.start(orders)
+            self._sampler.wait_ready()
+        except JouleryError as error:
+            if self._settings.meters is not None:
+                self.abandon()
+                raise
+            self.warn(f"nothing may be measured: {_sentence(error)}")
+
+    def begin(self, at_ns: int, pid: int | None = None) -> None:
+        """Note that the run began, at monotonic nanoseconds."""
+        self._log("started", monotonic_ns=at_ns, t_s=(at_ns + self._unix_offset_ns) / NS_PER_S, pid=pid)
+
+    def finish(
+        self,
+        start_ns: int,
+        end_ns: int,
+        *,
+        cpu_s: float,
+        exit_code: int | None,
+        terms: Terms,
+        source: CarbonSource | None,
+        more: Callable[[RunWriter, Account, Evidence], None] | None = None,
+    ) -> Account:
+        """Read once more, charge the run, keep everything, end the run directory.
+
+        Args:
+            start_ns, end_ns: When the run was, monotonic nanoseconds.
+            cpu_s: CPU seconds the system says it used.
+            exit_code: Of the command; None where there was none.
+            terms: On what terms it is charged.
+            source: Where the carbon intensity comes from; None for no grams.
+            more: What else to work out and keep, once the power is kept.
+        """
+        from joulery.runtime.measuring.account import account
+        from joulery.runtime.measuring.evidence import Evidence, fold, read_evidence
+        from joulery.store.intensity import write_intensity
+
+        self._log("ended", monotonic_ns=end_ns, cpu_s=cpu_s, exit_code=exit_code)
+        if self._sampler is not None:
+            try:
+                self._sampler.stop()
+            except JouleryError as error:
+                self.warn(f"not all of the run was measured: {_sentence(error)}")
+        samples, evidence = self.writer.path / SAMPLES, Evidence()
+        self._last_words(samples)
+        try:
+            evidence = read_evidence(samples)
+        except JouleryError as error:
+            self.warn(f"what was measured cannot be read: {_sentence(error)}")
+        span = Span(start_ns, end_ns, self._unix_offset_ns, cpu_s, exit_code)
+        made = account(evidence, span, terms, source, tuple(self.warnings))
+        try:
+            fold(evidence, self.writer)
+            if made.basis.carbon is not None:
+                write_intensity(self.writer, made.basis.carbon)
+            if more is not None:
+                self._also(more, made, evidence)
+            self.writer.write_report(made.report)
+            shutil.rmtree(samples, ignore_errors=True)
+            self.writer.close()
+        except JouleryError as error:
+            self.warn(f"the run is not kept whole: {_sentence(error)}")
+        return made
+
+    def _last_words(self, samples: Path) -> None:
+        """What the sampler said on standard error, which only a mistake of ours makes it do."""
+        with suppress(OSError):  # no sampler was started
+            said = (samples / "sampler.err").read_text(errors="replace").strip()
+            if said:
+                self._log("sampler", text=said)
+                self.warn(f"the sampler failed: {said.splitlines()[-1]}")
+
+    def _also(self, more: Callable[[RunWriter, Account, Evidence], None], made: Account, evidence: Evidence) -> None:
+        try:
+            more(self.writer, made, evidence)
+        except JouleryError as error:
+            self.warn(_sentence(error))
+
+    def abandon(self) -> None:
+        """End without a trace: the run never began."""
+        if self._sampler is not None:
+            try:
+                self._sampler.stop(timeout_s=1.0)
+            except JouleryError as error:
+                self.warnings.append(_sentence(error))
+        try:
+            self.writer.discard()
+        except JouleryError as error:
+            self.warnings.append(_sentence(error))
+
+    def warn(self, text: str) -> None:
+        """Collect a warning; it goes to the log too, where that is possible."""
+        self.warnings.append(text)
+        try:
+            self.writer.log("warning", text=text)
+        except JouleryError as error:
+            self.warnings.append(_sentence(error))
+
+    def _log(self, kind: str, *, t_s: float | None = None, **fields: int | float | str | None) -> None:
+        try:
+            self.writer.log(kind, t_s=t_s, **fields)
+        except JouleryError as error:
+            self.warnings.append(_sentence(error))
+
+
+def _sentence(error: JouleryError) -> str:
+    return f"{error}; {error.hint}" if error.hint else str(error)

@@ -1,0 +1,365 @@
+"""The sampler: a process of its own that reads meters at a fixed phase and writes what it read to files.
+
+``python -m joulery.runtime.measuring.sampler JSON`` (:class:`~joulery.runtime.measuring.orders.Orders`). It is made so
+that the measured program cannot disturb it and is not disturbed: nothing of it runs in the measured interpreter; ticks
+lie on an absolute grid, a late one is skipped and counted, never made up; when its own CPU time passes a bound it reads
+less often and says so.
+
+It says ``{"ready": ...}`` on standard output after the first complete reading, ``{"error": ...}`` when it cannot start
+or go on, ``{"done": ...}`` at the end. It ends when standard input says anything, on SIGTERM, and when its parent
+is gone: standard input ends, the kernel tells (``PR_SET_PDEATHSIG``), and it looks, should a fork hold the pipe open.
+
+Files (:mod:`joulery.store.samples`): one a meter, ``cpu`` and ``gpu`` (who was how busy), and ``notes.jsonl``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from joulery.domain.channel import ReadingKind
+from joulery.domain.errors import CapabilityError, JouleryError
+from joulery.runtime.compose.meters import open_meters
+from joulery.runtime.compose.share import open_busy, open_tree, remove_group
+from joulery.runtime.measuring.orders import Orders
+from joulery.runtime.measuring.share import CpuShare, GpuShare, SharedMeter
+from joulery.store.channels import channel_to_dict
+from joulery.store.samples import SUFFIX, Appender, SampleWriter
+
+NS_PER_S = 1_000_000_000
+HOUSEKEEPING_S = 0.2
+CPU_SHARE_S = 0.1
+"""How often it is read who keeps the CPUs busy: the kernel counts in ticks of 10 ms, so more often says nothing."""
+GPU_SHARE_S = 1.0
+READS_PER_UPDATE = 5
+"""A device that renews its reading every 100 ms is read every 20 ms: a change is stamped to a fifth of its interval."""
+LINGER_UPDATES, LINGER_STEP_S = 2.0, 0.005
+LONGEST_PERIOD_S = 1.0
+CLOCK_TOLERANCE_S = 0.05
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """The times a sampler goes by."""
+
+    monotonic_ns: Callable[[], int] = time.monotonic_ns
+    cpu_s: Callable[[], float] = time.process_time
+    sleep: Callable[[float], None] = time.sleep
+
+
+CLOCKS = Clocks()
+
+
+class Stream:
+    """One file of samples and what fills it.
+
+    Attributes:
+        writer: Where records go.
+        every: Ticks between two readings.
+        linger_s: How long, once the end was asked for, to wait for every value to change once more.
+        due: The next tick at which it is read.
+        last: The last record.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], tuple[float, ...]],
+        writer: SampleWriter,
+        every: int = 1,
+        linger_s: float = 0.0,
+        clocks: Clocks = CLOCKS,
+    ) -> None:
+        self.writer = writer
+        self.every = every
+        self.linger_s = linger_s
+        self.due = 0
+        self.last: tuple[float, ...] = ()
+        self._read = read
+        self._now_ns = clocks.monotonic_ns
+
+    def sample(self) -> None:
+        """Read one record and stamp it with the middle of the time this took."""
+        before_ns = self._now_ns()
+        self.last = self._read()
+        self.writer.record((before_ns + self._now_ns()) // 2, self.last)
+
+
+class SelfLimit:
+    """Slows the sampler down when it takes more than its share of a core: twice the period at a time.
+
+    Attributes:
+        slower: By what the period is multiplied now.
+    """
+
+    def __init__(self, max_cpu_ratio: float, most: int, clocks: Clocks = CLOCKS) -> None:
+        self.slower = 1
+        self._max_cpu_ratio = max_cpu_ratio
+        self._most = most
+        self._clocks = clocks
+        self._wall_ns, self._cpu_s = clocks.monotonic_ns(), clocks.cpu_s()
+
+    def exceeded(self) -> float:
+        """The share of a core taken over the last second or more, where that made it slow down; else 0."""
+        wall_ns, cpu_s = self._clocks.monotonic_ns(), self._clocks.cpu_s()
+        if wall_ns - self._wall_ns < NS_PER_S:
+            return 0.0
+        ratio = (cpu_s - self._cpu_s) / (wall_ns - self._wall_ns) * NS_PER_S
+        self._wall_ns, self._cpu_s = wall_ns, cpu_s
+        if ratio <= self._max_cpu_ratio or self.slower >= self._most:
+            return 0.0
+        self.slower *= 2
+        return ratio
+
+
+def sample_until(
+    stopped: Callable[[float], bool],
+    streams: Sequence[Stream],
+    period_s: float,
+    limit: SelfLimit,
+    keep_house: Callable[[float], None],
+    clocks: Clocks = CLOCKS,
+) -> int:
+    """Read the streams on an absolute grid until told to stop, then once more, so that the end lies inside.
+
+    Args:
+        stopped: Waits so many seconds, or less when told to stop; says whether it was.
+        streams: What to read.
+        period_s: The grid.
+        limit: Slows down.
+        keep_house: Called every :data:`HOUSEKEEPING_S` with the share of a core that made the sampler slow down, or 0.
+        clocks: What time it is.
+
+    Returns:
+        Ticks that were skipped because their time had passed.
+    """
+    period_ns = round(period_s * NS_PER_S)
+    now = clocks.monotonic_ns
+    start_ns = house_ns = now()
+    tick = late = 0
+    while True:
+        for stream in streams:
+            if tick >= stream.due:
+                stream.sample()
+                step = stream.every * limit.slower
+                stream.due = (tick // step + 1) * step
+        now_ns = now()
+        if now_ns - house_ns >= HOUSEKEEPING_S * NS_PER_S:
+            house_ns = now_ns
+            keep_house(limit.exceeded())
+            now_ns = now()
+        due = min(stream.due for stream in streams)
+        tick = max(due, (now_ns - start_ns) // period_ns + 1)
+        late += tick - due
+        if stopped((start_ns + tick * period_ns - now()) / NS_PER_S):
+            break
+    for stream in streams:
+        stream.sample()
+    _linger(streams, clocks)
+    return late
+
+
+def _linger(streams: Sequence[Stream], clocks: Clocks) -> None:
+    """Go on reading slow counters until each was renewed, so that what they count reaches past the end."""
+    end_ns = clocks.monotonic_ns()
+    waiting = {stream: stream.last for stream in streams if stream.linger_s > 0}
+    while waiting:
+        clocks.sleep(LINGER_STEP_S)
+        for stream, at_end in list(waiting.items()):
+            stream.sample()
+            renewed = all(new != old for new, old in zip(stream.last, at_end, strict=True))
+            if renewed or clocks.monotonic_ns() - end_ns > stream.linger_s * NS_PER_S:
+                del waiting[stream]
+
+
+def clock_moved(by_ns: int) -> str:
+    """What a reader should know when the wall clock moved against the monotonic one during a run; empty when not."""
+    if abs(by_ns) < CLOCK_TOLERANCE_S * NS_PER_S:
+        return ""
+    return (
+        f"the machine's clock moved by {by_ns / NS_PER_S:+.3f} s during the run (it was set, or the machine slept): "
+        "times are as the clock was at the beginning"
+    )
+
+
+class Session:
+    """One run of the sampler process: opens what it was told to, samples, closes."""
+
+    def __init__(self, orders: Orders, say: Callable[[Mapping[str, Any]], None]) -> None:
+        self._orders = orders
+        self._say = say
+        self._stop = False
+        self._abandoned = False
+        self._folder = Path(orders.folder)
+        self._notes = Appender(self._folder / "notes.jsonl")
+        opened = open_meters(orders.meters)
+        self._meters = opened.meters
+        for error in opened.refused:
+            self._note("refused", text=f"{error}; {error.hint}" if error.hint else str(error))
+        for error in opened.absent:
+            self._note("absent", text=str(error))
+        clock = {"unix_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
+        self._offset_ns = clock["unix_ns"] - clock["monotonic_ns"]
+        self._streams = [*self._meter_streams(clock), *self._share_streams(clock)]
+        if not self._streams:
+            raise CapabilityError("nothing can be read on this machine: neither meters nor /proc/stat")
+
+    def run(self) -> None:
+        """Sample from now until told to stop; everything is on the disk afterwards."""
+        most = max(1, int(LONGEST_PERIOD_S / self._orders.period_s))
+        limit = SelfLimit(self._orders.max_cpu_ratio, most)
+        for stream in self._streams:
+            stream.sample()
+            stream.due = stream.every
+        self._flush()
+        self._say(
+            {"ready": {"pid": os.getpid(), "channels": [channel_to_dict(c) for m in self._meters for c in m.channels]}}
+        )
+        late = sample_until(
+            self._stopped, self._streams, self._orders.period_s, limit, lambda ratio: self._keep_house(limit, ratio)
+        )
+        for meter in self._meters:
+            meter.close()
+        self._tell_notes()
+        if moved := clock_moved(time.time_ns() - time.monotonic_ns() - self._offset_ns):
+            self._note("clock", text=moved)
+        done = {"late": late, "cpu_s": time.process_time(), "period_s": self._orders.period_s * limit.slower}
+        self._note("done", **done)
+        for stream in self._streams:
+            stream.writer.close()
+        self._notes.close()
+        self._say({"done": done})
+        if self._orders.group is not None and self._abandoned:
+            remove_group(self._orders.group)
+
+    def stop(self) -> None:
+        """End at the next tick."""
+        self._stop = True
+
+    def stop_if_orphaned(self) -> None:
+        """End at the next tick if the parent is gone; the kernel signals the end of a mere thread of it, too."""
+        if os.getppid() != self._orders.parent:
+            self._stop = self._abandoned = True
+
+    def _stopped(self, wait_s: float) -> bool:
+        if select.select([0], [], [], max(0.0, wait_s))[0]:
+            self._stop = True
+            self._abandoned = os.read(0, 64) == b""
+        return self._stop
+
+    def _keep_house(self, limit: SelfLimit, cpu_ratio: float) -> None:
+        if cpu_ratio > 0:
+            period_s = self._orders.period_s * limit.slower
+            self._note(
+                "slower",
+                factor=limit.slower,
+                period_s=period_s,
+                cpu_ratio=cpu_ratio,
+                text=f"the sampler took {cpu_ratio:.1%} of a core: it reads every {period_s * 1e3:g} ms from here on",
+            )
+        self._tell_notes()
+        self._flush()
+        self.stop_if_orphaned()
+
+    def _tell_notes(self) -> None:
+        for meter in self._meters:
+            for text in meter.notes():
+                self._note("meter", text=text)
+
+    def _note(self, kind: str, **fields: Any) -> None:
+        self._notes.add(json.dumps({"t_s": time.time(), "kind": kind, **fields}).encode() + b"\n")
+
+    def _flush(self) -> None:
+        for stream in self._streams:
+            stream.writer.flush()
+        self._notes.flush()
+
+    def _meter_streams(self, clock: Mapping[str, float]) -> list[Stream]:
+        period_s = self._orders.period_s
+        streams = []
+        for number, meter in enumerate(self._meters):
+            channels = meter.channels
+            columns = [f"{channel.device}:{channel.component}" for channel in channels]
+            update_s = min(channel.update_s for channel in channels)
+            every = max(1, round(update_s / READS_PER_UPDATE / period_s))
+            described = {"channels": [channel_to_dict(channel) for channel in channels], "period_s": every * period_s}
+            writer = self._writer(f"{number}-{channels[0].meter}", columns, {**clock, **described})
+            slow = max((c.update_s for c in channels if c.kind is ReadingKind.COUNTER), default=0.0)
+            linger_s = LINGER_UPDATES * slow if slow > READS_PER_UPDATE * period_s else 0.0
+            streams.append(Stream(meter.read, writer, every, linger_s))
+        return streams
+
+    def _share_streams(self, clock: Mapping[str, float]) -> list[Stream]:
+        orders = self._orders
+        try:
+            busy = open_busy()
+        except CapabilityError as error:
+            self._note("refused", text=f"who keeps the CPUs busy is not known: {error}")
+            return []
+        tree = open_tree(
+            orders.root,
+            include_root=orders.include_root,
+            exclude=frozenset({os.getpid()}),
+            sockets=busy.sockets,
+            group=orders.group,
+        )
+        cpu = CpuShare(busy, tree)
+        cpus = {f"cpu:{socket}": count for socket, count in zip(busy.sockets, busy.cpus, strict=True)}
+        writer = self._writer("cpu", cpu.columns, {**clock, "cpus": cpus})
+        streams = [Stream(cpu.read, writer, max(1, round(CPU_SHARE_S / orders.period_s)))]
+        for meter in self._meters:
+            if isinstance(meter, SharedMeter):
+                gpu = GpuShare([channel.device for channel in meter.channels], meter.holders, tree.pids)
+                every = max(1, round(GPU_SHARE_S / orders.period_s))
+                streams.append(Stream(gpu.read, self._writer("gpu", gpu.columns, clock), every))
+        return streams
+
+    def _writer(self, name: str, columns: Sequence[str], header: Mapping[str, Any]) -> SampleWriter:
+        return SampleWriter(self._folder / f"{name}{SUFFIX}", columns, header)
+
+
+def main(argument: str) -> int:
+    """Be the sampler."""
+    gc.disable()
+    orders = Orders.from_json(argument)
+    _allow_many_files()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        session = Session(orders, _say)
+        signal.signal(signal.SIGTERM, lambda *_: session.stop())
+        signal.signal(signal.SIGUSR1, lambda *_: session.stop_if_orphaned())
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
+        session.run()
+    except JouleryError as error:
+        _say({"error": error.as_dict()})
+        return 1
+    return 0
+
+
+def _say(message: Mapping[str, Any]) -> None:
+    try:
+        os.write(1, json.dumps(message).encode() + b"\n")
+    except BrokenPipeError:  # nobody is left to hear it; the files hold everything
+        return
+
+
+def _allow_many_files() -> None:
+    """One file stays open for every process of the run."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,130 @@
+"""The caller's end of the sampler process: start it, wait until it reads, end it, say how that went."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import joulery
+from joulery.domain.errors import CapabilityError, ConfigError, DataError, JouleryError
+from joulery.runtime.measuring.orders import Orders
+
+READY_S = 10.0
+END_S = 5.0
+_KINDS = {kind.kind: kind for kind in (CapabilityError, ConfigError, DataError)}
+
+
+class SamplerProcess:
+    """A running sampler. Ends with this process, however that ends.
+
+    Attributes:
+        ready: What it said it reads; None until then.
+        done: What it said at its end; None until then, and when it ended early.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.ready: dict[str, Any] | None = None
+        self.done: dict[str, Any] | None = None
+        self._process = process
+        self._heard = b""
+        self._error: dict[str, Any] | None = None
+
+    @classmethod
+    def start(cls, orders: Orders) -> Self:
+        """Start a sampler; it is not ready yet.
+
+        Raises:
+            CapabilityError: No process can be started.
+        """
+        package_parent = str(Path(joulery.__file__).resolve().parents[1])
+        path = os.pathsep.join(filter(None, (package_parent, os.environ.get("PYTHONPATH"))))
+        # -P: a file of the user's folder named like a module must not be imported.
+        command = [sys.executable, "-P", "-m", "joulery.runtime.measuring.sampler", orders.to_json()]
+        try:
+            with (Path(orders.folder) / "sampler.err").open("wb") as errors:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    env={**os.environ, "PYTHONPATH": path},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise CapabilityError(f"the sampler cannot be started: {error}", resource=sys.executable) from error
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def wait_ready(self, timeout_s: float = READY_S) -> None:
+        """Wait until it has read everything once.
+
+        Raises:
+            JouleryError: It cannot start (the error it said), it died, or it takes longer than that.
+        """
+        self._listen(time.monotonic() + timeout_s, until_ready=True)
+        if self.ready is None:
+            raise self._why(f"the sampler was not ready after {timeout_s:g} s")
+
+    def stop(self, timeout_s: float = END_S) -> None:
+        """Let it read once more and end; killed when it takes too long. Safe to call twice.
+
+        Raises:
+            JouleryError: It had ended early, or had to be killed; its files hold what it had written.
+        """
+        if self._process.returncode is None:
+            assert self._process.stdin is not None
+            try:
+                self._process.stdin.write(b"stop\n")
+                self._process.stdin.close()
+            except BrokenPipeError:  # it has ended; why is found out below
+                self._process.stdin = None
+            self._listen(time.monotonic() + timeout_s, until_ready=False)
+            try:
+                self._process.wait(max(0.0, timeout_s / 2))
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+        if self.done is None:
+            raise self._why("the sampler had to be killed")
+
+    def _listen(self, deadline_s: float, *, until_ready: bool) -> None:
+        assert self._process.stdout is not None
+        stdout = self._process.stdout.fileno()
+        while not (until_ready and (self.ready is not None or self._error is not None)):
+            wait_s = deadline_s - time.monotonic()
+            if wait_s <= 0 or not select.select([stdout], [], [], wait_s)[0]:
+                return
+            chunk = os.read(stdout, 65536)
+            if not chunk:
+                return
+            *lines, self._heard = (self._heard + chunk).split(b"\n")
+            for line in lines:
+                message = json.loads(line)
+                self.ready = message.get("ready", self.ready)
+                self.done = message.get("done", self.done)
+                self._error = message.get("error", self._error)
+
+    def _why(self, otherwise: str) -> JouleryError:
+        if self._error is not None:
+            fields = dict(self._error)
+            kind, message = fields.pop("kind"), fields.pop("message")
+            if kind in _KINDS:
+                return _KINDS[kind](message, **fields)
+            return CapabilityError(message, hint=fields["hint"])
+        code = self._process.poll()
+        if code is None:
+            return CapabilityError(otherwise)
+        how = f"was ended by signal {-code}" if code < 0 else f"ended early with exit code {code}"
+        return CapabilityError(f"the sampler {how}")

@@ -1,0 +1,153 @@
+"""Profiling a model on a GPU under MPS: real processes with real shares, watched through NVML."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from joulery.config.devices import GpuDeviceConfig
+from joulery.domain.engine import InferRequest, InferResponse, ModelRef, ReplicaSpec, RequestError
+from joulery.domain.errors import DataError
+from joulery.domain.ports import Engine
+from joulery.domain.serving import Slice, SliceKind
+from joulery.domain.tensors import Tensor
+from joulery.perf.interference import InterferenceProfile
+from joulery.perf.interference_runs import GpuFacts, ModelFacts, ShareRun, configurations, profile_of_runs
+from joulery.runtime.compose.engine import local_engine
+from joulery.runtime.compose.gpus import BoardWatch, board_watch, local_gpus
+from joulery.runtime.leasing.lending import lending
+
+_LOOK_S = 0.02
+"""How often clock and power are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class MpsPlan:
+    """How much to measure.
+
+    Attributes:
+        seconds: How long each configuration runs.
+        warmup: Batches of each process that do not count.
+    """
+
+    seconds: float = 2.0
+    warmup: int = 5
+
+
+async def profile_under_mps(
+    model: ModelRef,
+    facts: ModelFacts,
+    inputs: dict[str, Tensor],
+    gpu: int | str,
+    base: InterferenceProfile,
+    plan: MpsPlan,
+    *,
+    progress: Callable[[int, int, str], None] = lambda done, of, what: None,
+    tell: Callable[[str], None] = lambda said: None,
+) -> InterferenceProfile:
+    """Run every configuration and fit the profile.
+
+    Args:
+        model: What each process loads.
+        facts: What is known of it; the sizes of inputs and results are measured.
+        inputs: One request: arrays whose first axis is the batch, of length 1.
+        gpu: Which GPU.
+        base: What is kept; its GPU's coefficients too where it was profiled on a GPU of this name.
+        plan: How much to measure.
+        progress: Told how many of how many configurations are done, and what comes next.
+        tell: Told what a person should know of the loan of the GPU.
+
+    Raises:
+        CapabilityError: No GPU, driver or MPS here.
+        DataError: The model does not answer, or the runs do not determine the coefficients.
+    """
+    with closing(board_watch(gpu)) as watch:
+        hardware = base.gpu.name != watch.name
+        wanted = configurations(hardware=hardware)
+        idle_w, _ = await _watched(watch, asyncio.sleep(plan.seconds))
+        async with lending(tell) as holder:
+            with closing(local_gpus([GpuDeviceConfig(gpu=gpu, mode="mps")], holder)) as here:
+                engine = local_engine(places=here.places)
+                try:
+                    runs = []
+                    for done, (copies, batch, share) in enumerate(wanted):
+                        progress(done, len(wanted), f"{copies} x batch {batch} at {share:g} %")
+                        runs.append(await _run(engine, watch, model, inputs, plan, copies, batch, share))
+                    result_bytes = await _result_bytes(engine, inputs)
+                finally:
+                    await engine.close()
+        progress(len(wanted), len(wanted), "")
+        cap_w, clock_mhz = watch.limits()
+        board = GpuFacts(watch.name, cap_w, clock_mhz, idle_w, watch.pcie_bytes_per_ms())
+    load_bytes = float(sum(array.nbytes for array in inputs.values()))
+    known = ModelFacts(facts.name, load_bytes, result_bytes, facts.kernels, facts.launch_ms)
+    return profile_of_runs(board, known, runs, base, hardware=hardware)
+
+
+async def _run(
+    engine: Engine,
+    watch: BoardWatch,
+    model: ModelRef,
+    inputs: dict[str, Tensor],
+    plan: MpsPlan,
+    copies: int,
+    batch: int,
+    share_percent: float,
+) -> ShareRun:
+    """One configuration: equal processes side by side, each asked for one batch after the other."""
+    slice_ = Slice(SliceKind.MPS, share_ratio=share_percent / 100)
+    names = [f"copy{index}" for index in range(copies)]
+    await engine.apply([ReplicaSpec(name, name, slice_, model) for name in names])
+    batched = {name: np.repeat(array, batch, axis=0) for name, array in inputs.items()}
+    await asyncio.gather(*(_asked(engine, name, batched, plan.warmup) for name in names))
+    times: list[float] = []
+    power_w, clock_mhz = await _watched(watch, _timed(engine, names, batched, plan.seconds, times))
+    return ShareRun(copies, batch, share_percent, 1e3 * float(np.median(times)), power_w, clock_mhz)
+
+
+async def _timed(
+    engine: Engine, names: Sequence[str], batched: dict[str, Tensor], seconds: float, times: list[float]
+) -> None:
+    """Seconds inside the replicas of every batch that was answered while all of them worked."""
+    end_s = time.monotonic() + seconds
+
+    async def one(name: str) -> None:
+        while time.monotonic() < end_s or not times:
+            times.append((await _ask(engine, name, batched)).service_s)
+
+    await asyncio.gather(*(one(name) for name in names))
+
+
+async def _watched(watch: BoardWatch, work: Coroutine[Any, Any, None]) -> tuple[float, float]:
+    """Mean power and clock of the board while something is awaited."""
+    watch.begin()
+    task = asyncio.create_task(work)
+    while not task.done():
+        await asyncio.wait({task}, timeout=_LOOK_S)
+        watch.look()
+    task.result()
+    return watch.end()
+
+
+async def _asked(engine: Engine, name: str, batched: dict[str, Tensor], count: int) -> None:
+    for _ in range(count):
+        await _ask(engine, name, batched)
+
+
+async def _ask(engine: Engine, name: str, batched: dict[str, Tensor]) -> InferResponse:
+    try:
+        return await engine.infer(name, InferRequest(batched))
+    except RequestError as error:
+        raise DataError(f"the model does not answer the inputs it is profiled with: {error}") from error
+
+
+async def _result_bytes(engine: Engine, inputs: dict[str, Tensor]) -> float:
+    """Size of the answer to one request."""
+    answer = await _ask(engine, "copy0", inputs)
+    return float(sum(array.nbytes for array in answer.outputs.values()))

@@ -1,0 +1,1 @@
+"""Services that run: engine, load, controllers, ticks, the summary."""

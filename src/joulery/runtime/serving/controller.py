@@ -1,0 +1,177 @@
+"""The controller of one service: sees it, lets its policy choose the layout, has the engine run it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from joulery.domain.decisions import Decision
+from joulery.domain.engine import ModelRef, Outcome, ReplicaSpec, ReplicaState, RequestRecord
+from joulery.domain.errors import ActuationError, JouleryError
+from joulery.domain.layout import Instance, Layout
+from joulery.domain.ports import Engine
+from joulery.domain.serving import Slo
+from joulery.policies.variants.policy import KEEP_LAYOUT, Observation, short
+from joulery.runtime.serving.drive import APPLIED
+from joulery.runtime.serving.live_sample import LiveSample
+
+
+class RequestWindow:
+    """The requests of one service that ended lately, from its telemetry.
+
+    Args:
+        service: Which service; records of others are left alone.
+        span_s: How far back it looks.
+    """
+
+    def __init__(self, service: str, span_s: float) -> None:
+        self.service, self.span_s = service, span_s
+        self._records: deque[RequestRecord] = deque()
+        self._first_s = math.inf
+
+    def add(self, record: RequestRecord) -> None:
+        """A request ended."""
+        if record.service == self.service:
+            self._records.append(record)
+            self._first_s = min(self._first_s, record.arrival_s)
+
+    def since(self, now_s: float) -> list[RequestRecord]:
+        """The requests that ended within ``span_s`` before ``now_s``; older ones are forgotten."""
+        while self._records and self._records[0].end_s < now_s - self.span_s:
+            self._records.popleft()
+        return [record for record in self._records if record.end_s >= now_s - self.span_s]
+
+    def rate_rps(self, now_s: float) -> float:
+        """Requests a second over the last ``span_s``; NaN before so much time has passed since the first request."""
+        if now_s - self._first_s < self.span_s:
+            return math.nan
+        return len(self.since(now_s)) / self.span_s
+
+
+def summarise(records: Sequence[RequestRecord], slo: Slo) -> tuple[float, float, int, dict[str, int]]:
+    """Latency quantile (NaN for none), share within the SLO (NaN for none), answers, answers by variant."""
+    answered = [record for record in records if record.outcome is Outcome.OK]
+    if not answered:
+        return math.nan, math.nan, 0, {}
+    latency_s = np.array([record.latency_s for record in answered])
+    served = Counter(record.variant for record in answered)
+    return (
+        float(np.quantile(latency_s, slo.quantile)),
+        float(np.mean(latency_s <= slo.latency_s)),
+        len(answered),
+        dict(sorted(served.items())),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceEye:
+    """What the policy of a service gets to see.
+
+    Attributes:
+        window: Its requests.
+        engine: What runs.
+        slo: Whose quantile is observed.
+        g_per_kwh: Intensity at a time; NaN while unknown.
+        power_w: Power now; NaN while unknown.
+        sampling: The requests since the layout took over, where configurations are tried.
+    """
+
+    window: RequestWindow
+    engine: Engine
+    slo: Slo
+    g_per_kwh: Callable[[float], float]
+    power_w: Callable[[], float]
+    sampling: LiveSample | None = None
+
+    def look(self, now_s: float) -> Observation:
+        """One observation."""
+        running = running_layout(self.engine, self.window.service)
+        sample = None
+        if self.sampling is not None:
+            self.sampling.watch(running, self.engine.replicas(), now_s)
+            sample = self.sampling.sample(self.slo)
+        records = self.window.since(now_s)
+        latency_s, _, count, served = summarise(records, self.slo)
+        return Observation(
+            now_s=now_s,
+            g_per_kwh=self.g_per_kwh(now_s),
+            rate_rps=self.window.rate_rps(now_s),
+            latency_s=latency_s,
+            requests=count,
+            served=served,
+            power_w=self.power_w(),
+            running=running,
+            sample=sample,
+        )
+
+
+def running_layout(engine: Engine, service: str) -> Layout | None:
+    """The layout of a service's replicas, those that are on their way out left aside; None when there are none."""
+    instances = [
+        Instance(view.spec.variant, view.spec.slice)
+        for view in engine.replicas()
+        if view.spec.service == service and view.state is not ReplicaState.DRAINING
+    ]
+    return Layout(instances) if instances else None
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutActuator:
+    """Has the engine run the layouts that a policy decides on.
+
+    Attributes:
+        engine: Who runs them.
+        service: Whose replicas they are.
+        models: What each variant loads.
+    """
+
+    engine: Engine
+    service: str
+    models: Mapping[str, ModelRef]
+
+    async def carry_out(self, decision: Decision) -> tuple[str, str]:
+        """Carry out one decision: its outcome, and a sentence about what that took.
+
+        Raises:
+            JouleryError: The engine could not; the old replicas serve on.
+        """
+        layout = Layout.parse(decision.value)
+        if decision.kind == KEEP_LAYOUT:
+            return APPLIED, f"{short(layout)} runs already"
+        return APPLIED, await self.run(layout)
+
+    async def run(self, layout: Layout) -> str:
+        """Have a layout run; a sentence about what that took.
+
+        Raises:
+            ActuationError: The engine could not; which layout serves on is in the message.
+            JouleryError: The engine could not, and nothing runs.
+        """
+        try:
+            done = await self.engine.apply(self.specs(layout))
+        except JouleryError as error:
+            running = running_layout(self.engine, self.service)
+            if running is None:
+                raise
+            undone = (short(layout),)
+            raise ActuationError(f"{error}; {short(running)} serves on", rolled_back=undone, hint=error.hint) from error
+        return (
+            f"{short(layout)} took over after {done.ready_s:.2f} s, {len(done.started)} replicas started, "
+            f"{len(done.stopped)} stopped, {done.startup_cpu_s:.2f} CPU seconds"
+        )
+
+    def specs(self, layout: Layout) -> list[ReplicaSpec]:
+        """The replicas of a layout, one thread a core, and those of every other service as they are."""
+        others = [
+            view.spec
+            for view in self.engine.replicas()
+            if view.spec.service != self.service and view.state is not ReplicaState.DRAINING
+        ]
+        mine = [
+            ReplicaSpec(self.service, item.variant, item.slice, self.models[item.variant]) for item in layout.instances
+        ]
+        return others + mine

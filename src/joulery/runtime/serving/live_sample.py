@@ -1,0 +1,112 @@
+"""The requests of a service since its layout took over, summed up with intervals: what a live trial shows."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from joulery.domain.engine import Outcome, ReplicaState, ReplicaView, RequestRecord
+from joulery.domain.layout import Layout
+from joulery.domain.serving import Slo, SloScope
+from joulery.perf.confidence import mean_interval, quantile_interval
+from joulery.policies.trials.sample import Sample
+
+MOST_REQUESTS = 2000
+"""Older requests are forgotten: a sample of so many says enough, and what was true an hour ago may not be now."""
+_NEWS_RATIO = 0.05
+"""A sample is summed up anew when so many more requests have ended than it holds: one that is full changes slowly."""
+_OWED = frozenset({Outcome.OVERLOADED, Outcome.DEADLINE, Outcome.FAILED, Outcome.CRASHED, Outcome.UNAVAILABLE})
+"""Answers that the service owed and did not give. The others are the client's own doing."""
+
+
+class LiveSample:
+    """Follows one service from the moment its layout takes over.
+
+    Args:
+        service: Which; records of others are left alone.
+        confidence: Of the intervals.
+        warm_up_s: Requests that arrive sooner after the take-over do not count.
+    """
+
+    def __init__(self, service: str, confidence: float, warm_up_s: float) -> None:
+        self.service = service
+        self._confidence, self._warm_up_s = confidence, warm_up_s
+        self._records: deque[RequestRecord] = deque(maxlen=MOST_REQUESTS)
+        self._layout: Layout | None = None
+        self._since_s = math.inf
+        self._restarts: dict[str, int] = {}
+        self._deaths = 0
+        self._whole = True
+        self._added = 0
+        self._made: tuple[int, Slo, Sample] | None = None
+        # What the intervals import is there before the first look, which must not stall.
+        quantile_interval(np.zeros(1), 0.5, confidence)
+        mean_interval(np.zeros(2), confidence)
+
+    def add(self, record: RequestRecord) -> None:
+        """A request ended."""
+        counts = record.outcome is Outcome.OK or record.outcome in _OWED
+        if record.service == self.service and record.arrival_s >= self._since_s and counts:
+            self._records.append(record)
+            self._added += 1
+
+    def watch(self, layout: Layout | None, replicas: Sequence[ReplicaView], now_s: float) -> None:
+        """What runs now. Another layout begins a sample; a replica that died begins it anew, once it is back."""
+        mine = [view for view in replicas if view.spec.service == self.service]
+        restarts = {view.id: view.restarts for view in mine}
+        whole = all(view.state in (ReplicaState.READY, ReplicaState.DRAINING) for view in mine)
+        if layout != self._layout:
+            self._layout, self._deaths, self._restarts = layout, 0, restarts
+            self._begin(now_s)
+        died = sum(count - self._restarts.get(name, 0) for name, count in restarts.items())
+        if died > 0 or (whole and not self._whole):
+            self._begin(now_s)
+        self._deaths += max(died, 0)
+        self._restarts, self._whole = restarts, whole
+
+    def _begin(self, now_s: float) -> None:
+        self._records.clear()
+        self._added, self._made = 0, None
+        self._since_s = now_s + self._warm_up_s
+
+    def sample(self, slo: Slo) -> Sample | None:
+        """What has been seen so far, or had been a few requests ago; None before anything runs."""
+        if self._layout is None:
+            return None
+        if self._made is None or self._made[1] != slo or self._made[2].deaths != self._deaths or self._news():
+            self._made = (self._added, slo, self._summed_up(self._layout, slo))
+        return self._made[2]
+
+    def _news(self) -> bool:
+        return self._made is not None and self._added - self._made[0] > _NEWS_RATIO * self._made[2].requests
+
+    def _summed_up(self, layout: Layout, slo: Slo) -> Sample:
+        answered = [record for record in self._records if record.outcome is Outcome.OK]
+        latency = quantile_interval(
+            np.array([_latency_s(record, slo.scope) for record in self._records]), slo.quantile, self._confidence
+        )
+        joules = mean_interval(
+            np.array([record.energy.energy_j for record in answered if record.energy is not None]), self._confidence
+        )
+        return Sample(
+            layout=layout,
+            since_s=self._since_s,
+            requests=len(self._records),
+            failed=len(self._records) - len(answered),
+            latency_s=latency.point,
+            latency_low_s=latency.low,
+            latency_high_s=latency.high,
+            energy_j=joules.point,
+            energy_band_j=joules.high - joules.point if math.isfinite(joules.high) else math.inf,
+            served=dict(sorted(Counter(record.variant for record in answered).items())),
+            deaths=self._deaths,
+        )
+
+
+def _latency_s(record: RequestRecord, scope: SloScope) -> float:
+    if record.outcome is not Outcome.OK:
+        return math.inf
+    return record.latency_s if scope is SloScope.END_TO_END else record.service_s

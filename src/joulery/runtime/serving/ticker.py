@@ -1,0 +1,129 @@
+"""Sums up the running services once a second: the tick that is logged, shown and plotted."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from joulery.domain.engine import Outcome, RequestRecord
+from joulery.domain.footprint import Footprint
+from joulery.domain.timeline import Charge, DecisionRecord, NowSnapshot, ServiceTick, SiteLabel, Tick
+from joulery.policies.variants.objective import JOULES_PER_KWH
+from joulery.runtime.measuring.live import LiveMeters
+from joulery.runtime.serving.controller import summarise
+from joulery.runtime.serving.grid import Grid
+from joulery.runtime.serving.hosted import Hosted
+from joulery.runtime.serving.summary import cpu_shares
+
+TICKS_SHOWN = 900
+DECISIONS_SHOWN = 200
+
+
+@dataclass(slots=True)
+class Ticker:
+    """Builds ticks and what the dashboard shows of them.
+
+    Attributes:
+        hosted: The services.
+        grid: The grid.
+        live: The meters.
+        pue: Facility energy per IT energy.
+        spent: What each service was charged so far.
+        base_g: Grams the baseline would have cost so far, by the profile; refined when the run ends.
+        shown: The latest ticks.
+    """
+
+    hosted: Sequence[Hosted]
+    grid: Grid
+    live: LiveMeters
+    pue: float
+    spent: dict[str, Footprint] = field(default_factory=dict)
+    base_g: float = 0.0
+    shown: deque[Tick] = field(default_factory=lambda: deque(maxlen=TICKS_SHOWN))
+
+    def tick(self, since_s: float, until_s: float, records: Sequence[RequestRecord]) -> Tick:
+        """One period and the requests that ended in it.
+
+        Raises:
+            DataError: The sampler's files are damaged.
+        """
+        self.live.update()
+        window = self.live.window(since_s, until_s, self.grid.series)
+        self._charge(window.run, records)
+        self.base_g += window.run.carbon_g + self._baseline_extra_g(records)
+        spent = sum(self.spent.values(), Footprint())
+        counted = spent.signal is not None
+        period_s = until_s - since_s
+        tick = Tick(
+            until_s,
+            period_s,
+            power_w=window.power_w,
+            power_band_w=window.power_band_w,
+            quality=window.run.quality,
+            g_per_kwh=self.grid.at(until_s),
+            grid_s=self.grid.grid_s(until_s),
+            energy_j=spent.energy_j,
+            carbon_g=spent.carbon_g if counted else math.nan,
+            baseline_g=self.base_g if counted else math.nan,
+            services=tuple(_service_tick(one, records) for one in self.hosted),
+        )
+        self.shown.append(tick)
+        return tick
+
+    def look(
+        self,
+        site: SiteLabel,
+        started_s: float,
+        now_s: float,
+        decisions: Sequence[DecisionRecord],
+        warnings: Sequence[str],
+    ) -> NowSnapshot:
+        """What the dashboard may see now."""
+        return NowSnapshot(
+            site=site,
+            started_s=started_s,
+            now_s=now_s,
+            ticks=tuple(self.shown),
+            decisions=tuple(decisions[-DECISIONS_SHOWN:]),
+            warnings=tuple(warnings),
+            meters=self.live.meters(now_s),
+            charges=tuple(
+                Charge(one.name, one.setup.owner, self.spent.get(one.name, Footprint())) for one in self.hosted
+            ),
+        )
+
+    def _charge(self, run: Footprint, records: Sequence[RequestRecord]) -> None:
+        """Divide a period's charge among the services."""
+        cpu_s = [math.fsum(r.cpu_s for r in records if r.service == one.name) for one in self.hosted]
+        for one, ratio in zip(self.hosted, cpu_shares(cpu_s), strict=True):
+            self.spent[one.name] = self.spent.get(one.name, Footprint()) + run.portion(ratio)
+
+    def _baseline_extra_g(self, records: Sequence[RequestRecord]) -> float:
+        """Grams by which the baseline would have cost more for these requests; 0 where the grid is not known."""
+        joules_per_g = JOULES_PER_KWH / self.pue
+        base_j = {one.name: one.base_energy_j for one in self.hosted if math.isfinite(one.base_energy_j)}
+        extra_g = 0.0
+        for record in records:
+            if record.service not in base_j:
+                continue
+            if record.outcome is Outcome.OK and record.energy is not None and record.energy.carbon_g is not None:
+                base_g = base_j[record.service] * self.grid.at(record.end_s) / joules_per_g
+                extra_g += base_g - record.energy.carbon_g
+        return extra_g
+
+
+def _service_tick(one: Hosted, records: Sequence[RequestRecord]) -> ServiceTick:
+    mine = [record for record in records if record.service == one.name]
+    latency_s, attainment_ratio, answers, served = summarise(mine, one.setup.slo)
+    accuracy = one.accuracy_ratio
+    return ServiceTick(
+        one.name,
+        requests=len(mine),
+        failed=len(mine) - answers,
+        latency_s=latency_s,
+        attainment_ratio=attainment_ratio,
+        accuracy_ratio=math.fsum(accuracy[v] * n for v, n in served.items()) / answers if answers else math.nan,
+        mix=tuple((variant, count / answers) for variant, count in served.items()),
+    )

@@ -1,0 +1,1 @@
+"""Runs that know their operations: recorded, accounted, read back."""

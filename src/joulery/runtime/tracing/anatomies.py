@@ -1,0 +1,133 @@
+"""Runs that know their operations, read back: to be reported, compared, judged for precision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from joulery.accounting.align import align
+from joulery.accounting.devices import matched
+from joulery.accounting.integrate import Metered
+from joulery.accounting.precision import thinned
+from joulery.accounting.rows import TRANSFORMERS, Fold, added, folded
+from joulery.accounting.steps import power_steps
+from joulery.domain.errors import DataError
+from joulery.domain.events import EventTrace
+from joulery.domain.power import PowerTrace
+from joulery.domain.tef import TensorFootprint
+from joulery.runtime.measuring.evidence import unfold
+from joulery.runtime.tracing.traced import Anatomy, dissect_again, unfinished
+from joulery.store.run import Run, open_run
+from joulery.store.tensors import EVENTS, has_footprint, kept_events, kept_footprint
+
+
+@dataclass(frozen=True, slots=True)
+class RunAnatomy:
+    """One run and what its operations cost.
+
+    Attributes:
+        run: The run.
+        name: Its folder's name, or its identifier.
+        footprint: Joules by operation.
+        again: What it was made from, where the run was killed before it could keep that.
+    """
+
+    run: Run
+    name: str
+    footprint: TensorFootprint
+    again: Anatomy | None = None
+
+    @property
+    def events(self) -> EventTrace | None:
+        """Its events; None where it keeps none."""
+        if self.again is not None:
+            return self.again.trace
+        return kept_events(self.run) if EVENTS in self.run.series_names else None
+
+    @property
+    def power(self) -> tuple[PowerTrace, ...]:
+        """What its meters read."""
+        return unfold(self.run).traces
+
+    @property
+    def windows_ns(self) -> list[tuple[int, int]]:
+        """The stretches that were accounted, Unix nanoseconds."""
+        if self.again is not None:
+            return [session.window_ns for session in self.again.sessions]
+        sessions = self.run.manifest.get("tracing", {}).get("sessions", ())
+        found = [(round(s["start_s"] * 1e9), round(s["end_s"] * 1e9)) for s in sessions]
+        return found or [self.footprint.window_ns]
+
+
+def load_anatomies(paths: Sequence[str | Path]) -> list[RunAnatomy]:
+    """Runs that know their operations.
+
+    Raises:
+        DataError: One is no run, is named twice, was not traced, or was killed before a cycle of steps was complete.
+    """
+    found: list[RunAnatomy] = []
+    for path in paths:
+        run = open_run(path)
+        again = dissect_again(run) if unfinished(run) else None
+        footprint = kept_footprint(run) if again is None else again.footprint
+        found.append(RunAnatomy(run, run.path.name or str(run.manifest["id"]), footprint, again))
+    resolved = [one.run.path.resolve() for one in found]
+    if len(set(resolved)) < len(resolved):
+        raise DataError("a run is named twice", hint="name each run once")
+    return found
+
+
+def traced(path: str | Path) -> bool:
+    """Whether there is a run here that knows its operations.
+
+    Raises:
+        DataError: There is no run.
+    """
+    return has_footprint(open_run(path))
+
+
+def together(anatomies: Sequence[RunAnatomy], folds: Sequence[Fold] | None) -> TensorFootprint:
+    """The operations of several runs added up, self-similar layers folded where asked."""
+    whole = added([one.footprint for one in anatomies])
+    return folded(whole, folds) if folds else whole
+
+
+def stef(footprint: TensorFootprint, folds: Sequence[Fold] = TRANSFORMERS) -> dict[str, float]:
+    """Joules by summarised name and phase: what the paper compares footprints by."""
+    summed: dict[str, float] = {}
+    short = folded(footprint, folds)
+    for op, phase, joules in zip(short.op, short.phase, short.energy_j.tolist(), strict=True):
+        if joules == joules:
+            key = f"{phase or 'other'}/{op}"
+            summed[key] = summed.get(key, 0.0) + joules
+    return summed
+
+
+def stpf(footprint: TensorFootprint, folds: Sequence[Fold] = TRANSFORMERS) -> dict[str, float]:
+    """Watts by summarised name and phase: energy per event time."""
+    short = folded(footprint, folds)
+    seconds: dict[str, float] = {}
+    for op, phase, joules, ns in zip(
+        short.op, short.phase, short.energy_j.tolist(), short.runtime_ns.tolist(), strict=True
+    ):
+        if joules == joules:
+            key = f"{phase or 'other'}/{op}"
+            seconds[key] = seconds.get(key, 0.0) + ns / 1e9
+    return {key: joules / seconds[key] for key, joules in stef(footprint, folds).items() if seconds[key] > 0}
+
+
+def sparser(anatomy: RunAnatomy, period_s: float) -> TensorFootprint:
+    """The footprint that a slower sampler would have given: the run accounted again with fewer of its readings.
+
+    Whole devices are accounted, the run's share of them or not: similarity is about operations among one another.
+
+    Raises:
+        DataError: The run keeps no events, or was read less often than that.
+    """
+    events = anatomy.events
+    if events is None:
+        raise DataError("the run keeps no events", file=str(anatomy.run.path))
+    power = [thinned(trace, max(period_s, trace.period_s)) for trace in anatomy.power]
+    trace, channels = matched(events, [Metered(one.channel, power_steps(one)) for one in power])
+    return added([align(trace, channels, window) for window in anatomy.windows_ns])

@@ -1,0 +1,196 @@
+"""From a recorded trace and recorded power to joules by operation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from joulery.accounting.align import Estimator, Multiplicity, align
+from joulery.accounting.devices import matched
+from joulery.accounting.integrate import Metered
+from joulery.accounting.steps import NS_PER_S, power_steps
+from joulery.domain.errors import ConfigError, DataError
+from joulery.domain.events import EventTrace
+from joulery.domain.footprint import Footprint, Part, merge_parts
+from joulery.domain.ports import CarbonSource
+from joulery.domain.power import Channel, PowerTrace
+from joulery.domain.quality import weakest
+from joulery.domain.tef import TensorFootprint
+from joulery.runtime.compose.traces import load_events, load_power
+from joulery.runtime.measuring.account import intensity
+from joulery.runtime.measuring.evidence import Evidence, fold, unfold
+from joulery.runtime.tracing.traced import dissect_again, unfinished
+from joulery.store.footprints import footprint_to_dict
+from joulery.store.run import create_run, open_run
+from joulery.store.tensors import keep_events, keep_footprint, kept_events, kept_footprint
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How to account.
+
+    Attributes:
+        window_ns: The session on the clock of the files; what events and power together span, when None.
+        estimator, multiplicity: As for :func:`joulery.accounting.align.align`.
+        form: Form of the event file; found out when None.
+        hlo: Files with compiled programs, for JAX.
+        period_s: Sampling period of the power; found out when None.
+        offset_ns: Added to the stamps of the power, where its clock differs from that of the events.
+        carbon: Where the intensity of the grid comes from; None when grams are not asked for.
+    """
+
+    window_ns: tuple[int, int] | None = None
+    estimator: Estimator = "recency"
+    multiplicity: Multiplicity = "events"
+    form: str | None = None
+    hlo: tuple[Path, ...] = ()
+    period_s: float | None = None
+    offset_ns: int = 0
+    carbon: CarbonSource | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Accounted:
+    """A footprint and what it was made from.
+
+    Attributes:
+        footprint: Joules by operation.
+        trace: The events, with the meters' device names.
+        power: The readings.
+    """
+
+    footprint: TensorFootprint
+    trace: EventTrace
+    power: tuple[PowerTrace, ...] = field(default=())
+
+
+def account_files(events: Path, power: Path, how: How) -> Accounted:
+    """Account a recorded trace with recorded power.
+
+    A reading of power stands until the next one, however long that takes; the last one for two sampling periods.
+
+    Raises:
+        DataError: A file cannot be used, the two have no moment in common, or the window is empty.
+    """
+    traces = load_power(power, how.period_s)
+    if how.offset_ns:
+        traces = [PowerTrace(t.channel, t.t_ns + how.offset_ns, t.values, t.period_s) for t in traces]
+    return account_trace(load_events(events, how.form, how.hlo), traces, how)
+
+
+def account_run(path: Path, estimator: Estimator | None = None) -> Accounted:
+    """Account a traced run: again, with what was left of it, where its measuring process was killed.
+
+    Args:
+        path: The run directory; no file in it is changed.
+        estimator: How the operations get their energy; as the run was asked to, when None. A run that ended keeps the
+            answer of the estimator it was asked for.
+
+    Raises:
+        DataError: There is no run, it was not traced, or it was killed before a cycle of steps was complete.
+        ConfigError: Another estimator is asked of a run that ended.
+    """
+    run = open_run(path)
+    power = unfold(run).traces
+    if unfinished(run):
+        made = dissect_again(run, estimator)
+        return Accounted(made.footprint, made.trace, power)
+    footprint = kept_footprint(run)
+    if estimator is not None and estimator != footprint.estimator:
+        raise ConfigError(
+            "the run has ended and keeps its answer", pointer="--estimator", got=estimator, expected=footprint.estimator
+        )
+    return Accounted(footprint, kept_events(run), power)
+
+
+def account_trace(events: EventTrace, traces: Sequence[PowerTrace], how: How) -> Accounted:
+    """Account a trace with the readings of its devices.
+
+    Raises:
+        DataError: The two have no moment in common, or the window is empty.
+    """
+    metered = [Metered(trace.channel, power_steps(trace, hole_periods=math.inf)) for trace in traces]
+    trace, channels = matched(events, metered)
+    window_ns = how.window_ns or _span(trace, traces, metered)
+    series, reason = None, None
+    if how.carbon is not None:
+        series, reason = intensity(how.carbon, window_ns[0] / NS_PER_S, window_ns[1] / NS_PER_S, None)
+    footprint = align(trace, channels, window_ns, multiplicity=how.multiplicity, estimator=how.estimator, carbon=series)
+    if reason is not None:
+        footprint = replace(footprint, notes=(*footprint.notes, f"grams are not known: {reason}"))
+    return Accounted(footprint, trace, tuple(traces))
+
+
+def keep(accounted: Accounted, out: Path, sources: Mapping[str, str]) -> Path:
+    """Keep what was accounted as a run of kind ``account``.
+
+    Args:
+        accounted: What to keep.
+        out: The run directory, which must not hold a run.
+        sources: The files it was made from, for the manifest.
+
+    Raises:
+        ConfigError: The folder holds a run already.
+        CapabilityError: It cannot be written.
+    """
+    with create_run(out, kind="account", details={"sources": dict(sources)}) as writer:
+        fold(Evidence(accounted.power), writer)
+        keep_events(writer, accounted.trace)
+        keep_footprint(writer, accounted.footprint)
+        writer.write_report(footprint_to_dict(summary(accounted.footprint, accounted.power)))
+    return out
+
+
+def summary(footprint: TensorFootprint, power: Sequence[PowerTrace]) -> Footprint:
+    """The devices of a footprint as parts, for reports that know nothing of operations."""
+    meters = {trace.channel.device: trace.channel for trace in power}
+    known = [entry for entry in footprint.devices if entry.metered]
+    parts = [
+        Part(entry.device, "operations", entry.attributed_j, entry.quality, _meter(entry.device, meters))
+        for entry in known
+    ]
+    t0_s, t1_s = (at_ns / NS_PER_S for at_ns in footprint.window_ns)
+    unattributed_j = math.fsum(entry.unattributed_j for entry in known)
+    return Footprint(
+        parts=merge_parts(tuple(parts)),
+        unattributed_j=unattributed_j,
+        facility_j=math.fsum(entry.total_j for entry in known),
+        start_s=t0_s,
+        end_s=t1_s,
+        duration_s=t1_s - t0_s,
+        covered_s=math.fsum(entry.covered_s for entry in known) / len(known) if known else 0.0,
+        idle_quality=weakest(entry.quality for entry in known),
+    )
+
+
+def _meter(device: str, meters: Mapping[str, Channel]) -> str:
+    return meters[device].meter if device in meters else "several"
+
+
+def _span(trace: EventTrace, traces: Sequence[PowerTrace], metered: Sequence[Metered]) -> tuple[int, int]:
+    """What events and power together span.
+
+    Raises:
+        DataError: There is nothing, or events and power have no moment in common: their clocks differ.
+    """
+    events = trace.hull_ns
+    stamps = [one.t_ns for one in traces if len(one)]
+    readings = (min(int(t[0]) for t in stamps), max(int(t[-1]) for t in stamps)) if stamps else None
+    if events is None and readings is None:
+        raise DataError("neither an event nor a reading of power: there is nothing to account")
+    if events is None or readings is None:
+        return _at_least_a_moment(events or readings or (0, 1))
+    last = max((int(item.steps.edges_ns[-1]) for item in metered if len(item.steps)), default=readings[1])
+    if events[1] < readings[0] or events[0] > max(last, readings[1]):
+        raise DataError(
+            f"events ({events[0]} to {events[1]} ns) and power ({readings[0]} to {readings[1]} ns) have no moment in "
+            "common",
+            hint="their clocks differ: shift the power with --offset, or name the session with --window START END",
+        )
+    return _at_least_a_moment((min(events[0], readings[0]), max(events[1], readings[1])))
+
+
+def _at_least_a_moment(span: tuple[int, int]) -> tuple[int, int]:
+    return span[0], max(span[1], span[0] + 1)

@@ -1,0 +1,174 @@
+"""What a live governor sees of a service, and what becomes of what it decides."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from joulery.config.devices import ClockConfig
+from joulery.config.site import Mode
+from joulery.domain.decisions import Decision
+from joulery.domain.engine import Outcome, QueuedRequest, RequestRecord
+from joulery.domain.errors import CapabilityError, ConfigError
+from joulery.domain.serving import Slo
+from joulery.runtime.compose.clocks import governed_clock
+from joulery.runtime.leasing.leases import LeaseHolder
+from joulery.runtime.serving.controller import RequestWindow
+from joulery.runtime.serving.governing import ClockKeeper
+from joulery.store.leases import LeaseBook
+from tests.fakes.cpufreq import cpufreq_tree, settings
+from tests.runtime.leasing.test_leases import nobody
+
+NOW_S = 1000.0
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = cpufreq_tree(tmp_path / "cpu")
+    monkeypatch.setenv("JOULERY_CPUFREQ", str(root))
+    monkeypatch.setenv("JOULERY_STATE", str(tmp_path / "state"))
+    return root
+
+
+def config(**changes: Any) -> ClockConfig:
+    return ClockConfig.model_validate({"device": "cpu", **changes})
+
+
+def answered(latency_s: float, end_s: float, service: str = "sums") -> RequestRecord:
+    start_s = end_s - 0.01
+    return RequestRecord(service, "v", "r0", end_s - latency_s, start_s, end_s, Outcome.OK, 0.01, 0.01, 1, None)
+
+
+class Site:
+    """One service of 10 ms requests on two replicas, and an engine with a queue."""
+
+    def __init__(self, *records: RequestRecord, queued: tuple[QueuedRequest, ...] = (), name: str = "sums") -> None:
+        window = RequestWindow(name, 4.0)
+        for record in records:
+            window.add(record)
+        setup = SimpleNamespace(slo=Slo(0.1, 0.95))
+        self.hosted: Any = SimpleNamespace(name=name, setup=setup, profile=None, window=window, rate_rps=50.0)
+        replicas = tuple(
+            SimpleNamespace(spec=SimpleNamespace(service=name, variant="v", standby=False)) for _ in range(2)
+        )
+        self.engine: Any = SimpleNamespace(replicas=lambda: replicas, backlog=lambda: queued)
+
+    def keeper(self, clock: ClockConfig, mode: Mode = Mode.ACT, holder: LeaseHolder | None = None) -> ClockKeeper:
+        return ClockKeeper(governed_clock(clock, mode), lambda: [self.hosted], self.engine, mode, holder)
+
+
+def test_what_waits_what_comes_and_how_late_it_was(tree: Path) -> None:
+    records = [answered(0.02, NOW_S - 3.9 + k / 50) for k in range(190)] + [answered(0.09, NOW_S - 0.01)]
+    queued = (
+        QueuedRequest("sums", NOW_S - 0.03, "v", NOW_S - 0.005),
+        QueuedRequest("sums", NOW_S - 0.01),
+        QueuedRequest("others", NOW_S - 5.0),
+    )
+    view = Site(*records, queued=queued).keeper(config()).look(NOW_S)
+    assert (view.device, view.clock_mhz, view.shortest_slo_s) == ("cpu", 3200.0, 0.1)
+    assert [round(one.deadline_s, 6) for one in view.waiting] == [NOW_S + 0.07, NOW_S + 0.09]
+    # half of the first is done; two replicas work off the queue twice as fast; at half the clock it takes twice as long
+    assert view.waiting[0].remaining_s[-1] == pytest.approx(0.0025)
+    assert view.waiting[1].remaining_s[-1] == pytest.approx(0.005)
+    half = int(np.searchsorted(governed_clock(config(), Mode.ACT).clocks_mhz, 1600.0))
+    assert view.waiting[1].remaining_s[half] == pytest.approx(0.01)
+    assert view.hosted == ((0.1, pytest.approx(0.01)),)
+    (partition,) = view.partitions
+    assert partition.latency_s == pytest.approx(0.02, abs=0.01)
+    assert view.steady is not None
+    assert np.all(np.diff(view.steady.tail_ratio) <= 0)
+
+
+def test_nothing_at_all_is_idle(tree: Path) -> None:
+    view = Site().keeper(config()).look(NOW_S)
+    assert view.idle
+    assert view.partitions[0].latency_s == 0.0
+
+
+def test_services_that_share_a_device_share_its_time(tree: Path) -> None:
+    records = [answered(0.02, NOW_S - 3.9 + k / 50) for k in range(190)]
+    alone, site = Site(*records), Site(*records)
+    one = alone.keeper(config())
+    both = ClockKeeper(one.clock, lambda: [site.hosted, alone.hosted], site.engine, Mode.ACT, None)
+    site.hosted.name = "other"
+    first, second = one.look(NOW_S).steady, both.look(NOW_S).steady
+    assert first is not None
+    assert second is not None
+    assert second.tail_ratio[-1] > first.tail_ratio[-1]
+
+
+async def test_acting_is_on_loan_and_advice_changes_nothing(tree: Path, tmp_path: Path) -> None:
+    before = settings(tree)
+    wanted = Decision("set_clock", "cpu", 2400.0, "predictive", "because")
+    advising = Site().keeper(config(), Mode.SHADOW)
+    assert await advising.act(wanted) == ("shadowed", "mode shadow: nothing was changed")
+    assert settings(tree) == before
+    assert advising.look(NOW_S).clock_mhz == 2400.0
+    with LeaseHolder(LeaseBook(tmp_path / "leases"), watch=nobody) as holder:
+        acting = Site().keeper(config(), holder=holder)
+        outcome, detail = await acting.act(wanted)
+        assert (outcome, acting.look(NOW_S).clock_mhz) == ("applied", 2400.0)
+        assert "full clock" in detail
+        assert [lease.reason for lease in holder.held] == ["because"]
+        acting.pinned = lambda: True
+        assert (await acting.act(Decision("set_clock", "cpu", 1600.0, "p", "")))[0] == "advised"
+        assert acting.look(NOW_S).clock_mhz == 2400.0
+        assert (await acting.act(Decision("scale_out", "cpu", 1, "p", "")))[0] == "advised"
+    assert settings(tree) == before
+
+
+def test_a_plan_bounds_the_governor(tree: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text(
+        '{"gpus": [{"clock_floor_mhz": 200, "clock_ceiling_mhz": 900},'
+        ' {"clock_floor_mhz": 400, "clock_ceiling_mhz": 1100}]}'
+    )
+    first = governed_clock(config(device="emulated", plan=plan), Mode.ACT)
+    assert (first.clocks_mhz[0], first.clocks_mhz[-1]) == (200, 860)
+    second = governed_clock(config(device="emulated", plan=plan, plan_gpu=2, max="1 GHz"), Mode.ACT)
+    assert (second.clocks_mhz[0], second.clocks_mhz[-1]) == (440, 980)
+
+
+def test_bounds_knees_and_who_may_not(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    found = governed_clock(config(min="2 GHz", max="2.5 GHz", knee="1 GHz"), Mode.ACT)
+    assert (found.clocks_mhz[0], found.clocks_mhz[-1], found.knee_mhz, found.knee_assumed) == (2000, 2500, 1000, False)
+    assert governed_clock(config(), Mode.ACT).knee_assumed
+    with pytest.raises(ConfigError, match="no clock within these bounds"):
+        governed_clock(config(min="5 GHz"), Mode.ACT)
+    emulated = governed_clock(config(device="emulated"), Mode.ACT)
+    assert (emulated.name, emulated.knee_mhz, emulated.knee_assumed) == ("emulated:0", 1004.0, False)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert governed_clock(config(), Mode.ADVISE).name == "cpu"
+    with pytest.raises(CapabilityError, match="may not be set") as caught:
+        governed_clock(config(), Mode.ACT)
+    assert caught.value.grant == "sudo chmod a+w /sys/devices/system/cpu/cpu*/cpufreq/scaling_m*_freq"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"governor": "fixed"}, "goes with governor fixed"),
+        ({"clock": "1 GHz"}, "goes with governor fixed"),
+        ({"min": "2 GHz", "max": "1 GHz"}, "is above max"),
+        ({"lease": "1 s"}, "at least twice the period"),
+    ],
+)
+def test_site_files_that_make_no_sense(changes: dict[str, str], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        config(**changes)
+
+
+def test_an_engine_that_tells_no_backlog_is_governed_by_what_comes(tree: Path) -> None:
+    site = Site(*[answered(0.02, NOW_S - 3.9 + k / 50) for k in range(190)])
+    del site.engine.backlog
+    view = site.keeper(config()).look(NOW_S)
+    assert view.waiting == ()
+    assert view.steady is not None
+    assert math.isfinite(view.steady.tail_ratio[-1])
