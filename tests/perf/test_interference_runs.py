@@ -18,6 +18,7 @@ from joulery.perf.interference import (
     solo,
 )
 from joulery.perf.interference_runs import (
+    BATCHES,
     FASTEST_CACHE_PERCENT,
     GpuFacts,
     ModelFacts,
@@ -71,6 +72,23 @@ def test_what_made_the_runs_is_found_again(name: str) -> None:
     assert by_data["held-out pairs"].max_ratio < 0.02
     assert any("L2 cache is estimated" in note for note in profile.notes)
     assert not any("kernels were not counted" in note for note in profile.notes)
+
+
+@pytest.mark.parametrize("name", ["alexnet", "resnet50", "vgg19"])
+def test_use_of_the_cache_is_what_a_profiler_read(name: str) -> None:
+    model = replace(truth(name), cache_slope=0.5 * truth(name).cache_slope)
+    real = replace(V100, models={name: model})
+    read = tuple((batch, solo(model, batch, 100.0).cache_percent) for batch in BATCHES)
+    known = ModelFacts(name, model.load_bytes, model.feedback_bytes, model.kernels, model.launch_ms, read)
+    runs = played(real, name, hardware=True)
+    profile = profile_of_runs(FACTS, known, runs, V100, hardware=True)
+    found = profile[name]
+    assert found.cache_slope == pytest.approx(model.cache_slope, rel=0.02)
+    assert found.cache_offset_percent == pytest.approx(0.0, abs=0.5)
+    assert found.cache_sensitivity == pytest.approx(model.cache_sensitivity, rel=0.05, abs=2e-3)
+    assert not any("L2 cache is estimated" in note for note in profile.notes)
+    with pytest.raises(DataError, match="not read at batch 32"):
+        profile_of_runs(FACTS, replace(known, cache_percent=read[:2]), runs, V100, hardware=True)
 
 
 def test_a_second_model_keeps_the_gpu_and_the_first() -> None:

@@ -1,8 +1,9 @@
 """Which runs under MPS profile a model on a GPU, and the coefficients they give (iGniter, section 3.1).
 
-Nine solo runs a model (three batches by three shares) and one run of two copies, as in the paper; where the paper
-reads the L2 cache with a profiler, an estimate that is labelled as one. Two more co-location runs are not fitted: they
-say how well the profile predicts. Copies of one model, one to five, give the hardware its coefficients.
+Nine solo runs a model (three batches by three shares) and one run of two copies, as in the paper; the use of the L2
+cache as a kernel profiler read it, and an estimate that is labelled as one where there is none. Two more co-location
+runs are not fitted: they say how well the profile predicts. Copies of one model, one to five, give the hardware its
+coefficients.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ class ModelFacts:
         load_bytes, feedback_bytes: Input and result of one request.
         kernels: Kernels of one inference; 0 where no profiler counted them.
         launch_ms: Their launch delay in all when alone; 0 where unknown.
+        cache_percent: ``(batch, use of the L2 cache in percent)`` alone on the whole GPU, of every batch in
+            :data:`BATCHES`; empty where no profiler read it.
     """
 
     name: str
@@ -96,6 +99,7 @@ class ModelFacts:
     feedback_bytes: float
     kernels: float = 0.0
     launch_ms: float = 0.0
+    cache_percent: tuple[tuple[int, float], ...] = ()
 
 
 def configurations(*, hardware: bool) -> tuple[tuple[int, int, float], ...]:
@@ -210,12 +214,7 @@ def _gpu_ms(gpu: GpuCoefficients, model: ModelFacts, run: ShareRun) -> float:
 def _model(gpu: GpuCoefficients, model: ModelFacts, runs: Sequence[ShareRun], notes: list[str]) -> ModelCoefficients:
     points = _points(gpu, model, runs)
     ability = [1000.0 * point.batch / (point.gpu_ms - model.launch_ms) for point in points]
-    cache = [
-        CachePoint(point.batch, point.share_percent, point.gpu_ms, FASTEST_CACHE_PERCENT * rate / max(ability))
-        for point, rate in zip(points, ability, strict=True)
-        if (point.batch, point.share_percent) in tuple(zip(BATCHES, SHARES, strict=True))
-    ]
-    notes.append(f"{model.name}: use of the L2 cache is estimated from throughput, no cache profiler read it")
+    cache, percent = _cache(gpu, model, points, ability, notes)
     if not model.kernels:
         notes.append(f"{model.name}: kernels were not counted; their launch is part of the time on the GPU")
     two = next((run for run in runs if (run.copies, run.batch, run.share_percent) == (2, *MIDDLE)), None)
@@ -232,9 +231,41 @@ def _model(gpu: GpuCoefficients, model: ModelFacts, runs: Sequence[ShareRun], no
         model.launch_ms,
         points,
         cache,
-        TwoCopies(alone_ms, beside_ms, two.clock_mhz, FASTEST_CACHE_PERCENT * ability[at] / max(ability)),
+        TwoCopies(alone_ms, beside_ms, two.clock_mhz, percent),
     )
     return _possible(fit_model(gpu, measured), model.name, notes)
+
+
+def _cache(
+    gpu: GpuCoefficients,
+    model: ModelFacts,
+    points: Sequence[SoloPoint],
+    ability: Sequence[float],
+    notes: list[str],
+) -> tuple[list[CachePoint], float]:
+    """Use of the L2 cache at three runs, and at the run that two copies are compared with, in percent."""
+    read = dict(model.cache_percent)
+    at = {(int(point.batch), point.share_percent): index for index, point in enumerate(points)}
+    if not read:
+        notes.append(f"{model.name}: use of the L2 cache is estimated from throughput, no cache profiler read it")
+        percent = [FASTEST_CACHE_PERCENT * rate / max(ability) for rate in ability]
+        wanted = [at[key] for key in zip(BATCHES, SHARES, strict=True)]
+        cache = [CachePoint(*points[index][:3], percent[index]) for index in wanted]
+        return cache, percent[at[MIDDLE]]
+    if missing := [batch for batch in BATCHES if batch not in read]:
+        raise DataError(f"{model.name}: use of the L2 cache was not read at batch {missing[0]}")
+
+    def full_clock_ms(point: SoloPoint) -> float:
+        # A profiler runs kernels one by one, at a clock no power cap lowers: so must the time they are set against.
+        return (point.gpu_ms - model.launch_ms) * min(point.clock_mhz / gpu.clock_max_mhz, 1.0)
+
+    whole = [points[at[batch, max(SHARES)]] for batch in BATCHES]
+    cache = [
+        CachePoint(point.batch, point.share_percent, full_clock_ms(point) + model.launch_ms, read[int(point.batch)])
+        for point in whole
+    ]
+    middle, alike = points[at[MIDDLE]], points[at[MIDDLE[0], max(SHARES)]]
+    return cache, read[MIDDLE[0]] * full_clock_ms(alike) / full_clock_ms(middle)
 
 
 def _possible(found: ModelCoefficients, name: str, notes: list[str]) -> ModelCoefficients:

@@ -64,6 +64,29 @@ def test_a_model_is_profiled_and_the_gpu_given_back(
     assert not list((tmp_path / "state/leases").glob("*.json"))
 
 
+def test_a_kernel_profiler_counts_where_there_is_one(
+    machine: NvmlFake,
+    inputs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PATH", f"{PATH.parent / 'ncu'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("JOULERY_FAKE_NCU", json.dumps({"load": 5, "each": 42}))
+    arguments = ["profile", MODEL, "--mps", "0", "--inputs", str(inputs), "--seconds", "0.1", "--warmup", "1", "--json"]
+    assert main(arguments) == 0
+    document = json.loads(capsys.readouterr().out)
+    profile = from_document(document)
+    assert profile["mine"].kernels == 42
+    assert not any("estimated from throughput" in note or "not counted" in note for note in document["notes"])
+    assert profile["mine"].cache_slope > 0, "the fake's use of the cache grows with the batch"
+    monkeypatch.setenv("JOULERY_FAKE_NCU", json.dumps({"refuse": True}))
+    assert main(arguments) == 0
+    said = capsys.readouterr()
+    assert "kernels are not counted" in said.err and "NVreg_RestrictProfilingToAdminUsers" in said.err
+    assert any("estimated from throughput" in note for note in json.loads(said.out)["notes"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

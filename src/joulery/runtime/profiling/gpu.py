@@ -6,22 +6,32 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from joulery.config.devices import GpuDeviceConfig
 from joulery.domain.engine import InferRequest, InferResponse, ModelRef, ReplicaSpec, RequestError
-from joulery.domain.errors import DataError
+from joulery.domain.errors import CapabilityError, DataError
 from joulery.domain.ports import Engine
 from joulery.domain.serving import Slice, SliceKind
 from joulery.domain.tensors import Tensor
 from joulery.perf.interference import InterferenceProfile
-from joulery.perf.interference_runs import GpuFacts, ModelFacts, ShareRun, configurations, profile_of_runs
+from joulery.perf.interference_runs import (
+    BATCHES,
+    MIDDLE,
+    GpuFacts,
+    ModelFacts,
+    ShareRun,
+    configurations,
+    profile_of_runs,
+)
 from joulery.runtime.compose.engine import local_engine
 from joulery.runtime.compose.gpus import BoardWatch, board_watch, local_gpus
+from joulery.runtime.compose.kernels import NsightCompute
 from joulery.runtime.leasing.lending import lending
+from joulery.runtime.profiling.kernels import count_kernels
 
 _LOOK_S = 0.02
 """How often clock and power are read."""
@@ -48,6 +58,7 @@ async def profile_under_mps(
     base: InterferenceProfile,
     plan: MpsPlan,
     *,
+    counter: NsightCompute | None = None,
     progress: Callable[[int, int, str], None] = lambda done, of, what: None,
     tell: Callable[[str], None] = lambda said: None,
 ) -> InterferenceProfile:
@@ -60,6 +71,8 @@ async def profile_under_mps(
         gpu: Which GPU.
         base: What is kept; its GPU's coefficients too where it was profiled on a GPU of this name.
         plan: How much to measure.
+        counter: The kernel profiler to count with; None for none. One that may not read the counters is told of, and
+            the profile is made without it.
         progress: Told how many of how many configurations are done, and what comes next.
         tell: Told what a person should know of the loan of the GPU.
 
@@ -68,6 +81,8 @@ async def profile_under_mps(
         DataError: The model does not answer, or the runs do not determine the coefficients.
     """
     with closing(board_watch(gpu)) as watch:
+        if counter is not None:
+            facts = await asyncio.to_thread(_counted, counter, model, facts, inputs, gpu, tell)
         hardware = base.gpu.name != watch.name
         wanted = configurations(hardware=hardware)
         idle_w, _ = await _watched(watch, asyncio.sleep(plan.seconds))
@@ -86,8 +101,26 @@ async def profile_under_mps(
         cap_w, clock_mhz = watch.limits()
         board = GpuFacts(watch.name, cap_w, clock_mhz, idle_w, watch.pcie_bytes_per_ms())
     load_bytes = float(sum(array.nbytes for array in inputs.values()))
-    known = ModelFacts(facts.name, load_bytes, result_bytes, facts.kernels, facts.launch_ms)
+    known = replace(facts, load_bytes=load_bytes, feedback_bytes=result_bytes)
     return profile_of_runs(board, known, runs, base, hardware=hardware)
+
+
+def _counted(
+    counter: NsightCompute,
+    model: ModelRef,
+    facts: ModelFacts,
+    inputs: dict[str, Tensor],
+    gpu: int | str,
+    tell: Callable[[str], None],
+) -> ModelFacts:
+    """What is known of the model once its kernels are counted; as before where they cannot be."""
+    try:
+        found = count_kernels(counter, model, inputs, gpu, BATCHES)
+    except (CapabilityError, DataError) as error:
+        tell(f"kernels are not counted: {error}" + (f"; {error.hint}" if error.hint else ""))
+        return facts
+    kernels = facts.kernels or float(found[MIDDLE[0]].kernels)
+    return replace(facts, kernels=kernels, cache_percent=tuple((n, each.l2_percent) for n, each in found.items()))
 
 
 async def _run(

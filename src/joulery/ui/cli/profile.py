@@ -56,7 +56,8 @@ if TYPE_CHECKING:
 @click.option("--mps", metavar="GPU", help="Profile NAME=MODEL on this GPU under MPS: index or UUID.")
 @click.option("--inputs", type=click.Path(path_type=Path), metavar="NPZ", help="With --mps: one request, as arrays.")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), default=2.0, help="With --mps: per run (2).")
-@click.option("--kernels", type=click.IntRange(0), default=0, help="With --mps: kernels of one inference, if counted.")
+@click.option("--kernels", type=click.IntRange(0), default=0, help="With --mps: kernels of one inference, if known.")
+@click.option("--ncu/--no-ncu", default=True, help="With --mps: count with Nsight Compute, where installed (yes).")
 @click.option("--launch", metavar="TIME", help="With --mps: launch delay of all of them, such as 32 us.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Where the profile goes.")
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as one JSON object.")
@@ -77,6 +78,7 @@ def command(
     inputs: Path | None,
     seconds: float,
     kernels: int,
+    ncu: bool,
     launch: str | None,
     output: Path | None,
     as_json: bool,
@@ -104,7 +106,7 @@ def command(
     if mps is not None:
         from joulery.ui.profile.mps import MpsRequest, profile_mps
 
-        profile_mps(MpsRequest(what, mps, inputs, seconds, warmup, kernels, launch, base, output, as_json))
+        profile_mps(MpsRequest(what, mps, inputs, seconds, warmup, kernels, launch, ncu, base, output, as_json))
         return
     if points is not None:
         _calibrate(points, output, as_json)

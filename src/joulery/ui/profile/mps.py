@@ -18,6 +18,7 @@ from joulery.domain.tensors import Tensor
 from joulery.perf import catalog
 from joulery.perf.interference_document import as_document
 from joulery.perf.interference_runs import ModelFacts
+from joulery.runtime.compose.kernels import nsight_compute
 from joulery.runtime.profiling.gpu import MpsPlan, profile_under_mps
 from joulery.store.files import disk_errors, write_atomically
 from joulery.ui.plan.fitting import fit_table, totals
@@ -34,7 +35,8 @@ class MpsRequest:
         gpu: Index or UUID.
         inputs: One request, in an .npz file.
         seconds, warmup: How much each run measures.
-        kernels, launch: What a kernel profiler counted; 0 and None where none did.
+        kernels, launch: Kernels and their launch delay as the user states them; 0 and None where not.
+        ncu: Whether Nsight Compute counts kernels, where it is installed.
         base: The profile to start from: a name of the catalog or a file.
         output: Where the profile goes.
         as_json: Print it as one object.
@@ -47,6 +49,7 @@ class MpsRequest:
     warmup: int
     kernels: int
     launch: str | None
+    ncu: bool
     base: str
     output: Path | None
     as_json: bool
@@ -77,6 +80,7 @@ def profile_mps(request: MpsRequest) -> None:
                 int(request.gpu) if request.gpu.isdigit() else request.gpu,
                 base,
                 MpsPlan(request.seconds, request.warmup),
+                counter=nsight_compute() if request.ncu else None,
                 progress=progress,
                 tell=lambda said: click.echo(said, err=True),
             )

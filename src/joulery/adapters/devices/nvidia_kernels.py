@@ -1,0 +1,127 @@
+"""What NVIDIA's kernel profiler (Nsight Compute, ``ncu``) sees of a command: its kernels, their use of the L2 cache.
+
+It runs every kernel by itself, several times over, so the command takes longer and its timing means nothing; the number
+of kernels and the share of its peak at which each keeps the L2 cache busy are what it is asked for.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from joulery.domain.errors import CapabilityError, DataError
+
+L2_PERCENT = "lts__t_sectors.avg.pct_of_peak_sustained_elapsed"
+DURATION = "gpu__time_duration.sum"
+_LONGEST_S = 600.0
+_FORBIDDEN = "ERR_NVGPUCTRPERM"
+_GRANT = (
+    "echo 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' | sudo tee /etc/modprobe.d/nvidia-profiling.conf, "
+    "then load the driver anew; or run as root"
+)
+
+
+class Kernel(NamedTuple):
+    """One launch.
+
+    Attributes:
+        duration_ns: By itself.
+        l2_percent: Sectors the L2 cache moved meanwhile, in percent of its peak.
+    """
+
+    duration_ns: float
+    l2_percent: float
+
+
+class NsightCompute:
+    """``ncu`` of this machine.
+
+    Args:
+        program: Its path.
+    """
+
+    def __init__(self, program: str) -> None:
+        self._program = program
+
+    def kernels(self, command: Sequence[str], environ: Mapping[str, str]) -> tuple[Kernel, ...]:
+        """Run a command to its end; every kernel it launched, in order.
+
+        Args:
+            command: The command and its arguments.
+            environ: Its environment, beside this process's own.
+
+        Raises:
+            CapabilityError: ncu may not read the counters, cannot be started or fails; it says why.
+            DataError: What it printed is not its CSV, or the command took longer than ten minutes.
+        """
+        with tempfile.TemporaryDirectory(prefix="joulery-ncu-") as folder:
+            log = Path(folder) / "kernels.csv"
+            # The log file keeps what ncu says apart from what the command prints; base units are ns and percent.
+            flags = ["--csv", "--print-units", "base", "--target-processes", "all", "--log-file", str(log)]
+            asked = [self._program, *flags, "--metrics", f"{L2_PERCENT},{DURATION}", *command]
+            try:
+                done = subprocess.run(
+                    asked,
+                    env={**os.environ, **environ, "LC_ALL": "C"},
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
+                    errors="replace",
+                    timeout=_LONGEST_S,
+                    check=False,
+                )
+            except OSError as error:
+                raise CapabilityError(f"cannot start {self._program}: {error.strerror}", resource="ncu") from error
+            except subprocess.TimeoutExpired as error:
+                raise DataError(f"{self._program} took longer than {_LONGEST_S:g} s", hint="profile less") from error
+            said = log.read_text(errors="replace") if log.exists() else ""
+        if done.returncode != 0 or "==ERROR==" in said:
+            raise _refused(said, done.stderr)
+        return parse(said)
+
+
+def nsight_compute() -> NsightCompute | None:
+    """The profiler of this machine; None where it is not installed."""
+    program = shutil.which("ncu")
+    return None if program is None else NsightCompute(program)
+
+
+def parse(said: str) -> tuple[Kernel, ...]:
+    """The kernels in what ``ncu --csv`` printed, in the order of their launch.
+
+    Raises:
+        DataError: There is no table, or a kernel lacks one of the two metrics.
+    """
+    lines = said.splitlines()
+    begin = next((at for at, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if begin is None:
+        if "No kernels were profiled" in said:
+            return ()
+        raise DataError("no table in what ncu printed", hint="is it Nsight Compute 2020 or newer? ncu --version")
+    found: dict[int, dict[str, float]] = {}
+    for row, line in enumerate(csv.DictReader(lines[begin:]), start=begin + 2):
+        try:
+            found.setdefault(int(line["ID"]), {})[line["Metric Name"]] = float(line["Metric Value"].replace(",", ""))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"not a line of ncu: {type(error).__name__} {error}", file="ncu", row=row) from error
+    try:
+        return tuple(Kernel(found[number][DURATION], found[number][L2_PERCENT]) for number in sorted(found))
+    except KeyError as error:
+        raise DataError(
+            f"ncu did not measure {error} of every kernel", hint="does this GPU have that counter?"
+        ) from error
+
+
+def _refused(said: str, stderr: str) -> CapabilityError:
+    """Why ncu failed, in its own words."""
+    lines = [line.strip() for line in (*said.splitlines(), *stderr.splitlines()) if line.strip()]
+    told = next((line for line in lines if "==ERROR==" in line), lines[-1] if lines else "it says nothing")
+    reason = told.replace("==ERROR==", "").strip()
+    hint = f"grant it: {_GRANT}" if _FORBIDDEN in reason else ""
+    return CapabilityError(f"ncu cannot profile: {reason}", resource="ncu", hint=hint)

@@ -1,0 +1,77 @@
+"""Kernels of one inference and their use of the L2 cache, by a kernel profiler: what the paper takes from Nsight."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from joulery.domain.engine import ModelRef
+from joulery.domain.errors import DataError
+from joulery.domain.tensors import Tensor
+from joulery.runtime.compose.kernels import Kernel, NsightCompute
+
+_FEW, _MORE = 1, 3
+"""Inferences of the two runs: their difference is two, whatever loading and the first one launch."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCount:
+    """What one inference launches.
+
+    Attributes:
+        kernels: How many.
+        l2_percent: Use of the L2 cache while they run, in percent of its peak, weighted by their time.
+    """
+
+    kernels: int
+    l2_percent: float
+
+
+def count_kernels(
+    profiler: NsightCompute, model: ModelRef, inputs: dict[str, Tensor], gpu: int | str, batches: Sequence[int]
+) -> dict[int, KernelCount]:
+    """Count at several batch sizes, alone on the whole GPU.
+
+    Args:
+        profiler: What counts.
+        model: What is asked.
+        inputs: One request: arrays whose first axis is the batch, of length 1.
+        gpu: Index or UUID.
+        batches: Sizes of a batch.
+
+    Returns:
+        By batch size.
+
+    Raises:
+        CapabilityError: The profiler may not read the counters, or fails.
+        DataError: Two inferences do not launch the same number of kernels, or none.
+    """
+    # All SMs, where a daemon for sharing runs meanwhile.
+    environ = {"CUDA_VISIBLE_DEVICES": str(gpu), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100"}
+    program = [sys.executable, "-m", "joulery.adapters.engines.once", str(model)]
+    with tempfile.TemporaryDirectory(prefix="joulery-kernels-") as folder:
+        request = Path(folder) / "request.npz"
+        np.savez(request, **inputs)  # type: ignore[arg-type]
+        found = {}
+        for batch in batches:
+            few, more = (
+                profiler.kernels([*program, str(request), str(batch), str(times)], environ) for times in (_FEW, _MORE)
+            )
+            found[batch] = _one_inference(few, more, f"{model} at batch {batch}")
+    return found
+
+
+def _one_inference(few: Sequence[Kernel], more: Sequence[Kernel], what: str) -> KernelCount:
+    count, odd = divmod(len(more) - len(few), _MORE - _FEW)
+    if count <= 0 or odd:
+        raise DataError(
+            f"{what}: {_FEW} inference launched {len(few)} kernels and {_MORE} launched {len(more)}",
+            hint="the number of kernels must not change from one inference to the next; --kernels N states it",
+        )
+    last = np.array(more[-count:], np.float64)
+    return KernelCount(count, float(np.average(last[:, 1], weights=last[:, 0])))
