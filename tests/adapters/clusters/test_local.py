@@ -118,6 +118,23 @@ def test_a_command_that_is_not_there_fails_and_says_so(machine: Machine) -> None
     assert "no-such-program-here" in machine.output(number)
 
 
+def test_a_job_that_ended_before_anybody_saw_it_start_is_over(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawn = os.posix_spawn
+
+    def ended(*arguments: Any, **more: Any) -> int:
+        pid = spawn(*arguments, **more)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        return pid
+
+    monkeypatch.setattr(os, "posix_spawn", ended)
+    number = machine.submit("", command=["no-such-program-here"])
+    machine.backend.apply(Start(number, 1))
+    assert machine.backend.placements() == ()
+    assert machine.job(number).exit_code == 127
+
+
 def test_stopped_it_saves_waits_and_starts_again_wider_with_its_output_whole(machine: Machine) -> None:
     number = machine.submit(SAVES, 1, 3)
     machine.backend.apply(Start(number, 1))

@@ -312,8 +312,12 @@ class LocalBackend:
 
 
 def _alive(run: Mapping[str, Any]) -> bool:
-    """Whether the process that was started then still runs: same number, same start, same boot."""
-    return bool(run["boot"] == _boot_id() and _start_ticks(run["pid"]) == run["start_ticks"])
+    """Whether the process that was started then still runs: same number, same start, same boot.
+
+    One that had ended before anybody saw it start has no start, and does not run.
+    """
+    start_ticks = _start_ticks(run["pid"])
+    return start_ticks is not None and bool(run["boot"] == _boot_id() and start_ticks == run["start_ticks"])
 
 
 def _start_ticks(pid: int) -> int | None:
