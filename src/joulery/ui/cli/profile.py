@@ -164,32 +164,20 @@ def command(
 
 def _calibrate(points: str, output: Path | None, as_json: bool) -> None:
     """Fit the costs of services on measured runs."""
-    from rich.console import Console
-
     from joulery.ui.profile.calibration import calibrated, document, view
+    from joulery.ui.profile.interference import keep, plain_console
 
     found = calibrated(points)
     made = document(found)
-    _keep(made, output)
+    keep(made, output)
     if as_json:
         click.echo(json.dumps(made))
         return
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 110
+    console = plain_console()
     for part in view(found):
         console.print(part)
     if output is not None:
         console.print(f"kept in {output}")
-
-
-def _keep(document: dict[str, object], output: Path | None) -> None:
-    if output is None:
-        return
-    try:
-        output.write_text(json.dumps(document) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {output}: {error.strerror}", pointer="--output") from None
 
 
 _TIMED_TOGETHER = 12
@@ -229,25 +217,10 @@ def _fit(solo_file: Path | None, pairs_file: Path | None, base: str, output: Pat
         raise ConfigError(
             "a fit needs solo latencies and latencies of pairs", pointer="--pairs", expected="--from CSV --pairs CSV"
         )
-    from rich.console import Console
+    from joulery.ui.plan.fitting import fitted
+    from joulery.ui.profile.interference import hand_over
 
-    from joulery.perf.interference_document import as_document
-    from joulery.ui.plan.fitting import fit_table, fitted, totals
-
-    profile = fitted(solo_file, pairs_file, base)
-    document = {**as_document(profile), "totals": totals(profile)}
-    _keep(document, output)
-    if as_json:
-        click.echo(json.dumps(document))
-        return
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 110
-    console.print(fit_table(profile))
-    for note in profile.notes:
-        console.print(note, style="yellow")
-    if output is not None:
-        console.print(f"kept in {output}")
+    hand_over(fitted(solo_file, pairs_file, base), output, as_json=as_json)
 
 
 def _named(site: Site, what: str) -> tuple[ServiceConfig, tuple[str, ...]]:

@@ -5,15 +5,11 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
-import json
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import click
-from rich.console import Console
 
 from joulery.config import load
 from joulery.config.services import ServiceConfig
@@ -22,13 +18,14 @@ from joulery.domain.engine import ModelRef
 from joulery.domain.errors import ConfigError
 from joulery.perf.interference import InterferenceProfile
 from joulery.perf.interference_calibrate import calibrate, starting_profile
-from joulery.perf.interference_document import as_document, check_profile
+from joulery.perf.interference_document import check_profile
 from joulery.runtime.compose.engine import local_engine
 from joulery.runtime.compose.models import cache_folder
 from joulery.runtime.compose.service import fleet_cores, model_ref
 from joulery.runtime.profiling.colocation import Design, Measurements, Progress, cpu_as_gpu, measure_together
 from joulery.store.files import disk_errors
-from joulery.ui.plan.fitting import PAIR_COLUMNS, SOLO_COLUMNS, fit_table, totals
+from joulery.ui.plan.fitting import PAIR_COLUMNS, SOLO_COLUMNS
+from joulery.ui.profile.interference import hand_over
 from joulery.ui.progress import told
 
 _QUIET_CORES = 0.2
@@ -98,20 +95,7 @@ def profile_together(
     if others > _QUIET_CORES:
         busy = f"other processes kept {others:.1f} cores busy meanwhile: measure again on a quiet machine"
         profile = replace(profile, notes=(*profile.notes, busy))
-    document = {**as_document(profile), "totals": totals(profile)}
-    if output is not None:
-        _keep(output, json.dumps(document) + "\n")
-    if as_json:
-        click.echo(json.dumps(document))
-        return
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 110
-    console.print(fit_table(profile))
-    for note in profile.notes:
-        console.print(note, style="yellow")
-    if output is not None:
-        console.print(f"kept in {output}, the measurements beside it")
+    hand_over(profile, output, as_json=as_json, beside=", the measurements beside it")
 
 
 def fitted(found: Measurements, cores: int, *, apart: bool = False) -> InterferenceProfile:

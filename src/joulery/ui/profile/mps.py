@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 import numpy as np
-from rich.console import Console
 
 from joulery.config.quantity import TIME, parse_quantity
 from joulery.domain.engine import ModelRef
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.tensors import Tensor
 from joulery.perf import catalog
-from joulery.perf.interference_document import as_document
 from joulery.perf.interference_runs import ModelFacts
 from joulery.runtime.compose.kernels import nsight_compute
 from joulery.runtime.profiling.gpu import MpsPlan, profile_under_mps
-from joulery.store.files import disk_errors, write_atomically
-from joulery.ui.plan.fitting import fit_table, totals
 from joulery.ui.plan.request import read_profile
+from joulery.ui.profile.interference import hand_over
 from joulery.ui.progress import told
 
 
@@ -85,22 +81,7 @@ def profile_mps(request: MpsRequest) -> None:
                 tell=lambda said: click.echo(said, err=True),
             )
         )
-    document = {**as_document(profile), "totals": totals(profile)}
-    if request.output is not None:
-        content = json.dumps(document).encode() + b"\n"
-        with disk_errors(request.output):
-            write_atomically(request.output, lambda file: file.write(content))
-    if request.as_json:
-        click.echo(json.dumps(document))
-        return
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 110
-    console.print(fit_table(profile))
-    for note in profile.notes:
-        console.print(note, style="yellow")
-    if request.output is not None:
-        console.print(f"kept in {request.output}")
+    hand_over(profile, request.output, as_json=request.as_json)
 
 
 def one_request(file: Path) -> dict[str, Tensor]:

@@ -1,0 +1,60 @@
+"""An interference profile, however it came about: kept in a file, printed as one object or shown as a table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from joulery.perf.interference import InterferenceProfile
+from joulery.perf.interference_document import as_document
+from joulery.store.files import disk_errors, write_atomically
+from joulery.ui.plan.fitting import fit_table, totals
+
+
+def hand_over(profile: InterferenceProfile, output: Path | None, *, as_json: bool, beside: str = "") -> None:
+    """Keep a profile and show it.
+
+    Args:
+        profile: With its fits and notes.
+        output: Where it goes; None to keep it nowhere.
+        as_json: Print it as one object instead of a table.
+        beside: What else was kept there, in words.
+
+    Raises:
+        CapabilityError: The disk refuses.
+    """
+    document = {**as_document(profile), "totals": totals(profile)}
+    keep(document, output)
+    if as_json:
+        click.echo(json.dumps(document))
+        return
+    console = plain_console()
+    console.print(fit_table(profile))
+    for note in profile.notes:
+        console.print(note, style="yellow")
+    if output is not None:
+        console.print(f"kept in {output}{beside}")
+
+
+def keep(document: dict[str, Any], output: Path | None) -> None:
+    """Write a document as JSON, whole or not at all; nothing where there is no file.
+
+    Raises:
+        CapabilityError: The disk refuses.
+    """
+    if output is not None:
+        content = json.dumps(document).encode() + b"\n"
+        with disk_errors(output):
+            write_atomically(output, lambda file: file.write(content))
+
+
+def plain_console() -> Console:
+    """A console that is wide enough for a table where nobody watches."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 110
+    return console
