@@ -94,3 +94,34 @@ def test_partitions_are_tried_live(tmp_path: Path, nvml: NvmlFake) -> None:
     assert outcomes.count("ok") > 100 and set(outcomes) <= {"ok", "cancelled"}, "requests wait while the GPU is cut"
     assert decide_again(run.log()).differences == ()
     assert nvml.layout() == (False, ()), "what was cut is given back"
+
+
+def test_two_services_each_in_a_pod_of_one_site_file(tmp_path: Path, nvml: NvmlFake) -> None:
+    name = "NVIDIA A100-SXM4-40GB"
+    nvml = NvmlFake(gpu(name, idle_w=50.0), gpu(name, 1, idle_w=50.0), file=nvml.file)
+    cuts = "mode: mig, cuts: [[3g.20gb, 4g.20gb]]"
+    path = on_gpu(tmp_path, f"{{gpu: 0, {cuts}}}, {{gpu: 1, {cuts}}}")
+    head, services, tail = text_parts(path.read_text())
+    pods = ("gpus: [1]", "gpus: [0]")
+    twice = [
+        services.replace("name: sums", f"name: {who}").replace("owner: tests", f"owner: tests\n    {pod}")
+        for who, pod in zip(("sums", "more"), pods, strict=True)
+    ]
+    own = "    load: {kind: constant, rate: 20 /s, duration: 2 s}\n"
+    path.write_text(f"{head}{twice[0]}{twice[1]}{own}{tail}")
+    with Up(path, tmp_path) as up:
+        code, said, complaint = up.end()
+        assert up.survivors() == []
+    assert code == 0, complaint
+    report = json.loads((tmp_path / "run/report.json").read_text())
+    assert {each["service"]: each["failed"] for each in report["services"]} == {"sums": 0, "more": 0}
+    assert all(each["requests"] > 20 for each in report["services"])
+    assert "gpu:1 cut as" in said and "gpu:0 cut as" in said
+    assert [nvml.layout(index) for index in range(2)] == [(False, ()), (False, ())], "given back"
+
+
+def text_parts(text: str) -> tuple[str, str, str]:
+    """A toy site: what stands before its service, the service, what stands after."""
+    head, begins, rest = text.partition("  - name: sums")
+    service, ends, tail = rest.partition("serving:")
+    return head, begins + service, ends + tail

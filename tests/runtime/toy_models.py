@@ -19,21 +19,22 @@ class GpuSum:
 
         self.nvml = NvmlFake(file=Path(os.environ[STATE]))
         percent = os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
-        self.share = float(percent) / 100 if percent else self.slices() / 7
+        self.board, self.share = (0, float(percent) / 100) if percent else self.instance()
         self.busy_s = busy_s
 
-    def slices(self) -> int:
-        """Compute slices of the instance this process was told to use."""
+    def instance(self) -> tuple[int, float]:
+        """The board of the instance this process was told to use, and its part of the board."""
         nvml, mine = self.nvml, os.environ["CUDA_VISIBLE_DEVICES"]
-        for index in range(len(nvml.boards[0]["instances"])):
-            handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(("gpu", 0), index)
-            if nvml.nvmlDeviceGetUUID(handle) == mine:
-                return int(nvml.nvmlDeviceGetName(handle).rpartition("MIG ")[2][0])
+        for board, facts in enumerate(nvml.boards):
+            for index in range(len(facts["instances"])):
+                handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(("gpu", board), index)
+                if nvml.nvmlDeviceGetUUID(handle) == mine:
+                    return board, int(nvml.nvmlDeviceGetName(handle).rpartition("MIG ")[2][0]) / 7
         raise RuntimeError(f"there is no instance {mine}")
 
     def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
         time.sleep(self.busy_s / self.share)
-        self.nvml.worked(0, 200.0 * self.busy_s)
+        self.nvml.worked(self.board, 200.0 * self.busy_s)
         return {"y": np.sum(inputs["x"], axis=-1)}
 
 

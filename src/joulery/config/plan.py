@@ -65,7 +65,7 @@ class PlanSection(Section):
     papers' algorithms; columns: which variants on which MIG slices of how many GPUs, with a bound; clover: the paper's
     search for the same."""
     colocate: bool = False
-    """For columns: whether services may share a GPU, a slice each; each has GPUs of its own when not."""
+    """For columns and joulery up: whether services may share a GPU, a slice each; each has GPUs of its own when not."""
     arrivals: PlannedArrivals = PoissonArrivals(kind="poisson")
     """How requests follow one another where a service does not say: constant, poisson, or gamma with a cv."""
     accounting: Literal["half-slo", "full-slo"] = "half-slo"

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from joulery.config.arrivals import PlannedArrivals, RateStep, increasing
+from joulery.config.devices import GpuId
 from joulery.config.fleet import CpuConfig
 from joulery.config.loadgen import LoadConfig
 from joulery.config.problem import problem
@@ -169,6 +170,9 @@ class ServiceConfig(Section):
     """How variants are chosen."""
     cpu: CpuConfig | None = None
     """The CPU cores it may use where a site has several services; an equal part of what is left when left out."""
+    gpus: tuple[GpuId, ...] | None = None
+    """Its pod, where a site has several services: which of fleet.devices it runs on, by their gpu, and no other
+    service does, unless plan.colocate. An equal part of those that nobody names when left out."""
     load: LoadConfig | None = None
     """What joulery up sends to this service; the site's load where that names it when left out."""
 
@@ -192,6 +196,7 @@ class ServiceConfig(Section):
     @model_validator(mode="after")
     def _can_be_met(self) -> ServiceConfig:
         increasing(self.rates)
+        self._pod_is_some()
         if self.load is not None and self.load.service not in (None, self.name):
             raise problem("the load of a service goes to that service", expected=self.name, at=("load", "service"))
         if self.family_config is None:
@@ -205,6 +210,13 @@ class ServiceConfig(Section):
         if isinstance(self.policy, FixedPolicy) and self.policy.variant not in (None, *names):
             raise problem("is no variant of this service", expected=", ".join(names), at=("policy", "variant"))
         return self
+
+    def _pod_is_some(self) -> None:
+        if self.gpus is not None and not self.gpus:
+            raise problem("a pod has one GPU or more", hint="leave it out for an equal part of the GPUs", at=("gpus",))
+        for index, gpu in enumerate(self.gpus or ()):
+            if gpu in (self.gpus or ())[:index]:
+                raise problem("stands twice; each GPU once", at=("gpus", index))
 
 
 def unique(names: list[str], at: tuple[str, ...]) -> None:

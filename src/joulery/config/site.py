@@ -73,7 +73,26 @@ class Site(Section):
         aimed = self._aim
         if aimed is not None and self.service(aimed).load is not None:
             raise problem(f"service {aimed} has a load of its own", hint="keep one of the two", at=("load",))
+        self._pods_fit()
         return self
+
+    def _pods_fit(self) -> None:
+        """Each service's GPUs are listed, and its own unless GPUs may be shared."""
+        listed = [device.gpu for device in self.fleet.devices]
+        owner: dict[int | str, str] = {}
+        for number, service in enumerate(self.services):
+            for index, gpu in enumerate(service.gpus or ()):
+                at = ("services", number, "gpus", index)
+                if gpu not in listed:
+                    known = ", ".join(map(str, listed)) or "nothing there yet"
+                    raise problem("is not listed under fleet.devices", expected=known, at=at)
+                if gpu in owner and not self.plan.colocate:
+                    raise problem(
+                        f"service {owner[gpu]} has that GPU; pods do not overlap",
+                        hint="give each GPU to one service, or let services share GPUs: plan: {colocate: true}",
+                        at=at,
+                    )
+                owner[gpu] = service.name
 
     @property
     def _aim(self) -> str | None:

@@ -7,8 +7,8 @@ with room. What is cut already stays cut while it suffices: cutting costs second
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from joulery.adapters.devices.nvidia_mig import NvidiaMig, cuda_environment
 from joulery.adapters.devices.nvidia_mps import NvidiaMps
@@ -40,6 +40,15 @@ class GpuPlaces:
     shared: Mapping[str, NvidiaMps] = field(default_factory=dict)
     whole: Mapping[str, str] = field(default_factory=dict)
     specs: Mapping[str, DeviceSpec] = field(default_factory=dict)
+
+    def only(self, names: Collection[str]) -> GpuPlaces:
+        """Some of these GPUs alone."""
+        return replace(
+            self,
+            cut={name: device for name, device in self.cut.items() if name in names},
+            shared={name: device for name, device in self.shared.items() if name in names},
+            whole={name: uuid for name, uuid in self.whole.items() if name in names},
+        )
 
     def vacate(self, wanted: Wanted, /) -> frozenset[str]:
         """Ids of the instances that another cut would destroy.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,13 +13,15 @@ from joulery.adapters.devices.nvidia_watch import BoardWatch
 from joulery.adapters.devices.places import GpuPlaces
 from joulery.config.devices import GpuDeviceConfig
 from joulery.domain.device import DeviceSpec, MigSetting, MpsSetting
-from joulery.domain.errors import CapabilityError
+from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.mig import menu_for
-from joulery.domain.ports import Places
 from joulery.domain.serving import Slice
 from joulery.runtime.leasing.leases import LeaseHolder
 
-__all__ = ["BoardWatch", "LocalGpus", "board_watch", "local_gpus", "together"]
+__all__ = ["BoardWatch", "LocalGpus", "Partitions", "board_watch", "local_gpus"]
+
+Partitions = Sequence[tuple[Slice, ...]]
+"""The ways to cut one GPU."""
 
 
 @dataclass(slots=True)
@@ -28,14 +30,22 @@ class LocalGpus:
 
     Attributes:
         places: Where replicas run on them; every cut and daemon is on loan.
-        partitions: The ways each may be cut, in the order of the site file.
-        names: What they are called as devices (``gpu:0``).
+        partitions: The ways each may be cut, by what it is called as a device (``gpu:0``), in the order of the site
+            file.
     """
 
-    places: Places
-    partitions: tuple[tuple[tuple[Slice, ...], ...], ...]
-    names: tuple[str, ...] = ()
+    places: GpuPlaces
+    partitions: Mapping[str, Partitions]
     _open: list[Any] = field(default_factory=list)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What they are called as devices."""
+        return tuple(self.partitions)
+
+    def pod(self, partitions: Mapping[str, Partitions]) -> LocalGpus:
+        """Some of them, cut in some of the ways; whoever opened all of them closes them."""
+        return LocalGpus(self.places.only(partitions), partitions)
 
     def close(self) -> None:
         """Let go of the driver; loans are given back by their holder. Safe to call twice."""
@@ -66,32 +76,34 @@ def local_gpus(devices: Sequence[GpuDeviceConfig], holder: LeaseHolder) -> Local
         any_device: Any = device
         return holder.set(any_device, spec, wanted, reason)
 
-    partitions: list[tuple[tuple[Slice, ...], ...]] = []
+    partitions: dict[str, Partitions] = {}
     opened: list[Any] = []
     cut: dict[str, NvidiaMig] = {}
     shared: dict[str, NvidiaMps] = {}
     whole: dict[str, str] = {}
     specs: dict[str, DeviceSpec] = {}
-    for config in devices:
+    for index, config in enumerate(devices):
+        menu: tuple[tuple[str, ...], ...] = ()
         if config.mode == "mig":
             mig = NvidiaMig(config.gpu)
             opened.append(mig)
-            cut[mig.device] = mig
-            specs[mig.device] = DeviceSpec("nvidia-mig", {"gpu": config.gpu})
-            partitions.append(config.as_partitions(_menu(mig, config)))
+            name, menu = mig.device, _menu(mig, config)
+            cut[name], specs[name] = mig, DeviceSpec("nvidia-mig", {"gpu": config.gpu})
         elif config.mode == "mps":
             mps = NvidiaMps(config.gpu)
             opened.append(mps)
-            shared[mps.device] = mps
-            specs[mps.device] = DeviceSpec("nvidia-mps", {"gpu": config.gpu})
-            partitions.append(config.as_partitions())
+            name = mps.device
+            shared[name], specs[name] = mps, DeviceSpec("nvidia-mps", {"gpu": config.gpu})
         else:
             board = open_board(config.gpu)
             opened.append(board)
-            whole[board.device] = board.uuid
-            partitions.append(config.as_partitions())
+            name = board.device
+            whole[name] = board.uuid
+        if name in partitions:
+            raise ConfigError(f"{name} stands twice, under two names", pointer=f"fleet.devices.{index}.gpu")
+        partitions[name] = config.as_partitions(menu)
     places = GpuPlaces(turn, cut, shared, whole, specs)
-    return LocalGpus(places, tuple(partitions), tuple(each.device for each in opened), opened)
+    return LocalGpus(places, partitions, opened)
 
 
 def _menu(mig: NvidiaMig, config: GpuDeviceConfig) -> tuple[tuple[str, ...], ...]:
@@ -104,11 +116,3 @@ def _menu(mig: NvidiaMig, config: GpuDeviceConfig) -> tuple[tuple[str, ...], ...
             hint="name those to choose from: cuts: [[3g.40gb, 3g.40gb]]",
         )
     return () if menu is None else menu.multisets
-
-
-def together(partitions: Sequence[Sequence[tuple[Slice, ...]]]) -> tuple[tuple[Slice, ...], ...]:
-    """The ways several devices may be cut at once, equal ones once."""
-    found: tuple[tuple[Slice, ...], ...] = ((),)
-    for options in partitions:
-        found = tuple(dict.fromkeys(tuple(sorted((*so_far, *option))) for so_far in found for option in options))
-    return found

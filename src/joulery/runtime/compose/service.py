@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from joulery.config.fleet import CpuConfig
@@ -20,6 +20,7 @@ from joulery.domain.profile import Profile
 from joulery.domain.serving import ModelFamily, Slice, Slo
 from joulery.perf.layouts import LayoutMetrics, Predictor
 from joulery.perf.queueing import capacity_rps
+from joulery.policies.pools.pods import Seats, split
 from joulery.policies.trials.policy import TrialPolicy
 from joulery.policies.trials.search import TrialProblem
 from joulery.policies.trials.space import misfits, slice_menu
@@ -27,7 +28,7 @@ from joulery.policies.trials.state import Budget, TrialTerms
 from joulery.policies.variants.objective import Objective
 from joulery.policies.variants.policy import VariantPolicy, baseline
 from joulery.policies.variants.spaces import core_partitions, cpu_slices, layouts
-from joulery.runtime.compose.gpus import LocalGpus, together
+from joulery.runtime.compose.gpus import LocalGpus
 from joulery.runtime.compose.inputs import read_arrivals
 from joulery.runtime.compose.models import lite_file
 
@@ -50,6 +51,7 @@ class ServiceSetup:
         partitions: The ways its cores may be cut.
         candidates: The layouts there are to choose from.
         gpus: The GPUs its replicas run on (``gpu:0``); empty on the CPU.
+        seats: Of each partition, which GPU has which slice; empty on the CPU.
     """
 
     name: str
@@ -61,6 +63,7 @@ class ServiceSetup:
     partitions: tuple[tuple[Slice, ...], ...]
     candidates: tuple[Layout, ...]
     gpus: tuple[str, ...] = ()
+    seats: Seats = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +94,7 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
         site: For the fleet.
         config: The service.
         cache: Where built models are kept.
-        gpus: The GPUs it runs on; None for the CPU.
+        gpus: Its pod: the GPUs it runs on, as it may cut them; None for the CPU.
 
     Raises:
         CapabilityError: The machine has fewer cores than asked for, or a package is missing.
@@ -101,14 +104,10 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
     cores, cpu = cores_of(site)[config.name], config.cpu or site.fleet.cpu
     fixed = None if cpu is None else cpu.as_slices()
     partitions = (fixed,) if fixed is not None else tuple(cpu_slices(cut) for cut in core_partitions(len(cores)))
+    seats: Seats = {}
     if gpus is not None:
-        if len(site.services) > 1:
-            raise ConfigError(
-                f"joulery up runs one service on GPUs, the site has {len(site.services)}",
-                pointer="fleet.devices",
-                hint="give each service a site file of its own, with its own GPUs",
-            )
-        partitions = together(gpus.partitions)
+        seats = split(gpus.partitions)
+        partitions = tuple(seats)
     family = config.family.as_family(config.name)
     names = [variant.name for variant in family.variants]
     return ServiceSetup(
@@ -121,6 +120,7 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
         partitions=partitions,
         candidates=layouts(partitions, names),
         gpus=() if gpus is None else gpus.names,
+        seats=seats,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from joulery.domain.errors import ActuationError, JouleryError
 from joulery.domain.layout import Instance, Layout
 from joulery.domain.ports import Engine
 from joulery.domain.serving import Slo
+from joulery.policies.pools.pods import Seats
 from joulery.policies.variants.policy import KEEP_LAYOUT, Observation, short
 from joulery.runtime.serving.drive import APPLIED
 from joulery.runtime.serving.live_sample import LiveSample
@@ -127,11 +128,13 @@ class LayoutActuator:
         engine: Who runs them.
         service: Whose replicas they are.
         models: What each variant loads.
+        seats: Of each cut of its GPUs, which has which slice; empty on the CPU.
     """
 
     engine: Engine
     service: str
     models: Mapping[str, ModelRef]
+    seats: Seats = field(default_factory=dict)
 
     async def carry_out(self, decision: Decision) -> tuple[str, str]:
         """Carry out one decision: its outcome, and a sentence about what that took.
@@ -166,12 +169,29 @@ class LayoutActuator:
 
     def specs(self, layout: Layout) -> list[ReplicaSpec]:
         """The replicas of a layout, one thread a core, and those of every other service as they are."""
-        others = [
-            view.spec
-            for view in self.engine.replicas()
-            if view.spec.service != self.service and view.state is not ReplicaState.DRAINING
-        ]
+        specs = [view.spec for view in self.engine.replicas() if view.state is not ReplicaState.DRAINING]
+        running = [spec for spec in specs if spec.service == self.service]
         mine = [
-            ReplicaSpec(self.service, item.variant, item.slice, self.models[item.variant]) for item in layout.instances
+            ReplicaSpec(self.service, item.variant, item.slice, self.models[item.variant], device=device)
+            for item, device in zip(layout.instances, self._devices(layout, running), strict=True)
         ]
-        return others + mine
+        return [spec for spec in specs if spec.service != self.service] + mine
+
+    def _devices(self, layout: Layout, running: Sequence[ReplicaSpec]) -> list[str]:
+        """The GPU of each instance of a layout, in its pod; those that run already stay where they are."""
+        if not self.seats:
+            return [""] * len(layout.instances)
+        free = Counter(self.seats[tuple(sorted(layout.slices))])
+        there = Counter((spec.variant, spec.slice, spec.device) for spec in running)
+        found: dict[int, str] = {}
+        for index, item in enumerate(layout.instances):
+            stays = [gpu for piece, gpu in free if piece == item.slice and there[item.variant, piece, gpu]]
+            if stays:
+                found[index] = stays[0]
+                there[item.variant, item.slice, stays[0]] -= 1
+                free -= Counter([(item.slice, stays[0])])
+        for index, item in enumerate(layout.instances):
+            if index not in found:
+                found[index] = next(gpu for piece, gpu in free if piece == item.slice)
+                free -= Counter([(item.slice, found[index])])
+        return [found[index] for index in range(len(layout.instances))]

@@ -303,7 +303,7 @@ class Session:
 
         One change of replicas at a time: each names the replicas of all services.
         """
-        actuator = LayoutActuator(self.engine, one.name, one.setup.models)
+        actuator = LayoutActuator(self.engine, one.name, one.setup.models, one.setup.seats)
         async with self._changing:
             if self.site.mode is Mode.ACT:
                 done = await actuator.carry_out(decision)

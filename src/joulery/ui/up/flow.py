@@ -20,6 +20,7 @@ from joulery.runtime.compose.clocks import governed_clock
 from joulery.runtime.compose.gpus import LocalGpus, local_gpus
 from joulery.runtime.compose.meters import MeterSpec
 from joulery.runtime.compose.models import cache_folder
+from joulery.runtime.compose.pods import pods_of
 from joulery.runtime.compose.service import ServiceSetup, choose, service_setup
 from joulery.runtime.compose.site_meters import meter_specs
 from joulery.runtime.leasing.lending import lending
@@ -147,13 +148,15 @@ async def _chosen(
     gpus: LocalGpus | None,
 ) -> list[Hosted]:
     """The services, profiled, each with its policy."""
-    setups = [service_setup(site, config, cache, gpus) for config in site.services]
+    pods = {} if gpus is None else pods_of(site, gpus)
+    setups = [service_setup(site, config, cache, pods.get(config.name)) for config in site.services]
     hosted = []
     for config, setup in zip(site.services, setups, strict=True):
         tell_service(screen, setup)
         load = site.load_of(config)
         folder = None if load is None else load.inputs
-        obtained = await _unless_stopped(_profile(options, config, setup, folder, meters, cache, screen, gpus), stop)
+        pod = pods.get(config.name)
+        obtained = await _unless_stopped(_profile(options, config, setup, folder, meters, cache, screen, pod), stop)
         tell_profile(screen, obtained, setup)
         hosted.append(_hosted(site, config, setup, obtained, pace))
     return hosted
