@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from joulery.runtime.profiling.obtain import write_profile
+from joulery.runtime.replay import decide_again
 from joulery.store.run import open_run
 from tests.runtime.compose.test_service import profile as toy_profile
 from tests.runtime.site_files import toy_site
@@ -239,14 +240,17 @@ def test_it_stays_when_asked_to(tmp_path, site):
 def test_advice_changes_nothing(tmp_path, site):
     """In mode advise the baseline runs, and what would be done is said and logged."""
     out = tmp_path / "summary.json"
-    with Up(
-        site({"mode: act": "mode: advise", "lambda: 10 %": "lambda: 90 %"}), tmp_path, "--json-out", str(out)
-    ) as up:
+    changed = {"mode: act": "mode: advise", "lambda: 10 %": "lambda: 90 %, search: learning"}
+    with Up(site(changed), tmp_path, "--json-out", str(out)) as up:
         code, said, complaint = up.end()
         assert code == 0, complaint
     summary = json.loads(out.read_text())
     assert summary["variants"] == {"small": 0.0, "large": 1.0} and summary["layout_changes"] == 0
     assert "mode advise: the baseline runs instead" in said
+    left_aside = "sums: mode advise tries nothing on the running service, so search: learning is left aside"
+    assert left_aside in said
+    warned = [entry["text"] for entry in open_run(tmp_path / "run").log("warning")]
+    assert [text.startswith(left_aside) for text in warned].count(True) == 1
     assert summary["saving_ratio"] == pytest.approx(0.0, abs=0.1)
     decisions = list(open_run(tmp_path / "run").log("decision"))
     assert {entry["outcome"] for entry in decisions} == {"advised"}
@@ -424,3 +428,37 @@ def test_trials_on_the_running_service_survive_a_kill_and_a_changed_promise(site
     )
     assert replay.returncode == 0 and json.loads(replay.stdout)["differences"] == []
     assert json.loads(replay.stdout)["decisions"] == len(decisions)
+
+
+_LONG = "{kind: constant, rate: 60 /s, duration: 120 s}"
+
+
+def test_two_services_are_never_on_trial_at_once(tmp_path, two):
+    """The second waits, says for whom, and has its turn; what it decided can be decided again from the log."""
+    search = "search: learning, trials: {count: 2, longest: 3 s, clock: 60 s, warm_up: 100 ms, fewest: 30}"
+    text = two.read_text().replace("base_intensity: 200 g/kWh", f"base_intensity: 200 g/kWh, {search}")
+    policy = f"    policy: {{kind: clover, lambda: 10 %, base_intensity: 200 g/kWh, {search}}}\n"
+    text = text.replace("    load: {kind: constant, rate: 10 /s, duration: 2 s}", policy + "    load: " + _LONG)
+    text = text.replace("load: {kind: poisson, rate: 30 /s, duration: 3 s, seed: 3}", f"load: {_LONG}")
+    two.write_text(text.replace("lasts: 3 s", "lasts: 600 s").replace("quantile: 99 %", "quantile: 95 %"))
+    with Up(two, tmp_path) as up:
+        up.until("start, after waiting: trial 1")
+        up.until("more: start, after waiting: only is the best of 1 measured")
+        up.process.send_signal(signal.SIGINT)
+        code, _, complaint = up.end()
+        assert code == 0, complaint
+    log = list(open_run(tmp_path / "run").log())
+    decided = [entry["decision"] for entry in log if entry["kind"] == "decision"]
+    assert "only serves meanwhile, after 0 trials; its trials wait for those of sums" in decided[1]["reason"]
+    on_trial: set[str] = set()
+    for decision in decided:
+        on_trial.discard(decision["target"])
+        if decision["kind"] == "try_layout":
+            on_trial.add(decision["target"])
+        assert len(on_trial) <= 1, decided
+    assert {decision["target"] for decision in decided if decision["kind"] == "try_layout"} == {"sums", "more"}
+    assert decide_again(log).differences == ()
+    more = [entry for entry in log if entry["kind"] == "step" and entry["service"] == "more"]
+    at = next(k for k, entry in enumerate(more) if entry["decisions"] and entry["decisions"][0]["kind"] == "try_layout")
+    since_s = [entry["observation"]["sample"]["since_s"] for entry in more[at:]]
+    assert since_s[0] < more[at]["t_s"] < min(since_s[1:]), "measured anew from its own turn on"

@@ -44,6 +44,7 @@ class World:
     latency_ratio: float = 1.0
     spread: float = 0.02
     requests_a_s: int = 60
+    waits_for: str = ""
 
     def __post_init__(self) -> None:
         self.now_s, self.running, self.since_s = 1000.0, None, 1000.0
@@ -76,7 +77,16 @@ class World:
         sample = self.sample()
         served = {} if sample is None else sample.served
         return Observation(
-            self.now_s, self.g_per_kwh, self.rate_rps, float("nan"), 0, served, float("nan"), self.running, sample
+            self.now_s,
+            self.g_per_kwh,
+            self.rate_rps,
+            float("nan"),
+            0,
+            served,
+            float("nan"),
+            self.running,
+            sample,
+            self.waits_for,
         )
 
     def second(self) -> tuple[Decision, ...]:

@@ -38,6 +38,9 @@ def test_without_a_search_or_outside_act_it_decides_by_prediction(tmp_path):
     assert isinstance(chosen(tmp_path, CLOVER).policy, VariantPolicy)
     advised = chosen(tmp_path, f"{CLOVER}, search: learning", **{"mode: act": f"mode: {Mode.ADVISE}"})
     assert isinstance(advised.policy, VariantPolicy) and advised.trials is None
+    assert advised.remark.startswith("sums: mode advise tries nothing on the running service, so search: learning is")
+    assert chosen(tmp_path, CLOVER, **{"mode: act": "mode: advise"}).remark == "", "prediction is what was asked for"
+    assert chosen(tmp_path, f"{CLOVER}, search: learning").remark == ""
 
 
 def test_an_accuracy_loss_takes_the_place_of_lambda(tmp_path):

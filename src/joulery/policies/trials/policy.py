@@ -5,7 +5,8 @@ run next and why. What it remembers is what was tried; the search (:mod:`joulery
 from that whenever it is asked, so that a log replays exactly.
 
 A trial ends as soon as an interval around the promised quantile lies on one side of the limit, not after a fixed number
-of requests; what is not sure to keep the limit counts as breaking it and is never settled on.
+of requests; what is not sure to keep the limit counts as breaking it and is never settled on. While another service is
+on trial, a search waits: the best that is known serves meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from joulery.policies.variants.objective import has_moved
 from joulery.policies.variants.policy import KEEP_LAYOUT, SET_LAYOUT, Observation, short
 
 TRY_LAYOUT = "try_layout"
-UNFINISHED = "unfinished"
+UNFINISHED, TURN = "unfinished", "turn"
+_WAITED = ", after waiting"
 _LEAST_RPS = 1e-3
 _MOST_DEATHS = 1
 """A replica that dies once under a trial may be an accident; the second time it is the layout's."""
@@ -157,6 +159,8 @@ class TrialPolicy:
             pue, base_g = self.problem.pue, self.problem.base_g_per_kwh * self.problem.base_pue
             if has_moved(now_g * pue, then_g * pue, base_g, self.replan_ratio):
                 return "intensity", f"grid {'up' if now_g > then_g else 'down'} from {then_g:.0f} to {now_g:.0f} g/kWh"
+        if state.owed and not seen.waits_for:
+            return TURN, state.owed + _WAITED
         if seen.now_s - state.decided_s < self.settle_s:
             return None
         if seen.running != state.layout:
@@ -165,6 +169,8 @@ class TrialPolicy:
         if max(ratio, 1 / ratio) > 1 + self.rate_step_ratio:
             direction = "up" if ratio > 1 else "down"
             return "demand", f"demand {direction} from {state.planned_rps:.0f} to {self._demand(state):.0f} /s"
+        if state.yardstick is None and state.owed:
+            return None  # what runs is measured when its turn has come
         if state.yardstick is None:
             told = seen.sample is not None and seen.sample.tells(self.budget.fewest)
             return ("measured", "enough requests have come to begin with") if told else None
@@ -186,7 +192,7 @@ class TrialPolicy:
 
     def _begin(self, state: TrialState, seen: Observation, cause: str, words: str) -> TrialState:
         """A new search, with what is known of the layout that has run."""
-        sample = seen.sample
+        sample = None if cause == TURN else seen.sample  # others tried meanwhile: that is no measurement
         if sample is not None and sample.layout == state.layout and sample.tells(self.budget.fewest):
             state = state.learned(Tried.of(sample, self.problem.accuracy_ratio, self._demand(state), seen.now_s))
         demand_rps, retry_s = self._demand(state), self.budget.retry_s
@@ -231,6 +237,9 @@ class TrialPolicy:
         layout = None if over else propose(self.problem, self.terms, state, budget.count)
         if layout is None:
             return self._settle(state, seen, remark)
+        if seen.waits_for:
+            waiting = replace(state, owed=state.words.removesuffix(_WAITED))
+            return self._settle(waiting, seen, f"its trials wait for those of {seen.waits_for}")
         what = f"{short(layout)}, the yardstick" if state.yardstick is None else short(layout)
         state = replace(
             state,
@@ -249,7 +258,7 @@ class TrialPolicy:
         best = choice(self.problem, self.terms, state, g_per_kwh)
         if best is None:
             layout = (state.layout or self.problem.base) if state.yardstick is None else state.yardstick.layout
-            words = say.none_keeps(self.terms, len(state.known), layout)
+            words = say.none_keeps(self.terms, len(state.known), layout, waits=bool(state.owed))
         else:
             layout = best.layout
             words = say.best(self.problem, self.terms, state, best, g_per_kwh)

@@ -68,6 +68,7 @@ class TrialState:
         excluded: Layouts that it never asks for.
         searches: Searches begun.
         begun_s, cause, words: When and why the last one began.
+        owed: Why a search waits until another service has ended its trials; empty where none does.
         g_per_kwh: Intensity it weighs carbon at; NaN when that was unknown.
         terms: What was asked for then; None before the first.
         planned_rps: Demand then.
@@ -91,6 +92,7 @@ class TrialState:
     begun_s: float = -math.inf
     cause: str = ""
     words: str = ""
+    owed: str = ""
     g_per_kwh: float = math.nan
     terms: TrialTerms | None = None
     planned_rps: float = math.nan
@@ -142,6 +144,7 @@ class TrialState:
             begun_s=now_s,
             cause=cause,
             words=words,
+            owed="",
             g_per_kwh=g_per_kwh,
             terms=terms,
             planned_rps=demand_rps,

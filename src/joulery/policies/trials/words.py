@@ -53,8 +53,10 @@ def best(problem: TrialProblem, terms: TrialTerms, state: TrialState, chosen: Tr
     return f"{short(chosen.layout)} is the {among}: {carbon}, {accuracy} against the yardstick, {limit}"
 
 
-def none_keeps(terms: TrialTerms, measured: int, layout: Layout) -> str:
-    """That nothing keeps what is asked for, and what runs instead."""
+def none_keeps(terms: TrialTerms, measured: int, layout: Layout, *, waits: bool = False) -> str:
+    """That nothing keeps what is asked for, and what runs instead; or that nothing was measured yet, as it waits."""
+    if not measured and waits:
+        return f"{short(layout)} serves meanwhile"
     if not measured:
         return f"nothing could be measured; {short(layout)} serves"
     asked = f"the SLO of {ms(terms.slo.latency_s)}"

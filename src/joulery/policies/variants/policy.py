@@ -41,6 +41,7 @@ class Observation:
         power_w: Power of the machine; NaN while unknown.
         running: The layout that really runs; None while nothing does.
         sample: The requests since that took over; None where nobody asks for it, or none came.
+        waits_for: The service whose trials must not be disturbed by trials of this one; empty when it may try.
     """
 
     now_s: float
@@ -52,6 +53,7 @@ class Observation:
     power_w: float
     running: Layout | None
     sample: Sample | None = None
+    waits_for: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready; unknown numbers are null."""
@@ -63,6 +65,7 @@ class Observation:
             "served": dict(self.served),
             "running": None if self.running is None else self.running.names(),
             **({} if self.sample is None else {"sample": self.sample.as_dict()}),
+            **({"waits_for": self.waits_for} if self.waits_for else {}),
         }
 
     @classmethod
@@ -76,6 +79,7 @@ class Observation:
             served={str(name): int(count) for name, count in data["served"].items()},
             running=None if data["running"] is None else Layout.parse(data["running"]),
             sample=None if data.get("sample") is None else Sample.from_dict(data["sample"]),
+            waits_for=str(data.get("waits_for", "")),
             **numbers,
         )
 

@@ -77,6 +77,7 @@ class Chosen:
         base: The layout it is compared with.
         base_metrics: What that would do under the demand.
         trials: How trials are measured; None where nothing is tried.
+        remark: What a person should know of how it decides; empty for nothing.
     """
 
     policy: VariantPolicy | TrialPolicy
@@ -85,6 +86,7 @@ class Chosen:
     base: Layout
     base_metrics: LayoutMetrics
     trials: TrialsConfig | None = None
+    remark: str = ""
 
 
 def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpus | None = None) -> ServiceSetup:
@@ -277,15 +279,15 @@ def choose(
         replan_ratio=replan_ratio,
         settle_s=settle_s,
     )
-    tries = isinstance(rule, CloverPolicy) and rule.search != PREDICT and site.mode is Mode.ACT
-    return Chosen(
-        trial_policy(policy, rule, setup, base) if tries and isinstance(rule, CloverPolicy) else policy,
-        predictor,
-        rate_rps,
-        base,
-        metrics,
-        rule.trials if tries and isinstance(rule, CloverPolicy) else None,
-    )
+    if not isinstance(rule, CloverPolicy) or rule.search == PREDICT:
+        return Chosen(policy, predictor, rate_rps, base, metrics)
+    if site.mode is not Mode.ACT:
+        remark = (
+            f"{setup.name}: mode {site.mode} tries nothing on the running service, so search: {rule.search} is left "
+            "aside and layouts are advised from the profile; mode: act searches by trials"
+        )
+        return Chosen(policy, predictor, rate_rps, base, metrics, remark=remark)
+    return Chosen(trial_policy(policy, rule, setup, base), predictor, rate_rps, base, metrics, rule.trials)
 
 
 def trial_policy(predicting: VariantPolicy, rule: CloverPolicy, setup: ServiceSetup, base: Layout) -> TrialPolicy:

@@ -60,14 +60,15 @@ class LiveSample:
         whole = all(view.state in (ReplicaState.READY, ReplicaState.DRAINING) for view in mine)
         if layout != self._layout:
             self._layout, self._deaths, self._restarts = layout, 0, restarts
-            self._begin(now_s)
+            self.begin(now_s)
         died = sum(count - self._restarts.get(name, 0) for name, count in restarts.items())
         if died > 0 or (whole and not self._whole):
-            self._begin(now_s)
+            self.begin(now_s)
         self._deaths += max(died, 0)
         self._restarts, self._whole = restarts, whole
 
-    def _begin(self, now_s: float) -> None:
+    def begin(self, now_s: float) -> None:
+        """Begin the sample anew: what came before does not count."""
         self._records.clear()
         self._added, self._made = 0, None
         self._since_s = now_s + self._warm_up_s

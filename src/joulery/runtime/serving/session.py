@@ -29,6 +29,8 @@ from joulery.domain.layout import Layout
 from joulery.domain.ports import Engine
 from joulery.domain.quality import Quality, weakest
 from joulery.domain.timeline import DecisionRecord, NowSnapshot, SiteLabel, Tick
+from joulery.policies.trials.policy import TRY_LAYOUT
+from joulery.policies.trials.state import TrialState
 from joulery.policies.variants.objective import JOULES_PER_KWH
 from joulery.policies.variants.policy import KEEP_LAYOUT, Observation
 from joulery.runtime.compose.meters import MeterSpec
@@ -44,6 +46,7 @@ from joulery.runtime.serving.grid import Grid
 from joulery.runtime.serving.hosted import Hosted
 from joulery.runtime.serving.site_watch import SiteWatch
 from joulery.runtime.serving.ticker import Ticker
+from joulery.runtime.serving.turn import TrialTurn
 from joulery.store.files import disk_errors
 from joulery.store.run import SAMPLES, RunWriter
 from joulery.store.timeline import log_decision, log_tick, write_site
@@ -133,7 +136,7 @@ class Session:
         self._meters = meters
         self._by_name = {one.name: one for one in self.hosted}
         self._ticker = Ticker(self.hosted, grid, LiveMeters(writer.path / SAMPLES, site.pue), site.pue)
-        self._changing = asyncio.Lock()
+        self._changing, self._trial_turn = asyncio.Lock(), TrialTurn()
         self._sampler: SamplerProcess | None = None
         self._since_tick: list[RequestRecord] = []
         self._latest: NowSnapshot | None = None
@@ -161,7 +164,15 @@ class Session:
     def _see(self, one: Hosted, now_s: float) -> Observation:
         eye = ServiceEye(one.window, self.engine, one.setup.slo, self.grid.at, self._power_w, one.sampling)
         seen = eye.look(now_s)
-        return seen if self.site.mode is Mode.ACT else _as_if_advised(one, seen)
+        if self.site.mode is not Mode.ACT:
+            return _as_if_advised(one, seen)
+        return replace(seen, waits_for=self._trial_turn.ahead_of(one.name, self._wanting()))
+
+    def _wanting(self) -> dict[str, bool]:
+        """Of each service that tries layouts whether it is on trial, or waits to be."""
+        named = zip((one.name for one in self.hosted if one.chosen is not None), self._drivers, strict=False)
+        trying = ((name, driver.state) for name, driver in named if isinstance(driver.state, TrialState))
+        return {name: state.trying is not None or bool(state.owed) for name, state in trying}
 
     def follow(self, watch: SiteWatch) -> None:
         """Take over what a person changes in the site file while it is served."""
@@ -197,6 +208,8 @@ class Session:
         """Make the first plans and run them."""
         chosen = [one.chosen for one in self.hosted if one.chosen is not None]
         for each, driver in zip(chosen, self._drivers, strict=True):
+            if each.remark:
+                self.warn(each.remark)
             self.writer.log(POLICY, **policy_entry(each.policy))
             await driver.step(time.time())
             if driver.failure is not None:
@@ -307,6 +320,8 @@ class Session:
         async with self._changing:
             if self.site.mode is Mode.ACT:
                 done = await actuator.carry_out(decision)
+                if decision.kind == TRY_LAYOUT and one.sampling is not None:
+                    one.sampling.begin(time.time())
                 if decision.kind != KEEP_LAYOUT:
                     one.layouts.append((time.time(), Layout.parse(decision.value)))
                 return done

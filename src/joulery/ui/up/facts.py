@@ -91,4 +91,6 @@ def tell_serving(screen: Screen, session: Session, server: GatewayServer) -> Non
         screen.fact("demand", f"{who}{one.rate_rps:.0f} requests a second to plan for")
         said = first.decision.reason if first.outcome == APPLIED else f"{first.decision.reason}; {first.detail}"
         screen.fact("plan", f"{who}{said}")
+        if one.chosen is not None and one.chosen.remark:
+            screen.warn(one.chosen.remark)
     screen.fact("dashboard", f"{server.url}/dashboard")

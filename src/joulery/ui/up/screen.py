@@ -163,7 +163,8 @@ class ConsoleScreen:
         changed = decision.kind in (SET_LAYOUT, RUN_PLAN) and decision.cause != "start"
         if changed or decision.policy in (TrialPolicy.name, ShadowPolicy.name):
             what = "→" if record.outcome == APPLIED else f"{record.outcome}:"
-            self._console.print(Text(f"  {what} {decision.reason}", style="dim"), soft_wrap=True)
+            who = f"{decision.target}: " if len(self._services) > 1 else ""
+            self._console.print(Text(f"  {what} {who}{decision.reason}", style="dim"), soft_wrap=True)
 
     def summary(self, report: Mapping[str, Any]) -> None:
         """Everything that was asked for, each with how well it is known."""
