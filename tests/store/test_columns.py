@@ -1,9 +1,9 @@
-"""One column of a CSV file: read, or refused by row."""
+"""Rows and columns of CSV files: read, or refused by row."""
 
 import pytest
 
 from joulery.domain.errors import DataError
-from joulery.store.columns import read_column
+from joulery.store.columns import read_column, read_rows
 
 
 def written(tmp_path, text, encoding="utf-8"):
@@ -29,12 +29,12 @@ def test_a_byte_order_mark_and_quotes_are_no_fault(tmp_path):
         ("ci\n1\nnan\n", 3, "'nan'"),
         ("ci\n1\n\n", None, None),
         ("ci,x\n1,2\n,2\n", 3, "''"),
-        ("x,ci\n1,2\n1\n", 3, "None"),
+        ("x,ci\n1,2\n1\n", 3, "''"),
         ("ci\n-1\n", 2, "'-1'"),
         ("ci\ninf\n", 2, "'inf'"),
         ("ci\nlots\n", 2, "'lots'"),
-        ("x\n1\n", 1, "no column 'ci'"),
-        ("", 1, "no column 'ci'"),
+        ("x\n1\n", 1, "no column ci"),
+        ("", 1, "no column ci"),
         ("ci\n", None, "no rows"),
     ],
 )
@@ -59,3 +59,33 @@ def test_unreadable_files_say_why(tmp_path):
         read_column(tmp_path / "nowhere.csv", "ci")
     with pytest.raises(DataError, match="not UTF-8"):
         read_column(written(tmp_path, "ci,ä\n1,2\n", "latin-1"), "ci")
+
+
+def test_rows_hold_the_columns_asked_for_and_know_where_they_stand(tmp_path):
+    rows = read_rows(written(tmp_path, 'name,n,x\n"a\nb",2,z\nc,4,z\n'), ("name", "n"))
+    assert [dict(row.cells) for row in rows] == [{"name": "a\nb", "n": "2"}, {"name": "c", "n": "4"}]
+    assert [row.number for row in rows] == [3, 4], "the first row takes two lines"
+    assert [row.whole("n") for row in rows] == [2, 4]
+    assert rows[0].positive("n") == 2.0
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "inf", "nan", "", "many"])
+def test_what_is_no_number_above_nought_is_refused_by_row(tmp_path, text):
+    row = read_rows(written(tmp_path, f"n,x\n{text},z\n"), ("n",))[0]
+    for read in (row.positive, row.whole):
+        with pytest.raises(DataError, match=f"n is '{text}', expected a number above 0") as caught:
+            read("n")
+        assert (caught.value.row, caught.value.file) == (2, str(tmp_path / "grid.csv"))
+
+
+def test_a_fraction_is_no_whole_number(tmp_path):
+    row = read_rows(written(tmp_path, "n\n2.5\n"), ("n",))[0]
+    assert row.positive("n") == 2.5
+    with pytest.raises(DataError, match=r"n is '2\.5', expected a whole number"):
+        row.whole("n")
+
+
+def test_missing_columns_are_named_with_those_there_are(tmp_path):
+    with pytest.raises(DataError, match="no column b, c") as caught:
+        read_rows(written(tmp_path, "a,d\n1,2\n"), ("a", "b", "c"))
+    assert caught.value.hint == "columns: a, d"

@@ -48,8 +48,8 @@ def test_the_published_form_is_read_whole():
         ("1,0,a,75,90,-3\n", 2, "energy_j_per_request is '-3'"),
         ("1,0,a,,90,3\n", 2, "accuracy_pct is ''"),
         ("0,0,a,75,90,3\n", 2, "mean_interarrival_s is '0'"),
-        ("1,0,a,75\n", 2, "p95_ms is None"),
-        ("", None, "is empty"),
+        ("1,0,a,75\n", 2, "p95_ms is ''"),
+        ("", None, "no rows"),
     ],
 )
 def test_bad_rows_are_named(tmp_path, rows, row, text):

@@ -1,10 +1,11 @@
-"""Columns of numbers from a CSV file with a header, or a Parquet file."""
+"""Rows of a CSV file with a header; columns of numbers from one, or from a Parquet file."""
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,86 @@ import numpy as np
 from joulery.domain.arrays import FloatArray, readonly
 from joulery.domain.errors import DataError
 from joulery.store.series import read_series
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row that knows where it stands, so that what is wrong with it can be found.
+
+    Attributes:
+        cells: Text by the name of the column.
+        file: The file.
+        number: The row in it, the names of the columns being row 1.
+    """
+
+    cells: Mapping[str, str]
+    file: Path
+    number: int
+
+    def __getitem__(self, column: str) -> str:
+        return self.cells[column]
+
+    def positive(self, column: str) -> float:
+        """The number in a column.
+
+        Raises:
+            DataError: It is missing, no number, not finite, or not above 0.
+        """
+        try:
+            value = float(self.cells[column])
+        except ValueError:
+            value = math.nan
+        if not 0 < value < math.inf:
+            raise self.wrong(f"{column} is {self.cells[column]!r}, expected a number above 0")
+        return value
+
+    def whole(self, column: str) -> int:
+        """The whole number in a column.
+
+        Raises:
+            DataError: It is missing, or no whole number above 0.
+        """
+        value = self.positive(column)
+        if value != int(value):
+            raise self.wrong(f"{column} is {self.cells[column]!r}, expected a whole number")
+        return int(value)
+
+    def wrong(self, message: str, *, hint: str = "") -> DataError:
+        """The error that names the file and the row."""
+        return DataError(message, file=str(self.file), row=self.number, hint=hint)
+
+
+def read_rows(path: Path, columns: Sequence[str]) -> list[Row]:
+    """The rows of a CSV file, UTF-8, its first row the names of the columns.
+
+    Args:
+        path: The file.
+        columns: Those that have to be there; others are left out.
+
+    Raises:
+        DataError: No such file, one of the columns is missing, or no rows.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as lines:
+            reader = csv.DictReader(lines)
+            missing = [name for name in columns if name not in (reader.fieldnames or ())]
+            if missing:
+                raise DataError(
+                    f"no column {', '.join(missing)}",
+                    file=str(path),
+                    row=1,
+                    hint=f"columns: {', '.join(reader.fieldnames or ()) or 'none'}",
+                )
+            rows = [Row({name: row[name] or "" for name in columns}, path, reader.line_num) for row in reader]
+    except OSError as error:
+        raise DataError(f"cannot read: {error.strerror}", file=str(path)) from None
+    except UnicodeDecodeError:
+        raise DataError("not UTF-8", file=str(path), hint="save the file as UTF-8") from None
+    except csv.Error as error:
+        raise DataError(f"not CSV: {error}", file=str(path)) from None
+    if not rows:
+        raise DataError("no rows", file=str(path))
+    return rows
 
 
 def read_column(path: Path, column: str, *, least: float = 0.0) -> FloatArray:
@@ -26,31 +107,13 @@ def read_column(path: Path, column: str, *, least: float = 0.0) -> FloatArray:
         DataError: No such file or column, no rows, or a value that is missing, no number, not finite or too small;
             the message names the row.
     """
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            reader = csv.DictReader(lines)
-            if column not in (reader.fieldnames or ()):
-                raise DataError(
-                    f"no column {column!r}",
-                    file=str(path),
-                    row=1,
-                    hint=f"columns: {', '.join(reader.fieldnames or ()) or 'none'}",
-                )
-            values = [_number(row[column], path, column, reader.line_num, least) for row in reader]
-    except OSError as error:
-        raise DataError(f"cannot read: {error.strerror}", file=str(path)) from None
-    except UnicodeDecodeError:
-        raise DataError("not UTF-8", file=str(path), hint="save the file as UTF-8") from None
-    except csv.Error as error:
-        raise DataError(f"not CSV: {error}", file=str(path)) from None
-    if not values:
-        raise DataError("no rows", file=str(path))
+    values = [_number(row[column], path, column, row.number, least) for row in read_rows(path, [column])]
     return readonly(values, np.float64)
 
 
-def _number(text: str | None, path: Path, column: str, row: int, least: float) -> float:
+def _number(text: str, path: Path, column: str, row: int, least: float) -> float:
     try:
-        value = float(text or "")
+        value = float(text)
     except ValueError:
         value = math.nan
     if not least <= value < math.inf:

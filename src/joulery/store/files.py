@@ -74,3 +74,15 @@ def read_json(path: Path) -> Any:
         raise DataError(f"cannot be read: {error.strerror}", file=str(path)) from error
     except orjson.JSONDecodeError as error:
         raise DataError(f"not JSON: {error}", file=str(path), row=error.lineno) from error
+
+
+def require_json(path: Path) -> Any:
+    """What a JSON file holds that somebody named, so that it has to be there.
+
+    Raises:
+        DataError: There is none, it cannot be read, or is not JSON.
+    """
+    try:
+        return read_json(path)
+    except FileNotFoundError:
+        raise DataError("no such file", file=str(path)) from None

@@ -6,7 +6,6 @@ menu from 0 and ``models`` gives one character a slice, in the order in which th
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from typing import Any
 from joulery.domain.errors import DataError
 from joulery.domain.mig import A100_40GB, MigMenu
 from joulery.domain.variant_table import TableEntry, VariantTable
+from joulery.store.columns import Row, read_rows
 
 _COLUMNS = ("mean_interarrival_s", "partition_code", "models", "accuracy_pct", "p95_ms", "energy_j_per_request")
 
@@ -48,47 +48,39 @@ def _table(folder: Path, name: str, base: Any, model: Path, menu: MigMenu, gpus:
     if not isinstance(base, dict):
         raise DataError(f"service {name!r} is not an object", file=str(model))
     file = folder / f"exhaustive_{name}.csv"
-    try:
-        with file.open(newline="", encoding="utf-8") as lines:
-            reader = csv.DictReader(lines)
-            missing = [column for column in _COLUMNS if column not in (reader.fieldnames or ())]
-            if missing:
-                raise DataError(f"no column {', '.join(missing)}", file=str(file), row=1)
-            entries = tuple(_entry(row, file, number, menu) for number, row in enumerate(reader, 2))
-    except OSError as error:
-        raise DataError(f"cannot read: {error.strerror}", file=str(file)) from None
+    entries = tuple(_entry(row, menu) for row in read_rows(file, _COLUMNS))
     return VariantTable(
         service=name,
         gpus=gpus,
         entries=entries,
-        base_accuracy_ratio=_number(base, "base_acc", model, None) / 100,
-        base_latency_s=_number(base, "base_p95_ms_sla", model, None) / 1000,
-        base_energy_j=_number(base, "base_energy_j", model, None),
+        base_accuracy_ratio=_number(base, "base_acc", model) / 100,
+        base_latency_s=_number(base, "base_p95_ms_sla", model) / 1000,
+        base_energy_j=_number(base, "base_energy_j", model),
         quality=f"table {file.name} of {folder.name}",
     )
 
 
-def _entry(row: Mapping[str, Any], file: Path, number: int, menu: MigMenu) -> TableEntry:
-    code, models = str(row["partition_code"]), str(row["models"])
+def _entry(row: Row, menu: MigMenu) -> TableEntry:
+    code, models = row["partition_code"], row["models"]
     if not code.isdigit() or int(code) >= len(menu.partitions):
-        raise DataError(f"partition {code!r}: expected 0 to {len(menu.partitions) - 1}", file=str(file), row=number)
+        raise row.wrong(f"partition {code!r}: expected 0 to {len(menu.partitions) - 1}")
     slices = menu.partitions[int(code)]
     if len(models) != len(slices):
-        raise DataError(f"{len(slices)} slices but models {models!r}", file=str(file), row=number)
+        raise row.wrong(f"{len(slices)} slices but models {models!r}")
     return TableEntry(
-        interarrival_s=_number(row, "mean_interarrival_s", file, number),
+        interarrival_s=row.positive("mean_interarrival_s"),
         instances=tuple(zip(models, slices, strict=True)),
-        accuracy_ratio=_number(row, "accuracy_pct", file, number) / 100,
-        latency_s=_number(row, "p95_ms", file, number) / 1000,
-        energy_j=_number(row, "energy_j_per_request", file, number),
+        accuracy_ratio=row.positive("accuracy_pct") / 100,
+        latency_s=row.positive("p95_ms") / 1000,
+        energy_j=row.positive("energy_j_per_request"),
     )
 
 
-def _number(row: Mapping[str, Any], key: str, file: Path, line: int | None) -> float:
+def _number(service: Mapping[str, Any], key: str, file: Path) -> float:
     try:
-        value = float(row[key])
+        value = float(service[key])
     except (KeyError, TypeError, ValueError):
         value = math.nan
     if not 0 < value < math.inf:
-        raise DataError(f"{key} is {row.get(key)!r}, expected a positive number", file=str(file), row=line)
+        raise DataError(f"{key} is {service.get(key)!r}, expected a positive number", file=str(file))
     return value

@@ -12,6 +12,8 @@ from typing import Any
 
 import orjson
 
+from joulery import __version__
+
 _VOID = frozenset({"meta", "link", "br", "hr", "img", "input"})
 _SVG_VOID = frozenset({"rect", "line", "circle", "path"})
 
@@ -48,6 +50,25 @@ def join(children: Child) -> Html:
     if isinstance(children, str):
         return Html(escape(children))
     return Html("".join(join(child) for child in children))
+
+
+def head(title: str, style: str, *, policy: str | None = None) -> Html:
+    """The head of a page that needs nothing else.
+
+    Args:
+        title: Of the page; joulery's name is put after it.
+        style: CSS.
+        policy: Its content security policy; None for none.
+    """
+    return tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        None if policy is None else tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="generator", content=f"joulery {__version__}"),
+        tag("title", f"{title} · joulery"),
+        tag("style", Html(style)),
+    )
 
 
 def data_block(identifier: str, value: Any) -> Html:

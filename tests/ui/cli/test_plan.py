@@ -229,7 +229,7 @@ def test_a_site_that_says_too_little(capsys, tmp_path, lines, said):
 
 def test_a_broken_running_plan_is_named(capsys, tmp_path):
     for content, said in (
-        ("{", "cannot read the plan"),
+        ("{", "not JSON"),
         ('{"gpus": [{"type": 3}]}', "not a plan"),
         ("[]", "not a plan"),
     ):

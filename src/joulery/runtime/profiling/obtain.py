@@ -35,7 +35,7 @@ from joulery.runtime.measuring.orders import Orders
 from joulery.runtime.measuring.sampling import SamplerProcess
 from joulery.runtime.measuring.terms import MAX_CPU_RATIO
 from joulery.runtime.profiling.slices import BRIEF, Measured, Plan, Recording, assemble, digest, machine, measure
-from joulery.store.files import disk_errors, read_json, write_atomically
+from joulery.store.files import disk_errors, require_json, write_atomically
 
 REST_S = 1.0
 """How long the machine is watched doing nothing: one end of the power line."""
@@ -273,10 +273,7 @@ def read_profile(file: Path) -> Profile:
     Raises:
         DataError: It cannot be read, or is no profile.
     """
-    try:
-        data = read_json(file)
-    except FileNotFoundError as error:
-        raise DataError("cannot be read: No such file or directory", file=str(file)) from error
+    data = require_json(file)
     try:
         return Profile.from_dict(data)
     except DataError as error:

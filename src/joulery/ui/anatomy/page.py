@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from joulery import __version__
 from joulery.accounting.edd import Node, powers_w, tree
 from joulery.accounting.precision import resolution
 from joulery.domain.tef import TensorFootprint
@@ -15,7 +14,7 @@ from joulery.ui.anatomy.edd import edd_svg
 from joulery.ui.anatomy.words import share_text, sight_notes
 from joulery.ui.figures import legend
 from joulery.ui.format import count, duration, grams, percent, si
-from joulery.ui.html import Html, content_hash, data_block, static_text, tag
+from joulery.ui.html import Html, content_hash, data_block, head, static_text, tag
 
 ROWS = 200
 _LEVELS = 40
@@ -30,17 +29,9 @@ def page(title: str, body: Iterable[Html | None]) -> str:
         f"default-src 'none'; style-src {content_hash(style)}; script-src {content_hash(script)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    head = (
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=policy),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="generator", content=f"joulery {__version__}"),
-        tag("title", f"{title} · joulery"),
-        tag("style", Html(style)),
-    )
     top = tag("header", tag("div", tag("h1", tag("span", "joulery ", class_="brand"), title)), class_="top")
     content = tag("body", top, tag("main", *body), tag("script", Html(script)))
-    return f"<!doctype html>\n{tag('html', tag('head', *head), content, lang='en')}\n"
+    return f"<!doctype html>\n{tag('html', head(title, style, policy=policy), content, lang='en')}\n"
 
 
 def anatomy_page(title: str, footprint: TensorFootprint, spans: Html | None, *, top: int, depth: int) -> str:

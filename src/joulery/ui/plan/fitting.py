@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +9,11 @@ import numpy as np
 from rich.console import RenderableType
 from rich.table import Table
 
-from joulery.domain.errors import DataError
 from joulery.perf import catalog
 from joulery.perf.interference import InterferenceProfile, ModelFit
 from joulery.perf.interference_calibrate import PairLatency, SoloLatency, calibrate, starting_profile
 from joulery.perf.interference_document import check_profile
+from joulery.store.columns import read_rows
 from joulery.ui.format import percent
 from joulery.ui.plan.request import read_profile
 
@@ -53,11 +50,11 @@ def read_solo(file: Path) -> list[SoloLatency]:
     return [
         SoloLatency(
             row["model"],
-            _whole(row, "batch", file, at),
-            _positive(row, "r_pct", file, at),
-            _positive(row, "latency_ms", file, at),
+            row.whole("batch"),
+            row.positive("r_pct"),
+            row.positive("latency_ms"),
         )
-        for at, row in _rows(file, SOLO_COLUMNS)
+        for row in read_rows(file, SOLO_COLUMNS)
     ]
 
 
@@ -70,50 +67,16 @@ def read_pairs(file: Path) -> list[PairLatency]:
     return [
         PairLatency(
             row["model1"],
-            _whole(row, "batch1", file, at),
-            _positive(row, "r1_pct", file, at),
-            _positive(row, "latency1_ms", file, at),
+            row.whole("batch1"),
+            row.positive("r1_pct"),
+            row.positive("latency1_ms"),
             row["model2"],
-            _whole(row, "batch2", file, at),
-            _positive(row, "r2_pct", file, at),
-            _positive(row, "latency2_ms", file, at),
+            row.whole("batch2"),
+            row.positive("r2_pct"),
+            row.positive("latency2_ms"),
         )
-        for at, row in _rows(file, PAIR_COLUMNS)
+        for row in read_rows(file, PAIR_COLUMNS)
     ]
-
-
-def _rows(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
-    try:
-        with file.open(newline="", encoding="utf-8") as lines:
-            reader = csv.DictReader(lines)
-            missing = [name for name in columns if name not in (reader.fieldnames or ())]
-            if missing:
-                raise DataError(
-                    f"no column {', '.join(missing)}",
-                    file=str(file),
-                    row=1,
-                    hint=f"columns needed: {', '.join(columns)}",
-                )
-            yield from enumerate(reader, 2)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"cannot be read: {error}", file=str(file)) from None
-
-
-def _positive(row: dict[str, str], key: str, file: Path, at: int) -> float:
-    try:
-        value = float(row[key] or "nan")
-    except (TypeError, ValueError):
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise DataError(f"{key} is {row[key]!r}, expected a number above 0", file=str(file), row=at)
-    return value
-
-
-def _whole(row: dict[str, str], key: str, file: Path, at: int) -> int:
-    value = _positive(row, key, file, at)
-    if value != int(value):
-        raise DataError(f"{key} is {row[key]!r}, expected a whole number", file=str(file), row=at)
-    return int(value)
 
 
 def fit_table(profile: InterferenceProfile) -> RenderableType:

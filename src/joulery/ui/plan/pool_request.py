@@ -20,7 +20,7 @@ from joulery.policies.pools.problem import Machine, PoolProblem, PoolService, at
 from joulery.policies.variants.objective import Objective
 from joulery.sim.pool_trial import judge
 from joulery.sim.streams import Streams
-from joulery.store.files import read_json
+from joulery.store.files import require_json
 
 _MOST_BASE = 64
 """Whole GPUs that the yardstick may take, at most."""
@@ -117,7 +117,7 @@ def _priced(service: PoolService, objective: Objective | None, g_per_kwh: float)
 def _costs(index: int, service: ServiceConfig) -> ServiceCosts:
     known: Mapping[str, ServiceCosts] = CLOVER_SERVICES
     if service.profile is not None:
-        known = from_document(read_json(Path(service.profile)), file=str(service.profile))
+        known = from_document(require_json(Path(service.profile)), file=str(service.profile))
     name = service.model or service.name
     if name not in known:
         raise ConfigError(

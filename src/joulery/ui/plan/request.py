@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from joulery.config.arrivals import GammaArrivals, PlannedArrivals, PoissonArrivals
 from joulery.config.plan import GpuConfig
@@ -20,6 +18,7 @@ from joulery.perf.interference_document import from_document
 from joulery.policies.provision.predict import GpuType
 from joulery.policies.provision.replan import Running, RunningGpu
 from joulery.policies.provision.rules import Accounting, Rules
+from joulery.store.files import require_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +127,7 @@ def read_profile(file: Path) -> InterferenceProfile:
     Raises:
         DataError: It cannot be read, or is none.
     """
-    return from_document(read_json(file, "profile"), file=str(file))
+    return from_document(require_json(file), file=str(file))
 
 
 def read_running(file: Path) -> tuple[RunningGpu, ...]:
@@ -137,7 +136,7 @@ def read_running(file: Path) -> tuple[RunningGpu, ...]:
     Raises:
         DataError: It cannot be read, or is no plan.
     """
-    document = read_json(file, "plan")
+    document = require_json(file)
     try:
         return tuple(
             RunningGpu(
@@ -160,18 +159,6 @@ def read_running(file: Path) -> tuple[RunningGpu, ...]:
             file=str(file),
             hint="write one with `joulery plan SITE --out plan.json`",
         ) from None
-
-
-def read_json(file: Path, what: str) -> Any:
-    """What a JSON file holds.
-
-    Raises:
-        DataError: It cannot be read.
-    """
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read the {what}: {error}", file=str(file)) from None
 
 
 def named(names: Sequence[str]) -> str:

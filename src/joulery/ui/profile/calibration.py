@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from joulery.domain.arrays import FloatArray
-from joulery.domain.errors import DataError
 from joulery.domain.mig import A100_40GB
 from joulery.perf.catalog.clover_points import CLOVER_POINTS
 from joulery.perf.catalog.clover_services import CLOVER_SERVICES
@@ -23,6 +20,7 @@ from joulery.perf.pull_costs import PullPoint, ServiceCosts
 from joulery.perf.pull_document import as_document
 from joulery.perf.pull_guess import first_guess
 from joulery.sim.pull_fit import PointError, errors, fit
+from joulery.store.columns import Row, read_rows
 from joulery.ui.format import percent, si
 
 BUILT_IN = "clover"
@@ -176,15 +174,14 @@ def _built_in() -> list[Measured]:
 def _read(path: Path) -> list[Measured]:
     file = path / POINTS_FILE if path.is_dir() else path
     names: dict[tuple[str, str], tuple[str, float]] = {}
-    for number, row in _rows(file.parent / VARIANTS_FILE, _VARIANTS):
+    for row in read_rows(file.parent / VARIANTS_FILE, _VARIANTS):
         if row["in_search_space"] != "0":
-            accuracy = _number(row, "accuracy_pct", file.parent / VARIANTS_FILE, number) / 100
-            names[row["service"], row["char"]] = row["variant"], accuracy
+            names[row["service"], row["char"]] = row["variant"], row.positive("accuracy_pct") / 100
     points: dict[str, list[PullPoint]] = {}
     gpus: dict[str, int] = {}
-    for number, row in _rows(file, _POINTS):
-        points.setdefault(row["service"], []).append(_point(row, names, file, number))
-        gpus[row["service"]] = int(_number(row, "n_gpus_physical", file, number))
+    for row in read_rows(file, _POINTS):
+        points.setdefault(row["service"], []).append(_point(row, names))
+        gpus[row["service"]] = int(row.positive("n_gpus_physical"))
     return [
         Measured(
             name,
@@ -197,50 +194,23 @@ def _read(path: Path) -> list[Measured]:
     ]
 
 
-def _point(
-    row: Mapping[str, str], names: Mapping[tuple[str, str], tuple[str, float]], file: Path, at: int
-) -> PullPoint:
+def _point(row: Row, names: Mapping[tuple[str, str], tuple[str, float]]) -> PullPoint:
     code, models = row["partition_code"], row["models"]
     if not code.isdigit() or int(code) >= len(A100_40GB.partitions):
         expected = f"0 to {len(A100_40GB.partitions) - 1}"
-        raise DataError(f"partition {code!r}: expected {expected}", file=str(file), row=at)
+        raise row.wrong(f"partition {code!r}: expected {expected}")
     slices = A100_40GB.partitions[int(code)]
     unknown = [letter for letter in models if (row["service"], letter) not in names]
     if unknown or len(models) != len(slices):
         hint = f"one letter of {VARIANTS_FILE} a slice"
-        raise DataError(f"models {models!r} on {len(slices)} slices", file=str(file), row=at, hint=hint)
+        raise row.wrong(f"models {models!r} on {len(slices)} slices", hint=hint)
     return PullPoint(
-        interarrival_s=_number(row, "mean_interarrival_s", file, at),
-        requests=int(_number(row, "n_requests", file, at)),
+        interarrival_s=row.positive("mean_interarrival_s"),
+        requests=int(row.positive("n_requests")),
         instances=tuple(
             (names[row["service"], letter][0], piece) for letter, piece in zip(models, slices, strict=True)
         ),
-        accuracy_ratio=_number(row, "accuracy_pct", file, at) / 100,
-        p95_s=_number(row, "p95_latency_ms", file, at) / 1000,
-        energy_j=_number(row, "energy_j_per_request", file, at),
+        accuracy_ratio=row.positive("accuracy_pct") / 100,
+        p95_s=row.positive("p95_latency_ms") / 1000,
+        energy_j=row.positive("energy_j_per_request"),
     )
-
-
-def _rows(file: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
-    try:
-        with file.open(newline="", encoding="utf-8") as lines:
-            reader = csv.DictReader(lines)
-            missing = [name for name in columns if name not in (reader.fieldnames or ())]
-            if missing:
-                raise DataError(f"no column {', '.join(missing)}", file=str(file), row=1)
-            rows = [(at, {name: row[name] or "" for name in columns}) for at, row in enumerate(reader, 2)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"cannot be read: {error}", file=str(file)) from None
-    if not rows:
-        raise DataError("holds no row", file=str(file))
-    return rows
-
-
-def _number(row: Mapping[str, str], key: str, file: Path, at: int) -> float:
-    try:
-        value = float(row[key])
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise DataError(f"{key} is {row[key]!r}, expected a number above 0", file=str(file), row=at)
-    return value

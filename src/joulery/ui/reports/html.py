@@ -12,7 +12,7 @@ from joulery.domain.timeline import CarbonBasis, DecisionRecord
 from joulery.runtime.recorded import RunView
 from joulery.ui.figures import figures, waterfall
 from joulery.ui.format import duration, grams, moment, percent, si
-from joulery.ui.html import Html, content_hash, data_block, join, static_text, tag
+from joulery.ui.html import Html, content_hash, data_block, head, join, static_text, tag
 from joulery.ui.reports.table import Rollup
 from joulery.ui.reports.words import (
     BEYOND,
@@ -43,20 +43,12 @@ def render_html(rollup: Rollup) -> str:
     )
     single = rollup.views[0] if len(rollup.views) == 1 else None
     title = _title(rollup)
-    head = (
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=policy),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="generator", content=f"joulery {__version__}"),
-        tag("title", f"{title} · joulery"),
-        tag("style", Html(style)),
-    )
     body = (
         _top(title, single),
         tag("main", _content(rollup, single), tag("footer", _footer(rollup))),
         _charts(single, script),
     )
-    page = tag("html", tag("head", *head), tag("body", *body), lang="en")
+    page = tag("html", head(title, style, policy=policy), tag("body", *body), lang="en")
     return f"<!doctype html>\n{page}\n"
 
 

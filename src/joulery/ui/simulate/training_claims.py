@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
 from joulery.sim.training_figures import Figures, Outcome
+from joulery.ui.simulate.claim import Claim
 
 SIZES = ("extra small, below 10 min", "small, below 1 h", "medium, below 10 h", "large")
 """Names of the sizes of jobs."""
@@ -23,28 +22,6 @@ TABLE_4 = (
     (17.19, 44.99, 18.93),
 )
 """Mean and tail completion time, h, and CO2e, kg: GREEN, one GPU, two GPUs, GPU hours as the factor, no shifting."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """One line.
-
-    Attributes:
-        figure: Where the paper says it.
-        what: What is compared.
-        paper, ours: Both figures, as text.
-        verdict: ``holds``, ``sign only``, ``does not hold``, or empty where the paper gives no number.
-    """
-
-    figure: str
-    what: str
-    paper: str
-    ours: str
-    verdict: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)
 
 
 def changes(ones: Sequence[Outcome], policy: str, against: str, of: Callable[[Outcome], float]) -> list[float]:

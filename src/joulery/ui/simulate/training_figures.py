@@ -22,8 +22,9 @@ from joulery.sim.training_figures import Figures, Outcome, Part, figures, in_reg
 from joulery.sim.training_study import Setting
 from joulery.sim.training_workload import Jobs
 from joulery.ui.simulate import Overrides, Played, Progress
+from joulery.ui.simulate.claim import Claim
 from joulery.ui.simulate.training import jobs_of
-from joulery.ui.simulate.training_claims import Claim, claims
+from joulery.ui.simulate.training_claims import claims
 from joulery.ui.simulate.training_page import Source, page
 
 ACCEPTS = frozenset({"data", "days"})

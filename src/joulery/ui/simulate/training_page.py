@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from joulery import __version__
 from joulery.sim.training_figures import Figures, Outcome
 from joulery.sim.training_study import scheme
-from joulery.ui.html import Html, static_text, tag
+from joulery.ui.html import Html, head, static_text, tag
 from joulery.ui.simulate.charts import Axes, Dot, Line, Series, bars, legend, lines, points
-from joulery.ui.simulate.training_claims import Claim, bound_at, changes, percent
+from joulery.ui.simulate.claim import Claim
+from joulery.ui.simulate.training_claims import bound_at, changes, percent
 
 _COLORS = {
     "green": "var(--v2)", "green-paper": "var(--good)", "green-paper:mu=1": "var(--idle)", "tiresias": "var(--v0)",
@@ -57,14 +57,6 @@ class Source:
 def page(made: Figures, found: Sequence[Claim], source: Source) -> str:
     """The page, ready to be written to a file."""
     title = "GREEN: grams against completion time"
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="generator", content=f"joulery {__version__}"),
-        tag("title", f"{title} · joulery"),
-        tag("style", Html(static_text("joulery.css") + _STYLE)),
-    )
     top = tag(
         "header",
         tag(
@@ -76,7 +68,11 @@ def page(made: Figures, found: Sequence[Claim], source: Source) -> str:
         class_="top",
     )
     body = tag("main", _tiles(made), _frontier(made), _evaluation(made), _claims(found), _footer())
-    return "<!doctype html>\n" + tag("html", head, tag("body", top, body), lang="en") + "\n"
+    return (
+        "<!doctype html>\n"
+        + tag("html", head(title, static_text("joulery.css") + _STYLE), tag("body", top, body), lang="en")
+        + "\n"
+    )
 
 
 def name_of(policy: str) -> str:
@@ -275,7 +271,7 @@ def _claims(found: Sequence[Claim]) -> Html:
         )
         for claim in found
     ]
-    head = tag("thead", tag("tr", (tag("th", text) for text in ("figure", "what is compared", "paper", "ours", ""))))
+    names = tag("thead", tag("tr", (tag("th", text) for text in ("figure", "what is compared", "paper", "ours", ""))))
     words = (
         "Means over regions, their range in brackets. The paper's savings of carbon against schedulers that use the "
         "same GPUs do not come out: what re-ordering can save is bounded by how power and intensity vary together."
@@ -285,7 +281,7 @@ def _claims(found: Sequence[Claim]) -> Html:
         + tag(
             "div",
             tag("p", words, class_="soft small"),
-            tag("div", tag("table", head, tag("tbody", rows), class_="claims"), class_="scroll"),
+            tag("div", tag("table", names, tag("tbody", rows), class_="claims"), class_="scroll"),
             class_="card",
         )
     )

@@ -3,34 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
 from joulery.sim.variant_figures import Figures, Mean
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """One line.
-
-    Attributes:
-        figure: Where the paper says it.
-        what: What is claimed.
-        paper, ours: Both figures, as text.
-        verdict: ``holds``, ``partly`` or ``does not hold``; empty where the paper gives no number.
-    """
-
-    figure: str
-    what: str
-    paper: str
-    ours: str
-    verdict: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)
+from joulery.ui.simulate.claim import Claim
 
 
 def claims(made: Figures) -> tuple[Claim, ...]:

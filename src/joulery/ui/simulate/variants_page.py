@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from joulery import __version__
 from joulery.sim.variant_figures import LOSSES, SCHEMES, WEIGHTS, WINDOWS, Figures, Trial
 from joulery.ui.format import percent
-from joulery.ui.html import Html, static_text, tag
+from joulery.ui.html import Html, head, static_text, tag
 from joulery.ui.simulate.charts import Axes, Dot, Line, Series, bars, legend, lines, points
-from joulery.ui.simulate.variants_claims import Claim, claims
+from joulery.ui.simulate.claim import Claim
+from joulery.ui.simulate.variants_claims import claims
 
 NAMES = {"yolo": "detection", "efficientnet": "classification", "albert": "language"}
 """Services as people say them."""
@@ -48,14 +48,6 @@ def page(made: Figures, qualities: Mapping[str, str]) -> str:
     """
     title = "Clover: carbon against accuracy"
     sources = "; ".join(dict.fromkeys(qualities.values()))
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="generator", content=f"joulery {__version__}"),
-        tag("title", f"{title} · joulery"),
-        tag("style", Html(static_text("joulery.css") + _STYLE)),
-    )
     top = tag(
         "header",
         tag("div", tag("h1", title), tag("span", "simulated", class_="pill warn"), tag("span", sources, class_="soft")),
@@ -85,7 +77,11 @@ def page(made: Figures, qualities: Mapping[str, str]) -> str:
         tag("div", _figure_15(made), _figure_15_mixture(made), class_="grid"),
         _footer(),
     )
-    return "<!doctype html>\n" + tag("html", head, tag("body", top, body), lang="en") + "\n"
+    return (
+        "<!doctype html>\n"
+        + tag("html", head(title, static_text("joulery.css") + _STYLE), tag("body", top, body), lang="en")
+        + "\n"
+    )
 
 
 def _name(service: str) -> str:

@@ -24,9 +24,10 @@ from joulery.runtime.serving.provisioned import WATCH_S, WINDOW_S, PlanInForce, 
 from joulery.runtime.serving.seats import cores_for
 from joulery.runtime.serving.session import Pace
 from joulery.runtime.serving.site_watch import SiteWatch
+from joulery.store.files import require_json
 from joulery.store.run import RunWriter
 from joulery.ui.plan.document import gpus_of
-from joulery.ui.plan.request import read_json, request_of
+from joulery.ui.plan.request import request_of
 from joulery.ui.up.front import Front
 from joulery.ui.up.loads import Loads
 from joulery.ui.up.screen import Screen
@@ -63,7 +64,7 @@ def planned_session(
             got=site.serving.engine.kind,
             expected="embedded",
         )
-    gpus = gpus_of(read_json(file, "plan"), str(file))
+    gpus = gpus_of(require_json(file), str(file))
     cores, size = fleet_cores(site), _sizes(site)
     models = models_of(site, gpus, cache)
     hosted = [_hosted(site, config, gpus, cache) for config in site.services]
