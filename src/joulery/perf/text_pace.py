@@ -3,9 +3,15 @@
 Both start from what is known beforehand and move with every completion, older ones fading out: the predictor was
 trained on other models, other prompts and another machine. Classes are predicted as in μ-Serve (ATC'24, section 3.3);
 what they mean here is learned here.
+
+Answers of one score are taken to spread exponentially about their mean. That is what an answer cut at the client's
+limit tells (:func:`uncut_tokens`) and what a limit does to an expectation (:func:`cut_tokens`): a prompt of longer
+answers still ranks behind one of shorter answers where both expect more than the limit.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -17,6 +23,28 @@ PRIOR_WEIGHT = 10.0
 """How many completions the prior mean of a class is worth."""
 _KEEP = 0.995
 """What one completion leaves of the weight of those before it in its class: about the last 200 count."""
+_HOLD = 1.0
+"""Squared tokens by which a slope is held where it is: prompts that are all alike do not tell what one of another
+length would take."""
+
+
+def cut_tokens(mean_tokens: float, most_tokens: float) -> float:
+    """Mean length of answers that end at ``most_tokens`` at the latest and would have ``mean_tokens`` without that.
+
+    E[min(L, c)] = m (1 - exp(-c/m)) for exponential lengths: increasing in both, below both.
+    """
+    if mean_tokens <= 0:
+        return 0.0
+    return -mean_tokens * math.expm1(-most_tokens / mean_tokens)
+
+
+def uncut_tokens(mean_tokens: float, at_tokens: float) -> float:
+    """What an answer cut at ``at_tokens`` would have come to, of which ``mean_tokens`` were expected.
+
+    E[L | L > c] = c + m for exponential lengths; the part nobody saw counts for no more than the part that was seen, so
+    that answers which are always cut do not drive an expectation without end.
+    """
+    return at_tokens + min(mean_tokens, at_tokens)
 
 
 class OnlineLengths:
@@ -64,45 +92,59 @@ class OnlineLengths:
 
 
 class OnlinePace:
-    """Seconds an answer takes: a constant and so much a token, by least squares over fading completions.
+    """Seconds an answer takes: a constant, so much a token of the prompt and so much a token of the answer.
+
+    Least squares over fading completions. Reading a long prompt may take longer than writing a short answer.
 
     Args:
-        constant_s, per_token_s: Before anything is known.
+        constant_s, per_read_s, per_token_s: Before anything is known.
     """
 
-    __slots__ = ("_n", "_x", "_xx", "_xy", "_y", "constant_s", "per_token_s")
+    __slots__ = ("_n", "_rr", "_rw", "_ry", "_sr", "_sw", "_sy", "_ww", "_wy", "constant_s", "per_read_s", "per_token_s")
 
-    def __init__(self, constant_s: float = 0.1, per_token_s: float = 0.02) -> None:
-        self.constant_s, self.per_token_s = constant_s, per_token_s
-        # The prior counts as completions on its own line, at 10 and at 300 tokens.
-        self._n = self._x = self._xx = self._xy = self._y = 0.0
-        for tokens in (10.0, 300.0):
-            self._add(tokens, constant_s + per_token_s * tokens)
+    def __init__(self, constant_s: float = 0.1, per_token_s: float = 0.02, per_read_s: float = 0.002) -> None:
+        self.constant_s, self.per_token_s, self.per_read_s = constant_s, per_token_s, per_read_s
+        self._n = self._sr = self._sw = self._sy = 0.0
+        self._rr = self._rw = self._ww = self._ry = self._wy = 0.0
+        # The prior counts as completions on its own plane: short and long answers, one of them to a long prompt.
+        for read, written in ((20.0, 10.0), (20.0, 300.0), (1000.0, 100.0)):
+            self._add(read, written, self.service_s(written, read))
 
-    def service_s(self, tokens: float) -> float:
-        """Seconds that an answer of so many tokens is expected to take."""
-        return self.constant_s + self.per_token_s * tokens
+    def service_s(self, tokens: float, read: float = 0.0) -> float:
+        """Seconds that an answer of so many tokens to a prompt of ``read`` tokens is expected to take."""
+        return self.constant_s + self.per_read_s * read + self.per_token_s * tokens
 
-    def completed(self, tokens: float, service_s: float) -> None:
-        """An answer of so many tokens took so long in the engine.
+    def completed(self, tokens: float, service_s: float, read: float = 0.0) -> None:
+        """An answer of so many tokens to a prompt of ``read`` tokens took so long in the engine.
 
         Raises:
-            DataError: Either is not a finite number of at least 0.
+            DataError: One of them is not a finite number of at least 0.
         """
-        if not (np.isfinite(tokens) and np.isfinite(service_s) and tokens >= 0 and service_s >= 0):
-            raise DataError(f"an answer of {tokens} tokens in {service_s} s")
-        for name in ("_n", "_x", "_xx", "_xy", "_y"):
+        if not all(np.isfinite(each) and each >= 0 for each in (tokens, service_s, read)):
+            raise DataError(f"an answer of {tokens} tokens to {read} in {service_s} s")
+        for name in ("_n", "_sr", "_sw", "_sy", "_rr", "_rw", "_ww", "_ry", "_wy"):
             setattr(self, name, _KEEP * getattr(self, name))
-        self._add(tokens, service_s)
-        spread = self._n * self._xx - self._x**2
-        slope = (self._n * self._xy - self._x * self._y) / spread if spread > 1e-9 else self.per_token_s
+        self._add(read, tokens, service_s)
+        n, mean_r, mean_w, mean_y = self._n, self._sr / self._n, self._sw / self._n, self._sy / self._n
+        # Covariances; each slope is held a little where it is, so there is always one solution.
+        rr, ww, rw = self._rr / n - mean_r**2 + _HOLD, self._ww / n - mean_w**2 + _HOLD, self._rw / n - mean_r * mean_w
+        ry = self._ry / n - mean_r * mean_y + _HOLD * self.per_read_s
+        wy = self._wy / n - mean_w * mean_y + _HOLD * self.per_token_s
+        spread = rr * ww - rw**2
+        read_s, token_s = (ww * ry - rw * wy) / spread, (rr * wy - rw * ry) / spread
+        if read_s < 0:
+            read_s, token_s = 0.0, wy / ww
         # A slope that noise turned negative would turn the order around.
-        self.per_token_s = max(slope, 1e-6)
-        self.constant_s = max(0.0, (self._y - self.per_token_s * self._x) / self._n)
+        self.per_read_s, self.per_token_s = read_s, max(token_s, 1e-6)
+        self.constant_s = max(0.0, mean_y - self.per_read_s * mean_r - self.per_token_s * mean_w)
 
-    def _add(self, tokens: float, service_s: float) -> None:
+    def _add(self, read: float, written: float, took_s: float) -> None:
         self._n += 1.0
-        self._x += tokens
-        self._xx += tokens**2
-        self._xy += tokens * service_s
-        self._y += service_s
+        self._sr += read
+        self._sw += written
+        self._sy += took_s
+        self._rr += read**2
+        self._rw += read * written
+        self._ww += written**2
+        self._ry += read * took_s
+        self._wy += written * took_s

@@ -24,9 +24,30 @@ def told(words):
 def test_the_predictor_speaks_in_the_tokens_of_its_classes_and_the_client_has_the_last_word() -> None:
     asked = forecaster()
     assert asked.forecast(ask("p3")).tokens == CLASS_TOKENS[3]
-    assert asked.forecast(ask("p3", most_tokens=20)).tokens == 20
+    short = asked.forecast(ask("p3", most_tokens=20))
+    assert short.tokens == pytest.approx(20, rel=0.05) and short.tokens < 20
+    assert short.uncut_tokens == CLASS_TOKENS[3]
     assert asked.forecast(ask("p3")).source == "predictor"
     assert asked.sources == {"predictor": 3}
+
+
+def test_a_limit_that_cuts_everybody_leaves_the_order_as_it_is() -> None:
+    asked = forecaster()
+    under = [asked.forecast(ask(f"p{digit}", most_tokens=60)).service_s for digit in range(5)]
+    assert under == sorted(set(under))
+    assert asked.forecast(ask("p4", most_tokens=8)).service_s < under[0]
+
+
+def test_a_long_prompt_takes_time_to_read() -> None:
+    asked = forecaster()
+    for words, prompt in ((40, "w" * 40 + "3"), (40, "w" * 20_000 + "3")):
+        for _ in range(300):
+            request = ask(prompt, most_tokens=1000)
+            asked.completed(request, asked.forecast(request), told(words), 0.1 + len(prompt) / 4000 + words * 0.01)
+    short, long = asked.forecast(ask("x1", most_tokens=1000)), asked.forecast(ask("w" * 20_000 + "1", most_tokens=4))
+    assert long.tokens < short.tokens
+    assert long.service_s > short.service_s
+    assert long.service_s == pytest.approx(5.1, rel=0.1)
 
 
 def test_without_a_predictor_and_when_it_throws_or_says_nothing_a_request_is_an_average_one() -> None:
@@ -55,16 +76,29 @@ def test_an_answer_cut_at_the_clients_limit_teaches_speed_and_that_it_was_at_lea
     before = asked.pace.service_s(100)
     asked.completed(request, asked.forecast(request), told(20), 60.0)
     assert asked.pace.service_s(100) > before
-    assert asked.forecast(ask("abc 3")).source == "predictor"
-    assert asked.forecast(ask("abc 3")).tokens == CLASS_TOKENS[3]
-    longer = ask("abc 3", most_tokens=900)
+    # What the limit hid is not known: the same prompt is expected to be longer than the limit, others as before.
+    assert asked.forecast(ask("abc 3")).tokens == 20 + CLASS_TOKENS[3]
+    assert asked.forecast(request).tokens == 20
+    assert asked.forecast(ask("\x00 3")).tokens == CLASS_TOKENS[3]
+    longer = ask("abd 3", most_tokens=900)
     asked.completed(longer, asked.forecast(longer), told(900), 60.0)
-    assert asked.forecast(ask("abc 3")).tokens > CLASS_TOKENS[3]
+    assert asked.forecast(ask("\x00 3")).tokens > CLASS_TOKENS[3]
     plain = Forecaster("llm")
     plain.completed(request, plain.forecast(request), told(20), 1.0)
     assert plain.forecast(ask()).tokens == 150.0
     plain.completed(longer, plain.forecast(longer), told(900), 1.0)
-    assert plain.forecast(ask()).tokens == 165.0
+    assert plain.forecast(ask()).tokens == pytest.approx(150.0 + 0.02 * 900)
+
+
+def test_a_length_that_is_known_is_not_forgotten_for_an_answer_that_was_cut() -> None:
+    asked = forecaster(Meaning(), SemanticCache(10))
+    whole, cut = ask("abc 3"), ask("abc 3", most_tokens=20)
+    asked.completed(whole, asked.forecast(whole), told(77), 1.0)
+    asked.completed(cut, asked.forecast(cut), told(20), 1.0)
+    assert asked.forecast(whole).tokens == 77
+    longer = ask("abc 3", most_tokens=100)
+    asked.completed(longer, asked.forecast(longer), told(100), 1.0)
+    assert asked.forecast(whole).tokens == 177
 
 
 def test_long_prompts_are_not_kept_and_failed_ones_leave_the_cache_as_it_is() -> None:

@@ -18,11 +18,8 @@ from dataclasses import dataclass, field
 from joulery.domain.engine import EnergyShare, Outcome, RequestError
 from joulery.domain.generation import TextCost, TextEngine, TextEvent, TextRequest, TextUsage
 from joulery.policies.ordering import Aging, SpeculativeQueue
-from joulery.runtime.text.forecast import Forecast, Forecaster
+from joulery.runtime.text.forecast import Forecast, Forecaster, prompt_tokens
 from joulery.runtime.text.meter import TextMeter
-
-_CHARACTERS_PER_TOKEN = 4
-"""A rough length of a token of English, for prompts whose count the engine does not report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +268,7 @@ class TextJob:
     def _count(self, event: TextEvent) -> None:
         if math.isnan(self._first_s):
             self._first_s = time.time()
-            read = event.usage.prompt if event.usage is not None else self._prompt_tokens()
+            read = event.usage.prompt if event.usage is not None else prompt_tokens(self.request)
             self._desk.moved(self._number, read=read)
         if event.tokens:
             self._written += event.tokens
@@ -279,15 +276,12 @@ class TextJob:
         if event.usage is not None:
             self._usage = event.usage
 
-    def _prompt_tokens(self) -> int:
-        return 1 + len(self.request.prompt) // _CHARACTERS_PER_TOKEN
-
     @property
     def _counted(self) -> TextUsage:
         """Its tokens: as reported, else as counted; none where the engine never answered."""
         if self._usage is not None or not self.started:
             return self._usage or TextUsage(0, 0, reported=False)
-        return TextUsage(self._prompt_tokens(), self._written, reported=False)
+        return TextUsage(prompt_tokens(self.request), self._written, reported=False)
 
     def _learn(self) -> None:
         """The answer came to its end: let the forecaster know."""

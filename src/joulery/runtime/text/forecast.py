@@ -15,10 +15,12 @@ import numpy as np
 
 from joulery.domain.arrays import FloatArray
 from joulery.domain.generation import TextRequest, TextUsage
-from joulery.perf.text_pace import OnlineLengths, OnlinePace
+from joulery.perf.text_pace import OnlineLengths, OnlinePace, cut_tokens, uncut_tokens
 from joulery.store.semantic_cache import SemanticCache
 
 CACHE, PREDICTOR, MEAN = "cache", "predictor", "mean"
+_CHARACTERS_PER_TOKEN = 4
+"""A rough length of a token of English."""
 LONGEST_REMEMBERED = 8_000
 """Characters of the longest prompt that is kept in the cache: memory is for prompts that come again."""
 
@@ -54,15 +56,17 @@ class Forecast:
     """What is expected of one request.
 
     Attributes:
-        tokens: Expected length.
-        service_s: Expected seconds in the engine.
+        tokens: Expected length, within what the client takes at most.
+        service_s: Expected seconds in the engine, the prompt's reading included.
         source: ``cache``, ``predictor`` or ``mean``.
+        uncut_tokens: Expected length if the client set no limit.
         guess: The predictor's guess; None where it was not asked, or failed.
     """
 
     tokens: float
     service_s: float
     source: str
+    uncut_tokens: float
     guess: Guess | None = None
 
 
@@ -110,32 +114,35 @@ class Forecaster:
         known = self._remembered(request, guess)
         if known is not None:
             tokens, source = known, CACHE
-        if request.most_tokens is not None:
-            tokens = min(tokens, float(request.most_tokens))
         self.sources[source] += 1
-        return Forecast(tokens, self.pace.service_s(tokens), source, guess)
+        within = _within(tokens, request.most_tokens, exact=known is not None)
+        return Forecast(within, self.pace.service_s(within, prompt_tokens(request)), source, tokens, guess)
 
     def completed(self, request: TextRequest, forecast: Forecast, usage: TextUsage, service_s: float) -> None:
         """Learn from an answer.
 
-        One that was cut at the client's limit would have been at least so long: it says how fast the engine is, and
-        moves expectations upwards alone.
+        One that was cut at the client's limit would have been longer: it says how fast the engine is, and moves
+        expectations upwards alone.
         """
-        self.pace.completed(usage.completion, service_s)
+        self.pace.completed(usage.completion, service_s, prompt_tokens(request))
+        tokens = float(usage.completion)
         if request.most_tokens is not None and usage.completion >= request.most_tokens:
-            self._at_least(forecast, usage.completion)
+            self._cut(request, forecast, tokens)
             return
-        self._mean += 0.02 * (usage.completion - self._mean)
+        self._mean += 0.02 * (tokens - self._mean)
         if forecast.guess is not None and self._lengths is not None:
-            self._lengths.completed(forecast.guess.score, usage.completion)
-        self._remember(request, forecast, usage.completion)
-
-    def _at_least(self, forecast: Forecast, tokens: int) -> None:
-        self._mean += 0.02 * max(0.0, tokens - self._mean)
-        if forecast.guess is None or self._lengths is None:
-            return
-        if tokens > self._lengths.expected(forecast.guess.score):
             self._lengths.completed(forecast.guess.score, tokens)
+        self._remember(request, forecast, tokens)
+
+    def _cut(self, request: TextRequest, forecast: Forecast, tokens: float) -> None:
+        """The answer would have been longer than the client took."""
+        self._mean += 0.02 * max(0.0, uncut_tokens(self._mean, tokens) - self._mean)
+        if forecast.guess is not None and self._lengths is not None:
+            expected = self._lengths.expected(forecast.guess.score)
+            if uncut_tokens(expected, tokens) > expected:
+                self._lengths.completed(forecast.guess.score, uncut_tokens(expected, tokens))
+        if forecast.source != CACHE or forecast.uncut_tokens <= tokens:
+            self._remember(request, forecast, tokens + forecast.uncut_tokens)
 
     def _remembered(self, request: TextRequest, guess: Guess | None) -> float | None:
         if self.cache is None or len(request.prompt) > LONGEST_REMEMBERED:
@@ -146,7 +153,7 @@ class Forecaster:
             self._failed(error)
             return None
 
-    def _remember(self, request: TextRequest, forecast: Forecast, tokens: int) -> None:
+    def _remember(self, request: TextRequest, forecast: Forecast, tokens: float) -> None:
         if self.cache is None or len(request.prompt) > LONGEST_REMEMBERED:
             return
         if forecast.guess is None and self.guesser is not None:
@@ -158,6 +165,18 @@ class Forecaster:
 
     def _failed(self, error: Exception) -> None:
         self.failures[type(error).__name__] += 1
+
+
+def prompt_tokens(request: TextRequest) -> int:
+    """Tokens of a prompt, roughly: engines tell the count only once they have read it."""
+    return 1 + len(request.prompt) // _CHARACTERS_PER_TOKEN
+
+
+def _within(tokens: float, most_tokens: int | None, *, exact: bool) -> float:
+    """Expected length under the client's limit, of an expected or an exactly known one without."""
+    if most_tokens is None:
+        return tokens
+    return min(tokens, float(most_tokens)) if exact else cut_tokens(tokens, float(most_tokens))
 
 
 def _embedding(guess: Guess | None) -> FloatArray:
