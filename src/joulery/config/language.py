@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from joulery.config.problem import problem
 from joulery.config.quantity import Seconds, SecondsOrZero
 from joulery.config.section import InputFile, InputFolder, Name, OutputPath, Section, Text
+from joulery.config.services import SloConfig
 from joulery.domain.generation import Dialect
 
 
@@ -89,6 +90,8 @@ class LanguageModelConfig(Section):
     """Requests that may wait; beyond it the answer is 429."""
     deadline_s: Seconds = Field(alias="deadline", default=300.0)
     """A request that is not answered within this ends with 504."""
+    slo: SloConfig | None = None
+    """What is promised of its answers, for fleet.clocks: a governor keeps it; the deadline (99 %) when left out."""
 
     @model_validator(mode="after")
     def _log_is_lines(self) -> LanguageModelConfig:

@@ -66,6 +66,12 @@ class Site(Section):
         names = [service.name for service in self.services]
         unique(names, ("services",))
         unique([model.name for model in self.language_models], ("language_models",))
+        governed = (*names, *(model.name for model in self.language_models))
+        for index, clock in enumerate(self.fleet.clocks):
+            for name in clock.services:
+                if name not in governed:
+                    at = ("fleet", "clocks", index, "services")
+                    raise problem(f"there is no {name} in this site", expected=", ".join(governed) or "a name", at=at)
         if self.load is not None and self.load.service not in (None, *names):
             raise problem(
                 "is no service of this site", expected=", ".join(names) or "a service", at=("load", "service")

@@ -100,7 +100,20 @@ class OnlinePace:
         constant_s, per_read_s, per_token_s: Before anything is known.
     """
 
-    __slots__ = ("_n", "_rr", "_rw", "_ry", "_sr", "_sw", "_sy", "_ww", "_wy", "constant_s", "per_read_s", "per_token_s")
+    __slots__ = (
+        "_n",
+        "_rr",
+        "_rw",
+        "_ry",
+        "_sr",
+        "_sw",
+        "_sy",
+        "_ww",
+        "_wy",
+        "constant_s",
+        "per_read_s",
+        "per_token_s",
+    )
 
     def __init__(self, constant_s: float = 0.1, per_token_s: float = 0.02, per_read_s: float = 0.002) -> None:
         self.constant_s, self.per_token_s, self.per_read_s = constant_s, per_token_s, per_read_s

@@ -20,6 +20,8 @@ from joulery.runtime.compose.clocks import governed_clock
 from joulery.runtime.leasing.leases import LeaseHolder
 from joulery.runtime.serving.controller import RequestWindow
 from joulery.runtime.serving.governing import ClockKeeper
+from joulery.runtime.serving.hosted_residents import hosted_residents
+from joulery.runtime.serving.residents import Pending, Resident, Work
 from joulery.store.leases import LeaseBook
 from tests.fakes.cpufreq import cpufreq_tree, settings
 from tests.runtime.leasing.test_leases import nobody
@@ -48,6 +50,7 @@ class Site:
     """One service of 10 ms requests on two replicas, and an engine with a queue."""
 
     def __init__(self, *records: RequestRecord, queued: tuple[QueuedRequest, ...] = (), name: str = "sums") -> None:
+        self.told: list[str] = []
         window = RequestWindow(name, 4.0)
         for record in records:
             window.add(record)
@@ -59,7 +62,13 @@ class Site:
         self.engine: Any = SimpleNamespace(replicas=lambda: replicas, backlog=lambda: queued)
 
     def keeper(self, clock: ClockConfig, mode: Mode = Mode.ACT, holder: LeaseHolder | None = None) -> ClockKeeper:
-        return ClockKeeper(governed_clock(clock, mode), lambda: [self.hosted], self.engine, mode, holder)
+        return ClockKeeper(
+            governed_clock(clock, mode),
+            lambda now_s: hosted_residents([self.hosted], self.engine, now_s),
+            mode,
+            holder,
+            tell=self.told.append,
+        )
 
 
 def test_what_waits_what_comes_and_how_late_it_was(tree: Path) -> None:
@@ -94,7 +103,12 @@ def test_services_that_share_a_device_share_its_time(tree: Path) -> None:
     records = [answered(0.02, NOW_S - 3.9 + k / 50) for k in range(190)]
     alone, site = Site(*records), Site(*records)
     one = alone.keeper(config())
-    both = ClockKeeper(one.clock, lambda: [site.hosted, alone.hosted], site.engine, Mode.ACT, None)
+    both = ClockKeeper(
+        one.clock,
+        lambda now_s: hosted_residents([site.hosted, alone.hosted], site.engine, now_s),
+        Mode.ACT,
+        None,
+    )
     site.hosted.name = "other"
     first, second = one.look(NOW_S).steady, both.look(NOW_S).steady
     assert first is not None
@@ -172,3 +186,45 @@ def test_an_engine_that_tells_no_backlog_is_governed_by_what_comes(tree: Path) -
     assert view.waiting == ()
     assert view.steady is not None
     assert math.isfinite(view.steady.tail_ratio[-1])
+
+
+async def test_work_is_counted_at_the_clock_that_is_set_and_at_full_clock_where_nothing_is(
+    tree: Path, tmp_path: Path
+) -> None:
+    queued = (QueuedRequest("sums", NOW_S - 0.01, "v", NOW_S - 0.005),)
+    site = Site(*[answered(0.02, NOW_S - 1.0)], queued=queued)
+    half = Decision("set_clock", "cpu", 1600.0, "predictive", "because")
+    advising = site.keeper(config(), Mode.ADVISE)
+    await advising.act(half)
+    assert advising.look(NOW_S).waiting[0].remaining_s[-1] == pytest.approx(0.0025)
+    assert advising.work_clock.rate == 1.0
+    with LeaseHolder(LeaseBook(tmp_path / "leases"), watch=nobody) as holder:
+        acting = site.keeper(config(), holder=holder)
+        await acting.act(half)
+        assert acting.work_clock.rate == pytest.approx(0.5)
+        # 5 ms at half the clock did 2.5 ms of 10; two replicas share the rest
+        assert acting.look(NOW_S).waiting[0].remaining_s[-1] == pytest.approx(0.00375)
+
+
+async def test_a_device_that_is_lost_is_told_of_and_its_services_go_on(tree: Path) -> None:
+    site = Site(*[answered(0.02, NOW_S - 1.0)])
+    keeper = site.keeper(config())
+
+    def gone() -> None:
+        raise CapabilityError("gpu:0 has fallen off the bus", resource="gpu:0")
+
+    keeper.clock.device.observe = gone  # type: ignore[method-assign,assignment]
+    assert keeper.look(NOW_S).clock_mhz == 3200.0
+    assert "fallen off the bus" in site.told[0]
+
+
+def test_residents_take_turns_by_arrival_each_in_an_order_of_its_own(tree: Path) -> None:
+    slo = Slo(10.0)
+    work = Work(1.0, 1.0, 0.0, 1, 0.0)
+    text = Resident("llm", slo, work, [Pending(5.0, 0.5, 0.0), Pending(1.0, 2.0, 0.0), Pending(7.0, 3.0, 0.0)], [])
+    sums = Resident("sums", slo, work, [Pending(2.0, 0.25, 0.0), Pending(6.0, 0.25, 0.0)], [])
+    keeper = ClockKeeper(governed_clock(config(), Mode.ADVISE), lambda now_s: [text, sums], Mode.ADVISE, None)
+    view = keeper.look(8.0)
+    assert [float(one.remaining_s[-1]) for one in view.waiting] == [0.25, 0.5, 2.0, 0.25, 3.0]
+    assert [one.deadline_s for one in view.waiting] == [12.0, 15.0, 11.0, 16.0, 17.0]
+    assert view.hosted == ((10.0, 1.0), (10.0, 1.0))

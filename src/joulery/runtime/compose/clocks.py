@@ -91,6 +91,16 @@ def governed_clock(config: ClockConfig, mode: Mode) -> GovernedClock:
     return GovernedClock(config, device, spec, able.device, policy, clocks, knee, known is None)
 
 
+def clock_fact(clock: GovernedClock, mode: Mode) -> str:
+    """Whose clock is governed, by which rule, and what is only assumed, as a sentence."""
+    able = clock.device.capability()
+    knee = f"knee {clock.knee_mhz:.0f} MHz" + (" (assumed, from a V100)" if clock.knee_assumed else "")
+    span = f"{clock.clocks_mhz[0]:g} to {clock.clocks_mhz[-1]:g} MHz"
+    does = "set, on loan" if mode is Mode.ACT else f"mode {mode}: nothing is set"
+    real = "; emulated: nothing real changes" if able.emulated else ""
+    return f"{clock.name} ({able.name}): {clock.config.governor}, {span}, {knee}; {does}{real}"
+
+
 def _spec(config: ClockConfig) -> DeviceSpec:
     if config.device == "cpu":
         return cpufreq_spec()

@@ -44,12 +44,14 @@ class TextSite:
         meter: Charges their requests.
         grid: The carbon intensity.
         notes: What a person should know about the meters, a sentence each.
+        devices: Which device of this machine runs each model (``cpu``, ``gpu:0``); None for one far away.
     """
 
     desks: dict[str, TextDesk]
     meter: TextMeter
     grid: Grid
     notes: tuple[str, ...]
+    devices: dict[str, str | None]
 
 
 def text_engine(config: LanguageModelConfig, stderr: int | None = None) -> TextEngine:
@@ -114,7 +116,12 @@ def text_site(
     desks = {config.name: _desk(config, meter, stderr, stack) for config in site.language_models}
     for desk in desks.values():
         stack.push_async_callback(desk.close)
-    return TextSite(desks, meter, grid, _notes(found))
+    devices = {config.name: _device(config) for config in site.language_models}
+    return TextSite(desks, meter, grid, _notes(found), devices)
+
+
+def _device(config: LanguageModelConfig) -> str | None:
+    return config.engine.device if isinstance(config.engine, UpstreamConfig) else "cpu"
 
 
 def _desk(config: LanguageModelConfig, meter: TextMeter, stderr: int | None, stack: AsyncExitStack) -> TextDesk:
@@ -132,6 +139,7 @@ def _desk(config: LanguageModelConfig, meter: TextMeter, stderr: int | None, sta
         queue=config.queue,
         deadline_s=config.deadline_s,
         retries=_OWN_RETRIES if own else 0,
+        slo=None if config.slo is None else config.slo.as_slo(),
     )
     device = config.engine.device if isinstance(config.engine, UpstreamConfig) else None
     meter.join(config.name, engine.cpu_s, device)

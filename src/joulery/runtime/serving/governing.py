@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -17,15 +17,14 @@ from joulery.config.site import Mode
 from joulery.domain.arrays import FloatArray
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.device import ClockSetting
-from joulery.domain.engine import Outcome, QueuedRequest
-from joulery.domain.ports import Backlog, Engine
+from joulery.domain.errors import CapabilityError
 from joulery.perf.clock_scaling import above_idle_ratio, slowdown_ratio, tail_s
 from joulery.policies.clocks import PartitionLatency
 from joulery.policies.governor import DeviceView, GovernorState, Steady, Waiting
 from joulery.runtime.compose.clocks import GovernedClock
 from joulery.runtime.leasing.leases import LeaseHolder
 from joulery.runtime.serving.drive import ADVISED, APPLIED, SHADOWED, LiveDriver
-from joulery.runtime.serving.hosted import Hosted
+from joulery.runtime.serving.residents import Pending, Resident, Residents, WorkClock
 
 CLOCK_STEP = "clock_step"
 """The kind of log line that holds what a governor saw."""
@@ -33,24 +32,8 @@ _TAIL_S = 10.0
 _TAIL_COUNT = 20
 """p99 of the last ten seconds or twenty answers, whichever holds more (μ-Serve, section 3.4, as specified)."""
 _TAIL_QUANTILE = 0.99
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What one service's requests take at full clock.
-
-    Attributes:
-        service_s, own_tail_s: Mean of the service time, and its quantile of the SLO, s.
-        energy_j: Joules above idle a request.
-        servers: Requests served at once.
-        rate_rps: Arrivals lately, 1/s; 0 when there are none.
-    """
-
-    service_s: float
-    own_tail_s: float
-    energy_j: float
-    servers: int
-    rate_rps: float
+_LEAST_LEFT_RATIO = 0.02
+"""What is left at least of a request that runs, as a ratio of what it was expected to take."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,20 +42,22 @@ class ClockKeeper:
 
     Attributes:
         clock: The device and its governor.
-        hosted: The services whose promises it keeps; asked anew each time.
-        engine: What answers their requests.
+        residents: Whose promises it keeps; asked anew each time.
         mode: How far it may go.
         holder: Lends the device; None where nothing is set.
         pinned: True while a trial runs: a clock that moves would spoil it.
+        work_clock: How much of its work the device has done, slowed down with its clock.
+        tell: Told what a person should know.
         advised_mhz: What was decided last where that is not carried out.
     """
 
     clock: GovernedClock
-    hosted: Callable[[], Sequence[Hosted]]
-    engine: Engine
+    residents: Residents
     mode: Mode
     holder: LeaseHolder | None
     pinned: Callable[[], bool] = lambda: False
+    work_clock: WorkClock = field(default_factory=WorkClock)
+    tell: Callable[[str], None] = lambda text: None
     advised_mhz: float | None = None
     _slowdown: FloatArray = field(init=False)
     _above_idle: FloatArray = field(init=False)
@@ -100,22 +85,25 @@ class ClockKeeper:
     def look(self, now_s: float) -> DeviceView:
         """What waits, what comes, and how late the latest answers were."""
         named = self.clock.config.services
-        services = [one for one in self.hosted() if not named or one.name in named]
-        work = {one.name: work_of(one, self.engine, now_s) for one in services}
-        queued = [request for request in _backlog(self.engine) if request.service in work]
-        slos = {one.name: one.setup.slo for one in services}
-        waiting = tuple(
-            self._waiting(request, work[request.service], slos[request.service].latency_s, now_s) for request in queued
-        )
+        residents = [one for one in self.residents(now_s) if not named or one.name in named]
+        clock_mhz = self._seen_mhz()
+        waiting: list[tuple[float, Waiting]] = []
+        for one in residents:
+            turn_s = 0.0
+            for each in one.pending:
+                # Residents take turns by arrival, each in an order of its own.
+                turn_s = max(turn_s, each.arrival_s)
+                waiting.append((turn_s, self._waiting(each, one, now_s)))
+        waiting.sort(key=lambda entry: entry[0])
         return DeviceView(
             now_s=now_s,
             device=self.clock.name,
-            clock_mhz=self._clock_mhz(),
-            waiting=waiting,
-            shortest_slo_s=min((slo.latency_s for slo in slos.values()), default=math.inf),
-            partitions=tuple(self._partition(one, queued, now_s) for one in services),
-            hosted=tuple((slos[name].latency_s, each.service_s) for name, each in work.items()),
-            steady=self._steady(services, work),
+            clock_mhz=clock_mhz,
+            waiting=tuple(each for _, each in waiting),
+            shortest_slo_s=min((one.slo.latency_s for one in residents), default=math.inf),
+            partitions=tuple(_partition(one, now_s) for one in residents),
+            hosted=tuple((one.slo.latency_s, one.work.service_s) for one in residents),
+            steady=self._steady(residents),
         )
 
     async def act(self, decision: Decision) -> tuple[str, str]:
@@ -131,89 +119,68 @@ class ClockKeeper:
         done = await asyncio.to_thread(
             self.holder.set, self.clock.device, self.clock.spec, ClockSetting(clock_mhz), decision.reason
         )
+        self._seen_mhz()
         return APPLIED, str(done)
 
-    def _clock_mhz(self) -> float:
-        """The clock in force, among those that may be chosen; what was advised where advice is not carried out."""
-        highest = float(self.clock.clocks_mhz[-1])
-        if self.mode is not Mode.ACT:
-            return highest if self.advised_mhz is None else self.advised_mhz
-        set_mhz = self.clock.device.observe().setting.clock_mhz
-        if set_mhz is None:
-            return highest
-        index = int(np.searchsorted(self.clock.clocks_mhz, set_mhz - 1e-6))
-        return float(self.clock.clocks_mhz[min(index, len(self.clock.clocks_mhz) - 1)])
+    def _seen_mhz(self) -> float:
+        """The clock in force, among those that may be chosen; what was advised where advice is not carried out.
 
-    def _waiting(self, request: QueuedRequest, work: Work, slo_s: float, now_s: float) -> Waiting:
+        The device's work is counted at the speed of the clock in force from now on.
+        """
+        clocks = self.clock.clocks_mhz
+        if self.mode is not Mode.ACT:
+            return float(clocks[-1]) if self.advised_mhz is None else self.advised_mhz
+        try:
+            set_mhz = self.clock.device.observe().setting.clock_mhz
+        except CapabilityError as error:
+            # The device is lost, its services may not be: they go on, at a clock that nobody here knows any more.
+            self.tell(f"the clock of {self.clock.name} is not known any more: {error}")
+            set_mhz = None
+        index = len(clocks) - 1 if set_mhz is None else int(np.searchsorted(clocks, set_mhz - 1e-6))
+        index = min(index, len(clocks) - 1)
+        self.work_clock.run_at(1.0 / float(self._slowdown[index]))
+        return float(clocks[index])
+
+    def _waiting(self, request: Pending, one: Resident, now_s: float) -> Waiting:
         """A request; replicas side by side work off the queue so many times faster."""
-        done_s = 0.0 if math.isnan(request.start_s) else now_s - request.start_s
-        left = max(1.0 - done_s / work.service_s, 0.02) if work.service_s > 0 else 1.0
+        done_s = 0.0 if math.isnan(request.start_s) else self.work_clock.rate * (now_s - request.start_s)
+        left = max(1.0 - done_s / request.service_s, _LEAST_LEFT_RATIO) if request.service_s > 0 else 1.0
         return Waiting(
-            deadline_s=request.arrival_s + slo_s,
-            slo_s=slo_s,
-            remaining_s=left * work.service_s / work.servers * self._slowdown,
-            energy_j=left * work.energy_j * self._above_idle * self._slowdown,
+            deadline_s=request.arrival_s + one.slo.latency_s,
+            slo_s=one.slo.latency_s,
+            remaining_s=left * request.service_s / one.work.servers * self._slowdown,
+            energy_j=left * request.energy_j * self._above_idle * self._slowdown,
         )
 
-    def _steady(self, services: Sequence[Hosted], work: dict[str, Work]) -> Steady | None:
+    def _steady(self, residents: Sequence[Resident]) -> Steady | None:
         """What comes until the next step; None where nothing arrives. Services share their device's time."""
-        arriving = [one for one in services if work[one.name].rate_rps > 0]
+        arriving = [(one.slo, one.work) for one in residents if one.work.rate_rps > 0]
         if not arriving:
             return None
-        busy = sum(work[one.name].rate_rps * work[one.name].service_s / work[one.name].servers for one in arriving)
+        busy = sum(work.rate_rps * work.service_s / work.servers for _, work in arriving)
         tails = []
-        for one in arriving:
-            mine, slo = work[one.name], one.setup.slo
+        for slo, mine in arriving:
             others = busy - mine.rate_rps * mine.service_s / mine.servers
             rate = mine.rate_rps + others * mine.servers / mine.service_s
             own_s = mine.own_tail_s * self._slowdown
             tails.append(
                 tail_s(mine.service_s * self._slowdown, own_s, rate, mine.servers, slo.quantile) / slo.latency_s
             )
-        watts = sum(work[one.name].rate_rps * work[one.name].energy_j for one in arriving)
+        watts = sum(work.rate_rps * work.energy_j for _, work in arriving)
         energy_j = watts * self.clock.config.period_s * self._above_idle * self._slowdown
         return Steady(np.max(tails, axis=0), energy_j)
 
-    def _partition(self, one: Hosted, queued: Sequence[QueuedRequest], now_s: float) -> PartitionLatency:
-        """How late the latest answers were; what waits counts with its age."""
-        answered = [record for record in one.window.since(now_s) if record.outcome is Outcome.OK]
-        recent = [record.latency_s for record in answered if record.end_s >= now_s - _TAIL_S]
-        samples = recent if len(recent) >= _TAIL_COUNT else [record.latency_s for record in answered[-_TAIL_COUNT:]]
-        ages = [now_s - request.arrival_s for request in queued if request.service == one.name]
-        if not ages and not recent:
-            samples = []
-        tail = float(np.quantile(samples, _TAIL_QUANTILE)) if samples else 0.0
-        return PartitionLatency(one.setup.slo.latency_s, max([tail, *ages]), 1.0)
 
-
-def work_of(one: Hosted, engine: Engine, now_s: float) -> Work:
-    """What a service's requests take at full clock, by its profile; by its latest answers where it has none."""
-    running = [view for view in engine.replicas() if view.spec.service == one.name and not view.spec.standby]
-    rate_rps = one.window.rate_rps(now_s)
-    recent = [record for record in one.window.since(now_s) if record.outcome is Outcome.OK]
-    if math.isnan(rate_rps):
-        rate_rps = one.rate_rps if recent else 0.0
-    servers = max(1, len(running))
-    if one.profile is not None and running:
-        entries = [one.profile.entry(view.spec.variant, view.spec.slice) for view in running]
-        speed = np.array([1.0 / entry.loaded.mean_s for entry in entries])
-        share = speed / speed.sum()
-        return Work(
-            service_s=len(entries) / float(speed.sum()),
-            own_tail_s=float(share @ [entry.loaded.quantile_s(one.setup.slo.quantile) for entry in entries]),
-            energy_j=float(share @ [entry.energy_j for entry in entries]),
-            servers=servers,
-            rate_rps=rate_rps,
-        )
-    if not recent:
-        return Work(one.setup.slo.latency_s, one.setup.slo.latency_s, 0.0, servers, rate_rps)
-    times = np.array([record.service_s for record in recent])
-    return Work(float(times.mean()), float(np.quantile(times, one.setup.slo.quantile)), 0.0, servers, rate_rps)
-
-
-def _backlog(engine: Engine) -> tuple[QueuedRequest, ...]:
-    """What an engine has not answered yet; nothing where it does not tell."""
-    return cast(Backlog, engine).backlog() if hasattr(engine, "backlog") else ()
+def _partition(one: Resident, now_s: float) -> PartitionLatency:
+    """How late the latest answers were; what waits counts with its age."""
+    recent = [answer.latency_s for answer in one.answered if answer.end_s >= now_s - _TAIL_S]
+    lately = [answer.latency_s for answer in one.answered[-_TAIL_COUNT:]]
+    samples = recent if len(recent) >= _TAIL_COUNT else lately
+    ages = [now_s - request.arrival_s for request in one.pending]
+    if not ages and not recent:
+        samples = []
+    tail = float(np.quantile(samples, _TAIL_QUANTILE)) if samples else 0.0
+    return PartitionLatency(one.slo.latency_s, max([tail, *ages]), 1.0)
 
 
 def _entry(view: DeviceView, step: Step[GovernorState], clock: GovernedClock) -> dict[str, Any]:

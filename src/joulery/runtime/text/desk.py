@@ -17,9 +17,12 @@ from dataclasses import dataclass, field
 
 from joulery.domain.engine import EnergyShare, Outcome, RequestError
 from joulery.domain.generation import TextCost, TextEngine, TextEvent, TextRequest, TextUsage
+from joulery.domain.serving import Slo
 from joulery.policies.ordering import Aging, SpeculativeQueue
+from joulery.runtime.serving.residents import WorkClock
 from joulery.runtime.text.forecast import Forecast, Forecaster, prompt_tokens
 from joulery.runtime.text.meter import TextMeter
+from joulery.runtime.text.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class DeskSettings:
         queue: Requests that may wait.
         deadline_s: A request that names no shorter limit is answered within this.
         retries: How often a request that died with its engine, unanswered, is given to it again.
+        slo: What is promised of answers, for whoever governs the clock of the device; the deadline where it is None.
     """
 
     lanes: int = 1
@@ -39,6 +43,7 @@ class DeskSettings:
     queue: int = 1024
     deadline_s: float = 300.0
     retries: int = 0
+    slo: Slo | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +71,10 @@ class TextDesk:
         owner: Whom it is charged to.
         keep: Called with every request that was answered, and its tokens.
         clock: Monotonic seconds.
+
+    Attributes:
+        work_clock: What the engine's seconds are counted by: those of a device whose clock is governed are slower.
+        traffic: What came and was answered lately.
     """
 
     def __init__(
@@ -83,9 +92,11 @@ class TextDesk:
         self.name, self.owner, self.engine, self.forecaster, self.settings = name, owner, engine, forecaster, settings
         self.keep = keep
         self._meter, self._clock = meter, clock
+        self.work_clock, self.traffic = WorkClock(clock), Traffic()
+        self._jobs: dict[int, TextJob] = {}
         self._queue = SpeculativeQueue(settings.aging or Aging(0.0))
         self._turns: dict[int, _Turn] = {}
-        self._numbers = itertools.count()
+        self.numbers = itertools.count()
         self._working = 0
         self._epoch_s = clock()
         self._closed = False
@@ -110,14 +121,26 @@ class TextDesk:
             raise RequestError("the service is closing", Outcome.UNAVAILABLE)
         held = self._working if self.engine.dialect.orders else len(self._queue)
         if held >= self.settings.queue:
-            retry_s = held * self.forecaster.pace.service_s(150.0) / self.settings.lanes
+            retry_s = held * self.forecaster.average_s / self.settings.lanes
             raise RequestError(
                 f"{self.name} has {held} requests waiting, which is all it takes",
                 Outcome.OVERLOADED,
                 retry_after_s=retry_s,
             )
         arrival_s, asked_s = time.time(), self._clock()
-        return TextJob(self, next(self._numbers), request, self.forecaster.forecast(request), arrival_s, asked_s)
+        self.traffic.came(arrival_s)
+        return TextJob(self, next(self.numbers), request, self.forecaster.forecast(request), arrival_s, asked_s)
+
+    def jobs(self) -> tuple[TextJob, ...]:
+        """Requests that were accepted and have not ended: first those the engine has, then as they would be served."""
+        now_s, aging = self._clock(), self.settings.aging
+
+        def turn(job: TextJob) -> tuple[bool, float, int]:
+            waited_s = now_s - job.asked_s
+            key_s = -waited_s if aging is None else aging.key_s(job.forecast.service_s, waited_s)
+            return (not job.in_engine, job.asked_s if job.in_engine else key_s, job.number)
+
+        return tuple(sorted(self._jobs.values(), key=turn))
 
     async def close(self) -> None:
         """Turn away who waits, end the engine. Safe to call twice."""
@@ -134,6 +157,14 @@ class TextDesk:
         aging = self.settings.aging
         since_s = self._clock() - self._epoch_s
         return round(1000 * (since_s if aging is None else forecast.service_s + aging.rate * since_s))
+
+    def begin(self, job: TextJob) -> None:
+        """A request's events are asked for."""
+        self._jobs[job.number] = job
+
+    def end(self, job: TextJob) -> None:
+        """A request has ended, however it did."""
+        del self._jobs[job.number]
 
     async def enter(self, number: int, forecast: Forecast, arrival_s: float) -> None:
         """Wait for a lane; on return the request has one, which ``leave`` gives back.
@@ -187,6 +218,9 @@ class TextJob:
         forecast: What was expected of it.
         cost: What it took; set when its events have ended, however they did.
         started: Whether the engine has begun to answer.
+        number: Its number at this desk.
+        arrival_s, asked_s: When it came, Unix seconds and on the desk's clock.
+        start_s: When the engine got it last, Unix seconds; NaN before that.
     """
 
     def __init__(
@@ -201,10 +235,12 @@ class TextJob:
         self.request, self.forecast = request, forecast
         self.started = False
         self.cost: TextCost | None = None
-        self._desk, self._number, self._arrival_s, self._asked_s = desk, number, arrival_s, asked_s
+        self.number, self.arrival_s, self.asked_s = number, arrival_s, asked_s
+        self._desk = desk
         self._attempt = 0
-        self._start_s = math.nan
-        self._first_s = math.nan
+        self.start_s = math.nan
+        self._met_prompt = False
+        self._begun_work_s = 0.0
         self._written = 0
         self._usage: TextUsage | None = None
         self._energy: list[EnergyShare | None] = []
@@ -213,6 +249,11 @@ class TextJob:
     def attempts(self) -> int:
         """How often the engine had it."""
         return self._attempt
+
+    @property
+    def in_engine(self) -> bool:
+        """Whether the engine works on it: has it, or, where it keeps a queue of its own, has begun to answer."""
+        return self.started if self._desk.engine.dialect.orders else not math.isnan(self.start_s)
 
     async def events(self) -> AsyncGenerator[TextEvent, None]:
         """The engine's messages, one request or none of it: an answer that has begun is never begun again.
@@ -225,6 +266,7 @@ class TextJob:
         if self.request.timeout_s is not None:
             patience_s = min(patience_s, self.request.timeout_s)
         deadline_s = asyncio.get_running_loop().time() + patience_s
+        desk.begin(self)
         try:
             while True:
                 try:
@@ -243,15 +285,16 @@ class TextJob:
                 f"not answered within {patience_s:g} s", Outcome.DEADLINE, variant=desk.engine.variant
             ) from None
         finally:
+            desk.end(self)
             self.cost = self._make_cost()
 
     async def _written_by_engine(self, deadline_s: float) -> AsyncGenerator[TextEvent, None]:
         """One attempt, lane and charge included."""
         desk = self._desk
         async with asyncio.timeout_at(deadline_s):
-            await desk.enter(self._number, self.forecast, self._asked_s)
+            await desk.enter(self.number, self.forecast, self.asked_s)
         self._attempt += 1
-        self._start_s = time.time()
+        self.start_s, self._begun_work_s = time.time(), desk.work_clock.now_s()
         try:
             async with aclosing(desk.engine.write(self.request, desk.rank(self.forecast))) as events:
                 while True:
@@ -263,16 +306,18 @@ class TextJob:
                     self._count(event)
                     yield event
         finally:
-            self._energy.append(desk.leave(self._number))
+            self._energy.append(desk.leave(self.number))
 
     def _count(self, event: TextEvent) -> None:
-        if math.isnan(self._first_s):
-            self._first_s = time.time()
+        if not self._met_prompt:
+            self._met_prompt = True
+            if self._desk.engine.dialect.orders:
+                self._begun_work_s = self._desk.work_clock.now_s()  # what came before was its queue
             read = event.usage.prompt if event.usage is not None else prompt_tokens(self.request)
-            self._desk.moved(self._number, read=read)
+            self._desk.moved(self.number, read=read)
         if event.tokens:
             self._written += event.tokens
-            self._desk.moved(self._number, written=event.tokens)
+            self._desk.moved(self.number, written=event.tokens)
         if event.usage is not None:
             self._usage = event.usage
 
@@ -285,17 +330,21 @@ class TextJob:
 
     def _learn(self) -> None:
         """The answer came to its end: let the forecaster know."""
-        usage = self._counted
-        began_s = self._first_s if self._desk.engine.dialect.orders else self._start_s
-        self._desk.forecaster.completed(self.request, self.forecast, usage, max(0.0, time.time() - began_s))
-        self._desk.keep(self.request, usage.completion)
+        usage, desk = self._counted, self._desk
+        took_s = max(0.0, desk.work_clock.now_s() - self._begun_work_s)
+        desk.forecaster.completed(self.request, self.forecast, usage, took_s)
+        share = _sum(self._energy)
+        desk.traffic.answered(
+            time.time(), time.time() - self.arrival_s, took_s, None if share is None else share.energy_j
+        )
+        desk.keep(self.request, usage.completion)
 
     def _make_cost(self) -> TextCost:
         return TextCost(
             variant=self._desk.engine.variant,
             replica=self._desk.engine.name,
-            arrival_s=self._arrival_s,
-            start_s=self._start_s,
+            arrival_s=self.arrival_s,
+            start_s=self.start_s,
             end_s=time.time(),
             usage=self._counted,
             energy=_sum(self._energy),

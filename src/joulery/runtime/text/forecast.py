@@ -98,6 +98,11 @@ class Forecaster:
         self._lengths = None if guesser is None else OnlineLengths(guesser.class_tokens)
         self._mean = 150.0 if guesser is None else float(np.mean(guesser.class_tokens))
 
+    @property
+    def average_s(self) -> float:
+        """Seconds that an average answer is expected to take."""
+        return self.pace.service_s(self._mean)
+
     def forecast(self, request: TextRequest) -> Forecast:
         """What to expect of a request; never raises for what a predictor or a cache does."""
         tokens, source, guess = self._mean, MEAN, None

@@ -177,7 +177,7 @@ def _serve_site(file: Path, listen: str | None, out: Path | None, *, as_json: bo
 
     site = listening(load(file), listen)
     if site.language_models and not site.services:
-        _serve_text(site, as_json=as_json)
+        _serve_text(site, out, as_json=as_json)
         return
     screen = Address(lambda url: click.echo(json.dumps({"url": url, "pid": os.getpid()}))) if as_json else None
     report = run(Options(site, stay=True, out=out, send=False, argv=tuple(sys.argv), file=file), screen)
@@ -185,16 +185,25 @@ def _serve_site(file: Path, listen: str | None, out: Path | None, *, as_json: bo
         click.echo(json.dumps(report))
 
 
-def _serve_text(site: Site, *, as_json: bool) -> None:
+def _serve_text(site: Site, out: Path | None, *, as_json: bool) -> None:
     """The language models of a site file, until stopped."""
     import asyncio
+    import sys
 
     import uvloop
 
     from joulery.ui.gateway.text_site import serve_text
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve_text(site, lambda url, text: _say_text(url, text, as_json=as_json)))
+        runner.run(
+            serve_text(
+                site,
+                lambda url, text: _say_text(url, text, as_json=as_json),
+                out=out,
+                argv=tuple(sys.argv),
+                fact=(lambda text: None) if as_json else click.echo,
+            )
+        )
 
 
 def _say_text(url: str, text: TextSite, *, as_json: bool) -> None:

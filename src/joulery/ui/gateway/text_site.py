@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from joulery.config.site import Site
+from joulery.domain.timeline import DecisionRecord
+from joulery.policies.governor import DeviceView, GovernorState
+from joulery.runtime.compose.clocks import clock_fact
 from joulery.runtime.compose.engine import local_engine
+from joulery.runtime.compose.governed_text import govern_text, governed_desks, promises
 from joulery.runtime.compose.text import TextSite, text_site
+from joulery.runtime.measuring.measure import RUNS
+from joulery.runtime.serving.drive import LiveDriver
+from joulery.store.run import create_run, new_run_id
+from joulery.store.timeline import log_decision
 from joulery.ui.gateway.access import site_token
 from joulery.ui.gateway.admin import admin_app
 from joulery.ui.gateway.app import Gateway
@@ -21,12 +32,24 @@ from joulery.ui.text_metrics import TextMetrics
 _REFRESH_S = 1.0
 
 
-async def serve_text(site: Site, ready: Callable[[str, TextSite], None]) -> None:
+async def serve_text(
+    site: Site,
+    ready: Callable[[str, TextSite], None],
+    *,
+    out: Path | None = None,
+    argv: Sequence[str] = (),
+    fact: Callable[[str], None] = lambda text: None,
+) -> None:
     """Serve the site's language models until SIGTERM or SIGINT; then let running requests finish.
+
+    Where clocks are governed, what the governors saw and decided is a run: its log says why each clock was set.
 
     Args:
         site: The site.
         ready: Called with the address once every model can be asked.
+        out: The run directory; a new one in ``runs/`` when None.
+        argv: The command line, for the run's manifest.
+        fact: Told what is governed, a sentence a clock.
 
     Raises:
         JouleryError: The port, an engine, a meter or a predictor is not to be had; nothing is left running.
@@ -50,18 +73,69 @@ async def serve_text(site: Site, ready: Callable[[str, TextSite], None]) -> None
             stack.callback(stopping.cancel)
             if not await _started(text, stopping):
                 return
+            governing = [
+                asyncio.create_task(driver.run(), name="governor")
+                for driver in await _governors(site, text, metrics, stack, out, argv, fact)
+            ]
             ready(server.url, text)
             keeping = asyncio.create_task(keep_text(text), name="text meter")
-            stack.callback(keeping.cancel)
+            for task in (keeping, *governing):
+                stack.push_async_callback(_ended, task)
             # Not to be cancelled: the server's own stop lets running requests finish.
             running = asyncio.create_task(server.wait(), name="serving")
-            await asyncio.wait((running, keeping, stopping), return_when=asyncio.FIRST_COMPLETED)
-            for task in (running, keeping):
+            await asyncio.wait((running, keeping, stopping, *governing), return_when=asyncio.FIRST_COMPLETED)
+            for task in (running, keeping, *governing):
                 if task.done():
                     await task
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+async def _governors(
+    site: Site,
+    text: TextSite,
+    metrics: Metrics,
+    stack: AsyncExitStack,
+    out: Path | None,
+    argv: Sequence[str],
+    fact: Callable[[str], None],
+) -> list[LiveDriver[GovernorState, DeviceView]]:
+    """Who decides on the clocks that the site names; clocks that are set are on loan until the stack unwinds.
+
+    Raises:
+        JouleryError: A clock is not here, may not be set, or has nothing to govern.
+    """
+    if not site.fleet.clocks:
+        return []
+    writer = stack.enter_context(create_run(out or RUNS / new_run_id(time.time()), kind="serve", argv=argv))
+
+    def record(done: DecisionRecord) -> None:
+        log_decision(writer, done)
+        metrics.decision(done)
+
+    drivers = await govern_text(site, text, stack, writer.log, record, _Told())
+    for clock in drivers:
+        fact(f"clock {clock_fact(clock, site.mode)}")
+        fact(f"kept by {clock.name}: {promises(governed_desks(text, clock))}")
+    return list(drivers.values())
+
+
+class _Told:
+    """Says a thing once, on standard error."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def __call__(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            sys.stderr.write(f"{text}\n")
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def open_text(

@@ -6,7 +6,7 @@ import asyncio
 from itertools import islice
 
 from joulery.config.site import Mode
-from joulery.runtime.compose.clocks import GovernedClock
+from joulery.runtime.compose.clocks import GovernedClock, clock_fact
 from joulery.runtime.compose.doctor import Status, energy, machine_in_words
 from joulery.runtime.compose.service import ServiceSetup
 from joulery.runtime.profiling.obtain import Obtained, age_words
@@ -64,12 +64,7 @@ def tell_profile(screen: Screen, obtained: Obtained, setup: ServiceSetup) -> Non
 
 def tell_clock(screen: Screen, clock: GovernedClock, mode: Mode) -> None:
     """Whose clock is governed, by which rule, and what is only assumed."""
-    able = clock.device.capability()
-    knee = f"knee {clock.knee_mhz:.0f} MHz" + (" (assumed, from a V100)" if clock.knee_assumed else "")
-    span = f"{clock.clocks_mhz[0]:g} to {clock.clocks_mhz[-1]:g} MHz"
-    does = "set, on loan" if mode is Mode.ACT else f"mode {mode}: nothing is set"
-    real = "; emulated: nothing real changes" if able.emulated else ""
-    screen.fact("clock", f"{clock.name} ({able.name}): {clock.config.governor}, {span}, {knee}; {does}{real}")
+    screen.fact("clock", clock_fact(clock, mode))
 
 
 def tell_serving(screen: Screen, session: Session, server: GatewayServer) -> None:

@@ -17,6 +17,7 @@ from joulery.config.site import Mode, Site
 from joulery.domain.errors import ConfigError
 from joulery.runtime.compose.carbon import carbon_source
 from joulery.runtime.compose.clocks import governed_clock
+from joulery.runtime.compose.governed_text import claim, governed_desks
 from joulery.runtime.compose.gpus import LocalGpus, local_gpus
 from joulery.runtime.compose.meters import MeterSpec
 from joulery.runtime.compose.models import cache_folder
@@ -32,11 +33,15 @@ from joulery.runtime.serving.finish import Finished, finish
 from joulery.runtime.serving.governing import ClockKeeper
 from joulery.runtime.serving.grid import Grid
 from joulery.runtime.serving.hosted import Hosted
+from joulery.runtime.serving.hosted_residents import hosted_residents
 from joulery.runtime.serving.live_sample import LiveSample
 from joulery.runtime.serving.loading import LoadResult
 from joulery.runtime.serving.provisioned import ProvisionedSession
+from joulery.runtime.serving.residents import Residents
 from joulery.runtime.serving.session import Pace, Session
 from joulery.runtime.serving.site_watch import SiteWatch
+from joulery.runtime.text.desk import TextDesk
+from joulery.runtime.text.residence import desk_residents
 from joulery.store.files import write_atomically
 from joulery.store.run import RunWriter, create_run, new_run_id
 from joulery.ui.gateway.text_site import keep_text, open_text, start_text
@@ -114,10 +119,10 @@ async def up(options: Options, screen: Screen, stop: asyncio.Event) -> dict[str,
                 session.follow(SiteWatch(options.file))
         stack.push_async_callback(session.engine.close)
         stack.push_async_callback(session.stop)
-        await _governed(session, stack, screen)
+        keepers = await _governed(session, stack, screen)
         await _unless_stopped(session.serve(), stop)
         gate.open_to(session)
-        await _language_models(site, gate, stack, stop)
+        await _language_models(site, gate, keepers, stack, stop)
         tell_serving(screen, session, gate.server)
         results = await _serve(options, session, gate, screen, stop)
         await gate.server.stop()
@@ -127,11 +132,18 @@ async def up(options: Options, screen: Screen, stop: asyncio.Event) -> dict[str,
     return _with_page(finished, client, results, session.hosted, dashboard=f"{gate.server.url}/dashboard")
 
 
-async def _language_models(site: Site, gate: Front, stack: AsyncExitStack, stop: asyncio.Event) -> None:
+async def _language_models(
+    site: Site, gate: Front, keepers: Sequence[ClockKeeper], stack: AsyncExitStack, stop: asyncio.Event
+) -> None:
     """Put the site's language models beside its services; they have desks and meters of their own."""
     if not site.language_models:
         return
     text = open_text(site, gate.gateway, gate.metrics, stack, gate.workers_log)
+    owners: dict[str, str] = {}
+    for keeper in keepers:
+        desks = governed_desks(text, keeper.clock)
+        claim(desks, keeper, owners)
+        keeper.residents = _both(keeper.residents, desks)
     await _unless_stopped(start_text(text), stop)
     keeping = asyncio.create_task(keep_text(text), name="text meter")
     stack.callback(keeping.cancel)
@@ -272,20 +284,32 @@ async def _gpus(site: Site, stack: AsyncExitStack, screen: Screen) -> LocalGpus 
     return found
 
 
-async def _governed(session: Session, stack: AsyncExitStack, screen: Screen) -> None:
+async def _governed(session: Session, stack: AsyncExitStack, screen: Screen) -> list[ClockKeeper]:
     """Have the clocks that the site file names governed; those that are set are on loan until the stack unwinds."""
     clocks = [governed_clock(config, session.site.mode) for config in session.site.fleet.clocks]
     holder = None
     if clocks and session.site.mode is Mode.ACT:
         shortest_s = min(clock.config.lease_s for clock in clocks)
         holder = await stack.enter_async_context(lending(session.warn, shortest_s))
+    keepers = []
     for clock in clocks:
-        session.govern(
-            ClockKeeper(
-                clock, lambda: session.hosted, session.engine, session.site.mode, holder, lambda: session.on_trial
-            )
+        keeper = ClockKeeper(
+            clock,
+            lambda now_s: hosted_residents(session.hosted, session.engine, now_s),
+            session.site.mode,
+            holder,
+            lambda: session.on_trial,
+            tell=session.warn,
         )
+        session.govern(keeper)
         tell_clock(screen, clock, session.site.mode)
+        keepers.append(keeper)
+    return keepers
+
+
+def _both(services: Residents, desks: Sequence[TextDesk]) -> Residents:
+    """Services and language models that share a device."""
+    return lambda now_s: (*services(now_s), *desk_residents(desks, now_s))
 
 
 async def _serve(

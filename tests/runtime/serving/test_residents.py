@@ -1,0 +1,18 @@
+"""Work counted at the speed of a clock that changes while it is done."""
+
+import pytest
+
+from joulery.runtime.serving.residents import WorkClock
+
+
+def test_work_advances_more_slowly_while_the_clock_is_low() -> None:
+    now = [10.0]
+    clock = WorkClock(lambda: now[0])
+    begun = clock.now_s()
+    now[0] += 2.0
+    clock.run_at(0.5)
+    now[0] += 2.0
+    assert clock.now_s() - begun == pytest.approx(3.0)
+    clock.run_at(1.0)
+    now[0] += 1.0
+    assert clock.now_s() - begun == pytest.approx(4.0)
