@@ -1,0 +1,86 @@
+"""``joulery serve`` with language models on a device whose clock is governed: logged, on loan, given back."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from joulery.store.leases import LeaseBook
+from joulery.store.run import open_run
+from tests.adapters.engines.openai_server import FakeServer, running
+from tests.adapters.engines.support import until
+
+pytestmark = pytest.mark.e2e
+SITE = """
+joulery: 1
+mode: act
+meters: {use: [cpu-model], cpu_model: {idle: 10 W, max: 30 W}}
+fleet: {clocks: [{device: emulated, period: 100 ms}]}
+language_models:
+  - name: small
+    engine: {kind: openai, url: "URL", model: fake-1, device: "gpu:0"}
+    slo: {latency: 30 s, quantile: 95 %}
+serving: {listen: "127.0.0.1:0"}
+"""
+
+
+@asynccontextmanager
+async def serving(tmp_path, monkeypatch, *options):
+    monkeypatch.setenv("JOULERY_STATE", str(tmp_path / "state"))
+    async with running(FakeServer()) as url:
+        (tmp_path / "site.yaml").write_text(SITE.replace("URL", url))
+        line = (sys.executable, "-m", "joulery", "serve", str(tmp_path / "site.yaml"), "--out", str(tmp_path / "run"))
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*line, *options, stdout=pipe, stderr=pipe)
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.communicate()
+
+
+def ceiling(tmp_path):
+    file = tmp_path / "state/emulated-0.json"
+    return json.loads(file.read_text())["ceiling_mhz"] if file.exists() else None
+
+
+async def test_the_clock_falls_while_it_serves_and_comes_back(tmp_path, monkeypatch):
+    async with serving(tmp_path, monkeypatch) as process:
+        said = []
+        while not said or not said[-1].startswith("serving at"):
+            said.append((await process.stdout.readline()).decode())
+        address = said[-1].split()[2].removesuffix("/v1")
+        assert said[0].startswith("clock emulated:0 (emulated V100): predictive, 200 to 1380 MHz, knee 1004 MHz")
+        assert said[1] == "kept by emulated:0: small: 95 % within 30 s\n"
+        await until(lambda: ceiling(tmp_path) == 200.0)
+        async with httpx.AsyncClient(base_url=address, timeout=30, trust_env=False) as client:
+            body = {"model": "small", "messages": [{"role": "user", "content": "Say hello."}]}
+            assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+            await until(lambda: ceiling(tmp_path) == 1040.0)  # what comes is expected to come again: not below the knee
+            text = (await client.get("/metrics")).text
+        assert 'joulery_decisions_total{kind="set_clock"' in text
+        process.send_signal(signal.SIGTERM)
+        out, error = await process.communicate()
+        assert (process.returncode, error) == (0, b""), (out, error)
+    assert ceiling(tmp_path) is None
+    run = open_run(tmp_path / "run")
+    decided = [(entry["decision"]["value"], entry["outcome"]) for entry in run.log("decision")]
+    assert decided[:2] == [(200.0, "applied"), (1040.0, "applied")]
+    assert any(entry["waiting"] == 0 for entry in run.log("clock_step"))
+    assert (run.manifest["kind"], run.manifest["state"]) == ("serve", "closed")
+
+
+async def test_a_gateway_that_is_killed_gives_the_clock_back(tmp_path, monkeypatch):
+    async with serving(tmp_path, monkeypatch, "--json") as process:
+        assert json.loads(await process.stdout.readline())["models"][0]["model"] == "small"
+        await until(lambda: ceiling(tmp_path) == 200.0)
+        os.kill(process.pid, signal.SIGKILL)
+        await process.wait()
+        await until(lambda: ceiling(tmp_path) is None)
+        await until(lambda: LeaseBook(tmp_path / "state/leases").names() == ())
