@@ -85,7 +85,7 @@ class ClockConfig(Section):
     lease_s: Seconds = Field(alias="lease", default=10.0)
     """For how long a clock stays set when nobody renews it."""
     services: tuple[Name, ...] = ()
-    """Whose promises it keeps; all services of the site when left out."""
+    """Whose promises it keeps; all services and the language models that run on it when left out."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> ClockConfig:
