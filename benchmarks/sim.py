@@ -28,8 +28,10 @@ from joulery.sim.kernel import Kernel, Rank
 from joulery.sim.pull_fit import instances_of
 from joulery.sim.single_server import by_key, fcfs
 from joulery.sim.streams import Streams
+from joulery.sim.variant_bench import bench
+from joulery.sim.variant_outcome import StudySettings
 from joulery.sim.variant_profile import exhaustive_table
-from joulery.sim.variant_study import SCHEMES, StudySettings, bench
+from joulery.sim.variant_schemes import SCHEMES
 from joulery.sim.variant_study import run as run_scheme
 
 EVENTS = 400_000

@@ -11,8 +11,10 @@ from joulery.perf.catalog.clover_services import CLOVER_SERVICES
 from joulery.policies.variants.graph import one_gpu, published_odds, summed_odds
 from joulery.sim.mixed_bench import mixed, surroundings
 from joulery.sim.streams import Streams
+from joulery.sim.variant_bench import bench
+from joulery.sim.variant_outcome import StudySettings
 from joulery.sim.variant_profile import exhaustive_table
-from joulery.sim.variant_study import StudySettings, bench, run
+from joulery.sim.variant_study import run
 
 MENU = replace(A100_40GB, partitions=(("7g.40gb",), ("3g.20gb", "4g.20gb"), ("3g.20gb", "2g.10gb", "2g.10gb")))
 GRID = [100.0, 300.0, 104.0]

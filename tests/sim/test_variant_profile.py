@@ -8,8 +8,10 @@ import pytest
 from joulery.domain.mig import A100_40GB
 from joulery.perf.catalog.clover_services import CLOVER_SERVICES
 from joulery.sim.streams import Streams
+from joulery.sim.variant_bench import bench
+from joulery.sim.variant_outcome import StudySettings
 from joulery.sim.variant_profile import exhaustive_table
-from joulery.sim.variant_study import StudySettings, bench, run
+from joulery.sim.variant_study import run
 from joulery.store.variant_tables import read_tables
 from tests.data_folder import data_folder
 

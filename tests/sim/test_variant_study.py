@@ -14,19 +14,11 @@ from joulery.domain.variant_table import TableEntry, VariantTable
 from joulery.perf.pull_costs import ServiceCosts, VariantCosts
 from joulery.policies.variants.annealing import TrialMetrics
 from joulery.sim.streams import Streams
+from joulery.sim.variant_bench import bench
+from joulery.sim.variant_outcome import StudySettings, objective_of, outcome
 from joulery.sim.variant_profile import exhaustive_table
-from joulery.sim.variant_study import (
-    StudySettings,
-    bench,
-    clover,
-    co2opt_row,
-    fixed,
-    objective_of,
-    oracle,
-    outcome,
-    run,
-    searched,
-)
+from joulery.sim.variant_schemes import clover, co2opt_row, fixed, oracle, searched
+from joulery.sim.variant_study import run
 from joulery.store.variant_tables import read_tables
 from tests.data_folder import data_folder
 

@@ -12,8 +12,11 @@ from joulery.policies.variants.annealing import Neighbourhood, TrialMetrics, Var
 from joulery.policies.variants.graph import one_gpu, published_odds
 from joulery.sim.streams import Streams
 from joulery.sim.trial_cost import trial_cost
+from joulery.sim.variant_bench import bench
 from joulery.sim.variant_figures import LOSSES, figures
-from joulery.sim.variant_study import StudySettings, bench, co2opt_row, run
+from joulery.sim.variant_outcome import StudySettings
+from joulery.sim.variant_schemes import co2opt_row
+from joulery.sim.variant_study import run
 from joulery.store.variant_tables import read_tables
 from joulery.ui.simulate.profile_costs import read_costs
 from joulery.ui.simulate.variants_claims import claims
@@ -41,6 +44,32 @@ def test_what_the_table_can_keep_within_a_loss():
     for service, loss in (("yolo", 0.04), ("efficientnet", 0.008), ("albert", 0.03)):
         found = allowed("oracle", made(service), loss)
         assert (found.fallbacks, found.saving_ratio) == (len(GRID), pytest.approx(0.0, abs=1e-12))
+        assert found.infeasible is not None and found.infeasible.nearest["loss_ratio"] > loss
+    assert allowed("oracle", made("efficientnet"), 0.01).infeasible is None
+
+
+@pytest.mark.parametrize(
+    ("service", "loss", "nearest", "saving"), [("yolo", 0.04, 0.078, 0.804), ("efficientnet", 0.008, 0.0095, 0.779)]
+)
+def test_what_cannot_be_had_is_said_with_the_least_bad_there_is(service, loss, nearest, saving):
+    """Spec check 8; the least bad is what Eq. 1 alone would choose among what keeps the SLA (spec 3.2, lambda 0.1)."""
+    error = allowed("oracle", made(service), loss).infeasible
+    assert error.binding == "minimum accuracy"
+    assert error.nearest["loss_ratio"] == pytest.approx(nearest, abs=6e-4)
+    assert error.nearest["saving_ratio"] == pytest.approx(saving, abs=6e-4)
+    one = made(service)
+    assert error.nearest["latency_s"] <= one.table.base_latency_s
+    better = [each for each in one.metrics if each.accuracy_ratio > error.nearest["accuracy_ratio"] + 1e-9]
+    assert better and all(each.latency_s > one.table.base_latency_s for each in better)
+    assert f"the least bad, {error.nearest['configuration']}, loses {100 * nearest:.2g} % and saves" in error.message
+
+
+def test_a_latency_that_nothing_keeps_is_said_with_the_soonest():
+    one = made("yolo")
+    late = replace(one, table=replace(one.table, base_latency_s=0.001))
+    error = run("oracle", late, "any", GRID, StudySettings(), Streams(0)).infeasible
+    assert error.binding == "latency"
+    assert error.nearest["latency_s"] == min(each.latency_s for each in one.metrics)
 
 
 @pytest.mark.parametrize("scheme", ["clover", "learning", "blover"])

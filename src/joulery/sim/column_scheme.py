@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from joulery.domain.errors import ConfigError, InfeasibleError
+from joulery.domain.errors import ConfigError
 from joulery.policies.pools.problem import Machine, PoolProblem, PoolService, prices
 from joulery.policies.pools.search import Effort, plan_pool
 from joulery.policies.variants.annealing import TrialMetrics
@@ -28,10 +28,11 @@ Found = tuple[TrialMetrics, float]
 def envelope(
     bench: Bench, objective: Objective, intensities: Sequence[float], least_accuracy_ratio: float
 ) -> tuple[Found, ...]:
-    """The best pools at the intensities of a grid; none where no pool keeps the limits.
+    """The best pools at the intensities of a grid, at least one.
 
     Raises:
         ConfigError: Only a table of the service is known, not what a request costs.
+        InfeasibleError: No pool keeps the limits.
     """
     if bench.costs is None:
         raise ConfigError(
@@ -39,10 +40,7 @@ def envelope(
             hint="put profile.csv beside model.json, or leave out --profile",
         )
     weights = sorted({prices(objective, g_per_kwh)[0] for g_per_kwh in (min(intensities), max(intensities))})
-    try:
-        ends = [_planned(bench, objective, weight, least_accuracy_ratio) for weight in weights]
-    except InfeasibleError:
-        return ()
+    ends = [_planned(bench, objective, weight, least_accuracy_ratio) for weight in weights]
     if least_accuracy_ratio > 0 or len(ends) == 1:
         return (ends[0],)  # carbon alone counts: the best pool is the same at every intensity
     worth = prices(objective, 1.0)[1]

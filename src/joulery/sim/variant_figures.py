@@ -16,19 +16,10 @@ from joulery.domain.arrays import FloatArray
 from joulery.policies.variants.annealing import TrialMetrics
 from joulery.policies.variants.objective import Objective
 from joulery.sim.streams import Streams
-from joulery.sim.variant_study import (
-    SEARCHING,
-    Bench,
-    SchemeOutcome,
-    StudySettings,
-    Timetable,
-    bench,
-    hourly,
-    objective_of,
-    outcome,
-    run,
-    timetable_of,
-)
+from joulery.sim.variant_bench import Bench, bench
+from joulery.sim.variant_outcome import SchemeOutcome, StudySettings, Timetable, hourly, objective_of, outcome
+from joulery.sim.variant_schemes import SEARCHING
+from joulery.sim.variant_study import run, timetable_of
 
 SCHEMES = ("base", "co2opt", "blover", "clover", "learning", "oracle")
 WEIGHTS = tuple(number / 10 for number in range(1, 10))

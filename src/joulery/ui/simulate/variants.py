@@ -13,15 +13,18 @@ from rich.text import Text
 
 from joulery.config.quantity import RATIO, flag_quantity
 from joulery.config.scenario import VariantsScenario
-from joulery.domain.errors import ConfigError
+from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.domain.mig import A100_40GB
 from joulery.domain.variant_table import VariantTable
 from joulery.perf.catalog.clover_services import CLOVER_SERVICES
 from joulery.sim.comparison import Interval, interval
 from joulery.sim.mixed_bench import mixed
 from joulery.sim.streams import Streams
+from joulery.sim.variant_bench import Bench, bench
+from joulery.sim.variant_outcome import SchemeOutcome, StudySettings
 from joulery.sim.variant_profile import exhaustive_table
-from joulery.sim.variant_study import SCHEMES, SEARCHING, Bench, SchemeOutcome, StudySettings, bench, run
+from joulery.sim.variant_schemes import SCHEMES, SEARCHING
+from joulery.sim.variant_study import run
 from joulery.store.columns import read_column
 from joulery.store.variant_tables import read_tables
 from joulery.ui.format import UNKNOWN, percent
@@ -200,10 +203,16 @@ def _document(scenario: VariantsScenario, tables: Mapping[str, VariantTable], ro
                 "optimise_time_true_ratio": row.outcome.optimise_time_true_ratio,
                 "trial_energy_j": row.outcome.cost.energy_j,
                 "reslices": row.outcome.cost.reslices,
+                "infeasible": _why(row.outcome.infeasible),
             }
             for row in rows
         ],
     }
+
+
+def _why(error: InfeasibleError | None) -> dict[str, Any] | None:
+    """JSON-ready: what binds, in words, and the least bad there is."""
+    return None if error is None else {"why": error.message, "binding": error.binding, "nearest": error.nearest}
 
 
 def _pools(benches: Mapping[str, Bench], rows: Sequence[_Row]) -> list[dict[str, Any]]:
@@ -255,10 +264,7 @@ def _view(
             loss = settings.max_loss_ratio
             rule = f"lambda {settings.lambda_ratio:g}" if loss is None else f"at most {percent(loss)} of accuracy lost"
             parts += [Text(), Text(f"{trace}, {rule}", style="bold"), _table(chosen, schemes)]
-            fallen = sorted({row.service for row in chosen if row.outcome.scheme == "oracle" and row.outcome.fallbacks})
-            if fallen:
-                said = f"no configuration of the table keeps both limits for {', '.join(fallen)}: the yardstick runs"
-                parts.append(Text(said, style="yellow"))
+            parts += [Text(said, style="yellow") for said in dict.fromkeys(_infeasible(chosen))]
     notes = "; ".join(dict.fromkeys(table.quality for table in tables.values()))
     parts += [Text(), Text(_COST_NOTE, style="dim")] if any(row.outcome.trials for row in rows) else []
     over = sum(row.outcome.settled_violations for row in rows)
@@ -266,6 +272,13 @@ def _view(
         parts.append(Text(f"{over} periods ran a configuration above the latency limit", style="red"))
     parts += [Text(), Text(f"every number is simulated, on: {notes}", style="dim")]
     return parts
+
+
+def _infeasible(rows: Sequence[_Row]) -> Iterator[str]:
+    """Of each scheme that looked at everything and found nothing: why, the least bad there is, and what runs."""
+    for row in rows:
+        if row.outcome.infeasible is not None:
+            yield f"{row.service}, {row.outcome.scheme}: {row.outcome.infeasible.message}; the yardstick runs"
 
 
 def _table(rows: Sequence[_Row], schemes: Sequence[str]) -> Table:
@@ -281,7 +294,7 @@ def _table(rows: Sequence[_Row], schemes: Sequence[str]) -> Table:
                 scheme,
                 _percent(interval([one.saving_ratio for one in outcomes])),
                 _one_digit(100 * interval([one.saving_same_gpus_ratio for one in outcomes]).mean),
-                f"{interval([one.loss_points for one in outcomes]).mean + 0.0:.2f}",
+                f"{round(interval([one.loss_points for one in outcomes]).mean, 2) + 0.0:.2f}",
                 _one_digit(100 * interval([one.loss_ratio for one in outcomes]).mean),
                 _gap(mine),
                 f"{interval([float(one.trials) for one in outcomes]).mean:.0f}",
@@ -295,7 +308,7 @@ def _table(rows: Sequence[_Row], schemes: Sequence[str]) -> Table:
 def _gap(rows: Sequence[_Row]) -> str:
     """How far the objective stays below the best configuration's; the yardstick is no configuration."""
     best = rows[0].oracle.objective
-    if rows[0].outcome.scheme == "base" or best <= 0:
+    if rows[0].outcome.scheme == "base" or best <= 0 or rows[0].oracle.infeasible is not None:
         return UNKNOWN
     return _percent(interval([1 - row.outcome.objective / best for row in rows]))
 
