@@ -26,7 +26,7 @@ def logs(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("choice", "accuracy", "macro_f1", "tau", "pairwise"),
-    [("none", 0.38, 0.29, 0.36, 0.67), ("minilm", 0.44, 0.35, 0.40, 0.71)],
+    [("none", 0.38, 0.29, 0.36, 0.67), ("minilm", 0.45, 0.36, 0.44, 0.72)],
 )
 def test_it_is_as_good_on_prompts_it_has_not_seen_as_the_specification_asks(
     logs, choice, accuracy, macro_f1, tau, pairwise

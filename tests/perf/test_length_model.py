@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 
 from joulery.domain.errors import ConfigError, DataError
 from joulery.perf.length import judge, rounded_class
-from joulery.perf.length_model import AnswerLengths, LengthRecipe, best_cuts, fit_lengths, mean_quality, ordinal
+from joulery.perf.length_model import (
+    AnswerLengths,
+    LengthRecipe,
+    best_cuts,
+    fit_lengths,
+    mean_quality,
+    normal_scores,
+    ordinal,
+)
 
 RANDOM = np.random.default_rng(4)
 FEATURES = RANDOM.normal(size=(240, 6))
@@ -59,6 +67,23 @@ def test_an_answer_that_is_missing_is_not_zero():
         np.quantile(holes[~np.isnan(holes[:, 1]), 1], [0.25, 0.5, 0.75, 0.99])
     )
     assert judge(scores(with_holes, FEATURES[180:])[:, 1], TOKENS[180:, 1], with_holes.classes("b")).pairwise > 0.7
+
+
+def test_lengths_become_normal_scores_within_each_model():
+    tokens = np.array([[10.0, 7.0], [1e9, 7.0], [np.nan, 7.0], [30.0, 7.0], [20.0, 7.0]])
+    found = normal_scores(tokens)
+    eighth = 1.1503494  # of the normal distribution, above the middle
+    assert found[:, 0] == pytest.approx([-eighth, eighth, np.nan, 0.3186394, -0.3186394], nan_ok=True)
+    assert found[:, 1] == pytest.approx(np.zeros(5))
+    assert normal_scores(np.array([[1.0], [1.0], [2.0]]))[:, 0] == pytest.approx([-0.4307273, -0.4307273, 0.9674216])
+
+
+def test_one_endless_answer_changes_no_order():
+    endless = TOKENS[:180].copy()
+    longest = endless.argmax(0)
+    endless[longest, range(3)] *= 1e9
+    again = fit_lengths(FEATURES[:180], (4, 2), AnswerLengths(("a", "b", "c"), endless))
+    assert again.raw_scores(FEATURES[200]) == pytest.approx(MODEL.raw_scores(FEATURES[200]))
 
 
 def test_the_same_data_give_the_same_model():

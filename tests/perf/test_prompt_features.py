@@ -1,8 +1,11 @@
+import re
+
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from joulery.perf import prompt_features as surface
 from joulery.perf.prompt_features import FEATURES, READ_CHARACTERS, feature_rows, prompt_features
 
 
@@ -30,6 +33,27 @@ def test_a_million_characters_are_read_at_both_ends_and_counted():
     assert found["log_characters"] == pytest.approx(np.log1p(len(long)))
     assert found["topic poem"] == found["topic code"] == found["ends_with_question"] == 1.0
     assert found["log_words"] < np.log1p(READ_CHARACTERS)
+
+
+SAID = st.sampled_from(surface._TOPICS).flatmap(lambda topic: st.from_regex(topic[1], fullmatch=True))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of(SAID, st.sampled_from(["?", "(", "_", "7", "\n", "x", "é"])), max_size=20).map(" ".join))
+@example("i wonder about " + "d" * 85 + " designer")
+def test_topics_are_found_wherever_their_patterns_say(prompt):
+    lower, found = prompt.lower(), of(prompt)
+    for (name, _), pattern in zip(surface._TOPICS, surface._TOPIC_OF, strict=True):
+        assert found[f"topic {name}"] == min(3, len(pattern.findall(lower))), name
+        assert found[f"early {name}"] == (pattern.search(lower[:100]) is not None), name
+
+
+@pytest.mark.parametrize(("name", "pattern"), surface._TOPICS)
+def test_no_topic_is_passed_over(name, pattern):
+    for alternative in re.sub(r"\([^()]*\)", "", pattern).split("|"):
+        said = re.sub(r"\[(.)[^]]*\]|(.)\?|\\w[*+]?|\\(.)", r"\1\2\3", alternative)
+        if re.fullmatch(pattern, said):
+            assert of(f"so {said} now")[f"topic {name}"] >= 1, said
 
 
 def test_what_is_asked_for():

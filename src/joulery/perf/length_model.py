@@ -1,8 +1,10 @@
 """A model of answer lengths: kernel ridge from prompt features to the length of every trained model's answer.
 
-Log lengths are standardised within each served model. One head learns the mean over the models (less noise), one head
-a model learns its own, and a model's score is half of each: what μ-Serve (ATC'24, section 3.3) leaves to a language
-model, a closed form does here. The kernel is Gaussian over standardised blocks of features, each block of equal say.
+Lengths become normal scores within each served model: the rank of an answer among that model's answers, as a quantile
+of the normal distribution. Ranks are what an order of serving needs and what the classes cut, and no single endless
+answer pulls the fit. One head learns the mean over the models (less noise), one head a model learns its own, and a
+model's score is half of each: what μ-Serve (ATC'24, section 3.3) leaves to a language model, a closed form does here.
+The kernel is Gaussian over standardised blocks of features, each block of equal say.
 Cuts that turn a score into a class lie half-way between those of highest accuracy and those that predict each class as
 often as it occurs, both on scores of prompts left out of the fit.
 """
@@ -35,7 +37,7 @@ class LengthRecipe:
         seed: Of the division into folds.
     """
 
-    width: float = 0.4
+    width: float = 0.6
     mean_ridge: float = 0.3
     head_ridge: float = 0.9
     shared_ratio: float = 0.5
@@ -120,7 +122,7 @@ class LengthModel:
         return LengthClasses(self.arrays["class_tokens"][self.models.index(model)])
 
     def raw_scores(self, features: npt.ArrayLike) -> FloatArray:
-        """Standardised log length each head expects, float64[models + 1]; the shared head last.
+        """Normal score of the length each head expects, float64[models + 1]; the shared head last.
 
         Raises:
             DataError: The features are not as many as in the fit.
@@ -187,6 +189,23 @@ def fit_lengths(
     return LengthModel(answers.models, recipe, tuple(blocks), kept, quality)
 
 
+def normal_scores(tokens: FloatArray) -> FloatArray:
+    """Each length's rank within its column as a quantile of the normal distribution; equal lengths share one.
+
+    Args:
+        tokens: Lengths, float64[prompts, models]; NaN where a model did not answer, and in the result.
+    """
+    from scipy.special import ndtri
+
+    scores = np.full(tokens.shape, np.nan)
+    for column, lengths in enumerate(tokens.T):
+        told = ~np.isnan(lengths)
+        _, which, counts = np.unique(lengths[told], return_inverse=True, return_counts=True)
+        middle = np.cumsum(counts) - counts / 2.0
+        scores[told, column] = ndtri(middle[which] / max(1, len(which)))
+    return scores
+
+
 def ordinal(raw: npt.ArrayLike, cuts: FloatArray) -> FloatArray:
     """Raw scores stretched so that the cuts lie at 0.5, 1.5, 2.5 and 3.5: order kept, rounding gives the class.
 
@@ -247,17 +266,15 @@ def mean_quality(rows: Sequence[OrdinalQuality]) -> OrdinalQuality:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Targets:
-    """Standardised log lengths of each model, and their mean over the models; NaN where unanswered."""
+    """Normal scores of each model's lengths, and their mean over the models; NaN where unanswered."""
 
     own: FloatArray
     mean: FloatArray
 
     @classmethod
     def of(cls, tokens: FloatArray) -> _Targets:
-        logs = np.log1p(tokens)
-        deviation = np.nanstd(logs, 0)
-        z = (logs - np.nanmean(logs, 0)) / np.where(deviation > 1e-9, deviation, 1.0)
-        return cls(z, np.nanmean(z, 1))
+        own = normal_scores(tokens)
+        return cls(own, np.nanmean(own, 1))
 
     def rows(self, chosen: IntArray) -> _Targets:
         return _Targets(self.own[chosen], self.mean[chosen])

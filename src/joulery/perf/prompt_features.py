@@ -95,7 +95,9 @@ _TOPICS: tuple[tuple[str, str], ...] = (
 )
 
 _WORD = re.compile(r"[^\W_]+(?:['\-][^\W_]+)*")
+_WHOLE_WORD = re.compile(r"\w+")
 _TOPIC_OF = [re.compile(rf"(?<!\w)(?:{pattern})(?!\w)") for _, pattern in _TOPICS]
+_LONGEST_BEGINNING = 4
 _ASKED_ITEMS = re.compile(
     r"\b(\d{1,3}|two|three|four|five|six|seven|eight|nine|ten|twenty) (?:\w+ ){0,2}"
     r"(?:ideas|tips|ways|things|examples|questions|points|reasons|items|names|steps|sentences|facts|words|jokes|titles)"
@@ -113,6 +115,31 @@ _NUMBERS = {
     "ten": 10,
     "twenty": 20,
 }
+
+
+def _beginnings(pattern: str) -> list[str]:
+    """The letters that every match of each alternative of a topic's pattern begins with, at most four."""
+    bare = re.sub(r"\([^()]*\)", "(", pattern)
+    found = []
+    for alternative in bare.split("|"):
+        letters = re.match("[a-z]*", alternative)
+        begun = letters[0] if letters else ""
+        if alternative[len(begun) :][:1] in ("?", "*"):
+            begun = begun[:-1]
+        found.append(begun[:_LONGEST_BEGINNING])
+    return found
+
+
+def _topics_by_beginning() -> dict[str, int]:
+    """Topics that a word of that beginning may belong to, one bit each."""
+    topics: dict[str, int] = {}
+    for place, (_, pattern) in enumerate(_TOPICS):
+        for begun in _beginnings(pattern):
+            topics[begun] = topics.get(begun, 0) | 1 << place
+    return topics
+
+
+_TOPICS_BY_BEGINNING = _topics_by_beginning()
 _PUNCTUATION = "?!.,:;\"'`()[]{}<>|#*-/\\=+_%$&@"
 
 FEATURES: tuple[str, ...] = (
@@ -140,15 +167,31 @@ def prompt_features(prompt: str) -> FloatArray:
     values += [math.log1p(text.count(mark)) for mark in _PUNCTUATION]
     first = words[0] if words else ""
     values += [float(first == word) for word in _OPENINGS]
-    values += [min(3.0, float(len(pattern.findall(lower)))) for pattern in _TOPIC_OF]
-    early = lower[:100]
-    values += [float(pattern.search(early) is not None) for pattern in _TOPIC_OF]
+    values += _topics(lower)
     return np.array(values, np.float64)
 
 
 def feature_rows(prompts: Sequence[str]) -> FloatArray:
     """The features of many prompts, float64[n, len(FEATURES)]."""
     return np.array([prompt_features(prompt) for prompt in prompts], np.float64).reshape(len(prompts), len(FEATURES))
+
+
+def _topics(lower: str) -> list[float]:
+    """How often each topic is named, at most 3, then whether it is named early.
+
+    Only the few topics that some word's first letters allow are searched for: a quarter of the time of all.
+    """
+    words = set(_WHOLE_WORD.findall(lower))
+    starts = {word[:size] for word in words for size in range(1, _LONGEST_BEGINNING + 1)}
+    possible = 0
+    for start in starts & _TOPICS_BY_BEGINNING.keys():
+        possible |= _TOPICS_BY_BEGINNING[start]
+    named, early, opening = [0.0] * len(_TOPICS), [0.0] * len(_TOPICS), lower[:100]
+    for place, pattern in enumerate(_TOPIC_OF):
+        if possible >> place & 1:
+            named[place] = min(3.0, float(len(pattern.findall(lower))))
+            early[place] = float(pattern.search(opening) is not None)
+    return named + early
 
 
 def _shape(prompt: str, text: str, words: list[str]) -> list[float]:
@@ -165,7 +208,7 @@ def _shape(prompt: str, text: str, words: list[str]) -> list[float]:
         sum(map(str.isupper, text)) / size,
         sum(map(str.isdigit, text)) / size,
         sum(map(str.isspace, text)) / size,
-        sum(character > "\x7f" for character in text) / size,
+        0.0 if text.isascii() else sum(character > "\x7f" for character in text) / size,
         len(set(words)) / max(1, len(words)),
         float(text.rstrip().endswith("?")),
         float(text[:1].islower()),

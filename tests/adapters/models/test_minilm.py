@@ -37,6 +37,15 @@ def test_a_long_text_is_cut():
     assert found == [101, *[0] * 14, 102]
 
 
+@pytest.mark.parametrize("last", [0, 1, 2, 5, 15])
+@pytest.mark.parametrize("count", [1, 3, 6, 7, 8, 40, 9_000])
+def test_of_a_long_text_the_first_and_the_last_pieces_are_kept(last, count):
+    text = "unwanted the? a " * count
+    every = [101, *[1, 2, 3, 0, 4, 7] * count, 102]
+    kept = every if len(every) <= 20 else [*every[: 20 - max(1, last)], *every[len(every) - max(1, last) :]]
+    assert minilm.word_pieces(text, VOCABULARY, 20, last) == kept
+
+
 def test_alike_prompts_lie_near_and_nothing_breaks_it(encoder):
     a, b, c = (encoder(p) for p in ("Write a poem about rain", "Write a poem on rain.", "Fix this SQL query: SELECT 1"))
     assert np.linalg.norm(a - b) < np.linalg.norm(a - c)

@@ -38,7 +38,8 @@ class PromptEncoder:
 
     Args:
         layers: Transformer layers to keep, 1 to 6.
-        most_tokens: Tokens of a prompt that are read, its first.
+        most_tokens: Tokens of a prompt that are read.
+        last_tokens: How many of them, of a longer prompt, are its last; the others are its first.
 
     Attributes:
         graph: Its ONNX graph: ``tokens`` int64[n] to their mean float32[384].
@@ -48,7 +49,7 @@ class PromptEncoder:
         CapabilityError: The weights or onnxruntime are not installed.
     """
 
-    def __init__(self, layers: int = 4, most_tokens: int = 72) -> None:
+    def __init__(self, layers: int = 5, most_tokens: int = 72, last_tokens: int = 32) -> None:
         if not 1 <= layers <= 6:
             raise CapabilityError(f"all-MiniLM-L6-v2 has 6 layers, got {layers}")
         folder = _folder()
@@ -56,7 +57,7 @@ class PromptEncoder:
             import onnxruntime
         except ImportError:
             raise CapabilityError("onnxruntime is not installed", hint=HOW) from None
-        self.layers, self.most_tokens = layers, most_tokens
+        self.layers, self.most_tokens, self.last_tokens = layers, most_tokens, last_tokens
         self.words = folder / "vocab.txt"
         self._vocabulary = _vocabulary(self.words)
         options = onnxruntime.SessionOptions()
@@ -72,7 +73,7 @@ class PromptEncoder:
 
     def __call__(self, prompt: str) -> FloatArray:
         """The prompt's numbers, float64[384], without unit; any string is accepted."""
-        tokens = np.array(word_pieces(prompt, self._vocabulary, self.most_tokens), np.int64)
+        tokens = np.array(word_pieces(prompt, self._vocabulary, self.most_tokens, self.last_tokens), np.int64)
         return np.asarray(self._session.run(None, {"tokens": tokens})[0], np.float64)
 
 
@@ -81,19 +82,36 @@ def installed() -> bool:
     return all(_version(package) is not None for package in (PACKAGE, "onnxruntime", "onnx"))
 
 
-def word_pieces(text: str, vocabulary: Mapping[str, int], most: int) -> list[int]:
+def word_pieces(text: str, vocabulary: Mapping[str, int], most: int, last: int = 0) -> list[int]:
     """Token numbers of a text as BERT's uncased WordPiece gives them, opened and closed, at most ``most``.
 
     Letters lose case and accents; every mark and symbol stands alone; a word is cut greedily into its longest pieces.
+    Of a text with more, the first ``most - last`` are kept and the last ``last``, the closing one among them: what is
+    asked stands at either end of a long prompt.
     """
-    plain = unicodedata.normalize("NFD", text[:_READ_CHARACTERS].lower())
-    plain = "".join(c for c in plain if unicodedata.category(c) != "Mn")
+    words = _words(
+        text if len(text) <= 2 * _READ_CHARACTERS else f"{text[:_READ_CHARACTERS]} {text[-_READ_CHARACTERS:]}"
+    )
     numbers = [_OPENING]
-    for word in re.findall(r"[^\W_]+|[^\s\w]|_", plain):
+    for word in words:
         numbers += _pieces(word, vocabulary)
-        if len(numbers) >= most - 1:
+        if len(numbers) >= most:
             break
-    return [*numbers[: most - 1], _CLOSING]
+    else:
+        return [*numbers, _CLOSING]
+    end: list[int] = []
+    while len(end) < last - 1:
+        end = _pieces(words.pop(), vocabulary) + end
+    return [*numbers[: most - max(last, 1)], *end[len(end) + 1 - max(last, 1) :], _CLOSING]
+
+
+def _words(text: str) -> list[str]:
+    """Words, marks and symbols of a text, in lower case and without accents."""
+    plain = text.lower()
+    if not plain.isascii():
+        plain = unicodedata.normalize("NFD", plain)
+        plain = "".join(c for c in plain if unicodedata.category(c) != "Mn")
+    return re.findall(r"[^\W_]+|[^\s\w]|_", plain)
 
 
 def _pieces(word: str, vocabulary: Mapping[str, int]) -> list[int]:

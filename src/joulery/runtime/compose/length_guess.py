@@ -49,14 +49,21 @@ def kept_predictor(folder: Path) -> TrainedPredictor | GraphPredictor:
     return load(folder, prompt_encoder("minilm") if needs_encoder(folder) else None)
 
 
+def as_served(predictor: TrainedPredictor, graph: Graph | None) -> TrainedPredictor | GraphPredictor:
+    """A predictor as :func:`kept_predictor` will run it: its graph where there is one and something to run it with."""
+    if graph is None or importlib.util.find_spec("onnxruntime") is None:
+        return predictor
+    run = length_graph.LengthGraph(graph.content, graph.words, graph.most_tokens, graph.last_tokens)
+    arrays = predictor.model.arrays
+    return GraphPredictor(predictor.model.models, arrays["cuts"], arrays["class_tokens"], run)
+
+
 def predictor_graph(predictor: TrainedPredictor) -> Graph | None:
     """The predictor as one ONNX file; None where the package onnx is not installed to write it with."""
     if importlib.util.find_spec("onnx") is None:
         return None
-    encoder, words, most_tokens = None, None, 0
-    if isinstance(predictor.encoder, minilm.PromptEncoder):
-        encoder, most_tokens = predictor.encoder.graph, predictor.encoder.most_tokens
-        words = predictor.encoder.words.read_bytes()
-    model = predictor.model
-    content = length_graph.build(model.arrays, model.recipe.width, len(FEATURES), encoder)
-    return Graph(content, words, most_tokens)
+    model, encoder = predictor.model, predictor.encoder
+    if not isinstance(encoder, minilm.PromptEncoder):
+        return Graph(length_graph.build(model.arrays, model.recipe.width, len(FEATURES), None), None, 0)
+    content = length_graph.build(model.arrays, model.recipe.width, len(FEATURES), encoder.graph)
+    return Graph(content, encoder.words.read_bytes(), encoder.most_tokens, encoder.last_tokens)

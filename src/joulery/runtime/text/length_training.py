@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -228,18 +228,25 @@ def train(log: AnswerLog, encoder: Encoder | None, recipe: LengthRecipe | None =
     return TrainedPredictor(fit_lengths(rows, blocks, log.answers, recipe), encoder)
 
 
-def evaluate(predictor: TrainedPredictor, log: AnswerLog, trained_on: Sequence[str]) -> Evaluation:
+def evaluate(
+    predictor: TrainedPredictor,
+    log: AnswerLog,
+    trained_on: Sequence[str],
+    look: Callable[[str], tuple[FloatArray, FloatArray | None]] | None = None,
+) -> Evaluation:
     """Judge a predictor, and time it, on a log.
 
     Args:
         predictor: What is judged.
         log: The answers to judge it by.
         trained_on: The prompts it was trained on, to say how many are not new to it.
+        look: How it is asked, as :meth:`TrainedPredictor.look`; left out, by its numbers.
     """
+    look = look or predictor.look
     spent_ms, scores = np.empty(len(log.prompts)), []
     for row, prompt in enumerate(log.prompts):
         begun_ns = time.thread_time_ns()
-        scores.append(predictor.scores(prompt))
+        scores.append(look(prompt)[0])
         spent_ms[row] = (time.thread_time_ns() - begun_ns) / 1e6
     table, model, known = np.array(scores), predictor.model, set(predictor.model.models)
     rows = []

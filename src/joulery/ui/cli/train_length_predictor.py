@@ -52,16 +52,17 @@ def command(
     """
     import json
 
-    from joulery.runtime.compose.length_guess import predictor_graph
+    from joulery.runtime.compose.length_guess import as_served, predictor_graph
     from joulery.runtime.compose.prompt_encoder import prompt_encoder
     from joulery.runtime.text import length_files, length_training
 
     log = length_training.read_answers(data, instructions)
     judged = length_training.read_answers([evaluate], instructions)
     predictor = length_training.train(log, prompt_encoder(encoder))
-    found = length_training.evaluate(predictor, judged, log.prompts)
+    graph = predictor_graph(predictor)
+    found = length_training.evaluate(predictor, judged, log.prompts, as_served(predictor, graph).look)
     if out is not None:
-        length_files.save(out, predictor, log, [*data, *instructions], predictor_graph(predictor))
+        length_files.save(out, predictor, log, [*data, *instructions], graph)
     document = _document(predictor, found)
     if as_json:
         click.echo(json.dumps(document))
