@@ -116,7 +116,7 @@ def test_a_damaged_profile_is_one_clear_error(tmp_path):
         with pytest.raises(DataError, match=words) as caught:
             read_profile(file)
         assert "p.json" in str(caught.value)
-    with pytest.raises(DataError, match="No such file"):
+    with pytest.raises(DataError, match="no such file"):
         read_profile(tmp_path / "none.json")
 
 

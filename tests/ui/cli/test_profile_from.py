@@ -97,7 +97,7 @@ def test_the_table_names_every_model_and_all(capsys, tmp_path):
         ("model,batch,r_pct,latency_ms\nssd,1,50,fast\n", "solo.csv:2: latency_ms is 'fast'"),
         ("model,batch,r_pct,latency_ms\nssd,1.5,50,3\n", "expected a whole number"),
         ("model,batch,r_pct,latency_ms\nssd,1,-50,3\n", "r_pct is '-50'"),
-        ("model,batch,r_pct,latency_ms\nssd,1,50\n", "latency_ms is None"),
+        ("model,batch,r_pct,latency_ms\nssd,1,50\n", "latency_ms is ''"),
         ("model,batch,r_pct,latency_ms\nnew,1,50,3\n", "new: Eq. 11 needs at least five"),
     ],
 )
@@ -114,4 +114,4 @@ def test_missing_files_and_flags(capsys, tmp_path):
     assert run(capsys, "--from", solo)[0] == 2
     assert run(capsys)[0] == 2
     assert "no GPU type 'h200'" in run(capsys, "--from", solo, "--pairs", pairs, "--base", "h200")[2]
-    assert "cannot be read" in run(capsys, "--from", tmp_path / "none.csv", "--pairs", pairs)[2]
+    assert "cannot read" in run(capsys, "--from", tmp_path / "none.csv", "--pairs", pairs)[2]
