@@ -25,8 +25,9 @@ def test_null_is_unknown_where_that_is_allowed():
     assert known(2) == 2.0
     assert math.isnan(instant(None))
     assert instant(1.79e9) == 1.79e9
-    with pytest.raises(ValueError, match="is no time"):
-        instant(-1e11)
+    for seconds in (1e11, -6e10):
+        with pytest.raises(ValueError, match="is no time"):
+            instant(seconds)
 
 
 def test_whole_numbers_text_and_pairs():

@@ -18,8 +18,8 @@ from joulery.domain.footprint import Footprint
 from joulery.domain.quality import Quality
 
 NAN = math.nan
-LATEST_S = 1e11
-"""Unix seconds that are surely wrong: the year 5138."""
+EARLIEST_S, LATEST_S = -6e10, 1e11
+"""Unix seconds that are surely wrong: the years 68 and 5138."""
 
 
 class CarbonBasis(StrEnum):
@@ -153,8 +153,8 @@ class Tick:
     def __post_init__(self) -> None:
         if not 0 < self.period_s < math.inf:
             raise DataError(f"a tick needs a positive period, got {self.period_s} s")
-        if not abs(self.t_s) < LATEST_S:
-            raise DataError(f"a tick needs a time, got {self.t_s} s")
+        if not (self.t_s - self.period_s > EARLIEST_S and self.t_s < LATEST_S):
+            raise DataError(f"a tick needs a time, got {self.t_s} s and a period of {self.period_s} s")
 
     @property
     def grams_per_hour(self) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from joulery.domain.timeline import LATEST_S
+from joulery.domain.timeline import EARLIEST_S, LATEST_S
 
 
 def number(value: Any) -> float:
@@ -43,7 +43,7 @@ def instant(value: Any) -> float:
         ValueError: It is thousands of years away.
     """
     seconds = known(value)
-    if abs(seconds) >= LATEST_S:
+    if seconds <= EARLIEST_S or seconds >= LATEST_S:
         raise ValueError(f"{seconds} is no time")
     return seconds
 
