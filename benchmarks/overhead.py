@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import random
@@ -9,39 +10,66 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import Result
 from benchmarks.sampler import half_interval, powercap, sampling
+from joulery.domain.tracing import Steps
 
-PAIRS = int(os.environ.get("JOULERY_BENCH_PAIRS", "12"))
+ROUNDS = int(os.environ.get("JOULERY_BENCH_PAIRS", "12"))
 BATCH, TOKENS, VOCABULARY = 4, 128, 30_522
 TINY_STEPS = 20
 """Steps of the tiny model timed together: one is too short for the clock."""
-NOTE = (
-    f"`BertForPreTraining` of transformers, random weights, training mode, batch {BATCH}, {TOKENS} tokens, AdamW, one "
-    f"thread; {PAIRS} pairs, a step with beside a step without, the order of each pair drawn by lot "
-    "(`JOULERY_BENCH_PAIRS` for more). Figures are mean and 95 % interval of the ratio of the two, less one; CPU time "
-    "is that of the process. The sampler reads four counters every 4 ms and is stopped and let go in turn. With the "
-    "tracer, the step runs between hooks and under the profiler, and starting, stopping and writing the trace count "
-    "too; steps outside the schedule run with idle hooks alone. The tiny model has 2 layers of width 128; it is timed "
-    f"{TINY_STEPS} steps at a time, without the writing of the trace in the first line and with it in the second."
-)
+RUN_STEPS = 100
+"""Length of the run in which the default schedule records some steps."""
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+"""Of glibc's mallopt."""
+Cost = Callable[[], AbstractContextManager[Callable[[], None]]]
+"""Enters what costs; answers what to call when the step is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """What a step took: itself, and what was done around it for its sake; CPU and wall seconds, page faults."""
+
+    cpu_s: float
+    wall_s: float
+    around_cpu_s: float
+    around_wall_s: float
+    faults: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How much more something costs, pair by pair."""
+    """How much more something costs, round by round."""
 
     cpu: list[float]
     wall: list[float]
 
+    @classmethod
+    def of(cls, took: list[Took], plain: list[Took], *, around: bool = False) -> Ratio:
+        """Of steps against the plain ones of the same rounds, with what was done around them or without."""
+        pairs = list(zip(took, plain, strict=True))
+        return cls(
+            [(one.cpu_s + around * one.around_cpu_s) / other.cpu_s - 1 for one, other in pairs],
+            [(one.wall_s + around * one.around_wall_s) / other.wall_s - 1 for one, other in pairs],
+        )
+
+    def mixed(self, other: Ratio, weight: float) -> Ratio:
+        """A run in which ``weight`` of the steps cost this, the rest the other."""
+
+        def mix(ones: list[float], others: list[float]) -> list[float]:
+            return [weight * one + (1 - weight) * two for one, two in zip(ones, others, strict=True)]
+
+        return Ratio(mix(self.cpu, other.cpu), mix(self.wall, other.wall))
+
     def cells(self) -> list[str]:
-        """CPU and wall time, each with its interval."""
-        return [f"{statistics.fmean(v):+.2%} ± {half_interval(v):.2%}" for v in (self.cpu, self.wall)]
+        """CPU and wall time, each with its interval, and the upper end of the first."""
+        shown = [f"{statistics.fmean(v):+.2%} ± {half_interval(v):.2%}" for v in (self.cpu, self.wall)]
+        return [*shown, f"{self.bound():+.2%}"]
 
     def bound(self) -> float:
         """Upper end of the interval of the CPU time."""
@@ -50,36 +78,124 @@ class Ratio:
 
 def run() -> Result:
     """Measure all of it, where PyTorch and transformers are installed."""
-    title, columns = "What measuring costs a training step", ["what", "CPU time", "time"]
+    title = "What measuring costs a training step"
+    columns = ["what", "CPU time", "time", "CPU time, upper end"]
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
         return Result(title, columns, [], [f"Not measured: {' and '.join(missing)} not installed (pip install)."])
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    base, tiny = _step(12, 768, VOCABULARY), _step(2, 128, 1000)
+    base = training_step(12, 768, VOCABULARY)
+    as_it_is = rounds(base, {"plain": nothing, "recorded": recorded})
+    keep_memory()
     with tempfile.TemporaryDirectory(prefix="joulery-bench-") as folder, stopped_sampler(Path(folder)) as sampler:
-        sampled = compared(base, lambda: awake(sampler))
-    traced = compared(base, recorded)
-    idle = compared(base, lambda: recorded(skip=2**62))
-    many = _repeated(tiny, TINY_STEPS)
-    short = compared(many, lambda: recorded(timed=False))
-    whole = compared(many, recorded)
-    rows = [
-        ["sampler every 4 ms, beside BERT-base", *sampled.cells()],
-        ["profiler and hooks on every step, BERT-base", *traced.cells()],
-        ["idle hooks, BERT-base", *idle.cells()],
-        ["profiler and hooks, a tiny model, the steps alone", *short.cells()],
-        ["profiler and hooks, a tiny model, writing the trace too", *whole.cells()],
-    ]
+        costs = {"plain": nothing, "sampler": lambda: awake(sampler), "recorded": recorded, "idle": idle}
+        kept = rounds(base, costs)
+    del base
+    big, figures = _base(kept, as_it_is)
+    small = _tiny()
+    rows = [[what, *ratio.cells()] for what, ratio in (big | small).items()] + figures
     checks = [
-        ("sampler at most 1 %, upper end of the interval", sampled.bound() <= 0.01),
-        ("profiler and hooks at most 3 % of BERT-base, upper end", traced.bound() <= 0.03),
-        ("profiler and hooks at most 15 % of the tiny model's steps, upper end", short.bound() <= 0.15),
+        ("sampler at most 1 %, upper end", big["sampler every 4 ms, BERT-base"].bound() <= 0.01),
+        ("profiler and hooks at most 3 % of a recorded step of BERT-base, upper end", big[RECORDED].bound() <= 0.03),
+        ("with starting, stopping and writing, upper end", big[WRITTEN].bound() <= 0.03),
+        ("with memory as it is, upper end", big[AS_IT_IS].bound() <= 0.03),
+        ("profiler and hooks at most 15 % of the tiny model's steps, upper end", small[TINY_RECORDED].bound() <= 0.15),
     ]
-    return Result(title, columns, rows, [NOTE], checks)
+    faults = {name: statistics.median(one.faults for one in took) for name, took in as_it_is.items()}
+    return Result(title, columns, rows, _notes(faults), checks)
 
 
-def _step(layers: int, hidden: int, vocabulary: int) -> Callable[[], None]:
-    """A training step of a BERT."""
+def _notes(faults: Mapping[str, float]) -> list[str]:
+    """How it was measured, and what memory does to it."""
+    schedule = Steps()
+    return [
+        f"`BertForPreTraining` of transformers, random weights, training mode, batch {BATCH}, {TOKENS} tokens, AdamW, "
+        f"one thread. {ROUNDS} rounds in one process (`JOULERY_BENCH_PAIRS`); in each, one step under every condition, "
+        "in an order drawn by lot, against the plain step of the same round. Figures are mean and 95 % interval of the "
+        "ratio, less one; CPU time is that of the process. The sampler reads four counters every 4 ms, in a process of "
+        "its own, stopped and let go in turn. *A recorded step* is the step itself, under the profiler and between "
+        "hooks; *starting, stopping and writing* is what the recorder does around it, here once for each step. The "
+        f"default schedule (skip={schedule.skip}, warmup={schedule.warmup}, active={schedule.active}, "
+        f"repeat={schedule.repeat}) records {recorded_steps()} of {RUN_STEPS} steps and leaves idle hooks on the "
+        "others: computed for BERT-base, measured for the tiny model (2 layers of width 128, its steps timed "
+        f"{TINY_STEPS} together).",
+        "A step of BERT-base takes and returns a gigabyte of memory. In all rows but one glibc keeps what it got "
+        "(mallopt), for the plain step too, so that they show the work of sampler and tracer alone. In the row *memory "
+        "as it is* it returns memory to the kernel and asks for it again, page by page; how much depends on the holes "
+        f"that earlier steps left. Page faults, median: {faults['plain']:,.0f} in a plain step, "
+        f"{faults['recorded']:,.0f} in a recorded one, where the profiler's records lie among the tensors.",
+    ]
+
+
+RECORDED = "a recorded step, BERT-base"
+WRITTEN = "a recorded step with starting, stopping and writing, BERT-base"
+AS_IT_IS = "a recorded step, BERT-base, memory as it is"
+TINY_RECORDED = "a recorded step, tiny model"
+
+
+def _base(
+    kept: Mapping[str, list[Took]], as_it_is: Mapping[str, list[Took]]
+) -> tuple[dict[str, Ratio], list[list[str]]]:
+    """The ratios of BERT-base, and seconds a recorded step."""
+    plain = kept["plain"]
+    whole, waiting = Ratio.of(kept["recorded"], plain, around=True), Ratio.of(kept["idle"], plain)
+    ratios = {
+        "sampler every 4 ms, BERT-base": Ratio.of(kept["sampler"], plain),
+        RECORDED: Ratio.of(kept["recorded"], plain),
+        WRITTEN: whole,
+        "idle hooks, BERT-base": waiting,
+        "a run in the default schedule, BERT-base (computed)": whole.mixed(waiting, recorded_steps() / RUN_STEPS),
+        AS_IT_IS: Ratio.of(as_it_is["recorded"], as_it_is["plain"]),
+    }
+    step_ms = [1e3 * statistics.fmean(getattr(t, name) for t in plain) for name in ("cpu_s", "wall_s")]
+    around_ms = [
+        1e3 * statistics.fmean(getattr(t, name) for t in kept["recorded"]) for name in ("around_cpu_s", "around_wall_s")
+    ]
+    return ratios, [
+        ["a plain step, BERT-base", *(f"{ms:,.0f} ms" for ms in step_ms), ""],
+        ["starting, stopping and writing a recorded step, BERT-base", *(f"{ms:.1f} ms" for ms in around_ms), ""],
+    ]
+
+
+def _tiny() -> dict[str, Ratio]:
+    """The ratios of the tiny model."""
+    step = training_step(2, 128, 1000)
+    many = rounds(repeated(step, TINY_STEPS), {"plain": nothing, "recorded": recorded})
+    run = rounds(repeated(step, RUN_STEPS), {"plain": nothing, "scheduled": scheduled})
+    return {
+        TINY_RECORDED: Ratio.of(many["recorded"], many["plain"]),
+        "a recorded step with starting, stopping and writing, tiny model": Ratio.of(
+            many["recorded"], many["plain"], around=True
+        ),
+        f"{RUN_STEPS} steps in the default schedule, tiny model": Ratio.of(run["scheduled"], run["plain"], around=True),
+    }
+
+
+def recorded_steps() -> int:
+    """How many steps of a run the default schedule records."""
+    steps = Steps()
+    return steps.active * min(steps.repeat, RUN_STEPS // (steps.skip + steps.warmup + steps.active))
+
+
+def keep_memory() -> None:
+    """Have glibc keep the memory that is freed, so that no page is given back and asked for again."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_MAX, 0)
+        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def training_step(
+    layers: int, hidden: int, vocabulary: int, *, batch: int = BATCH, place: str = "cpu", attention: str = "eager"
+) -> Callable[[], None]:
+    """A training step of a BERT with random weights.
+
+    Args:
+        layers, hidden, vocabulary: Of the model.
+        batch: Sequences in a step, of 128 tokens.
+        place: Device of PyTorch.
+        attention: ``eager`` or ``sdpa``.
+    """
     import torch
     from transformers import BertConfig, BertForPreTraining
 
@@ -87,10 +203,10 @@ def _step(layers: int, hidden: int, vocabulary: int) -> Callable[[], None]:
     torch.manual_seed(0)
     sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": 4 * hidden}
     config = BertConfig(**sizes, num_attention_heads=hidden // 64, vocab_size=vocabulary)
-    model = BertForPreTraining._from_config(config, attn_implementation="eager").train()
+    model = BertForPreTraining._from_config(config, attn_implementation=attention).to(place).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    tokens, labels = (torch.randint(0, vocabulary, (BATCH, TOKENS)) for _ in range(2))
-    following = torch.zeros(BATCH, dtype=torch.long)
+    tokens, labels = (torch.randint(0, vocabulary, (batch, TOKENS), device=place) for _ in range(2))
+    following = torch.zeros(batch, dtype=torch.long, device=place)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -100,7 +216,9 @@ def _step(layers: int, hidden: int, vocabulary: int) -> Callable[[], None]:
     return step
 
 
-def _repeated(step: Callable[[], None], times: int) -> Callable[[], None]:
+def repeated(step: Callable[[], None], times: int) -> Callable[[], None]:
+    """So many steps as one."""
+
     def steps() -> None:
         for _ in range(times):
             step()
@@ -108,45 +226,68 @@ def _repeated(step: Callable[[], None], times: int) -> Callable[[], None]:
     return steps
 
 
-def compared(step: Callable[[], None], cost: Callable[[], AbstractContextManager[Callable[[], None]]]) -> Ratio:
-    """A step with and without something, pair by pair.
-
-    Args:
-        step: What is timed.
-        cost: Enters what costs; answers what to call when the step is done, timed too.
-    """
-    step()
-    found = Ratio([], [])
-    for _ in range(PAIRS):
-        took: dict[bool, tuple[float, float]] = {}
-        for with_it in random.sample([True, False], 2):
-            took[with_it] = _timed(step, cost if with_it else lambda: nullcontext(lambda: None))
-        found.cpu.append(took[True][0] / took[False][0] - 1)
-        found.wall.append(took[True][1] / took[False][1] - 1)
+def rounds(step: Callable[[], None], costs: Mapping[str, Cost]) -> dict[str, list[Took]]:
+    """A step under each condition, round by round, in an order drawn by lot; once under each before it counts."""
+    found: dict[str, list[Took]] = {name: [] for name in costs}
+    for number in range(ROUNDS + 1):
+        for name in random.sample(list(costs), len(costs)):
+            took = _timed(step, costs[name])
+            if number:
+                found[name].append(took)
     return found
 
 
-def _timed(
-    step: Callable[[], None], cost: Callable[[], AbstractContextManager[Callable[[], None]]]
-) -> tuple[float, float]:
-    cpu_s, wall_s = time.process_time(), time.perf_counter()
+def _timed(step: Callable[[], None], cost: Cost) -> Took:
+    import resource
+
+    def now() -> tuple[float, float]:
+        return time.process_time(), time.perf_counter()
+
+    entering = now()
     with cost() as finish:
+        faults, begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, now()
         step()
+        end, faulted = now(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         finish()
-        return time.process_time() - cpu_s, time.perf_counter() - wall_s
+        left = now()
+    cpu_s, wall_s = (
+        (end[clock] - begin[clock], begin[clock] - entering[clock] + left[clock] - end[clock]) for clock in (0, 1)
+    )
+    return Took(cpu_s[0], wall_s[0], cpu_s[1], wall_s[1], faulted - faults)
+
+
+def nothing() -> AbstractContextManager[Callable[[], None]]:
+    """The plain step."""
+    return nullcontext(lambda: None)
+
+
+def recorded() -> AbstractContextManager[Callable[[], None]]:
+    """Every step below is recorded; calling what it answers writes the trace."""
+    return recording(Steps(skip=0, warmup=0, active=2**62, repeat=1))
+
+
+def idle() -> AbstractContextManager[Callable[[], None]]:
+    """Hooks, and no step that is recorded."""
+    return recording(Steps(skip=2**62))
+
+
+def scheduled() -> AbstractContextManager[Callable[[], None]]:
+    """The schedule of ``joulery measure`` where none is given."""
+    return recording(Steps())
 
 
 @contextmanager
-def recorded(*, skip: int = 0, timed: bool = True) -> Iterator[Callable[[], None]]:
-    """Everything below is recorded; calling what it answers writes the trace."""
+def recording(steps: Steps) -> Iterator[Callable[[], None]]:
+    """Hooks below, and some steps recorded; calling what it answers writes what is not written yet."""
     from joulery.adapters.tracers.inject.torch_recorder import Recorder
 
     with tempfile.TemporaryDirectory(prefix="joulery-bench-") as folder:
-        recorder = Recorder(Path(folder), skip, 0, 2**62, 1)
+        recorder = Recorder(Path(folder), steps.skip, steps.warmup, steps.active, steps.repeat)
         recorder.install()
-        recorder.begin()
+        if not steps.skip:
+            recorder.begin()
         try:
-            yield recorder.finish if timed else (lambda: None)
+            yield recorder.finish
         finally:
             recorder.finish()
 

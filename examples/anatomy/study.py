@@ -3,7 +3,8 @@
     python examples/anatomy/study.py grid      eight sizes of BERT (6.1, Figure 9)
     python examples/anatomy/study.py albert    BERT against ALBERT (6.2, Figure 10)
 
-Needs torch and transformers in the interpreter named by --python (this one, unless given).
+A variant whose run is already there is not measured again: a study that was interrupted goes on. Needs torch and
+transformers in the interpreter named by --python (this one, unless given).
 """
 
 import argparse
@@ -38,6 +39,8 @@ def main() -> int:
     meters = [flag for meter in chosen.meter for flag in ("--meter", meter)]
     for name, (model, layers, hidden) in (GRID if chosen.study == "grid" else ALBERT).items():
         runs.append(str(chosen.out / f"{chosen.study}-{name}"))
+        if Path(runs[-1], "report.json").exists():
+            continue
         sizes = ["--layers", str(max(1, round(layers * chosen.scale)))]
         sizes += ["--hidden", str(max(64, round(hidden * chosen.scale / 64) * 64))]
         program = [chosen.python, "-W", "ignore", str(PROGRAM), "--model", model, *sizes, "--steps", "6"]

@@ -133,6 +133,13 @@ def test_an_event_of_no_length_counts_and_takes_nothing() -> None:
     assert got.median_ns.tolist() == [50_000, 50_000, 0]
 
 
+@pytest.mark.parametrize(("at", "count"), [(-1, 0), (0, 1), (50, 1), (100, 1), (101, 0)])
+def test_an_event_of_no_length_counts_at_both_ends_of_the_window(at: int, count: int) -> None:
+    got = accounted(World((Event("none", at, at),), {"CPU:0": [(0, 100.0)]}, (0, 100)))
+    assert got.count.tolist() == [count] * len(got.op)
+    assert len(got.op) == count
+
+
 def test_samples_seen_are_those_inside_the_exclusive_time() -> None:
     events = (Event("outer", 0, 100, lane=0), Event("inner", 20, 40, lane=0))
     got = accounted(World(events, {"CPU:0": [(t, 1.0) for t in (0, 10, 20, 30, 40, 90)]}, (0, 100)))

@@ -306,6 +306,12 @@ class NvmlFake:
         return int(self._board(handle)["power_mw"])
 
     @call
+    def nvmlDeviceGetFieldValues(self, handle: Any, fields: list[tuple[int, int]]) -> list[Any]:
+        assert fields == [(self.real.NVML_FI_DEV_POWER_INSTANT, self.real.NVML_POWER_SCOPE_GPU)]
+        watts = SimpleNamespace(uiVal=self._board(handle)["power_mw"])
+        return [SimpleNamespace(nvmlReturn=self.real.NVML_SUCCESS, value=watts)]
+
+    @call
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any) -> int:
         board = self._board(handle)
         return int(board["energy_mj"] + board.get("idle_w", 0.0) * 1e3 * time.monotonic())

@@ -73,7 +73,7 @@ def test_every_truncation_is_told(tmp_path: Path) -> None:
 def test_every_truncation_of_gzip_is_told(tmp_path: Path) -> None:
     packed = gzip.compress(json.dumps({"traceEvents": EVENTS * 20}).encode())
     for cut in range(2, len(packed)):
-        with pytest.raises(DataError):
+        with pytest.raises(DataError, match="the gzip stream ends early"):
             whole(written(tmp_path, packed[:cut]))
 
 

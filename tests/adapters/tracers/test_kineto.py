@@ -173,6 +173,15 @@ def test_the_last_forward_operation_with_a_number_is_the_one(tmp_path: Path) -> 
     assert phases_of(read_kineto(f.write(tmp_path)))["late/MulBackward0"] == "backward"
 
 
+def test_a_node_differentiates_nothing_that_comes_after_it(tmp_path: Path) -> None:
+    f = KinetoFile()
+    f.node("MulBackward0", 10, 20, seq=5, fwd=1)
+    f.module("next step", 100, 20)
+    f.op("aten::mul", 101, 5, seq=5)
+    names = phases_of(read_kineto(f.write(tmp_path)))
+    assert names["<no module>/MulBackward0"] == "backward"
+
+
 def two_forward_threads(f: KinetoFile) -> None:
     """Two threads, each with its own sequence numbers from 1: they collide."""
     for tid, path in ((1, "one"), (3, "three")):
@@ -330,7 +339,7 @@ def test_kernels_take_the_name_of_the_operation_that_launched_them(tmp_path: Pat
     f.module("fc", 0, 100)
     f.op("aten::addmm", 10, 50, seq=1, ext=5)
     f.launch("cudaLaunchKernel", 20, 10, correlation=77)
-    f.kernel("ampere_sgemm_128x64_nn", 90, 40, correlation=77)
+    f.kernel("ampere_sgemm_128x64_nn", 90, 40, correlation=77, **{"External id": 6})
     f.op("aten::to", 200, 50, ext=6)
     f.kernel("Memcpy HtoD", 210, 5, correlation=0, cat="gpu_memcpy", **{"External id": 6})
     f.launch("cudaLaunchKernel", 300, 10, correlation=78)

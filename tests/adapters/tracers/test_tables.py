@@ -70,7 +70,7 @@ def test_gzip_cut_short_is_told(tmp_path: Path) -> None:
 
 
 def test_power_is_sorted_and_the_last_of_equal_stamps_counts(tmp_path: Path) -> None:
-    text = "t_ns,device,power_w\n3,CPU:0,7\n0,CPU:0,10\n3,CPU:0,8\n5,CPU:0,nan\n1,GPU:0,50\n"
+    text = "t_ns,device,power_w\n3,CPU:0,7\n5,CPU:0,nan\n0,CPU:0,10\n3,CPU:0,8\n1,GPU:0,50\n"
     cpu, gpu = read_power_table(written(tmp_path, text))
     assert (cpu.channel.device, cpu.channel.kind, cpu.channel.quality) == ("CPU:0", ReadingKind.POWER, Quality.MEASURED)
     assert cpu.t_ns.tolist() == [0, 3, 5]

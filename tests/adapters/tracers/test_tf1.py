@@ -136,9 +136,12 @@ def test_phases_by_scope(tmp_path: Path) -> None:
 
 
 def test_a_module_called_gradients_is_forward(tmp_path: Path) -> None:
-    assert phases(
-        tmp_path, {"gradients/dense/MatMul": "MatMul", "gradients_1/gradients/dense/MatMul_grad/MatMul": "MatMul"}
-    ) == {"gradients/dense/MatMul": "forward", "gradients_1/gradients/dense/MatMul_grad/MatMul": "backward"}
+    modules = ("gradients/dense/MatMul", "gradients_of/dense_grad/MatMul", "my_gradients/dense_grad/MatMul")
+    made = "gradients_1/gradients/dense/MatMul_grad/MatMul"
+    assert phases(tmp_path, dict.fromkeys((*modules, made), "MatMul")) == {
+        **dict.fromkeys(modules, "forward"),
+        made: "backward",
+    }
 
 
 @pytest.mark.parametrize(

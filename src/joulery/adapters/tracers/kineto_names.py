@@ -278,6 +278,16 @@ def _kernels(
     return _Kernels(row, k_path, own, k_phase, notes)
 
 
+def kernel_time_ns(columns: KinetoColumns) -> tuple[int, int]:
+    """Time of all work on accelerators, and of that which leads back to the operation that launched it, nanoseconds."""
+    host = Host.of(columns)
+    row = np.flatnonzero(columns.kind == Kind.KERNEL)
+    launch = _launches(columns, host, row)
+    linked = launch >= 0
+    linked[linked] = host.op[launch[linked]] >= 0
+    return int(columns.dur_ns[row].sum()), int(columns.dur_ns[row[linked]].sum())
+
+
 def _launches(columns: KinetoColumns, host: Host, row: IntArray) -> IntArray:
     """Host row that launched each kernel: by correlation, else the operation with its external id; -1 for none."""
     found = np.full(len(row), -1, np.int64)

@@ -1,0 +1,282 @@
+"""Smaragdine on an NVIDIA GPU: totals against three other readings, kernels, anatomy and overhead of BERT-base.
+
+The fourteenth check of docs/papers/smaragdine.md, one line each. ``JOULERY_BENCH_REHEARSE=1`` runs every line on the
+CPU with a small model, whatever ``pynvml`` is there: it shows that the command works, nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from examples.anatomy.checks import Check, passes, shares
+
+import joulery
+from benchmarks import Result
+from benchmarks.overhead import Ratio, nothing, recording, repeated, rounds, training_step
+from benchmarks.sampler import half_interval
+from joulery.accounting.steps import energy_by_bin, power_steps
+from joulery.adapters.nvidia import open_driver
+from joulery.adapters.tracers.kineto import read_columns
+from joulery.adapters.tracers.kineto_names import kernel_time_ns, name_events
+from joulery.domain.errors import CapabilityError
+from joulery.domain.events import UNNAMED
+from joulery.domain.tracing import Steps
+from joulery.runtime.measuring.evidence import unfold
+from joulery.store.run import open_run
+
+INSTANT_PERIOD_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run where.
+
+    Attributes:
+        place: Device of PyTorch.
+        device: The device whose joules its operations are given.
+        layers, hidden, batch: Of the model and its steps.
+        steps: Of a run, of which ten are recorded.
+        seconds: How long the totals are compared.
+    """
+
+    place: str = "cuda:0"
+    device: str = "gpu:0"
+    layers: int = 12
+    hidden: int = 768
+    batch: int = 32
+    steps: int = 100
+    seconds: float = 20.0
+
+    @property
+    def schedule(self) -> Steps:
+        """Ten steps out of the middle."""
+        return Steps(skip=self.steps // 2 - 5, warmup=2, active=10, repeat=1)
+
+
+REHEARSAL = Plan("cpu", "cpu:0", layers=3, hidden=128, batch=2, steps=20, seconds=2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Joules of one board over the same seconds, as four readers have them; None where one could not be asked."""
+
+    seconds: float
+    joulery_j: float
+    counter_j: float
+    instant_j: float | None
+    zeus_j: float | None
+
+
+def run() -> Result:
+    """Measure all of it, where there is a GPU that PyTorch can use."""
+    plan = REHEARSAL if os.environ.get("JOULERY_BENCH_REHEARSE") else Plan()
+    title = "Smaragdine on a GPU" + (" (a rehearsal on the CPU: its figures mean nothing)" if plan is REHEARSAL else "")
+    reason = missing(plan)
+    if reason:
+        return Result(title, ["what", "figure", "bar"], [], [f"Not measured: {reason}."])
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    step = settled(
+        training_step(plan.layers, plan.hidden, 30_522, batch=plan.batch, place=plan.place, attention="sdpa")
+    )
+    for _ in range(3):
+        step()
+    lines = judged(measured_totals(step, plan.seconds))
+    lines += judged_kernels(*links(step, plan))
+    lines += anatomy(step, plan)
+    lines.append(overhead(step, plan))
+    rows = [[line.name, f"{line.value:.4g}", f"{line.low:g} to {line.high:g}"] for line in lines]
+    checks = [(line.name, line.holds) for line in lines]
+    return Result(title, ["what", "figure", "bar"], rows, [_note(plan)], checks)
+
+
+def _note(plan: Plan) -> str:
+    zeus = "" if importlib.util.find_spec("zeus") else " ZeusMonitor was not asked: zeus is not installed."
+    return (
+        f"`BertForPreTraining`, random weights, sdpa, {plan.layers} layers of {plan.hidden}, batch {plan.batch}, 128 "
+        f"tokens, AdamW. Totals over {plan.seconds:g} s of steps, as ratios of joulery's joules to those of another "
+        f"reader; kernels over 10 recorded steps; anatomy of 10 of {plan.steps} steps; overhead is the upper end of "
+        f"the 95 % interval of time, runs of {plan.steps} steps with the profiler on 10 against runs without, in turn."
+        f"{zeus}"
+    )
+
+
+def missing(plan: Plan) -> str:
+    """Why nothing can be measured here; empty where it can."""
+    absent = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    if absent:
+        return f"{' and '.join(absent)} not installed (pip install)"
+    torch = importlib.import_module("torch")
+    if plan.place.startswith("cuda") and not torch.cuda.is_available():
+        return "no GPU that PyTorch can use here"
+    try:
+        open_driver().nvmlShutdown()
+    except CapabilityError as error:
+        return str(error)
+    return ""
+
+
+def settled(step: Callable[[], None]) -> Callable[[], None]:
+    """The step, and waiting for its kernels."""
+    torch = importlib.import_module("torch")
+
+    def whole() -> None:
+        step()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+
+    return whole
+
+
+# ---- totals
+
+
+def measured_totals(step: Callable[[], None], seconds: float, nvml: Any = None) -> Totals:
+    """Joules of the first board while steps are run for so long."""
+    with tempfile.TemporaryDirectory(prefix="joulery-bench-") as folder, board(nvml) as (driver, handle):
+        run_folder = Path(folder) / "run"
+        with joulery.measure(out=run_folder), instants(driver, handle) as watts:
+            zeus = _zeus()
+            begin, before_j = time.time_ns(), driver.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
+            while time.time_ns() - begin < seconds * 1e9:
+                step()
+            end, after_j = time.time_ns(), driver.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
+            zeus_j = zeus() if zeus else None
+        traces = [trace for trace in unfold(open_run(run_folder)).traces if trace.channel.device == "gpu:0"]
+        ours = sum(float(energy_by_bin(power_steps(one), np.array([begin, end]))[0].sum()) for one in traces)
+    return Totals((end - begin) / 1e9, ours, after_j - before_j, integral_j(watts, begin, end), zeus_j)
+
+
+@contextmanager
+def board(nvml: Any = None) -> Iterator[tuple[Any, Any]]:
+    """The driver and its first board."""
+    driver = open_driver(nvml)
+    try:
+        yield driver, driver.nvmlDeviceGetHandleByIndex(0)
+    finally:
+        driver.nvmlShutdown()
+
+
+@contextmanager
+def instants(driver: Any, handle: Any) -> Iterator[list[tuple[int, float]]]:
+    """Instantaneous power of a board below, (Unix nanoseconds, watts); empty where the driver does not tell it."""
+    found: list[tuple[int, float]] = []
+    over = threading.Event()
+    field = [(driver.NVML_FI_DEV_POWER_INSTANT, driver.NVML_POWER_SCOPE_GPU)]
+
+    def read() -> None:
+        while not over.wait(INSTANT_PERIOD_S):
+            (answer,) = driver.nvmlDeviceGetFieldValues(handle, field)
+            if answer.nvmlReturn != driver.NVML_SUCCESS:
+                return
+            found.append((time.time_ns(), answer.value.uiVal / 1e3))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        reader.join()
+
+
+def integral_j(watts: Sequence[tuple[int, float]], begin_ns: int, end_ns: int) -> float | None:
+    """Energy between two instants by the trapezoidal rule, the outermost readings held to them; None of no reading."""
+    inside = [(at, value) for at, value in watts if begin_ns <= at <= end_ns]
+    if not inside:
+        return None
+    at_s = np.array([begin_ns, *(at for at, _ in inside), end_ns]) / 1e9
+    value = np.array([inside[0][1], *(value for _, value in inside), inside[-1][1]])
+    return float(np.sum(np.diff(at_s) * (value[1:] + value[:-1]) / 2))
+
+
+def _zeus() -> Callable[[], float] | None:
+    """Begins a window of Zeus' monitor and answers what ends it, joules; None where Zeus is not installed."""
+    if importlib.util.find_spec("zeus") is None:
+        return None
+    monitor = importlib.import_module("zeus.monitor").ZeusMonitor(gpu_indices=[0])
+    monitor.begin_window("check")
+    return lambda: float(monitor.end_window("check").total_energy)
+
+
+def judged(totals: Totals) -> list[Check]:
+    """joulery's joules against each other reader's."""
+    lines = [
+        Check("total: seconds compared", totals.seconds, 10.0, float("inf")),
+        Check("total against the energy counter", _ratio(totals.joulery_j, totals.counter_j), 0.98, 1.02),
+    ]
+    if totals.zeus_j is not None:
+        lines.append(Check("total against ZeusMonitor", _ratio(totals.joulery_j, totals.zeus_j), 0.98, 1.02))
+    instant_j = totals.instant_j if totals.instant_j is not None else float("nan")
+    return [
+        *lines,
+        Check("integral of instantaneous power against the total", _ratio(instant_j, totals.joulery_j), 0.9, 1.1),
+    ]
+
+
+def _ratio(one: float, other: float) -> float:
+    return one / other if other > 0 else float("nan")
+
+
+# ---- kernels, anatomy, overhead
+
+
+def links(step: Callable[[], None], plan: Plan) -> tuple[float, float]:
+    """Of the time of all kernels of ten steps, the part that leads to an operation, and to a module or an optimizer."""
+    from joulery.adapters.tracers.inject.torch_recorder import Recorder
+
+    with tempfile.TemporaryDirectory(prefix="joulery-bench-") as folder:
+        recorder = Recorder(Path(folder), 0, 0, plan.schedule.active, 1)
+        recorder.install()
+        recorder.begin()
+        for _ in range(plan.schedule.active):
+            step()
+        recorder.finish()
+        columns = read_columns(next(Path(folder).glob("torch-*.json")))
+    return linked(columns)
+
+
+def linked(columns: Any) -> tuple[float, float]:
+    """Of the time of all kernels of a trace, the part that leads to an operation, and to a module or an optimizer."""
+    whole_ns, linked_ns = kernel_time_ns(columns)
+    trace = name_events(columns)
+    accelerator = np.array([name.startswith("GPU") for name in trace.devices], np.bool_)[trace.device]
+    named = np.array([not name.startswith(UNNAMED) for name in trace.ops], np.bool_)[trace.op]
+    named_ns = int(trace.dur_ns[accelerator & named].sum())
+    return _ratio(linked_ns, whole_ns), _ratio(named_ns, whole_ns)
+
+
+def judged_kernels(to_operation: float, to_module: float) -> list[Check]:
+    """Kernel time that finds where it belongs."""
+    return [
+        Check("kernel time linked to an operation", to_operation, 0.99, 1.0),
+        Check("kernel time linked to a module", to_module, 0.97, 1.0),
+    ]
+
+
+def anatomy(step: Callable[[], None], plan: Plan) -> list[Check]:
+    """Checks 4 to 9 of a run of which ten steps are recorded."""
+    with joulery.trace(steps=plan.schedule) as traced:
+        for _ in range(plan.steps):
+            step()
+    footprint = traced.operations
+    return [*shares(footprint, plan.device, spread=0.007), *passes(footprint, plan.device, products=9)]
+
+
+def overhead(step: Callable[[], None], plan: Plan) -> Check:
+    """What recording ten steps costs a run, per step: upper end of the interval."""
+    many = repeated(step, plan.steps)
+    took = rounds(many, {"plain": nothing, "recorded": lambda: recording(plan.schedule)})
+    wall = Ratio.of(took["recorded"], took["plain"], around=True).wall
+    return Check("overhead a step, upper end", statistics.fmean(wall) + half_interval(wall), -1.0, 0.03)

@@ -1,0 +1,75 @@
+"""The check on a GPU, as far as a made-up driver takes it: totals, kernels, what is said where there is none."""
+
+import math
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu
+from joulery.adapters.tracers.kineto import read_columns
+from tests.adapters.tracers.kineto_file import KinetoFile
+from tests.data_folder import data_folder
+from tests.fakes import nvml as fake_nvml
+
+FAKES = Path(fake_nvml.__file__).parent / "path"
+
+
+def test_totals_are_read_from_sampler_counter_and_instants_over_the_same_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The sampler is a process of its own: it finds the same made-up board through the environment.
+    state = tmp_path / "boards.json"
+    driver = fake_nvml.NvmlFake(fake_nvml.gpu("NVIDIA H200", power_mw=100_000, idle_w=100.0), file=state)
+    monkeypatch.setenv("PYTHONPATH", str(FAKES), prepend=os.pathsep)
+    monkeypatch.setenv(fake_nvml.STATE, str(state))
+    totals = gpu.measured_totals(lambda: time.sleep(0.02), 2.0, driver)
+    assert totals.seconds >= 2.0
+    assert totals.counter_j == pytest.approx(100 * totals.seconds, rel=0.1)
+    assert totals.joulery_j == pytest.approx(100 * totals.seconds, rel=0.1)
+    assert totals.instant_j == pytest.approx(100 * totals.seconds)
+    assert totals.zeus_j is None
+    assert driver.opened == 0
+
+
+def test_power_is_integrated_between_the_two_instants_alone() -> None:
+    second = 10**9
+    ramp = [(at * second, 10.0 * at) for at in range(11)]
+    assert gpu.integral_j(ramp, 2 * second, 6 * second) == pytest.approx(10 * (36 - 4) / 2)
+    assert gpu.integral_j(ramp, second // 2, 3 * second // 2) == pytest.approx(10.0)
+    assert gpu.integral_j([], 0, second) is None
+
+
+def test_each_total_has_a_line_of_its_own_and_one_that_nobody_told_does_not_hold() -> None:
+    good = gpu.judged(gpu.Totals(20.0, 101.0, 100.0, 95.0, 100.0))
+    assert [line.holds for line in good] == [True] * 4
+    off = gpu.judged(gpu.Totals(9.0, 103.0, 100.0, None, 105.1))
+    assert [line.holds for line in off] == [False, False, True, False]
+    assert "ZeusMonitor" not in str(gpu.judged(gpu.Totals(20.0, 1.0, 1.0, 1.0, None)))
+
+
+def test_kernels_that_nobody_launched_and_operations_outside_of_modules_lower_the_figures(tmp_path: Path) -> None:
+    f = KinetoFile()
+    f.module("Net/a", 0, 100)
+    f.op("aten::mm", 10, 60)
+    f.launch("cudaLaunchKernel", 20, 10, correlation=1)
+    f.kernel("gemm", 40, 60, correlation=1)
+    f.op("aten::add", 200, 50)
+    f.launch("cudaLaunchKernel", 210, 10, correlation=2)
+    f.kernel("add", 230, 30, correlation=2)
+    f.kernel("lost", 300, 10, correlation=9)
+    assert gpu.linked(read_columns(f.write(tmp_path))) == (pytest.approx(0.9), pytest.approx(0.6))
+
+
+def test_all_kernel_time_of_a_real_trace_is_linked() -> None:
+    linked, _ = gpu.linked(read_columns(data_folder("smaragdine") / "kineto_gpu" / "a100_nccl_data.json.gz"))
+    assert linked == 1.0
+
+
+def test_without_a_gpu_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "missing", lambda plan: "no GPU")
+    result = gpu.run()
+    assert not result.checks
+    assert "no GPU" in result.notes[0]
+    assert math.isnan(gpu.judged(gpu.Totals(20.0, 1.0, 0.0, 1.0, None))[1].value)
