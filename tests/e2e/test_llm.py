@@ -119,9 +119,11 @@ def test_what_cannot_be_served_is_said_and_nothing_is_left_running(tmp_path, ins
 
 
 @pytest.mark.e2e
-def test_language_models_are_served_beside_other_services(tmp_path, installed):
+def test_language_models_are_served_and_governed_beside_other_services(tmp_path, installed, monkeypatch):
+    monkeypatch.setenv("JOULERY_STATE", str(tmp_path / "state"))
     models = SITE[SITE.index("language_models:") : SITE.index("serving:")]
-    path = toy_site(tmp_path, changed={"serving:": models + "serving:", "cores: 2": "slices: [1]"})
+    clocks = "cpu: {slices: [1]}, clocks: [{device: emulated, period: 100 ms, services: [small]}]"
+    path = toy_site(tmp_path, changed={"serving:": models + "serving:", "cpu: {cores: 2}": clocks})
     line = [sys.executable, "-m", "joulery", "serve", str(path), "--json", "--out", str(tmp_path / "run")]
     with subprocess.Popen(
         line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path(__file__).parents[2]
@@ -137,9 +139,19 @@ def test_language_models_are_served_beside_other_services(tmp_path, installed):
                 text = client.get("/metrics").text
                 assert 'joulery_requests_total{outcome="ok",workload="small"} 1.0' in text
                 assert 'joulery_requests_total{outcome="ok",workload="sums"} 1.0' in text
+            log = tmp_path / "run/log.jsonl"
+            wait_for(lambda: any(row["slack_ratio"] is not None for row in clock_steps(log)))
             process.terminate()
             process.communicate(timeout=60)
             assert process.returncode == 0
         finally:
             process.kill()
     assert all(gone(pid) for pid in workers)
+    # The clock keeps the language model's promise alone, and its 300 s are far from broken.
+    assert min(row["slack_ratio"] for row in clock_steps(log) if row["slack_ratio"] is not None) > 0.5
+    assert json.loads((tmp_path / "state/emulated-0.json").read_text())["ceiling_mhz"] is None
+
+
+def clock_steps(log):
+    rows = [json.loads(line) for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [row for row in rows if row["kind"] == "clock_step"]

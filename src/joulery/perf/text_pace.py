@@ -77,6 +77,10 @@ class OnlineLengths:
         low = min(int(place), CLASSES - 2)
         return float(self._knots[low] + (place - low) * (self._knots[low + 1] - self._knots[low]))
 
+    def expected_of(self, scores: FloatArray) -> FloatArray:
+        """The same for many scores, float64[n]."""
+        return np.asarray(np.interp(scores, np.arange(CLASSES), self._knots), np.float64)
+
     def completed(self, score: float, tokens: float) -> None:
         """An answer of that score came to so many tokens.
 

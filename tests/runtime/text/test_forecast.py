@@ -130,10 +130,26 @@ def test_completions_move_what_a_class_means_and_the_order_stays() -> None:
     for _ in range(300):
         request = ask("p3")
         asked.completed(request, asked.forecast(request), told(900), 2.0)
-    moved = [asked.forecast(ask(f"p{digit}")).tokens for digit in range(5)]
+    moved = [asked.forecast(ask(f"another {digit}")).tokens for digit in range(5)]
     assert moved[3] == pytest.approx(900, rel=0.1)
     assert moved == sorted(moved)
     assert moved[0] == CLASS_TOKENS[0]
+
+
+def test_prompts_of_a_form_that_was_answered_shortly_are_expected_to_be_so_again() -> None:
+    asked = forecaster()
+    form = "Reply with the sentiment of this review alone: the {} was fine 3"
+    for thing in ("tea", "boat", "film"):
+        request = ask(form.format(thing))
+        asked.completed(request, asked.forecast(request), told(4), 0.1)
+    next_one, other = asked.forecast(ask(form.format("walk"))), asked.forecast(ask("Tell a story of a walk 3"))
+    assert next_one.tokens < 40
+    assert other.tokens > 200
+    cut = ask(form.format("walk"), most_tokens=1)
+    asked.completed(cut, asked.forecast(cut), told(1), 0.1)  # that it was longer than one is no news
+    assert asked.forecast(ask(form.format("song"))).tokens == pytest.approx(next_one.tokens, rel=0.2)
+    asked.guesser.guess = lambda prompt: Guess(float("nan"))
+    assert asked.forecast(ask(form.format("walk"))).source == "mean"
 
 
 def test_the_pace_is_learned_from_completions() -> None:

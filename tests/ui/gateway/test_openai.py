@@ -328,17 +328,17 @@ async def test_bodies_count_as_held_while_their_requests_wait() -> None:
         await until(lambda: bodies.held_bytes == 0)
 
 
-async def test_a_conversation_is_foretold_by_its_last_message() -> None:
+@pytest.mark.parametrize(("last", "tokens"), [("b 0", "10"), ("b 3", "300")])
+async def test_a_conversation_is_foretold_by_its_last_message(last, tokens) -> None:
     async with serving() as served:
-        for last, tokens in (("b 0", "10"), ("b 3", "300")):
-            messages = [{"role": "system", "content": "s"}, {"role": "user", "content": last}]
-            kept = []
-            served.desk.keep = lambda request, count, kept=kept: kept.append(request.prompt)
-            guess = served.desk.forecaster.guesser.guess
-            served.desk.forecaster.guesser.guess = lambda prompt, guess=guess: guess(prompt.split("\n")[0])
-            answer = await served.client.post(CHAT, json={"model": "llm", "messages": messages})
-            assert answer.headers["x-joulery-predicted-tokens"] == tokens
-            assert kept == [f"{last}\ns"]
+        messages = [{"role": "system", "content": "s"}, {"role": "user", "content": last}]
+        kept = []
+        served.desk.keep = lambda request, count: kept.append(request.prompt)
+        guess = served.desk.forecaster.guesser.guess
+        served.desk.forecaster.guesser.guess = lambda prompt: guess(prompt.split("\n")[0])
+        answer = await served.client.post(CHAT, json={"model": "llm", "messages": messages})
+        assert answer.headers["x-joulery-predicted-tokens"] == tokens
+        assert kept == [f"{last}\ns"]
 
 
 async def test_a_full_queue_says_when_to_come_again() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from joulery.domain.arrays import FloatArray
 from joulery.domain.generation import TextRequest, TextUsage
+from joulery.perf.prompt_forms import Form, FormLengths, prompt_form
 from joulery.perf.text_pace import OnlineLengths, OnlinePace, cut_tokens, uncut_tokens
 from joulery.store.semantic_cache import SemanticCache
 
@@ -61,6 +62,7 @@ class Forecast:
         source: ``cache``, ``predictor`` or ``mean``.
         uncut_tokens: Expected length if the client set no limit.
         guess: The predictor's guess; None where it was not asked, or failed.
+        form: The prompt's, where there is a guess.
     """
 
     tokens: float
@@ -68,6 +70,7 @@ class Forecast:
     source: str
     uncut_tokens: float
     guess: Guess | None = None
+    form: Form | None = None
 
 
 class Forecaster:
@@ -96,6 +99,7 @@ class Forecaster:
         self.sources: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self._lengths = None if guesser is None else OnlineLengths(guesser.class_tokens)
+        self._forms = FormLengths()
         self._mean = 150.0 if guesser is None else float(np.mean(guesser.class_tokens))
 
     @property
@@ -105,7 +109,7 @@ class Forecaster:
 
     def forecast(self, request: TextRequest) -> Forecast:
         """What to expect of a request; never raises for what a predictor or a cache does."""
-        tokens, source, guess = self._mean, MEAN, None
+        tokens, source, guess, form = self._mean, MEAN, None, None
         if self.guesser is not None and self._lengths is not None:
             # A predictor is somebody's model: whatever it raises must not cost a request its answer.
             try:
@@ -116,12 +120,15 @@ class Forecaster:
             except Exception as error:  # noqa: BLE001 - counted and shown; the request goes on without
                 self._failed(error)
                 guess = None
+        if guess is not None and self._lengths is not None:
+            form = prompt_form(request.prompt)
+            tokens *= self._forms.ratio(form, self._lengths)
         known = self._remembered(request, guess)
         if known is not None:
             tokens, source = known, CACHE
         self.sources[source] += 1
         within = _within(tokens, request.most_tokens, exact=known is not None)
-        return Forecast(within, self.pace.service_s(within, prompt_tokens(request)), source, tokens, guess)
+        return Forecast(within, self.pace.service_s(within, prompt_tokens(request)), source, tokens, guess, form)
 
     def completed(self, request: TextRequest, forecast: Forecast, usage: TextUsage, service_s: float) -> None:
         """Learn from an answer.
@@ -135,17 +142,21 @@ class Forecaster:
             self._cut(request, forecast, tokens)
             return
         self._mean += 0.02 * (tokens - self._mean)
-        if forecast.guess is not None and self._lengths is not None:
+        if forecast.guess is not None and forecast.form is not None and self._lengths is not None:
+            self._forms.completed(forecast.form, forecast.guess.score, tokens)
             self._lengths.completed(forecast.guess.score, tokens)
         self._remember(request, forecast, tokens)
 
     def _cut(self, request: TextRequest, forecast: Forecast, tokens: float) -> None:
         """The answer would have been longer than the client took."""
         self._mean += 0.02 * max(0.0, uncut_tokens(self._mean, tokens) - self._mean)
-        if forecast.guess is not None and self._lengths is not None:
-            expected = self._lengths.expected(forecast.guess.score)
-            if uncut_tokens(expected, tokens) > expected:
-                self._lengths.completed(forecast.guess.score, uncut_tokens(expected, tokens))
+        likely = uncut_tokens(forecast.uncut_tokens, tokens)
+        if forecast.guess is not None and forecast.form is not None and self._lengths is not None:
+            score = forecast.guess.score
+            if likely > forecast.uncut_tokens:
+                self._forms.completed(forecast.form, score, likely)
+            if likely > self._lengths.expected(score):
+                self._lengths.completed(score, likely)
         if forecast.source != CACHE or forecast.uncut_tokens <= tokens:
             self._remember(request, forecast, tokens + forecast.uncut_tokens)
 
