@@ -127,6 +127,92 @@ def test_a_starving_job_is_ranked_as_if_new() -> None:
     assert list(policy.step(start.state, waits).decisions[0].value.run) == [1]
 
 
+def ranked(policy: Green, running: list[int] | None = None, g_per_kwh: float = 100.0, **columns: object) -> list[int]:
+    """Jobs of the lower queue at 1e6 s, first to run first, on a cluster of one GPU; one entry of a column each."""
+    arrays = {name: np.asarray(column, np.float64) for name, column in columns.items()}
+    n = len(arrays["submit_s"])
+    policy = dataclasses.replace(policy, fixed_gpus=1, profile_cache=False)
+    settled = policy.step(policy.initial(), view(0.0, [1] * n, [1.0] * n)).state
+    seen = view(1e6, running or [0] * n, [float("nan")] * n, gpus=1, g_per_kwh=g_per_kwh, **arrays)
+    allocation = policy.step(settled, seen).decisions[0].value
+    return [*allocation.run, *(job for job, _ in allocation.waiting)]
+
+
+def test_beyond_the_ceiling_submission_decides_and_below_it_the_footprint() -> None:
+    columns = {
+        "footprint_kg": [9.0, 6.0, 3.0, 2.0],
+        "attained_gpu_s": [9e3, 6e3, 3e3, 2e3],
+        "submit_s": [0.0, 1.0, 2.0, 3.0],
+    }
+    bounded = Green(mu=1.0, ceiling_gpu_s=5e3, ageing_s=None)
+    assert ranked(bounded, **columns) == [3, 2, 0, 1]
+    assert ranked(dataclasses.replace(bounded, ceiling_gpu_s=None), **columns) == [3, 2, 1, 0]
+    assert ranked(dataclasses.replace(bounded, ceiling_gpu_s=2.5e3), **columns) == [3, 0, 1, 2]
+
+
+def test_the_ceiling_is_the_footprint_of_the_average_jobs_service() -> None:
+    # 20 g in 10,000 s on average, so 5,000 s of service are 10 g: the second has had less service, and more carbon.
+    columns = {"footprint_kg": [0.008, 0.012], "attained_gpu_s": [7e3, 3e3], "submit_s": [1.0, 0.0]}
+    assert ranked(Green(mu=1.0, ceiling_gpu_s=5e3, ageing_s=None), **columns) == [0, 1]
+    assert ranked(Green(mu=1.0, ceiling_gpu_s=3e3, ageing_s=None), **columns) == [1, 0]
+
+
+def test_the_hour_still_decides_among_those_at_the_ceiling() -> None:
+    columns = {
+        "footprint_kg": [9.0, 9.0],
+        "attained_gpu_s": [9e3, 9e3],
+        "gpu_w": [100.0, 300.0],
+        "submit_s": [0.0, 1.0],
+    }
+    assert ranked(Green(ceiling_gpu_s=5e3), **columns) == [1, 0], "a green hour: the high-power job first"
+    assert ranked(Green(ceiling_gpu_s=5e3, mu=1.0), **columns) == [0, 1]
+
+
+def test_age_counts_only_from_its_bound_on() -> None:
+    columns = {"footprint_kg": [8.0, 5.0], "attained_gpu_s": [9e3, 9e3]}
+    policy = Green(mu=1.0, ceiling_gpu_s=None, ageing_s=1e5)
+    assert ranked(policy, submit_s=[9.0e5, 9.5e5], **columns) == [1, 0], "both younger than the bound"
+    assert ranked(policy, submit_s=[8.5e5, 9.5e5], **columns) == [1, 0], "8 / 1.5 > 5"
+    assert ranked(policy, submit_s=[8.3e5, 9.5e5], **columns) == [0, 1], "8 / 1.7 < 5"
+    assert ranked(dataclasses.replace(policy, ageing_s=None), submit_s=[1.0, 9.5e5], **columns) == [1, 0]
+
+
+def test_a_newcomer_waits_before_it_preempts_and_goes_first_among_those_that_wait() -> None:
+    policy = Green(mu=1.0, hysteresis=1.0, preempt_after_s=1800.0, ageing_s=None)
+    columns = {"footprint_kg": [9.0, 0.0, 5.0], "executed_s": [1e6, 0.0, 0.0]}
+    assert ranked(policy, [1, 0, 0], submit_s=[0.0, 1e6 - 1799.0, 1e6 - 1799.0], **columns) == [0, 1, 2]
+    assert ranked(policy, [1, 0, 0], submit_s=[0.0, 1e6 - 1800.0, 1e6 - 1799.0], **columns) == [1, 0, 2]
+    assert ranked(dataclasses.replace(policy, preempt_after_s=0.0), [1, 0, 0], submit_s=[0.0, 1e6, 1e6], **columns) == [
+        1,
+        2,
+        0,
+    ]
+
+
+service = st.lists(st.tuples(st.floats(1.0, 5e5), st.floats(0.0, 3e6), st.floats(0.05, 1.0)), min_size=2, max_size=12)
+
+
+@given(service, st.floats(100.0, 300.0), st.floats(0.0, 400.0))
+def test_whoever_goes_before_an_old_job_has_had_little(
+    jobs: list[tuple[float, float, float]], high_w: float, now: float
+) -> None:
+    """The starvation bound: ahead of a job of age A only jobs below mu^2 ceilings times (a week / A) are younger."""
+    attained_s, age_s, rate = (np.array(column) for column in zip(*jobs, strict=True))
+    footprint = attained_s * rate
+    policy, n, week_s = Green(hysteresis=1.0), len(jobs), 7 * 86_400.0
+    order = ranked(
+        policy, submit_s=1e6 - age_s, attained_gpu_s=attained_s, executed_s=np.zeros(n), g_per_kwh=now,
+        footprint_kg=footprint, gpu_w=np.linspace(100.0, high_w, n),
+    )  # fmt: skip
+    ceiling = policy.ceiling_gpu_s * footprint.sum() / attained_s.sum()  # type: ignore[operator]
+    patient = age_s < policy.preempt_after_s
+    for at, job in enumerate(order):
+        for ahead in order[:at]:
+            if age_s[ahead] < min(week_s, age_s[job]) and patient[ahead] == patient[job]:
+                counted = min(footprint[ahead], ceiling)
+                assert counted <= policy.mu**2 * ceiling * week_s / max(week_s, age_s[job]) * (1 + 1e-9)
+
+
 def test_a_wide_job_that_was_skipped_thrice_blocks_the_narrow_ones() -> None:
     policy = Green(mu=1.0, fixed_gpus=4, profile_cache=False)
     state = policy.initial()
@@ -152,7 +238,17 @@ def test_passive_scheduling_backfills_in_order() -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [{"mu": 0.5}, {"theta": 0.0}, {"theta": 1.5}, {"hysteresis": 0.0}, {"defer_ratio": -0.1}, {"node_gpus": 0}],
+    [
+        {"mu": 0.5},
+        {"theta": 0.0},
+        {"theta": 1.5},
+        {"hysteresis": 0.0},
+        {"defer_ratio": -0.1},
+        {"node_gpus": 0},
+        {"ceiling_gpu_s": 0.0},
+        {"ageing_s": -1.0},
+        {"preempt_after_s": -1.0},
+    ],
 )
 def test_senseless_knobs_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
@@ -205,7 +301,7 @@ def test_dirty_hours_ask_more_of_a_gpu_and_green_ones_less() -> None:
     ("wanted", "gamma"), [(8, 0.8), (64, 0.8), (80, 0.875), (96, 0.95), (300, 0.95)], ids=lambda value: str(value)
 )
 def test_the_bar_for_one_more_gpu_rises_with_the_load(wanted: int, gamma: float) -> None:
-    policy = Green(gamma=None, gamma_from=1.0, profile_cache=False, cap=64)
+    policy = Green(gamma_low=0.8, profile_cache=False, cap=64)
     crowd = view(0.0, [0] * wanted, [float("nan")] * wanted)
     state = policy.step(policy.initial(), crowd).state
     for degradation, grows in ((gamma + 0.01, True), (gamma - 0.01, False)):

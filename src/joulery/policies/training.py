@@ -54,7 +54,8 @@ class Green:
         shift: Which table of factors.
         theta: Share of the GPUs that the upper queue may take.
         gamma: Least degradation at which a job still grows; None for the load-dependent rule: ``gamma_low``, rising to
-            0.95 while the GPUs wanted grow from ``gamma_from`` of those there are to half as many more.
+            0.95 while the GPUs wanted grow from ``gamma_from`` of those there are to half as many more. A GPU that a
+            job only half uses is one that a waiting job lacks.
         gamma_low, gamma_from: Of that rule.
         cap: Most GPUs a job; None for max(2, GPUs / 16).
         hysteresis: Factor on the priority of running jobs, 1 for none.
@@ -62,6 +63,13 @@ class Green:
         carbon_gamma: Added to gamma in dirty hours, taken off in green ones.
         starve_ratio: A job whose present wait exceeds this many times its execution counts as having no footprint;
             None for never.
+        ceiling_gpu_s: A footprint above that of this much service of the average job counts as that: beyond it jobs go
+            by the hour and by submission, and in an overload the longest end one after another instead of all together
+            at its end; None for no ceiling.
+        ageing_s: From this age on a job's priority number falls as its age grows: whatever comes later, it runs at
+            last; None for never.
+        preempt_after_s: A job takes GPUs from one that runs only after having waited this long, all its waits
+            together; until then it starts when GPUs come free.
         las: Order the lower queue by attained service instead of carbon (the paper's ablation).
         fixed_gpus: No scaling: every job on this many (the paper's ablation); None to scale.
         node_gpus: Beyond one node a job grows by whole nodes of this many GPUs: a node that it only half fills slows
@@ -74,14 +82,17 @@ class Green:
     mu: float = 2.0
     shift: ShiftRule = ShiftRule.MIRRORED
     theta: float = 0.3
-    gamma: float | None = 0.9
-    gamma_low: float = 0.80
-    gamma_from: float = 0.5
+    gamma: float | None = None
+    gamma_low: float = 0.90
+    gamma_from: float = 1.0
     cap: int | None = None
     hysteresis: float = 0.5
     profile_cache: bool = True
     carbon_gamma: float = 0.0
     starve_ratio: float | None = None
+    ceiling_gpu_s: float | None = 6 * 3600.0
+    ageing_s: float | None = 7 * 86_400.0
+    preempt_after_s: float = 1800.0
     las: bool = False
     fixed_gpus: int | None = None
     node_gpus: int | None = None
@@ -98,6 +109,12 @@ class Green:
             raise ConfigError("hysteresis must lie in (0, 1]", got=str(self.hysteresis))
         if not 0 <= self.defer_ratio < float("inf"):
             raise ConfigError("a job cannot be put off by a negative share of its work", got=str(self.defer_ratio))
+        for knob in ("ceiling_gpu_s", "ageing_s"):
+            value = getattr(self, knob)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{knob} must be above 0", got=str(value), hint="none switches it off")
+        if not self.preempt_after_s >= 0:
+            raise ConfigError("a job cannot have waited for less than no time", got=str(self.preempt_after_s))
         if self.node_gpus is not None and self.node_gpus < 1:
             raise ConfigError("a node has at least one GPU", got=str(self.node_gpus))
 
@@ -261,21 +278,32 @@ class Green:
         return replace(known, gpus=wider)
 
     def _ranked(self, rows: Sequence[int], jobs: Mapping[int, _Known], view: ClusterView) -> list[int]:
-        """The lower queue, first to run first: ascending ``footprint / degradation × shift`` (Eq. 5)."""
+        """The lower queue, first to run first: ascending ``footprint / degradation × shift`` (Eq. 5), within bounds."""
         if not rows:
             return []
         index = np.asarray(rows, np.int64)
         degradation = np.array([jobs[job].degradation for job in view.job[index].tolist()])
-        served = view.attained_gpu_s if self.las else view.footprint_kg
-        footprint = served[index].copy()
         running = view.running[index] > 0
-        if self.starve_ratio is not None:
-            waited_s = view.now_s - view.submit_s[index] - view.executed_s[index]
-            footprint[~running & (waited_s > self.starve_ratio * view.executed_s[index])] = 0.0
-        priority = footprint / degradation * self._shift(index, view)
+        waited_s = view.now_s - view.submit_s[index] - view.executed_s[index]
+        priority = self._counted(index, waited_s, view) / degradation * self._shift(index, view)
+        if self.ageing_s is not None:
+            priority /= np.maximum((view.now_s - view.submit_s[index]) / self.ageing_s, 1.0)
         priority[running] *= self.hysteresis
-        order = np.lexsort((view.job[index], view.submit_s[index], priority))
+        patient = ~running & (waited_s < self.preempt_after_s)
+        order = np.lexsort((view.job[index], view.submit_s[index], priority, patient))
         return [int(row) for row in index[order]]
+
+    def _counted(self, index: IntArray, waited_s: FloatArray, view: ClusterView) -> FloatArray:
+        """The footprint of each ranked job as far as it counts: none where it starves, and no more than the ceiling."""
+        footprint = (view.attained_gpu_s if self.las else view.footprint_kg)[index]
+        attained_s = view.attained_gpu_s[index]
+        counted = footprint.copy()
+        if self.ceiling_gpu_s is not None and (total_s := float(attained_s.sum())) > 0:
+            counted = np.minimum(counted, self.ceiling_gpu_s * float(footprint.sum()) / total_s)
+        if self.starve_ratio is not None:
+            waits = view.running[index] == 0
+            counted[waits & (waited_s > self.starve_ratio * view.executed_s[index])] = 0.0
+        return np.asarray(counted, np.float64)
 
     def _shift(self, index: IntArray, view: ClusterView) -> FloatArray:
         """The factor of each ranked job, scaled over every job whose power is known; 1 where it is not."""
@@ -286,8 +314,11 @@ class Green:
 
 
 def green_paper(**changes: object) -> Green:
-    """GREEN as published: no hysteresis, no profile cache, the literal shifting table."""
-    paper = Green(shift=ShiftRule.PAPER, gamma=None, hysteresis=1.0, profile_cache=False, name="green-paper")
+    """GREEN as published: the literal shifting table, none of our additions."""
+    paper = Green(
+        shift=ShiftRule.PAPER, gamma_low=0.80, gamma_from=0.5, hysteresis=1.0, profile_cache=False, ceiling_gpu_s=None,
+        ageing_s=None, preempt_after_s=0.0, name="green-paper",
+    )  # fmt: skip
     return replace(paper, **changes)  # type: ignore[arg-type]
 
 

@@ -127,19 +127,19 @@ def _zeus(classes: tuple[JobClass, ...], eta: float = 0.5) -> tuple[JobClass, ..
 
 
 SCHEMES: Mapping[str, Scheme] = {
-    "green": Scheme("GREEN with a profile cache and hysteresis", lambda t, j, c: Green()),
+    "green": Scheme("GREEN with a profile cache, hysteresis and bounds on waiting", lambda t, j, c: Green()),
     "green-paper": Scheme("GREEN as published", lambda t, j, c: green_paper()),
     "green-unshifted": Scheme("GREEN blind to the hour (mu = 1)", lambda t, j, c: Green(mu=1.0)),
     "green-sleep": Scheme("GREEN, idle nodes suspended", lambda t, j, c: Green(), sleeping=True),
     "green-swift": Scheme(
         "GREEN for speed: wider jobs, their power limited by kind, idle nodes suspended",
-        lambda t, j, c: Green(gamma=None, gamma_low=0.75, gamma_from=1.0, cap=_CAP),
+        lambda t, j, c: Green(gamma_low=0.75, cap=_CAP),
         sleeping=True,
         classes=partial(_zeus, eta=0.5),
     ),
     "green-lean": Scheme(
         "GREEN for both: jobs somewhat wider, power limited by kind, idle nodes suspended",
-        lambda t, j, c: Green(gamma=None, gamma_from=0.8, cap=_CAP),
+        lambda t, j, c: Green(gamma_low=0.80, gamma_from=0.8, cap=_CAP),
         sleeping=True,
         classes=partial(_zeus, eta=0.7),
     ),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from joulery.adapters.clusters.local import LocalBackend, Slot
 from joulery.adapters.clusters.progress import Progress, output_pattern
-from joulery.config.jobs import GreenConfig, JobsConfig, SlotsConfig, SlurmRestConfig
+from joulery.config.jobs import JobsConfig, SlotsConfig, SlurmRestConfig
 from joulery.config.site import Site
 from joulery.domain.cluster import ClusterSnapshot, Placement
 from joulery.domain.errors import CapabilityError, ConfigError
@@ -142,18 +142,22 @@ def site_intensity(site: Site) -> CarbonSource | None:
     return None if site.carbon is None else carbon_source(site.carbon, cache_folder())
 
 
-def green_policy(config: GreenConfig) -> Green:
-    """The policy a section describes.
+def green_policy(jobs: JobsConfig) -> Green:
+    """The policy that the ``jobs`` section describes.
 
     Raises:
         ConfigError: A knob makes no sense.
     """
-    policy = Green() if config.kind == "green" else green_paper()
+    config = jobs.policy
+    policy = Green(preempt_after_s=jobs.quantum_s) if config.kind == "green" else green_paper()
     own: dict[str, Any] = {
         "gamma": config.gamma,
         "shift": None if config.shift is None else ShiftRule(config.shift),
         "hysteresis": config.hysteresis,
         "profile_cache": config.profiles,
+        "ceiling_gpu_s": config.ceiling_s,
+        "ageing_s": config.ageing_s,
+        "preempt_after_s": config.preempt_after_s,
     }
     return replace(
         policy,

@@ -66,7 +66,7 @@ def schedule(request: Request, say: Callable[[Mapping[str, Any]], None], stop: t
         site = site.model_copy(update={"jobs": jobs})
     mode = request.mode or site.mode
     folder = jobs.state.absolute()
-    policy = green_policy(jobs.policy)
+    policy = green_policy(jobs)
     with _closing(cluster_backend(jobs)) as backend, SchedulerLock(folder):
         details = {"mode": mode, "backend": jobs.backend, "policy": policy.name, "site": str(request.site)}
         run_folder = folder / "runs" / new_run_id(time.time())
