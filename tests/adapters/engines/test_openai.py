@@ -147,3 +147,31 @@ async def test_a_server_without_usage_is_counted_by_pieces() -> None:
     assert [event.tokens for event in events] == [1, 1, 1]
     assert all(event.usage is None for event in events)
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_whole_answer_that_never_comes_is_given_up_after_its_own_limit() -> None:
+    fake = FakeServer()
+    fake.fault = "hang"
+    async with running(fake) as url:
+        error = await refused(url, chat(stream=False), answer_s=0.5, stall_s=600.0)
+        assert error.outcome is Outcome.DEADLINE
+        await until(lambda: fake.cancelled == 1)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"model": "m", "choices": [{"text": "x"}], "error": {"message": "out of memory"}}, "failed: out of memory"),
+        ({"model": "m", "choices": [{"text": "x"}], "error": "out of memory"}, "failed: out of memory"),
+        ({"choices": [{"text": "x"}]}, "answered with model None"),
+        ({"model": "m", "choices": []}, "an answer without choices"),
+    ],
+)
+async def test_an_answer_with_status_200_that_is_none_is_refused(said, why) -> None:
+    engine = OpenAiEngine(
+        Upstream("http://far", "m"), transport=httpx.MockTransport(lambda request: httpx.Response(200, json=said))
+    )
+    with pytest.raises(RequestError, match=why) as caught:
+        _ = [event async for event in engine.write(chat(stream=False), None)]
+    await engine.close()
+    assert caught.value.outcome is Outcome.CRASHED

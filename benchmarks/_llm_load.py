@@ -1,0 +1,286 @@
+"""Bursts of requests to a small language model behind ``joulery serve``, and what becomes of them in each order.
+
+Prompts are of 32 forms written for this, over things and towns of their own: none is among those that the default
+predictor was trained on. Three in ten want a word, three in ten a sentence, a fifth a paragraph, the rest as much as
+they can get; what a client of that kind would state as ``max_tokens`` goes with each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks import Result
+from joulery.policies.ordering import Aging, SpeculativeQueue
+
+SITE = """
+joulery: 1
+language_models:
+  - name: llm
+    engine: {engine}
+    order: {{kind: {order}}}
+    predictor: {{cache: {cache}}}
+serving: {{listen: "127.0.0.1:0"}}
+"""
+BUNDLED = "{kind: llama.cpp, threads: 1}"
+REQUESTS, LOAD, CV, SEED = 120, 0.9, 3.0, 11
+ALONE_S = 105.0
+"""Requests that are answered one by one within this are the load: all orders together then take eight minutes."""
+THINGS = (
+    *("violins", "tides", "onions", "castles", "comets", "umbrellas", "turtles", "marathons", "ink", "canals"),
+    *("marble", "skating", "beavers", "lanterns", "cotton", "harbours"),
+)
+PEOPLE, TOWNS = ("Clara", "Idris", "Yuki", "Bruno"), ("Turin", "Leeds", "Osaka", "Quito")
+WORD = (
+    "Is this message spam? Reply spam or fine.\n\nBuy {a} now, only today!!!",
+    "Sentiment of this review, good or bad: The {a} in {town} were a delight.",
+    "Which of animal, plant or thing are {a}? Reply with the kind alone.",
+    "Does the text mention {a}? Reply true or false.\n\n{who} spent the summer in {town} and read about {b}.",
+    "Detect the language of: {who} loves {a}. Reply with its name alone.",
+    "Urgency from 1 to 3 of this ticket, as a digit: The order of {a} for {town} has not come.",
+    "Reply with the plural of the word lantern and nothing else.",
+    "Spell the word {a}.",
+)
+SENTENCE = (
+    "Say in a single sentence what {a} are.",
+    "Translate into German: {who} sells {a} in {town}.",
+    "Think of a caption for a photo of {a}.",
+    "Put this into one line: {who} lives in {town}, works with {a}, and on Sundays paints {b}.",
+    "Reply to this message in a sentence: Hello, do you still sell {a}? Greetings, {who}",
+    "What rhymes with {b}?",
+    "Which town is named here: {who} took the train to {town} for the {a}.",
+    "Ask me one question about {a}.",
+)
+PARAGRAPH = (
+    "Tell me something surprising about {a}.",
+    "In what way are {a} and {b} alike?",
+    "How would you clean {a}?",
+    "My neighbour in {town} collects {a}. What could be a present for them?",
+    "I am writing to {who} about {a}. Begin the message for me.",
+    "What happened first in the history of {a}?",
+    "Sum up in a paragraph how {a} are made.",
+    "Give some tips for photographing {a}.",
+)
+MUCH = (
+    "Write a detailed article about {a}, with examples.",
+    "Tell a long adventure story in which {a} and {b} meet.",
+    "Explain step by step how somebody could learn everything about {a}.",
+    "Discuss at length what sets {a} apart from {b}.",
+    "Write a complete lesson plan on {a} for a school in {town}.",
+    "Write a play in three acts about {who} and the {a} of {town}.",
+    "Draw up a business plan for a shop that sells {a} in {town}.",
+    "Write a legend, told by an old woman of {town}, about {a}.",
+)
+KINDS = ((0.30, 8, WORD), (0.30, 64, SENTENCE), (0.22, 160, PARAGRAPH), (0.18, 320, MUCH))
+"""Share of the requests, ``max_tokens`` of a client that states what it wants, forms."""
+
+
+class Asked(NamedTuple):
+    """One request: its text, and the most tokens its client takes."""
+
+    prompt: str
+    most_tokens: int
+
+
+class Ended(NamedTuple):
+    """A request that was answered: when it came and ended, s from the beginning; tokens; joules."""
+
+    at_s: float
+    end_s: float
+    tokens: float
+    predicted: float
+    energy_j: float
+
+
+def requests(count: int = REQUESTS, most_tokens: int | None = None, seed: int = SEED) -> list[Asked]:
+    """Requests, all different; ``most_tokens`` is stated by every client, else each states what it wants."""
+    draw, found = random.Random(seed), dict[str, int]()
+    while len(found) < count:
+        _, most, forms = draw.choices(KINDS, [kind[0] for kind in KINDS])[0]
+        a, b = draw.sample(THINGS, 2)
+        text = draw.choice(forms).format(a=a, b=b, who=draw.choice(PEOPLE), town=draw.choice(TOWNS))
+        found[text] = most if most_tokens is None else most_tokens
+    return [Asked(*each) for each in found.items()]
+
+
+def measured(title: str, load: Sequence[Asked], about: str) -> Result:
+    """The same bursts to each order; the gain is of the default predictor over first come first served."""
+    found: dict[str, list[Ended]] = {}
+    with serving(BUNDLED, "ssjf", cache=10_000) as url:
+        alone_s = _alone(url, load)
+        load = load[: len(alone_s)]
+        arrival_s = bursts(alone_s)
+        found["lengths known (asked before)"] = asyncio.run(_play(url, load, arrival_s))
+    for name, order in (("first come first served", "fcfs"), ("shortest predicted first", "ssjf")):
+        with serving(BUNDLED, order) as url:
+            found[name] = asyncio.run(_play(url, load, arrival_s))
+    known, first, ours = found.values()
+    change = _mean_s(ours) / _mean_s(first) - 1
+    rps = {name: len(each) / max(one.end_s for one in each) for name, each in found.items()}
+    faster = max(rps.values()) / min(rps.values()) - 1
+    names = ("first come first served", "shortest predicted first", "lengths known (asked before)")
+    return Result(
+        title=title,
+        columns=("order", "mean completion", "change", "p99", "longest", "throughput", "tokens", "energy a token"),
+        rows=[_row(name, found[name], _mean_s(first), rps[name]) for name in names],
+        checks=[
+            (f"mean completion at least 25 % below first come first served ({100 * change:+.1f} %)", change <= -0.25),
+            (f"throughput within 5 % ({100 * faster:.1f} %)", faster <= 0.05),
+        ],
+        notes=[
+            f"SmolLM2-135M-Instruct (4 bits) on one core, {len(load)} prompts, none of a form that the default "
+            f"predictor was trained on, {about}; Gamma arrivals of variability {CV:g}, scaled to {100 * LOAD:.0f} % load "
+            f"({np.mean(alone_s):.2f} s an answer alone). The first two rows began without any completion.",
+            _understood(load, arrival_s, alone_s, ours, known),
+        ],
+    )
+
+
+def bursts(alone_s: npt.NDArray[np.float64], seed: int = SEED) -> npt.NDArray[np.float64]:
+    """When the requests come: Gamma gaps, scaled so that the work fills a share of the time, s."""
+    gaps_s = np.random.default_rng(seed).gamma(1 / CV**2, CV**2, len(alone_s))
+    at_s = np.cumsum(gaps_s) - gaps_s[0]
+    return np.asarray(at_s / at_s[-1] * alone_s.sum() / LOAD, np.float64)
+
+
+def _understood(
+    load: Sequence[Asked],
+    arrival_s: npt.NDArray[np.float64],
+    alone_s: npt.NDArray[np.float64],
+    ours: Sequence[Ended],
+    known: Sequence[Ended],
+) -> str:
+    """How well each guess orders, and what it would gain if every answer took as long as alone."""
+    tokens = np.array([each.tokens for each in known])
+    guesses = {
+        "`max_tokens` alone": np.array([float(each.most_tokens) for each in load]),
+        "the prediction": np.array([each.predicted for each in ours]),
+        "the true length": tokens,
+    }
+    first_s = _replayed_s(arrival_s, alone_s, np.zeros(len(alone_s)), Aging(1e6))
+    said = []
+    for name, guess in guesses.items():
+        scale = alone_s.mean() / guess.mean()
+        change = _replayed_s(arrival_s, alone_s, guess * scale, Aging()) / first_s - 1
+        said.append(f"{name} {100 * ranked(guess, tokens):.0f} % and {100 * change:+.0f} %")
+    return (
+        "Pairs in the right order, and the change if every answer took as long as alone (simulated): "
+        f"{', '.join(said)}."
+    )
+
+
+def _replayed_s(
+    arrival_s: npt.NDArray[np.float64],
+    service_s: npt.NDArray[np.float64],
+    expected_s: npt.NDArray[np.float64],
+    aging: Aging,
+) -> float:
+    """Mean completion time of one server with these guesses, s."""
+    queue, now_s, came, spent_s = SpeculativeQueue(aging), 0.0, 0, 0.0
+    while came < len(arrival_s) or len(queue):
+        while came < len(arrival_s) and (not len(queue) or arrival_s[came] <= now_s):
+            now_s = max(now_s, float(arrival_s[came])) if not len(queue) else now_s
+            queue.push(came, float(arrival_s[came]), float(expected_s[came]))
+            came += 1
+        number = queue.pop(now_s)
+        now_s += float(service_s[number])
+        spent_s += now_s - float(arrival_s[number])
+    return spent_s / len(arrival_s)
+
+
+def ranked(guessed: npt.NDArray[np.float64], tokens: npt.NDArray[np.float64]) -> float:
+    """Share of pairs of different length that the guess ranks right, a tie counting half."""
+    apart = np.sign(tokens[:, None] - tokens)
+    right = apart * np.sign(guessed[:, None] - guessed)
+    pairs = apart != 0
+    return float(np.mean((right[pairs] + 1) / 2))
+
+
+def _mean_s(ended: Sequence[Ended]) -> float:
+    return float(np.mean([each.end_s - each.at_s for each in ended]))
+
+
+def _row(name: str, ended: Sequence[Ended], first_s: float, rps: float) -> tuple[str, ...]:
+    took_s = np.array([each.end_s - each.at_s for each in ended])
+    tokens = sum(each.tokens for each in ended)
+    return (
+        name,
+        f"{took_s.mean():.2f} s",
+        f"{100 * (took_s.mean() / first_s - 1):+.1f} %",
+        f"{np.quantile(took_s, 0.99):.2f} s",
+        f"{took_s.max():.2f} s",
+        f"{rps:.3f} /s",
+        f"{tokens:.0f}",
+        f"{1000 * sum(each.energy_j for each in ended) / tokens:.1f} mJ",
+    )
+
+
+@contextmanager
+def serving(engine: str, order: str, *, cache: int = 0) -> Iterator[str]:
+    """A gateway in a process of its own; its address."""
+    with tempfile.TemporaryDirectory() as folder:
+        site = Path(folder, "site.yaml")
+        site.write_text(SITE.format(engine=engine, order=order, cache=cache))
+        line = [sys.executable, "-m", "joulery", "serve", str(site), "--json"]
+        with subprocess.Popen(line, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            try:
+                yield json.loads(process.stdout.readline())["url"]
+            finally:
+                process.terminate()
+
+
+def body(asked: Asked) -> dict[str, object]:
+    """What a client sends."""
+    messages = [{"role": "user", "content": asked.prompt}]
+    return {"model": "llm", "messages": messages, "max_tokens": asked.most_tokens, "temperature": 0}
+
+
+def _alone(url: str, load: Sequence[Asked]) -> npt.NDArray[np.float64]:
+    """Seconds of each answer with nobody else there, as many as fit into the time."""
+    took_s: list[float] = []
+    with httpx.Client(base_url=url, timeout=300, trust_env=False) as client:
+        until_s = time.perf_counter() + ALONE_S
+        for asked in load:
+            begun_s = time.perf_counter()
+            if begun_s > until_s:
+                break
+            client.post("/v1/chat/completions", json=body(asked)).raise_for_status()
+            took_s.append(time.perf_counter() - begun_s)
+    return np.array(took_s)
+
+
+async def _play(url: str, load: Sequence[Asked], arrival_s: npt.NDArray[np.float64]) -> list[Ended]:
+    """The requests at their instants; what became of them."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=3000, limits=limits, trust_env=False) as client:
+        begun_s = time.perf_counter()
+
+        async def one(asked: Asked, at_s: float) -> Ended:
+            await asyncio.sleep(max(0.0, at_s - (time.perf_counter() - begun_s)))
+            answer = await client.post("/v1/chat/completions", json=body(asked))
+            answer.raise_for_status()
+            usage = answer.json()["usage"]
+            told = usage["joulery"]
+            return Ended(
+                at_s,
+                time.perf_counter() - begun_s,
+                usage["completion_tokens"],
+                told["predicted_tokens"],
+                told.get("energy_j", float("nan")),
+            )
+
+        return await asyncio.gather(*(one(*each) for each in zip(load, arrival_s.tolist(), strict=True)))

@@ -1,0 +1,15 @@
+"""The small language model under bursts of clients that do not say how much they want: only the prompt tells."""
+
+from __future__ import annotations
+
+from benchmarks import Result
+from benchmarks._llm_load import measured, requests
+
+MOST_TOKENS = 256
+
+
+def run() -> Result:
+    """Measure."""
+    load = requests(most_tokens=MOST_TOKENS)
+    about = f"all with `max_tokens` {MOST_TOKENS}"
+    return measured("A small language model under bursts, clients that state no limits", load, about)
