@@ -102,7 +102,10 @@ MIDDLE = (
     "Who invented {t}?",
     "Where can I find {t} in {p}?",
     "Write a short description of {t} for a shop window.",
-    "Summarise: '{a} came from {p}. There {a} learned about {t}. Later {a} wrote a book on {u} and became known for it.'",
+    (
+        "Summarise: '{a} came from {p}. There {a} learned about {t}. "
+        "Later {a} wrote a book on {u} and became known for it.'"
+    ),
     "Write a regular expression that matches the word '{t}'.",
     "Write an SQL query that counts rows of the table '{w}'.",
     "Write a function in JavaScript that adds two numbers.",

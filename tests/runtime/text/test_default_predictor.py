@@ -4,10 +4,11 @@ import json
 import re
 from pathlib import Path
 
+from scripts import default_predictor
+
 from benchmarks._llm_load import KINDS, THINGS, requests
 from joulery.runtime.compose.length_guess import length_guesser
 from joulery.runtime.text.length_files import DEFAULT
-from scripts import default_predictor
 
 ANSWERS = Path(default_predictor.__file__).with_name("default_predictor_answers.jsonl")
 

@@ -103,6 +103,19 @@ async def test_an_engine_that_orders_gets_every_request_at_once_with_its_rank(di
     await asyncio.gather(*tasks)
 
 
+async def test_an_engines_own_queue_is_not_taken_for_its_pace() -> None:
+    engine = FakeEngine(Dialect.VLLM)
+    desk = desk_of(engine)
+    known = desk.forecaster.pace.service_s(100.0)
+    whole = desk.accept(ask("whole 3"))
+    await read(whole)
+    assert desk.forecaster.pace.service_s(100.0) == known
+    (served,) = desk.traffic.served(0.0)
+    assert served.work_s == whole.forecast.service_s
+    await read(desk.accept(ask("in pieces 3", stream=True)))
+    assert desk.forecaster.pace.service_s(100.0) != known
+
+
 async def test_the_rank_is_arrival_alone_under_first_come_first_served() -> None:
     now = iter(range(100))
     engine = FakeEngine(Dialect.VLLM)

@@ -9,6 +9,7 @@ from joulery.domain.generation import Dialect
 from joulery.domain.serving import Slo
 from joulery.policies.ordering import Aging
 from joulery.runtime.serving.residents import WorkClock
+from joulery.runtime.text.meter import TextMeter
 from joulery.runtime.text.residence import desk_residents, promise
 from joulery.runtime.text.traffic import SPAN_S, Traffic
 from tests.adapters.engines.support import until
@@ -72,8 +73,6 @@ async def test_an_engine_with_a_queue_of_its_own_works_on_what_it_has_begun_to_a
 
 async def test_work_is_learned_in_seconds_at_full_clock_and_in_joules_a_second() -> None:
     machine, engine, now = FakeMachine(), FakeEngine(), [0.0]
-    from joulery.runtime.text.meter import TextMeter
-
     desk = desk_of(engine, TextMeter([machine], lambda: machine.busy_s, clock=lambda: machine.now_s))
     desk.work_clock = WorkClock(lambda: now[0])
     desk.work_clock.run_at(0.5)
@@ -88,6 +87,11 @@ async def test_work_is_learned_in_seconds_at_full_clock_and_in_joules_a_second()
     assert served.energy_j == pytest.approx(60.0)
     (seen,) = desk_residents([desk], job.cost.end_s)
     assert (seen.work.service_s, seen.work.own_tail_s, seen.work.energy_j) == pytest.approx((3.0, 3.0, 60.0))
+    tasks = await waiting_for(desk, engine, ["q1"])
+    (seen,) = desk_residents([desk], job.cost.end_s)
+    assert seen.pending[0].energy_j == pytest.approx(20.0 * seen.pending[0].service_s)
+    engine.gate.set()
+    await asyncio.gather(*tasks)
 
 
 async def test_requests_that_fail_or_go_away_are_not_seen_any_more() -> None:

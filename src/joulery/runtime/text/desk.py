@@ -331,12 +331,14 @@ class TextJob:
     def _learn(self) -> None:
         """The answer came to its end: let the forecaster know."""
         usage, desk = self._counted, self._desk
-        took_s = max(0.0, desk.work_clock.now_s() - self._begun_work_s)
+        # An engine with a queue of its own says when it began only where the answer comes in pieces.
+        told = self.request.stream or not desk.engine.dialect.orders
+        took_s = max(0.0, desk.work_clock.now_s() - self._begun_work_s) if told else None
         desk.forecaster.completed(self.request, self.forecast, usage, took_s)
         share = _sum(self._energy)
-        desk.traffic.answered(
-            time.time(), time.time() - self.arrival_s, took_s, None if share is None else share.energy_j
-        )
+        work_s = self.forecast.service_s if took_s is None else took_s
+        energy_j = None if share is None else share.energy_j
+        desk.traffic.answered(time.time(), time.time() - self.arrival_s, work_s, energy_j)
         desk.keep(self.request, usage.completion)
 
     def _make_cost(self) -> TextCost:

@@ -130,13 +130,14 @@ class Forecaster:
         within = _within(tokens, request.most_tokens, exact=known is not None)
         return Forecast(within, self.pace.service_s(within, prompt_tokens(request)), source, tokens, guess, form)
 
-    def completed(self, request: TextRequest, forecast: Forecast, usage: TextUsage, service_s: float) -> None:
-        """Learn from an answer.
+    def completed(self, request: TextRequest, forecast: Forecast, usage: TextUsage, service_s: float | None) -> None:
+        """Learn from an answer; from its seconds in the engine where those are known.
 
         One that was cut at the client's limit would have been longer: it says how fast the engine is, and moves
         expectations upwards alone.
         """
-        self.pace.completed(usage.completion, service_s, prompt_tokens(request))
+        if service_s is not None:
+            self.pace.completed(usage.completion, service_s, prompt_tokens(request))
         tokens = float(usage.completion)
         if request.most_tokens is not None and usage.completion >= request.most_tokens:
             self._cut(request, forecast, tokens)
