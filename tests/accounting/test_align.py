@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from joulery.accounting import fairshare
 from joulery.accounting.align import align
+from joulery.accounting.edd import powers_w
 from joulery.accounting.integrate import Metered
+from joulery.accounting.precision import Sight, resolution
 from joulery.accounting.steps import PowerSteps
 from joulery.domain.errors import DataError
 from joulery.domain.events import EventTrace
@@ -153,6 +155,21 @@ def test_components_of_a_device_add_up_and_a_missing_one_is_uncovered_time() -> 
     assert got.devices[0].total_j == pytest.approx((30 * 100 + 4 * 60) * JOULES)
     assert got.devices[0].uncovered_s == pytest.approx(40 * JOULES)
     assert got.uncovered_ns.tolist() == [40_000]
+
+
+def test_an_operation_whose_power_was_never_known_has_no_power_and_is_said() -> None:
+    events = (Event("before", 0, 10), Event("partly", 10, 30), Event("idle", 30, 40))
+    got = accounted(World(events, {"CPU:0": [(20, 100.0), (30, 0.0)]}, (0, 40)))
+    assert dict(zip(got.op, got.unread.tolist(), strict=True)) == {"before": True, "idle": False, "partly": False}
+    sights = dict(zip(got.op, resolution(got), strict=True))
+    assert (sights["before"].sight is Sight.UNSEEN, sights["partly"].sight is Sight.UNSEEN) == (True, False)
+    for powers in powers_w(got):
+        shown = dict(zip(got.op, powers, strict=True))
+        assert math.isnan(shown["before"])
+        assert (shown["idle"], shown["partly"]) == (0.0, pytest.approx(50.0))
+    assert [note for note in got.notes if "without known power" in note] == [
+        "CPU:0: operations ran 2e-05 s without known power; their joules and watts are at least what is given"
+    ]
 
 
 def test_two_powers_of_an_operation() -> None:

@@ -78,6 +78,7 @@ def align(
     if cut.outside:
         notes.append(f"{cut.outside} events lie outside the window and are not counted")
     notes += [f"{entry.device}: no meter, its time is listed without energy" for entry in devices if not entry.metered]
+    notes += _blind_notes(cut, devices, columns)
     notes += [fault for channels in power.values() for channel in channels for fault in channel.steps.faults]
     return TensorFootprint(
         window_ns,
@@ -101,6 +102,20 @@ def align(
         feeds=trace.feeds,
         notes=notes,
     )
+
+
+def _blind_notes(cut: Session, devices: Sequence[DeviceEnergy], columns: _Columns) -> list[str]:
+    """For how long operations of metered devices ran without known power."""
+    metered = {entry.device for entry in devices if entry.metered}
+    blind_ns: dict[str, int] = {}
+    for device, ns in zip(cut.rows.device, columns.uncovered_ns.tolist(), strict=True):
+        if ns and device in metered:
+            blind_ns[device] = blind_ns.get(device, 0) + ns
+    return [
+        f"{device}: operations ran {ns / NS_PER_S:.3g} s without known power; their joules and watts are at "
+        "least what is given"
+        for device, ns in sorted(blind_ns.items())
+    ]
 
 
 class _Columns:

@@ -208,15 +208,17 @@ def _node(name: str, node: _Growing, children: list[Node], firsts: list[int]) ->
 
 
 def powers_w(footprint: TensorFootprint) -> tuple[list[float], list[float]]:
-    """The two powers of each row (STPF), watts; NaN where it never ran or is not metered.
+    """The two powers of each row (STPF), watts; NaN where it never ran or its power was never known.
 
     The first is the paper's, energy per event time: it falls where events overlap and share. The second is the mean
-    power of the whole device while the row ran.
+    power of the whole device while the row ran. Where some of a row's time is uncovered, both are what was read over
+    all of its time: at least.
     """
+    read = ~footprint.unread
     with np.errstate(invalid="ignore", divide="ignore"):
         shared = footprint.energy_j / (footprint.runtime_ns / 1e9)
         device = footprint.active_j / (footprint.active_ns / 1e9)
     return (
-        [value if ran else math.nan for value, ran in zip(shared.tolist(), footprint.runtime_ns > 0, strict=True)],
-        [value if ran else math.nan for value, ran in zip(device.tolist(), footprint.active_ns > 0, strict=True)],
+        np.where(read & (footprint.runtime_ns > 0), shared, np.nan).tolist(),
+        np.where(read & (footprint.active_ns > 0), device, np.nan).tolist(),
     )

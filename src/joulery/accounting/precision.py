@@ -58,9 +58,10 @@ def resolution(footprint: TensorFootprint) -> list[Resolution]:
     """How each row of a footprint compares with its sensor."""
     devices = {entry.device: entry for entry in footprint.devices}
     result = []
-    for device, median_ns in zip(footprint.device, footprint.median_ns.tolist(), strict=True):
+    rows = zip(footprint.device, footprint.median_ns.tolist(), footprint.unread.tolist(), strict=True)
+    for device, median_ns, unread in rows:
         entry = devices[device]
-        if not entry.metered or math.isnan(entry.resolution_s):
+        if unread or not entry.metered or math.isnan(entry.resolution_s):
             result.append(Resolution(math.nan, Sight.UNSEEN, math.nan))
             continue
         ratio = median_ns / NS_PER_S / entry.resolution_s

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from joulery.domain.arrays import FloatArray, IntArray, readonly
+from joulery.domain.arrays import BoolArray, FloatArray, IntArray, readonly
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality
 
@@ -168,6 +168,12 @@ class TensorFootprint:
             if not math.isnan(joules):
                 sums.setdefault(name, []).append(joules)
         return {name: math.fsum(values) for name, values in sums.items()}
+
+    @property
+    def unread(self) -> BoolArray:
+        """Rows that ran without known power throughout: their energy is missing, not zero, bool[n]."""
+        never = (self.uncovered_ns == self.runtime_ns) & (self.runtime_ns > 0) & (self.energy_j == 0)
+        return np.asarray(never | np.isnan(self.energy_j), np.bool_)
 
     @property
     def attributed_j(self) -> float:

@@ -64,6 +64,7 @@ def _device(entry: DeviceEnergy) -> dict[str, Any]:
 def _row(footprint: TensorFootprint, at: int) -> dict[str, Any]:
     runtime_s, active_s = float(footprint.runtime_ns[at]) / 1e9, float(footprint.active_ns[at]) / 1e9
     energy_j, active_j = float(footprint.energy_j[at]), float(footprint.active_j[at])
+    read = not footprint.unread[at]
     return {
         "op": footprint.op[at],
         "device": footprint.device[at],
@@ -75,8 +76,8 @@ def _row(footprint: TensorFootprint, at: int) -> dict[str, Any]:
         "samples": int(footprint.samples[at]),
         "uncovered_s": float(footprint.uncovered_ns[at]) / 1e9,
         "median_s": float(footprint.median_ns[at]) / 1e9,
-        "share_power_w": known(energy_j / runtime_s) if runtime_s > 0 else None,
-        "device_power_w": known(active_j / active_s) if active_s > 0 else None,
+        "share_power_w": known(energy_j / runtime_s) if read and runtime_s > 0 else None,
+        "device_power_w": known(active_j / active_s) if read and active_s > 0 else None,
         "composite": footprint.op[at] in footprint.composite,
     }
 

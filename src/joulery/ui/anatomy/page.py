@@ -160,7 +160,7 @@ def operations_table(footprint: TensorFootprint) -> Html:
             footprint.op[at] + (" (composite)" if footprint.op[at] in footprint.composite else ""),
             footprint.phase[at],
             footprint.device[at],
-            si(float(footprint.energy_j[at]), "J"),
+            si(math.nan if footprint.unread[at] else float(footprint.energy_j[at]), "J"),
             share_text(float(footprint.energy_j[at]), attributed),
             grams(float(footprint.carbon_g[at])),
             duration(float(footprint.runtime_ns[at]) / 1e9),

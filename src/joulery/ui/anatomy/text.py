@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -54,7 +56,7 @@ def _operations(footprint: TensorFootprint, top: int, title: str) -> Table:
     table = plain_table(*numbers, "seen", "phase", "device", words=("seen", "phase", "device"))
     table.add_column(title, overflow="fold")
     for at in order:
-        energy_j = float(footprint.energy_j[at])
+        energy_j = math.nan if footprint.unread[at] else float(footprint.energy_j[at])
         name = footprint.op[at] + (" (composite)" if footprint.op[at] in footprint.composite else "")
         table.add_row(
             si(energy_j, "J"),
