@@ -325,7 +325,7 @@ def made_up_service(seed):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", [1, 2, 4])
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_learning_beats_the_annealer_on_physics_it_has_not_seen(seed):
     made = bench(exhaustive_table(made_up_service(seed), A100_40GB, Streams(seed)), A100_40GB)
     grid = traces()["CISO_March"][:12]

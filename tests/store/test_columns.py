@@ -28,6 +28,7 @@ def test_a_byte_order_mark_and_quotes_are_no_fault(tmp_path):
     [
         ("ci\n1\nnan\n", 3, "'nan'"),
         ("ci\n1\n\n", None, None),
+        ("ci\n1\n\n2\n", 3, "ci is missing: the line is empty"),
         ("ci,x\n1,2\n,2\n", 3, "''"),
         ("x,ci\n1,2\n1\n", 3, "''"),
         ("ci\n-1\n", 2, "'-1'"),
@@ -41,7 +42,7 @@ def test_a_byte_order_mark_and_quotes_are_no_fault(tmp_path):
 def test_bad_files_are_named_by_row(tmp_path, text, row, message):
     path = written(tmp_path, text)
     if message is None:
-        assert read_column(path, "ci").tolist() == [1.0], "an empty line is no row"
+        assert read_column(path, "ci").tolist() == [1.0], "an empty line at the end is no row"
         return
     with pytest.raises(DataError, match=message) as caught:
         read_column(path, "ci")

@@ -107,8 +107,11 @@ def read_column(path: Path, column: str, *, least: float = 0.0) -> FloatArray:
         DataError: No such file or column, no rows, or a value that is missing, no number, not finite or too small;
             the message names the row.
     """
-    values = [_number(row[column], path, column, row.number, least) for row in read_rows(path, [column])]
-    return readonly(values, np.float64)
+    rows = read_rows(path, [column])
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines()[: rows[-1].number], 1):
+        if not line.strip():
+            raise DataError(f"{column} is missing: the line is empty", file=str(path), row=number)
+    return readonly([_number(row[column], path, column, row.number, least) for row in rows], np.float64)
 
 
 def _number(text: str, path: Path, column: str, row: int, least: float) -> float:
