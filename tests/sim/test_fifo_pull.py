@@ -33,7 +33,7 @@ def requests(arrival_s, size=None, jitter_s=None):
     )
 
 
-def event_by_event(work, instances, contention):
+def event_by_event(work, instances, contention, on=()):
     """The same service as an artifact would run it: a deque of idle instances, a deque of waiting requests."""
     kernel, idle, waiting = Kernel(), deque(range(len(instances))), deque()
     outcome = {}
@@ -41,7 +41,8 @@ def event_by_event(work, instances, contention):
     def dispatch(t_s):
         while idle and waiting:
             server, job = idle.popleft(), waiting.popleft()
-            busy = len(instances) - len(idle) - 1
+            others = [other for other in range(len(instances)) if other not in idle and other != server]
+            busy = sum(not on or on[other] == on[server] for other in others)
             spec = instances[server]
             service = spec.host_s * (1 + contention * busy) + spec.gpu_s * work.size[job] + work.jitter_s[job]
             outcome[job] = (t_s, server)
@@ -76,6 +77,15 @@ def test_equals_the_event_by_event_twin(work, pool, contention):
     expected = event_by_event(work, pool, contention)
     assert pulled.instance.tolist() == [server for _, server in expected]
     assert pulled.start_s.tolist() == [start for start, _ in expected]
+
+
+@given(WORK, POOLS, st.floats(0.0, 0.5), st.lists(st.integers(0, 2), min_size=5, max_size=5))
+def test_neighbours_on_other_hosts_do_not_count(work, pool, contention, on):
+    pulled = pull(work, pool, contention=contention, hosts=on[: len(pool)])
+    expected = event_by_event(work, pool, contention, on)
+    assert list(zip(pulled.start_s.tolist(), pulled.instance.tolist(), strict=True)) == expected
+    alone = pull(work, pool, contention=contention, hosts=[7] * len(pool))
+    assert alone.finish_s.tolist() == pull(work, pool, contention=contention).finish_s.tolist(), "one host"
 
 
 @given(WORK, POOLS)

@@ -93,6 +93,14 @@ def test_pools_of_any_number_of_gpus_keep_less_loss():
     assert found.saving_same_gpus_ratio <= 0.356, "idle power of ten GPUs is a floor"
 
 
+def test_detection_within_four_percent_takes_four_gpus():
+    """Spec 3.2: 51.7 % on four GPUs, from a list made by hand; infeasible where every GPU is cut alike."""
+    found = allowed("columns", made("yolo"), 0.04)
+    assert found.saving_ratio >= 0.517
+    assert found.loss_ratio <= 0.04
+    assert found.settled_violations == found.fallbacks == 0 and found.infeasible is None
+
+
 def test_the_columns_scheme_weighs_as_equation_3_does():
     one = made("albert")
     settings = StudySettings(lambda_ratio=0.5)

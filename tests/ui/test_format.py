@@ -53,6 +53,8 @@ def test_number(value, text):
 def test_percent():
     assert percent(0.7654, 2) == "76.54 %"
     assert percent(1.0, 0) == "100 %"
+    assert percent(-1e-9) == "0.0 %", "nothing has no sign"
+    assert percent(-0.0004) == "0.0 %" and percent(-0.0006) == "-0.1 %"
     assert percent(math.nan) == UNKNOWN
     assert percent(None) == UNKNOWN
 

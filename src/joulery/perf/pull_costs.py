@@ -41,11 +41,11 @@ class ServiceCosts:
     Attributes:
         name: The service.
         variants: Its variants, least accurate first.
-        contention: Stretch of the host part per busy neighbour.
+        contention: Stretch of the host part per busy neighbour on the same host.
         size_cv: Coefficient of variation of a request's device part.
         jitter_s: Standard deviation of what else varies.
         idle_w: Idle power of one GPU.
-        gpus: GPUs, all cut and filled alike.
+        gpus: GPUs it was profiled on, all cut and filled alike: those of one host.
         loads_s: Mean times between requests: the reference load first.
         source: Where the numbers come from.
     """

@@ -40,9 +40,11 @@ def envelope(
             hint="put profile.csv beside model.json, or leave out --profile",
         )
     weights = sorted({prices(objective, g_per_kwh)[0] for g_per_kwh in (min(intensities), max(intensities))})
+    if least_accuracy_ratio > 0:
+        del weights[1:]  # carbon alone counts: the best pool is the same at every intensity
     ends = [_planned(bench, objective, weight, least_accuracy_ratio) for weight in weights]
-    if least_accuracy_ratio > 0 or len(ends) == 1:
-        return (ends[0],)  # carbon alone counts: the best pool is the same at every intensity
+    if len(ends) == 1:
+        return (ends[0],)
     worth = prices(objective, 1.0)[1]
     found = [ends[0], *_between(bench, objective, worth, ends[0], ends[1], _DEEPEST), ends[1]]
     return tuple(dict.fromkeys(found))

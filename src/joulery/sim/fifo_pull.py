@@ -4,7 +4,7 @@ Requests wait in one FIFO. An idle instance takes the oldest one, an instance se
 several are idle the one that has been idle longest goes first. The one rule "the next request goes to the instance
 that is, or will be, free first" says all of that: who is free earliest has either been idle longest or frees next.
 
-A request's service time on instance ``i``, while ``b`` other instances are busy as it starts::
+A request's service time on instance ``i``, while ``b`` other instances of its host are busy as it starts::
 
     max(floor_i, host_i * (1 + contention * b) + gpu_i * size + jitter)
 
@@ -119,14 +119,16 @@ def pull(
     *,
     contention: float = 0.0,
     available_s: Sequence[float] | None = None,
+    hosts: Sequence[int] = (),
 ) -> Pulled:
     """Serve every request; none is lost, none is served twice.
 
     Args:
         requests: The work.
         instances: Who serves it, one or more; at equal idle time the first listed goes first.
-        contention: Stretch of the host part per busy neighbour.
+        contention: Stretch of the host part per busy neighbour on the same host.
         available_s: From when each instance serves: the end of a start-up, or ``free_s`` of an earlier stretch.
+        hosts: The number of the host of each instance; empty for one host.
 
     Raises:
         ConfigError: There is no instance.
@@ -144,18 +146,24 @@ def pull(
     starts: list[float] = []
     finishes: list[float] = []
     servers: list[int] = []
-    others = count - 1
+    apart = {number: [entry for entry in free if hosts[entry[1]] == number] for number in hosts}
     for arrival, size, jitter in zip(
         requests.arrival_s.tolist(), requests.size.tolist(), requests.jitter_s.tolist(), strict=True
     ):
-        start, server = free.pop(0)
+        start, server = entry = free.pop(0)
+        near = free
+        if apart:
+            near = apart[hosts[server]]
+            near.remove(entry)
         if start < arrival:
             start = arrival
-        busy = others - bisect_right(free, (start, count))
+        busy = len(near) - bisect_right(near, (start, count))
         service = host[server][busy] + gpu[server] * size + jitter
         if service < floor[server]:
             service = floor[server]
         insort(free, (start + service, server))
+        if apart:
+            insort(near, (start + service, server))
         starts.append(start)
         finishes.append(start + service)
         servers.append(server)

@@ -37,14 +37,47 @@ def instances(service: PoolService, machines: Sequence[Machine], used: Used) -> 
     return made
 
 
+def hosts(service: PoolService, machines: Sequence[Machine], used: Used) -> list[int]:
+    """The host of each instance: GPUs are filled one after the other, the largest slices first, then hosts with GPUs.
+
+    As many GPUs make a host as the service's costs were found on; GPUs of two types are on two hosts.
+    """
+    found = [0] * len(used)
+    rooms: list[list[tuple[float, int]]] = [[] for _ in machines]  # what is left of each GPU of a machine, and its host
+    next_host, per_host = 0, service.costs.gpus
+    for index in sorted(range(len(used)), key=lambda at: (used[at][0], -_part(machines, used[at]), used[at])):
+        machine, need = used[index][0], _part(machines, used[index])
+        mine = rooms[machine]
+        at = next((number for number, (left, _) in enumerate(mine) if left >= need - 1e-9), len(mine))
+        if at == len(mine):
+            if at % per_host == 0:
+                next_host += 1
+            mine.append((1.0, next_host))
+        left, found[index] = mine[at]
+        mine[at] = (left - need, found[index])
+    return found
+
+
+def _part(machines: Sequence[Machine], one: tuple[int, str, str]) -> float:
+    """The part of its GPU that an instance takes, by compute slices."""
+    menu = machines[one[0]].menu
+    return menu[one[1]].compute_slices / menu.compute_slices
+
+
 def window(
-    service: PoolService, pool: Sequence[PullInstance], idle_w: float, streams: Streams, gaps: FloatArray
+    service: PoolService,
+    pool: Sequence[PullInstance],
+    idle_w: float,
+    streams: Streams,
+    gaps: FloatArray,
+    on: Sequence[int] = (),
 ) -> PullMetrics:
     """Requests of a service answered by instances.
 
     Args:
         service: Whose requests.
         pool: Who answers.
+        on: The host of each; empty for one host.
         idle_w: Idle power of its GPUs.
         streams: Where sizes and jitter are drawn.
         gaps: Times between requests in units of their mean.
@@ -52,7 +85,7 @@ def window(
     costs = service.costs
     arrival_s = np.cumsum(gaps) / service.rate_rps
     work = Requests.draw(arrival_s, streams, size_cv=costs.size_cv, jitter_s=costs.jitter_s)
-    return metrics(work, pull(work, pool, contention=costs.contention), pool, idle_w=idle_w)
+    return metrics(work, pull(work, pool, contention=costs.contention, hosts=on), pool, idle_w=idle_w)
 
 
 def judge(
@@ -72,7 +105,9 @@ def judge(
 
     def tried(number: int, used: Used, idle_w: float) -> TrialMetrics:
         service = services[number]
-        found = window(service, instances(service, machines, used), idle_w, streams, gaps[service.name])
+        pool, on = instances(service, machines, used), hosts(service, machines, used)
+        on = on if len(set(on)) > 1 else []
+        found = window(service, pool, idle_w, streams, gaps[service.name], on)
         # The window ends with its last answer, a little after the demand it stands for.
         joules = idle_w / service.rate_rps + found.dynamic_j / requests
         return TrialMetrics(found.accuracy_ratio, found.p95_s, joules)

@@ -40,7 +40,7 @@ def percent(ratio: float | None, digits: int = 1) -> str:
     """``0.751`` as ``75.1 %``."""
     if ratio is None or math.isnan(ratio):
         return UNKNOWN
-    return f"{ratio * 100:.{digits}f} %"
+    return f"{round(ratio * 100, digits) + 0.0:.{digits}f} %"
 
 
 def duration(seconds: float | None) -> str:

@@ -12,12 +12,21 @@ from joulery.perf.catalog.clock_models import clock_model
 from joulery.perf.catalog.clover_services import CLOVER_SERVICES
 from joulery.policies.pools.master import Box, Master, whole_box
 from joulery.policies.pools.polish import Changes
-from joulery.policies.pools.pool import Pools, cost_w, idle_shares_w, predicted
-from joulery.policies.pools.problem import Machine, PoolProblem, PoolService, at_clocks, edges_of, prices, slowdown
+from joulery.policies.pools.pool import Pools, cost_w, gpus_of, idle_shares_w, predicted
+from joulery.policies.pools.problem import (
+    Machine,
+    PoolProblem,
+    PoolService,
+    at_clocks,
+    edges_of,
+    nearby_ratio,
+    prices,
+    slowdown,
+)
 from joulery.policies.pools.search import Effort, plan_pool
 from joulery.policies.variants.annealing import TrialMetrics
 from joulery.policies.variants.objective import Objective
-from joulery.sim.pool_trial import judge
+from joulery.sim.pool_trial import hosts, judge
 from joulery.sim.streams import Streams
 
 FEW = replace(A100_40GB, partitions=(("7g.40gb",), ("3g.20gb", "4g.20gb"), ("3g.20gb", "2g.10gb", "2g.10gb")))
@@ -39,7 +48,7 @@ def trusting(problem):
         mine = edges[number]
         keys = list(zip(mine.machine, mine.profile, mine.variant, strict=True))
         counts = np.array([[used.count(key) for key in keys]])
-        return predicted(problem.services[number], mine, counts, np.array([idle_w]))[0]
+        return predicted(problem.services[number], mine, counts, np.array([idle_w]), [round(idle_w / 37.6)])[0]
 
     return tried
 
@@ -59,7 +68,7 @@ def every_pool(problem):
     pools += [(a, b) for i, a in enumerate(columns) for b in columns[i:]]
     counts = np.array([[sum(column.count(key) for column in pool) for key in keys] for pool in pools])
     idle = np.array([37.6 * len(pool) for pool in pools])
-    return predicted(one, edges, counts, idle)
+    return predicted(one, edges, counts, idle, [len(pool) for pool in pools])
 
 
 @pytest.mark.parametrize(("least", "price_j"), [(0.86, 0.0), (0.0, 300.0), (0.0, 3000.0)])
@@ -226,3 +235,52 @@ def test_a_pool_needs_gpus_services_and_names():
         PoolProblem((), (service(),))
     with pytest.raises(ConfigError, match="names of services"):
         PoolProblem((A100,), (service(), service()))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "instances", "host_gpus", "ratio"),
+    [
+        (1, 7, 2, 1.0),
+        (2, 5, 2, 1.0),
+        (4, 4, 2, 1 / 3),  # one of three others is on the same host
+        (3, 3, 2, 1 / 3),  # two have one of two others near, one has none
+        (4, 8, 2, 3 / 7),
+        (10, 10, 2, 1 / 9),
+        (4, 1, 2, 1.0),
+    ],
+)
+def test_neighbours_on_the_same_host(gpus, instances, host_gpus, ratio):
+    assert nearby_ratio(gpus, instances, host_gpus) == pytest.approx(ratio)
+
+
+def test_busy_instances_of_other_hosts_slow_nobody():
+    """Four whole GPUs in hosts of two answer sooner than in one host, in closed form and request by request."""
+    one = service("yolo", rate_rps=2.5, limit_s=0.46)
+    edges = edges_of(one, [A100])
+    keys = list(zip(edges.profile, edges.variant, strict=True))
+    whole = ("7g.40gb", one.costs.variants[-1].name)
+    used = tuple((0, *whole) for _ in range(4))
+    counts = np.array([[4 * (key == whole) for key in keys]])
+    together = replace(one, costs=replace(one.costs, gpus=4))
+    apart_s, together_s = (
+        predicted(each, edges, counts, np.array([0.0]), [4])[0].latency_s for each in (one, together)
+    )
+    assert apart_s < 0.97 * together_s
+    tried = [judge([each], [A100], Streams(0))(0, used, 0.0).latency_s for each in (one, together)]
+    assert tried[0] < 0.97 * tried[1]
+    assert tried[0] == pytest.approx(apart_s, rel=0.06)
+
+
+def test_instances_fill_gpus_and_gpus_fill_hosts():
+    one = service()
+    name = one.costs.variants[0].name
+    used = tuple((0, piece, name) for piece in ("3g.20gb", "7g.40gb", "4g.20gb", "7g.40gb", "2g.10gb", "2g.10gb"))
+    on = hosts(one, [A100], used)
+    assert on[1] == on[3], "two whole GPUs are the first host"
+    assert len({on[0], on[2], on[4], on[5]}) == 1 and on[0] != on[1], "4g and 3g, then 2g and 2g are the second"
+    two_types = hosts(one, [A100, A100], ((0, "7g.40gb", name), (1, "7g.40gb", name)))
+    assert two_types[0] != two_types[1]
+    shared = PoolProblem((A100,), (one, service("yolo")), colocate=True)
+    pods = replace(shared, colocate=False)
+    assert gpus_of(shared, {(0, 0, 0): 1, (0, 0, 1): 2}) == (3, 3)
+    assert gpus_of(pods, {(0, 0, 0): 1, (1, 0, 1): 2}) == (1, 2)

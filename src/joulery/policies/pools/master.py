@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from joulery.domain.arrays import FloatArray, IntArray
-from joulery.policies.pools.problem import Edges, PoolProblem, PoolService
+from joulery.policies.pools.problem import Edges, PoolProblem, PoolService, nearby_ratio
 
 _WIDEST_POOL = 64
 """GPUs taken to be enough where neither type nor pool says how many there are."""
@@ -53,7 +53,7 @@ class Relaxed:
 
 
 def service_s(service: PoolService, edges: Edges, busy: float) -> FloatArray:
-    """Mean service time of each edge while so many others are busy."""
+    """Mean service time of each edge while so many others are busy on the same host."""
     return np.asarray(edges.host_s * (1.0 + service.costs.contention * max(busy, 0.0)) + edges.gpu_s, np.float64)
 
 
@@ -62,6 +62,11 @@ def whole_box(problem: PoolProblem, service: PoolService, edges: Edges) -> Box:
     slots = most_gpus(problem) * max(max(map(len, machine.menu.partitions)) for machine in problem.machines)
     busy = min(float(slots), service.rate_rps * float(service_s(service, edges, slots).max()))
     return Box((0.0, slots / service.rate_rps), (0.0, busy))
+
+
+def least_nearby(problem: PoolProblem, service: PoolService) -> float:
+    """No pool has a smaller part of a service's busy instances on the same host (one instance a GPU is the extreme)."""
+    return min(nearby_ratio(gpus, gpus, service.costs.gpus) for gpus in range(1, most_gpus(problem) + 1))
 
 
 def most_gpus(problem: PoolProblem) -> int:
@@ -113,7 +118,8 @@ class Master:
         self._add_slices(model)
         self._add_counts(model, most)
         for number, service in enumerate(self._problem.services):
-            _add_flows(model, service, self._edges[number], boxes[number], tight[number], self._at[number])
+            near = least_nearby(self._problem, service)
+            _add_flows(model, service, self._edges[number], boxes[number], tight[number], self._at[number], near)
         model.run()
         if model.getModelStatus() not in (highspy.HighsModelStatus.kOptimal,):
             return None
@@ -174,9 +180,9 @@ def _add_service_columns(model: Any, problem: PoolProblem, service: PoolService,
         model.addCol(price, 0.0, service.rate_rps, 0, [], [])
 
 
-def _add_flows(model: Any, service: PoolService, edges: Edges, box: Box, tight: float, start: int) -> None:
+def _add_flows(model: Any, service: PoolService, edges: Edges, box: Box, tight: float, start: int, near: float) -> None:
     """What the demand, the accuracy, the latency and the box ask of a service's instances and flows."""
-    least_s, most_s = (service_s(service, edges, busy) for busy in (box.busy[0] - 1.0, box.busy[1]))
+    least_s, most_s = (service_s(service, edges, busy) for busy in (near * (box.busy[0] - 1.0), box.busy[1]))
     (idle_from, idle_to), count = box.wait_s, len(edges)
     instances, flows = list(range(start, start + count)), list(range(start + count, start + 2 * count))
     _row(model, service.rate_rps, service.rate_rps, flows, [1.0] * count)

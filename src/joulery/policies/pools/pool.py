@@ -13,7 +13,7 @@ from joulery.domain.arrays import BoolArray, FloatArray, IntArray
 from joulery.perf.pull_model import predict
 from joulery.policies.pools.master import most_gpus
 from joulery.policies.pools.polish import Changes, State
-from joulery.policies.pools.problem import Edges, PoolProblem, PoolService
+from joulery.policies.pools.problem import Edges, PoolProblem, PoolService, nearby_ratio
 from joulery.policies.variants.annealing import TrialMetrics
 
 Used = tuple[tuple[int, str, str], ...]
@@ -123,8 +123,15 @@ class Pools:
             return []
         used = [tuple(used_of(mine, n) for mine, n in zip(self._edges, counts, strict=True)) for _, counts in states]
         idle = [idle_shares_w(self._problem, cuts, each) for (cuts, _), each in zip(states, used, strict=True)]
+        gpus = [gpus_of(self._problem, cuts) for cuts, _ in states]
         columns = [
-            predicted(service, mine, np.array([counts[at] for _, counts in states]), np.array(idle)[:, at])
+            predicted(
+                service,
+                mine,
+                np.array([counts[at] for _, counts in states]),
+                np.array(idle)[:, at],
+                [each[at] for each in gpus],
+            )
             for at, (service, mine) in enumerate(zip(self._problem.services, self._edges, strict=True))
         ]
         rows = [tuple(column[row] for column in columns) for row in range(len(states))]
@@ -138,15 +145,34 @@ def _key(state: State) -> bytes:
     return repr(sorted(cuts.items())).encode() + b"".join(each.astype(np.int64).tobytes() for each in counts)
 
 
-def predicted(service: PoolService, edges: Edges, counts: IntArray, idle_w: FloatArray) -> list[TrialMetrics]:
-    """What a service shows with each row of instances, in closed form; nothing serves where there is none."""
+def gpus_of(problem: PoolProblem, cuts: Mapping[tuple[int, int, int], int]) -> tuple[int, ...]:
+    """GPUs that each service's instances are spread over: those of its pod, or all that are shared."""
+    if problem.colocate:
+        return (sum(cuts.values()),) * len(problem.services)
+    return tuple(sum(n for (group, *_), n in cuts.items() if group == at) for at in range(len(problem.services)))
+
+
+def predicted(
+    service: PoolService, edges: Edges, counts: IntArray, idle_w: FloatArray, gpus: Sequence[int]
+) -> list[TrialMetrics]:
+    """What a service shows with each row of instances, in closed form; nothing serves where there is none.
+
+    Args:
+        service: The service.
+        edges: What an instance of it can be.
+        counts: Instances of each edge, int64[rows, edges].
+        idle_w: Idle power it pays for, float64[rows].
+        gpus: GPUs that the instances are spread over, by row.
+    """
     costs, one = service.costs, np.ones(len(counts))
-    none: BoolArray = counts.sum(axis=1) == 0
+    many = counts.sum(axis=1)
+    none: BoolArray = many == 0
+    near = np.array([nearby_ratio(*pair, costs.gpus) for pair in zip(gpus, many.tolist(), strict=True)])
     found = predict(
         np.where(none[:, None], 1.0, counts),
         edges.host_s,
         edges.gpu_s,
-        costs.contention * one,
+        costs.contention * near,
         costs.jitter_s * one,
         costs.size_cv * one,
         service.rate_rps * one,

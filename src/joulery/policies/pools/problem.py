@@ -200,6 +200,23 @@ def prices(objective: Objective, g_per_kwh: float) -> tuple[float, float]:
     return max(objective.lambda_ratio * dirt, _LEAST_WEIGHT), worth
 
 
+def nearby_ratio(gpus: int, instances: int, host_gpus: int) -> float:
+    """The part of an instance's neighbours that are on its own host, on average over the instances.
+
+    A service's contention was found on one host; what is busy on other hosts slows nobody.
+
+    Args:
+        gpus: GPUs of the pool, host after host, instances spread evenly.
+        instances: Instances on them.
+        host_gpus: GPUs of a full host.
+    """
+    if gpus <= host_gpus or instances <= 1:
+        return 1.0
+    full, rest = divmod(gpus, host_gpus)
+    together = (full * host_gpus**2 + rest**2) / gpus  # GPUs on the host of a GPU, on average
+    return float(np.clip((together * instances / gpus - 1.0) / (instances - 1.0), 0.0, 1.0))
+
+
 def _array(values: Iterable[float]) -> FloatArray:
     return readonly(list(values), np.float64)
 
