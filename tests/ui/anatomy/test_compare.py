@@ -1,6 +1,7 @@
 """``joulery compare`` and ``joulery precision`` on small traced runs."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,10 @@ def test_text_and_page(said, runs: list[str], tmp_path: Path, browser) -> None:
     browser.open(page.as_uri())
     browser.wait("document.querySelectorAll('svg.icicle').length == 2")
     assert browser.complaints() == [] and "Side by side" in browser.text("main")
+    table = page.read_text().partition("correlation of energy")[2].partition("</table>")[0]
+    shades = re.findall(r'class="number heat-(\d)">([^<]*)<', table)
+    assert [shade for shade, _ in shades] == ["5", "0", "0", "5"]
+    assert [float(value) for _, value in shades][::3] == [1.0, 1.0]
 
 
 def test_many_runs_keep_their_names_and_those_of_the_layers(said, runs: list[str], tmp_path: Path) -> None:

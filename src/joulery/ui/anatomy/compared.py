@@ -18,6 +18,8 @@ from joulery.ui.html import Html, data_block, tag
 
 CHANGES = 3
 """Up to so many runs beside the first, the table for a terminal says in percent what changed."""
+HEAT = 5
+"""Shades of the cells of a matrix, beside none (``heat-1`` ... of the style sheet)."""
 _NAME, _RUN = 40, 16
 """Columns of a terminal that a name takes at least, and a run about."""
 Cell = Callable[[float], str]
@@ -49,8 +51,7 @@ def _body(comparison: Comparison, runs: Sequence[RunAnatomy], top: int) -> Itera
     yield tag("p", _heading(comparison), class_="soft")
     yield tag("h2", "How alike")
     for title, rows, cell in _matrices(comparison):
-        lines = ((name, *map(cell, row)) for name, row in zip(comparison.names, rows, strict=True))
-        yield _card(tag("h3", title), html_table(("", *comparison.names), lines, text={0}))
+        yield _card(tag("h3", title), _heat_table(comparison.names, rows, cell))
     yield tag("h2", f"What changed, by {comparison.by}")
     kinds = [word for name in others for word in (name, f"against {first}")]
     body = ((row.name, si(row.energy_j[0], "J"), *_changed(row)) for row in comparison.changes[:top])
@@ -60,6 +61,23 @@ def _body(comparison: Comparison, runs: Sequence[RunAnatomy], top: int) -> Itera
         tree = with_phases(phase_trees(run.footprint))
         name = tag("h3", f"{run.name}, {si(tree.energy_j, 'J')}")
         yield _card(name, data_block(f"tree{place}", as_tree(tree)), tag("div", data_tree=f"tree{place}"))
+
+
+def _heat_table(names: Sequence[str], rows: Sequence[Sequence[float]], cell: Cell) -> Html:
+    """A matrix whose cells are the darker the higher they lie between the lowest value and the highest (Fig. 9)."""
+    known = [value for row in rows for value in row if not math.isnan(value)]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+
+    def level(value: float) -> str:
+        tint = 0 if math.isnan(value) or high <= low else round((value - low) / (high - low) * HEAT)
+        return f"number heat-{tint}"
+
+    head = tag("tr", (tag("th", name, class_=kind) for name, kind in [("", None), *((n, "number") for n in names)]))
+    body = (
+        tag("tr", tag("td", name), (tag("td", cell(value), class_=level(value)) for value in row))
+        for name, row in zip(names, rows, strict=True)
+    )
+    return tag("table", tag("thead", head), tag("tbody", body))
 
 
 def _card(*children: Html) -> Html:
