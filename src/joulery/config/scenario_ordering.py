@@ -21,7 +21,7 @@ class OrderingScenario(Section):
     seeds: Annotated[int, Field(ge=1, le=10_000)] = 6
     """How many seeds: each replays other requests at other instants."""
     requests: InputFile | None = None
-    """A Parquet log with output_tokens and pred_cls5; made-up requests when left out."""
+    """A Parquet log with output_tokens, pred_cls5 and perhaps pred_cls3; made-up requests when left out."""
     count: Annotated[int, Field(ge=200, le=10_000_000)] = 20_000
     """Requests a seed."""
     load_ratio: Ratio = Field(alias="load", default=0.9)

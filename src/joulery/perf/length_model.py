@@ -206,6 +206,19 @@ def normal_scores(tokens: FloatArray) -> FloatArray:
     return scores
 
 
+def left_out_scores(
+    features: FloatArray, blocks: Sequence[int], answers: AnswerLengths, recipe: LengthRecipe | None = None
+) -> FloatArray:
+    """Raw scores of each prompt from a fit that never saw it, float64[prompts, models + 1]; the shared head last.
+
+    Raises:
+        DataError: As :func:`fit_lengths`.
+    """
+    x = np.asarray(features, np.float64)
+    _check(x, blocks, answers)
+    return _left_out_scores(x, blocks, _Targets.of(answers.tokens), recipe or LengthRecipe())
+
+
 def ordinal(raw: npt.ArrayLike, cuts: FloatArray) -> FloatArray:
     """Raw scores stretched so that the cuts lie at 0.5, 1.5, 2.5 and 3.5: order kept, rounding gives the class.
 

@@ -60,7 +60,7 @@ def read_series(path: Path, names: Sequence[str] | None = None) -> dict[str, npt
     """The columns of one Parquet file, or those named; missing numbers come back as NaN.
 
     Raises:
-        DataError: There is no such file, or it is no Parquet file.
+        DataError: There is no such file, it is no Parquet file, or text in it is not UTF-8.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -71,4 +71,13 @@ def read_series(path: Path, names: Sequence[str] | None = None) -> dict[str, npt
         raise DataError("there is no such series", file=str(path)) from error
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"not a readable Parquet file: {error}", file=str(path)) from error
-    return {name: np.asarray(table.column(name).to_numpy()) for name in table.column_names}
+    return {name: _column(table.column(name), name, path) for name in table.column_names}
+
+
+def _column(column: Any, name: str, path: Path) -> npt.NDArray[Any]:
+    import pyarrow as pa
+
+    try:
+        return np.asarray(column.to_numpy())
+    except (UnicodeDecodeError, pa.ArrowException):
+        raise DataError(f"{name} holds text that is not UTF-8", file=str(path)) from None

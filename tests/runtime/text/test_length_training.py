@@ -161,6 +161,17 @@ def test_bad_input_is_one_clear_error(tmp_path, capsys, files, name, columns, sa
     assert "Traceback" not in printed.err
 
 
+def test_text_that_is_not_utf8_is_one_clear_error(tmp_path, capsys, files):
+    told = pa.array([b"What is tea?", b"What is \xff\xfe?"], pa.binary())
+    texts = pa.Array.from_buffers(pa.string(), 2, told.buffers())
+    code, printed = run(
+        capsys, {**files, "instructions": write(tmp_path / "bad.parquet", instruction_id=[1, 2], instruction=texts)}
+    )
+    assert code == 2
+    assert "bad.parquet: instruction holds text that is not UTF-8" in printed.err
+    assert "Traceback" not in printed.err
+
+
 def test_a_missing_file_is_one_clear_error(capsys, tmp_path, files):
     code, printed = run(capsys, {**files, "data": tmp_path / "none.parquet"})
     assert code == 2

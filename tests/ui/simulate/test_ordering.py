@@ -3,6 +3,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -34,6 +35,20 @@ def test_speculation_on_the_released_predictions() -> None:
     assert rows["ssjf-delayed"]["mean_jct_s"] <= 0.72 * base["mean_jct_s"]
     for row in rows.values():
         assert row["throughput_rps"] == pytest.approx(base["throughput_rps"], rel=0.005)
+
+
+def test_two_predictions_of_a_request_say_more_than_one(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    fine, coarse = rng.integers(0, 5, 8_000), rng.integers(0, 3, 8_000)
+    columns = {"output_tokens": 20 + 30 * fine + 200 * coarse, "pred_cls5": fine, "pred_cls3": coarse}
+    cut = {}
+    for name, kept in (("both", 3), ("one", 2)):
+        pq.write_table(pa.table(dict(list(columns.items())[:kept])), tmp_path / f"{name}.parquet")
+        document = json.loads(simulate("--requests", tmp_path / f"{name}.parquet", "--seeds", "1", "--json").stdout)
+        cut[name] = {row["policy"]: row["mean_jct_s"] for row in document["results"]}
+    assert cut["both"]["fcfs"] == cut["one"]["fcfs"]
+    assert cut["both"]["ssjf"] < 0.9 * cut["one"]["ssjf"]
+    assert cut["both"]["oracle"] < 1.01 * cut["both"]["ssjf"]
 
 
 def test_the_example_runs_on_made_up_requests_and_says_so() -> None:

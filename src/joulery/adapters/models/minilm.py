@@ -12,7 +12,7 @@ import json
 import re
 import tempfile
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +40,20 @@ class PromptEncoder:
         layers: Transformer layers to keep, 1 to 6.
         most_tokens: Tokens of a prompt that are read.
         last_tokens: How many of them, of a longer prompt, are its last; the others are its first.
+        distilled: Weights of the layers where they are not the package's own.
 
     Attributes:
         graph: Its ONNX graph: ``tokens`` int64[n] to their mean float32[384].
         words: The file of its word pieces.
+        weights: What the graph was made of.
 
     Raises:
         CapabilityError: The weights or onnxruntime are not installed.
     """
 
-    def __init__(self, layers: int = 5, most_tokens: int = 72, last_tokens: int = 32) -> None:
+    def __init__(
+        self, layers: int = 5, most_tokens: int = 72, last_tokens: int = 32, distilled: Weights | None = None
+    ) -> None:
         if not 1 <= layers <= 6:
             raise CapabilityError(f"all-MiniLM-L6-v2 has 6 layers, got {layers}")
         folder = _folder()
@@ -63,18 +67,27 @@ class PromptEncoder:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3
-        self.graph = _quantised(_graph(read_safetensors(folder / "model.safetensors"), layers))
+        self.weights = read_safetensors(folder / "model.safetensors") if distilled is None else distilled
+        self._how = "" if distilled is None else "distilled into "
+        self.graph = _quantised(_graph(self.weights, layers))
         self._session = onnxruntime.InferenceSession(self.graph, options, providers=["CPUExecutionProvider"])
 
     @property
     def name(self) -> str:
         """What it is, for the record of what a predictor was trained on."""
-        return f"{PACKAGE} {importlib.metadata.version(PACKAGE)}, {self.layers} layers, int8"
+        return f"{PACKAGE} {importlib.metadata.version(PACKAGE)}, {self._how}{self.layers} layers, int8"
 
     def __call__(self, prompt: str) -> FloatArray:
         """The prompt's numbers, float64[384], without unit; any string is accepted."""
-        tokens = np.array(word_pieces(prompt, self._vocabulary, self.most_tokens, self.last_tokens), np.int64)
-        return np.asarray(self._session.run(None, {"tokens": tokens})[0], np.float64)
+        return self.of_tokens(self.pieces(prompt))
+
+    def pieces(self, prompt: str) -> list[int]:
+        """Numbers of the tokens of a prompt that are read."""
+        return word_pieces(prompt, self._vocabulary, self.most_tokens, self.last_tokens)
+
+    def of_tokens(self, tokens: Sequence[int]) -> FloatArray:
+        """The numbers of a text given as tokens, float64[384]."""
+        return np.asarray(self._session.run(None, {"tokens": np.array(tokens, np.int64)})[0], np.float64)
 
 
 def installed() -> bool:

@@ -14,7 +14,14 @@ import numpy.typing as npt
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import DataError
 from joulery.perf.length import LengthClasses, OrdinalQuality, judge
-from joulery.perf.length_model import AnswerLengths, LengthModel, LengthRecipe, fit_lengths, mean_quality
+from joulery.perf.length_model import (
+    AnswerLengths,
+    LengthModel,
+    LengthRecipe,
+    fit_lengths,
+    left_out_scores,
+    mean_quality,
+)
 from joulery.perf.prompt_features import FEATURES, prompt_features
 from joulery.store.answer_log import SUFFIX, read_answer_log
 from joulery.store.series import read_series
@@ -193,10 +200,7 @@ def _read_texts(file: Path) -> dict[int, str]:
 
 
 def _columns(file: Path, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
-    try:
-        series = read_series(file)
-    except UnicodeDecodeError as error:
-        raise DataError(f"text that is not UTF-8: {error.reason}", file=str(file)) from None
+    series = read_series(file)
     for name in names:
         if name not in series:
             raise DataError(f"no column {name!r}", file=str(file), hint=f"columns: {', '.join(series) or 'none'}")
@@ -222,10 +226,24 @@ def train(log: AnswerLog, encoder: Encoder | None, recipe: LengthRecipe | None =
     Raises:
         DataError: The log is too small to learn from.
     """
-    rows = np.array([features_of(prompt, encoder) for prompt in log.prompts], np.float64)
-    width = len(FEATURES)
-    blocks = (width,) if encoder is None else (width, rows.shape[1] - width)
+    rows, blocks = _rows(log, encoder)
     return TrainedPredictor(fit_lengths(rows, blocks, log.answers, recipe), encoder)
+
+
+def scores_unseen(log: AnswerLog, encoder: Encoder | None) -> FloatArray:
+    """What each head says of each prompt of a log when fitted without it, float64[prompts, models + 1].
+
+    Raises:
+        DataError: The log is too small to learn from.
+    """
+    rows, blocks = _rows(log, encoder)
+    return left_out_scores(rows, blocks, log.answers)
+
+
+def _rows(log: AnswerLog, encoder: Encoder | None) -> tuple[FloatArray, tuple[int, ...]]:
+    """Features of a log's prompts and the width of each block of them."""
+    rows, width = np.array([features_of(prompt, encoder) for prompt in log.prompts], np.float64), len(FEATURES)
+    return rows, (width,) if encoder is None else (width, rows.shape[1] - width)
 
 
 def evaluate(

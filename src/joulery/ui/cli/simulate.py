@@ -21,7 +21,11 @@ import click
 @click.option("--column", metavar="NAME", help="kinds variants and training: its column in g/kWh.")
 @click.option("--loss", metavar="P[,P]", help="kind variants: accuracy that may be lost, instead of lambda: 0.8%.")
 @click.option("--trace", metavar="FILE", help="kind training: a CSV file of jobs (submit_s, duration_s).")
-@click.option("--requests", metavar="FILE", help="kind ordering: a Parquet log (output_tokens, pred_cls5).")
+@click.option(
+    "--requests",
+    metavar="FILE",
+    help="kind ordering: a Parquet log (output_tokens, pred_cls5 and, if there, pred_cls3).",
+)
 @click.option("--arrivals", metavar="FILE", help="kind clocks: a Parquet log of arrivals (t_s).")
 @click.option("--plan", metavar="FILE", help="kind clocks: a plan (joulery plan --out) says who shares a GPU.")
 @click.option(

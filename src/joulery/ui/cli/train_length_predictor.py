@@ -33,10 +33,12 @@ _FILE = click.Path(path_type=Path)
 @click.option("--out", type=_FILE, metavar="DIR", help="Keep the predictor in this folder.")
 @click.option(
     "--encoder",
-    type=click.Choice(["auto", "minilm", "none"]),
+    type=click.Choice(["auto", "minilm", "distilled", "none"]),
     default="auto",
-    help="Add what a small language model makes of the prompt (auto: where it is installed).",
+    help="Add what a small language model makes of the prompt (auto: minilm where it is installed; "
+    "distilled: its five layers taught to three, needs PyTorch and a few minutes).",
 )
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the distilling.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     data: tuple[Path, ...],
@@ -44,6 +46,7 @@ def command(
     evaluate: Path,
     out: Path | None,
     encoder: str,
+    seed: int,
     as_json: bool,
 ) -> None:
     """Train a predictor of answer lengths and judge it on the prompts of --evaluate.
@@ -53,12 +56,15 @@ def command(
     import json
 
     from joulery.runtime.compose.length_guess import as_served, predictor_graph
-    from joulery.runtime.compose.prompt_encoder import prompt_encoder
+    from joulery.runtime.compose.prompt_encoder import distilled_encoder, prompt_encoder
     from joulery.runtime.text import length_files, length_training
+    from joulery.ui.progress import told
 
     log = length_training.read_answers(data, instructions)
     judged = length_training.read_answers([evaluate], instructions)
-    predictor = length_training.train(log, prompt_encoder(encoder))
+    with told("distilling", quiet=encoder != "distilled") as progress:
+        used = distilled_encoder(log, seed, progress) if encoder == "distilled" else prompt_encoder(encoder)
+    predictor = length_training.train(log, used)
     graph = predictor_graph(predictor)
     found = length_training.evaluate(predictor, judged, log.prompts, as_served(predictor, graph).look)
     if out is not None:

@@ -17,9 +17,11 @@ from joulery.sim.comparison import paired
 from joulery.sim.ordering_study import ORDERS, Lengths, OrderingSetting, OrderOutcome, play_orders, synthetic_lengths
 from joulery.sim.streams import Streams
 from joulery.store.columns import read_parquet_columns
+from joulery.store.series import read_series
 from joulery.ui.simulate import Overrides, Played, Progress
 
 ACCEPTS = frozenset({"requests"})
+_COARSE_CLASSES = 3
 
 Found = Mapping[str, Sequence[OrderOutcome]]
 
@@ -53,8 +55,13 @@ def play(scenario: OrderingScenario, overrides: Overrides, progress: Progress) -
 
 
 def _recorded(file: Path) -> Lengths:
-    columns = read_parquet_columns(file, ("output_tokens", "pred_cls5"))
-    return Lengths(columns["output_tokens"], columns["pred_cls5"].astype(np.int64))
+    """Answers of a log and the class predicted of each: a pair of classes, where a coarser one is predicted too."""
+    names = ("output_tokens", "pred_cls5", "pred_cls3")
+    columns = read_parquet_columns(file, names if "pred_cls3" in read_series(file) else names[:2])
+    predicted = columns["pred_cls5"].astype(np.int64)
+    if "pred_cls3" in columns:
+        predicted = predicted * _COARSE_CLASSES + columns["pred_cls3"].astype(np.int64)
+    return Lengths(columns["output_tokens"], predicted)
 
 
 def _document(scenario: OrderingScenario, file: Path | None, found: Found) -> dict[str, Any]:
