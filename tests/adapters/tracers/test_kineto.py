@@ -212,6 +212,27 @@ def test_arrows_of_some_nodes_tell_the_threads_of_the_others(tmp_path: Path) -> 
     assert phases_of(read_kineto(f.write(tmp_path)))["later3/AddBackward0"] == "backward"
 
 
+def test_a_thread_that_arrows_tell_is_the_only_one_asked(tmp_path: Path) -> None:
+    f = KinetoFile()
+    two_forward_threads(f)
+    f.module("later1", 70, 8, 1)
+    f.op("aten::add", 71, 5, 1, seq=2)
+    f.node("AddBackward0", 300, 20, 9, seq=2, fwd=2)
+    f.arrow((1, 11), (9, 100.1))
+    f.arrow((3, 31), (9, 200.1))
+    assert phases_of(read_kineto(f.write(tmp_path)))["<no module>/AddBackward0"] == "backward"
+
+
+def test_a_thousand_forward_threads_without_arrows(tmp_path: Path) -> None:
+    f = KinetoFile()
+    for at in range(1000):
+        f.module(f"of{at}", 10 * at, 8, 100 + at)
+        f.op("aten::mul", 10 * at + 1, 5, 100 + at, seq=at)
+        f.node("MulBackward0", 20_000 + 10 * at, 8, 9, seq=at, fwd=at + 1)
+    names = phases_of(read_kineto(f.write(tmp_path)))
+    assert all(names[f"of{at}/MulBackward0"] == "backward" for at in range(1000))
+
+
 def test_colliding_sequence_numbers_without_arrows_are_named_after_nobody(tmp_path: Path) -> None:
     f = KinetoFile()
     two_forward_threads(f)

@@ -57,13 +57,15 @@ def _forward_ops(host: Host, nodes: IntArray) -> IntArray:
     lanes = np.unique(columns.lane[host.row[candidates]])
     missing = nodes[(forward[nodes] < 0) & (seq[nodes] >= 0)]
     known = np.array([lane_of_thread.get(thread, -1) for thread in fwd[missing].tolist()], np.int64)
-    hits = np.stack([_last_with(host, candidates, lane, missing) for lane in lanes]) if len(lanes) else None
-    if hits is None or not len(missing):
-        return forward[nodes]
-    choice = np.where(known >= 0, np.searchsorted(lanes, np.maximum(known, 0)), np.argmax(hits >= 0, axis=0))
-    choice = np.minimum(choice, len(lanes) - 1)
-    ambiguous = (known < 0) & (np.count_nonzero(hits >= 0, axis=0) > 1)
-    forward[missing] = np.where(ambiguous, -1, hits[choice, np.arange(len(missing))])
+    only, named = np.full((2, len(missing)), -1, np.int64)
+    threads = np.zeros(len(missing), np.int64)
+    for lane in lanes.tolist():
+        hit = _last_with(host, candidates, lane, missing)
+        only = np.where(hit >= 0, hit, only)
+        named = np.where(known == lane, hit, named)
+        threads += hit >= 0
+    ambiguous = (known < 0) & (threads > 1)
+    forward[missing] = np.where(known >= 0, named, np.where(ambiguous, -1, only))
     if ambiguous.any():
         host.notes.append(
             f"{int(ambiguous.sum())} backward nodes carry a sequence number that several threads used and no arrow "
