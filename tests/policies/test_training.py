@@ -213,6 +213,40 @@ def test_whoever_goes_before_an_old_job_has_had_little(
                 assert counted <= policy.mu**2 * ceiling * week_s / max(week_s, age_s[job]) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(
+    ("others", "remaining_s", "regrow", "expected"),
+    [(0, 2e4, True, 2), (63, 2e4, True, 1), (62, 2e4, True, 2), (0, 1e3, True, 1), (0, 2e4, False, 1)],
+)
+def test_a_job_that_started_narrow_in_a_crowd_widens_when_there_is_room_for_all(
+    others: int, remaining_s: float, regrow: bool, expected: int
+) -> None:
+    policy = Green(regrow=regrow)
+    state = policy.initial()
+    for running, degradation in ((1, 1.0), (2, 0.93), (3, 0.7)):
+        state = policy.step(state, view(0.0, [running], [degradation])).state
+    crowd = np.zeros(101, np.int64)
+    nothing = [float("nan")] * 101
+    state = policy.step(state, view(7e3, [0] * 101, nothing, job=np.arange(300, 401), kind=crowd - 1)).state
+    narrow = policy.step(state, view(9e3, [0] * 101, nothing, job=np.arange(100, 201), kind=crowd))
+    assert narrow.state.jobs[100].gpus == 1, "a newcomer of a kind that keeps 93 % on two, in a crowd"
+    left = view(
+        1e4, [1] * (others + 1), [1.0] * (others + 1), job=np.arange(100, 101 + others), kind=crowd[: others + 1],
+        remaining_s=np.full(others + 1, remaining_s),
+    )  # fmt: skip
+    # A round looks at what was wanted in the one before: it is the second after the crowd that finds room.
+    run = policy.step(policy.step(narrow.state, left).state, left).decisions[0].value.run
+    assert run[100] == expected
+    assert sum(run.values()) <= 64 and len(run) == others + 1, "nobody is stopped for it"
+
+
+def test_power_limits_are_lifted_while_somebody_has_waited_too_long() -> None:
+    policy = Green(lift_after_s=1e4)
+    for now_s, lifted in ((11_799.0, False), (11_801.0, True)):
+        seen = view(now_s, [1, 0], [1.0, float("nan")], submit_s=np.array([0.0, 0.0]))
+        assert policy.step(policy.initial(), seen).decisions[0].value.full_power == lifted
+        assert not Green().step(policy.initial(), seen).decisions[0].value.full_power
+
+
 def test_a_wide_job_that_was_skipped_thrice_blocks_the_narrow_ones() -> None:
     policy = Green(mu=1.0, fixed_gpus=4, profile_cache=False)
     state = policy.initial()
@@ -245,7 +279,8 @@ def test_passive_scheduling_backfills_in_order() -> None:
         {"hysteresis": 0.0},
         {"defer_ratio": -0.1},
         {"node_gpus": 0},
-        {"ceiling_gpu_s": 0.0},
+        {"ceiling_gpu_s": 0.5},
+        {"lift_after_s": -1.0},
         {"ageing_s": -1.0},
         {"preempt_after_s": -1.0},
     ],

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joulery.domain.errors import DataError
-from joulery.perf.training_power import RTX3090_CLASSES, NodePower, power_table
+from joulery.perf.training_power import RTX3090_CLASSES, NodePower, limited, power_table
 from joulery.policies.allocation import ClusterView
 from joulery.policies.baselines.pollux import Pollux, goodput
 from joulery.policies.baselines.training import CarbonTime, Fifo, Tiresias
@@ -23,7 +23,7 @@ PRESET = {kind: max(n for n in range(1, 5) if TABLE.degradation[kind, n] >= 0.9)
 DAY = 200.0 + 100.0 * np.sin(np.arange(24) / 24 * 2 * np.pi)
 
 
-def cluster(nodes: int = 4, hourly: np.ndarray = DAY, **changes: float) -> Cluster:
+def cluster(nodes: int = 4, hourly: np.ndarray = DAY, **changes: object) -> Cluster:
     return dataclasses.replace(Cluster(nodes, NODE, TABLE, Intensity(hourly)), **changes)
 
 
@@ -66,6 +66,20 @@ def test_a_preempted_job_pays_for_its_restart_and_loses_no_work() -> None:
     assert run.jct_s[1] == pytest.approx(alone_s[1])
     gap_s = run.jct_s[0] - alone_s[0] - alone_s[1]
     assert gap_s + 1e-6 >= 120.0
+
+
+def test_a_job_that_starts_while_another_has_waited_too_long_starts_without_its_power_limit() -> None:
+    slow = power_table(limited(RTX3090_CLASSES, 0.667), NODE)
+    three = np.ones(3, np.int64)
+    jobs = Jobs(np.zeros(3), np.array([7200.0, 9000.0, 3600.0]), 5 * three, three, three)
+    policy = Green(fixed_gpus=1, preempt_after_s=1e9, lift_after_s=1700.0)
+    run = run_training_cluster(cluster(1, table=slow, full_table=TABLE), jobs, policy)
+    assert run.preemptions == run.rescales == 0
+    assert run.jct_s == pytest.approx([7200.0 * 1.13, 9000.0 * 1.13, 7200.0 * 1.13 + 3600.0])
+    limited_w, full_w = slow.job_w[5, 1], TABLE.job_w[5, 1]
+    assert run.job_j == pytest.approx([limited_w * 7200.0 * 1.13, limited_w * 9000.0 * 1.13, full_w * 3600.0])
+    kept = run_training_cluster(cluster(1, table=slow), jobs, policy)
+    assert kept.job_j[2] == pytest.approx(limited_w * 3600.0 * 1.13)
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -67,6 +67,7 @@ class Allocation:
         newcomer_gpus: GPUs a job submitted before the next round starts on, by its kind.
         newcomers_as_requested: Newcomers of other kinds start on what their owners requested; on one GPU otherwise.
         passive: False when nobody may start between rounds, newcomers included.
+        full_power: Jobs that start from now on start without their power limit, where there is one.
         hold_longer_than_s: Newcomers with more work than this on one GPU, where it is known, wait for the next round.
     """
 
@@ -76,6 +77,7 @@ class Allocation:
     newcomers_as_requested: bool = False
     passive: bool = True
     hold_longer_than_s: float = float("inf")
+    full_power: bool = False
 
 
 def start_waiting(waiting: Sequence[tuple[int, int]], free: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:

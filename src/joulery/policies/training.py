@@ -54,8 +54,7 @@ class Green:
         shift: Which table of factors.
         theta: Share of the GPUs that the upper queue may take.
         gamma: Least degradation at which a job still grows; None for the load-dependent rule: ``gamma_low``, rising to
-            0.95 while the GPUs wanted grow from ``gamma_from`` of those there are to half as many more. A GPU that a
-            job only half uses is one that a waiting job lacks.
+            0.95 while the GPUs wanted grow from ``gamma_from`` of those there are to half as many more.
         gamma_low, gamma_from: Of that rule.
         cap: Most GPUs a job; None for max(2, GPUs / 16).
         hysteresis: Factor on the priority of running jobs, 1 for none.
@@ -70,6 +69,9 @@ class Green:
             last; None for never.
         preempt_after_s: A job takes GPUs from one that runs only after having waited this long, all its waits
             together; until then it starts when GPUs come free.
+        regrow: A job that started narrow in a crowd widens to what its kind pays for once there is room for everybody.
+        lift_after_s: Where kinds of jobs have power limits, jobs start without while somebody has waited for
+            longer than this: what a limit costs in time, everybody behind it waits; None to keep the limits.
         las: Order the lower queue by attained service instead of carbon (the paper's ablation).
         fixed_gpus: No scaling: every job on this many (the paper's ablation); None to scale.
         node_gpus: Beyond one node a job grows by whole nodes of this many GPUs: a node that it only half fills slows
@@ -93,6 +95,8 @@ class Green:
     ceiling_gpu_s: float | None = 6 * 3600.0
     ageing_s: float | None = 7 * 86_400.0
     preempt_after_s: float = 1800.0
+    regrow: bool = True
+    lift_after_s: float | None = None
     las: bool = False
     fixed_gpus: int | None = None
     node_gpus: int | None = None
@@ -109,12 +113,11 @@ class Green:
             raise ConfigError("hysteresis must lie in (0, 1]", got=str(self.hysteresis))
         if not 0 <= self.defer_ratio < float("inf"):
             raise ConfigError("a job cannot be put off by a negative share of its work", got=str(self.defer_ratio))
-        for knob in ("ceiling_gpu_s", "ageing_s"):
-            value = getattr(self, knob)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{knob} must be above 0", got=str(value), hint="none switches it off")
-        if not self.preempt_after_s >= 0:
-            raise ConfigError("a job cannot have waited for less than no time", got=str(self.preempt_after_s))
+        for knob, least in (("ceiling_gpu_s", 1.0), ("ageing_s", 1.0), ("preempt_after_s", 0.0), ("lift_after_s", 0.0)):
+            if not (getattr(self, knob) or least) >= least:
+                raise ConfigError(
+                    f"{knob} is too short", got=str(getattr(self, knob)), expected=f"at least {least:g} s"
+                )
         if self.node_gpus is not None and self.node_gpus < 1:
             raise ConfigError("a node has at least one GPU", got=str(self.node_gpus))
 
@@ -149,6 +152,8 @@ class Green:
         profile = self._learn(state.profile, view)
         gamma = self._gamma(state, view)
         jobs = self._settle(state, profile, view, gamma)
+        if self.regrow:
+            self._widen(jobs, profile, gamma, view)
         hold_s, put_off = self._put_off(view, jobs)
         upper = [row for row, job in enumerate(view.job.tolist()) if jobs[job].upper and row not in put_off]
         lower = [row for row, job in enumerate(view.job.tolist()) if not jobs[job].upper and row not in put_off]
@@ -158,7 +163,9 @@ class Green:
         reason = f"{hour} hour; {len(upper)} in the upper and {len(lower)} in the lower queue, {len(run)} run"
         if put_off:
             reason += f", {len(put_off)} put off for a greener one"
-        allocation = Allocation(run, rest, newcomers, hold_longer_than_s=hold_s)
+        longest_s = float(np.max(view.now_s - view.submit_s - view.executed_s, initial=0.0))
+        lifted = self.lift_after_s is not None and longest_s > self.lift_after_s
+        allocation = Allocation(run, rest, newcomers, hold_longer_than_s=hold_s, full_power=lifted)
         decision = Decision("allocate", "cluster", allocation, self.name, reason)
         # While newcomers may be held, the next round has to say when no longer.
         wake_s = None if upper or rest or put_off or hold_s < float("inf") else float("inf")
@@ -184,7 +191,6 @@ class Green:
         return (gpus // self.node_gpus + 1) * self.node_gpus
 
     def _narrower(self, gpus: int) -> int:
-        """The number it had before."""
         if self.node_gpus is None or gpus <= self.node_gpus:
             return gpus - 1
         return (-(-gpus // self.node_gpus) - 1) * self.node_gpus
@@ -277,6 +283,24 @@ class Green:
             return replace(known, upper=False)
         return replace(known, gpus=wider)
 
+    def _widen(
+        self, jobs: dict[int, _Known], profile: Mapping[int, Mapping[int, float]], gamma: float, view: ClusterView
+    ) -> None:
+        """Give what is free to settled jobs that run on fewer GPUs than a new one of their kind would get, in place."""
+        room = view.gpus - sum(jobs[job].gpus for job in view.job.tolist())
+        if room <= 0 or self.fixed_gpus is not None:
+            return
+        worth_s = _WORTH_RESTARTS * view.restart_s
+        for row in np.argsort(-view.remaining_s, kind="stable").tolist():
+            known, running = jobs[int(view.job[row])], int(view.running[row])
+            if known.upper or not running or running != known.gpus or view.remaining_s[row] < worth_s * running:
+                continue
+            least = 1 if view.min_gpus is None else int(view.min_gpus[row])
+            wide = self._newcomer(int(view.kind[row]), int(view.max_gpus[row]), profile, gamma, view, least).gpus
+            if 0 < wide - running <= room:
+                jobs[int(view.job[row])] = replace(known, gpus=wide)
+                room -= wide - running
+
     def _ranked(self, rows: Sequence[int], jobs: Mapping[int, _Known], view: ClusterView) -> list[int]:
         """The lower queue, first to run first: ascending ``footprint / degradation × shift`` (Eq. 5), within bounds."""
         if not rows:
@@ -315,15 +339,15 @@ class Green:
 
 def green_paper(**changes: object) -> Green:
     """GREEN as published: the literal shifting table, none of our additions."""
-    paper = Green(
-        shift=ShiftRule.PAPER, gamma_low=0.80, gamma_from=0.5, hysteresis=1.0, profile_cache=False, ceiling_gpu_s=None,
-        ageing_s=None, preempt_after_s=0.0, name="green-paper",
-    )  # fmt: skip
-    return replace(paper, **changes)  # type: ignore[arg-type]
+    bare: dict[str, Any] = {"ceiling_gpu_s": None, "ageing_s": None, "preempt_after_s": 0.0, "regrow": False}
+    bare |= {"hysteresis": 1.0, "profile_cache": False, "gamma_low": 0.80, "gamma_from": 0.5}
+    return Green(**{**bare, "shift": ShiftRule.PAPER, "name": "green-paper", **changes})
 
 
 _GAMMA_HIGH = 0.95
 _BLOCKING_ROUNDS = 3
+_WORTH_RESTARTS = 10.0
+"""A settled job is restarted wider only with so many restarts' time ahead of it."""
 _LEAST_SLACK_S = 1800.0
 """To put a job off for less than a round would only delay it."""
 

@@ -45,6 +45,7 @@ class Cluster:
         restart_s: Checkpoint and restart.
         sleep_after_s: How long a node idles before it is suspended; infinity keeps all nodes awake.
         wake_s: How long a suspended node takes to come back; its GPUs do nothing meanwhile.
+        full_table: Speed and power of jobs that start without the limits behind ``table``; None where it has none.
         belief: What schedulers are told of the hours to come; None for the truth. The present hour they can measure.
     """
 
@@ -57,6 +58,7 @@ class Cluster:
     sleep_after_s: float = math.inf
     wake_s: float = 60.0
     belief: Intensity | None = None
+    full_table: PowerTable | None = None
 
     @property
     def gpus(self) -> int:
@@ -78,6 +80,8 @@ class Plant:
     ) -> None:
         self.cluster, self.jobs, self.kernel = cluster, jobs, Kernel()
         n = len(jobs)
+        self.tables = (cluster.table, cluster.table if cluster.full_table is None else cluster.full_table)
+        self.lifted, self.full_power = [False] * n, False
         self.gpus_of = np.zeros(n, np.int64)
         self.left_s = jobs.work_s.copy()
         self.since_s = np.zeros(n)
@@ -155,10 +159,12 @@ class Plant:
             restart_s = max(restart_s, self.cluster.wake_s)
         self.gpus_of[job], self.since_s[job], self.ready_s[job] = gpus, now_s, now_s + restart_s
         self.most_gpus = max(self.most_gpus, self.cluster.gpus - self.free)
-        self.power_w += float(self.cluster.table.job_w[kind, gpus])
+        self.lifted[job] = self.full_power
+        table = self.tables[self.full_power]
+        self.power_w += float(table.job_w[kind, gpus])
         self._note_power(now_s)
         self.version[job] += 1
-        finish_s = now_s + restart_s + self.left_s[job] / float(self.cluster.table.speedup[kind, gpus])
+        finish_s = now_s + restart_s + self.left_s[job] / float(table.speedup[kind, gpus])
         self.kernel.at(finish_s, "done", (job, self.version[job]))
         self.hash.update(f"{now_s:.6f},{job},{gpus};".encode())
 
@@ -167,7 +173,7 @@ class Plant:
         self._idle(now_s)
         self._account(now_s, job)
         gpus = int(self.gpus_of[job])
-        self.power_w -= float(self.cluster.table.job_w[int(self.jobs.kind[job]), gpus])
+        self.power_w -= float(self.tables[self.lifted[job]].job_w[int(self.jobs.kind[job]), gpus])
         self.gpus_of[job] = 0
         self._vacate(now_s, gpus)
         self._note_power(now_s)
@@ -176,7 +182,7 @@ class Plant:
 
     def _account(self, now_s: float, job: int) -> None:
         kind, gpus, since_s = int(self.jobs.kind[job]), int(self.gpus_of[job]), float(self.since_s[job])
-        elapsed_s, table = now_s - since_s, self.cluster.table
+        elapsed_s, table = now_s - since_s, self.tables[self.lifted[job]]
         power_w = float(table.job_w[kind, gpus])
         self.job_j[job] += power_w * elapsed_s
         carbon = self.cluster.carbon
@@ -272,7 +278,7 @@ class Plant:
     def _act(self, now_s: float, decision: Decision) -> None:
         allocation = decision.value
         assert isinstance(allocation, Allocation)
-        run = allocation.run
+        run, self.full_power = allocation.run, allocation.full_power
         resized = []
         for job in [job for job in self.active if self.gpus_of[job] > 0]:
             want, have = run.get(job, 0), int(self.gpus_of[job])

@@ -41,6 +41,7 @@ from joulery.sim.training_workload import Jobs
 
 _PRESET_BAR = 0.9
 _CAP = 8
+_LIFT_AFTER_S = 2 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +69,22 @@ class Setting:
 
     def cluster(self, carbon: Intensity, scheme: Scheme, widest: int = _CAP) -> Cluster:
         """The cluster as one scheme runs it, for jobs of up to so many GPUs."""
-        table = power_table(widened(scheme.classes(RTX3090_CLASSES), widest), self.node)
+        table, full = (
+            power_table(widened(classes, widest), self.node)
+            for classes in (scheme.classes(RTX3090_CLASSES), RTX3090_CLASSES)
+        )
         sleep_after_s = self.sleep_after_s if scheme.sleeping else math.inf
         return Cluster(
-            self.nodes, self.node, table, carbon, self.window_s, self.restart_s, sleep_after_s, self.wake_s, self.belief
+            self.nodes,
+            self.node,
+            table,
+            carbon,
+            self.window_s,
+            self.restart_s,
+            sleep_after_s,
+            self.wake_s,
+            self.belief,
+            full,
         )
 
 
@@ -133,19 +146,19 @@ SCHEMES: Mapping[str, Scheme] = {
     "green-sleep": Scheme("GREEN, idle nodes suspended", lambda t, j, c: Green(), sleeping=True),
     "green-swift": Scheme(
         "GREEN for speed: wider jobs, their power limited by kind, idle nodes suspended",
-        lambda t, j, c: Green(gamma_low=0.75, cap=_CAP),
+        lambda t, j, c: Green(gamma_low=0.75, cap=_CAP, lift_after_s=_LIFT_AFTER_S),
         sleeping=True,
         classes=partial(_zeus, eta=0.5),
     ),
     "green-lean": Scheme(
         "GREEN for both: jobs somewhat wider, power limited by kind, idle nodes suspended",
-        lambda t, j, c: Green(gamma_low=0.80, gamma_from=0.8, cap=_CAP),
+        lambda t, j, c: Green(gamma_low=0.80, gamma_from=0.8, cap=_CAP, lift_after_s=_LIFT_AFTER_S),
         sleeping=True,
         classes=partial(_zeus, eta=0.7),
     ),
     "green-frugal": Scheme(
         "GREEN for grams: power limited by kind, idle nodes suspended",
-        lambda t, j, c: Green(),
+        lambda t, j, c: Green(lift_after_s=_LIFT_AFTER_S),
         sleeping=True,
         classes=partial(_zeus, eta=0.5),
     ),

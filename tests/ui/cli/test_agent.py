@@ -8,6 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from joulery.domain.errors import ConfigError
+from joulery.runtime.compose.meters import MeterSpec
+from joulery.runtime.compose.node_agent import AgentOrders
+from joulery.runtime.schedule.agent import AgentTimes
+
 SITE = """\
 joulery: 1
 meters: {use: [cpu-model], cpu_model: {idle: 20 W, max: 60 W}}
@@ -40,6 +47,39 @@ def test_a_job_of_this_node_is_metered_into_the_spool(tmp_path: Path) -> None:
     (file,) = (tmp_path / "spool").iterdir()
     assert file.name.startswith("n7.")
     assert set(json.loads(file.read_text())["jobs"]) == {"4711"}
+
+
+def test_what_samples_has_nothing_in_memory_that_only_the_site_file_needs() -> None:
+    heavy = {"pydantic", "yaml", "httpx", "pyarrow", "scipy", "joulery.config"}
+    code = "import sys, joulery.ui.cli.agent, joulery.runtime.compose.node_agent; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+
+    assert "joulery.runtime.schedule.energy" in done.stdout.split()
+    assert not heavy & set(done.stdout.split())
+
+
+def test_orders_survive_the_way_to_the_process_that_samples() -> None:
+    orders = AgentOrders(
+        "/shared/energy", "n7", "n7", (MeterSpec("cpu-model", {"idle_w": 20.0, "max_w": 60.0}),), AgentTimes(5.0, 3),
+        "/run/prolog", ("/run/socket", "/shared/progress"),
+    )  # fmt: skip
+    assert AgentOrders.from_json(orders.to_json()) == orders
+    plain = AgentOrders("/shared/energy", "n7", "", None, AgentTimes())
+    assert AgentOrders.from_json(plain.to_json()) == plain
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"meters": 3, "progress": null}'])
+def test_orders_that_are_none_are_one_clear_error(text: str) -> None:
+    with pytest.raises(ConfigError, match="orders"):
+        AgentOrders.from_json(text)
+
+
+def test_a_progress_socket_needs_a_folder_in_the_site(tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text(SITE)
+    done = run(tmp_path, "--once", "--progress-socket", "socket")
+
+    assert done.returncode == 2
+    assert "jobs.slurm.progress" in done.stderr
 
 
 def test_a_site_without_a_spool_is_one_clear_error(tmp_path: Path) -> None:

@@ -13,24 +13,22 @@ from joulery.adapters.clusters.local import LocalBackend, Slot
 from joulery.adapters.clusters.progress import Progress, output_pattern
 from joulery.config.jobs import JobsConfig, SlotsConfig, SlurmRestConfig
 from joulery.config.site import Site
-from joulery.domain.cluster import ClusterSnapshot, Placement
+from joulery.domain.cluster import ClusterSnapshot
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.ports import CarbonSource, ClusterBackend
 from joulery.policies.shifting import ShiftRule
 from joulery.policies.training import Green, green_paper
 from joulery.runtime.compose.carbon import carbon_source
-from joulery.runtime.compose.meters import open_meters
 from joulery.runtime.compose.models import cache_folder
-from joulery.runtime.compose.share import open_busy, open_tree
+from joulery.runtime.compose.node_agent import job_meter, machine_gpus
 from joulery.runtime.compose.site_meters import meter_specs
-from joulery.runtime.schedule.energy import FirstOf, JobMeter, MachineShares, StatedPower
+from joulery.runtime.schedule.energy import FirstOf, StatedPower
 from joulery.runtime.schedule.spool import SpoolReader
 from joulery.store.jobs import JobBook
 
 if TYPE_CHECKING:
     from datetime import tzinfo
 
-    from joulery.adapters.clusters.progress_socket import ProgressSocket
     from joulery.adapters.clusters.sacct import SacctLog
     from joulery.adapters.clusters.slurm_rest import RestPlace
     from joulery.runtime.schedule.energy import Totals
@@ -83,20 +81,16 @@ def _pattern(jobs: JobsConfig) -> re.Pattern[str] | None:
     return None if jobs.output_pattern is None else output_pattern(jobs.output_pattern)
 
 
-def progress_socket(site: Site, path: Path) -> ProgressSocket:
-    """Listens on this node for the progress of its jobs, and leaves it where the scheduler looks for it.
+def progress_folder(site: Site) -> Path:
+    """Where the scheduler looks for progress.
 
     Raises:
-        ConfigError: The site names no folder for progress.
-        CapabilityError: The place cannot be used.
+        ConfigError: The site names no folder for it.
     """
-    from joulery.adapters.clusters.progress_socket import open_progress_socket
-    from joulery.adapters.clusters.slurm_node import job_of
-
     folder = jobs_of(site).slurm.progress
     if folder is None:
         raise ConfigError("says nowhere to leave progress", pointer="jobs.slurm.progress", hint="name a shared folder")
-    return open_progress_socket(path, folder, job_of)
+    return folder
 
 
 def local_backend(jobs: JobsConfig) -> LocalBackend:
@@ -118,11 +112,7 @@ def machine_slots(slots: SlotsConfig) -> tuple[Slot, ...]:
         CapabilityError: No GPU answers.
     """
     if slots.kind == "gpu":
-        from joulery.adapters.meters.nvml import open_nvml
-
-        meter = open_nvml()
-        boards = tuple(int(board.device.partition(":")[2]) for board in meter.boards)
-        meter.close()
+        boards = machine_gpus()
         count = len(boards) if slots.count is None else slots.count
         if count > len(boards):
             raise ConfigError(f"this machine has {len(boards)} GPUs", pointer="jobs.slots.count", got=str(count))
@@ -177,7 +167,8 @@ def energy_source(site: Site, backend: ClusterBackend, note: Callable[[str], Non
     sources: list[Callable[[ClusterSnapshot], Totals]] = []
     if isinstance(backend, LocalBackend):
         try:
-            sources.append(job_meter(site, backend.placements, len(machine_slots(jobs.slots))).read)
+            meter = job_meter(meter_specs(site.meters), backend.placements, len(machine_slots(jobs.slots)))
+            sources.append(meter.read)
         except CapabilityError as error:
             note(f"jobs are not metered: {error}")
     elif jobs.slurm.meters is not None:
@@ -187,52 +178,6 @@ def energy_source(site: Site, backend: ClusterBackend, note: Callable[[str], Non
     if not sources:
         note("nothing measures the jobs and jobs.power states nothing: no footprints, and no job grows")
     return FirstOf(sources)
-
-
-def job_meter(site: Site, placements: Callable[[], tuple[Placement, ...]], slots: int) -> JobMeter:
-    """The meters of this machine, told apart by job.
-
-    Raises:
-        CapabilityError: No meter answers.
-    """
-    opened = open_meters(meter_specs(site.meters))
-    if not opened.meters:
-        raise CapabilityError(
-            "no meter answers here", hint="joulery doctor says what can be read here, and how the rest is granted"
-        )
-    busy = open_busy()
-
-    def tree(pid: int) -> object:
-        return open_tree(pid, include_root=True, exclude=frozenset(), sockets=busy.sockets, group=None)
-
-    return JobMeter(opened.meters, MachineShares(busy, tree, slots), placements)  # type: ignore[arg-type]
-
-
-def node_meter(site: Site, node: str, prolog: Path | None) -> JobMeter:
-    """The meters of this node of Slurm, told apart by job.
-
-    Args:
-        site: Says which meters.
-        node: Only jobs that Slurm started under this name; all when empty.
-        prolog: Folder in which a prolog leaves the GPUs of each job.
-
-    Raises:
-        CapabilityError: No meter answers.
-    """
-    from joulery.adapters.clusters.slurm_node import node_placements
-
-    def placements() -> tuple[Placement, ...]:
-        return node_placements(prolog=prolog, node=node)
-
-    return job_meter(site, placements, node_slots())
-
-
-def node_slots() -> int:
-    """GPUs of this node, by which idle energy is shared out; its cores where it has none."""
-    try:
-        return len(machine_slots(SlotsConfig(kind="gpu")))
-    except CapabilityError:
-        return len(os.sched_getaffinity(0))
 
 
 def state_folder(site: Site) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import threading
 import time
@@ -108,18 +107,6 @@ def schedule(request: Request, say: Callable[[Mapping[str, Any]], None], stop: t
                 released = release_all(backend)
                 note(f"stopped: released {len(released)} held jobs")
                 _end(dog)
-
-
-@contextmanager
-def stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and Ctrl-C set."""
-    stop = threading.Event()
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-import time
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ import click
     help="Listen here for lines of progress; they go to the files in jobs.slurm.progress.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Say each sample as one JSON object.")
+@click.option("--orders", hidden=True, help="What the site file says, already read.")
 def command(
     site: Path,
     sample: str,
@@ -36,19 +37,34 @@ def command(
     prolog: Path | None,
     progress_socket: Path | None,
     as_json: bool,
+    orders: str | None,
 ) -> None:
     """Meter the jobs of Slurm on this node until Ctrl-C, into the folder jobs.slurm.meters of SITE.
 
     Run it as root on every node: the kernel shows processes of others to root alone.
     """
+    if orders is None:
+        # Reading a site takes more memory than metering jobs: who has read it becomes a process that has not.
+        given = _orders(site, sample, once, node, prolog, progress_socket)
+        flags = ["--json"] if as_json else []
+        argv = [sys.executable, "-m", "joulery", "agent", str(site), "--orders", given, *flags]
+        os.execv(sys.executable, argv)
+    from joulery.runtime.compose.node_agent import AgentOrders, run_node_agent
+
+    run_node_agent(AgentOrders.from_json(orders), _say_json if as_json else _say)
+
+
+def _orders(
+    site: Path, sample: str, once: bool, node: str | None, prolog: Path | None, progress_socket: Path | None
+) -> str:
+    """The orders of the agent, from its flags and the site file."""
     from joulery.config import load
     from joulery.config.quantity import TIME, flag_quantity
     from joulery.domain.errors import ConfigError
-    from joulery.runtime.compose.schedule import jobs_of, node_meter
-    from joulery.runtime.compose.schedule import progress_socket as open_progress
-    from joulery.runtime.schedule.agent import AgentTimes, run_agent
-    from joulery.runtime.schedule.run import stopped_by_signals
-    from joulery.runtime.schedule.spool import SpoolWriter
+    from joulery.runtime.compose.node_agent import AgentOrders
+    from joulery.runtime.compose.schedule import jobs_of, progress_folder
+    from joulery.runtime.compose.site_meters import meter_specs
+    from joulery.runtime.schedule.agent import AgentTimes
 
     config = load(site)
     folder = jobs_of(config).slurm.meters
@@ -60,17 +76,16 @@ def command(
             hint="name a folder on a disk that all nodes share",
         )
     name = node or os.environ.get("SLURMD_NODENAME") or platform.node().partition(".")[0]
-    listener = None if progress_socket is None else open_progress(config, progress_socket)
-    meter = node_meter(config, name if node else "", prolog)
-    times = AgentTimes(flag_quantity(sample, TIME, "--sample"), 1 if once else None)
-    spool = SpoolWriter(folder, name, f"{time.time_ns():x}")
-    try:
-        with stopped_by_signals() as stop:
-            run_agent(meter, spool, times, _say_json if as_json else _say, stop)
-    finally:
-        meter.close()
-        if listener is not None:
-            listener.close()
+    progress = None if progress_socket is None else (str(progress_socket), str(progress_folder(config)))
+    return AgentOrders(
+        folder=str(folder),
+        node=name,
+        only=name if node else "",
+        meters=meter_specs(config.meters),
+        times=AgentTimes(flag_quantity(sample, TIME, "--sample"), 1 if once else None),
+        prolog=None if prolog is None else str(prolog),
+        progress=progress,
+    ).to_json()
 
 
 def _say_json(sample: Mapping[str, Any]) -> None:

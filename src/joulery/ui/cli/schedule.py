@@ -27,7 +27,8 @@ def command(site: Path, backend: str | None, mode: str | None, once: bool, relea
     act     does it
     """
     from joulery.config.site import Mode
-    from joulery.runtime.schedule.run import Request, release_now, schedule, stopped_by_signals
+    from joulery.runtime.schedule.run import Request, release_now, schedule
+    from joulery.runtime.schedule.stopping import stopped_by_signals
 
     if release:
         released = release_now(site, backend)
