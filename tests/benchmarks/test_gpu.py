@@ -59,7 +59,9 @@ def test_kernels_that_nobody_launched_and_operations_outside_of_modules_lower_th
     f.launch("cudaLaunchKernel", 210, 10, correlation=2)
     f.kernel("add", 230, 30, correlation=2)
     f.kernel("lost", 300, 10, correlation=9)
-    assert gpu.linked(read_columns(f.write(tmp_path))) == (pytest.approx(0.9), pytest.approx(0.6))
+    f.launch("cudaLaunchKernel", 400, 10, correlation=3)
+    f.kernel("of no operation", 420, 100, correlation=3)
+    assert gpu.linked(read_columns(f.write(tmp_path))) == (pytest.approx(0.45), pytest.approx(0.3))
 
 
 def test_all_kernel_time_of_a_real_trace_is_linked() -> None:
