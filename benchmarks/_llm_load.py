@@ -38,7 +38,7 @@ serving: {{listen: "127.0.0.1:0"}}
 BUNDLED = "{kind: llama.cpp, threads: 1}"
 REQUESTS, LOAD, CV, SEED = 120, 0.9, 3.0, 11
 ALONE_S = 105.0
-"""Requests that are answered one by one within this are the load: all orders together then take nine minutes."""
+"""Requests that are answered one by one within this are the load: all orders together then take ten minutes."""
 THINGS = (
     *("violins", "tides", "onions", "castles", "comets", "umbrellas", "turtles", "marathons", "ink", "canals"),
     *("marble", "skating", "beavers", "lanterns", "cotton", "harbours"),

@@ -50,6 +50,13 @@ def test_what_was_completed_of_a_form_corrects_the_next_of_it_and_no_other() -> 
     assert forms.ratio(prompt_form(""), lengths) == 1.0
 
 
+def test_one_completion_moves_what_is_expected_two_thirds_of_the_way() -> None:
+    forms, lengths = FormLengths(), OnlineLengths(PRIOR)
+    poem = prompt_form(POEM.format("owls"))
+    forms.completed(poem, 2.0, 400.0)
+    assert forms.ratio(poem, lengths) == pytest.approx((401.0 / 41.0) ** (2.0 / 3.0), rel=1e-4)
+
+
 def test_a_correction_is_of_what_is_expected_now() -> None:
     forms, lengths = FormLengths(), OnlineLengths(PRIOR)
     poem = prompt_form(POEM.format("owls"))
