@@ -12,6 +12,7 @@ import pytest
 
 from joulery.store.leases import LeaseBook
 from joulery.store.run import open_run
+from joulery.ui.cli import main
 from tests.adapters.engines.openai_server import FakeServer, running
 from tests.adapters.engines.support import until
 
@@ -50,7 +51,7 @@ def ceiling(tmp_path):
     return json.loads(file.read_text())["ceiling_mhz"] if file.exists() else None
 
 
-async def test_the_clock_falls_while_it_serves_and_comes_back(tmp_path, monkeypatch):
+async def test_the_clock_falls_while_it_serves_and_comes_back(tmp_path, monkeypatch, capsys):
     async with serving(tmp_path, monkeypatch) as process:
         said = []
         while not said or not said[-1].startswith("serving at"):
@@ -74,6 +75,8 @@ async def test_the_clock_falls_while_it_serves_and_comes_back(tmp_path, monkeypa
     assert decided[:2] == [(200.0, "applied"), (1040.0, "applied")]
     assert any(entry["waiting"] == 0 for entry in run.log("clock_step"))
     assert (run.manifest["kind"], run.manifest["state"]) == ("serve", "closed")
+    assert main(["report", str(tmp_path / "run")]) == 2
+    assert "keeps the log of its clocks alone" in capsys.readouterr().err
 
 
 async def test_a_gateway_that_is_killed_gives_the_clock_back(tmp_path, monkeypatch):

@@ -162,6 +162,12 @@ def measured_label(manifest: Mapping[str, Any], footprint: Footprint) -> SiteLab
 def _of_ticks(run: Run, site: SiteLabel | None, ticks: tuple[Tick, ...]) -> Footprint:
     """The footprint of an interrupted site: all it metered, given to nobody."""
     known = [tick for tick in ticks if not math.isnan(tick.energy_j)]
+    if not known and run.manifest.get("kind") == "serve":
+        raise DataError(
+            "a run of language models keeps the log of its clocks alone, no energy",
+            file=str(run.path),
+            hint="see log.jsonl in it; joules of requests are in their answers and under /metrics",
+        )
     if not known:
         raise DataError(
             "the run was interrupted before anything was summed up",
