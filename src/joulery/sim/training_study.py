@@ -183,6 +183,11 @@ SCHEMES: Mapping[str, Scheme] = {
     "pollux": Scheme(
         "Pollux: GPUs to whom they bring most goodput", lambda t, j, c: Pollux(goodput(t), _CAP), period_s=60.0
     ),
+    "pollux-like": Scheme(
+        "Pollux blind to statistical efficiency: GPUs to whom they bring most throughput",
+        lambda t, j, c: Pollux(goodput(t, {}), _CAP),
+        period_s=60.0,
+    ),
     "zeus": Scheme(
         "Zeus: a power limit for each kind of job, ordered by Tiresias", lambda t, j, c: Tiresias(_preset(t)),
         classes=_zeus,
