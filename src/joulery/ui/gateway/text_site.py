@@ -71,12 +71,10 @@ async def serve_text(
             stack.push_async_callback(server.stop)  # before the desks close: what runs is finished
             stopping = asyncio.create_task(stop.wait())
             stack.callback(stopping.cancel)
+            drivers = await _governors(site, text, metrics, stack, out, argv, fact)
             if not await _started(text, stopping):
                 return
-            governing = [
-                asyncio.create_task(driver.run(), name="governor")
-                for driver in await _governors(site, text, metrics, stack, out, argv, fact)
-            ]
+            governing = [asyncio.create_task(driver.run(), name="governor") for driver in drivers]
             ready(server.url, text)
             keeping = asyncio.create_task(keep_text(text), name="text meter")
             for task in (keeping, *governing):

@@ -16,8 +16,6 @@ from joulery.config.services import ServiceConfig
 from joulery.config.site import Mode, Site
 from joulery.domain.errors import ConfigError
 from joulery.runtime.compose.carbon import carbon_source
-from joulery.runtime.compose.clocks import governed_clock
-from joulery.runtime.compose.governed_text import claim, governed_desks
 from joulery.runtime.compose.gpus import LocalGpus, local_gpus
 from joulery.runtime.compose.meters import MeterSpec
 from joulery.runtime.compose.models import cache_folder
@@ -33,22 +31,19 @@ from joulery.runtime.serving.finish import Finished, finish
 from joulery.runtime.serving.governing import ClockKeeper
 from joulery.runtime.serving.grid import Grid
 from joulery.runtime.serving.hosted import Hosted
-from joulery.runtime.serving.hosted_residents import hosted_residents
 from joulery.runtime.serving.live_sample import LiveSample
 from joulery.runtime.serving.loading import LoadResult
 from joulery.runtime.serving.provisioned import ProvisionedSession
-from joulery.runtime.serving.residents import Residents
 from joulery.runtime.serving.session import Pace, Session
 from joulery.runtime.serving.site_watch import SiteWatch
-from joulery.runtime.text.desk import TextDesk
-from joulery.runtime.text.residence import desk_residents
 from joulery.store.files import write_atomically
 from joulery.store.run import RunWriter, create_run, new_run_id
 from joulery.ui.gateway.text_site import keep_text, open_text, start_text
 from joulery.ui.reports.html import render_html
 from joulery.ui.reports.table import roll_up
-from joulery.ui.up.facts import tell_clock, tell_machine, tell_profile, tell_service, tell_serving
+from joulery.ui.up.facts import tell_machine, tell_profile, tell_service, tell_serving
 from joulery.ui.up.front import Front, front
+from joulery.ui.up.governed import govern, join_keepers
 from joulery.ui.up.loads import Loads
 from joulery.ui.up.planned import follow_site, planned_session, tell_plan
 from joulery.ui.up.screen import Screen
@@ -119,7 +114,7 @@ async def up(options: Options, screen: Screen, stop: asyncio.Event) -> dict[str,
                 session.follow(SiteWatch(options.file))
         stack.push_async_callback(session.engine.close)
         stack.push_async_callback(session.stop)
-        keepers = await _governed(session, stack, screen)
+        keepers = await govern(session, stack, screen)
         await _unless_stopped(session.serve(), stop)
         gate.open_to(session)
         await _language_models(site, gate, keepers, stack, stop)
@@ -139,11 +134,7 @@ async def _language_models(
     if not site.language_models:
         return
     text = open_text(site, gate.gateway, gate.metrics, stack, gate.workers_log)
-    owners: dict[str, str] = {}
-    for keeper in keepers:
-        desks = governed_desks(text, keeper.clock)
-        claim(desks, keeper, owners)
-        keeper.residents = _both(keeper.residents, desks)
+    join_keepers(keepers, text)
     await _unless_stopped(start_text(text), stop)
     keeping = asyncio.create_task(keep_text(text), name="text meter")
     stack.callback(keeping.cancel)
@@ -282,34 +273,6 @@ async def _gpus(site: Site, stack: AsyncExitStack, screen: Screen) -> LocalGpus 
     found = await asyncio.to_thread(local_gpus, site.fleet.devices, holder)
     stack.callback(found.close)
     return found
-
-
-async def _governed(session: Session, stack: AsyncExitStack, screen: Screen) -> list[ClockKeeper]:
-    """Have the clocks that the site file names governed; those that are set are on loan until the stack unwinds."""
-    clocks = [governed_clock(config, session.site.mode) for config in session.site.fleet.clocks]
-    holder = None
-    if clocks and session.site.mode is Mode.ACT:
-        shortest_s = min(clock.config.lease_s for clock in clocks)
-        holder = await stack.enter_async_context(lending(session.warn, shortest_s))
-    keepers = []
-    for clock in clocks:
-        keeper = ClockKeeper(
-            clock,
-            lambda now_s: hosted_residents(session.hosted, session.engine, now_s),
-            session.site.mode,
-            holder,
-            lambda: session.on_trial,
-            tell=session.warn,
-        )
-        session.govern(keeper)
-        tell_clock(screen, clock, session.site.mode)
-        keepers.append(keeper)
-    return keepers
-
-
-def _both(services: Residents, desks: Sequence[TextDesk]) -> Residents:
-    """Services and language models that share a device."""
-    return lambda now_s: (*services(now_s), *desk_residents(desks, now_s))
 
 
 async def _serve(

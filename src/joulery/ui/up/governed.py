@@ -1,0 +1,61 @@
+"""Governed clocks of ``joulery up``: keepers of what the session hosts, and of language models beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+from joulery.config.site import Mode
+from joulery.runtime.compose.clocks import governed_clock
+from joulery.runtime.compose.governed_text import claim, governed_desks
+from joulery.runtime.compose.text import TextSite
+from joulery.runtime.leasing.lending import lending
+from joulery.runtime.serving.governing import ClockKeeper
+from joulery.runtime.serving.hosted_residents import hosted_residents
+from joulery.runtime.serving.residents import Residents
+from joulery.runtime.serving.session import Session
+from joulery.runtime.text.desk import TextDesk
+from joulery.runtime.text.residence import desk_residents
+from joulery.ui.up.facts import tell_clock
+from joulery.ui.up.screen import Screen
+
+
+async def govern(session: Session, stack: AsyncExitStack, screen: Screen) -> list[ClockKeeper]:
+    """Have the clocks that the site file names governed; those that are set are on loan until the stack unwinds."""
+    clocks = [governed_clock(config, session.site.mode) for config in session.site.fleet.clocks]
+    holder = None
+    if clocks and session.site.mode is Mode.ACT:
+        shortest_s = min(clock.config.lease_s for clock in clocks)
+        holder = await stack.enter_async_context(lending(session.warn, shortest_s))
+    keepers = []
+    for clock in clocks:
+        keeper = ClockKeeper(
+            clock,
+            lambda now_s: hosted_residents(session.hosted, session.engine, now_s),
+            session.site.mode,
+            holder,
+            lambda: session.on_trial,
+            tell=session.warn,
+        )
+        session.govern(keeper)
+        tell_clock(screen, clock, session.site.mode)
+        keepers.append(keeper)
+    return keepers
+
+
+def join_keepers(keepers: Sequence[ClockKeeper], text: TextSite) -> None:
+    """Have keepers see the language models that their devices run.
+
+    Raises:
+        ConfigError: A model has two clocks.
+    """
+    owners: dict[str, str] = {}
+    for keeper in keepers:
+        desks = governed_desks(text, keeper.clock)
+        claim(desks, keeper, owners)
+        keeper.residents = _both(keeper.residents, desks)
+
+
+def _both(services: Residents, desks: Sequence[TextDesk]) -> Residents:
+    """Services and language models that share a device."""
+    return lambda now_s: (*services(now_s), *desk_residents(desks, now_s))
