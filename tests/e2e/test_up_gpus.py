@@ -96,19 +96,21 @@ def test_partitions_are_tried_live(tmp_path: Path, nvml: NvmlFake) -> None:
     assert nvml.layout() == (False, ()), "what was cut is given back"
 
 
-def test_two_services_each_in_a_pod_of_one_site_file(tmp_path: Path, nvml: NvmlFake) -> None:
+def test_two_services_of_one_site_file_one_with_a_gpu_of_its_own_both_on_slices_of_another(
+    tmp_path: Path, nvml: NvmlFake
+) -> None:
     name = "NVIDIA A100-SXM4-40GB"
     nvml = NvmlFake(gpu(name, idle_w=50.0), gpu(name, 1, idle_w=50.0), file=nvml.file)
     cuts = "mode: mig, cuts: [[3g.20gb, 4g.20gb]]"
     path = on_gpu(tmp_path, f"{{gpu: 0, {cuts}}}, {{gpu: 1, {cuts}}}")
     head, services, tail = text_parts(path.read_text())
-    pods = ("gpus: [1]", "gpus: [0]")
+    pods = {"sums": "gpus: [1, 0]", "more": "gpus: [0]"}
     twice = [
         services.replace("name: sums", f"name: {who}").replace("owner: tests", f"owner: tests\n    {pod}")
-        for who, pod in zip(("sums", "more"), pods, strict=True)
+        for who, pod in pods.items()
     ]
     own = "    load: {kind: constant, rate: 20 /s, duration: 2 s}\n"
-    path.write_text(f"{head}{twice[0]}{twice[1]}{own}{tail}")
+    path.write_text(f"{head}{twice[0]}{twice[1]}{own}plan: {{colocate: true}}\n{tail}")
     with Up(path, tmp_path) as up:
         code, said, complaint = up.end()
         assert up.survivors() == []
@@ -116,7 +118,7 @@ def test_two_services_each_in_a_pod_of_one_site_file(tmp_path: Path, nvml: NvmlF
     report = json.loads((tmp_path / "run/report.json").read_text())
     assert {each["service"]: each["failed"] for each in report["services"]} == {"sums": 0, "more": 0}
     assert all(each["requests"] > 20 for each in report["services"])
-    assert "gpu:1 cut as" in said and "gpu:0 cut as" in said
+    assert "gpu:0, gpu:1 cut as 3g.20gb+4g.20gb+4g.20gb" in said and "gpu:0 cut as 3g.20gb: 2 layouts" in said
     assert [nvml.layout(index) for index in range(2)] == [(False, ()), (False, ())], "given back"
 
 

@@ -12,6 +12,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import json
+import os
 import sys
 import time
 import uuid
@@ -173,13 +174,13 @@ class NvmlFake:
             return
         with self.file.open("r+") as opened:
             fcntl.flock(opened, fcntl.LOCK_EX)
-            self._state = json.load(opened)
+            text = opened.read()
+            self._state = json.loads(text)
             before = json.dumps(self._state)
             yield self._state
-            if json.dumps(self._state) != before:
-                opened.seek(0)
-                opened.truncate()
-                json.dump(self._state, opened)
+            if (after := json.dumps(self._state)) != before:
+                # In one call, never shorter than what was there: whoever is killed meanwhile leaves a whole state.
+                os.pwrite(opened.fileno(), after.ljust(len(text)).encode(), 0)
 
     def worked(self, index: int, joules: float) -> None:
         """Something ran on a board: its energy counter moves on."""
