@@ -10,6 +10,7 @@ from joulery.sim.hourly_intensity import Intensity
 from joulery.sim.streams import Streams
 from joulery.sim.training_cluster import TrainingRun
 from joulery.sim.training_study import MIXES, SCHEMES, Setting, jobs_from_trace, run_scheme, synthetic_trace
+from joulery.sim.training_workload import Jobs
 from tests.data_folder import data_folder
 
 REGIONS = ("GB", "SE", "US-CAL-CISO", "PL", "CA-ON")
@@ -168,3 +169,35 @@ def test_a_watched_run_keeps_the_course_of_its_power() -> None:
 
 def test_pollux_comes_within_a_tenth_of_its_artifact_on_its_own_workload() -> None:
     assert mean_jct_s(data_folder("green")) == pytest.approx(ARTIFACT_JCT_S, rel=0.10)
+
+
+def burst_of_a_week() -> Jobs:
+    """On 16 GPUs, half as much again as they can do in that week, a fifth of the jobs longer than ten hours."""
+    rng, edges = np.random.default_rng(0), np.log([60.0, 600.0, 3600.0, 36_000.0, 133_200.0])
+    submit_s = np.sort(rng.uniform(0, 7 * 86_400.0, 853))
+    size = rng.choice(4, 853, p=MIXES["day"])
+    return jobs_from_trace(submit_s, np.exp(rng.uniform(edges[size], edges[size + 1])), Streams(0))
+
+
+def p99_s(name: str) -> float:
+    grid = Intensity(200 + 100 * np.sin(np.arange(24) / 24 * 2 * np.pi))
+    return float(np.quantile(run_scheme(name, Setting(nodes=8), burst_of_a_week(), grid).jct_s, 0.99))
+
+
+def test_in_a_burst_of_a_week_the_slowest_end_no_later_than_under_tiresias() -> None:
+    tiresias = p99_s("tiresias")
+    assert p99_s("green") <= tiresias
+    assert p99_s("green-lean") <= tiresias
+
+
+@pytest.mark.parametrize(
+    ("scheme", "without"),
+    [
+        ("green", "ceiling_gpu_s=none"),
+        ("green", "ageing_s=none"),
+        ("green", "gamma=0.9"),
+        ("green-lean", "lift_after_s=none"),
+    ],
+)
+def test_each_of_them_brings_the_slowest_forward(scheme: str, without: str) -> None:
+    assert p99_s(f"{scheme}:{without}") > 1.03 * p99_s(scheme)
