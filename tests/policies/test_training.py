@@ -239,6 +239,21 @@ def test_a_job_that_started_narrow_in_a_crowd_widens_when_there_is_room_for_all(
     assert sum(run.values()) <= 64 and len(run) == others + 1, "nobody is stopped for it"
 
 
+def test_what_room_there_is_goes_to_the_longest_and_who_is_still_sized_goes_on_by_one() -> None:
+    policy, same = Green(), np.zeros(3, np.int64)
+    state = policy.initial()
+    for running, degradation in ((1, 1.0), (2, 0.93), (3, 0.7)):
+        sized = view(0.0, [running, 1], [degradation, float("nan")], kind=np.array([0, 0]))
+        state = policy.step(state, sized).state
+    assert state.jobs[0].gpus == 2 and state.jobs[1].upper and state.jobs[1].gpus == 1
+    unmeasured = view(9e3, [2, 1], [0.93, float("nan")], kind=np.array([0, 0]))
+    assert policy.step(state, unmeasured).decisions[0].value.run == {0: 2, 1: 1}
+    narrow = {job: dataclasses.replace(state.jobs[0], gpus=1) for job in range(3)}
+    crowd = dataclasses.replace(state, jobs=narrow)
+    left = view(9e3, [1, 1, 1], [1.0] * 3, gpus=4, kind=same, remaining_s=np.array([2e4, 3e4, 1e4]))
+    assert policy.step(crowd, left).decisions[0].value.run == {0: 1, 1: 2, 2: 1}
+
+
 def test_power_limits_are_lifted_while_somebody_has_waited_too_long() -> None:
     policy = Green(lift_after_s=1e4)
     for now_s, lifted in ((11_799.0, False), (11_801.0, True)):
