@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from joulery.sim.training_figures import Figures, Outcome
+from joulery.ui.format import percent
 from joulery.ui.simulate.claim import Claim
 
 SIZES = ("extra small, below 10 min", "small, below 1 h", "medium, below 10 h", "large")
@@ -37,7 +38,7 @@ def claims(made: Figures) -> tuple[Claim, ...]:
     return (*found, *_sensitivity(made), *_frontier(made))
 
 
-def percent(ratio: float) -> str:
+def signed_percent(ratio: float) -> str:
     """A change, signed."""
     return f"{100 * ratio:+.1f} %"
 
@@ -117,9 +118,9 @@ def _table_4(ones: Sequence[Outcome]) -> list[Claim]:
 
 def _sensitivity(made: Figures) -> list[Claim]:
     base = made.mus[0].job_kg
-    by_mu = ", ".join(percent(one.job_kg / base - 1) for one in made.mus[1:])
+    by_mu = ", ".join(signed_percent(one.job_kg / base - 1) for one in made.mus[1:])
     first = made.quanta[0][1]
-    by_quantum = ", ".join(percent(one.mean_jct_s / first.mean_jct_s - 1) for _, one in made.quanta[1:])
+    by_quantum = ", ".join(signed_percent(one.mean_jct_s / first.mean_jct_s - 1) for _, one in made.quanta[1:])
     return [
         Claim("Fig. 13a", "CO2e of jobs at mu 1.5, 2, 3 against 1", "2 is best", by_mu, ""),
         Claim("Fig. 13b", "mean JCT at 30 and 60 min against 15", "little", by_quantum, ""),
@@ -134,8 +135,8 @@ def _frontier(made: Figures) -> list[Claim]:
         (base.cluster_kg - lean.cluster_kg) / (base.cluster_kg - bound) if base.cluster_kg > bound else float("nan")
     )
     what = "green-lean against Tiresias: CO2e, mean JCT, p99"
-    ours = ", ".join(percent(of(lean) / of(base) - 1) for of in (_kg, _jct, _p99))
-    near = f"{percent(lean.cluster_kg / bound - 1)} above it; {reached:.0%} of the possible saving"
+    ours = ", ".join(signed_percent(of(lean) / of(base) - 1) for of in (_kg, _jct, _p99))
+    near = f"{signed_percent(lean.cluster_kg / bound - 1)} above it; {percent(reached, 0)} of the possible saving"
     return [
         Claim("frontier", what, "aim: -15 %, +5 %, +8 %", ours, ""),
         Claim("frontier", "green-lean against the bound at its JCT, nobody waiting", "", near, ""),
@@ -170,15 +171,15 @@ def _p99(one: Outcome) -> float:
 
 def _claim(figure: str, what: str, paper: float, ours: Sequence[float], *, cost: bool = False) -> Claim:
     if not ours:
-        return Claim(figure, what, percent(paper), "not run", "")
+        return Claim(figure, what, signed_percent(paper), "not run", "")
     mean = float(np.mean(ours))
-    spread = f" ({percent(min(ours))} to {percent(max(ours))})" if len(ours) > 1 else ""
+    spread = f" ({signed_percent(min(ours))} to {signed_percent(max(ours))})" if len(ours) > 1 else ""
     verdict = ("holds" if mean <= paper + 0.03 else "costs more") if cost else _verdict(mean, paper)
-    return Claim(figure, what, percent(paper), percent(mean) + spread, verdict)
+    return Claim(figure, what, signed_percent(paper), signed_percent(mean) + spread, verdict)
 
 
 def _ours(figure: str, what: str, ours: Sequence[float]) -> Claim:
-    return Claim(figure, what, "", percent(float(np.mean(ours))) if ours else "not run", "")
+    return Claim(figure, what, "", signed_percent(float(np.mean(ours))) if ours else "not run", "")
 
 
 def _verdict(ours: float, paper: float) -> str:
@@ -188,4 +189,4 @@ def _verdict(ours: float, paper: float) -> str:
 
 
 def _two(first: float, second: float) -> str:
-    return f"{percent(float(first))}, {percent(float(second))}"
+    return f"{signed_percent(float(first))}, {signed_percent(float(second))}"

@@ -10,10 +10,11 @@ import numpy as np
 
 from joulery.sim.training_figures import Figures, Outcome
 from joulery.sim.training_study import scheme
+from joulery.ui.format import percent
 from joulery.ui.html import Html, head, static_text, tag
 from joulery.ui.simulate.charts import Axes, Dot, Line, Series, bars, legend, lines, points
 from joulery.ui.simulate.claim import Claim
-from joulery.ui.simulate.training_claims import bound_at, changes, percent
+from joulery.ui.simulate.training_claims import bound_at, changes, signed_percent
 
 _COLORS = {
     "green": "var(--v2)", "green-paper": "var(--good)", "green-paper:mu=1": "var(--idle)", "tiresias": "var(--v0)",
@@ -86,10 +87,10 @@ def _tiles(made: Figures) -> Html:
     bound = bound_at(made, lean.mean_jct_s)
     reached = (base.cluster_kg - lean.cluster_kg) / max(1e-9, base.cluster_kg - bound)
     tiles = (
-        ("green-lean: CO2e of the cluster", percent(lean.cluster_kg / base.cluster_kg - 1), "against Tiresias"),
-        ("its mean completion time", percent(lean.mean_jct_s / base.mean_jct_s - 1), "against Tiresias"),
-        ("its slowest hundredth (p99)", percent(lean.p99_jct_s / base.p99_jct_s - 1), "against Tiresias"),
-        ("of the possible saving", f"{reached:.0%}", "no schedule of this speed can go below the bound"),
+        ("green-lean: CO2e of the cluster", signed_percent(lean.cluster_kg / base.cluster_kg - 1), "against Tiresias"),
+        ("its mean completion time", signed_percent(lean.mean_jct_s / base.mean_jct_s - 1), "against Tiresias"),
+        ("its slowest hundredth (p99)", signed_percent(lean.p99_jct_s / base.p99_jct_s - 1), "against Tiresias"),
+        ("of the possible saving", percent(reached, 0), "no schedule of this speed can go below the bound"),
     )
     return tag(
         "dl",
