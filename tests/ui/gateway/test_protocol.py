@@ -286,6 +286,28 @@ def test_any_bytes_either_parse_or_are_refused(content: bytes, json_bytes: int |
         parse(content, json_bytes)
 
 
+@pytest.mark.parametrize(
+    ("datatype", "data", "wrong"),
+    [
+        ("UINT64", [2**63, 0], None),
+        ("UINT64", [2**64 - 1, 1], None),
+        ("UINT64", [2**63, -1], "a number outside UINT64"),
+        ("UINT64", [2**64, 0], "something else than UINT64"),
+        ("INT64", [2**63, -1], "a number outside INT64"),
+        ("UINT64", [2.0**63, 0], "something else than UINT64"),
+        ("UINT64", [None, 1], "something else than UINT64"),
+        ("FP64", [2**63, 0], None),
+    ],
+)
+def test_whole_numbers_stay_whole_on_both_sides_of_two_to_the_63(datatype: str, data: Any, wrong: str | None) -> None:
+    body = json.dumps({"inputs": [{"name": "x", "datatype": datatype, "shape": [2], "data": data}]}).encode()
+    if wrong is None:
+        assert parse(body, None).request.inputs["x"].tolist() == data
+        return
+    with pytest.raises(RequestError, match=wrong):
+        parse(body, None)
+
+
 @given(
     st.sampled_from(sorted(set(NUMPY_TYPES) - {"BYTES"})).flatmap(
         lambda name: hnp.arrays(NUMPY_TYPES[name], hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))

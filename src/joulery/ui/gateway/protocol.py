@@ -184,7 +184,7 @@ def _from_json(name: str, datatype: str, shape: list[int], data: object) -> Tens
         flat = _flatten_texts(name, data)
     else:
         try:
-            flat = np.array(data)
+            flat = _numbers(data, datatype)
         except (ValueError, OverflowError) as error:
             raise _bad(f"the data of input {name!r} is no regular list: {error}") from error
         if flat.ndim > 1 and list(flat.shape) != shape:
@@ -197,6 +197,24 @@ def _from_json(name: str, datatype: str, shape: list[int], data: object) -> Tens
         return flat.reshape(shape)
     except (ValueError, OverflowError) as error:
         raise _bad(f"input {name!r} cannot have shape {shape}") from error
+
+
+def _numbers(data: list[Any], datatype: str) -> Tensor:
+    """The array of a nested list; where whole numbers are wanted they stay whole: numpy makes floats of 2**63 beside 0.
+
+    Raises:
+        ValueError: The list is not regular.
+        OverflowError: A number is too large for any type.
+    """
+    array = np.array(data)
+    if NUMPY_TYPES[datatype].kind in "iu" and array.dtype.kind == "f":
+        exact = np.array(data, dtype=object)
+        return exact if _all_whole(exact) else array
+    return array
+
+
+def _all_whole(array: Tensor) -> bool:
+    return all(type(value) is int for value in array.flat)
 
 
 def _typed(name: str, datatype: str, array: Tensor) -> Tensor:
@@ -213,7 +231,7 @@ def _typed(name: str, datatype: str, array: Tensor) -> Tensor:
                 return array.astype(dtype)
         except FloatingPointError as error:
             raise _bad(f"input {name!r} holds a number too large for {datatype}") from error
-    if wanted in "iu" and kind in "iu":
+    if wanted in "iu" and (kind in "iu" or (kind == "O" and _all_whole(array))):
         limits = np.iinfo(dtype)
         if int(array.min()) >= limits.min and int(array.max()) <= limits.max:
             return array.astype(dtype)
