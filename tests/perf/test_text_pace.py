@@ -58,7 +58,7 @@ def test_reading_and_writing_are_told_apart_and_prompts_that_are_alike_keep_what
     assert alike.service_s(100.0, 20.0) == pytest.approx(3.2, rel=1e-3)
 
 
-@given(st.floats(0.01, 1e5), st.floats(0.0, 1e5), st.floats(1.01, 3.0))
+@given(st.floats(0.01, 1e5), st.integers(0, 100_000), st.floats(1.01, 3.0))
 def test_a_limit_shortens_what_is_expected_and_keeps_its_order(mean, limit, factor) -> None:
     within = cut_tokens(mean, limit)
     assert 0 <= within <= min(mean, limit) * (1 + 1e-12)
