@@ -23,6 +23,8 @@ from joulery.domain.tracing import Steps
 
 ROUNDS = int(os.environ.get("JOULERY_BENCH_PAIRS", "12"))
 BATCH, TOKENS, VOCABULARY = 4, 128, 30_522
+NOISY = 3
+"""Times as many rounds where page faults come and go."""
 TINY_STEPS = 20
 """Steps of the tiny model timed together: one is too short for the clock."""
 RUN_STEPS = 100
@@ -93,11 +95,11 @@ def measured() -> Result:
         return Result(title, columns, [], [f"Not measured: {' and '.join(missing)} not installed (pip install)."])
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     base = training_step(12, 768, VOCABULARY)
-    as_it_is = rounds(base, {"plain": nothing, "recorded": recorded})
+    as_it_is = rounds(base, {"plain": nothing, "recorded": recorded}, NOISY * ROUNDS)
     keep_memory()
     with tempfile.TemporaryDirectory(prefix="joulery-bench-") as folder, stopped_sampler(Path(folder)) as sampler:
         costs = {"plain": nothing, "sampler": lambda: awake(sampler), "recorded": recorded, "idle": idle}
-        kept = rounds(base, costs)
+        kept = rounds(base, costs, ROUNDS)
     del base
     big, figures = _base(kept, as_it_is)
     small = _tiny()
@@ -127,9 +129,10 @@ def _notes(faults: Mapping[str, float]) -> list[str]:
         f"repeat={schedule.repeat}) records {recorded_steps()} of {RUN_STEPS} steps and leaves idle hooks on the "
         "others: computed for BERT-base, measured for the tiny model (2 layers of width 128, its steps timed "
         f"{TINY_STEPS} together).",
-        "A step of BERT-base takes and returns a gigabyte of memory. In all rows but one glibc keeps what it got "
-        "(mallopt), for the plain step too, so that they show the work of sampler and tracer alone. In the row *memory "
-        "as it is* it returns memory to the kernel and asks for it again, page by page; how much depends on the holes "
+        "A step of BERT-base takes and returns a gigabyte of memory. In all rows but two glibc keeps what it got "
+        "(mallopt), for the plain step too, so that they show the work of sampler and tracer alone. In the rows "
+        f"*memory as it is*, {NOISY} times as many rounds, it returns memory to the kernel and asks for it again, page "
+        "by page; how much depends on the holes "
         f"that earlier steps left. Page faults, median: {faults['plain']:,.0f} in a plain step, "
         f"{faults['recorded']:,.0f} in a recorded one, where the profiler's records lie among the tensors.",
     ]
@@ -154,6 +157,7 @@ def _base(
         "idle hooks, BERT-base": waiting,
         "a run in the default schedule, BERT-base (computed)": whole.mixed(waiting, recorded_steps() / RUN_STEPS),
         AS_IT_IS: Ratio.of(as_it_is["recorded"], as_it_is["plain"]),
+        f"{WRITTEN}, memory as it is": Ratio.of(as_it_is["recorded"], as_it_is["plain"], around=True),
     }
     step_ms = [1e3 * statistics.fmean(getattr(t, name) for t in plain) for name in ("cpu_s", "wall_s")]
     around_ms = [
@@ -168,8 +172,8 @@ def _base(
 def _tiny() -> dict[str, Ratio]:
     """The ratios of the tiny model."""
     step = training_step(2, 128, 1000)
-    many = rounds(repeated(step, TINY_STEPS), {"plain": nothing, "recorded": recorded})
-    run = rounds(repeated(step, RUN_STEPS), {"plain": nothing, "scheduled": scheduled})
+    many = rounds(repeated(step, TINY_STEPS), {"plain": nothing, "recorded": recorded}, ROUNDS)
+    run = rounds(repeated(step, RUN_STEPS), {"plain": nothing, "scheduled": scheduled}, ROUNDS)
     return {
         TINY_RECORDED: Ratio.of(many["recorded"], many["plain"]),
         "a recorded step with starting, stopping and writing, tiny model": Ratio.of(
@@ -234,10 +238,10 @@ def repeated(step: Callable[[], None], times: int) -> Callable[[], None]:
     return steps
 
 
-def rounds(step: Callable[[], None], costs: Mapping[str, Cost]) -> dict[str, list[Took]]:
+def rounds(step: Callable[[], None], costs: Mapping[str, Cost], count: int) -> dict[str, list[Took]]:
     """A step under each condition, round by round, in an order drawn by lot; once under each before it counts."""
     found: dict[str, list[Took]] = {name: [] for name in costs}
-    for number in range(ROUNDS + 1):
+    for number in range(count + 1):
         for name in random.sample(list(costs), len(costs)):
             took = _timed(step, costs[name])
             if number:
