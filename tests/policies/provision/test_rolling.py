@@ -60,9 +60,10 @@ def test_replicas_on_two_gpus_are_kept_together():
 
 
 @pytest.mark.slow
-def test_more_kinds_than_are_planned_at_once():
+@pytest.mark.parametrize("rules", [Rules(max_replicas=1), Rules()], ids=["whole", "cut where it helps"])
+def test_more_kinds_than_are_planned_at_once(rules):
     workloads = varied(best.KINDS_MAX + 6)
-    result = provision("best", workloads, [V100], Rules(max_replicas=1))
+    result = provision("best", workloads, [V100], rules)
     assert result.violations == ()
     assert {each.workload for gpu in result.gpus for each in gpu.instances} == {each.id for each in workloads}
     assert result.bound.usd_per_hour <= result.usd_per_hour

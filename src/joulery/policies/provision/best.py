@@ -122,7 +122,8 @@ def _by_handfuls(problem: Problem, rules: Rules) -> Solution:
 
     def handful(workloads: Sequence[Workload]) -> tuple[Placed, ...]:
         part = problem_of(workloads, problem.types, rules)
-        generator = Generator(part.packings, part.items, part.demand, part.ranges, _HANDFUL_EFFORT)
+        # Services stay whole where they can: so little effort spent on all ways to cut them ends in worse plans.
+        generator = Generator(part.packings, part.items, part.demand, part.ranges, _HANDFUL_EFFORT, replicas_max=1)
         generator.generate(generator.master.relax())
         return placed(part, generator.whole().gpus)
 
