@@ -295,6 +295,8 @@ def test_passive_scheduling_backfills_in_order() -> None:
         {"defer_ratio": -0.1},
         {"node_gpus": 0},
         {"ceiling_gpu_s": 0.5},
+        {"ceiling_gpu_s": 0.0},
+        {"ageing_s": 0.0},
         {"lift_after_s": -1.0},
         {"ageing_s": -1.0},
         {"preempt_after_s": -1.0},

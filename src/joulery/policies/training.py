@@ -114,10 +114,9 @@ class Green:
         if not 0 <= self.defer_ratio < float("inf"):
             raise ConfigError("a job cannot be put off by a negative share of its work", got=str(self.defer_ratio))
         for knob, least in (("ceiling_gpu_s", 1.0), ("ageing_s", 1.0), ("preempt_after_s", 0.0), ("lift_after_s", 0.0)):
-            if not (getattr(self, knob) or least) >= least:
-                raise ConfigError(
-                    f"{knob} is too short", got=str(getattr(self, knob)), expected=f"at least {least:g} s"
-                )
+            value = getattr(self, knob)
+            if value is not None and not value >= least:
+                raise ConfigError(f"{knob} is too short", got=str(value), expected=f"at least {least:g} s")
         if self.node_gpus is not None and self.node_gpus < 1:
             raise ConfigError("a node has at least one GPU", got=str(self.node_gpus))
 
