@@ -38,12 +38,20 @@ class Row:
         Raises:
             DataError: It is missing, no number, not finite, or not above 0.
         """
-        try:
-            value = float(self.cells[column])
-        except ValueError:
-            value = math.nan
+        value = self._number(column)
         if not 0 < value < math.inf:
             raise self.wrong(f"{column} is {self.cells[column]!r}, expected a number above 0")
+        return value
+
+    def at_least(self, column: str, least: float) -> float:
+        """The number in a column.
+
+        Raises:
+            DataError: It is missing, no number, not finite, or below ``least``.
+        """
+        value = self._number(column)
+        if not least <= value < math.inf:
+            raise self.wrong(f"{column} is {self.cells[column]!r}, expected a number of {least:g} or more")
         return value
 
     def whole(self, column: str) -> int:
@@ -57,13 +65,20 @@ class Row:
             raise self.wrong(f"{column} is {self.cells[column]!r}, expected a whole number")
         return int(value)
 
+    def _number(self, column: str) -> float:
+        """NaN where it is none."""
+        try:
+            return float(self.cells[column])
+        except ValueError:
+            return math.nan
+
     def wrong(self, message: str, *, hint: str = "") -> DataError:
         """The error that names the file and the row."""
         return DataError(message, file=str(self.file), row=self.number, hint=hint)
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> list[Row]:
-    """The rows of a CSV file, UTF-8, its first row the names of the columns.
+    """The rows of a CSV file, UTF-8, its first row the names of the columns; empty lines are no rows.
 
     Args:
         path: The file.
@@ -72,27 +87,7 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[Row]:
     Raises:
         DataError: No such file, one of the columns is missing, or no rows.
     """
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            reader = csv.DictReader(lines)
-            missing = [name for name in columns if name not in (reader.fieldnames or ())]
-            if missing:
-                raise DataError(
-                    f"no column {', '.join(missing)}",
-                    file=str(path),
-                    row=1,
-                    hint=f"columns: {', '.join(reader.fieldnames or ()) or 'none'}",
-                )
-            rows = [Row({name: row[name] or "" for name in columns}, path, reader.line_num) for row in reader]
-    except OSError as error:
-        raise DataError(f"cannot read: {error.strerror}", file=str(path)) from None
-    except UnicodeDecodeError:
-        raise DataError("not UTF-8", file=str(path), hint="save the file as UTF-8") from None
-    except csv.Error as error:
-        raise DataError(f"not CSV: {error}", file=str(path)) from None
-    if not rows:
-        raise DataError("no rows", file=str(path))
-    return rows
+    return _read(path, columns)[0]
 
 
 def read_column(path: Path, column: str, *, least: float = 0.0) -> FloatArray:
@@ -105,23 +100,45 @@ def read_column(path: Path, column: str, *, least: float = 0.0) -> FloatArray:
 
     Raises:
         DataError: No such file or column, no rows, or a value that is missing, no number, not finite or too small;
-            the message names the row.
+            the message names the row. An empty line between rows is a missing value: what follows would shift.
     """
-    rows = read_rows(path, [column])
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines()[: rows[-1].number], 1):
-        if not line.strip():
-            raise DataError(f"{column} is missing: the line is empty", file=str(path), row=number)
-    return readonly([_number(row[column], path, column, row.number, least) for row in rows], np.float64)
+    rows, empty = _read(path, [column])
+    if empty and empty[0] < rows[-1].number:
+        raise DataError(f"{column} is missing: the line is empty", file=str(path), row=empty[0])
+    return readonly([row.at_least(column, least) for row in rows], np.float64)
 
 
-def _number(text: str, path: Path, column: str, row: int, least: float) -> float:
+def _read(path: Path, columns: Sequence[str]) -> tuple[list[Row], list[int]]:
+    """The rows of a CSV file, and the numbers of its empty lines."""
+    rows: list[Row] = []
+    empty: list[int] = []
     try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not least <= value < math.inf:
-        raise DataError(f"{column} is {text!r}, expected a number of {least:g} or more", file=str(path), row=row)
-    return value
+        with path.open(newline="", encoding="utf-8-sig") as lines:
+            reader = csv.reader(lines)
+            names = next(reader, [])
+            missing = [name for name in columns if name not in names]
+            if missing:
+                raise DataError(
+                    f"no column {', '.join(missing)}",
+                    file=str(path),
+                    row=1,
+                    hint=f"columns: {', '.join(names) or 'none'}",
+                )
+            for cells in reader:
+                if not cells:
+                    empty.append(reader.line_num)
+                    continue
+                found = dict(zip(names, cells, strict=False))  # a short row lacks its last cells
+                rows.append(Row({name: found.get(name, "") for name in columns}, path, reader.line_num))
+    except OSError as error:
+        raise DataError(f"cannot read: {error.strerror}", file=str(path)) from None
+    except UnicodeDecodeError:
+        raise DataError("not UTF-8", file=str(path), hint="save the file as UTF-8") from None
+    except csv.Error as error:
+        raise DataError(f"not CSV: {error}", file=str(path)) from None
+    if not rows:
+        raise DataError("no rows", file=str(path))
+    return rows, empty
 
 
 def read_parquet_columns(path: Path, columns: Sequence[str]) -> dict[str, FloatArray]:
