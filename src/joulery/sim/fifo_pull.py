@@ -146,7 +146,9 @@ def pull(
     starts: list[float] = []
     finishes: list[float] = []
     servers: list[int] = []
+    # On one host everybody is near; keeping two lists of them would only take time.
     apart = {number: [entry for entry in free if hosts[entry[1]] == number] for number in hosts}
+    apart = apart if len(apart) > 1 else {}
     for arrival, size, jitter in zip(
         requests.arrival_s.tolist(), requests.size.tolist(), requests.jitter_s.tolist(), strict=True
     ):

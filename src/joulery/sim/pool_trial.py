@@ -106,7 +106,6 @@ def judge(
     def tried(number: int, used: Used, idle_w: float) -> TrialMetrics:
         service = services[number]
         pool, on = instances(service, machines, used), hosts(service, machines, used)
-        on = on if len(set(on)) > 1 else []
         found = window(service, pool, idle_w, streams, gaps[service.name], on)
         # The window ends with its last answer, a little after the demand it stands for.
         joules = idle_w / service.rate_rps + found.dynamic_j / requests

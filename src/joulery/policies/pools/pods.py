@@ -77,14 +77,14 @@ def parts(options: Mapping[str, Partitions], pods: Mapping[str, Sequence[str]]) 
         if len(users) == 1:
             found[users[0]][gpu] = partitions
         elif users:
-            dealt, held = _deal(gpu, partitions, {name: held[name] for name in users}, held)
+            dealt, held = _deal(gpu, partitions, users, held)
             for name, pieces in dealt.items():
                 found[name][gpu] = (pieces,)
     return found
 
 
 def _deal(
-    gpu: str, partitions: Partitions, users: Mapping[str, float], held: Mapping[str, float]
+    gpu: str, partitions: Partitions, users: Sequence[str], held: Mapping[str, float]
 ) -> tuple[dict[str, tuple[Slice, ...]], dict[str, float]]:
     """The slices of one GPU by service, and what each holds afterwards, in GPUs."""
     whole = max(sum(map(size_of, cut)) for cut in partitions)
@@ -92,7 +92,7 @@ def _deal(
     for index, cut in enumerate(partitions):
         if len(cut) < len(users):
             continue
-        total, pieces = dict(users), {name: list[Slice]() for name in users}
+        total, pieces = {name: held[name] for name in users}, {name: list[Slice]() for name in users}
         for piece in sorted(cut, key=size_of, reverse=True):
             without = [name for name in users if not pieces[name]]
             who = min(without or users, key=lambda name: round(total[name], 9))
@@ -115,7 +115,6 @@ def split(options: Mapping[str, Partitions]) -> Seats:
 
     Args:
         options: The ways to cut each, by its name.
-
     """
     found: Seats = {(): ()}
     for name, partitions in options.items():

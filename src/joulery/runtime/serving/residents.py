@@ -92,6 +92,4 @@ class WorkClock:
 
     def run_at(self, rate: float) -> None:
         """From now on it does ``rate`` of the work it would do at full clock."""
-        now_s = self._clock()
-        self._done_s, self._since_s = self._done_s + self.rate * (now_s - self._since_s), now_s
-        self.rate = rate
+        self._done_s, self._since_s, self.rate = self.now_s(), self._clock(), rate

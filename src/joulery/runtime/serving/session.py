@@ -170,7 +170,7 @@ class Session:
 
     def _wanting(self) -> dict[str, bool]:
         """Of each service that tries layouts whether it is on trial, or waits to be."""
-        named = zip((one.name for one in self.hosted if one.chosen is not None), self._drivers, strict=False)
+        named = zip((one.name for one in self.hosted if one.chosen is not None), self._drivers, strict=True)
         trying = ((name, driver.state) for name, driver in named if isinstance(driver.state, TrialState))
         return {name: state.trying is not None or bool(state.owed) for name, state in trying}
 

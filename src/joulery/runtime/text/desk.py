@@ -96,7 +96,7 @@ class TextDesk:
         self._jobs: dict[int, TextJob] = {}
         self._queue = SpeculativeQueue(settings.aging or Aging(0.0))
         self._turns: dict[int, _Turn] = {}
-        self.numbers = itertools.count()
+        self._numbers = itertools.count()
         self._working = 0
         self._epoch_s = clock()
         self._closed = False
@@ -129,7 +129,7 @@ class TextDesk:
             )
         arrival_s, asked_s = time.time(), self._clock()
         self.traffic.came(arrival_s)
-        return TextJob(self, next(self.numbers), request, self.forecaster.forecast(request), arrival_s, asked_s)
+        return TextJob(self, next(self._numbers), request, self.forecaster.forecast(request), arrival_s, asked_s)
 
     def jobs(self) -> tuple[TextJob, ...]:
         """Requests that were accepted and have not ended: first those the engine has, then as they would be served."""

@@ -47,7 +47,7 @@ def command(
         # Reading a site takes more memory than metering jobs: who has read it becomes a process that has not.
         given = _orders(site, sample, once, node, prolog, progress_socket)
         flags = ["--json"] if as_json else []
-        argv = [sys.executable, "-m", "joulery", "agent", str(site), "--orders", given, *flags]
+        argv = [sys.executable, "-P", "-m", "joulery", "agent", str(site), "--orders", given, *flags]
         os.execv(sys.executable, argv)
     from joulery.runtime.compose.node_agent import AgentOrders, run_node_agent
 
