@@ -60,7 +60,8 @@ def read_series(path: Path, names: Sequence[str] | None = None) -> dict[str, npt
     """The columns of one Parquet file, or those named; missing numbers come back as NaN.
 
     Raises:
-        DataError: There is no such file, it is no Parquet file, or text in it is not UTF-8.
+        DataError: There is no such file, it is no Parquet file, text in it is not UTF-8, or a column of it does not fit
+            its type.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -75,9 +76,43 @@ def read_series(path: Path, names: Sequence[str] | None = None) -> dict[str, npt
 
 
 def _column(column: Any, name: str, path: Path) -> npt.NDArray[Any]:
+    """The cells of a column.
+
+    Raises:
+        DataError: Text in it is not UTF-8, or it holds what no array can.
+    """
     import pyarrow as pa
 
     try:
         return np.asarray(column.to_numpy())
-    except (UnicodeDecodeError, pa.ArrowException):
-        raise DataError(f"{name} holds text that is not UTF-8", file=str(path)) from None
+    except (pa.ArrowException, ValueError) as error:
+        found = _not_utf8(column)
+        if found is None:
+            raise DataError(
+                f"{name} cannot be read as {column.type}: {error}",
+                file=str(path),
+                hint="write the column again, as numbers or as text",
+            ) from None
+        row, cell = found
+        raise DataError(
+            f"{name} holds text that is not UTF-8: {cell[:40]!r}",
+            file=str(path),
+            row=row,
+            hint="write the file again with its text in UTF-8",
+        ) from None
+
+
+def _not_utf8(column: Any) -> tuple[int, bytes] | None:
+    """The first row of a column of text, from 1, that is not UTF-8; Arrow's own error does not tell that it is this."""
+    import pyarrow as pa
+
+    try:
+        cells = column.cast(pa.large_binary()).to_pylist()
+    except pa.ArrowException:
+        return None  # no text at all, or labels that point nowhere
+    for row, cell in enumerate(cells, start=1):
+        try:
+            (cell or b"").decode()
+        except UnicodeDecodeError:
+            return row, cell
+    return None

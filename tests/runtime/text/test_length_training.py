@@ -168,7 +168,7 @@ def test_text_that_is_not_utf8_is_one_clear_error(tmp_path, capsys, files):
         capsys, {**files, "instructions": write(tmp_path / "bad.parquet", instruction_id=[1, 2], instruction=texts)}
     )
     assert code == 2
-    assert "bad.parquet: instruction holds text that is not UTF-8" in printed.err
+    assert "bad.parquet:2: instruction holds text that is not UTF-8" in printed.err
     assert "Traceback" not in printed.err
 
 
