@@ -1,9 +1,11 @@
 """Rows and columns of CSV files: read, or refused by row."""
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from joulery.domain.errors import DataError
-from joulery.store.columns import read_column, read_rows
+from joulery.store.columns import read_column, read_parquet_columns, read_rows
 
 
 def written(tmp_path, text, encoding="utf-8"):
@@ -90,3 +92,23 @@ def test_missing_columns_are_named_with_those_there_are(tmp_path):
     with pytest.raises(DataError, match="no column b, c") as caught:
         read_rows(written(tmp_path, "a,d\n1,2\n"), ("a", "b", "c"))
     assert caught.value.hint == "columns: a, d"
+
+
+def test_columns_of_a_parquet_file_that_may_be_missing(tmp_path):
+    path = tmp_path / "log.parquet"
+    pq.write_table(pa.table({"a": [1, 2], "b": [0.5, 1.5], "c": ["x", "y"]}), path)
+    found = read_parquet_columns(path, ["a"], optional=["b", "d"])
+    assert {name: values.tolist() for name, values in found.items()} == {"a": [1.0, 2.0], "b": [0.5, 1.5]}
+    assert list(read_parquet_columns(path, ["a"])) == ["a"]
+    with pytest.raises(DataError, match="no column 'd'"):
+        read_parquet_columns(path, ["a", "d"], optional=["b"])
+    with pytest.raises(DataError, match="c holds no numbers"):
+        read_parquet_columns(path, ["a"], optional=["c"])
+
+
+def test_missing_numbers_of_an_optional_column_are_refused_too(tmp_path):
+    path = tmp_path / "log.parquet"
+    pq.write_table(pa.table({"a": [1, 2], "b": [0.5, None]}), path)
+    with pytest.raises(DataError, match="b is nan, expected a number") as caught:
+        read_parquet_columns(path, ["a"], optional=["b"])
+    assert caught.value.row == 2

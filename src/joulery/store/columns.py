@@ -141,8 +141,13 @@ def _read(path: Path, columns: Sequence[str]) -> tuple[list[Row], list[int]]:
     return rows, empty
 
 
-def read_parquet_columns(path: Path, columns: Sequence[str]) -> dict[str, FloatArray]:
+def read_parquet_columns(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> dict[str, FloatArray]:
     """Columns of numbers of a Parquet file, float64, in the order of the rows.
+
+    Args:
+        path: The file.
+        columns: Those that have to be there.
+        optional: Those that are left out where they are not.
 
     Raises:
         DataError: No such file or column, no rows, or a value that is missing or no finite number.
@@ -151,9 +156,11 @@ def read_parquet_columns(path: Path, columns: Sequence[str]) -> dict[str, FloatA
     for name in columns:
         if name not in series:
             raise DataError(f"no column {name!r}", file=str(path), hint=f"columns: {', '.join(series) or 'none'}")
+    wanted = [*columns, *(name for name in optional if name in series)]
+    for name in wanted:
         if series[name].dtype.kind not in "iuf":
             raise DataError(f"{name} holds no numbers", file=str(path))
-    found = {name: series[name].astype(np.float64) for name in columns}
+    found = {name: series[name].astype(np.float64) for name in wanted}
     for name, values in found.items():
         if not len(values):
             raise DataError("no rows", file=str(path))

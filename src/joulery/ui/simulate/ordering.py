@@ -17,7 +17,6 @@ from joulery.sim.comparison import paired
 from joulery.sim.ordering_study import ORDERS, Lengths, OrderingSetting, OrderOutcome, play_orders, synthetic_lengths
 from joulery.sim.streams import Streams
 from joulery.store.columns import read_parquet_columns
-from joulery.store.series import read_series
 from joulery.ui.simulate import Overrides, Played, Progress
 
 ACCEPTS = frozenset({"requests"})
@@ -56,8 +55,7 @@ def play(scenario: OrderingScenario, overrides: Overrides, progress: Progress) -
 
 def _recorded(file: Path) -> Lengths:
     """Answers of a log and the class predicted of each: a pair of classes, where a coarser one is predicted too."""
-    names = ("output_tokens", "pred_cls5", "pred_cls3")
-    columns = read_parquet_columns(file, names if "pred_cls3" in read_series(file) else names[:2])
+    columns = read_parquet_columns(file, ("output_tokens", "pred_cls5"), optional=("pred_cls3",))
     predicted = columns["pred_cls5"].astype(np.int64)
     if "pred_cls3" in columns:
         predicted = predicted * _COARSE_CLASSES + columns["pred_cls3"].astype(np.int64)
