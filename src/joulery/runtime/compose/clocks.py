@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import numpy as np
 
 from joulery.config.devices import ClockConfig
-from joulery.config.site import Mode
+from joulery.config.site import Mode, Site
 from joulery.domain.arrays import FloatArray
 from joulery.domain.device import ClockSetting, DeviceSpec
 from joulery.domain.errors import CapabilityError, ConfigError
@@ -24,6 +26,8 @@ from joulery.policies.governor import (
     PredictiveGovernor,
 )
 from joulery.runtime.compose.devices import cpufreq_spec, open_clock
+from joulery.runtime.leasing.leases import LeaseHolder
+from joulery.runtime.leasing.lending import lending
 from joulery.store.leases import state_folder
 from joulery.store.plans import read_clock_bounds
 
@@ -89,6 +93,26 @@ def governed_clock(config: ClockConfig, mode: Mode) -> GovernedClock:
     knee = known if known is not None else stretched_knee_mhz(able.clocks_mhz[-1])
     policy = AboveKnee(_governor(config, clocks), clocks, min(knee, float(clocks[-1])))
     return GovernedClock(config, device, spec, able.device, policy, clocks, knee, known is None)
+
+
+async def governed_clocks(
+    site: Site, stack: AsyncExitStack, tell: Callable[[str], None]
+) -> tuple[list[GovernedClock], LeaseHolder | None]:
+    """The clocks that a site file has governed, and who lends them in mode act; nothing is set.
+
+    Args:
+        site: The site.
+        stack: What is set later is on loan until it unwinds.
+        tell: Told what becomes of the loans.
+
+    Raises:
+        CapabilityError, ConfigError, DataError: As :func:`governed_clock`.
+    """
+    clocks = [governed_clock(config, site.mode) for config in site.fleet.clocks]
+    if not clocks or site.mode is not Mode.ACT:
+        return clocks, None
+    shortest_s = min(clock.config.lease_s for clock in clocks)
+    return clocks, await stack.enter_async_context(lending(tell, shortest_s))
 
 
 def clock_fact(clock: GovernedClock, mode: Mode) -> str:

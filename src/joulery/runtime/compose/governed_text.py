@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from joulery.config.site import Mode, Site
+from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
 from joulery.domain.timeline import DecisionRecord
 from joulery.policies.governor import DeviceView, GovernorState
-from joulery.runtime.compose.clocks import GovernedClock, governed_clock
+from joulery.runtime.compose.clocks import GovernedClock, governed_clocks
 from joulery.runtime.compose.text import TextSite
-from joulery.runtime.leasing.lending import lending
 from joulery.runtime.serving.drive import FAILED, LiveDriver
 from joulery.runtime.serving.governing import ClockKeeper
 from joulery.runtime.text.desk import TextDesk
@@ -79,7 +78,7 @@ async def govern_text(
         CapabilityError: A clock is not here; or, in mode act, may not be set: the error says what grants it.
         ConfigError: A clock has nothing to govern, or a model has two.
     """
-    clocks = [governed_clock(config, site.mode) for config in site.fleet.clocks]
+    clocks, holder = await governed_clocks(site, stack, tell)
     governed = {clock: governed_desks(text, clock) for clock in clocks}
     for index, (clock, desks) in enumerate(governed.items()):
         if not desks:
@@ -88,9 +87,6 @@ async def govern_text(
                 pointer=f"fleet.clocks.{index}",
                 expected="an engine on this machine's CPU, or one with device: " + clock.name,
             )
-    holder = None
-    if clocks and site.mode is Mode.ACT:
-        holder = await stack.enter_async_context(lending(tell, min(clock.config.lease_s for clock in clocks)))
     drivers, owners = {}, dict[str, str]()
     for clock, desks in governed.items():
         keeper = ClockKeeper(clock, _seen(desks), site.mode, holder, tell=tell)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from joulery.config.site import Mode
-from joulery.runtime.compose.clocks import governed_clock
+from joulery.runtime.compose.clocks import governed_clocks
 from joulery.runtime.compose.governed_text import claim, governed_desks
 from joulery.runtime.compose.text import TextSite
-from joulery.runtime.leasing.lending import lending
 from joulery.runtime.serving.governing import ClockKeeper
 from joulery.runtime.serving.hosted_residents import hosted_residents
 from joulery.runtime.serving.residents import Residents
@@ -22,11 +20,7 @@ from joulery.ui.up.screen import Screen
 
 async def govern(session: Session, stack: AsyncExitStack, screen: Screen) -> list[ClockKeeper]:
     """Have the clocks that the site file names governed; those that are set are on loan until the stack unwinds."""
-    clocks = [governed_clock(config, session.site.mode) for config in session.site.fleet.clocks]
-    holder = None
-    if clocks and session.site.mode is Mode.ACT:
-        shortest_s = min(clock.config.lease_s for clock in clocks)
-        holder = await stack.enter_async_context(lending(session.warn, shortest_s))
+    clocks, holder = await governed_clocks(session.site, stack, session.warn)
     keepers = []
     for clock in clocks:
         keeper = ClockKeeper(
