@@ -5,7 +5,7 @@ import json
 import pytest
 
 from joulery.domain.errors import DataError
-from joulery.store.variant_tables import read_tables
+from joulery.store.variant_tables import model_number, read_tables
 from tests.data_folder import data_folder
 
 HEADER = "mean_interarrival_s,partition_code,models,accuracy_pct,p95_ms,energy_j_per_request\n"
@@ -79,3 +79,15 @@ def test_missing_columns_and_folders_are_named(tmp_path):
         read_tables(folder(tmp_path, header=HEADER.replace("p95_ms", "p99_ms")))
     with pytest.raises(DataError, match="cannot read"):
         read_tables(tmp_path / "nowhere")
+
+
+def test_a_number_of_a_model_may_be_nought_unless_it_has_to_be_positive(tmp_path):
+    file = tmp_path / "model.json"
+    assert model_number({"cv": 0}, "cv", file) == 0.0
+    assert model_number({"cv": 0.25}, "cv", file, positive=True) == 0.25
+    with pytest.raises(DataError, match="cv is 0, expected a positive number"):
+        model_number({"cv": 0}, "cv", file, positive=True)
+    for wrong in ({"cv": -0.1}, {"cv": float("inf")}, {"cv": float("nan")}, {"cv": "much"}, {}):
+        with pytest.raises(DataError, match="expected a number of 0 or more") as caught:
+            model_number(wrong, "cv", file)
+        assert caught.value.file == str(file)

@@ -53,9 +53,9 @@ def _table(folder: Path, name: str, base: Any, model: Path, menu: MigMenu, gpus:
         service=name,
         gpus=gpus,
         entries=entries,
-        base_accuracy_ratio=_number(base, "base_acc", model) / 100,
-        base_latency_s=_number(base, "base_p95_ms_sla", model) / 1000,
-        base_energy_j=_number(base, "base_energy_j", model),
+        base_accuracy_ratio=model_number(base, "base_acc", model, positive=True) / 100,
+        base_latency_s=model_number(base, "base_p95_ms_sla", model, positive=True) / 1000,
+        base_energy_j=model_number(base, "base_energy_j", model, positive=True),
         quality=f"table {file.name} of {folder.name}",
     )
 
@@ -76,11 +76,23 @@ def _entry(row: Row, menu: MigMenu) -> TableEntry:
     )
 
 
-def _number(service: Mapping[str, Any], key: str, file: Path) -> float:
+def model_number(model: Mapping[str, Any], key: str, file: Path, *, positive: bool = False) -> float:
+    """A number of ``model.json``, or of a service in it.
+
+    Args:
+        model: The object that holds it.
+        key: Its name.
+        file: Where that stands.
+        positive: Nothing is refused too.
+
+    Raises:
+        DataError: It is missing, no number, not finite, or too small.
+    """
     try:
-        value = float(service[key])
+        value = float(model[key])
     except (KeyError, TypeError, ValueError):
         value = math.nan
-    if not 0 < value < math.inf:
-        raise DataError(f"{key} is {service.get(key)!r}, expected a positive number", file=str(file))
+    if not 0 <= value < math.inf or (positive and not value):
+        expected = "a positive number" if positive else "a number of 0 or more"
+        raise DataError(f"{key} is {model.get(key)!r}, expected {expected}", file=str(file))
     return value

@@ -7,7 +7,6 @@ are in ``model.json``. Accuracies are those of the exhaustive table's pure confi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from joulery.domain.variant_table import VariantTable
 from joulery.perf.pull_costs import ServiceCosts, VariantCosts
 from joulery.store.columns import Row, read_rows
 from joulery.store.files import require_json
+from joulery.store.variant_tables import model_number
 
 FILE = "profile.csv"
 _COLUMNS = ("service", "char", "slice", "allowed", "host_s", "gpu_s", "dynamic_energy_j_per_request")
@@ -49,7 +49,7 @@ def _service(
     path: Path,
 ) -> ServiceCosts:
     noise = model["per_service"][name]
-    numbers = {key: _model_number(noise, key, path) for key in ("kappa", "cv", "sd_s")}
+    numbers = {key: model_number(noise, key, path) for key in ("kappa", "cv", "sd_s")}
     accuracy = {
         entry.instances[0][0]: entry.accuracy_ratio
         for entry in table.entries
@@ -63,7 +63,7 @@ def _service(
         contention=numbers["kappa"],
         size_cv=numbers["cv"],
         jitter_s=numbers["sd_s"],
-        idle_w=_model_number(model, "p_idle_w_per_gpu", path),
+        idle_w=model_number(model, "p_idle_w_per_gpu", path),
         gpus=table.gpus,
         loads_s=table.loads_s,
         source=f"{FILE} of {path.parent.name}",
@@ -90,13 +90,3 @@ def _variant(letter: str, accuracy: float, rows: Sequence[Row]) -> VariantCosts:
         dynamic_j=row.positive("dynamic_energy_j_per_request"),
         slowdown={profile: gpu_s / device[whole] for profile, gpu_s in device.items()},
     )
-
-
-def _model_number(data: Mapping[str, Any], key: str, path: Path) -> float:
-    try:
-        value = float(data[key])
-    except (KeyError, TypeError, ValueError):
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise DataError(f"{key} is {data.get(key)!r}, expected a number of 0 or more", file=str(path))
-    return value
