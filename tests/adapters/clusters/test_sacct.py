@@ -49,6 +49,12 @@ def test_a_whole_row(tmp_path: Path) -> None:
             "no elapsed time and no start and end",
         ),
         (("2026-10-01T01:00:00|2026-10-01T02:00:00", "None|Unknown"), "neither start nor end"),
+        (
+            ("2026-10-01T01:00:00|2026-10-01T02:00:00|3600", "2026-10-01T02:00:00|2026-10-01T01:00:00|"),
+            "ended before it began",
+        ),
+        (("train", "tr|ain"), "more fields than the first line names"),
+        (("COMPLETED", "RUNNING"), "the same run again"),
     ],
 )
 def test_rows_that_hold_no_job_are_left_out_and_counted(tmp_path: Path, change: tuple[str, str], why: str) -> None:
@@ -56,6 +62,29 @@ def test_rows_that_hold_no_job_are_left_out_and_counted(tmp_path: Path, change: 
 
     assert len(found.jobs) == 1
     assert found.left_out == {why: 1}
+
+
+def test_a_quote_in_a_name_is_a_character_like_any_other(tmp_path: Path) -> None:
+    found = log(tmp_path, ROW.replace("train", '"train'), ROW.replace("17", "18"), ROW.replace("17", "19"))
+
+    assert [(job.id, job.name) for job in found.jobs] == [("17", '"train'), ("18", "train"), ("19", "train")]
+
+
+def test_a_run_told_twice_counts_once_and_as_long_as_the_later_word(tmp_path: Path) -> None:
+    longer = ROW.replace("RUNNING", "COMPLETED").replace("|3600|", "|7200|")
+    found = log(tmp_path, ROW.replace("COMPLETED", "RUNNING"), longer, ROW)
+    assert [job.elapsed_s for job in found.jobs] == [7200.0]
+    assert found.left_out == {"the same run again": 2}
+    requeued = ROW.replace("COMPLETED", "REQUEUED")
+    again = ROW.replace("T01:00:00", "T03:00:00").replace("T02:00:00", "T04:00:00")
+    assert [job.elapsed_s for job in log(tmp_path, requeued, again).jobs] == [3600.0, 3600.0]
+
+
+def test_parts_of_arrays_and_of_heterogeneous_jobs_count_each(tmp_path: Path) -> None:
+    numbers = ("17_1", "17_2", "18+0", "18+1")
+    found = log(tmp_path, *(ROW.replace("17", number, 1) for number in numbers))
+
+    assert tuple(job.id for job in found.jobs) == numbers
 
 
 @pytest.mark.parametrize("state", ["CANCELLED by 1003", "CANCELLED+", "TIMEOUT", "NODE_FAIL", "RUNNING", "FAILED"])
@@ -134,6 +163,7 @@ def test_slurms_own_measurement(tmp_path: Path, text: str, joules: float) -> Non
         ("a|b|c\n1|2|3\n", "names no JobID"),
         (HEADER, "no rows"),
         (HEADER + "17.0|x\n", "a step of a job"),
+        ("JobID,JobName\n1," + "x" * 200_000, "is no CSV"),
     ],
 )
 def test_a_file_without_jobs_is_one_clear_error(tmp_path: Path, content: str, said: str) -> None:

@@ -11,7 +11,7 @@ import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from pathlib import Path
@@ -53,7 +53,7 @@ def read_sacct(path: Path, zone: tzinfo | None = None) -> SacctLog:
     """The jobs in a file.
 
     Args:
-        path: What sacct printed with ``-P`` (or ``--delimiter=,``) and a header.
+        path: What sacct printed with ``-P`` and a header, or a CSV of it.
         zone: Time zone of its stamps, which carry none; this machine's when None.
 
     Raises:
@@ -63,44 +63,57 @@ def read_sacct(path: Path, zone: tzinfo | None = None) -> SacctLog:
         text = path.read_text(encoding="utf-8-sig", errors="replace")
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", file=str(path)) from error
-    rows = list(_rows(text, path))
-    jobs: list[PastJob] = []
+    jobs: dict[tuple[str, float], PastJob] = {}
     left: Counter[str] = Counter()
     strange: Counter[str] = Counter()
-    for row in rows:
+    for row in _rows(text, path):
+        if None in row:
+            left["more fields than the first line names"] += 1
+            continue
         state = (row.get("state", "").split() or [""])[0].rstrip("+").upper()
         if state and state not in ENDED | RUNNING | WAITING:
             strange[state] += 1
         made = _job(row, state, zone)
-        if isinstance(made, PastJob):
-            jobs.append(made)
-        else:
+        if not isinstance(made, PastJob):
             left[made] += 1
+            continue
+        # One run may be told twice, by files that overlap; a requeued job has several, which began at other times.
+        before = jobs.get((made.id, made.start_s))
+        left.update(["the same run again"] * (before is not None))
+        if before is None or made.elapsed_s > before.elapsed_s:
+            jobs[made.id, made.start_s] = made
     if not jobs:
         raise DataError(f"no job held anything: {dict(left) or 'the file has no rows'}", file=str(path), hint=COMMAND)
     notes = tuple(f"{count} jobs in the unknown state {state} count as ended" for state, count in strange.items())
-    return SacctLog(tuple(jobs), dict(left), notes)
+    return SacctLog(tuple(jobs.values()), dict(left), notes)
 
 
-def _rows(text: str, path: Path) -> Iterator[dict[str, str]]:
-    """Rows by lower-case column name."""
-    lines = text.splitlines()
-    first = next((line for line in lines if line.strip()), "")
-    delimiter = "|" if "|" in first else ","
-    reader = csv.reader((line for line in lines if line.strip()), delimiter=delimiter, quoting=csv.QUOTE_MINIMAL)
-    try:
-        header = [name.strip().lower() for name in next(reader)]
-    except StopIteration:
-        raise DataError("the file is empty", file=str(path), hint=COMMAND) from None
+def _rows(text: str, path: Path) -> Iterator[Mapping[str | None, str]]:
+    """Rows by lower-case column name; what is beyond the header under None."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    if not lines:
+        raise DataError("the file is empty", file=str(path), hint=COMMAND)
+    # sacct quotes nothing: a " in a job's name is a character like any other, but in a CSV made by something else.
+    reader = (line.split("|") for line in lines) if "|" in lines[0] else _csv(lines, path)
+    header = [name.strip().lower() for name in next(reader)]
     if not {"jobid", "jobidraw"} & set(header):
         raise DataError(
-            f"the first line names no JobID: {first[:80]!r}", file=str(path), row=1, hint=f"make it with: {COMMAND}"
+            f"the first line names no JobID: {lines[0][:80]!r}", file=str(path), row=1, hint=f"make it with: {COMMAND}"
         )
     for cells in reader:
-        yield dict(zip(header, (cell.strip() for cell in cells), strict=False))
+        beyond = {None: "|".join(cells[len(header) :])} if len(cells) > len(header) else {}
+        yield {**dict(zip(header, (cell.strip() for cell in cells), strict=False)), **beyond}
 
 
-def _job(row: Mapping[str, str], state: str, zone: tzinfo | None) -> PastJob | str:
+def _csv(lines: Sequence[str], path: Path) -> Iterator[list[str]]:
+    reader = csv.reader(lines)
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise DataError(f"is no CSV: {error}", file=str(path), row=reader.line_num, hint=COMMAND) from error
+
+
+def _job(row: Mapping[str | None, str], state: str, zone: tzinfo | None) -> PastJob | str:
     """The job of a row, or why there is none."""
     number = row.get("jobid") or row.get("jobidraw", "")
     if not number:
@@ -113,8 +126,10 @@ def _job(row: Mapping[str, str], state: str, zone: tzinfo | None) -> PastJob | s
     elapsed_s = _elapsed_s(row)
     if math.isnan(elapsed_s):
         elapsed_s = end_s - start_s
-    if not elapsed_s > 0:
-        return "never ran" if elapsed_s == 0 else "no elapsed time and no start and end"
+    if elapsed_s <= 0:
+        return "never ran" if elapsed_s == 0 else "ended before it began"
+    if math.isnan(elapsed_s):
+        return "no elapsed time and no start and end"
     if math.isnan(start_s):
         start_s = end_s - elapsed_s
     if math.isnan(start_s):
@@ -149,7 +164,7 @@ def _count(text: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _elapsed_s(row: Mapping[str, str]) -> float:
+def _elapsed_s(row: Mapping[str | None, str]) -> float:
     if row.get("elapsedraw", "").isdigit():
         return float(row["elapsedraw"])
     match = _SPAN.fullmatch(row.get("elapsed", ""))
@@ -169,7 +184,7 @@ def _stamp(text: str, zone: tzinfo | None) -> float:
     return stamp.timestamp()
 
 
-def _joules(row: Mapping[str, str]) -> float:
+def _joules(row: Mapping[str | None, str]) -> float:
     """Slurm's own measurement; 0 stands for none, and so does a number beyond what a job can draw."""
     text = row.get("consumedenergyraw", "")
     try:
