@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,6 +63,14 @@ def test_since_cuts_what_ran_before() -> None:
 
     assert [(job.start_s, job.elapsed_s) for job in jobs] == [(200.0, 100.0), (200.0, 50.0)]
     assert jobs[1].measured_j == 40.0
+
+
+def test_who_was_submitted_before_a_time_was_waiting_then() -> None:
+    waited, unknown = replace(past(250.0, 300.0), submit_s=5.0), replace(past(250.0, 300.0), submit_s=math.nan)
+    cut, later = past(100.0, 300.0), past(260.0, 300.0)
+
+    assert [job.submit_s for job in within([waited, cut, later], 200.0)] == [200.0, 200.0, 260.0]
+    assert math.isnan(within([unknown], 200.0)[0].submit_s)
 
 
 @pytest.mark.parametrize("values", [(-1.0, 0.0, 0.0, 1.0), (math.nan, 0.0, 0.0, 1.0), (1.0, 0.0, 0.0, 0.9)])

@@ -74,12 +74,15 @@ class PastUse:
 
 
 def within(jobs: Sequence[PastJob], since_s: float) -> tuple[PastJob, ...]:
-    """The jobs that ran after a time, cut to what they ran after it: measured energy by its share of the time."""
+    """The jobs that ran after a time, cut to what they ran after it: measured energy by its share of the time.
+
+    Who was submitted before it was submitted then, as far as what is left can tell.
+    """
     kept = []
     for job in jobs:
         share = (job.end_s - max(job.start_s, since_s)) / job.elapsed_s
         if share >= 1.0:
-            kept.append(job)
+            kept.append(job if not job.submit_s < since_s else replace(job, submit_s=since_s))
         elif share > 0.0:
             kept.append(_cut(job, since_s, share))
     return tuple(kept)
@@ -141,4 +144,5 @@ def _use(key: str, jobs: Sequence[PastJob], energy: FloatArray, measured: FloatA
 
 
 def _cut(job: PastJob, since_s: float, share: float) -> PastJob:
-    return replace(job, start_s=since_s, elapsed_s=job.end_s - since_s, measured_j=job.measured_j * share)
+    measured_j, submit_s = job.measured_j * share, job.submit_s if math.isnan(job.submit_s) else since_s
+    return replace(job, submit_s=submit_s, start_s=since_s, elapsed_s=job.end_s - since_s, measured_j=measured_j)
