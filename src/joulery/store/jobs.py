@@ -8,13 +8,17 @@
     FOLDER/jobs/000017/over.json     how it ended
     FOLDER/jobs/000017/output.log    what it printed, over all its starts
     FOLDER/jobs/000017/progress      what it said of its progress
+    FOLDER/jobs/lock                 held by whoever looks at jobs and acts on what is seen
 
-A job's number is the name of its folder, which only one submitter can make: no lock, no database, readable by anyone.
+A job's number is the name of its folder, which only one submitter can make: submitting needs no lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +51,21 @@ class JobBook:
                     number += 1
         self.write(number, "job", {**job, "id": number})
         return number
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else who asks for this changes facts meanwhile; the kernel lets go when its holder dies.
+
+        Raises:
+            CapabilityError: The disk refuses.
+        """
+        with ExitStack() as stack:
+            if self._folder.is_dir():
+                with disk_errors(self._folder):
+                    fd = os.open(self._folder / "lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                stack.callback(os.close, fd)
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
 
     def ids(self) -> tuple[int, ...]:
         """Numbers of the jobs that were submitted whole, ascending."""

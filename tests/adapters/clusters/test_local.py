@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -125,14 +126,96 @@ def test_a_job_that_ended_before_anybody_saw_it_start_is_over(
 
     def ended(*arguments: Any, **more: Any) -> int:
         pid = spawn(*arguments, **more)
+        os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         return pid
 
     monkeypatch.setattr(os, "posix_spawn", ended)
-    number = machine.submit("", command=["no-such-program-here"])
+    number = machine.submit("print('begun')")
     machine.backend.apply(Start(number, 1))
     assert machine.backend.placements() == ()
-    assert machine.job(number).exit_code == 127
+    after = machine.job(number)
+    assert (after.state, after.restarts, machine.output(number)) == (JobState.WAITING, 1, "")
+
+
+class Killed(BaseException):
+    """The scheduler was killed at this point."""
+
+
+def test_a_scheduler_killed_before_it_wrote_down_what_it_started_started_nothing(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = machine.submit("print('begun')")
+    write, spawn, pids = machine.book.write, os.posix_spawn, []
+
+    def killed(job: int, fact: str, document: Any) -> None:
+        if fact == "run":
+            raise Killed
+        write(job, fact, document)
+
+    def spawned(*arguments: Any, **more: Any) -> int:
+        pids.append(spawn(*arguments, **more))
+        return pids[-1]
+
+    monkeypatch.setattr(os, "posix_spawn", spawned)
+    monkeypatch.setattr(machine.book, "write", killed)
+    with pytest.raises(Killed):
+        machine.backend.apply(Start(number, 1))
+    monkeypatch.undo()
+    os.waitid(os.P_PID, pids[0], os.WEXITED | os.WNOWAIT)
+    assert machine.output(number) == "" and machine.job(number).state is JobState.WAITING
+    machine.backend.apply(Start(number, 1))
+    assert machine.until(number, lambda job: job.state.over).restarts == 0
+    assert machine.output(number) == "begun\n", "it ran once"
+
+
+def test_a_scheduler_killed_before_it_sent_sigterm_sends_it_when_it_is_back(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = machine.submit(SAVES)
+    machine.backend.apply(Start(number, 1))
+    machine.said(number, "start")
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    monkeypatch.setattr("joulery.adapters.clusters.local._signal", killed)
+    with pytest.raises(Killed):
+        machine.backend.apply(Stop(number))
+    monkeypatch.undo()
+    later = machine.another()
+    assert machine.until(number, lambda job: job.state is JobState.WAITING, later).restarts == 1
+    assert "saved" in machine.output(number)
+
+
+def test_who_looks_and_acts_does_so_alone(machine: Machine) -> None:
+    number = machine.submit("print('begun')")
+    seen: list[str] = []
+
+    def cancel() -> None:
+        seen.append(machine.another().cancel(number))
+
+    other = threading.Thread(target=cancel)
+    with machine.book.locked():
+        other.start()
+        time.sleep(0.1)
+        assert not seen and machine.book.read(number, "cancel") is None
+    other.join(20)
+    assert seen == ["cancelled"]
+
+
+def test_fewer_slots_than_before_and_running_jobs_are_still_metered(machine: Machine) -> None:
+    machine.slots = tuple(Slot(gpu=board) for board in (4, 5, 6))
+    machine.backend = machine.another()
+    first, second = machine.submit(SLEEP), machine.submit(SLEEP)
+    machine.backend.apply(Start(first, 1))
+    machine.backend.apply(Start(second, 1))
+    machine.slots = machine.slots[:1]
+    machine.backend = machine.another()
+
+    assert [placement.gpus for placement in machine.backend.placements()] == [(4,), (5,)]
+    with pytest.raises(ActuationError, match="0 are free"):
+        machine.backend.apply(Start(machine.submit(SLEEP), 1))
 
 
 def test_stopped_it_saves_waits_and_starts_again_wider_with_its_output_whole(machine: Machine) -> None:

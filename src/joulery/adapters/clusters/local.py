@@ -16,6 +16,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,9 +35,11 @@ from joulery.domain.cluster import (
 )
 from joulery.domain.errors import ActuationError, CapabilityError
 
-# The shell waits for the command whatever signal comes, and leaves its exit code behind in one step.
+# The shell begins when it is told that its number is on the disk, and never when whoever should tell it has died. It
+# waits for the command whatever signal comes, and leaves its exit code behind in one step.
 _RUNNER = (
-    'cd "$1" || exit 126; exit_file=$2; shift 2; trap : TERM INT HUP; "$@"; code=$?; '
+    'read -r go || exit 125; exec </dev/null; cd "$1" || exit 126; exit_file=$2; shift 2; trap : TERM INT HUP; '
+    '"$@"; code=$?; '
     'printf "%s" "$code" >"$exit_file.tmp" && mv "$exit_file.tmp" "$exit_file"'
 )
 _KEPT_S = 86_400.0
@@ -45,6 +48,10 @@ _KEPT_S = 86_400.0
 
 class Book(Protocol):
     """Where the facts about jobs are kept."""
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Nobody else changes facts meanwhile."""
+        ...
 
     def ids(self) -> Sequence[int]:
         """Numbers of all jobs."""
@@ -107,11 +114,12 @@ class LocalBackend:
         self._reap()
         now_s = self._now_s()
         jobs = []
-        for number in self._book.ids():
-            if (job := self._over.get(number)) is None:
-                job = self._look(number)
-            if not job.state.over or now_s - self._ended_s(number) < _KEPT_S:
-                jobs.append(job)
+        with self._book.locked():
+            for number in self._book.ids():
+                if (job := self._over.get(number)) is None:
+                    job = self._look(number)
+                if not job.state.over or now_s - self._ended_s(number) < _KEPT_S:
+                    jobs.append(job)
         return ClusterSnapshot(len(self._slots), tuple(jobs), self_starting=False)
 
     def placements(self) -> tuple[Placement, ...]:
@@ -120,9 +128,7 @@ class LocalBackend:
         for number in self._book.ids():
             run = None if number in self._over else self._book.read(number, "run")
             if run is not None and _alive(run):
-                gpus = (self._slots[slot].gpu for slot in run["slots"])
-                boards = tuple(gpu for gpu in gpus if gpu is not None)
-                found.append(Placement(number, (run["pid"],), len(run["slots"]), boards))
+                found.append(Placement(number, (run["pid"],), len(run["slots"]), tuple(run.get("gpus", ()))))
         return tuple(found)
 
     def apply(self, action: ClusterAction, /) -> str:
@@ -130,14 +136,15 @@ class LocalBackend:
         if isinstance(action, (Hold, Release, Order)):
             return "nothing to do: jobs of this machine start only when told to"
         self._reap()
-        job = self._look(action.job)
-        if isinstance(action, Start):
-            if job.state is not JobState.WAITING:
-                raise ActuationError(f"job {job.id} cannot start: it is {job.state}")
-            return self._start(job, action.slots)
-        if job.state is JobState.RUNNING:
-            return self._stop(job.id)
-        return f"it is {job.state} already"
+        with self._book.locked():
+            job = self._look(action.job)
+            if isinstance(action, Start):
+                if job.state is not JobState.WAITING:
+                    raise ActuationError(f"job {job.id} cannot start: it is {job.state}")
+                return self._start(job, action.slots)
+            if job.state is JobState.RUNNING:
+                return self._stop(job.id)
+            return f"it is {job.state} already"
 
     def cancel(self, job: int) -> str:
         """End a job for good: at once when it waits, after its grace when it runs.
@@ -148,15 +155,16 @@ class LocalBackend:
         if job not in self._book.ids():
             raise ActuationError(f"there is no job {job} here", hint="joulery jobs lists them")
         self._reap()
-        seen = self._look(job)
-        if seen.state.over:
-            raise ActuationError(f"job {job} is over: {seen.state}")
-        self._book.write(job, "cancel", {"at_s": self._now_s()})
-        if seen.state is JobState.RUNNING:
-            return self._stop(job)
-        if seen.state is JobState.WAITING:
-            self._end(job, JobState.CANCELLED, None)
-        return f"{self._look(job).state}"
+        with self._book.locked():
+            seen = self._look(job)
+            if seen.state.over:
+                raise ActuationError(f"job {job} is over: {seen.state}")
+            self._book.write(job, "cancel", {"at_s": self._now_s()})
+            if seen.state is JobState.RUNNING:
+                return self._stop(job)
+            if seen.state is JobState.WAITING:
+                self._end(job, JobState.CANCELLED, None)
+            return f"{self._look(job).state}"
 
     def close(self) -> None:
         """Jobs go on; nothing is open. Those that ended are buried."""
@@ -192,6 +200,8 @@ class LocalBackend:
         if _alive(run):
             if stop is None:
                 return replace(started, state=JobState.RUNNING)
+            if not stop.get("told", True):  # whoever wrote that died before it said so
+                self._tell(number, run, stop)
             self._enforce(run, stop)
             return replace(started, state=JobState.STOPPING)
         return self._ended(started, run, stop)
@@ -238,9 +248,17 @@ class LocalBackend:
         folder = self._book.folder(job.id).absolute()
         self._book.remove(job.id, "stop")
         (folder / f"exit.{restarts}").unlink(missing_ok=True)
-        pid = self._spawn(asked, folder, restarts, [self._slots[slot] for slot in mine])
-        run = {"pid": pid, "start_ticks": _start_ticks(pid), "boot": _boot_id(), "slots": mine, "restarts": restarts}
-        self._book.write(job.id, "run", {**run, "since_s": self._now_s()})
+        slots = [self._slots[slot] for slot in mine]
+        wait, go = os.pipe2(os.O_CLOEXEC)
+        try:
+            pid = self._spawn(asked, folder, restarts, slots, wait)
+            gpus = [slot.gpu for slot in slots if slot.gpu is not None]
+            run = {"pid": pid, "start_ticks": _start_ticks(pid), "boot": _boot_id(), "slots": mine, "gpus": gpus}
+            self._book.write(job.id, "run", {**run, "restarts": restarts, "since_s": self._now_s()})
+            os.write(go, b"go\n")
+        finally:
+            os.close(wait)
+            os.close(go)
         return f"on slots {', '.join(map(str, mine))}, process {pid}"
 
     def _taken(self) -> set[int]:
@@ -248,8 +266,8 @@ class LocalBackend:
         runs = [self._book.read(number, "run") for number in self._book.ids() if number not in self._over]
         return {slot for run in runs if run is not None and _alive(run) for slot in run["slots"]}
 
-    def _spawn(self, asked: Mapping[str, Any], folder: Path, restarts: int, slots: Sequence[Slot]) -> int:
-        """Start the command in a session of its own, on its cores."""
+    def _spawn(self, asked: Mapping[str, Any], folder: Path, restarts: int, slots: Sequence[Slot], wait: int) -> int:
+        """Start the command in a session of its own, on its cores; it begins when it reads a line from ``wait``."""
         environment = {
             **asked["environment"],
             "JOULERY_JOB": str(asked["id"]),
@@ -274,7 +292,7 @@ class LocalBackend:
                 line,
                 environment,
                 file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, wait, 0),
                     (os.POSIX_SPAWN_DUP2, log, 1),
                     (os.POSIX_SPAWN_DUP2, log, 2),
                 ],
@@ -302,9 +320,14 @@ class LocalBackend:
     def _stop(self, job: int) -> str:
         run = self._book.read(job, "run")
         assert run is not None, "it was running a moment ago"
-        self._book.write(job, "stop", {"boot_s": self._boot_s(), "at_s": self._now_s()})
-        _signal(run, signal.SIGTERM)
+        self._tell(job, run, {"boot_s": self._boot_s(), "at_s": self._now_s()})
         return f"SIGTERM, and {self._grace_s:g} s to save itself"
+
+    def _tell(self, job: int, run: Mapping[str, Any], stop: Mapping[str, Any]) -> None:
+        """SIGTERM, meant before and done after it is sent: killed in between it is sent again."""
+        self._book.write(job, "stop", {**stop, "told": False})
+        _signal(run, signal.SIGTERM)
+        self._book.write(job, "stop", {**stop, "told": True})
 
     def _enforce(self, run: Mapping[str, Any], stop: Mapping[str, Any]) -> None:
         if self._boot_s() - stop["boot_s"] > self._grace_s:
