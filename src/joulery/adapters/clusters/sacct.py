@@ -101,8 +101,8 @@ def _rows(text: str, path: Path) -> Iterator[Mapping[str | None, str]]:
             f"the first line names no JobID: {lines[0][:80]!r}", file=str(path), row=1, hint=f"make it with: {COMMAND}"
         )
     for cells in reader:
-        beyond = {None: "|".join(cells[len(header) :])} if len(cells) > len(header) else {}
-        yield {**dict(zip(header, (cell.strip() for cell in cells), strict=False)), **beyond}
+        row: dict[str | None, str] = dict(zip(header, (cell.strip() for cell in cells), strict=False))
+        yield row if len(cells) <= len(header) else {**row, None: "beyond"}
 
 
 def _csv(lines: Sequence[str], path: Path) -> Iterator[list[str]]:

@@ -173,7 +173,7 @@ class Scheduler:
             for todo in reconcile(snapshot, memory.target, memory.waiting, passive=memory.passive):
                 if not tick.away:
                     self._do(todo, tick)
-            if tick.round and not tick.away:
+            if tick.round and not tick.away and snapshot.self_starting:
                 self._do(Todo(self._order(snapshot), "the ranking of this round"), tick)
         return tick
 
