@@ -157,15 +157,12 @@ def _tell(measured: Measured, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({**measured.account.report, "run": str(measured.path)}), err=True)
         return
-    from rich.console import Console
-
     from joulery.runtime.recorded import RunView, measured_label
+    from joulery.ui.console import table_console
     from joulery.ui.reports.table import roll_up
     from joulery.ui.reports.text import print_text
 
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
-        console.width = 110
+    console = table_console(110, stderr=True)
     footprint = measured.account.charged.run
     label = measured_label(measured.manifest, footprint)
     view = RunView(measured.path, measured.manifest, footprint, measured.account.report, label)

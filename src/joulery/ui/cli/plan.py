@@ -11,6 +11,8 @@ import click
 from joulery.domain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from joulery.config.site import Site
     from joulery.domain.pipeline_plan import PipelinePlan
     from joulery.domain.provision import ProvisionPlan
@@ -130,12 +132,7 @@ def _plan_series(site: Site, request: Request, preset: str, moves: int, out: Pat
     if as_json:
         click.echo(json.dumps(document))
     else:
-        from rich.console import Console
-
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            console.width = 150
-        console.print(series_view(planned))
+        _console().print(series_view(planned))
     if document["violations"]:
         raise click.exceptions.Exit(3)
 
@@ -184,13 +181,9 @@ def _pipelines(
 
 
 def _show_pipelines(plan: PipelinePlan, others: list[PipelinePlan], explain: bool) -> None:
-    from rich.console import Console
-
     from joulery.ui.plan import pipelines_text as text
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 150
+    console = _console()
     console.print(text.pipeline_view(plan))
     if plan.violations:
         console.print()
@@ -229,11 +222,7 @@ def _pool(
     if as_json:
         click.echo(json.dumps(document))
         return
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 150
+    console = _console()
     for part in view(made, explain):
         console.print(part)
 
@@ -277,13 +266,9 @@ def _write(file: Path, text: str) -> None:
 
 
 def _show(plan: ProvisionPlan, others: list[ProvisionPlan], changed: Difference | None, explain: bool) -> None:
-    from rich.console import Console
-
     from joulery.ui.plan import text
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 150
+    console = _console()
     shown: list[Any] = [text.plan_view(plan)]
     if plan.violations:
         shown.append(text.violations_view(plan.violations))
@@ -297,3 +282,9 @@ def _show(plan: ProvisionPlan, others: list[ProvisionPlan], changed: Difference 
         if at:
             console.print()
         console.print(part)
+
+
+def _console() -> Console:
+    from joulery.ui.console import table_console
+
+    return table_console(150)

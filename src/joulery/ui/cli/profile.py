@@ -164,8 +164,9 @@ def command(
 
 def _calibrate(points: str, output: Path | None, as_json: bool) -> None:
     """Fit the costs of services on measured runs."""
+    from joulery.ui.console import table_console
     from joulery.ui.profile.calibration import calibrated, document, view
-    from joulery.ui.profile.interference import keep, plain_console
+    from joulery.ui.profile.interference import keep
 
     found = calibrated(points)
     made = document(found)
@@ -173,7 +174,7 @@ def _calibrate(points: str, output: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(made))
         return
-    console = plain_console()
+    console = table_console(110)
     for part in view(found):
         console.print(part)
     if output is not None:
@@ -258,9 +259,9 @@ def _cores(cut: str, most: int) -> tuple[int, ...]:
 
 
 def _print(profile: Profile) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from joulery.ui.console import table_console
     from joulery.ui.format import percent, si
 
     table = Table(box=None, pad_edge=False)
@@ -278,9 +279,7 @@ def _print(profile: Profile) -> None:
             si(entry.energy_j, "J"),
             si(entry.startup_s, "s"),
         )
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 110
+    console = table_console(110)
     console.print(table)
     band = f" ±{percent(profile.band_ratio, 0)}" if profile.band_ratio else ""
     watts = profile.entries[0].active_w

@@ -80,18 +80,14 @@ def run(options: Options, screen: Screen | None = None) -> dict[str, Any] | None
     Returns:
         The report; None when the end was asked for before there was anything to report.
     """
-    from rich.console import Console
-
+    from joulery.ui.console import table_console
     from joulery.ui.up.flow import Interrupted
     from joulery.ui.up.screen import ConsoleScreen
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 120
     try:
         if screen is not None:
             return _until_ended(options, screen)
-        with ConsoleScreen(console) as terminal:
+        with ConsoleScreen(table_console(120)) as terminal:
             report = _until_ended(options, terminal)
             terminal.summary(report)
             return report

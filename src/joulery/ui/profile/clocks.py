@@ -168,12 +168,9 @@ def _write(file: Path, text: str, flag: str) -> None:
 
 
 def _show(profile: ClockProfile, notes: Sequence[str]) -> None:
-    from rich.console import Console
-
+    from joulery.ui.console import table_console
     from joulery.ui.profile.clocks_text import clock_view
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 120
+    console = table_console(120)
     for part in clock_view(profile, notes):
         console.print(part)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from joulery.perf.interference import InterferenceProfile
 from joulery.perf.interference_document import as_document
 from joulery.store.files import disk_errors, write_atomically
+from joulery.ui.console import table_console
 from joulery.ui.plan.fitting import fit_table, totals
 
 
@@ -32,7 +32,7 @@ def hand_over(profile: InterferenceProfile, output: Path | None, *, as_json: boo
     if as_json:
         click.echo(json.dumps(document))
         return
-    console = plain_console()
+    console = table_console(110)
     console.print(fit_table(profile))
     for note in profile.notes:
         console.print(note, style="yellow")
@@ -50,11 +50,3 @@ def keep(document: dict[str, Any], output: Path | None) -> None:
         content = json.dumps(document).encode() + b"\n"
         with disk_errors(output):
             write_atomically(output, lambda file: file.write(content))
-
-
-def plain_console() -> Console:
-    """A console that is wide enough for a table where nobody watches."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 110
-    return console
