@@ -1,11 +1,13 @@
-"""JSON files: read, missing, or refused with their row."""
+"""Files: JSON read, missing, or refused with its row; text written whole, into what is no file too."""
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
-from joulery.domain.errors import DataError
-from joulery.store.files import read_json, require_json
+from joulery.domain.errors import CapabilityError, DataError
+from joulery.store.files import read_json, require_json, write_text
 
 
 @pytest.mark.parametrize("read", [read_json, require_json])
@@ -31,3 +33,32 @@ def test_a_missing_file_is_the_callers_to_judge_or_an_error(tmp_path: Path) -> N
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         require_json(tmp_path)
+
+
+def test_text_takes_the_place_of_a_file_whole(tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text("a longer text that was there before")
+    write_text(file, "für\n")
+    assert file.read_bytes() == "für\n".encode()
+    assert list(tmp_path.iterdir()) == [file], "no leftover"
+
+
+def test_what_is_no_file_is_written_to_and_stays_what_it_is(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_text(pipe, "through")
+        assert os.read(reader, 100) == b"through"
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+@pytest.mark.parametrize("at", ["folder", "nowhere/page.html"])
+def test_a_place_that_holds_no_file_is_refused(tmp_path: Path, at: str) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(CapabilityError, match=f"cannot write .*{at}: ") as caught:
+        write_text(tmp_path / at, "text")
+    assert caught.value.resource == str(tmp_path / at)
+    assert list((tmp_path / "folder").iterdir()) == []

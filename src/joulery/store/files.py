@@ -44,11 +44,17 @@ def disk_errors(path: Path) -> Iterator[None]:
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Let ``write`` fill a new file, then put it in the place of ``path``: readers see the old one or the new one.
 
+    What is no file to begin with, such as ``/dev/stdout`` or a named pipe, is written to and stays what it is.
+
     Raises:
         CapabilityError: The disk refuses; ``path`` is as it was and no leftover stays.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with disk_errors(path):
+        if path.exists() and not path.is_file():
+            with path.open("wb") as stream:
+                write(stream)
+            return
         try:
             with draft.open("wb") as file:
                 write(file)
@@ -57,6 +63,15 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             draft.replace(path)
         finally:
             draft.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Have a file hold this text, in UTF-8: whole or not at all, as :func:`write_atomically`.
+
+    Raises:
+        CapabilityError: The disk refuses.
+    """
+    write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def read_json(path: Path) -> Any:

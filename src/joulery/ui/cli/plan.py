@@ -258,11 +258,11 @@ def _difference(old: tuple[RunningGpu, ...], plan: ProvisionPlan) -> Difference:
 
 
 def _write(file: Path, text: str) -> None:
-    try:
+    from joulery.store.files import disk_errors, write_text
+
+    with disk_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {file}: {error.strerror}", pointer="--out") from None
+    write_text(file, text)
 
 
 def _show(plan: ProvisionPlan, others: list[ProvisionPlan], changed: Difference | None, explain: bool) -> None:

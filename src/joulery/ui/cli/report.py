@@ -85,9 +85,9 @@ def command(
     if out is None:
         click.echo(text, nl=False)
         return
-    from joulery.store.files import write_atomically
+    from joulery.store.files import write_text
 
-    write_atomically(out, lambda file: file.write(text.encode()))
+    write_text(out, text)
     click.echo(f"{out}", err=True)
 
 

@@ -82,11 +82,9 @@ def command(
                 run.log("result", **result)
             run.write_report(played.document)
     if page is not None and played.page is not None:
-        from joulery.store.files import disk_errors, write_atomically
+        from joulery.store.files import write_text
 
-        text = played.page()
-        with disk_errors(page):
-            write_atomically(page, lambda file: file.write(text.encode()))
+        write_text(page, played.page())
         click.echo(f"{page}", err=True)
     if as_json:
         click.echo(json.dumps(played.document))

@@ -53,6 +53,7 @@ def command(
     It ends by itself when the load has ended; Ctrl-C ends it earlier, with the summary so far.
     """
     from joulery.config import load
+    from joulery.store.files import write_text
     from joulery.ui.up.flow import Options
     from joulery.ui.up.screen import Silent
 
@@ -64,7 +65,7 @@ def command(
         click.echo("interrupted before anything was served", err=True)
         return INTERRUPTED
     if json_out is not None:
-        _write(json_out, report)
+        write_text(json_out, json.dumps(report, indent=2) + "\n")
     if as_json:
         click.echo(json.dumps(report))
     return 0
@@ -164,10 +165,3 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < float("inf"):
         raise ConfigError("a duration must be positive", pointer="--duration", got=text, expected="such as 30 s")
     return seconds
-
-
-def _write(file: Path, report: dict[str, Any]) -> None:
-    from joulery.store.files import disk_errors, write_atomically
-
-    with disk_errors(file):
-        write_atomically(file, lambda out: out.write(json.dumps(report, indent=2).encode() + b"\n"))

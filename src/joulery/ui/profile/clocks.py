@@ -18,6 +18,7 @@ from joulery.perf.catalog.clock_models import clock_model
 from joulery.perf.clock import V100
 from joulery.perf.sensitivity import emulated_profile
 from joulery.runtime.compose.graphs import NamedModel, named_model, with_decoding
+from joulery.store.files import write_text
 from joulery.store.scores import ScoreDatabase
 
 
@@ -69,11 +70,11 @@ def profile_clocks(request: ClockRequest) -> None:
         with ScoreDatabase(request.scores) as database:
             database.keep(profile)
     if request.output is not None:
-        _write(request.output, json.dumps(profile.as_dict(), indent=1) + "\n", "--output")
+        write_text(request.output, json.dumps(profile.as_dict(), indent=1) + "\n")
     if request.page is not None:
         from joulery.ui.profile.clocks_page import clock_page
 
-        _write(request.page, clock_page(profile, model.notes), "--html")
+        write_text(request.page, clock_page(profile, model.notes))
     if request.as_json:
         click.echo(json.dumps({**profile.as_dict(), "notes": list(model.notes)}))
         return
@@ -158,13 +159,6 @@ def _dimensions(pairs: Sequence[str]) -> Mapping[str, int]:
             raise ConfigError("not a dimension", pointer="--dim", got=pair, expected="NAME=N, such as batch=8")
         found[name] = int(size)
     return found
-
-
-def _write(file: Path, text: str, flag: str) -> None:
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {file}: {error.strerror}", pointer=flag) from None
 
 
 def _show(profile: ClockProfile, notes: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ from joulery.runtime.compose.engine import local_engine
 from joulery.runtime.compose.models import cache_folder
 from joulery.runtime.compose.service import fleet_cores, model_ref
 from joulery.runtime.profiling.colocation import Design, Measurements, Progress, cpu_as_gpu, measure_together
-from joulery.store.files import disk_errors
+from joulery.store.files import write_text
 from joulery.ui.plan.fitting import PAIR_COLUMNS, SOLO_COLUMNS
 from joulery.ui.profile.interference import hand_over
 from joulery.ui.progress import told
@@ -89,8 +89,8 @@ def profile_together(
         found = asyncio.run(_measured(models, cores, design, progress))
     others = _Usage.now().others_since(before)
     if output is not None:  # first of all: measuring takes minutes, and a fit may fail
-        _keep(output.with_suffix(".solo.csv"), _table(SOLO_COLUMNS, found.solo))
-        _keep(output.with_suffix(".pairs.csv"), _table(PAIR_COLUMNS, found.pairs))
+        write_text(output.with_suffix(".solo.csv"), _table(SOLO_COLUMNS, found.solo))
+        write_text(output.with_suffix(".pairs.csv"), _table(PAIR_COLUMNS, found.pairs))
     profile = fitted(found, len(cores), apart=apart)
     if others > _QUIET_CORES:
         busy = f"other processes kept {others:.1f} cores busy meanwhile: measure again on a quiet machine"
@@ -160,8 +160,3 @@ def _table(columns: Sequence[str], rows: Sequence[tuple[object, ...]]) -> str:
     writer.writerow(columns)
     writer.writerows(rows)
     return text.getvalue()
-
-
-def _keep(file: Path, text: str) -> None:
-    with disk_errors(file):
-        file.write_text(text, encoding="utf-8")

@@ -10,7 +10,7 @@ import click
 
 from joulery.perf.interference import InterferenceProfile
 from joulery.perf.interference_document import as_document
-from joulery.store.files import disk_errors, write_atomically
+from joulery.store.files import write_text
 from joulery.ui.console import table_console
 from joulery.ui.plan.fitting import fit_table, totals
 
@@ -47,6 +47,4 @@ def keep(document: dict[str, Any], output: Path | None) -> None:
         CapabilityError: The disk refuses.
     """
     if output is not None:
-        content = json.dumps(document).encode() + b"\n"
-        with disk_errors(output):
-            write_atomically(output, lambda file: file.write(content))
+        write_text(output, json.dumps(document) + "\n")
