@@ -107,3 +107,13 @@ def test_without_a_dataflow_there_is_none() -> None:
         phase=[0, 0],
     )
     assert all(node.feeds == () for _, node in tree(footprint(plain)).walk())
+
+
+def test_the_node_above_others_adds_them_up_and_shares_its_energy_among_them() -> None:
+    leaf = Node("x", 0.0, 1.0, 0.5, 2, 0.25)
+    top = Node.over("all", [Node("a", 3.0, 1.0, 1.0, 4, 0.0, (leaf,), (("x", "x"),)), Node("b", 1.0, 1.0, 2.0, 1, 0.5)])
+    assert (top.name, top.energy_j, top.share_ratio) == ("all", 4.0, 1.0)
+    assert (top.runtime_s, top.count, top.uncovered_s, top.feeds) == (3.0, 5, 0.5, ())
+    assert [(child.name, child.share_ratio) for child in top.children] == [("a", 0.75), ("b", 0.25)]
+    assert (top.children[0].children, top.children[0].feeds) == ((leaf,), (("x", "x"),))
+    assert [child.share_ratio for child in Node.over("none", [leaf, leaf]).children] == [0.0, 0.0]

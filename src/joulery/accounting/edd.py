@@ -8,7 +8,7 @@ of dataflow where the trace tells which operation feeds which (TensorFlow does);
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +40,34 @@ class Node:
     uncovered_s: float
     children: tuple[Node, ...] = ()
     feeds: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def over(cls, name: str, children: Sequence[Node], feeds: tuple[tuple[str, str], ...] = ()) -> Node:
+        """The node above these children, which get their shares of its energy."""
+        energy_j = math.fsum(child.energy_j for child in children)
+        shared = tuple(
+            cls(
+                child.name,
+                child.energy_j,
+                child.energy_j / energy_j if energy_j > 0 else 0.0,
+                child.runtime_s,
+                child.count,
+                child.uncovered_s,
+                child.children,
+                child.feeds,
+            )
+            for child in children
+        )
+        return cls(
+            name,
+            energy_j,
+            1.0,
+            math.fsum(child.runtime_s for child in shared),
+            sum(child.count for child in shared),
+            math.fsum(child.uncovered_s for child in shared),
+            shared,
+            feeds,
+        )
 
     def at(self, path: str) -> Node | None:
         """The node at a path below this one, such as ``encoder/layer_0``; None where there is none."""
@@ -180,31 +208,9 @@ def _node(name: str, node: _Growing, children: list[Node], firsts: list[int]) ->
         energy_j = math.fsum(node.energies or ())
         leaf = Node(name, energy_j, 1.0, node.runtime_ns / 1e9, node.count, node.uncovered_ns / 1e9)
         return leaf, node.first_ns
-    energy_j = math.fsum(child.energy_j for child in children)
-    shared = tuple(
-        Node(
-            child.name,
-            child.energy_j,
-            child.energy_j / energy_j if energy_j > 0 else 0.0,
-            child.runtime_s,
-            child.count,
-            child.uncovered_s,
-            child.children,
-            child.feeds,
-        )
-        for child in children
-    )
-    whole = Node(
-        name,
-        energy_j,
-        1.0,
-        math.fsum(child.runtime_s for child in shared),
-        sum(child.count for child in shared),
-        math.fsum(child.uncovered_s for child in shared),
-        shared,
-        tuple(sorted(pair for pair in node.feeds or () if {*pair} <= {child.name for child in shared})),
-    )
-    return whole, min(firsts)
+    names = {child.name for child in children}
+    feeds = tuple(sorted(pair for pair in node.feeds or () if {*pair} <= names))
+    return Node.over(name, children, feeds), min(firsts)
 
 
 def powers_w(footprint: TensorFootprint) -> tuple[list[float], list[float]]:

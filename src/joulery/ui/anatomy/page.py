@@ -93,29 +93,7 @@ def phase_trees(footprint: TensorFootprint) -> list[Node]:
 
 def with_phases(phases: Sequence[Node]) -> Node:
     """One tree with the phases as its first level."""
-    total = math.fsum(node.energy_j for node in phases)
-    children = tuple(
-        Node(
-            node.name,
-            node.energy_j,
-            node.energy_j / total if total > 0 else 0.0,
-            node.runtime_s,
-            node.count,
-            node.uncovered_s,
-            node.children,
-            node.feeds,
-        )
-        for node in phases
-    )
-    return Node(
-        "all",
-        total,
-        1.0,
-        math.fsum(node.runtime_s for node in phases),
-        sum(node.count for node in phases),
-        math.fsum(node.uncovered_s for node in phases),
-        children,
-    )
+    return Node.over("all", phases)
 
 
 def as_tree(node: Node, level: int = 0) -> dict[str, Any]:
