@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulery.domain.timeline import Tick
-from joulery.ui.html import Html, content_hash, data_block, join, static_text, tag
+from joulery.ui.html import Html, content_hash, data_block, head, join, static_text, tag, whole_page
 
 
 def test_text_is_escaped_and_html_is_not():
@@ -40,6 +40,16 @@ def test_a_data_block_of_nouns():
     tick = json.loads(block.partition(">")[2].rpartition("<")[0])["ticks"][0]
     assert tick["power_w"] is None
     assert tick["quality"] == "measured"
+
+
+def test_a_whole_page_says_what_it_is_and_who_wrote_it():
+    text = whole_page(head("two < three", "p{margin:0}"), tag("body", tag("p", "&")))
+    assert re.fullmatch(
+        r'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">.*'
+        r'<meta name="generator" content="joulery [^"]+">'
+        r"<title>two &lt; three · joulery</title><style>p\{margin:0\}</style></head><body><p>&amp;</p></body></html>\n",
+        text,
+    )
 
 
 def test_the_hash_is_that_of_the_content_security_policy():

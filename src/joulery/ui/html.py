@@ -71,6 +71,11 @@ def head(title: str, style: str, *, policy: str | None = None) -> Html:
     )
 
 
+def whole_page(head: Html, body: Html) -> str:
+    """A whole page, ready to be written to a file."""
+    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+
+
 def data_block(identifier: str, value: Any) -> Html:
     """JSON inside a page (dataclasses too, NaN as null): no text in it can end the element or start another."""
     text = orjson.dumps(value).decode()

@@ -14,7 +14,7 @@ from joulery.ui.anatomy.edd import edd_svg
 from joulery.ui.anatomy.words import share_text, sight_notes
 from joulery.ui.figures import legend
 from joulery.ui.format import count, duration, grams, percent, si
-from joulery.ui.html import Html, content_hash, data_block, head, static_text, tag
+from joulery.ui.html import Html, content_hash, data_block, head, static_text, tag, whole_page
 
 ROWS = 200
 _LEVELS = 40
@@ -31,7 +31,7 @@ def page(title: str, body: Iterable[Html | None]) -> str:
     )
     top = tag("header", tag("div", tag("h1", tag("span", "joulery ", class_="brand"), title)), class_="top")
     content = tag("body", top, tag("main", *body), tag("script", Html(script)))
-    return f"<!doctype html>\n{tag('html', head(title, style, policy=policy), content, lang='en')}\n"
+    return whole_page(head(title, style, policy=policy), content)
 
 
 def anatomy_page(title: str, footprint: TensorFootprint, spans: Html | None, *, top: int, depth: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from joulery.domain.provision import PlannedGpu, PlannedInstance, ProvisionPlan
 from joulery.ui.format import number, percent, si
-from joulery.ui.html import Html, tag
+from joulery.ui.html import Html, head, tag, whole_page
 from joulery.ui.plan.text import alike, bound_text, headline, model_colors, usd
 
 _WIDTH, _ROW, _LEFT, _BAR, _GAP = 960, 44, 96, 640, 12
@@ -30,30 +30,17 @@ th,td{border-color:#333}
 def page(plan: ProvisionPlan, title: str) -> str:
     """The page, ready to be written to a file."""
     said = headline(plan).plain.split("\n")[0]
-    return "<!doctype html>\n" + tag(
-        "html",
-        tag(
-            "head",
-            tag("meta", charset="utf-8"),
-            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-            tag("title", f"{title}: {len(plan.gpus)} GPUs, {usd(plan.usd_per_hour)}/h"),
-            tag("style", Html(_STYLE)),
-        ),
-        tag(
-            "body",
-            tag("h1", title),
-            tag("p", said, class_="bad" if plan.violations else None),
-            tag("p", bound_text(plan).plain, class_="dim") if plan.bound is not None else None,
-            picture(plan),
-            _table(plan),
-            tag(
-                "p",
-                f"Predicted by the interference model; quality of its coefficients: {plan.quality.value}.",
-                class_="dim",
-            ),
-        ),
-        lang="en",
+    source = f"Predicted by the interference model; quality of its coefficients: {plan.quality.value}."
+    body = tag(
+        "body",
+        tag("h1", title),
+        tag("p", said, class_="bad" if plan.violations else None),
+        tag("p", bound_text(plan).plain, class_="dim") if plan.bound is not None else None,
+        picture(plan),
+        _table(plan),
+        tag("p", source, class_="dim"),
     )
+    return whole_page(head(f"{title}: {len(plan.gpus)} GPUs, {usd(plan.usd_per_hour)}/h", _STYLE), body)
 
 
 def picture(plan: ProvisionPlan) -> Html:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from joulery.domain.pipeline_plan import PipelineGpu, PipelinePlan
 from joulery.ui.format import number, percent, si
-from joulery.ui.html import Html, static_text, tag
+from joulery.ui.html import Html, head, static_text, tag, whole_page
 from joulery.ui.plan.pipelines_text import part_name, pipeline_explanation, pipeline_headline
 
 _WIDTH, _ROW, _LEFT, _BAR = 1000, 46, 70, 560
@@ -26,12 +26,6 @@ pre{white-space:pre-wrap;font:inherit}
 def pipeline_page(plan: PipelinePlan, title: str) -> str:
     """The page, ready to be written to a file."""
     said = pipeline_headline(plan).plain.split("\n")
-    head = (
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", f"{title}: {number(plan.power_w, 'W')} · joulery"),
-        tag("style", Html(static_text("joulery.css") + _STYLE)),
-    )
     body = (
         tag("header", tag("div", tag("h1", title)), class_="top"),
         tag(
@@ -50,7 +44,8 @@ def pipeline_page(plan: PipelinePlan, title: str) -> str:
             tag("pre", pipeline_explanation(plan).plain),
         ),
     )
-    return f"<!doctype html>\n{tag('html', tag('head', *head), tag('body', *body), lang='en')}\n"
+    style = static_text("joulery.css") + _STYLE
+    return whole_page(head(f"{title}: {number(plan.power_w, 'W')}", style), tag("body", *body))
 
 
 def pipeline_picture(plan: PipelinePlan) -> Html:

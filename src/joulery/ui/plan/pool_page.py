@@ -6,7 +6,7 @@ from typing import Any
 
 from joulery.domain.mig import menu_for
 from joulery.ui.format import percent, si
-from joulery.ui.html import Html, static_text, tag
+from joulery.ui.html import Html, head, static_text, tag, whole_page
 from joulery.ui.plan.pool_plan import PlannedPool, bound_text, document_of, explanation
 
 _WIDTH, _LEFT, _BAR, _ROW, _GAP = 1040, 150, 870, 46, 12
@@ -23,13 +23,6 @@ table td:not(:first-child),table th:not(:first-child){text-align:right;white-spa
 def page(made: PlannedPool, title: str) -> str:
     """The page, ready to be written to a file."""
     document = document_of(made)
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", f"{title}: {document['gpus_on']} GPUs · joulery"),
-        tag("style", Html(static_text("joulery.css") + _STYLE)),
-    )
     said = f"{document['gpus_on']} GPUs on, {document['gpus_off']} of the yardstick's switched off"
     top = tag(
         "header",
@@ -46,7 +39,8 @@ def page(made: PlannedPool, title: str) -> str:
         tag("ul", (tag("li", line) for line in explanation(made, document))),
         tag("p", bound_text(made), class_="soft") if document["bound_w"] is not None else None,
     )
-    return "<!doctype html>\n" + tag("html", head, tag("body", top, body), lang="en") + "\n"
+    style = static_text("joulery.css") + _STYLE
+    return whole_page(head(f"{title}: {document['gpus_on']} GPUs", style), tag("body", top, body))
 
 
 def _colors(document: dict[str, Any]) -> dict[tuple[str, str], str]:

@@ -10,7 +10,7 @@ import numpy as np
 from joulery.domain.arrays import FloatArray
 from joulery.domain.clock_profile import ClockProfile
 from joulery.ui.format import percent, si
-from joulery.ui.html import Html, static_text, tag
+from joulery.ui.html import Html, head, static_text, tag, whole_page
 from joulery.ui.profile.clocks_text import headline, longest, quality_note
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 400, 240, 50, 12, 12, 42
@@ -53,13 +53,8 @@ def clock_page(profile: ClockProfile, notes: Sequence[str]) -> str:
             tag("div", _table(profile), class_="scroll"),
         ),
     )
-    head = (
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", f"{profile.model} against the clock · joulery"),
-        tag("style", Html(static_text("joulery.css") + _STYLE)),
-    )
-    return f"<!doctype html>\n{tag('html', tag('head', *head), tag('body', *body), lang='en')}\n"
+    style = static_text("joulery.css") + _STYLE
+    return whole_page(head(f"{profile.model} against the clock", style), tag("body", *body))
 
 
 def chart(title: str, unit: str, clocks_mhz: FloatArray, values: FloatArray, color: str, top_mhz: float) -> Html:

@@ -12,7 +12,7 @@ from joulery.domain.timeline import CarbonBasis, DecisionRecord
 from joulery.runtime.recorded import RunView
 from joulery.ui.figures import figures, waterfall
 from joulery.ui.format import duration, grams, moment, percent, si
-from joulery.ui.html import Html, content_hash, data_block, head, join, static_text, tag
+from joulery.ui.html import Html, content_hash, data_block, head, join, static_text, tag, whole_page
 from joulery.ui.reports.table import Rollup
 from joulery.ui.reports.words import (
     BEYOND,
@@ -48,8 +48,7 @@ def render_html(rollup: Rollup) -> str:
         tag("main", _content(rollup, single), tag("footer", _footer(rollup))),
         _charts(single, script),
     )
-    page = tag("html", head(title, style, policy=policy), tag("body", *body), lang="en")
-    return f"<!doctype html>\n{page}\n"
+    return whole_page(head(title, style, policy=policy), tag("body", *body))
 
 
 def _title(rollup: Rollup) -> str:

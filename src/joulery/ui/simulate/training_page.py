@@ -11,7 +11,7 @@ import numpy as np
 from joulery.sim.training_figures import Figures, Outcome
 from joulery.sim.training_study import scheme
 from joulery.ui.format import percent
-from joulery.ui.html import Html, head, static_text, tag
+from joulery.ui.html import Html, head, static_text, tag, whole_page
 from joulery.ui.simulate.charts import Axes, Dot, Line, Series, bars, legend, lines, points
 from joulery.ui.simulate.claim import Claim
 from joulery.ui.simulate.training_claims import bound_at, changes, signed_percent
@@ -69,11 +69,7 @@ def page(made: Figures, found: Sequence[Claim], source: Source) -> str:
         class_="top",
     )
     body = tag("main", _tiles(made), _frontier(made), _evaluation(made), _claims(found), _footer())
-    return (
-        "<!doctype html>\n"
-        + tag("html", head(title, static_text("joulery.css") + _STYLE), tag("body", top, body), lang="en")
-        + "\n"
-    )
+    return whole_page(head(title, static_text("joulery.css") + _STYLE), tag("body", top, body))
 
 
 def name_of(policy: str) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from joulery.sim.variant_figures import LOSSES, SCHEMES, WEIGHTS, WINDOWS, Figures, Trial
 from joulery.ui.format import percent
-from joulery.ui.html import Html, head, static_text, tag
+from joulery.ui.html import Html, head, static_text, tag, whole_page
 from joulery.ui.simulate.charts import Axes, Dot, Line, Series, bars, legend, lines, points
 from joulery.ui.simulate.claim import Claim
 from joulery.ui.simulate.variants_claims import claims
@@ -77,11 +77,7 @@ def page(made: Figures, qualities: Mapping[str, str]) -> str:
         tag("div", _figure_15(made), _figure_15_mixture(made), class_="grid"),
         _footer(),
     )
-    return (
-        "<!doctype html>\n"
-        + tag("html", head(title, static_text("joulery.css") + _STYLE), tag("body", top, body), lang="en")
-        + "\n"
-    )
+    return whole_page(head(title, static_text("joulery.css") + _STYLE), tag("body", top, body))
 
 
 def _name(service: str) -> str:
