@@ -25,10 +25,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import joulery
 from joulery.domain.device import DeviceChange, DeviceSpec, Lease, Owner, S, lease_name
 from joulery.domain.errors import ActuationError, CapabilityError, JouleryError
 from joulery.domain.ports import Device
+from joulery.runtime.part import start_part
 from joulery.store.leases import LeaseBook, lives, owner_of
 
 DONE = b"done\n"
@@ -204,26 +204,10 @@ class Watchdog:
         Raises:
             CapabilityError: It cannot be started; without it nothing is set.
         """
-        parent = str(Path(joulery.__file__).resolve().parents[1])
-        path = os.pathsep.join(filter(None, (parent, os.environ.get("PYTHONPATH"))))
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "joulery.runtime.leasing.watchdog",
-            str(book.folder.absolute()),
-            str(owner.pid),
-        ]
+        told = (str(book.folder.absolute()), str(owner.pid))
         try:
             with (book.folder / "watchdog.log").open("ab") as log:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    env={**os.environ, "PYTHONPATH": path},
-                    start_new_session=True,
-                )
+                process = start_part("joulery.runtime.leasing.watchdog", told, log)
         except OSError as error:
             raise CapabilityError(f"the watchdog of leases cannot be started: {error.strerror}") from error
         watchdog = cls(process)

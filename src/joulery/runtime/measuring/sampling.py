@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-import joulery
 from joulery.domain.errors import CapabilityError, ConfigError, DataError, JouleryError
 from joulery.runtime.measuring.orders import Orders
+from joulery.runtime.part import start_part
 
 READY_S = 10.0
 END_S = 5.0
@@ -42,20 +42,9 @@ class SamplerProcess:
         Raises:
             CapabilityError: No process can be started.
         """
-        package_parent = str(Path(joulery.__file__).resolve().parents[1])
-        path = os.pathsep.join(filter(None, (package_parent, os.environ.get("PYTHONPATH"))))
-        # -P: a file of the user's folder named like a module must not be imported.
-        command = [sys.executable, "-P", "-m", "joulery.runtime.measuring.sampler", orders.to_json()]
         try:
             with (Path(orders.folder) / "sampler.err").open("wb") as errors:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=errors,
-                    env={**os.environ, "PYTHONPATH": path},
-                    start_new_session=True,
-                )
+                process = start_part("joulery.runtime.measuring.sampler", (orders.to_json(),), errors)
         except OSError as error:
             raise CapabilityError(f"the sampler cannot be started: {error}", resource=sys.executable) from error
         return cls(process)
