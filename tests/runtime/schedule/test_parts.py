@@ -16,7 +16,7 @@ from joulery.policies.allocation import ClusterView
 from joulery.policies.training import Green
 from joulery.runtime.schedule.intensity import Intensity
 from joulery.runtime.schedule.lock import SchedulerLock
-from joulery.runtime.schedule.watchdog import watch
+from joulery.runtime.schedule.watchdog import take_over, watch
 from tests.runtime.schedule.fake_cluster import FakeCluster
 
 
@@ -56,6 +56,7 @@ class Dog:
     def __init__(self, folder: Path, cluster: FakeCluster, alive: dict[float, bool]) -> None:
         self.folder, self.cluster, self.alive = folder, cluster, alive
         self.now_s, self.said = 0.0, []
+        self.relieved_s = math.inf
         self.scheduler = SchedulerLock(folder)
         self.scheduler.take()
 
@@ -67,10 +68,14 @@ class Dog:
                 self.scheduler.take() if alive else self.scheduler.close()
 
     def watch(self, patience_s: float) -> int:
-        lock = SchedulerLock(self.folder)
         return watch(
-            lock, patience_s, lambda: self.cluster, self.said.append, sleep=self.sleep, clock_s=lambda: self.now_s
-        )
+            SchedulerLock(self.folder), patience_s, self.find, self.said.append,
+            relieved=lambda: self.now_s >= self.relieved_s, sleep=self.sleep, clock_s=lambda: self.now_s,
+        )  # fmt: skip
+
+    def find(self) -> FakeCluster:
+        self.cluster.snapshot()
+        return self.cluster
 
 
 def held() -> FakeCluster:
@@ -103,11 +108,30 @@ def test_a_cluster_that_does_not_answer_is_asked_again(tmp_path: Path) -> None:
 
     def wake(seconds: float) -> None:
         sleep(seconds)
-        cluster.away = dog.now_s < 40.0
+        probe = SchedulerLock(tmp_path)
+        assert probe.try_take(), "a scheduler may come back meanwhile"
+        probe.close()
+        cluster.away = dog.now_s < 4000.0
 
     dog.sleep = wake  # type: ignore[method-assign]
-    assert dog.watch(1.0) == 1
+    assert dog.watch(1.0) == 1 and dog.now_s >= 4000.0
     assert any("does not answer" in text for text in dog.said)
+
+
+def test_a_watchdog_that_another_relieves_ends_and_releases_nothing(tmp_path: Path) -> None:
+    dog = Dog(tmp_path, held(), {50.0: False})
+    dog.relieved_s = 30.0
+    assert dog.watch(10.0) == 0 and dog.now_s < 32.0
+    assert dog.cluster.held() == {1}
+
+
+def test_the_last_watchdog_that_comes_is_on_duty(tmp_path: Path) -> None:
+    first = take_over(tmp_path / "watchdog.pid", 10)
+    assert first()
+    second = take_over(tmp_path / "watchdog.pid", 11)
+    assert second() and not first()
+    (tmp_path / "watchdog.pid").unlink()
+    assert second(), "nobody else took over"
 
 
 class Source:
