@@ -35,10 +35,25 @@ def test_time_energy_and_grams_are_integrated_over_the_intensity_of_their_time()
 
 
 def test_nothing_accrues_while_it_waits() -> None:
-    tally = played([look(10, 0.5, slots=0)])
+    tally = played([look(10, 0.5, slots=0, energy_j=0.0), look(20, 0.5, slots=0, energy_j=math.nan)])
 
-    assert (tally.executed_s, tally.energy_j, tally.window) == (0.0, 0.0, None)
+    assert (tally.executed_s, tally.energy_j, tally.unmetered_s, tally.window) == (0.0, 0.0, 0.0, None)
     assert tally.progress_ratio == 0.5
+
+
+def test_what_is_told_after_a_stop_was_drawn_before_it() -> None:
+    tally = played([look(10, 0.5), look(20, 0.5, slots=0)], carbon=GRID)
+
+    assert (tally.executed_s, tally.slot_s, tally.energy_j, tally.window) == (10.0, 10.0, 200.0, None)
+    assert tally.carbon_g == pytest.approx(200 * 360 / 3.6e6)
+
+
+def test_a_window_with_a_hole_in_its_energy_begins_anew_where_it_is_measured() -> None:
+    unknown = [look(10.0 * n, 0.01 * n, energy_j=math.nan) for n in range(1, 20)]
+    known = [look(10.0 * n, 0.01 * n) for n in range(20, 40)]
+    tally = played([*unknown, look(200.0, 0.2, energy_j=5000.0), *known])
+
+    assert tally.efficiency[1] == pytest.approx(0.01 / 100.0)
 
 
 def test_unmetered_time_is_said_and_no_energy_is_made_up() -> None:
@@ -119,7 +134,7 @@ def test_energy_is_conserved_and_never_shrinks(steps: list[tuple[float, int, flo
         after = observe(tally, Look(t_s, elapsed_s, slots, 0, 0.0, drawn, drawn), RULES, None)
         assert after.energy_j >= tally.energy_j
         assert after.executed_s >= tally.executed_s
-        expected_j += energy_j if known and slots else 0.0
+        expected_j += energy_j if known else 0.0
         tally = after
     assert tally.energy_j == pytest.approx(expected_j, rel=1e-9, abs=1e-9)
     assert np.isfinite(tally.carbon_g)

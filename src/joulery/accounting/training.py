@@ -135,6 +135,8 @@ def observe(tally: Tally, look: Look, rules: MeasureRules, carbon: CarbonSeries 
         carbon: Intensity over the time since the look before; None or a gap where unknown.
     """
     if look.slots == 0:
+        # What it drew up to its stop is told after it: that counts, and the time since does not.
+        tally = _charged(tally, look, carbon) if look.energy_j > 0 else tally
         return replace(tally, window=None, progress_ratio=_later(tally.progress_ratio, look.progress_ratio))
     tally = _charged(tally, look, carbon)
     window = tally.window
@@ -152,9 +154,8 @@ def grams(energy_j: float, t0_s: float, t1_s: float, carbon: CarbonSeries | None
 
 
 def _charged(tally: Tally, look: Look, carbon: CarbonSeries | None) -> Tally:
-    ran = replace(
-        tally, executed_s=tally.executed_s + look.elapsed_s, slot_s=tally.slot_s + look.elapsed_s * look.slots
-    )
+    held_s = look.elapsed_s if look.slots else 0.0
+    ran = replace(tally, executed_s=tally.executed_s + held_s, slot_s=tally.slot_s + held_s * look.slots)
     if math.isnan(look.energy_j):
         return replace(ran, unmetered_s=tally.unmetered_s + look.elapsed_s)
     carbon_g = grams(look.energy_j, look.t_s - look.elapsed_s, look.t_s, carbon)
@@ -171,6 +172,8 @@ def _charged(tally: Tally, look: Look, carbon: CarbonSeries | None) -> Tally:
 def _grown(window: Window, look: Look) -> Window:
     """The window with one more look: still closed, opening now, or longer."""
     ratio = look.progress_ratio
+    if math.isnan(window.energy_j) and not math.isnan(look.energy_j):
+        return Window(window.slots, window.restarts, first_ratio=ratio)  # from here on it is measured
     if math.isnan(window.open_ratio):
         if math.isnan(window.first_ratio):
             return replace(window, first_ratio=ratio)

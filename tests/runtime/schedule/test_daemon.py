@@ -414,6 +414,22 @@ def test_a_job_that_ends_while_it_is_being_stopped_is_over(world) -> None:
     assert not world.scheduler.memory.knows(1)
 
 
+def test_what_is_told_of_a_job_when_it_has_stopped_or_ended_counts(world) -> None:
+    world = world(FakeCluster(slots=1, rate=0.001))
+    world.cluster.submit(1)
+    world.run(20)
+    for state in (JobState.WAITING, JobState.DONE):
+        old = world.cluster.energy[1]
+        world.cluster.energy[1] = replace(old, energy_j=old.energy_j + 500.0)
+        world.cluster.jobs[1] = replace(world.cluster.jobs[1], state=state, slots=0, held_by_us=state.over)
+        world.tick()
+        world.now_s += 1.0
+
+    (over,) = world.said("over")
+    assert over["energy_j"] == pytest.approx(world.cluster.energy[1].energy_j)
+    assert over["executed_s"] == pytest.approx(18.0, abs=2.0)
+
+
 def test_a_job_the_cluster_no_longer_knows_leaves_the_plan(world) -> None:
     world = world(FakeCluster(slots=1))
     world.cluster.submit(1)

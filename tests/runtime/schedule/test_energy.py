@@ -127,6 +127,18 @@ def test_the_last_stretch_of_a_job_that_ended_is_charged_and_its_files_closed() 
     assert bench.totals()[1].energy_j == 70.0
 
 
+def test_a_job_that_is_over_is_told_once_more_and_dropped() -> None:
+    bench = Bench()
+    bench.placed = [Placement(1, (10,), 1, (0,))]
+    bench.meter.read(snapshot(job(1)))
+    bench.gpu_j[0] += 70.0
+    bench.placed = []
+    over = snapshot(job(1, 0, JobState.DONE))
+
+    assert bench.meter.read(over)[1].energy_j == 70.0
+    assert bench.meter.read(over) == {}
+
+
 @pytest.mark.parametrize(("wrap_j", "now_j", "grown_j"), [(1000.0, 40.0, 940.0), (0.0, 40.0, 40.0)])
 def test_a_counter_that_wraps_goes_on_and_one_that_is_reset_starts_anew(
     wrap_j: float, now_j: float, grown_j: float

@@ -199,7 +199,8 @@ class Scheduler:
         if elapsed_s is None:
             elapsed_s = 0.0 if math.isnan(self._looked_s) else max(0.0, now_s - self._looked_s)
         totals, carbon = self._energy.read(snapshot), self._intensity.history(now_s)
-        for job in ours(snapshot):
+        ended = (job for job in snapshot.jobs if job.state.over and job.id in self.memory.tallies)
+        for job in (*ours(snapshot), *ended):
             energy_j, slot_j, quality = self._drawn(job.id, totals.get(job.id))
             look = Look(now_s, elapsed_s, job.slots, job.restarts, job.progress_ratio, energy_j, slot_j, quality)
             self.memory.who[job.id] = (job.owner, job.name, job.partition)

@@ -11,7 +11,7 @@ import numpy as np
 
 from joulery.accounting.charge import Share, split
 from joulery.domain.channel import Channel, ReadingKind
-from joulery.domain.cluster import ClusterSnapshot, JobEnergy, JobState, Placement
+from joulery.domain.cluster import ClusterSnapshot, JobEnergy, Placement
 from joulery.domain.ports import Meter
 from joulery.domain.quality import Quality, weakest
 from joulery.runtime.measuring.share import BusyTimes, TreeTimes
@@ -109,10 +109,12 @@ class JobMeter:
         self._placed: dict[int, Placement] = {}
 
     def read(self, snapshot: ClusterSnapshot) -> Totals:
-        """Totals of every job seen so far; those that are over are dropped."""
-        self.update()
-        over = {job.id for job in snapshot.jobs if job.state in (JobState.DONE, JobState.FAILED, JobState.CANCELLED)}
-        return {job: total for job, total in self._totals.items() if job not in over}
+        """Totals of every job seen so far; those that are over are told once more and dropped."""
+        totals = self.update()
+        for job in snapshot.jobs:
+            if job.state.over:
+                self._totals.pop(job.id, None)
+        return totals
 
     def update(self) -> Totals:
         """Charge what was drawn since the last time to those that ran then or run now."""
