@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -225,6 +228,40 @@ def test_a_torn_line_waits_for_its_rest_and_a_damaged_one_is_noted_once(tmp_path
 
     assert reader.read(snapshot(job(1)))[1].energy_j == 8.0
     assert len(said) == 1
+
+
+def test_lines_hold_only_what_is_new(tmp_path: Path) -> None:
+    lines = [{1: 10.0}, {1: 10.0, 2: 5.0}, {1: 10.0, 2: 5.0}, {1: 11.0, 2: 5.0}]
+    written(tmp_path, "g1", "a", lines)
+    told = [set(json.loads(line)["jobs"]) for line in (tmp_path / "g1.a.jsonl").read_text().splitlines()]
+
+    assert told == [{"1"}, {"2"}, set(), {"1"}]
+    assert SpoolReader(tmp_path, print).read(snapshot(job(1), job(2)))[2].energy_j == 5.0
+
+
+def test_a_line_that_was_cut_short_is_made_up_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, write = SpoolWriter(tmp_path, "g1", "a"), os.write
+    monkeypatch.setattr(os, "write", lambda fd, line: write(fd, line[:10]))
+    assert not writer.write(1.0, {1: JobEnergy(5.0, 5.0, Quality.MEASURED, "m")})
+    monkeypatch.undo()
+    assert writer.write(2.0, {1: JobEnergy(5.0, 5.0, Quality.MEASURED, "m")})
+
+    assert SpoolReader(tmp_path, lambda _: None).read(snapshot(job(1)))[1].energy_j == 5.0
+
+
+def test_a_shared_disk_that_is_away_stops_no_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    reader = SpoolReader(tmp_path, said.append)
+    written(tmp_path, "g1", "a", [{1: 10.0}])
+    assert reader.read(snapshot(job(1)))[1].energy_j == 10.0
+    written(tmp_path, "g1", "a", [{1: 30.0}])
+    with monkeypatch.context() as away:
+        away.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(OSError(errno.ESTALE, "Stale file handle")))
+        for _ in range(2):
+            assert reader.read(snapshot(job(1)))[1].energy_j == 10.0
+    assert [text.partition(": ")[2] for text in said] == ["cannot be read: Stale file handle"]
+
+    assert reader.read(snapshot(job(1)))[1].energy_j == 30.0
 
 
 def test_a_disk_that_is_away_loses_nothing(tmp_path: Path) -> None:
