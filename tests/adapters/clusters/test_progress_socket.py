@@ -44,6 +44,19 @@ def test_the_kernel_says_whose_line_it_is(tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
 
 
+def test_a_folder_that_is_away_for_a_while_gets_the_last_word_of_each_job(tmp_path: Path) -> None:
+    listener = open_progress_socket(tmp_path / "s", tmp_path / "progress", lambda pid: 7)
+    try:
+        (tmp_path / "progress").rmdir()
+        send(tmp_path / "s", "epoch 1/4")
+        send(tmp_path / "s", "epoch 2/4")
+        until(lambda: listener._kept.get(7) == b"epoch 2/4\n")
+        (tmp_path / "progress").mkdir()
+        until(lambda: Progress(tmp_path / "progress").of(7) == 0.5)
+    finally:
+        listener.close()
+
+
 def test_a_socket_left_behind_is_replaced_and_an_impossible_place_is_said(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
         left.bind(str(tmp_path / "s"))

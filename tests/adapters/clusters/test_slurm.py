@@ -10,6 +10,7 @@ import pytest
 
 from joulery.adapters.clusters.progress import Progress
 from joulery.adapters.clusters.slurm import SlurmBackend, SlurmScope, open_slurm, resized
+from joulery.adapters.clusters.slurm_commands import command_runner
 from joulery.adapters.clusters.slurm_records import HELD_TAG, parse_jobs
 from joulery.domain.cluster import Hold, JobState, Order, Release, Start, Stop
 from joulery.domain.errors import ActuationError, CapabilityError, DataError
@@ -151,6 +152,22 @@ def test_nonsense_from_slurm_is_one_clear_error() -> None:
 
     with pytest.raises(DataError, match="squeue --json"):
         SlurmBackend(nonsense, SlurmScope()).snapshot()
+
+
+def test_a_job_without_a_state_is_one_clear_error() -> None:
+    slurm = FakeSlurm()
+    slurm.jobs[1] = {"job_id": 1, "job_state": [], "cpus": 1, "node_count": 1}
+    with pytest.raises(DataError, match="squeue --json"):
+        backend(slurm).snapshot()
+
+
+def test_names_that_are_no_utf8_and_commands_that_cannot_start_stop_nobody() -> None:
+    run = command_runner(30.0)
+    assert run(("printf", r"caf\351")).out == "caf\ufffd"
+    with pytest.raises(CapabilityError, match="cannot be started: No such file"):
+        run(("/nowhere/squeue",))
+    with pytest.raises(CapabilityError, match=r"took longer than 0\.1 s"):
+        command_runner(0.1)(("sleep", "30"))
 
 
 def test_progress_is_read_from_a_file_a_job(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ _LOOK_S = 0.5
 class ProgressSocket:
     """A datagram socket that any process of the node may write to; a message is one or more lines of progress.
 
+    While the folder is away the last message of each job is kept and written when it is back.
+
     Attributes:
         strangers: Messages that came from no job, and were dropped.
 
@@ -32,6 +34,7 @@ class ProgressSocket:
     def __init__(self, server: socket.socket, path: Path, folder: Path, job_of: Callable[[int], int]) -> None:
         self.strangers = 0
         self._server, self._path, self._folder, self._job_of = server, path, folder, job_of
+        self._kept: dict[int, bytes] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="progress socket", daemon=True)
         self._thread.start()
@@ -45,6 +48,7 @@ class ProgressSocket:
 
     def _serve(self) -> None:
         while not self._stop.is_set():
+            self._write()
             try:
                 content, extra, _, _ = self._server.recvmsg(_MOST_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
             except TimeoutError:
@@ -54,18 +58,26 @@ class ProgressSocket:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
                     job = self._job_of(_CREDENTIALS.unpack(data)[0])
             if job:
-                self._append(job, content)
+                self._kept[job] = content.rstrip(b"\n") + b"\n"
             else:
                 self.strangers += 1
+        self._write()
 
-    def _append(self, job: int, content: bytes) -> None:
-        """One write of whole lines: readers never see half of one."""
-        lines = content.rstrip(b"\n") + b"\n"
-        file = os.open(self._folder / str(job), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    def _write(self) -> None:
+        """Append what came last, and keep what cannot be written now."""
+        self._kept = {job: lines for job, lines in self._kept.items() if not self._append(job, lines)}
+
+    def _append(self, job: int, lines: bytes) -> bool:
+        """One write of whole lines, so that readers never see half of one; False where the folder is away."""
         try:
-            os.write(file, lines)
-        finally:
-            os.close(file)
+            file = os.open(self._folder / str(job), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            try:
+                os.write(file, lines)
+            finally:
+                os.close(file)
+        except OSError:
+            return False
+        return True
 
 
 def open_progress_socket(path: Path, folder: Path, job_of: Callable[[int], int]) -> ProgressSocket:

@@ -130,7 +130,7 @@ def parse_jobs(text: str) -> tuple[SlurmRecord, ...]:
     try:
         jobs = json.loads(text)["jobs"]
         return tuple(_record(job) for job in jobs)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise DataError(f"squeue --json answered something that is not understood: {error!r}") from error
 
 
