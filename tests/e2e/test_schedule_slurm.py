@@ -18,6 +18,7 @@ import pytest
 from joulery.adapters.clusters.slurm import open_slurm
 from joulery.adapters.clusters.slurm_rest import RestPlace
 from joulery.domain.cluster import Hold, JobState, Start, Stop
+from joulery.runtime.schedule.daemon import release_all
 from tests.e2e.slurm_forty import SHORT, good, play, torch_interpreter
 from tests.e2e.slurm_jobs import JOB, Daemon
 from tests.slurm_cluster import SlurmCluster, missing, slurm_cluster
@@ -149,6 +150,13 @@ def test_a_job_that_ignores_sigterm_is_killed_at_killwait_and_started_again(
     until(JobState.RUNNING)
     (seen,) = backend.snapshot().jobs
     assert (seen.id, seen.slots, seen.restarts, seen.held_by_us) == (job, 2, 1, False)
+    backend.apply(Hold(job))
+    assert backend.snapshot().jobs[0].held_by_us, "Slurm holds what runs"
+    assert release_all(backend) == [job]
+    backend.apply(Stop(job))
+    assert release_all(backend) == [job], "released while it is being stopped"
+    until(JobState.WAITING)
+    assert states(cluster)[job][1:] == ("BeginTime", "")
 
 
 def test_a_job_that_slurm_does_not_resize_goes_on_as_another(

@@ -68,11 +68,12 @@ class FakeSlurm:
         job = self.jobs.get(number)
         if job is None:
             return Done(1, "", f"Invalid job id specified for job {number}")
+        if job["job_state"] == "COMPLETED":
+            return Done(1, "", f"Job has already finished for job {number}")
         if verb == "update":
             return self._update(job, dict(word.split("=", 1) for word in words[1:]))
         if verb == "hold":
-            if job["job_state"] == "PENDING":
-                job.update(priority=0, state_reason="JobHeldAdmin")
+            job.update(priority=0, state_reason="JobHeldAdmin")  # also while it runs
             return Done(0, "", "")
         if verb == "release":
             job.update(priority=5, state_reason="BeginTime" if job["restart_cnt"] else "Priority")

@@ -14,6 +14,7 @@ from joulery.adapters.clusters.slurm_commands import command_runner
 from joulery.adapters.clusters.slurm_records import HELD_TAG, parse_jobs
 from joulery.domain.cluster import Hold, JobState, Order, Release, Start, Stop
 from joulery.domain.errors import ActuationError, CapabilityError, DataError
+from joulery.runtime.schedule.daemon import release_all
 from tests.adapters.clusters.fake_slurm import FakeSlurm
 
 
@@ -78,6 +79,21 @@ def test_the_tag_is_set_before_the_hold_and_taken_off_after_the_release() -> Non
     ]  # fmt: skip
 
 
+def test_a_job_that_began_before_its_hold_came_is_seen_as_held_until_it_is_over() -> None:
+    slurm = FakeSlurm()
+    slurm.submit(1, job_state="RUNNING")
+    cluster = backend(slurm)
+    cluster.apply(Hold(1))
+    (held,) = cluster.snapshot().jobs
+    assert (held.state, held.held_by_us, held.slots) == (JobState.RUNNING, True, 1)
+    assert release_all(cluster) == [1]
+    (released,) = cluster.snapshot().jobs
+    assert not released.held_by_us and slurm.jobs[1]["priority"] and not slurm.jobs[1]["admin_comment"]
+    cluster.apply(Hold(1))
+    slurm.jobs[1]["job_state"] = "COMPLETED"
+    assert release_all(cluster) == []
+
+
 def test_a_job_of_the_right_size_is_only_released() -> None:
     slurm = FakeSlurm()
     slurm.submit(1)
@@ -97,7 +113,7 @@ def test_a_job_that_runs_or_ended_cannot_be_started() -> None:
 def test_a_job_that_ended_while_it_was_to_be_stopped_is_a_refusal() -> None:
     slurm = FakeSlurm()
     slurm.submit(1, job_state="COMPLETED")
-    with pytest.raises(ActuationError, match="presently disabled"):
+    with pytest.raises(ActuationError, match="already finished"):
         backend(slurm).apply(Stop(1))
     with pytest.raises(ActuationError, match="Invalid job id"):
         backend(slurm).apply(Stop(9))

@@ -128,7 +128,9 @@ def test_our_tag_without_a_hold_is_no_hold() -> None:
     assert not job(admin_comment=HELD_TAG).held_by_us
     assert job(admin_comment=HELD_TAG, priority=0, state_reason="JobHeldAdmin").held_by_us
     assert job(admin_comment=HELD_TAG, state_reason="job requeued in held state").held_by_us
-    assert not job(admin_comment=HELD_TAG, priority=0, job_state="COMPLETING").held_by_us
+    for state in ("COMPLETING", "RUNNING"):  # it would be held when it is back in the queue
+        assert job(admin_comment=HELD_TAG, priority=0, job_state=state).held_by_us
+    assert not job(admin_comment=HELD_TAG, priority=0, job_state="COMPLETED").held_by_us
 
 
 def test_a_job_without_gpus_is_no_training_job() -> None:

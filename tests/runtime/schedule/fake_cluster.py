@@ -57,7 +57,7 @@ class FakeCluster:
         job = self.jobs[action.job]
         if action.job in self.refuse or job.state.over:
             raise ActuationError(f"job {action.job} is refused")
-        if isinstance(action, Hold) and job.state is JobState.WAITING:
+        if isinstance(action, Hold):
             self.jobs[job.id] = replace(job, held_by_us=True)
         elif isinstance(action, Release):
             self.jobs[job.id] = replace(job, held_by_us=False)
@@ -68,7 +68,7 @@ class FakeCluster:
                 raise ActuationError(f"job {job.id} keeps its size")
             self.jobs[job.id] = replace(job, held_by_us=False, shape=action.slots)
         elif isinstance(action, Stop):
-            self.jobs[job.id] = replace(job, state=JobState.STOPPING)
+            self.jobs[job.id] = replace(job, state=JobState.STOPPING, held_by_us=True)
             self.stopping_s[job.id] = self.stop_s
         return ""
 
@@ -86,9 +86,7 @@ class FakeCluster:
             if self.stopping_s[number] <= 0:
                 del self.stopping_s[number]
                 job = self.jobs[number]
-                self.jobs[number] = replace(
-                    job, state=JobState.WAITING, slots=0, held_by_us=True, restarts=job.restarts + 1
-                )
+                self.jobs[number] = replace(job, state=JobState.WAITING, slots=0, restarts=job.restarts + 1)
         for number, job in sorted(self.jobs.items()):
             free = self.slots - sum(other.slots for other in self.jobs.values())
             if job.state is JobState.WAITING and not job.held_by_us and not job.exempt and job.shape <= free:

@@ -467,6 +467,30 @@ def test_releasing_all_releases_the_held_alone(world) -> None:
     assert caught.value.left_dirty
 
 
+def test_a_scheduler_that_ends_while_a_job_is_being_stopped_leaves_no_hold(world) -> None:
+    world = world(FakeCluster(slots=1, rate=0.001, stop_s=5.0))
+    world.cluster.submit(1)
+    world.run(3)
+    world.scheduler.memory.target[1] = 0
+    world.tick()
+    assert world.cluster.jobs[1].state is JobState.STOPPING
+    assert world.scheduler.release_all() == [1]
+    for _ in range(10):
+        world.cluster.pass_time(1.0)
+
+    assert world.cluster.held() == set() and world.cluster.running() == {1: 1}
+
+
+def test_a_job_that_began_before_its_hold_came_is_released_and_runs_on(world) -> None:
+    world = world(FakeCluster(slots=1, rate=0.001))
+    world.cluster.submit(1)
+    world.run(3)
+    world.cluster.apply(Hold(1))
+    world.run(3)
+
+    assert not world.cluster.jobs[1].held_by_us and world.cluster.running() == {1: 1}
+
+
 def test_jobs_that_do_not_start_by_themselves_are_not_strays(world) -> None:
     cluster = FakeCluster(self_starting=False)
     cluster.submit(1, held_by_us=True)

@@ -176,7 +176,7 @@ def to_job(
         shape=gpus,
         min_slots=min(low, gpus),
         max_slots=max(high, gpus),
-        held_by_us=tagged and record.held and waits,
+        held_by_us=tagged and record.held and not state.over,  # Slurm holds what runs, too: it would stay when requeued
         exempt=exempt,
         restarts=record.restarts,
         progress_ratio=progress_ratio,

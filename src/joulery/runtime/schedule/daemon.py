@@ -329,7 +329,7 @@ def release_all(backend: ClusterBackend) -> list[int]:
     """
     released, left = [], []
     for job in backend.snapshot().jobs:
-        if job.held_by_us and job.state in (JobState.WAITING, JobState.STOPPING):
+        if job.held_by_us and not job.state.over:
             try:
                 backend.apply(Release(job.id))
                 released.append(job.id)

@@ -45,6 +45,12 @@ def reconcile(
     """
     jobs = ours(snapshot)
     todo = [_stop(job, target[job.id]) for job in jobs if _misfit(job, target.get(job.id, job.slots))]
+    stopped = {one.action.job for one in todo if isinstance(one.action, Stop)}
+    todo += [
+        Todo(Release(job.id), "it began before its hold came, which would outlast a requeue")
+        for job in jobs
+        if job.state is JobState.RUNNING and job.held_by_us and job.id not in stopped
+    ]
     free = snapshot.free
     for job in jobs:
         want = target.get(job.id, 0)
