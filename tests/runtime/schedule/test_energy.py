@@ -183,6 +183,22 @@ def test_stated_power_is_assumed_and_counts_held_slots() -> None:
     assert 2 not in total
 
 
+def test_what_agents_measure_is_not_assumed_before_they_say_so(tmp_path: Path) -> None:
+    now = [0.0]
+    stated = StatedPower(200.0, 50.0, lambda: now[0], after_s=120.0)
+    sources = FirstOf([SpoolReader(tmp_path, print).read, stated.read])
+    both = snapshot(job(1), job(2))
+    for now[0] in (0.0, 15.0, 30.0):
+        assert sources.read(both) == {}
+    written(tmp_path, "g1", "a", [{1: 10.0}])
+    now[0] = 119.0
+    assert set(sources.read(both)) == {1}
+    now[0] = 121.0
+    found = sources.read(both)
+    assert (found[1].quality, found[2].quality) == (Quality.MEASURED, Quality.ASSUMED)
+    assert found[2].energy_j == 121.0 * 250.0
+
+
 def test_the_first_source_that_knows_a_job_counts() -> None:
     def told(**joules: float):
         def read(_: ClusterSnapshot) -> dict[int, JobEnergy]:

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from joulery.runtime.schedule.energy import Totals
 
 
+_AGENT_S = 120.0
+"""How long a node's agent, which samples every 30 s, may take to tell of a job before its power is assumed."""
+
+
 def jobs_of(site: Site) -> JobsConfig:
     """The ``jobs`` section.
 
@@ -174,7 +178,8 @@ def energy_source(site: Site, backend: ClusterBackend, note: Callable[[str], Non
     elif jobs.slurm.meters is not None:
         sources.append(SpoolReader(jobs.slurm.meters, note).read)
     if jobs.power is not None:
-        sources.append(StatedPower(jobs.power.slot_w, jobs.power.share_w).read)
+        after_s = _AGENT_S if jobs.backend == "slurm" and jobs.slurm.meters is not None else 0.0
+        sources.append(StatedPower(jobs.power.slot_w, jobs.power.share_w, after_s=after_s).read)
     if not sources:
         note("nothing measures the jobs and jobs.power states nothing: no footprints, and no job grows")
     return FirstOf(sources)

@@ -26,10 +26,15 @@ class StatedPower:
         slot_w: Power of a busy slot.
         share_w: What its share of the machine adds.
         clock_s: Seconds of a clock that nobody sets.
+        after_s: How long a job must hold slots before it is told of: what measures it has so long to say so first, and
+            nothing is both measured and assumed.
     """
 
-    def __init__(self, slot_w: float, share_w: float, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._slot_w, self._share_w, self._clock_s = slot_w, share_w, clock_s
+    def __init__(
+        self, slot_w: float, share_w: float, clock_s: Callable[[], float] = time.monotonic, *, after_s: float = 0.0
+    ) -> None:
+        self._slot_w, self._share_w, self._clock_s, self._after_s = slot_w, share_w, clock_s, after_s
+        self._held_s: dict[int, float] = {}
         self._source = f"stated-{time.time_ns()}"
         self._at_s = clock_s()
         self._slot_s: dict[int, float] = {}
@@ -41,10 +46,12 @@ class StatedPower:
         for job in snapshot.jobs:
             if job.slots:
                 self._slot_s[job.id] = self._slot_s.get(job.id, 0.0) + job.slots * elapsed_s
+                self._held_s[job.id] = self._held_s.get(job.id, 0.0) + elapsed_s
         each_w = self._slot_w + self._share_w
         return {
             job: JobEnergy(held_s * each_w, held_s * self._slot_w, Quality.ASSUMED, self._source)
             for job, held_s in self._slot_s.items()
+            if self._held_s[job] >= self._after_s
         }
 
 
