@@ -1,11 +1,12 @@
 """Rows and columns of CSV files: read, or refused by row."""
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from joulery.domain.errors import DataError
-from joulery.store.columns import read_column, read_parquet_columns, read_rows
+from joulery.store.columns import float_column, read_column, read_parquet, read_parquet_columns, read_rows
 
 
 def written(tmp_path, text, encoding="utf-8"):
@@ -112,3 +113,20 @@ def test_missing_numbers_of_an_optional_column_are_refused_too(tmp_path):
     with pytest.raises(DataError, match="b is nan, expected a number") as caught:
         read_parquet_columns(path, ["a"], optional=["b"])
     assert caught.value.row == 2
+
+
+def test_columns_of_a_parquet_file_as_they_are(tmp_path):
+    path = tmp_path / "log.parquet"
+    pq.write_table(pa.table({"a": [1, None], "b": ["x", "y"], "c": [1, 2]}), path)
+    found = read_parquet(path, ["b"], optional=["a", "d"])
+    assert list(found) == ["b", "a"]
+    assert found["b"].tolist() == ["x", "y"]
+    assert np.isnan(float_column(found["a"], "a", path)).tolist() == [False, True]
+    with pytest.raises(DataError, match="b holds no numbers"):
+        float_column(found["b"], "b", path)
+    with pytest.raises(DataError, match="no column 'd'") as caught:
+        read_parquet(path, ["d"])
+    assert caught.value.hint == "columns: a, b, c"
+    pq.write_table(pa.table({"a": pa.array([], pa.int64())}), path)
+    with pytest.raises(DataError, match="no rows"):
+        read_parquet(path, ["a"])

@@ -7,8 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from joulery.domain.arrays import FloatArray, readonly
 from joulery.domain.errors import DataError
@@ -141,6 +143,38 @@ def _read(path: Path, columns: Sequence[str]) -> tuple[list[Row], list[int]]:
     return rows, empty
 
 
+def read_parquet(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> dict[str, npt.NDArray[Any]]:
+    """Columns of a Parquet file as they are, in the order of the rows; of numbers, those that are missing are NaN.
+
+    Args:
+        path: The file.
+        columns: Those that have to be there.
+        optional: Those that are left out where they are not.
+
+    Raises:
+        DataError: No such file or column, or no rows.
+    """
+    series = read_series(path)
+    for name in columns:
+        if name not in series:
+            raise DataError(f"no column {name!r}", file=str(path), hint=f"columns: {', '.join(series) or 'none'}")
+    found = {name: series[name] for name in (*columns, *optional) if name in series}
+    if not all(len(values) for values in found.values()):
+        raise DataError("no rows", file=str(path))
+    return found
+
+
+def float_column(values: npt.NDArray[Any], name: str, path: Path) -> FloatArray:
+    """A column of a Parquet file as float64; NaN stays NaN.
+
+    Raises:
+        DataError: It holds no numbers.
+    """
+    if values.dtype.kind not in "iuf":
+        raise DataError(f"{name} holds no numbers", file=str(path))
+    return values.astype(np.float64)
+
+
 def read_parquet_columns(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> dict[str, FloatArray]:
     """Columns of numbers of a Parquet file, float64, in the order of the rows.
 
@@ -152,18 +186,9 @@ def read_parquet_columns(path: Path, columns: Sequence[str], optional: Sequence[
     Raises:
         DataError: No such file or column, no rows, or a value that is missing or no finite number.
     """
-    series = read_series(path)
-    for name in columns:
-        if name not in series:
-            raise DataError(f"no column {name!r}", file=str(path), hint=f"columns: {', '.join(series) or 'none'}")
-    wanted = [*columns, *(name for name in optional if name in series)]
-    for name in wanted:
-        if series[name].dtype.kind not in "iuf":
-            raise DataError(f"{name} holds no numbers", file=str(path))
-    found = {name: series[name].astype(np.float64) for name in wanted}
+    read = read_parquet(path, columns, optional)
+    found = {name: float_column(values, name, path) for name, values in read.items()}
     for name, values in found.items():
-        if not len(values):
-            raise DataError("no rows", file=str(path))
         if not bool(np.all(np.isfinite(values))):
             at = int(np.argmax(~np.isfinite(values)))
             raise DataError(f"{name} is {values[at]}, expected a number", file=str(path), row=at + 1)

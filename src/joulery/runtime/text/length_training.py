@@ -24,7 +24,7 @@ from joulery.perf.length_model import (
 )
 from joulery.perf.prompt_features import FEATURES, prompt_features
 from joulery.store.answer_log import SUFFIX, read_answer_log
-from joulery.store.series import read_series
+from joulery.store.columns import float_column, read_parquet
 
 
 class Encoder(Protocol):
@@ -159,7 +159,7 @@ def read_answers(files: Sequence[Path], instructions: Sequence[Path]) -> AnswerL
                 total, count = sums.get((number, name), (0.0, 0))
                 sums[number, name] = (total + length, count + 1)
             continue
-        columns = _columns(file, ("model", "instruction_id", "out_tokens"))
+        columns = read_parquet(file, ("model", "instruction_id", "out_tokens"))
         numbers = _whole_numbers(columns["instruction_id"], "instruction_id", file)
         tokens = _whole_numbers(columns["out_tokens"], "out_tokens", file)
         for row, (number, name, length) in enumerate(zip(numbers, columns["model"].tolist(), tokens, strict=True), 1):
@@ -188,7 +188,7 @@ def _table(sums: Mapping[tuple[int, str], tuple[float, int]], texts: Mapping[int
 
 
 def _read_texts(file: Path) -> dict[int, str]:
-    columns = _columns(file, ("instruction_id", "instruction"))
+    columns = read_parquet(file, ("instruction_id", "instruction"))
     numbers = _whole_numbers(columns["instruction_id"], "instruction_id", file)
     texts: dict[int, str] = {}
     for row, (number, text) in enumerate(zip(numbers, columns["instruction"].tolist(), strict=True), 1):
@@ -199,20 +199,8 @@ def _read_texts(file: Path) -> dict[int, str]:
     return texts
 
 
-def _columns(file: Path, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
-    series = read_series(file)
-    for name in names:
-        if name not in series:
-            raise DataError(f"no column {name!r}", file=str(file), hint=f"columns: {', '.join(series) or 'none'}")
-    if not len(series[names[0]]):
-        raise DataError("no rows", file=str(file))
-    return {name: series[name] for name in names}
-
-
 def _whole_numbers(values: npt.NDArray[Any], name: str, file: Path) -> list[int]:
-    if values.dtype.kind not in "iuf":
-        raise DataError(f"{name} holds no numbers", file=str(file))
-    numbers = values.astype(np.float64)
+    numbers = float_column(values, name, file)
     bad = ~np.isfinite(numbers) | (numbers != np.floor(numbers))
     if bool(bad.any()):
         row = int(np.argmax(bad))
