@@ -12,7 +12,7 @@ import pytest
 from joulery.runtime.profiling.obtain import write_profile
 from joulery.store.run import open_run
 from tests.e2e.test_up import Up
-from tests.fakes.cpufreq import cpufreq_tree, settings
+from tests.fakes.cpufreq import cpu_machine, settings
 from tests.runtime.compose.test_service import profile as toy_profile
 from tests.runtime.site_files import toy_site
 
@@ -21,10 +21,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up")]
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = cpufreq_tree(tmp_path / "cpu")
-    monkeypatch.setenv("JOULERY_CPUFREQ", str(root))
-    monkeypatch.setenv("JOULERY_STATE", str(tmp_path / "state"))
-    return root
+    return cpu_machine(tmp_path, monkeypatch)
 
 
 def site(folder: Path, clock: str, **options: str) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +12,8 @@ import pytest
 from joulery.runtime.replay import decide_again
 from joulery.store.run import open_run
 from tests.e2e.test_up import Up
-from tests.fakes.mps import PATH, daemon, no_daemon_left, on_path
-from tests.fakes.nvml import STATE, NvmlFake, gpu
+from tests.fakes.mps import daemon, gpu_machine
+from tests.fakes.nvml import NvmlFake, gpu
 from tests.runtime.site_files import toy_site
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up")]
@@ -24,14 +23,8 @@ LARGE = SMALL.replace("0.002", "0.006")
 
 @pytest.fixture
 def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NvmlFake]:
-    state = tmp_path / "boards.json"
-    monkeypatch.setenv(STATE, str(state))
-    monkeypatch.setenv("PATH", on_path())
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setenv("JOULERY_STATE", str(tmp_path / "state"))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(PATH), os.environ.get("PYTHONPATH")))))
-    with no_daemon_left(tmp_path):
-        yield NvmlFake(gpu("NVIDIA A100-SXM4-40GB", idle_w=50.0), file=state)
+    with gpu_machine(tmp_path, monkeypatch, gpu("NVIDIA A100-SXM4-40GB", idle_w=50.0)) as nvml:
+        yield nvml
 
 
 def on_gpu(folder: Path, device: str, mode: str = "act") -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +15,8 @@ from joulery.domain.errors import ConfigError
 from joulery.ui.up.planned import _shared
 from tests.e2e.test_up import Up
 from tests.e2e.test_up_plan import planned
-from tests.fakes.mps import PATH, daemon, no_daemon_left, on_path
-from tests.fakes.nvml import STATE, NvmlFake, gpu
+from tests.fakes.mps import daemon, gpu_machine
+from tests.fakes.nvml import NvmlFake, gpu
 from tests.runtime.plan_files import planned_site, service
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up")]
@@ -25,14 +24,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up")]
 
 @pytest.fixture
 def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NvmlFake]:
-    state = tmp_path / "boards.json"
-    monkeypatch.setenv(STATE, str(state))
-    monkeypatch.setenv("PATH", on_path())
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setenv("JOULERY_STATE", str(tmp_path / "state"))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(PATH), os.environ.get("PYTHONPATH")))))
-    with no_daemon_left(tmp_path):
-        yield NvmlFake(gpu("Tesla V100-SXM2-16GB", idle_w=50.0), file=state)
+    with gpu_machine(tmp_path, monkeypatch, gpu("Tesla V100-SXM2-16GB", idle_w=50.0)) as nvml:
+        yield nvml
 
 
 def test_a_plan_runs_under_mps(tmp_path: Path, nvml: NvmlFake) -> None:

@@ -5,7 +5,17 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+import pytest
+
 from joulery.adapters.devices.cpufreq import TextFiles
+
+
+def cpu_machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This machine with CPU clocks that can be set, for this process and those it starts: their tree."""
+    root = cpufreq_tree(folder / "cpu")
+    monkeypatch.setenv("JOULERY_CPUFREQ", str(root))
+    monkeypatch.setenv("JOULERY_STATE", str(folder / "state"))
+    return root
 
 
 def cpufreq_tree(

@@ -1,4 +1,4 @@
-"""A machine with the MPS control program: the fake one on the path, and nothing of it left afterwards."""
+"""A machine with GPUs and the MPS control program: the fake ones on the path, and nothing of them left afterwards."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.nvml import STATE, NvmlFake
 
 PATH = Path(__file__).resolve().parent / "path"
 
@@ -25,6 +30,19 @@ def no_daemon_left(folder: Path) -> Iterator[None]:
         for file in folder.rglob("daemon"):
             with suppress(ProcessLookupError):
                 os.kill(int(file.read_text()), signal.SIGTERM)
+
+
+@contextmanager
+def gpu_machine(folder: Path, monkeypatch: pytest.MonkeyPatch, *boards: dict[str, Any]) -> Iterator[NvmlFake]:
+    """This machine with these boards, for this process and those it starts; what it keeps is in a folder."""
+    nvml = NvmlFake(*boards, file=folder / "boards.json")
+    monkeypatch.setenv(STATE, str(folder / "boards.json"))
+    monkeypatch.setenv("PATH", on_path())
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setenv("JOULERY_STATE", str(folder / "state"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(PATH), os.environ.get("PYTHONPATH")))))
+    with no_daemon_left(folder):
+        yield nvml
 
 
 def daemon(folder: Path) -> tuple[int, float, str] | None:

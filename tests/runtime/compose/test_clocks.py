@@ -9,7 +9,7 @@ from joulery.config import load
 from joulery.domain.device import ClockSetting
 from joulery.runtime.compose.clocks import governed_clocks
 from joulery.store.leases import LeaseBook
-from tests.fakes.cpufreq import cpufreq_tree
+from tests.fakes.cpufreq import cpu_machine
 
 SITE = """
 joulery: 1
@@ -20,9 +20,8 @@ fleet:
 
 
 @pytest.fixture(autouse=True)
-def state(tmp_path, monkeypatch):
-    monkeypatch.setenv("JOULERY_CPUFREQ", str(cpufreq_tree(tmp_path / "cpu")))
-    monkeypatch.setenv("JOULERY_STATE", str(tmp_path / "state"))
+def machine(tmp_path, monkeypatch):
+    cpu_machine(tmp_path, monkeypatch)
 
 
 def site(folder, text):

@@ -14,7 +14,7 @@ from joulery.runtime.compose.text import text_site
 from joulery.store.leases import LeaseBook
 from tests.adapters.engines.openai_server import FakeServer, running
 from tests.adapters.engines.support import until
-from tests.fakes.cpufreq import cpufreq_tree, settings
+from tests.fakes.cpufreq import cpu_machine, settings
 from tests.fakes.nvml import STATE, NvmlFake, gpu
 from tests.runtime.leasing.test_leases import FAKES
 
@@ -63,10 +63,7 @@ async def governed(folder, stack, clock, url="http://near:1"):
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    root = cpufreq_tree(tmp_path / "cpu")
-    monkeypatch.setenv("JOULERY_CPUFREQ", str(root))
-    monkeypatch.setenv("JOULERY_STATE", str(tmp_path / "state"))
-    return root
+    return cpu_machine(tmp_path, monkeypatch)
 
 
 @pytest.fixture

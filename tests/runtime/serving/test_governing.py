@@ -23,7 +23,7 @@ from joulery.runtime.serving.governing import ClockKeeper
 from joulery.runtime.serving.hosted_residents import hosted_residents
 from joulery.runtime.serving.residents import Pending, Resident, Work
 from joulery.store.leases import LeaseBook
-from tests.fakes.cpufreq import cpufreq_tree, settings
+from tests.fakes.cpufreq import cpu_machine, settings
 from tests.runtime.leasing.test_leases import nobody
 
 NOW_S = 1000.0
@@ -31,10 +31,7 @@ NOW_S = 1000.0
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = cpufreq_tree(tmp_path / "cpu")
-    monkeypatch.setenv("JOULERY_CPUFREQ", str(root))
-    monkeypatch.setenv("JOULERY_STATE", str(tmp_path / "state"))
-    return root
+    return cpu_machine(tmp_path, monkeypatch)
 
 
 def config(**changes: Any) -> ClockConfig:

@@ -15,8 +15,8 @@ from joulery.perf.interference_document import from_document
 from joulery.runtime.compose import gpus
 from joulery.runtime.profiling import gpu as gpu_profiling
 from joulery.ui.cli import main
-from tests.fakes.mps import PATH, daemon, no_daemon_left, on_path
-from tests.fakes.nvml import STATE, NvmlFake, gpu
+from tests.fakes.mps import PATH, daemon, gpu_machine
+from tests.fakes.nvml import NvmlFake, gpu
 
 MODEL = "mine=tests.adapters.engines.toys:shared"
 
@@ -24,16 +24,10 @@ MODEL = "mine=tests.adapters.engines.toys:shared"
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NvmlFake]:
     """A V100 that draws 200 W at 1500 MHz, whatever it does."""
-    state = tmp_path / "boards.json"
-    nvml = NvmlFake(gpu("Tesla V100-SXM2-16GB", running_mhz=1500, power_mw=200_000, limit_mw=300_000), file=state)
-    monkeypatch.setenv(STATE, str(state))
-    monkeypatch.setenv("PATH", on_path())
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setenv("JOULERY_STATE", str(tmp_path / "state"))
-    monkeypatch.setenv("PYTHONPATH", f"{PATH}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    board = gpu("Tesla V100-SXM2-16GB", running_mhz=1500, power_mw=200_000, limit_mw=300_000)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with no_daemon_left(tmp_path):
+    with gpu_machine(tmp_path, monkeypatch, board) as nvml:
+        monkeypatch.setitem(sys.modules, "pynvml", nvml)
         yield nvml
 
 
