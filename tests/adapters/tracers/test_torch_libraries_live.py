@@ -1,7 +1,6 @@
 """Hugging Face and Lightning programs recorded live: models of the paper, and the loops people train with."""
 
 import importlib.util
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -14,6 +13,7 @@ import pytest
 
 from joulery.adapters.tracers.torch import TorchTracer
 from joulery.domain.tracing import Steps, TracedSession
+from tests.adapters.tracers.torch_products import products
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'joulery[torch]'")
 pytestmark = [
@@ -47,18 +47,6 @@ def recorded(folder: Path, action: Callable[[], None], model: Any, name: str) ->
     (session,), notes = TorchTracer().recorded(str(folder), None)
     assert notes == []
     return session
-
-
-def products(session: TracedSession) -> Counter[tuple[str, str]]:
-    """Matrix products by (kind, phase); fails when one of them has no module."""
-    trace, found = session.trace, Counter[tuple[str, str]]()
-    for op, phase in zip(trace.op.tolist(), trace.phase.tolist(), strict=True):
-        path, _, leaf = trace.ops[op].rpartition("/")
-        kind = re.sub(r"_\d+$", "", leaf)
-        if kind in ("mm", "addmm", "bmm"):
-            assert not path.startswith("<"), trace.ops[op]
-            found[kind, trace.phases[phase]] += 1
-    return found
 
 
 def trained(model: Any) -> Callable[[], None]:

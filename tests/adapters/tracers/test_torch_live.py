@@ -1,7 +1,6 @@
 """PyTorch programs recorded live: names, phases, steps, and a program that never notices."""
 
 import json
-import re
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ import pytest
 
 from joulery.adapters.tracers.torch import TorchTracer
 from joulery.domain.tracing import Steps, TracedSession
+from tests.adapters.tracers.torch_products import products
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'joulery[torch]'")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -95,18 +95,6 @@ def recorded(tmp_path: Path) -> Iterator[Callable[..., tuple[list[TracedSession]
     yield run
     for recorder in recorders:
         recorder.finish()
-
-
-def products(session: TracedSession) -> Counter[tuple[str, str]]:
-    """Matrix products by (kind, phase); fails when one of them has no module."""
-    trace, found = session.trace, Counter()
-    for op, phase in zip(trace.op.tolist(), trace.phase.tolist(), strict=True):
-        path, _, leaf = trace.ops[op].rpartition("/")
-        kind = re.sub(r"_\d+$", "", leaf)
-        if kind in ("mm", "addmm", "bmm"):
-            assert not path.startswith("<"), trace.ops[op]
-            found[kind, trace.phases[phase]] += 1
-    return found
 
 
 def test_every_product_of_a_training_step_has_its_module(recorded) -> None:
