@@ -66,41 +66,36 @@ def command(
     Exits with 3 when a promise cannot be kept, or when the plan a policy makes is predicted to break one.
     """
     from joulery.config import load
-    from joulery.ui.plan.document import comparison_document, difference_document, document_of
     from joulery.ui.plan.request import read_running, request_of
 
     if (follow or (moves and not series)) and running is None:
         raise ConfigError("there is no running plan to follow", pointer="--follow", hint="name one with --running FILE")
     site = load(file)
-    if (preset or site.plan.preset) in ("columns", "clover"):
+    policy = preset or site.plan.preset
+    if policy in ("columns", "clover"):
         for flag, given in (("--compare", compare), ("--running", running)):
             if given is not None:
                 raise ConfigError(f"plans of layouts take no {flag}", pointer=flag, hint="plan with preset best")
-        _pool(site, preset or site.plan.preset, intensity, explain, out, page_file, as_json)
+        _pool(site, policy, intensity, explain, out, page_file, as_json)
         return
-    if (preset or site.plan.preset) == "muserve" or site.plan.pipelines is not None:
+    if policy == "muserve" or site.plan.pipelines is not None:
         if running is not None:
             raise ConfigError("plans of pipelines cannot be compared with a running one", pointer="--running")
-        _pipelines(site, preset or site.plan.preset, compare, explain, out, page_file, as_json)
+        _pipelines(site, policy, compare, explain, out, page_file, as_json)
         return
     request = request_of(site)
     if series:
         named = {"--running": running, "--compare": compare, "--html": page_file, "--triton": triton}
         if beside := next((option for option, value in named.items() if value is not None), None):
             raise ConfigError(f"{beside} goes with one plan, --series makes several", pointer=beside)
-        _plan_series(site, request, preset or request.preset, moves, out, as_json)
+        _plan_series(site, request, policy, moves, out, as_json)
         return
     old = None if running is None else read_running(running)
-    plan = _planned(request, preset or request.preset, old if follow else None, moves)
+    plan = _planned(request, policy, old if follow else None, moves)
     others = _compared(request, plan, compare)
     changed = None if old is None else _difference(old, plan)
-    document = document_of(plan)
-    if others:
-        document["compare"] = comparison_document(others)
-    if changed is not None:
-        document["difference"] = difference_document(changed)
-    if out is not None:
-        _write(out, json.dumps(document, indent=1) + "\n")
+    document = _document(plan, others, changed)
+    _keep(document, out)
     if page_file is not None:
         from joulery.ui.plan.page import page
 
@@ -121,14 +116,25 @@ def command(
         raise click.exceptions.Exit(3)
 
 
+def _document(plan: ProvisionPlan, others: list[ProvisionPlan], changed: Difference | None) -> dict[str, Any]:
+    """A plan as JSON, with what it is compared with."""
+    from joulery.ui.plan.document import comparison_document, difference_document, document_of
+
+    document = document_of(plan)
+    if others:
+        document["compare"] = comparison_document(others)
+    if changed is not None:
+        document["difference"] = difference_document(changed)
+    return document
+
+
 def _plan_series(site: Site, request: Request, preset: str, moves: int, out: Path | None, as_json: bool) -> None:
     """Plan for rates that change."""
     from joulery.ui.plan.series import planned_series, series_document, series_view
 
     planned = planned_series(site, request, preset, moves)
     document = series_document(planned)
-    if out is not None:
-        _write(out, json.dumps(document, indent=1) + "\n")
+    _keep(document, out)
     if as_json:
         click.echo(json.dumps(document))
     else:
@@ -166,8 +172,7 @@ def _pipelines(
             }
             for each in others
         ]
-    if out is not None:
-        _write(out, json.dumps(document, indent=1) + "\n")
+    _keep(document, out)
     if page_file is not None:
         from joulery.ui.plan.pipelines_page import pipeline_page
 
@@ -213,8 +218,7 @@ def _pool(
     g_per_kwh = None if intensity is None else flag_quantity(intensity, INTENSITY, "--intensity")
     made = planned(preset, pool_request_of(site, g_per_kwh))
     document = document_of(made)
-    if out is not None:
-        _write(out, json.dumps(document, indent=1) + "\n")
+    _keep(document, out)
     if page_file is not None:
         from joulery.ui.plan.pool_page import page
 
@@ -255,6 +259,12 @@ def _difference(old: tuple[RunningGpu, ...], plan: ProvisionPlan) -> Difference:
     from joulery.policies.provision.replan import difference, running_of
 
     return difference(old, running_of(plan.gpus))
+
+
+def _keep(document: dict[str, Any], out: Path | None) -> None:
+    """Write a plan as JSON, where there is a file for it."""
+    if out is not None:
+        _write(out, json.dumps(document, indent=1) + "\n")
 
 
 def _write(file: Path, text: str) -> None:

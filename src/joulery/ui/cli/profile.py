@@ -112,12 +112,8 @@ def command(
         _calibrate(points, output, as_json)
         return
     if colocate:
-        if what is None or file is None:
-            raise ConfigError("name what to measure and the site it belongs to", expected="SERVICE[,SERVICE] SITE")
-        from joulery.ui.profile.colocation import profile_together
-
         timed = runs if _given("runs") else _TIMED_TOGETHER
-        profile_together(file, what.split(","), apart=apart, runs=timed, output=output, as_json=as_json)
+        _colocated(what, file, timed, apart, output, as_json)
         return
     if clocks:
         _clocks(what, runs, output, as_json, clock)
@@ -126,6 +122,19 @@ def command(
     if solo_file is not None or pairs_file is not None:
         _fit(solo_file, pairs_file, base, output, as_json)
         return
+    _on_slices(what, file, cuts, runs, warmup, output, as_json)
+
+
+def _on_slices(
+    what: str | None,
+    file: Path | None,
+    cuts: tuple[str, ...],
+    runs: int,
+    warmup: int,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure the variants of a service, or one of them, on slices of the cores."""
     if what is None or file is None:
         raise ConfigError("name what to profile and the site it belongs to", expected="SERVICE|VARIANT SITE")
     import asyncio
@@ -179,6 +188,15 @@ def _calibrate(points: str, output: Path | None, as_json: bool) -> None:
         console.print(part)
     if output is not None:
         console.print(f"kept in {output}")
+
+
+def _colocated(what: str | None, file: Path | None, runs: int, apart: bool, output: Path | None, as_json: bool) -> None:
+    """Measure models beside one another."""
+    if what is None or file is None:
+        raise ConfigError("name what to measure and the site it belongs to", expected="SERVICE[,SERVICE] SITE")
+    from joulery.ui.profile.colocation import profile_together
+
+    profile_together(file, what.split(","), apart=apart, runs=runs, output=output, as_json=as_json)
 
 
 _TIMED_TOGETHER = 12

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,14 +85,11 @@ def command(
         _serve_site(site, listen, out, as_json=as_json)
         return
     import asyncio
-    from contextlib import closing
 
     import uvloop
 
     from joulery.domain.serving import Slice, SliceKind
     from joulery.runtime.compose.engine import engine_for
-    from joulery.runtime.compose.gpus import local_gpus
-    from joulery.runtime.leasing.lending import lending
     from joulery.ui.gateway.access import address, read_token
     from joulery.ui.gateway.admin import admin_app
     from joulery.ui.gateway.app import Gateway
@@ -103,23 +102,15 @@ def command(
     slice_ = Slice(SliceKind.CPU, cores=cores, share_ratio=share) if on is None else _gpu_slice(on)
     target = [spec for model in models for spec in [_replica(model, slice_, threads)] * replicas]
 
-    async def serve_on(places: Places | None) -> None:
-        engine = engine_for(
-            (spec.model for spec in target), queue=queue, deadline_s=deadline, drain_s=drain, places=places
-        )
-        metrics = Metrics({spec.service for spec in target})
-        app = Gateway(engine, token=token, telemetry=[metrics.request], admin=admin_app(metrics))
-        limits = ServerLimits(drain_s=drain)
-        server = GatewayServer(app, host, port, limits=limits, protected=token is not None)
-        await serve(engine, server, target, lambda change: _say(server.url, change, as_json=as_json))
-
     async def run() -> None:
-        if on is None:
-            await serve_on(None)
-            return
-        async with lending(lambda said: click.echo(said, err=True)) as holder:
-            with closing(local_gpus(_gpu_configs(gpus, slice_), holder)) as here:
-                await serve_on(here.places)
+        async with _places(gpus, slice_) as places:
+            refs = (spec.model for spec in target)
+            engine = engine_for(refs, queue=queue, deadline_s=deadline, drain_s=drain, places=places)
+            metrics = Metrics({spec.service for spec in target})
+            app = Gateway(engine, token=token, telemetry=[metrics.request], admin=admin_app(metrics))
+            limits = ServerLimits(drain_s=drain)
+            server = GatewayServer(app, host, port, limits=limits, protected=token is not None)
+            await serve(engine, server, target, lambda change: _say(server.url, change, as_json=as_json))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
@@ -139,6 +130,22 @@ def _gpu_slice(text: str) -> Slice:
             "no part of a GPU", pointer="--on", got=text, expected="whole, mps:0.4 or a MIG profile such as 3g.20gb"
         )
     return piece
+
+
+@asynccontextmanager
+async def _places(gpus: tuple[str, ...], piece: Slice) -> AsyncIterator[Places | None]:
+    """Parts of this machine's GPUs, set up on loan; None where nothing runs on them."""
+    from joulery.domain.serving import SliceKind
+
+    if piece.kind is SliceKind.CPU:
+        yield None
+        return
+    from joulery.runtime.compose.gpus import local_gpus
+    from joulery.runtime.leasing.lending import lending
+
+    async with lending(lambda said: click.echo(said, err=True)) as holder:
+        with closing(local_gpus(_gpu_configs(gpus, piece), holder)) as here:
+            yield here.places
 
 
 def _gpu_configs(gpus: tuple[str, ...], piece: Slice) -> tuple[GpuDeviceConfig, ...]:
