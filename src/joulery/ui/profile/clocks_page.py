@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from joulery.domain.arrays import FloatArray
 from joulery.domain.clock_profile import ClockProfile
 from joulery.ui.format import percent, si
-from joulery.ui.html import Html, head, static_text, tag, whole_page
+from joulery.ui.html import Child, Html, head, static_text, tag, whole_page
 from joulery.ui.profile.clocks_text import headline, longest, quality_note
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 400, 240, 50, 12, 12, 42
@@ -64,38 +65,16 @@ def chart(title: str, unit: str, clocks_mhz: FloatArray, values: FloatArray, col
         return tag("figure", tag("h3", title), tag("figcaption", "Not known: no meter read it."))
     x, y = clocks_mhz[known], values[known]
     factor, prefixed = _prefix(float(y.max()), unit)
-    spoken = f"{title}: {_ends_and_least(x, y, unit)}"
-    y = y * factor
-    ticks_y, ticks_x = _ticks(float(y.max())), _ticks(top_mhz)
-    high = max(ticks_y[-1], float(y.max()))
-
-    def at(clock: float, value: float) -> tuple[float, float]:
-        across, down = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
-        return _LEFT + across * clock / top_mhz, _TOP + down * (1 - value / high)
-
-    points = [at(float(a), float(b)) for a, b in zip(x, y, strict=True)]
+    said = _ends_and_least(x, y, unit)
+    frame = _Frame.around(top_mhz, float(y.max()) * factor)
+    points = [frame.at(float(a), float(b) * factor) for a, b in zip(x, y, strict=True)]
     path = "M" + "L".join(f"{a:.1f},{b:.1f}" for a, b in points)
-    floor = at(0, 0)[1]
+    floor = frame.at(0, 0)[1]
     shade = f"{path}L{points[-1][0]:.1f},{floor:.1f}L{points[0][0]:.1f},{floor:.1f}Z"
-    lines = [
-        (
-            tag(
-                "line",
-                x1=_LEFT,
-                x2=_WIDTH - _RIGHT,
-                y1=round(at(0, v)[1], 1),
-                y2=round(at(0, v)[1], 1),
-                class_="grid-x",
-            ),
-            tag("text", f"{v:g}", x=_LEFT - 8, y=round(at(0, v)[1] + 4, 1), text_anchor="end"),
-        )
-        for v in ticks_y
-    ]
-    axis = [tag("text", f"{v:g}", x=round(at(v, 0)[0], 1), y=_HEIGHT - 20, text_anchor="middle") for v in ticks_x]
     dots = [
         tag(
             "circle",
-            tag("title", f"{clock:.0f} MHz: {si(float(value) / factor, unit)}"),
+            tag("title", f"{clock:.0f} MHz: {si(float(value), unit)}"),
             cx=round(a, 1),
             cy=round(b, 1),
             r=4,
@@ -107,21 +86,59 @@ def chart(title: str, unit: str, clocks_mhz: FloatArray, values: FloatArray, col
     return tag(
         "figure",
         tag("h3", title, tag("span", f", {prefixed}", class_="soft small")),
-        tag("figcaption", spoken.split(": ", 1)[1] + "."),
+        tag("figcaption", f"{said}."),
         tag(
             "svg",
-            lines,
-            axis,
-            tag("text", "SM clock, MHz", x=(_WIDTH + _LEFT) / 2, y=_HEIGHT - 3, text_anchor="middle"),
+            frame.drawn(),
             tag("path", d=shade, fill=color, class_="area"),
             tag("path", d=path, stroke=color, class_="curve"),
             dots,
             xmlns="http://www.w3.org/2000/svg",
             viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
             role="img",
-            aria_label=spoken,
+            aria_label=f"{title}: {said}",
         ),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """The axes of a figure, both from zero.
+
+    Attributes:
+        top_mhz: Right end.
+        high: Upper end.
+        across, up: Where numbers stand on them.
+    """
+
+    top_mhz: float
+    high: float
+    across: Sequence[float]
+    up: Sequence[float]
+
+    @classmethod
+    def around(cls, top_mhz: float, largest: float) -> _Frame:
+        """The frame of values up to the largest."""
+        up = _ticks(largest)
+        return cls(top_mhz, max(up[-1], largest), _ticks(top_mhz), up)
+
+    def at(self, clock_mhz: float, value: float) -> tuple[float, float]:
+        """Where a point stands in the picture."""
+        across, down = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+        return _LEFT + across * clock_mhz / self.top_mhz, _TOP + down * (1 - value / self.high)
+
+    def drawn(self) -> list[Child]:
+        """Lines and numbers."""
+        lines: list[Child] = []
+        for value in self.up:
+            y = self.at(0, value)[1]
+            lines.append(tag("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=round(y, 1), y2=round(y, 1), class_="grid-x"))
+            lines.append(tag("text", f"{value:g}", x=_LEFT - 8, y=round(y + 4, 1), text_anchor="end"))
+        for clock in self.across:
+            x = round(self.at(clock, 0)[0], 1)
+            lines.append(tag("text", f"{clock:g}", x=x, y=_HEIGHT - 20, text_anchor="middle"))
+        lines.append(tag("text", "SM clock, MHz", x=(_WIDTH + _LEFT) / 2, y=_HEIGHT - 3, text_anchor="middle"))
+        return lines
 
 
 def _prefix(largest: float, unit: str) -> tuple[float, str]:
