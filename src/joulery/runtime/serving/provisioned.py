@@ -35,8 +35,9 @@ from joulery.runtime.replay import POLICY, STEP, policy_entry, step_entry
 from joulery.runtime.serving.drive import ADVISED, APPLIED, FAILED, SHADOWED, LiveDriver
 from joulery.runtime.serving.grid import Grid
 from joulery.runtime.serving.hosted import Hosted
+from joulery.runtime.serving.pace import Pace
 from joulery.runtime.serving.seats import Seat, cores_for, seats_of
-from joulery.runtime.serving.session import Pace, Session
+from joulery.runtime.serving.session import Session
 from joulery.store.run import RunWriter
 from joulery.store.timeline import write_site
 

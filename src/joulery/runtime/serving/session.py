@@ -44,6 +44,7 @@ from joulery.runtime.serving.drive import ADVISED, FAILED, SHADOWED, LiveDriver
 from joulery.runtime.serving.governing import ClockKeeper
 from joulery.runtime.serving.grid import Grid
 from joulery.runtime.serving.hosted import Hosted
+from joulery.runtime.serving.pace import Pace
 from joulery.runtime.serving.site_watch import SiteWatch
 from joulery.runtime.serving.ticker import Ticker
 from joulery.runtime.serving.turn import TrialTurn
@@ -52,31 +53,6 @@ from joulery.store.run import SAMPLES, RunWriter
 from joulery.store.timeline import log_decision, log_tick, write_site
 
 MOST_RECORDS = 2_000_000
-_ENOUGH = 50
-"""Requests that a window should hold on average."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How often things happen.
-
-    Attributes:
-        tick_s: Period of ticks.
-        step_s: Period of the controllers.
-    """
-
-    tick_s: float = 1.0
-    step_s: float = 1.0
-
-    @classmethod
-    def over(cls, duration_s: float | None) -> Pace:
-        """A pace that shows a run of so long: a second, or less for a run of less than a minute."""
-        step_s = 1.0 if duration_s is None else min(1.0, max(0.25, duration_s / 60.0))
-        return cls(tick_s=step_s, step_s=step_s)
-
-    def window_s(self, rate_rps: float) -> float:
-        """How far back a controller looks: enough for a latency quantile to mean something at the rate expected."""
-        return max(4.0 * self.step_s, _ENOUGH / rate_rps)
 
 
 @dataclass(slots=True)

@@ -33,8 +33,9 @@ from joulery.runtime.serving.grid import Grid
 from joulery.runtime.serving.hosted import Hosted
 from joulery.runtime.serving.live_sample import LiveSample
 from joulery.runtime.serving.loading import LoadResult
+from joulery.runtime.serving.pace import Pace
 from joulery.runtime.serving.provisioned import ProvisionedSession
-from joulery.runtime.serving.session import Pace, Session
+from joulery.runtime.serving.session import Session
 from joulery.runtime.serving.site_watch import SiteWatch
 from joulery.store.files import write_text
 from joulery.store.run import RunWriter, create_run, new_run_id

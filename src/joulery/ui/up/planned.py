@@ -20,9 +20,9 @@ from joulery.runtime.compose.service import ServiceSetup, fleet_cores, model_ref
 from joulery.runtime.serving.controller import RequestWindow
 from joulery.runtime.serving.grid import Grid
 from joulery.runtime.serving.hosted import Hosted
+from joulery.runtime.serving.pace import Pace
 from joulery.runtime.serving.provisioned import WATCH_S, WINDOW_S, PlanInForce, ProvisionedSession
 from joulery.runtime.serving.seats import cores_for
-from joulery.runtime.serving.session import Pace
 from joulery.runtime.serving.site_watch import SiteWatch
 from joulery.store.files import require_json
 from joulery.store.run import RunWriter
