@@ -2,14 +2,16 @@
 
 import asyncio
 import json
+import sys
+from types import ModuleType, SimpleNamespace
 
 import httpx
 import pytest
 
 from joulery.adapters.engines.failures import packed, rebuilt
-from joulery.adapters.engines.ray_cluster import OURS, RayCluster, RayPlace
+from joulery.adapters.engines.ray_cluster import OURS, RayCluster, RayPlace, ReplicaGoneError
 from joulery.adapters.engines.ray_plan import aligned, apps_of, entry_of
-from joulery.domain.engine import ReplicaSpec
+from joulery.domain.engine import InferRequest, ReplicaSpec
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, DataError
 from joulery.domain.serving import Slice, SliceKind
 from tests.adapters.engines.support import toy
@@ -117,3 +119,78 @@ async def test_a_cluster_elsewhere_needs_its_dashboard_and_one_that_was_left_say
     with pytest.raises(ActuationError, match="was left"):
         await RayCluster(RayPlace()).applications()
     await asyncio.wait_for(RayCluster(RayPlace()).close(), 5)
+
+
+class GoneError(Exception):
+    """What Ray raises when a replica has ended."""
+
+
+class Handle:
+    """An application of one replica, as Ray hands it out."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple] = []
+        self.error: Exception | None = None
+        self.infer = SimpleNamespace(remote=self._infer)
+
+    async def _infer(self, *arguments, **named):
+        self.asked.append((*arguments, named))
+        if self.error is not None:
+            raise self.error
+        return {"variant": "a"}
+
+    def broadcast(self, method):
+        async def results(timeout_s):
+            if self.error is not None:
+                raise self.error
+            return [{"id": method}]
+
+        return SimpleNamespace(results_async=results)
+
+
+@pytest.fixture
+def handed_out(monkeypatch):
+    """The handles that were asked for, by application; a Ray that has no more than them."""
+    for name, exception in (("ray.exceptions", "RayError"), ("ray.serve.exceptions", "RayServeException")):
+        module = ModuleType(name)
+        setattr(module, exception, GoneError)
+        monkeypatch.setitem(sys.modules, name, module)
+    for name in ("ray", "ray.serve"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    return []
+
+
+def talking(handed_out, rest: Rest) -> RayCluster:
+    def handle(application):
+        handed_out.append((application, Handle()))
+        return handed_out[-1][1]
+
+    cluster = joined(rest)
+    cluster._serve = SimpleNamespace(get_app_handle=handle)
+    return cluster
+
+
+async def test_a_replica_is_asked_by_name_and_told_apart_from_one_that_is_gone(handed_out):
+    cluster = talking(handed_out, Rest())
+    request = InferRequest({}, outputs=("y",), variant="a")
+    assert await cluster.infer("app", "r7", request) == {"variant": "a"}
+    assert await cluster.describe("app") == [{"id": "describe"}]
+    ((_, handle),) = handed_out
+    assert handle.asked == [({}, ("y",), "a", {"replica": "r7"})]
+    handle.error = GoneError("some of Ray's words")
+    with pytest.raises(ReplicaGoneError, match=r"^GoneError$"):
+        await cluster.infer("app", "r7", request)
+    assert await cluster.describe("app") is None
+    handle.error = TimeoutError()
+    assert await cluster.describe("app") is None
+    await cluster._client.aclose()
+
+
+async def test_an_application_that_was_taken_out_is_looked_up_anew(handed_out):
+    cluster = talking(handed_out, Rest())
+    for names in (["a", "b"], ["b"], ["a", "b"]):
+        await cluster.declare([{"name": name} for name in names])
+        for name in names:
+            await cluster.describe(name)
+    assert [name for name, _ in handed_out] == ["a", "b", "a"]
+    await cluster._client.aclose()

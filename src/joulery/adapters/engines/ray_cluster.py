@@ -19,10 +19,13 @@ from typing import Any
 
 import httpx
 
+from joulery.domain.engine import InferRequest
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError
 
 OURS = "joulery."
 """How the names of joulery's applications begin."""
+_DESCRIBE_S = 5.0
+"""What replicas that are asked about themselves may take."""
 _OBJECT_STORE_BYTES = 200 << 20
 _REST = "/api/serve/applications/"
 
@@ -52,6 +55,10 @@ class RayPlace:
         return self.address == "local"
 
 
+class ReplicaGoneError(Exception):
+    """A replica ended, or Ray cannot reach it; the message is what Ray calls that."""
+
+
 class RayCluster:
     """A connection. Opens nothing before :meth:`open`.
 
@@ -64,6 +71,7 @@ class RayCluster:
         self._serve: Any = None
         self._ray: Any = None
         self._client: httpx.AsyncClient | None = None
+        self._handles: dict[str, Any] = {}
 
     async def open(self) -> None:
         """Start or join the cluster, once; a local one takes about ten seconds.
@@ -96,6 +104,8 @@ class RayCluster:
         ]
         proxies = {"proxy_location": "Disabled"} if self.place.local else {}
         await self._ask("PUT", _REST, {**proxies, "applications": [*theirs, *applications]})
+        for name in self._handles.keys() - {application["name"] for application in applications}:
+            del self._handles[name]
 
     async def applications(self) -> dict[str, Any]:
         """Every application Ray Serve knows, by name.
@@ -115,9 +125,39 @@ class RayCluster:
         path = f"/api/v1/applications/{application}/deployments/{deployment}/scale"
         await self._ask("POST", path, {"target_num_replicas": replicas})
 
-    def handle(self, application: str) -> Any:
-        """The handle of an application that runs."""
-        return self._serve.get_app_handle(application)
+    async def describe(self, application: str) -> list[dict[str, Any]] | None:
+        """What each replica of an application says of itself; None where one of those asked has just gone."""
+        from ray.exceptions import RayError
+        from ray.serve.exceptions import RayServeException
+
+        try:
+            asked = self._handle(application).broadcast("describe")
+            found: list[dict[str, Any]] = await asked.results_async(timeout_s=_DESCRIBE_S)
+        except (RayError, RayServeException, TimeoutError):
+            return None
+        return found
+
+    async def infer(self, application: str, replica: str, request: InferRequest) -> dict[str, Any]:
+        """What one replica of an application answers; see :meth:`.ray_replica.Instances.infer`.
+
+        Raises:
+            ReplicaGoneError: It ended, or Ray cannot reach it.
+        """
+        from ray.exceptions import RayError
+        from ray.serve.exceptions import RayServeException
+
+        try:
+            answer: dict[str, Any] = await self._handle(application).infer.remote(
+                dict(request.inputs), request.outputs, request.variant, replica=replica
+            )
+        except (RayError, RayServeException) as error:
+            raise ReplicaGoneError(type(error).__name__) from error
+        return answer
+
+    def _handle(self, application: str) -> Any:
+        if application not in self._handles:
+            self._handles[application] = self._serve.get_app_handle(application)
+        return self._handles[application]
 
     async def close(self) -> None:
         """Leave the cluster; a local one ends. Safe to call twice."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from joulery.adapters.engines.failures import rebuilt
 from joulery.adapters.engines.ray_calls import RayCall, RayReplica, RayService, fail, response
-from joulery.adapters.engines.ray_cluster import RayCluster, RayPlace
+from joulery.adapters.engines.ray_cluster import RayCluster, RayPlace, ReplicaGoneError
 from joulery.adapters.engines.ray_plan import RayApp, apps_of, entry_of
 from joulery.adapters.engines.ray_replica import DEPLOYMENT
 from joulery.adapters.engines.service import check_inputs
@@ -80,7 +80,6 @@ class RayServeEngine:
         self.settings = settings
         self._cluster = RayCluster(settings.place) if cluster is None else cluster
         self._apps: dict[str, RayApp] = {}
-        self._handles: dict[str, Any] = {}
         self._found: dict[str, RayReplica] = {}
         self._restarts: Counter[tuple[str, int]] = Counter()
         self._served: Counter[tuple[str, int]] = Counter()
@@ -213,17 +212,11 @@ class RayServeEngine:
 
     async def _send(self, entry: RayService, ticket: Ticket[RayCall], server: Server[RayCall, RayReplica]) -> None:
         """One request to one replica and back."""
-        from ray.exceptions import RayError
-        from ray.serve.exceptions import RayServeException
-
-        replica, request, start_s = server.payload, ticket.payload.request, time.time()
+        replica, start_s = server.payload, time.time()
         try:
-            handle = self._handles[replica.app]
-            answer = await handle.infer.remote(
-                dict(request.inputs), request.outputs, request.variant, replica=replica.id
-            )
-        except (RayError, RayServeException) as error:
-            self._lost(entry, replica, f"two replicas died under this request; the last: {type(error).__name__}")
+            answer = await self._cluster.infer(replica.app, replica.id, ticket.payload.request)
+        except ReplicaGoneError as error:
+            self._lost(entry, replica, f"two replicas died under this request; the last: {error}")
             return
         if answer.get("moved"):
             # Another replica took the call, because this one is gone, or it runs another variant by now: nobody has
@@ -303,7 +296,7 @@ class RayServeEngine:
             seen: set[str] = set()
             told: set[str] = set()
             for app in apps.values():
-                infos = await self._described(app.name)
+                infos = await self._cluster.describe(app.name)
                 if infos is None:
                     continue
                 told.add(app.name)
@@ -361,25 +354,10 @@ class RayServeEngine:
         await self._declare(wanted)
         for replica in going:
             self._found.pop(replica.id, None)
-        for name in leaving:
-            self._handles.pop(name, None)
         for _ in range(_LOOKS):
             if not leaving & (await self._cluster.applications()).keys():
                 return
             await asyncio.sleep(_LOOK_S)
-
-    async def _described(self, app: str) -> list[dict[str, Any]] | None:
-        """What each replica of an application says of itself; None where one of those asked has just gone."""
-        from ray.exceptions import RayError
-        from ray.serve.exceptions import RayServeException
-
-        try:
-            if app not in self._handles:
-                self._handles[app] = self._cluster.handle(app)
-            found: list[dict[str, Any]] = await self._handles[app].broadcast("describe").results_async(timeout_s=5.0)
-        except (RayError, RayServeException, TimeoutError):
-            return None
-        return found
 
     async def _watch(self) -> None:
         while True:
