@@ -81,9 +81,9 @@ async def test_a_replica_that_died_at_work_is_not_taken_for_one_that_hangs(tmp_p
 
 
 def test_hanging_is_judged_by_the_deadline_but_not_too_soon() -> None:
-    assert LocalEngine(LocalSettings(deadline_s=60.0))._hang_s == 60.0
-    assert LocalEngine(LocalSettings(deadline_s=0.5))._hang_s == 5.0
-    assert LocalEngine(LocalSettings(deadline_s=60.0, hang_s=2.0))._hang_s == 2.0
+    assert LocalSettings(deadline_s=60.0).longest_s == 60.0
+    assert LocalSettings(deadline_s=0.5).longest_s == 5.0
+    assert LocalSettings(deadline_s=60.0, hang_s=2.0).longest_s == 2.0
 
 
 async def test_an_idle_replica_that_dies_comes_back() -> None:

@@ -1,7 +1,8 @@
 """The embedded engine: model replicas as worker processes on CPU slices of this machine.
 
-One queue a service (:mod:`joulery.domain.dispatch`), from which free replicas pull. Everything here runs on one event
-loop; models run in processes of their own (:mod:`~joulery.adapters.engines.worker`), which die with that loop's thread.
+One queue a service (:mod:`joulery.domain.dispatch`), from which free replicas pull: requests on their way are in
+:mod:`~joulery.adapters.engines.services`, what replicas there are is decided here. All of it runs on one event loop;
+models run in processes of their own (:mod:`~joulery.adapters.engines.worker`), which die with that loop's thread.
 """
 
 from __future__ import annotations
@@ -17,25 +18,23 @@ from pathlib import Path
 from joulery.adapters.engines.batches import kind_of
 from joulery.adapters.engines.cgroups import CpuGroups
 from joulery.adapters.engines.gpu_parts import GpuParts
-from joulery.adapters.engines.replica import Launch, Replica, roused_of
-from joulery.adapters.engines.service import Call, Service, encoded, parts_of, pieces_of
+from joulery.adapters.engines.replica import Launch, Replica, gone_within, roused_of
+from joulery.adapters.engines.service import Call, encoded, response
+from joulery.adapters.engines.services import Services
 from joulery.adapters.engines.slices import assign_cores, limited, on_gpu
-from joulery.adapters.engines.wire import Frame
 from joulery.domain.device import DeviceSlice
-from joulery.domain.dispatch import Dispatcher, Ticket
+from joulery.domain.dispatch import Ticket
 from joulery.domain.engine import (
     InferRequest,
     InferResponse,
     ModelKind,
-    Outcome,
     QueuedRequest,
     ReplicaSpec,
     ReplicaState,
     ReplicaView,
-    RequestError,
     Transition,
 )
-from joulery.domain.errors import ActuationError, ConfigError, DataError
+from joulery.domain.errors import ActuationError, ConfigError
 from joulery.domain.ports import Places
 
 _HANG_MIN_S = 5.0
@@ -64,6 +63,11 @@ class LocalSettings:
     launch_s: float = 120.0
     stderr: int | None = None
 
+    @property
+    def longest_s(self) -> float:
+        """How long a replica may be busy with one request: ``hang_s`` as it applies."""
+        return max(_HANG_MIN_S, self.deadline_s) if self.hang_s is None else self.hang_s
+
 
 class LocalEngine:
     """Replicas on this machine's CPU cores. Implements :class:`joulery.domain.ports.Engine`.
@@ -82,31 +86,20 @@ class LocalEngine:
     ) -> None:
         self.settings = settings
         self._gpus = GpuParts(places)
-        self._hang_s = max(_HANG_MIN_S, settings.deadline_s) if settings.hang_s is None else settings.hang_s
         self._groups = groups
-        self._services: dict[str, Service] = {}
+        self._services = Services(settings.queue, settings.longest_s)
         self._changing = asyncio.Lock()
         self._starting: list[asyncio.Task[None]] = []
         self._started = 0
-        self._closed = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at_s = float("inf")
 
     def replicas(self) -> tuple[ReplicaView, ...]:
         """Every replica now, sorted by id."""
-        every = (replica for service in self._services.values() for replica in service.replicas)
-        return tuple(replica.view() for replica in sorted(every, key=lambda r: (len(r.name), r.name)))
+        every = sorted(self._services.replicas(), key=lambda r: (len(r.name), r.name))
+        return tuple(replica.view() for replica in every)
 
     def backlog(self) -> tuple[QueuedRequest, ...]:
         """Every request in a replica or waiting, by arrival."""
-        shift_s = time.time() - time.monotonic()
-        found = []
-        for service in self._services.values():
-            for ticket in service.queue.open_tickets():
-                call = ticket.payload
-                variant = "" if call.replica is None else call.replica.spec.variant
-                found.append(QueuedRequest(service.name, ticket.since_s + shift_s, variant, call.start_s))
-        return tuple(sorted(found, key=lambda request: request.arrival_s))
+        return self._services.backlog()
 
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
         """The answer of the replica whose turn it is.
@@ -116,7 +109,7 @@ class LocalEngine:
         """
         arrival_s = time.time()
         loop = asyncio.get_running_loop()
-        entry = self._admit(service, request)
+        entry = self._services.admit(service, request)
         call = Call(request, encoded([request]), loop.create_future())
         patience_s = self.settings.deadline_s
         if request.timeout_s is not None:
@@ -124,21 +117,13 @@ class LocalEngine:
         now_s = time.monotonic()
         kind = kind_of(request, entry.inputs) if entry.batches else None
         ticket = Ticket(call, now_s + patience_s, request.variant, kind=kind, since_s=now_s)
-        if not entry.queue.offer(ticket):
-            raise RequestError(
-                f"{service} has {entry.queue.waiting} requests waiting, which is all it takes",
-                Outcome.OVERLOADED,
-                retry_after_s=entry.retry_after_s,
-            )
-        self._pump(entry)
-        self._wake_at(ticket.deadline_s)
+        self._services.offer(entry, ticket)
         try:
             replica, frame, batch = await call.answer
         except asyncio.CancelledError:
-            entry.queue.withdraw(ticket)
-            self._pump(entry)
+            self._services.withdraw(entry, ticket)
             raise
-        return _response(replica, frame, arrival_s, call.start_s, ticket.attempts, batch)
+        return response(replica, frame, arrival_s, call.start_s, ticket.attempts, batch)
 
     async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
         """Make ``target`` the set of replicas; see :meth:`joulery.domain.ports.Engine.apply`."""
@@ -154,10 +139,11 @@ class LocalEngine:
                 await self._restore(cleared)
                 raise
             surplus = [replica for replica in surplus if replica not in cleared]
-            ended = [service for service in self._services.values() if service.name not in {s.service for s in target}]
-            self._switch(fresh, kept, [replica for replica in surplus if self._of(replica) not in ended], target)
+            ended = [service for service in self._services if service.name not in {s.service for s in target}]
+            staying = [replica for replica in surplus if self._services.of(replica) not in ended]
+            self._switch(fresh, kept, staying, target)
             ready_s = time.monotonic() - start
-            await asyncio.gather(*map(self._end_service, ended))
+            await asyncio.gather(*map(self._services.end, ended))
             await asyncio.gather(*(replica.gone() for replica in surplus))
             return Transition(
                 started=tuple(sorted(missing)),
@@ -171,86 +157,21 @@ class LocalEngine:
 
     async def close(self) -> None:
         """Let running requests finish within ``drain_s``, give up those that wait, leave nothing behind."""
-        self._closed = True
+        self._services.closed = True
         for task in self._starting:
             task.cancel()
-        replicas = [replica for service in self._services.values() for replica in service.replicas]
-        for service in self._services.values():
-            self._give_up(service, service.queue.strand(), "the engine is closing")
+        replicas = self._services.replicas()
+        self._services.give_up_all("the engine is closing")
         for replica in replicas:
-            self._retire(replica)
-        await _within(self.settings.drain_s, replicas)
+            self._services.retire(replica)
+        await gone_within(self.settings.drain_s, replicas)
         for replica in replicas:
             replica.leave(now=True)
-        await _within(None, replicas)
-        for service in self._services.values():
-            self._give_up(service, service.queue.strand(), "the engine was closed before this request was done")
-        if self._timer is not None:
-            self._timer.cancel()
+        await gone_within(None, replicas)
+        self._services.give_up_all("the engine was closed before this request was done")
+        self._services.forget_deadlines()
         async with self._changing:  # a change that was cut off has cleaned up after itself
             return
-
-    def _admit(self, service: str, request: InferRequest) -> Service:
-        entry = self._services.get(service)
-        if self._closed:
-            raise RequestError("the engine is closing", Outcome.UNAVAILABLE)
-        if entry is None or not entry.variants:
-            raise RequestError(f"there is no service {service!r}", Outcome.UNKNOWN)
-        entry.admit(request)
-        return entry
-
-    def _pump(self, service: Service) -> None:
-        """Give waiting requests to free replicas."""
-        now_s = time.monotonic()
-        while (pair := service.queue.pull(now_s)) is not None:
-            _, server = pair
-            calls = [ticket.payload for ticket in server.held]
-            start_s = time.time()
-            for call in calls:
-                call.start_s, call.replica = start_s, server.payload
-            server.payload.send(pieces_of(calls), now_s)
-            self._wake_at(now_s + self._hang_s)
-        if service.queue.ripe_s < float("inf"):
-            self._wake_at(service.queue.ripe_s)
-        if not service.queue.waiting:
-            service.emptied.set()
-
-    def _answered(self, replica: Replica, frame: Frame) -> None:
-        service = self._of(replica)
-        held = [ticket.payload for ticket in replica.server.held]
-        try:
-            frames = parts_of(frame, held)
-        except DataError:
-            # One of them may be at fault, or the model answers no batches: each alone will tell.
-            service.queue.split(replica.server)
-            self._pump(service)
-            return
-        tickets = service.queue.finish_all(replica.server)
-        self._pump(service)
-        service.took(frame.header["s"])
-        for ticket, part in zip(tickets, frames, strict=True):
-            if ticket is not None and not ticket.payload.answer.done():
-                ticket.payload.answer.set_result((replica, part, len(held)))
-
-    def _came(self, replica: Replica) -> None:
-        service = self._of(replica)
-        if not replica.spec.standby:
-            service.queue.join(replica.server)
-        service.describe()
-        self._pump(service)
-
-    def _went(self, replica: Replica, reason: str) -> None:
-        service = self._services.get(replica.spec.service)
-        if service is None or replica not in service.replicas:
-            return  # it was stopped before it ever served
-        if replica.server in service.queue.servers:
-            for ticket in service.queue.lose_all(replica.server):
-                message = f"two replicas died under this request; the last: {reason}"
-                variant, attempts = replica.spec.variant, ticket.attempts
-                ticket.payload.fail(RequestError(message, Outcome.CRASHED, variant=variant, attempts=attempts))
-        if replica.state is ReplicaState.DRAINING:
-            service.replicas.remove(replica)
-        self._pump(service)
 
     def _difference(self, target: Sequence[ReplicaSpec]) -> tuple[list[Replica], list[ReplicaSpec], list[Replica]]:
         """Replicas to keep, specs to start, replicas to stop; those that run well are kept first."""
@@ -258,7 +179,7 @@ class LocalEngine:
         kept: list[Replica] = []
         surplus: list[Replica] = []
         others: list[Replica] = []
-        present = [r for s in self._services.values() for r in s.replicas if r.state is not ReplicaState.DRAINING]
+        present = [replica for replica in self._services.replicas() if replica.state is not ReplicaState.DRAINING]
         for replica in sorted(present, key=lambda r: (r.state is not ReplicaState.READY, r.name)):
             if missing[replica.spec] > 0:
                 missing[replica.spec] -= 1
@@ -282,14 +203,14 @@ class LocalEngine:
         leaving = [one for one in (*kept, *surplus) if one.place is not None and one.place.id in ids]
         names = {spec.service for spec in target}
         for name in {replica.spec.service for replica in leaving} - names:
-            await self._end_service(self._services[name])
+            await self._services.end(self._services[name])
         for replica in leaving:
             if replica in kept:
                 kept.remove(replica)
                 missing.append(replica.spec)
             if replica.spec.service in self._services:
-                self._retire(replica)
-        await _within(None, leaving)
+                self._services.retire(replica)
+        await gone_within(None, leaving)
         return leaving
 
     async def _restore(self, cleared: Sequence[Replica]) -> None:
@@ -298,21 +219,18 @@ class LocalEngine:
         Raises:
             JouleryError: Not even that can be had.
         """
-        if not cleared or self._closed:
+        if not cleared or self._services.closed:
             return
         specs = [replica.spec for replica in cleared]
-        present = [replica for service in self._services.values() for replica in service.replicas]
+        present = self._services.replicas()
         await self._gpus.settle([one.spec for one in present] + specs)
         again = self._prepare(specs, present)
         await self._start(again)
         for replica in again:
-            service = self._services.get(replica.spec.service)
-            if service is None:
-                service = Service(replica.spec.service, Dispatcher(self.settings.queue))
-                self._services[service.name] = service
+            service = self._services.named(replica.spec.service)
             service.variants |= {replica.spec.variant}
             service.replicas.append(replica)
-            self._came(replica)
+            self._services.came(replica)
 
     def _prepare(self, missing: Sequence[ReplicaSpec], kept: Sequence[Replica]) -> list[Replica]:
         """Replicas for ``missing``, not yet started.
@@ -349,9 +267,8 @@ class LocalEngine:
     def _replica(self, spec: ReplicaSpec, cores: tuple[int, ...], launch: Launch, place: DeviceSlice | None) -> Replica:
         name = f"r{self._started}"
         self._started += 1
-        return Replica(
-            name, spec, cores, launch, answered=self._answered, came=self._came, went=self._went, place=place
-        )
+        to = self._services
+        return Replica(name, spec, cores, launch, answered=to.answered, came=to.came, went=to.went, place=place)
 
     async def _start(self, fresh: Sequence[Replica]) -> None:
         """Start all of them, or none.
@@ -362,7 +279,7 @@ class LocalEngine:
         self._starting = [asyncio.create_task(replica.start()) for replica in fresh]
         try:
             await asyncio.gather(*self._starting)
-            if self._closed:
+            if self._services.closed:
                 raise asyncio.CancelledError
         except BaseException as error:
             for task in self._starting:
@@ -370,8 +287,8 @@ class LocalEngine:
             await asyncio.gather(*self._starting, return_exceptions=True)
             for replica in fresh:
                 replica.leave(now=True)
-            await _within(None, fresh)
-            if self._closed and isinstance(error, asyncio.CancelledError):
+            await gone_within(None, fresh)
+            if self._services.closed and isinstance(error, asyncio.CancelledError):
                 raise ActuationError("the engine was closed before the new replicas were ready") from error
             raise
         finally:
@@ -387,110 +304,19 @@ class LocalEngine:
         """The new replicas take over; from here on the old ones only finish what they hold."""
         roused = roused_of(kept, target)
         for spec in target:
-            if spec.service not in self._services:
-                self._services[spec.service] = Service(spec.service, Dispatcher(self.settings.queue))
+            self._services.named(spec.service)
         for replica in fresh:
-            self._of(replica).replicas.append(replica)
+            self._services.of(replica).replicas.append(replica)
         for replica in surplus:
-            self._retire(replica)
-        for service in self._services.values():
+            self._services.retire(replica)
+        for service in self._services:
             service.variants = frozenset(spec.variant for spec in target if spec.service == service.name)
             if service.variants:
                 gone = service.queue.strand(service.variants)
-                self._give_up(service, gone, f"{service.name} does not run the requested variant any more")
+                self._services.give_up(service, gone, f"{service.name} does not run the requested variant any more")
         for replica in fresh:
-            self._came(replica)
+            self._services.came(replica)
         for replica in roused:
             replica.spec = replace(replica.spec, standby=False)
             if replica.state is ReplicaState.READY:
-                self._came(replica)
-
-    async def _end_service(self, service: Service) -> None:
-        """A service leaves: what was accepted is still answered, then its replicas end."""
-        service.emptied.clear()
-        self._pump(service)
-        await service.emptied.wait()
-        leaving = list(service.replicas)
-        for replica in leaving:
-            self._retire(replica)
-        await _within(None, leaving)
-        self._give_up(service, service.queue.strand(), f"{service.name} is not served any more")
-        del self._services[service.name]
-
-    def _retire(self, replica: Replica) -> None:
-        queue = self._of(replica).queue
-        if replica.server in queue.servers and not replica.server.leaving:
-            queue.retire(replica.server)
-        replica.leave()
-
-    def _give_up(self, service: Service, tickets: Sequence[Ticket[Call]], message: str) -> None:
-        for ticket in tickets:
-            ticket.payload.fail(RequestError(message, Outcome.UNAVAILABLE))
-        self._pump(service)
-
-    def _wake_at(self, at_s: float) -> None:
-        """Have ``_sweep`` called at a time, unless it is called earlier anyway."""
-        if at_s >= self._timer_at_s or self._closed:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at_s = at_s
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, at_s - time.monotonic()), self._sweep)
-
-    def _sweep(self) -> None:
-        """Answer requests whose deadline has come, kill replicas that hang, and set the timer to the next of either."""
-        self._timer, self._timer_at_s = None, float("inf")
-        now_s, next_s = time.monotonic(), float("inf")
-        for service in self._services.values():
-            for ticket in service.queue.expire(now_s):
-                self._too_late(ticket, "in the queue" if ticket.payload.replica is None else "in a replica")
-            self._pump(service)
-            for replica in service.replicas:
-                if replica.busy_since_s + self._hang_s <= now_s:
-                    self._end_hanging(service, replica)
-            hanging_s = (replica.busy_since_s + self._hang_s for replica in service.replicas)
-            next_s = min(next_s, service.queue.next_deadline_s(), service.queue.ripe_s, *hanging_s)
-        self._wake_at(next_s)
-
-    def _end_hanging(self, service: Service, replica: Replica) -> None:
-        """Kill a replica that does not come back. Its request would hang the next one too: it is not tried again."""
-        reason = f"it was busy with one request for {self._hang_s:g} s"
-        for ticket in replica.server.held:
-            if service.queue.withdraw(ticket):
-                self._too_late(ticket, f"in a replica, which was ended: {reason}")
-        replica.busy_since_s = float("inf")
-        replica.kill(reason)
-
-    def _too_late(self, ticket: Ticket[Call], where: str) -> None:
-        replica = ticket.payload.replica
-        variant = replica.spec.variant if replica is not None else ""
-        message = f"the deadline came {where}"
-        ticket.payload.fail(RequestError(message, Outcome.DEADLINE, variant=variant, attempts=ticket.attempts))
-
-    def _of(self, replica: Replica) -> Service:
-        return self._services[replica.spec.service]
-
-
-def _response(
-    replica: Replica, frame: Frame, arrival_s: float, start_s: float, attempts: int, batch: int
-) -> InferResponse:
-    """What a replica answered.
-
-    Raises:
-        RequestError: It answered with an error.
-    """
-    header, variant = frame.header, replica.spec.variant
-    service_s, cpu_s = header["s"], header["c"]
-    if "e" in header:
-        outcome = Outcome(header["o"])
-        raise RequestError(header["e"], outcome, variant=variant, service_s=service_s, cpu_s=cpu_s, attempts=attempts)
-    end_s = time.time()
-    return InferResponse(
-        frame.tensors, variant, replica.name, arrival_s, start_s, end_s, service_s, cpu_s, attempts, batch
-    )
-
-
-async def _within(limit_s: float | None, replicas: Sequence[Replica]) -> None:
-    """Wait until they are gone, or for ``limit_s``."""
-    if replicas:
-        await asyncio.wait([asyncio.ensure_future(replica.gone()) for replica in replicas], timeout=limit_s)
+                self._services.came(replica)

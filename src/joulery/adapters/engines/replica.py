@@ -235,6 +235,12 @@ class Replica:
             self._launch.groups.remove(group)
 
 
+async def gone_within(limit_s: float | None, replicas: Sequence[Replica]) -> None:
+    """Wait until they have ended for good, or for ``limit_s``; None to wait however long it takes."""
+    if replicas:
+        await asyncio.wait([asyncio.ensure_future(replica.gone()) for replica in replicas], timeout=limit_s)
+
+
 def roused_of(kept: Sequence[Replica], target: Sequence[ReplicaSpec]) -> list[Replica]:
     """The replicas that stood by and are to answer from now on."""
     standing = Counter(spec for spec in target if spec.standby)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ from joulery.adapters.engines.batches import joined, parted, rows_of
 from joulery.adapters.engines.replica import Replica
 from joulery.adapters.engines.wire import Frame, Piece, encode
 from joulery.domain.dispatch import Dispatcher
-from joulery.domain.engine import InferRequest, Outcome, ReplicaState, RequestError
+from joulery.domain.engine import InferRequest, InferResponse, Outcome, ReplicaState, RequestError
 from joulery.domain.errors import DataError
 from joulery.domain.tensors import TensorSpec, datatype_of
 
@@ -133,6 +134,25 @@ def parts_of(frame: Frame, calls: Sequence[Call]) -> list[Frame]:
     header = {**frame.header, "c": frame.header["c"] / len(calls)}
     outputs = parted(frame.tensors, [rows_of(call.request) for call in calls])
     return [Frame(header, tensors) for tensors in outputs]
+
+
+def response(
+    replica: Replica, frame: Frame, arrival_s: float, start_s: float, attempts: int, batch: int
+) -> InferResponse:
+    """What a replica answered.
+
+    Raises:
+        RequestError: It answered with an error.
+    """
+    header, variant = frame.header, replica.spec.variant
+    service_s, cpu_s = header["s"], header["c"]
+    if "e" in header:
+        outcome = Outcome(header["o"])
+        raise RequestError(header["e"], outcome, variant=variant, service_s=service_s, cpu_s=cpu_s, attempts=attempts)
+    end_s = time.time()
+    return InferResponse(
+        frame.tensors, variant, replica.name, arrival_s, start_s, end_s, service_s, cpu_s, attempts, batch
+    )
 
 
 def check_inputs(request: InferRequest, declared: Sequence[TensorSpec]) -> None:
