@@ -23,79 +23,84 @@ from joulery.domain.events import EventTrace, shifted
 from joulery.domain.tracing import ClockFit, Steps, TracedSession
 
 
-def environment(framework: str, folder: str, steps: Steps, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Variables that have a Python program recorded into ``folder`` (which exists), on top of those it inherits."""
-    start_up = str(Path(inject.__file__).resolve().parent)
-    path = os.pathsep.join(filter(None, (start_up, inherited.get("PYTHONPATH"))))
-    orders = json.dumps({"framework": framework, "folder": str(Path(folder).resolve()), **asdict(steps)})
-    return {"PYTHONPATH": path, inject.ORDERS: orders}
-
-
-def recorded(
-    folder: str,
-    framework: str,
-    called: str,
-    sampler_offset_ns: int | None,
-    read: Callable[[Path], tuple[EventTrace, IntArray]],
-) -> tuple[list[TracedSession], list[str]]:
-    """The sessions of every process that recorded itself into a folder, and what went wrong, one sentence each.
+class RecordingTracer:
+    """Has Python programs record themselves through their environment. A :class:`joulery.domain.ports.Tracer`.
 
     Args:
-        folder: Where they recorded.
         framework: Which one; files are named after it.
         called: What a program calls that is recorded, in words.
-        sampler_offset_ns: Unix minus monotonic nanoseconds on the clock of the power readings; None where there are
-            none.
-        read: The events of one cycle's file, and where its clock ranges begin (nanoseconds, of the trace's clock).
-
-    Raises:
-        DataError: A file is damaged.
+        read: The events of one cycle's file, and where its clock ranges begin (nanoseconds, of the trace's clock); is
+            told whether repeated calls of one module are to be numbered.
     """
-    place = Path(folder)
-    sessions: list[TracedSession] = []
-    notes: list[str] = []
-    begun: set[int] = set()
-    ended: dict[int, int] = {}
-    for entry in _marks(place, framework, notes):
-        if entry["kind"] == "note":
-            notes.append(entry["text"])
-        elif entry["kind"] == "begin":
-            begun.add(int(entry["pid"]))
-        elif entry["kind"] == "end":
-            ended[int(entry["pid"])] = int(entry["steps"])
-        elif entry["kind"] == "cycle":
-            trace, starts = read(place / entry["file"])
-            sessions.append(_session(trace, starts, entry, sampler_offset_ns))
-    killed = len(begun - ended.keys())
-    if killed:
-        what = "the program was" if killed == 1 else f"{killed} processes were"
-        notes.append(f"{what} killed while recording: of an unfinished cycle of steps nothing is known")
-    if not sessions:
-        notes.append(
-            f"no step was recorded: the program called no {called}, or its Python ignores PYTHONPATH"
-            if not begun
-            else "no step was recorded: the program was killed before a cycle of steps was complete"
-            if killed
-            else f"no step was recorded: the program ended after {max(ended.values())} step(s), before the schedule "
-            "reached one"
-        )
-    return sessions, notes
 
+    def __init__(self, framework: str, called: str, read: Callable[[Path, bool], tuple[EventTrace, IntArray]]) -> None:
+        self._framework, self._called, self._read = framework, called, read
 
-def leftovers(folder: str, framework: str) -> None:
-    """Delete what was recorded, after it has been read.
+    def environment(self, folder: str, steps: Steps, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Variables that have a Python program recorded into ``folder`` (which exists), on top of those it inherits."""
+        start_up = str(Path(inject.__file__).resolve().parent)
+        path = os.pathsep.join(filter(None, (start_up, inherited.get("PYTHONPATH"))))
+        orders = json.dumps({"framework": self._framework, "folder": str(Path(folder).resolve()), **asdict(steps)})
+        return {"PYTHONPATH": path, inject.ORDERS: orders}
 
-    Raises:
-        DataError: A file cannot be deleted.
-    """
-    for file in Path(folder).glob(f"{framework}-*"):
-        try:
-            if file.is_dir():
-                shutil.rmtree(file)
-            else:
-                file.unlink()
-        except OSError as error:
-            raise DataError(f"cannot be deleted: {error.strerror}", file=str(file)) from error
+    def recorded(
+        self, folder: str, sampler_offset_ns: int | None, *, calls: bool = False
+    ) -> tuple[list[TracedSession], list[str]]:
+        """The sessions of every process that recorded itself into a folder, and what went wrong, one sentence each.
+
+        Args:
+            folder: Where they recorded.
+            sampler_offset_ns: Unix minus monotonic nanoseconds on the clock of the power readings; None where there
+                are none.
+            calls: Number repeated calls of one module, where the framework has modules.
+
+        Raises:
+            DataError: A file is damaged.
+        """
+        place = Path(folder)
+        sessions: list[TracedSession] = []
+        notes: list[str] = []
+        begun: set[int] = set()
+        ended: dict[int, int] = {}
+        for entry in _marks(place, self._framework, notes):
+            if entry["kind"] == "note":
+                notes.append(entry["text"])
+            elif entry["kind"] == "begin":
+                begun.add(int(entry["pid"]))
+            elif entry["kind"] == "end":
+                ended[int(entry["pid"])] = int(entry["steps"])
+            elif entry["kind"] == "cycle":
+                trace, starts = self._read(place / entry["file"], calls)
+                sessions.append(_session(trace, starts, entry, sampler_offset_ns))
+        killed = len(begun - ended.keys())
+        if killed:
+            what = "the program was" if killed == 1 else f"{killed} processes were"
+            notes.append(f"{what} killed while recording: of an unfinished cycle of steps nothing is known")
+        if not sessions:
+            notes.append(
+                f"no step was recorded: the program called no {self._called}, or its Python ignores PYTHONPATH"
+                if not begun
+                else "no step was recorded: the program was killed before a cycle of steps was complete"
+                if killed
+                else f"no step was recorded: the program ended after {max(ended.values())} step(s), before the "
+                "schedule reached one"
+            )
+        return sessions, notes
+
+    def leftovers(self, folder: str) -> None:
+        """Delete what was recorded, after it has been read.
+
+        Raises:
+            DataError: A file cannot be deleted.
+        """
+        for file in Path(folder).glob(f"{self._framework}-*"):
+            try:
+                if file.is_dir():
+                    shutil.rmtree(file)
+                else:
+                    file.unlink()
+            except OSError as error:
+                raise DataError(f"cannot be deleted: {error.strerror}", file=str(file)) from error
 
 
 def clock_fit(starts: IntArray, marks: IntArray, sampler_offset_ns: int | None) -> ClockFit:
