@@ -173,38 +173,31 @@ class ProvisionedSession(Session):
             JouleryError: It cannot be had; the old plan runs on.
         """
         async with self._turn:
-            await self._go_over(gpus, came, models, slos)
-
-    async def _go_over(
-        self,
-        gpus: Sequence[PlannedGpu],
-        came: Sequence[Hosted],
-        models: Mapping[str, ModelRef],
-        slos: Mapping[str, Slo],
-    ) -> None:
-        change = difference(self.plan.running, running_of(gpus))
-        kept = {new: self.plan.cores[was] for new, was in enumerate(change.same_gpu) if was is not None}
-        begun_s = time.time()
-        counts = ", ".join(f"{change.count(what)} {what}" for what in ("start", "stop", "resize", "move"))
-        try:
-            cores = cores_for(gpus, self._all_cores, self._size, kept, self.plan.noun)
-            plan = PlanInForce.of(gpus, cores, models, slos, self.plan.shared)
-            decision = Decision(RUN_PLAN, "plan", plan.words(), "follow", f"{counts}: {plan.words()}", cause="services")
-            detail = await self._apply(plan)
-        except JouleryError as error:
-            decision = Decision(RUN_PLAN, "plan", None, "follow", counts, cause="services")
-            self._record(DecisionRecord(begun_s, decision, FAILED, str(error)))
-            raise
-        self.adopt(came)
-        for one in self.hosted:
-            one.setup = replace(one.setup, slo=slos.get(one.name, one.setup.slo))
-        self.plan = plan
-        self._watch.change(plan.policy)
-        self.writer.log(POLICY, **policy_entry(plan.policy))
-        self._record(DecisionRecord(begun_s, decision, APPLIED, detail))
-        self.site_label = self._label()
-        write_site(self.writer, self.site_label)
-        self._note_layouts()
+            change = difference(self.plan.running, running_of(gpus))
+            kept = {new: self.plan.cores[was] for new, was in enumerate(change.same_gpu) if was is not None}
+            begun_s = time.time()
+            counts = ", ".join(f"{change.count(what)} {what}" for what in ("start", "stop", "resize", "move"))
+            try:
+                cores = cores_for(gpus, self._all_cores, self._size, kept, self.plan.noun)
+                plan = PlanInForce.of(gpus, cores, models, slos, self.plan.shared)
+                decision = Decision(
+                    RUN_PLAN, "plan", plan.words(), "follow", f"{counts}: {plan.words()}", cause="services"
+                )
+                detail = await self._apply(plan)
+            except JouleryError as error:
+                decision = Decision(RUN_PLAN, "plan", None, "follow", counts, cause="services")
+                self._record(DecisionRecord(begun_s, decision, FAILED, str(error)))
+                raise
+            self.adopt(came)
+            for one in self.hosted:
+                one.setup = replace(one.setup, slo=slos.get(one.name, one.setup.slo))
+            self.plan = plan
+            self._watch.change(plan.policy)
+            self.writer.log(POLICY, **policy_entry(plan.policy))
+            self._record(DecisionRecord(begun_s, decision, APPLIED, detail))
+            self.site_label = self._label()
+            write_site(self.writer, self.site_label)
+            self._note_layouts()
 
     async def _apply(self, plan: PlanInForce) -> str:
         """Have the engine run a plan; what that took."""
