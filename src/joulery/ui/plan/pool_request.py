@@ -21,6 +21,7 @@ from joulery.policies.variants.objective import Objective
 from joulery.sim.pool_trial import judge
 from joulery.sim.streams import Streams
 from joulery.store.files import require_json
+from joulery.ui.plan.request import planned_rate_rps
 
 _MOST_BASE = 64
 """Whole GPUs that the yardstick may take, at most."""
@@ -131,13 +132,7 @@ def _costs(index: int, service: ServiceConfig) -> ServiceCosts:
 
 
 def _service(index: int, config: ServiceConfig, costs: ServiceCosts) -> PoolService:
-    rate = max((step.rate_rps for step in config.rates), default=config.rate_rps or 0.0)
-    if rate <= 0:
-        raise ConfigError(
-            f"service {config.name} says no rate to plan for",
-            pointer=f"services.{index}.rate",
-            expected="a rate such as 5 /s",
-        )
+    rate_rps = planned_rate_rps(index, config)
     best = max(variant.accuracy_ratio for variant in costs.variants)
     policy, least = config.policy, config.minimum_accuracy_ratio
     if isinstance(policy, CloverPolicy) and policy.accuracy_loss_ratio is not None:
@@ -149,7 +144,7 @@ def _service(index: int, config: ServiceConfig, costs: ServiceCosts) -> PoolServ
             expected="minimum_accuracy, or policy {kind: clover} with lambda or accuracy_loss",
         )
     slo = config.slo
-    return PoolService(config.name, costs, rate, slo.latency_s, best, least, quantile=slo.quantile_ratio)
+    return PoolService(config.name, costs, rate_rps, slo.latency_s, best, least, quantile=slo.quantile_ratio)
 
 
 def _machines(index: int, gpu: GpuConfig, idle_w: float) -> tuple[Machine, ...]:

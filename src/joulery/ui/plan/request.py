@@ -67,6 +67,21 @@ def workload_of(site: Site, index: int, service: ServiceConfig) -> Workload:
     Raises:
         ConfigError: It says no rate, or not which of its variants to provide for.
     """
+    return Workload(
+        id=service.name,
+        model=_model(index, service),
+        slo=service.slo.as_slo(),
+        rate_rps=planned_rate_rps(index, service),
+        arrivals=arrivals_of(service.arrivals or site.plan.arrivals),
+    )
+
+
+def planned_rate_rps(index: int, service: ServiceConfig) -> float:
+    """What a plan provides a service of a site for: the highest of its rates.
+
+    Raises:
+        ConfigError: It says none.
+    """
     highest = max((step.rate_rps for step in service.rates), default=service.rate_rps or 0.0)
     if highest <= 0:
         raise ConfigError(
@@ -74,13 +89,7 @@ def workload_of(site: Site, index: int, service: ServiceConfig) -> Workload:
             pointer=f"services.{index}.rate",
             expected="a rate such as 40 /s",
         )
-    return Workload(
-        id=service.name,
-        model=_model(index, service),
-        slo=service.slo.as_slo(),
-        rate_rps=highest,
-        arrivals=arrivals_of(service.arrivals or site.plan.arrivals),
-    )
+    return highest
 
 
 def _model(index: int, service: ServiceConfig) -> str:
