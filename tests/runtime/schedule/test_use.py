@@ -48,6 +48,25 @@ def test_by_owner_everything_is_counted_once(folder: Path) -> None:
     assert [use.jobs for use in used_by(folder, "job")[0]] == [1, 1, 1]
 
 
+def test_a_job_that_ended_twice_cost_both(folder: Path) -> None:
+    before = used_by(folder, "job")[1]
+    log = folder / "runs" / "one" / "log.jsonl"
+    (first,) = [json.loads(line) for line in log.read_text().splitlines()[:1]]
+    again = {**first, "state": "failed", "restarts": 1, "energy_j": 1000.0, "t_s": first["t_s"] + 5}
+    (folder / "runs" / "two").mkdir()
+    later = folder / "runs" / "two" / "log.jsonl"
+    later.write_text(json.dumps(again) + "\n")
+    uses, total = used_by(folder, "state")
+    assert total.jobs == before.jobs and total.energy_j == pytest.approx(before.energy_j + 1000.0)
+    assert sum(use.jobs for use in uses if use.key == "failed") == 1, "as it ended last"
+
+    later.write_text(json.dumps({**first, "t_s": first["t_s"] + 5}) + "\n")
+    assert used_by(folder, "job")[1] == before, "killed as it wrote that down, it wrote it down again"
+    running = used_by(folder, "job", T0_S + 1e6)[0][0]
+    later.write_text(json.dumps({**first, "job": int(running.key)}) + "\n")
+    assert used_by(folder, "job")[1].running == 0
+
+
 def test_what_ended_before_is_left_out_and_what_runs_is_not(folder: Path) -> None:
     _, total = used_by(folder, "owner", T0_S + 1e6)
     assert (total.jobs, total.running) == (1, 1)

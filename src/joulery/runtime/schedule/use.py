@@ -56,7 +56,8 @@ class LiveUse:
 def used_by(folder: Path, by: str, since_s: float = -math.inf) -> tuple[tuple[LiveUse, ...], LiveUse]:
     """What jobs used, by key, most joules first; and all of them. Times are Unix seconds.
 
-    A job that ended after ``since_s``, or still runs, counts whole: its cost is kept per job, not per hour.
+    A job that ended after ``since_s``, or still runs, counts whole: its cost is kept per job, not per hour. One that
+    ended and was started again under its number (Slurm requeues what has failed) cost the sum of all that.
 
     Raises:
         ConfigError: Jobs are not added up by that, or no scheduler kept anything in the folder.
@@ -68,15 +69,18 @@ def used_by(folder: Path, by: str, since_s: float = -math.inf) -> tuple[tuple[Li
         raise ConfigError(
             "no scheduler kept anything here", got=str(folder), hint="name its state folder: --jobs FOLDER (jobs.state)"
         )
-    jobs: dict[int, Mapping[str, Any]] = {int(row["job"]): row for row in _running(folder)}
-    jobs |= {int(row["job"]): row for row in ended(folder) if float(row.get("t_s", math.inf)) >= since_s}
-    if not jobs:
+    # A scheduler that was killed as it wrote down an end writes it again: the same job, started as often.
+    ends = {(int(row["job"]), int(row.get("restarts") or 0)): row for row in ended(folder)}
+    rows = [row for row in ends.values() if float(row.get("t_s", math.inf)) >= since_s]
+    rows += [row for row in _running(folder) if not any(job == row["job"] and n >= row["restarts"] for job, n in ends)]
+    if not rows:
         raise DataError("no job ended since then and none runs", file=str(folder))
+    told = {int(row["job"]): str(row.get(by) or "unknown") for row in rows}
     groups: dict[str, list[Mapping[str, Any]]] = {}
-    for row in jobs.values():
-        groups.setdefault(str(row.get(by) or "unknown"), []).append(row)
-    uses = sorted((_added(key, rows) for key, rows in groups.items()), key=lambda use: (-use.energy_j, use.key))
-    return tuple(uses), _added("total", list(jobs.values()))
+    for row in rows:
+        groups.setdefault(told[int(row["job"])], []).append(row)
+    uses = sorted((_added(key, group) for key, group in groups.items()), key=lambda use: (-use.energy_j, use.key))
+    return tuple(uses), _added("total", rows)
 
 
 def ended(folder: Path) -> Iterator[dict[str, Any]]:
@@ -105,7 +109,8 @@ def _running(folder: Path) -> Iterator[dict[str, Any]]:
         owner, name, partition = memory.who.get(job, ("", "", ""))
         if tally.executed_s > 0:
             yield {
-                "job": job, "state": "running", "owner": owner, "name": name, "partition": partition,
+                "job": job, "state": "running", "restarts": 0 if tally.window is None else tally.window.restarts,
+                "owner": owner, "name": name, "partition": partition,
                 "executed_s": tally.executed_s, "slot_s": tally.slot_s, "energy_j": tally.energy_j,
                 "unmetered_s": tally.unmetered_s, "carbon_g": tally.carbon_g,
                 "carbon_covered_j": tally.carbon_covered_j, "quality": tally.quality,
@@ -118,7 +123,7 @@ def _added(key: str, rows: Sequence[Mapping[str, Any]]) -> LiveUse:
 
     return LiveUse(
         key=key,
-        jobs=len(rows),
+        jobs=len({row["job"] for row in rows}),
         running=sum(row.get("state") == "running" for row in rows),
         executed_s=total("executed_s"),
         slot_s=total("slot_s"),
