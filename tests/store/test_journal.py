@@ -1,5 +1,7 @@
 """The journal outlives its writer."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,36 @@ def test_replaced_by_fewer_lines_it_goes_on_behind_them(tmp_path: Path) -> None:
 
     with Journal(path) as journal:
         assert journal.entries == [{"kind": "sum", "n": 99}, {"kind": "b"}]
+
+
+def test_a_line_is_on_the_disk_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(os.fstat(fd).st_size))
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        journal.append("a")
+        assert synced == [journal.size_bytes]
+
+
+def test_a_write_that_is_cut_short_goes_on_and_a_full_disk_leaves_it_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, write, room = tmp_path / "journal.jsonl", os.write, [30]
+
+    def cut(fd: int, line: bytes) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "full")
+        written = write(fd, line[: min(5, room[0])])
+        room[0] -= written
+        return written
+
+    with Journal(path) as journal:
+        monkeypatch.setattr(os, "write", cut)
+        journal.append("a")
+        journal.append("b")
+        with pytest.raises(CapabilityError, match="cannot write"):
+            journal.append("c")
+    monkeypatch.undo()
+    assert path.read_bytes() == b'{"kind":"a"}\n{"kind":"b"}\n'
 
 
 def test_a_folder_in_the_way_is_one_clear_error(tmp_path: Path) -> None:

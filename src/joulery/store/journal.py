@@ -50,9 +50,9 @@ class Journal:
         with disk_errors(self._path):
             length = os.fstat(self._fd).st_size
             try:
-                written = os.write(self._fd, line)
-                if written < len(line):
-                    os.write(self._fd, line[written:])
+                written = 0
+                while written < len(line):
+                    written += os.write(self._fd, line[written:])
                 os.fdatasync(self._fd)
             except OSError:
                 os.ftruncate(self._fd, length)

@@ -46,6 +46,8 @@ class FakeSlurm:
             if not self.json:
                 return Done(1, "", "squeue: unrecognized option '--json'")
             return Done(0, json.dumps({"jobs": [_told(job) for job in self.jobs.values()]}), "")
+        if "-j" in command and int(command[command.index("-j") + 1]) not in self.jobs:
+            return Done(1, "", "slurm_load_jobs error: Invalid job id specified")
         lines = []
         for job in self.jobs.values():
             cells = {

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from joulery.adapters.clusters.local import LocalBackend, Slot
+from joulery.adapters.clusters.local import LocalBackend, Slot, _alive
 from joulery.domain.cluster import ClusterJob, Hold, JobState, Order, Release, Start, Stop
 from joulery.domain.errors import ActuationError
 from joulery.store.jobs import JobBook
@@ -242,6 +242,8 @@ def test_a_job_that_ignores_sigterm_is_killed_after_its_grace_and_not_before(mac
     machine.boot_s = 9.9
     time.sleep(0.1)
     assert machine.job(number).state is JobState.STOPPING
+    time.sleep(0.2)
+    assert machine.job(number).state is JobState.STOPPING
     assert machine.job(number).slots == 1, "it keeps its slot until it is gone"
 
     machine.boot_s = 10.1
@@ -299,6 +301,7 @@ def test_a_machine_that_went_down_starts_its_jobs_again(machine: Machine) -> Non
     machine.backend.apply(Start(number, 1))
     run = machine.book.read(number, "run")
     assert run is not None
+    assert _alive(run) and not _alive({**run, "boot": "another boot"}), "numbers and ticks begin anew with a boot"
     os.killpg(run["pid"], signal.SIGKILL)
     machine.book.write(number, "run", {**run, "boot": "another boot"})
 

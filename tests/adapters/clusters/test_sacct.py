@@ -87,7 +87,9 @@ def test_parts_of_arrays_and_of_heterogeneous_jobs_count_each(tmp_path: Path) ->
     assert tuple(job.id for job in found.jobs) == numbers
 
 
-@pytest.mark.parametrize("state", ["CANCELLED by 1003", "CANCELLED+", "TIMEOUT", "NODE_FAIL", "RUNNING", "FAILED"])
+@pytest.mark.parametrize(
+    "state", ["CANCELLED by 1003", "CANCELLED+", "TIMEOUT", "NODE_FAIL", "RUNNING", "FAILED", "COMPLETING", "SUSPENDED"]
+)
 def test_however_it_ended_it_held_what_it_held(tmp_path: Path, state: str) -> None:
     found = log(tmp_path, ROW.replace("COMPLETED", state))
 

@@ -10,7 +10,7 @@ import pytest
 
 from joulery.adapters.clusters.progress import Progress
 from joulery.adapters.clusters.slurm import SlurmBackend, SlurmScope, open_slurm, resized
-from joulery.adapters.clusters.slurm_commands import command_runner
+from joulery.adapters.clusters.slurm_commands import Done, command_runner
 from joulery.adapters.clusters.slurm_records import HELD_TAG, parse_jobs
 from joulery.domain.cluster import Hold, JobState, Order, Release, Start, Stop
 from joulery.domain.errors import ActuationError, CapabilityError, DataError
@@ -27,13 +27,25 @@ def test_gpus_of_the_nodes_that_are_up_and_a_note_on_the_others() -> None:
         nodes=[
             ("g1", "mixed", "gpu:fake:2"), ("g2", "idle*", "gpu:fake:2"), ("g3", "down", "gpu:fake:2"),
             ("g4", "allocated", "gpu:fake:2(S:0-1)"), ("g5", "draining", "gpu:fake:2"), ("c1", "idle", "(null)"),
-            ("g6", "mixed-", "gpu:fake:2"), ("g7", "idle~", "gpu:fake:2"),
+            ("g6", "mixed-", "gpu:fake:2"), ("g7", "idle~", "gpu:fake:2"), ("g8", "idle^", "gpu:fake:2"),
+            ("g9", "reserved", "gpu:fake:2"), ("ga", "mixed$", "gpu:fake:2"), ("gb", "idle@", "gpu:fake:2"),
         ]
     )  # fmt: skip
     seen = backend(slurm).snapshot()
 
     assert seen.slots == 8
-    assert seen.notes == ("node g2 is idle*", "node g3 is down", "node g5 is draining")
+    assert seen.notes[:3] == ("node g2 is idle*", "node g3 is down", "node g5 is draining")
+    assert seen.notes[3:] == ("node g8 is idle^", "node g9 is reserved", "node ga is mixed$", "node gb is idle@")
+
+
+def test_a_job_is_spread_as_before_while_every_node_is_down() -> None:
+    slurm = FakeSlurm()
+    slurm.submit(1)
+    cluster = backend(slurm)
+    cluster.snapshot()
+    slurm.nodes = [("g1", "down", "gpu:2")]
+    assert cluster.snapshot().slots == 0
+    assert "NumNodes=1-1" in cluster.apply(Start(1, 2))
 
 
 def test_a_node_in_two_partitions_counts_once() -> None:
@@ -106,8 +118,17 @@ def test_a_job_that_runs_or_ended_cannot_be_started() -> None:
     slurm.submit(1, job_state="RUNNING")
     with pytest.raises(ActuationError, match="Slurm has it RUNNING"):
         backend(slurm).apply(Start(1, 2))
+    slurm.jobs[1]["job_state"] = "COMPLETING"
+    with pytest.raises(ActuationError, match="Slurm has it COMPLETING"):
+        backend(slurm).apply(Start(1, 2))
     with pytest.raises(ActuationError, match="no job 9"):
         backend(slurm).apply(Start(9, 2))
+
+
+def test_without_json_a_job_that_is_gone_is_no_fault_of_squeue() -> None:
+    slurm = FakeSlurm(json=False)
+    with pytest.raises(ActuationError, match="no job 9: it ended meanwhile"):
+        backend(slurm).apply(Start(9, 1))
 
 
 def test_a_job_that_ended_while_it_was_to_be_stopped_is_a_refusal() -> None:
@@ -135,6 +156,24 @@ def test_a_controller_that_is_away_says_so() -> None:
                  lambda: backend(slurm).apply(Order((1,))), lambda: backend(slurm).apply(Start(1, 1))):  # fmt: skip
         with pytest.raises(CapabilityError, match="controller does not answer"):
             deed()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Unable to contact slurm controller (connect failure)",
+        "Connection refused",
+        "Zero Bytes were transmitted or received",
+        "Socket timed out on send/recv operation",
+    ],
+)
+def test_however_slurm_says_that_nobody_answers_it_is_no_refusal(words: str) -> None:
+    def away(command: Any) -> Done:
+        return Done(1, "", f"scontrol: error: {words}")
+
+    for action in (Hold(1), Release(1), Stop(1), Order((1,))):
+        with pytest.raises(CapabilityError, match="does not answer"):
+            SlurmBackend(away, SlurmScope()).apply(action)
 
 
 def test_json_that_failed_once_is_not_given_up() -> None:

@@ -124,6 +124,23 @@ def test_other_partitions_are_left_alone() -> None:
     assert job(("train",), partition="debug,train").exempt == ""
 
 
+@pytest.mark.parametrize(
+    ("word", "state"),
+    [
+        ("REQUEUE_FED", JobState.WAITING), ("SPECIAL_EXIT", JobState.WAITING), ("REQUEUE_HOLD", JobState.WAITING),
+        ("RESV_DEL_HOLD", JobState.WAITING), ("CONFIGURING", JobState.RUNNING), ("RESIZING", JobState.RUNNING),
+        ("SUSPENDED", JobState.RUNNING), ("STAGE_OUT", JobState.RUNNING), ("REVOKED", JobState.CANCELLED),
+        ("BOOT_FAIL", JobState.FAILED), ("NODE_FAIL", JobState.FAILED), ("DEADLINE", JobState.FAILED),
+    ],
+)  # fmt: skip
+def test_every_state_that_is_known_here(word: str, state: JobState) -> None:
+    assert job(job_state=word).state is state
+
+
+def test_a_running_job_has_the_nodes_it_has_whatever_it_asked_for() -> None:
+    assert job(job_state="RUNNING", node_count=2, tres_req_str="cpu=1,node=1").slots == 2 * job().shape
+
+
 def test_our_tag_without_a_hold_is_no_hold() -> None:
     assert not job(admin_comment=HELD_TAG).held_by_us
     assert job(admin_comment=HELD_TAG, priority=0, state_reason="JobHeldAdmin").held_by_us

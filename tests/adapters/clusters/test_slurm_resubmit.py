@@ -88,6 +88,14 @@ def test_what_is_asked_for_anew() -> None:
         resubmission(record(tres_per_node="", tres_per_task="gres:gpu:2"), 3, 2)
 
 
+def test_only_root_submits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 65534)
+    with pytest.raises(ActuationError, match="only root can submit for ada"):
+        resubmission(record(user_name="ada"), 1, 2)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert {"--uid=ada", "--get-user-env"} < set(resubmission(record(user_name="ada"), 1, 2))
+
+
 @pytest.mark.parametrize(
     ("limit", "minutes"),
     [(90, 90), ({"set": True, "number": 5}, 5), ({"infinite": True}, 0), (4294967295, 0), (None, 0)],

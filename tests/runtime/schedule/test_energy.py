@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from joulery.domain.channel import Channel, ReadingKind
 from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobEnergy, JobState, Placement
 from joulery.domain.quality import Quality
+from joulery.runtime.schedule.agent import AgentTimes, run_agent
 from joulery.runtime.schedule.energy import FirstOf, JobMeter, MachineShares, StatedPower
 from joulery.runtime.schedule.spool import SpoolReader, SpoolWriter
 
@@ -96,6 +99,46 @@ def test_a_board_is_its_holders_and_processors_go_by_time_their_idle_part_by_slo
     assert totals[2].energy_j == pytest.approx(500 + 40 + 100)
     assert (totals[1].slot_j, totals[2].slot_j) == (1000.0, 500.0)
     assert sum(total.energy_j for total in totals.values()) < bench.meter.machine_j == 1900.0
+
+
+def test_jobs_that_share_share() -> None:
+    bench = Bench(slots=1)
+    bench.placed = [Placement(1, (10,), 1, (0,)), Placement(2, (20,), 1, (0,))]
+    bench.now_s, bench.cpu_j, bench.gpu_j[0] = 10.0, 500.0, 250.0
+    totals = bench.totals()
+
+    assert [totals[job].energy_j for job in (1, 2)] == pytest.approx([100.0 + 200.0] * 2)
+    assert [totals[job].slot_j for job in (1, 2)] == [100.0, 100.0]
+
+
+def test_the_weakest_of_what_was_counted_stays() -> None:
+    bench = Bench()
+    weak = replace(bench.channels[0], quality=Quality.MODELLED)
+    bench.meter._meters[0].channels = (weak, *bench.channels[1:])  # type: ignore[misc]
+    bench.placed = [Placement(1, (10,), 1, (0,))]
+    bench.now_s, bench.cpu_j, bench.gpu_j[0] = 10.0, 500.0, 250.0
+
+    assert bench.totals()[1].quality is Quality.MODELLED
+
+
+def test_nodes_that_guess_make_the_sum_a_guess(tmp_path: Path) -> None:
+    for node, quality in (("g1", Quality.MODELLED), ("g2", Quality.MEASURED)):
+        SpoolWriter(tmp_path, node, "a").write(1.0, {1: JobEnergy(5.0, 5.0, quality, "m")})
+    assert SpoolReader(tmp_path, print).read(snapshot(job(1)))[1].quality is Quality.MODELLED
+
+
+def test_the_agent_samples_at_once_when_it_is_told_to_end(tmp_path: Path) -> None:
+    bench, said, stop = Bench(), [], threading.Event()
+    bench.placed = [Placement(1, (10,), 1, (0,))]
+
+    def say(sample: Mapping[str, object]) -> None:
+        said.append(sample["jobs"])
+        bench.gpu_j[0] += 30.0
+        stop.set()
+
+    run_agent(bench.meter, SpoolWriter(tmp_path, "g1", "a"), AgentTimes(0.01), say, stop, lambda: 1.0)
+    assert len(said) == 2, "one when it was due, one at the end"
+    assert SpoolReader(tmp_path, print).read(snapshot(job(1)))[1].energy_j == 30.0
 
 
 def test_a_board_that_nobody_holds_is_nobodys() -> None:

@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from joulery.accounting.training import Tally
 from joulery.domain.carbon import CarbonSeries
+from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.policies.allocation import ClusterView
 from joulery.policies.training import Green
-from joulery.runtime.schedule.intensity import Intensity
+from joulery.runtime.schedule import run as running
+from joulery.runtime.schedule.intensity import Grid, Intensity
 from joulery.runtime.schedule.lock import SchedulerLock
+from joulery.runtime.schedule.memory import Memory
+from joulery.runtime.schedule.view import cluster_view
 from joulery.runtime.schedule.watchdog import take_over, watch
 from tests.runtime.schedule.fake_cluster import FakeCluster
 
@@ -198,6 +204,39 @@ def test_a_source_that_fails_is_unknown_is_said_once_and_asked_again() -> None:
 def test_without_a_source_nothing_is_known() -> None:
     made, said = intensity(None)
     assert (made.grid(0.0).known, made.history(0.0), said) == (False, None, [])
+
+
+def test_where_the_intensity_is_unknown_no_power_is_shown_and_slots_are_never_negative() -> None:
+    memory = Memory(tallies={1: Tally(slot_w=200.0)})
+    job = ClusterJob(1, "job", "ada", 0.0, JobState.RUNNING, slots=1)
+    others = ClusterJob(2, "other", "bob", 0.0, JobState.RUNNING, slots=3, exempt="left alone")
+    seen = ClusterSnapshot(2, (job, others))
+    dark = cluster_view(seen, [job], memory, Grid(math.nan, math.nan, "nothing"), 10.0, 5.0)
+    lit = cluster_view(seen, [job], memory, Grid(100.0, 200.0, "forecast"), 10.0, 5.0)
+
+    assert math.isnan(dark.gpu_w[0]) and (dark.g_per_kwh, dark.mean_g_per_kwh, dark.gpus) == (0.0, 0.0, 0)
+    assert (lit.gpu_w[0], lit.g_per_kwh, lit.mean_g_per_kwh) == (200.0, 100.0, 200.0)
+
+
+@pytest.mark.parametrize(("once", "patience_s"), [(True, 70.0), (False, 10.0)])
+def test_after_one_round_the_watchdog_waits_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, once: bool, patience_s: float
+) -> None:
+    begun: list[float] = []
+
+    def start(site: Path, backend: str, patience_s: float, log: Path) -> None:
+        begun.append(patience_s)
+        stop.set()
+
+    stop, cluster = threading.Event(), FakeCluster()
+    site = tmp_path / "site.yaml"
+    site.write_text(
+        "joulery: 1\nmode: act\njobs: {backend: slurm, quantum: 30 s, poll: 1 s, patience: 10 s, state: state}\n"
+    )
+    monkeypatch.setattr(running, "cluster_backend", lambda jobs: cluster)
+    monkeypatch.setattr(running, "start_watchdog", start)
+    running.schedule(running.Request(site, once=once), lambda entry: None, stop)
+    assert begun == [patience_s]
 
 
 def view(running: list[int], degradation: list[float], least: list[int]) -> ClusterView:

@@ -28,6 +28,11 @@ def test_a_running_job_of_another_size_is_stopped_and_one_of_its_size_is_left() 
     assert todo(8, jobs, {1: 2, 2: 2, 3: 0, 4: 2}) == [Stop(1), Stop(3)]
 
 
+def test_a_job_held_while_it_runs_is_released_unless_it_is_stopped_anyway() -> None:
+    jobs = [job(1, R, 1, held=True), job(2, R, 1, held=True), job(3, S, 1, held=True)]
+    assert todo(8, jobs, {1: 1, 2: 2, 3: 1}) == [Stop(2), Release(1)]
+
+
 def test_a_stopped_job_starts_at_its_new_size_when_it_fits() -> None:
     assert todo(2, [job(1, held=True)], {1: 2}) == [Start(1, 2)]
     assert todo(2, [job(1, held=True), job(2, S, 1)], {1: 2, 2: 0}) == []
