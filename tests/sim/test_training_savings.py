@@ -3,9 +3,11 @@ import pytest
 
 from joulery.domain.errors import ConfigError, DataError
 from joulery.perf.training_power import RTX3090_CLASSES, NodePower, power_table, widened
+from joulery.sim import training_savings
 from joulery.sim.hourly_intensity import Intensity
 from joulery.sim.streams import Streams
 from joulery.sim.training_savings import _drawn, most_at_once, savings
+from joulery.sim.training_study import Setting
 
 DAY = Intensity(200.0 + 150.0 * np.sin(np.arange(24) / 24 * 2 * np.pi))
 
@@ -26,6 +28,24 @@ def test_sleeping_and_limits_save_and_the_interval_holds_the_mean() -> None:
     assert found.cluster_carbon.low < found.cluster_carbon.mean < found.cluster_carbon.high < 0
     assert found.cluster_energy.mean < 0 and (found.jobs, found.gpus, found.draws) == (60, 32, 6)
     assert savings(*past(), DAY, "green-lean", 32, draws=6) == found
+
+
+def test_the_interval_leaves_one_draw_in_ten_out_and_restarts_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    restarts: list[float] = []
+    run = training_savings.run_scheme
+
+    def seen(policy: str, setting: Setting, *more: object) -> object:
+        restarts.append(setting.restart_s)
+        return run(policy, setting, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(training_savings, "run_scheme", seen)
+    change = savings(*past(20), DAY, "green-lean", 32, draws=8).job_carbon
+    monkeypatch.undo()
+    each = [savings(*past(20), DAY, "green-lean", 32, draws=n).job_carbon.mean * n for n in range(1, 9)]
+    draws = np.diff([0.0, *each])
+    assert (change.low, change.high) == pytest.approx(tuple(np.quantile(draws, (0.05, 0.95))))
+    assert restarts[::2] == restarts[1::2], "both schedulers in the same world"
+    assert len(set(restarts[::2])) == 8 and 30.0 <= min(restarts) < max(restarts) <= 300.0
 
 
 def test_elapsed_time_comes_back_on_the_gpus_a_job_had() -> None:

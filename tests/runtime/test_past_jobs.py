@@ -1,0 +1,50 @@
+"""Past jobs as a simulation takes them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from joulery.domain.carbon import CarbonSeries
+from joulery.domain.cluster import PastJob
+from joulery.domain.errors import DataError
+from joulery.runtime.past_jobs import held_gpus, hourly_from
+
+
+def past(submit_s: float, start_s: float, gpus: int = 1) -> PastJob:
+    return PastJob(
+        "1", "job", "ada", "lab", "gpu", "COMPLETED", submit_s, start_s, start_s + 60.0, 60.0, gpus, 4, 1, math.nan
+    )
+
+
+def test_they_come_in_order_of_submission_from_the_hour_of_the_first() -> None:
+    jobs = [past(7300.0, 9000.0, 2), past(4000.0, 5000.0), past(5.0, 10.0, 0), past(math.nan, 8000.0, 3)]
+    held = held_gpus(jobs)
+
+    assert held.first_s == 3600.0
+    assert held.submit_s.tolist() == [400.0, 3700.0, 4400.0]
+    assert held.start_s.tolist() == [1400.0, 5400.0, 4400.0]
+    assert held.gpus.tolist() == [1, 2, 3]
+
+
+def test_nobody_begins_before_it_is_submitted_whatever_two_clocks_said() -> None:
+    assert held_gpus([past(5000.0, 4000.0)]).submit_s.tolist() == [400.0]
+
+
+def test_without_gpus_there_is_nothing_to_play() -> None:
+    with pytest.raises(DataError, match="no job held a GPU"):
+        held_gpus([past(0.0, 0.0, 0)])
+
+
+def test_hours_are_means_and_one_that_is_unknown_is_named() -> None:
+    half = [1800.0 * n for n in range(9)]
+    series = CarbonSeries("X", half, [100.0, 300.0, 50.0, 50.0, math.nan, 10.0, 7.0, 7.0], source="test")
+
+    known = CarbonSeries("X", half[:6], [100.0, 300.0, 50.0, 50.0, 9.0], source="test")
+    assert hourly_from(known, 0.0).tolist() == [200.0, 50.0], "what is left of an hour is none"
+    with pytest.raises(DataError, match="1970-01-01 02:00 UTC on is not known"):
+        hourly_from(series, 0.0)
+    assert hourly_from(series, 10_800.0).tolist() == [7.0]
+    with pytest.raises(DataError, match="1970-01-01 04:00 UTC on is not known"):
+        hourly_from(series, 14_400.0)
