@@ -1,4 +1,4 @@
-"""Files: JSON read, missing, or refused with its row; text written whole, into what is no file too."""
+"""Files: JSON read, missing, or refused with its row; those a person names written as they are, ours in any case."""
 
 import os
 import stat
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from joulery.domain.errors import CapabilityError, DataError
-from joulery.store.files import read_json, require_json, write_text
+from joulery.store.files import read_json, require_json, write_atomically, write_named
 
 
 @pytest.mark.parametrize("read", [read_json, require_json])
@@ -35,12 +35,14 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
         require_json(tmp_path)
 
 
-def test_text_takes_the_place_of_a_file_whole(tmp_path: Path) -> None:
+def test_a_named_file_is_replaced_whole(tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     file.write_text("a longer text that was there before")
-    write_text(file, "für\n")
+    write_named(file, "für\n")
     assert file.read_bytes() == "für\n".encode()
     assert list(tmp_path.iterdir()) == [file], "no leftover"
+    write_named(file, b"\xff")
+    assert file.read_bytes() == b"\xff"
 
 
 def test_what_is_no_file_is_written_to_and_stays_what_it_is(tmp_path: Path) -> None:
@@ -48,17 +50,43 @@ def test_what_is_no_file_is_written_to_and_stays_what_it_is(tmp_path: Path) -> N
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        write_text(pipe, "through")
+        write_named(pipe, "through")
         assert os.read(reader, 100) == b"through"
     finally:
         os.close(reader)
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_a_link(tmp_path: Path, there: bool) -> None:
+    target, link = tmp_path / "kept/page.html", tmp_path / "latest.html"
+    target.parent.mkdir()
+    if there:
+        target.write_text("old")
+    link.symlink_to(target)
+    write_named(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    assert list(target.parent.iterdir()) == [target]
+
+
 @pytest.mark.parametrize("at", ["folder", "nowhere/page.html"])
 def test_a_place_that_holds_no_file_is_refused(tmp_path: Path, at: str) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(CapabilityError, match=f"cannot write .*{at}: ") as caught:
-        write_text(tmp_path / at, "text")
+        write_named(tmp_path / at, "text")
     assert caught.value.resource == str(tmp_path / at)
     assert list((tmp_path / "folder").iterdir()) == []
+
+
+def test_a_file_of_ours_takes_the_place_of_a_link_or_pipe_that_somebody_put_there(tmp_path: Path) -> None:
+    target, link, pipe = tmp_path / "passwd", tmp_path / "fact.json", tmp_path / "other.json"
+    target.write_text("kept")
+    link.symlink_to(target)
+    os.mkfifo(pipe)
+    for path in (link, pipe):
+        write_atomically(path, lambda file: file.write(b"{}"))
+        assert path.is_file()
+        assert not path.is_symlink()
+        assert path.read_bytes() == b"{}"
+    assert target.read_text() == "kept"

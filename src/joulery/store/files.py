@@ -44,17 +44,13 @@ def disk_errors(path: Path) -> Iterator[None]:
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Let ``write`` fill a new file, then put it in the place of ``path``: readers see the old one or the new one.
 
-    What is no file to begin with, such as ``/dev/stdout`` or a named pipe, is written to and stays what it is.
+    Whatever stands there is replaced, a link or a pipe too: a folder that others may write to holds no trap.
 
     Raises:
         CapabilityError: The disk refuses; ``path`` is as it was and no leftover stays.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with disk_errors(path):
-        if path.exists() and not path.is_file():
-            with path.open("wb") as stream:
-                write(stream)
-            return
         try:
             with draft.open("wb") as file:
                 write(file)
@@ -65,13 +61,21 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             draft.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Have a file hold this text, in UTF-8: whole or not at all, as :func:`write_atomically`.
+def write_named(path: Path, content: str | bytes) -> None:
+    """Fill a file that a person named: whole or not at all, as :func:`write_atomically`; text in UTF-8.
+
+    A link stays a link, its target is replaced. What is no file, such as a terminal or a named pipe, is written to.
 
     Raises:
         CapabilityError: The disk refuses.
     """
-    write_atomically(path, lambda file: file.write(text.encode()))
+    data = content.encode() if isinstance(content, str) else content
+    with disk_errors(path):
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+            return
+        target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    write_atomically(target, lambda file: file.write(data))
 
 
 def read_json(path: Path) -> Any:

@@ -18,7 +18,7 @@ from joulery.perf.length import OrdinalQuality
 from joulery.perf.length_model import LengthModel, LengthRecipe, ordinal
 from joulery.perf.prompt_features import FEATURES, prompt_features
 from joulery.runtime.text.length_training import AnswerLog, Encoder, TrainedPredictor
-from joulery.store.files import disk_errors, write_atomically, write_text
+from joulery.store.files import disk_errors, write_atomically
 
 SCHEMA = "joulery.length-predictor/1"
 LICENCE = "that of the files above; a predictor trained on non-commercial data stays non-commercial"
@@ -118,7 +118,8 @@ def save(
         write_atomically(folder / "predictor.onnx", lambda file: file.write(content))
         if words is not None:
             write_atomically(folder / "vocab.txt", lambda file: file.write(words))
-    write_text(folder / "predictor.json", json.dumps(document, indent=1) + "\n")
+    text = json.dumps(document, indent=1) + "\n"
+    write_atomically(folder / "predictor.json", lambda file: file.write(text.encode()))
 
 
 def _write_arrays(file: IO[bytes], arrays: Mapping[str, FloatArray]) -> None:

@@ -268,11 +268,11 @@ def _keep(document: dict[str, Any], out: Path | None) -> None:
 
 
 def _write(file: Path, text: str) -> None:
-    from joulery.store.files import disk_errors, write_text
+    from joulery.store.files import disk_errors, write_named
 
     with disk_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, text)
+    write_named(file, text)
 
 
 def _show(plan: ProvisionPlan, others: list[ProvisionPlan], changed: Difference | None, explain: bool) -> None:

@@ -85,9 +85,9 @@ def command(
     if out is None:
         click.echo(text, nl=False)
         return
-    from joulery.store.files import write_text
+    from joulery.store.files import write_named
 
-    write_text(out, text)
+    write_named(out, text)
     click.echo(f"{out}", err=True)
 
 

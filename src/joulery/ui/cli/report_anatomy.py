@@ -160,7 +160,7 @@ def write(content: bytes, form: str, out: Path | None) -> None:
             raise ConfigError("parquet is no text", hint="name a file with --out")
         click.echo(content, nl=False)
         return
-    from joulery.store.files import write_atomically
+    from joulery.store.files import write_named
 
-    write_atomically(out, lambda file: file.write(content))
+    write_named(out, content)
     click.echo(f"{out}", err=True)

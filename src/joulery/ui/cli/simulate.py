@@ -82,9 +82,9 @@ def command(
                 run.log("result", **result)
             run.write_report(played.document)
     if page is not None and played.page is not None:
-        from joulery.store.files import write_text
+        from joulery.store.files import write_named
 
-        write_text(page, played.page())
+        write_named(page, played.page())
         click.echo(f"{page}", err=True)
     if as_json:
         click.echo(json.dumps(played.document))

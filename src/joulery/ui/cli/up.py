@@ -53,7 +53,7 @@ def command(
     It ends by itself when the load has ended; Ctrl-C ends it earlier, with the summary so far.
     """
     from joulery.config import load
-    from joulery.store.files import write_text
+    from joulery.store.files import write_named
     from joulery.ui.up.flow import Options
     from joulery.ui.up.screen import Silent
 
@@ -65,7 +65,7 @@ def command(
         click.echo("interrupted before anything was served", err=True)
         return INTERRUPTED
     if json_out is not None:
-        write_text(json_out, json.dumps(report, indent=2) + "\n")
+        write_named(json_out, json.dumps(report, indent=2) + "\n")
     if as_json:
         click.echo(json.dumps(report))
     return 0

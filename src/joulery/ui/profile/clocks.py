@@ -18,7 +18,7 @@ from joulery.perf.catalog.clock_models import clock_model
 from joulery.perf.clock import V100
 from joulery.perf.sensitivity import emulated_profile
 from joulery.runtime.compose.graphs import NamedModel, named_model, with_decoding
-from joulery.store.files import write_text
+from joulery.store.files import write_named
 from joulery.store.scores import ScoreDatabase
 
 
@@ -70,11 +70,11 @@ def profile_clocks(request: ClockRequest) -> None:
         with ScoreDatabase(request.scores) as database:
             database.keep(profile)
     if request.output is not None:
-        write_text(request.output, json.dumps(profile.as_dict(), indent=1) + "\n")
+        write_named(request.output, json.dumps(profile.as_dict(), indent=1) + "\n")
     if request.page is not None:
         from joulery.ui.profile.clocks_page import clock_page
 
-        write_text(request.page, clock_page(profile, model.notes))
+        write_named(request.page, clock_page(profile, model.notes))
     if request.as_json:
         click.echo(json.dumps({**profile.as_dict(), "notes": list(model.notes)}))
         return

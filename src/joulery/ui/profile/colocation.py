@@ -23,7 +23,7 @@ from joulery.runtime.compose.engine import local_engine
 from joulery.runtime.compose.models import cache_folder
 from joulery.runtime.compose.service import fleet_cores, model_ref
 from joulery.runtime.profiling.colocation import Design, Measurements, Progress, cpu_as_gpu, measure_together
-from joulery.store.files import write_text
+from joulery.store.files import write_named
 from joulery.ui.plan.fitting import PAIR_COLUMNS, SOLO_COLUMNS
 from joulery.ui.profile.interference import hand_over
 from joulery.ui.progress import told
@@ -89,8 +89,8 @@ def profile_together(
         found = asyncio.run(_measured(models, cores, design, progress))
     others = _Usage.now().others_since(before)
     if output is not None:  # first of all: measuring takes minutes, and a fit may fail
-        write_text(output.with_suffix(".solo.csv"), _table(SOLO_COLUMNS, found.solo))
-        write_text(output.with_suffix(".pairs.csv"), _table(PAIR_COLUMNS, found.pairs))
+        write_named(output.with_suffix(".solo.csv"), _table(SOLO_COLUMNS, found.solo))
+        write_named(output.with_suffix(".pairs.csv"), _table(PAIR_COLUMNS, found.pairs))
     profile = fitted(found, len(cores), apart=apart)
     if others > _QUIET_CORES:
         busy = f"other processes kept {others:.1f} cores busy meanwhile: measure again on a quiet machine"

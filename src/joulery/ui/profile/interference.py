@@ -10,7 +10,7 @@ import click
 
 from joulery.perf.interference import InterferenceProfile
 from joulery.perf.interference_document import as_document
-from joulery.store.files import write_text
+from joulery.store.files import write_named
 from joulery.ui.console import table_console
 from joulery.ui.plan.fitting import fit_table, totals
 
@@ -47,4 +47,4 @@ def keep(document: dict[str, Any], output: Path | None) -> None:
         CapabilityError: The disk refuses.
     """
     if output is not None:
-        write_text(output, json.dumps(document) + "\n")
+        write_named(output, json.dumps(document) + "\n")

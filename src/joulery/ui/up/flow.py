@@ -37,7 +37,7 @@ from joulery.runtime.serving.pace import Pace
 from joulery.runtime.serving.provisioned import ProvisionedSession
 from joulery.runtime.serving.session import Session
 from joulery.runtime.serving.site_watch import SiteWatch
-from joulery.store.files import write_text
+from joulery.store.files import write_atomically
 from joulery.store.run import RunWriter, create_run, new_run_id
 from joulery.ui.gateway.text_site import keep_text, open_text, start_text
 from joulery.ui.reports.html import render_html
@@ -359,7 +359,7 @@ def _with_page(
     """The report with what is known only now: the page, where everything is, what the clients saw."""
     page = finished.path / "report.html"
     text = render_html(roll_up([load_run(finished.path, with_course=True)], "component"))
-    write_text(page, text)
+    write_atomically(page, lambda file: file.write(text.encode()))
     profiled = {one.name: one.profiled for one in hosted}
     services = [
         {
