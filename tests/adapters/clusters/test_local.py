@@ -188,6 +188,23 @@ def test_a_scheduler_killed_before_it_sent_sigterm_sends_it_when_it_is_back(
     assert "saved" in machine.output(number)
 
 
+def test_a_job_whose_documents_are_damaged_is_left_alone_and_keeps_nobody_from_running(machine: Machine) -> None:
+    lost, running, fine = machine.submit(SLEEP), machine.submit(SLEEP), machine.submit("print('begun')")
+    machine.backend.apply(Start(running, 1))
+    (machine.book.folder(lost) / "job.json").write_text("{")
+    (machine.book.folder(running) / "job.json").write_text('{"name": "x"}')
+    seen = {job.id: job for job in machine.backend.snapshot().jobs}
+
+    assert "not JSON" in seen[lost].exempt and seen[lost].state is JobState.WAITING
+    assert "says nothing of command" in seen[running].exempt and seen[running].slots == 1
+    machine.backend.apply(Start(fine, 1))
+    assert machine.until(fine, lambda job: job.state.over).state is JobState.DONE
+    (machine.book.folder(lost) / "run.json").write_text("{")
+    assert machine.job(lost).exempt
+    with pytest.raises(ActuationError, match="nobody knows which slots are free"):
+        machine.backend.apply(Start(machine.submit(SLEEP), 1))
+
+
 def test_who_looks_and_acts_does_so_alone(machine: Machine) -> None:
     number = machine.submit("print('begun')")
     seen: list[str] = []

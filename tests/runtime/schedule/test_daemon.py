@@ -14,7 +14,7 @@ from joulery.accounting.training import MeasureRules
 from joulery.adapters.carbon.stated import Stated
 from joulery.config.site import Mode
 from joulery.domain.cluster import Hold, JobEnergy, JobState, Order, Release, Start, Stop
-from joulery.domain.errors import ActuationError
+from joulery.domain.errors import ActuationError, DataError
 from joulery.domain.quality import Quality
 from joulery.policies.training import Green
 from joulery.runtime.schedule.daemon import Rhythm, Scheduler, Tick, compact, release_all
@@ -235,6 +235,37 @@ def test_a_truncated_journal_only_forgets(world) -> None:
     assert world.cluster.held() == set()
 
 
+@pytest.mark.parametrize(
+    "line",
+    ['{"kind": "plan"}', '{"kind": "tallies", "jobs": []}', '{"kind": "started"}', '{"kind": "gone", "job": "x"}'],
+)
+def test_lines_that_are_not_understood_are_left_out(world, line: str) -> None:
+    world = world(FakeCluster(slots=2, rate=0.001))
+    for number in range(1, 6):
+        world.cluster.submit(number)
+    world.run(70)
+    plan = world.scheduler.memory.plan()
+    with world.file.open("a") as file:
+        file.write(line + "\n")
+    world.crash()
+
+    assert world.scheduler.memory.plan() == plan
+    assert [fields["text"] for fields in world.said("note")] == [
+        "1 lines of the journal are not understood and left out"
+    ]
+
+
+def test_a_policy_that_does_not_understand_what_it_wrote_begins_anew(world) -> None:
+    world = world(FakeCluster(slots=2, rate=0.01))
+    world.cluster.submit(1)
+    world.run(10)
+    world.journal.append("plan", **{**world.scheduler.memory.plan(), "policy": {}})
+    world.crash()
+    assert "the policy begins anew" in world.said("note")[0]["text"]
+    world.run(400)
+    assert world.cluster.jobs[1].state is JobState.DONE
+
+
 def test_a_compacted_journal_says_the_same(world) -> None:
     world = world(FakeCluster(slots=2, rate=0.001))
     for number in range(1, 6):
@@ -288,6 +319,22 @@ def test_a_cluster_that_does_not_answer_is_waited_for(world) -> None:
     world.cluster.away = False
     world.run(40)
 
+    assert {job.state for job in world.cluster.jobs.values()} == {JobState.DONE}
+
+
+def test_an_answer_that_is_not_understood_ends_the_look_and_not_the_scheduler(world) -> None:
+    world = world(FakeCluster(slots=1, rate=0.05))
+    for number in (1, 2, 3):
+        world.cluster.submit(number)
+    apply = world.cluster.apply
+
+    def nonsense(action: object) -> str:
+        raise DataError("squeue --json answered something that is not understood")
+
+    world.cluster.apply = nonsense
+    assert [outcome for _, _, outcome in world.tick().done] == ["failed"]
+    world.cluster.apply = apply
+    world.run(150)
     assert {job.state for job in world.cluster.jobs.values()} == {JobState.DONE}
 
 

@@ -59,6 +59,10 @@ def test_a_job_that_ended_twice_cost_both(folder: Path) -> None:
     uses, total = used_by(folder, "state")
     assert total.jobs == before.jobs and total.energy_j == pytest.approx(before.energy_j + 1000.0)
     assert sum(use.jobs for use in uses if use.key == "failed") == 1, "as it ended last"
+    later.write_text('{"kind": "over"}\n{"kind": "over", "job": []}\n')
+    with (folder / "journal-act.jsonl").open("a") as journal:
+        journal.write('{"kind": "plan"}\n')
+    assert used_by(folder, "state")[1] == before, "what is not understood is left out"
 
     later.write_text(json.dumps({**first, "t_s": first["t_s"] + 5}) + "\n")
     assert used_by(folder, "job")[1] == before, "killed as it wrote that down, it wrote it down again"

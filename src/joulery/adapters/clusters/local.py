@@ -33,7 +33,7 @@ from joulery.domain.cluster import (
     Release,
     Start,
 )
-from joulery.domain.errors import ActuationError, CapabilityError
+from joulery.domain.errors import ActuationError, CapabilityError, DataError
 
 # The shell begins when it is told that its number is on the disk, and never when whoever should tell it has died. It
 # waits for the command whatever signal comes, and leaves its exit code behind in one step.
@@ -42,6 +42,7 @@ _RUNNER = (
     '"$@"; code=$?; '
     'printf "%s" "$code" >"$exit_file.tmp" && mv "$exit_file.tmp" "$exit_file"'
 )
+_ASKED = frozenset({"command", "cwd", "environment", "name", "owner", "min_slots", "max_slots", "submit_s"})
 _KEPT_S = 86_400.0
 """How long a job that is over stays in the snapshot."""
 
@@ -117,7 +118,7 @@ class LocalBackend:
         with self._book.locked():
             for number in self._book.ids():
                 if (job := self._over.get(number)) is None:
-                    job = self._look(number)
+                    job = self._look_past_damage(number)
                 if not job.state.over or now_s - self._ended_s(number) < _KEPT_S:
                     jobs.append(job)
         return ClusterSnapshot(len(self._slots), tuple(jobs), self_starting=False)
@@ -126,7 +127,7 @@ class LocalBackend:
         """Where every job with a living process runs."""
         found = []
         for number in self._book.ids():
-            run = None if number in self._over else self._book.read(number, "run")
+            run = None if number in self._over else self._run(number)
             if run is not None and _alive(run):
                 found.append(Placement(number, (run["pid"],), len(run["slots"]), tuple(run.get("gpus", ()))))
         return tuple(found)
@@ -170,9 +171,30 @@ class LocalBackend:
         """Jobs go on; nothing is open. Those that ended are buried."""
         self._reap()
 
+    def _look_past_damage(self, number: int) -> ClusterJob:
+        """One job now; one whose documents are damaged is left alone, and keeps nobody else from running."""
+        try:
+            return self._look(number)
+        except DataError as damaged:
+            lost = ClusterJob(number, "?", "?", 0.0, JobState.WAITING, exempt=str(damaged))
+        run = self._run(number)
+        if run is None or not _alive(run):
+            return lost
+        return replace(lost, state=JobState.RUNNING, slots=len(run["slots"]))
+
+    def _run(self, number: int) -> dict[str, Any] | None:
+        """The process of a job; None where there is none, or nobody can tell."""
+        try:
+            return self._book.read(number, "run")
+        except DataError:
+            return None
+
     def _look(self, number: int) -> ClusterJob:
         """One job now, after what is due was done: ends noticed, the grace enforced."""
         asked = self._book.read(number, "job") or {}
+        if missing := _ASKED - asked.keys():
+            file = self._book.folder(number) / "job.json"
+            raise DataError(f"says nothing of {', '.join(sorted(missing))}", file=str(file))
         job = ClusterJob(
             id=number,
             name=asked["name"],
@@ -263,7 +285,11 @@ class LocalBackend:
 
     def _taken(self) -> set[int]:
         """Slots of every living process."""
-        runs = [self._book.read(number, "run") for number in self._book.ids() if number not in self._over]
+        try:
+            runs = [self._book.read(number, "run") for number in self._book.ids() if number not in self._over]
+        except DataError as error:
+            hint = "end that job and delete its folder"
+            raise ActuationError(f"nobody knows which slots are free: {error}", hint=hint) from error
         return {slot for run in runs if run is not None and _alive(run) for slot in run["slots"]}
 
     def _spawn(self, asked: Mapping[str, Any], folder: Path, restarts: int, slots: Sequence[Slot], wait: int) -> int:

@@ -25,7 +25,7 @@ from joulery.domain.ports import ClusterBackend
 from joulery.domain.quality import Quality
 from joulery.policies.allocation import Allocation, ClusterView
 from joulery.runtime.schedule.intensity import Intensity
-from joulery.runtime.schedule.memory import Memory, renamed
+from joulery.runtime.schedule.memory import Memory, remembered, renamed
 from joulery.runtime.schedule.reconcile import Todo, ours, reconcile, strays
 from joulery.runtime.schedule.view import cluster_view, kind_of
 from joulery.store.journal import Journal
@@ -131,13 +131,23 @@ class Scheduler:
     ) -> None:
         self._backend, self._policy, self._journal, self._energy = backend, policy, journal, energy
         self._intensity, self._log, self._mode, self._rhythm = intensity, log, mode, rhythm
-        self.memory = Memory()
-        for entry in journal.entries:
-            self.memory.fold(entry)
-        self._state = policy.initial() if self.memory.policy is None else policy.recall(self.memory.policy)
+        self.memory, strange = remembered(journal.entries)
+        if strange:
+            log("note", {"text": f"{strange} lines of the journal are not understood and left out"})
+        self._state = self._recalled()
         self._looked_s, self._told_s = math.nan, -math.inf
         self._first = True
         self._shadowed: dict[int, ClusterAction] = {}
+
+    def _recalled(self) -> Any:
+        """What the policy knew; what it does not understand it learns anew."""
+        if self.memory.policy is None:
+            return self._policy.initial()
+        try:
+            return self._policy.recall(self.memory.policy)
+        except DataError as error:
+            self._log("note", {"text": f"the policy begins anew: {error}"})
+            return self._policy.initial()
 
     def tick(self, now_s: float, elapsed_s: float | None = None) -> Tick:
         """Look, count, decide if it is time, and do what is due.
@@ -287,9 +297,9 @@ class Scheduler:
         if self._mode is Mode.ACT:
             try:
                 outcome, remark = "applied", self._backend.apply(action)
-            except (ActuationError, CapabilityError) as error:
+            except (ActuationError, CapabilityError, DataError) as error:
                 outcome, remark = "failed", str(error)
-                tick.away = isinstance(error, CapabilityError)
+                tick.away = not isinstance(error, ActuationError)
                 if isinstance(action, Start) and not tick.away:
                     self._as_it_is(action, tick)
         tick.done.append((action, todo.reason, outcome))

@@ -9,7 +9,7 @@ from typing import Any
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
 from joulery.runtime.compose.schedule import cluster_backend, jobs_of, local_backend, state_folder
-from joulery.runtime.schedule.memory import Memory
+from joulery.runtime.schedule.memory import remembered
 from joulery.runtime.schedule.use import ended as ended_jobs
 from joulery.runtime.schedule.use import lines
 
@@ -23,10 +23,8 @@ def list_jobs(site: Site) -> list[dict[str, Any]]:
     backend = cluster_backend(jobs_of(site))
     snapshot = backend.snapshot()
     backend.close()
-    memory = Memory()
+    memory, _ = remembered(_journal(site))
     ended: dict[int, dict[str, Any]] = {}
-    for entry in _journal(site):
-        memory.fold(entry)
     for entry in ended_jobs(state_folder(site)):
         ended[int(entry["job"])] = entry
     rows = []

@@ -7,7 +7,7 @@ upon, so that a scheduler which dies between the two finishes it when it comes b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -123,6 +123,17 @@ class Memory:
             for job, tally in self.tallies.items()
         }
         return {"jobs": jobs}
+
+
+def remembered(entries: Iterable[Mapping[str, Any]]) -> tuple[Memory, int]:
+    """The fold of a journal, and how many of its lines are none of ours: those are left out."""
+    memory, strange = Memory(), 0
+    for entry in entries:
+        try:
+            memory.fold(entry)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            strange += 1
+    return memory, strange
 
 
 def renamed(policy: Mapping[str, Any], old: int, new: int) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ import orjson
 
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import Quality, weakest
-from joulery.runtime.schedule.memory import Memory
+from joulery.runtime.schedule.memory import remembered
 
 BY = ("owner", "name", "partition", "state", "job")
 """What jobs are added up by."""
@@ -86,7 +86,7 @@ def used_by(folder: Path, by: str, since_s: float = -math.inf) -> tuple[tuple[Li
 def ended(folder: Path) -> Iterator[dict[str, Any]]:
     """What ended jobs cost, from the logs of all runs."""
     for log in sorted((folder / "runs").glob("*/log.jsonl")):
-        yield from (entry for entry in lines(log) if entry["kind"] == "over")
+        yield from (entry for entry in lines(log) if entry["kind"] == "over" and isinstance(entry.get("job"), int))
 
 
 def lines(file: Path) -> Iterator[dict[str, Any]]:
@@ -102,9 +102,8 @@ def lines(file: Path) -> Iterator[dict[str, Any]]:
 
 def _running(folder: Path) -> Iterator[dict[str, Any]]:
     """What jobs that are not over cost so far, as the scheduler in force wrote it down last."""
-    memory, journal = Memory(), folder / "journal-act.jsonl"
-    for entry in lines(journal) if journal.exists() else ():
-        memory.fold(entry)
+    journal = folder / "journal-act.jsonl"
+    memory, _ = remembered(lines(journal) if journal.exists() else ())
     for job, tally in memory.tallies.items():
         owner, name, partition = memory.who.get(job, ("", "", ""))
         if tally.executed_s > 0:
