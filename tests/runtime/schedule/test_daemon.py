@@ -440,6 +440,17 @@ def test_a_job_larger_than_the_cluster_waits_without_blocking_the_rest(world) ->
     assert {world.cluster.jobs[number].state for number in (2, 3)} == {JobState.DONE}
 
 
+def test_an_hour_whose_intensity_nobody_knows_is_not_called_dirty(world) -> None:
+    world = world(FakeCluster())
+    world.cluster.submit(1)
+    world.tick()
+    assert world.said("round")[0]["text"].startswith("dirty hour; ")
+    world.scheduler._intensity = Intensity(None, 3600.0, lambda _: None)
+    world.scheduler.memory.next_round_s = 0.0
+    world.tick()
+    assert world.said("round")[1]["text"].startswith("no intensity; 0 in the upper")
+
+
 def test_no_node_up_decides_nothing(world) -> None:
     world = world(FakeCluster(slots=0))
     world.cluster.submit(1)
