@@ -1,11 +1,18 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from joulery.config.jobs import JobsConfig
+from joulery.config.reading import load
+from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState
+from joulery.domain.quality import Quality
 from joulery.policies.shifting import ShiftRule
 from joulery.policies.training import Green, green_paper
-from joulery.runtime.compose.schedule import green_policy
+from joulery.runtime.compose.schedule import energy_source, green_policy
+from tests.runtime.schedule.fake_cluster import FakeCluster
+
+RUNNING = ClusterSnapshot(4, (ClusterJob(1, "job", "ada", 0.0, JobState.RUNNING, slots=1),))
 
 
 @pytest.mark.parametrize(
@@ -41,3 +48,25 @@ def test_a_job_that_waits_a_quantum_may_preempt_unless_the_site_says_otherwise()
     assert green_policy(JobsConfig.model_validate(quick)).preempt_after_s == 20.0
     as_published = {**quick, "policy": {"kind": "green-paper"}}
     assert green_policy(JobsConfig.model_validate(as_published)).preempt_after_s == 0.0
+
+
+@pytest.mark.parametrize(("meters", "assumed"), [("", {1}), (", slurm: {meters: spool}", set())])
+def test_a_stated_power_counts_at_once_unless_agents_may_measure(
+    tmp_path: Path, meters: str, assumed: set[int]
+) -> None:
+    site = tmp_path / "site.yaml"
+    site.write_text(f"joulery: 1\njobs: {{backend: slurm, power: {{slot: 200 W}}{meters}}}\n")
+    said: list[str] = []
+    source = energy_source(load(site), FakeCluster(), said.append)
+    totals = source.read(RUNNING)
+
+    assert set(totals) == assumed and not said
+    assert all(total.quality is Quality.ASSUMED for total in totals.values())
+
+
+def test_a_site_that_measures_nothing_is_told_so(tmp_path: Path) -> None:
+    site = tmp_path / "site.yaml"
+    site.write_text("joulery: 1\njobs: {backend: slurm}\n")
+    said: list[str] = []
+    assert energy_source(load(site), FakeCluster(), said.append).read(RUNNING) == {}
+    assert "nothing measures the jobs" in said[0]
