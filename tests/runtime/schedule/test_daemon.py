@@ -579,6 +579,8 @@ def test_jobs_that_do_not_start_by_themselves_are_not_strays(world) -> None:
 
     assert not any(isinstance(action, (Release, Hold, Order)) for action in cluster.actions)
     assert Start(1, 1) in cluster.actions
+    cluster.submit(2, held_by_us=True)
+    assert release_all(cluster) == [], "nothing keeps them but that nobody has started them"
 
 
 def test_every_action_has_a_reason_and_every_round_what_was_seen(world) -> None:

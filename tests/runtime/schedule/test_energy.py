@@ -298,6 +298,16 @@ def test_lines_hold_only_what_is_new(tmp_path: Path) -> None:
     assert SpoolReader(tmp_path, print).read(snapshot(job(1), job(2)))[2].energy_j == 5.0
 
 
+def test_a_file_that_somebody_cuts_is_read_from_its_beginning(tmp_path: Path) -> None:
+    reader = SpoolReader(tmp_path, print)
+    written(tmp_path, "g1", "a", [{1: 10.0}, {1: 20.0, 2: 5.0}])
+    reader.read(snapshot(job(1)))
+    (tmp_path / "g1.a.jsonl").write_bytes(b"")
+    written(tmp_path, "g1", "a", [{1: 30.0}])
+
+    assert {n: t.energy_j for n, t in reader.read(snapshot(job(1), job(2))).items()} == {1: 30.0, 2: 5.0}
+
+
 def test_a_line_that_was_cut_short_is_made_up_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, write = SpoolWriter(tmp_path, "g1", "a"), os.write
     monkeypatch.setattr(os, "write", lambda fd, line: write(fd, line[:10]))

@@ -340,7 +340,8 @@ def release_all(backend: ClusterBackend) -> list[int]:
         ActuationError: Some could not be released.
     """
     released, left = [], []
-    for job in backend.snapshot().jobs:
+    snapshot = backend.snapshot()
+    for job in snapshot.jobs if snapshot.self_starting else ():
         if job.held_by_us and not job.state.over:
             try:
                 backend.apply(Release(job.id))

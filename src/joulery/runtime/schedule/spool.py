@@ -80,10 +80,13 @@ class SpoolReader:
 
     def _read_on(self, file: Path) -> None:
         with file.open("rb") as stream:
-            stream.seek(self._offset.get(file, 0))
+            start = self._offset.get(file, 0)
+            if start > stream.seek(0, os.SEEK_END):  # somebody cut it
+                start = 0
+            stream.seek(start)
             content = stream.read()
         whole = content.rfind(b"\n") + 1
-        self._offset[file] = self._offset.get(file, 0) + whole
+        self._offset[file] = start + whole
         latest = self._latest.setdefault(file, {})
         for line in filter(None, content[:whole].splitlines()):
             try:
