@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from joulery.adapters.clusters.local import LocalBackend, Slot, _alive
+from joulery.adapters.clusters.progress import output_pattern
 from joulery.domain.cluster import ClusterJob, Hold, JobState, Order, Release, Start, Stop
 from joulery.domain.errors import ActuationError
 from joulery.store.jobs import JobBook
@@ -265,6 +266,41 @@ def test_a_job_that_ignores_sigterm_is_killed_after_its_grace_and_not_before(mac
 
     machine.boot_s = 10.1
     assert machine.until(number, lambda job: job.state is JobState.WAITING).restarts == 1
+
+
+def test_a_job_begins_with_the_signals_of_a_shell(machine: Machine) -> None:
+    says = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        number = machine.submit(says)
+        machine.backend.apply(Start(number, 1))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    machine.until(number, lambda job: job.state.over)
+    assert machine.output(number) == "False\n"
+
+
+def test_a_stop_that_is_left_over_stops_no_later_start(machine: Machine) -> None:
+    number = machine.submit(SLEEP)
+    machine.book.write(number, "stop", {"boot_s": -1e9, "at_s": 0.0, "told": True})
+    machine.backend.apply(Start(number, 1))
+    assert machine.job(number).state is JobState.RUNNING
+
+
+def test_a_jobs_own_word_counts_before_its_output(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.backend = LocalBackend(machine.book, machine.slots, pattern=output_pattern(r"Epoch (\d+)/(\d+)"))
+    number = machine.submit(SLEEP)
+    (machine.book.folder(number) / "output.log").write_text("Epoch 1/10\n")
+    assert machine.job(number).progress_ratio == 0.1
+    (machine.book.folder(number) / "progress").write_text("9/10\n")
+    assert machine.job(number).progress_ratio == 0.9
+
+
+def test_the_scheduler_keeps_its_own_cores(machine: Machine) -> None:
+    before = os.sched_getaffinity(0)
+    machine.backend.apply(Start(machine.submit(SLEEP), 1))
+    assert os.sched_getaffinity(0) == before and machine.slots[0].cores == (min(before),)
 
 
 def test_stopping_twice_sends_one_sigterm(machine: Machine) -> None:

@@ -32,6 +32,7 @@ def test_the_kernel_says_whose_line_it_is(tmp_path: Path) -> None:
     owners = {os.getpid(): 7}
     listener = open_progress_socket(tmp_path / "s", tmp_path / "progress", lambda pid: owners.get(pid, 0))
     try:
+        assert (tmp_path / "s").stat().st_mode & 0o777 == 0o666, "anybody's job may write"
         send(tmp_path / "s", "epoch 1/4")
         send(tmp_path / "s", "epoch 2/4\n")
         until(lambda: Progress(tmp_path / "progress").of(7) == 0.5)

@@ -137,6 +137,18 @@ def test_every_state_that_is_known_here(word: str, state: JobState) -> None:
     assert job(job_state=word).state is state
 
 
+def test_who_asks_for_less_than_its_own_least_starts_with_what_it_asks_for() -> None:
+    asked = job(comment="joulery:min=4,max=8")
+    assert (asked.shape, asked.min_slots, asked.max_slots) == (asked.shape, asked.shape, 8)
+
+
+def test_an_output_file_that_cannot_be_told_is_none() -> None:
+    slurm = {"job_id": 7, "job_state": "RUNNING", "cpus": 1, "node_count": 1, "name": "n", "user_name": "ada"}
+    for said, file in (("/out/%x-%j.%u", "/out/n-7.ada"), ("/out/%N.log", ""), ("/out/plain", "/out/plain")):
+        (record,) = parse_jobs(json.dumps({"jobs": [{**slurm, "standard_output": said}]}))
+        assert record.output == file
+
+
 def test_a_running_job_has_the_nodes_it_has_whatever_it_asked_for() -> None:
     assert job(job_state="RUNNING", node_count=2, tres_req_str="cpu=1,node=1").slots == 2 * job().shape
 

@@ -28,12 +28,14 @@ class Service:
     token: str = ""
     nodes: list[dict[str, Any]] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
+    users: set[str] = field(default_factory=set)
     port: int = 0
     broken: bool = False
     status: int = 200
 
     def answer(self, path: str, headers: Any) -> tuple[int, Any]:
         self.asked.append(path)
+        self.users |= {str(headers.get("X-SLURM-USER-NAME"))}
         if self.token and headers.get("X-SLURM-USER-TOKEN") != self.token:
             return 401, {"errors": [{"error": "Authentication failure"}]}
         if self.status != 200:
@@ -146,6 +148,13 @@ def test_an_expired_token_is_renewed_once(service: Service, reader: Any) -> None
     one = reader(token="stale")
     assert one.backend.snapshot().slots == 4
     assert one.commands == [("scontrol", "token", "lifespan=86400")]
+    assert service.users == {"joulery"}
+    tokens = iter(("second", "third", "fourth"))
+    other = reader(token="first")
+    other.rest._run = lambda command: Done(0, f"SLURM_JWT={next(tokens)}\n", "")
+    with pytest.raises(CapabilityError, match="does not let us in"):
+        other.backend.snapshot()
+    assert next(tokens) == "third", "asked for one, no more"
     service.token = "fresh"
     wrong = reader(token="fresh")
     service.token = ""

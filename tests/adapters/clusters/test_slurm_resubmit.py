@@ -74,7 +74,8 @@ def test_a_crash_in_between_does_not_make_two_of_it() -> None:
 
 def test_what_is_asked_for_anew() -> None:
     flags = resubmission(record(comment="mine joulery:min=1,max=4"), 4, 2)
-    for flag in ("--nodes=2", "--gres=gpu:2", "--ntasks=4", "--dependency=afterany:7", "--account=lab", "--time=90",
+    for flag in ("--parsable", "--requeue", "--open-mode=append", "--nodes=2",
+                 "--gres=gpu:2", "--ntasks=4", "--dependency=afterany:7", "--account=lab", "--time=90",
                  "--chdir=/home/ada", "--output=/home/ada/slurm-7.out", "--export=ALL,JOULERY_JOB=7",
                  "--comment=mine joulery:min=1,max=4 joulery:family=7 joulery:after=7"):  # fmt: skip
         assert flag in flags, flag

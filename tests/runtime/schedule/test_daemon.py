@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
-from joulery.accounting.training import MeasureRules
+from joulery.accounting.training import MeasureRules, Tally, Window
 from joulery.adapters.carbon.stated import Stated
 from joulery.config.site import Mode
 from joulery.domain.cluster import Hold, JobEnergy, JobState, Order, Release, Start, Stop
@@ -378,6 +379,82 @@ def test_a_job_that_goes_on_under_another_number_keeps_its_place_and_its_cost(wo
     assert memory.tallies[9].energy_j >= before.energy_j and memory.born[9] == 1.0
     assert "9" in memory.policy["jobs"] and "1" not in memory.policy["jobs"]
     assert 9 in world.cluster.running()
+
+
+def test_a_job_under_another_number_takes_everything_along_and_only_once(world) -> None:
+    world = world(FakeCluster(rate=0.002))
+    world.cluster.submit(1, most=4)
+    world.run(100)
+    memory = world.scheduler.memory
+    seen, learnt = memory.seen[1], world.policy.remember(world.scheduler._state)["jobs"]["1"]
+    old = world.cluster.jobs[1]
+    world.cluster.jobs[1] = replace(old, state=JobState.CANCELLED, slots=0)
+    world.cluster.jobs[9] = replace(old, id=9, submit_s=77.0, state=JobState.WAITING, slots=0, shape=2, follows=1)
+    world.cluster.jobs[12] = replace(old, id=12, submit_s=78.0, state=JobState.WAITING, slots=0, follows=5)
+    world.tick()
+    assert memory.seen[9] == seen and memory.born[9] == 1.0 and 1 not in memory.born
+    assert world.policy.remember(world.scheduler._state)["jobs"]["9"] == learnt
+    for _ in range(3):
+        world.tick()
+    follows = [line for line in map(json.loads, world.file.read_text().splitlines()) if line["kind"] == "follows"]
+    assert [(line["job"], line["after"]) for line in follows] == [(9, 1)], "whom nobody knew has nothing to leave"
+
+
+def test_what_is_started_between_rounds_is_written_down_before_it_is_done(world) -> None:
+    world = world(FakeCluster(slots=1, rate=0.05))
+    for number in (1, 2):
+        world.cluster.submit(number)
+    world.run(3)
+    apply, killed = world.cluster.apply, RuntimeError("kill -9")
+
+    def dying(action: object) -> str:
+        if action == Start(2, 1):
+            raise killed
+        return apply(action)
+
+    world.cluster.apply = dying
+    with pytest.raises(RuntimeError, match="kill -9"):
+        world.run(40)
+    world.cluster.apply = apply
+    world.crash()
+    assert world.scheduler.memory.target[2] == 1 and world.scheduler.memory.waiting == []
+
+
+def test_newcomers_queue_by_submission_and_start_at_the_size_of_their_kind(world) -> None:
+    world = world(FakeCluster(slots=4, rate=0.001))
+    world.cluster.submit(1, least=4, most=4)
+    world.run(3)
+    world.scheduler.memory.newcomers[len(world.scheduler.memory.kinds)] = 2
+    world.cluster.submit(5, most=4, submit_s=30.0)
+    world.cluster.submit(4, most=4, submit_s=40.0, name="other")
+    world.run(2)
+    assert world.scheduler.memory.waiting == [(5, 2), (4, 1)]
+
+
+def test_a_job_that_runs_before_anybody_decided_keeps_its_slots(world) -> None:
+    world = world(FakeCluster(slots=4, rate=0.001))
+    world.cluster.submit(1)
+    world.run(3)
+    world.cluster.submit(2, most=4, state=JobState.RUNNING, slots=2, shape=2)
+    world.run(2)
+    assert world.scheduler.memory.target[2] == 2 and world.cluster.running() == {1: 1, 2: 2}
+
+
+def test_only_those_that_wait_are_ranked(world) -> None:
+    world = world(FakeCluster(slots=1, rate=0.001))
+    for number in (1, 2):
+        world.cluster.submit(number)
+    world.run(70)
+    assert [action for action in world.cluster.actions if isinstance(action, Order)][-1] == Order((2,))
+
+
+def test_a_tally_is_read_back_as_it_was_written() -> None:
+    window = Window(2, 1, 0.1, open_ratio=0.2, last_ratio=0.3, elapsed_s=40.0, energy_j=50.0, slot_j=30.0, looks=4)
+    tally = Tally(10.0, 20.0, 30.0, 1.0, 2.0, 25.0, 200.0, 0.3, 0.01, {1: 0.5, 2: 0.4}, Quality.MODELLED, window)
+    memory = Memory(tallies={1: tally}, seen={1: ("agents", 30.0, 20.0)}, who={1: ("ada", "job", "gpu")})
+    again = Memory()
+    again.fold({"kind": "tallies", **orjson.loads(orjson.dumps(memory.costs(), option=orjson.OPT_NON_STR_KEYS))})
+    assert again == memory
 
 
 def test_a_refused_action_is_logged_and_tried_again(world) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import os
 import threading
 from pathlib import Path
 
@@ -28,7 +29,8 @@ from tests.runtime.schedule.fake_cluster import FakeCluster
 
 def test_one_holder_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("joulery.runtime.schedule.lock._RETRY_S", 0.1)
-    with SchedulerLock(tmp_path), pytest.raises(ConfigError, match="scheduled by process"):
+    (tmp_path / "scheduler.lock").write_text("4000000000 and more")
+    with SchedulerLock(tmp_path), pytest.raises(ConfigError, match=f"scheduled by process {os.getpid()} already"):
         SchedulerLock(tmp_path).take()
     with SchedulerLock(tmp_path):
         pass
@@ -197,8 +199,19 @@ def test_a_source_that_fails_is_unknown_is_said_once_and_asked_again() -> None:
     assert source.asked == 3
     assert len(said) == 1
     source.answers["history"] = 100.0
-
     assert made.grid(1e9 + 1200).known
+    source.answers["history"] = DataError("the service is down")
+    assert not made.grid(1e9 + 1600).known
+    assert len(said) == 2, "again, after it had been back"
+
+
+def test_a_clock_that_is_set_back_does_not_leave_the_source_unasked() -> None:
+    source = Source(100.0, 150.0)
+    made, _ = intensity(source)
+    made.grid(1e9)
+    asked = source.asked
+    made.grid(1e9 - 10.0)
+    assert source.asked > asked
 
 
 def test_without_a_source_nothing_is_known() -> None:
@@ -216,6 +229,43 @@ def test_where_the_intensity_is_unknown_no_power_is_shown_and_slots_are_never_ne
 
     assert math.isnan(dark.gpu_w[0]) and (dark.g_per_kwh, dark.mean_g_per_kwh, dark.gpus) == (0.0, 0.0, 0)
     assert (lit.gpu_w[0], lit.g_per_kwh, lit.mean_g_per_kwh) == (200.0, 100.0, 200.0)
+
+
+@pytest.fixture
+def slurm_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A site beside a cluster in memory, without a watchdog."""
+    cluster = FakeCluster()
+    site = tmp_path / "site.yaml"
+    site.write_text(
+        "joulery: 1\nmode: act\njobs: {backend: slurm, quantum: 300 s, poll: 10 ms, patience: 10 s, state: state}\n"
+    )
+    monkeypatch.setattr(running, "cluster_backend", lambda jobs: cluster)
+    monkeypatch.setattr(running, "start_watchdog", lambda *_: None)
+    return site
+
+
+def test_a_round_that_is_asked_for_comes_at_once(slurm_site: Path) -> None:
+    said: list[str] = []
+    for _ in range(2):
+        running.schedule(
+            running.Request(slurm_site, once=True), lambda entry: said.append(entry["kind"]), threading.Event()
+        )
+    assert said.count("round") == 2
+
+
+def test_a_journal_that_is_long_is_made_short_and_damage_is_said(
+    slurm_site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = slurm_site.parent / "state" / "journal-act.jsonl"
+    file.parent.mkdir()
+    file.write_text('{"kind": "started", "job": 7, "slots": 2}\n' * 50 + "nonsense\n")
+    monkeypatch.setattr(running, "_COMPACT_BYTES", 1000)
+    said: list[str] = []
+    running.schedule(
+        running.Request(slurm_site, once=True), lambda entry: said.append(str(entry.get("text"))), threading.Event()
+    )
+    assert "journal-act.jsonl: 1 damaged lines are left out" in said
+    assert file.read_text().count("started") == 0 and "nonsense" not in file.read_text()
 
 
 @pytest.mark.parametrize(("once", "patience_s"), [(True, 70.0), (False, 10.0)])

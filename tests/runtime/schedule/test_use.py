@@ -71,6 +71,16 @@ def test_a_job_that_ended_twice_cost_both(folder: Path) -> None:
     assert used_by(folder, "job")[1].running == 0
 
 
+def test_time_that_nothing_measured_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = folder / "runs" / "one" / "log.jsonl"
+    first = json.loads(log.read_text().splitlines()[0])
+    log.write_text(json.dumps({**first, "executed_s": 100.0, "unmetered_s": 40.0}) + "\n")
+    (folder / "journal-act.jsonl").unlink()
+    assert used_by(folder, "owner")[1].unmetered_s == 40.0
+    assert main(["report", "--since", "36500d", "--jobs", str(folder)]) == 0
+    assert "nothing measured 40.0% of their time" in capsys.readouterr().out
+
+
 def test_what_ended_before_is_left_out_and_what_runs_is_not(folder: Path) -> None:
     _, total = used_by(folder, "owner", T0_S + 1e6)
     assert (total.jobs, total.running) == (1, 1)
