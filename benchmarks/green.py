@@ -1,23 +1,36 @@
 """GREEN's acceptance checks 4 to 13; ``JOULERY_DATA`` names the folder with its traces and grids.
 
-``python -m benchmarks green`` takes a few minutes of one core; ``green_speed`` is apart. Development used the year 2023
-of five regions, the PAI traces and made-up bursts; check 13 is Germany's year 2022 and Microsoft's Philly jobs, which
-nothing was tuned on.
+``python -m benchmarks green`` takes some ten minutes of a core; ``green_speed`` is apart. Development used the year
+2023 of five regions, the PAI traces, made-up bursts and every other virtual cluster of Gavel's trace. Check 13 is
+Alibaba's pods of 2023 in California 2024, run once, at the end; and Philly in Germany 2022 and the other half of
+Gavel's trace in France 2023, which had been that until they were looked at.
 """
 
 from __future__ import annotations
 
-import csv
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 
 from benchmarks import Result
+from benchmarks._green_traces import (
+    DAY_S,
+    alibaba,
+    august,
+    direct,
+    first,
+    folded,
+    folder,
+    gavel,
+    philly,
+    spread,
+    trace,
+    trace_jobs,
+)
 from benchmarks._pollux_workload import ARTIFACT_JCT_S, mean_jct_s
+from joulery.domain.arrays import FloatArray
 from joulery.perf.training_power import JobClass, NodePower, power_table
 from joulery.policies.training import Green
 from joulery.sim.hourly_intensity import Intensity
@@ -29,12 +42,6 @@ from joulery.sim.training_study import Setting, jobs_from_trace, run_scheme
 from joulery.sim.training_workload import Jobs
 
 REGIONS = ("GB", "US-CAL-CISO", "SE", "PL", "CA-ON")
-DAY_S = 86_400.0
-AUGUST_H = slice(212 * 24, 243 * 24)
-LONGEST_S = 133_200.0
-DAY_WORK_S = 3130 * 3600.0
-"""GPU time of the testbed's day, on one GPU a job."""
-YEAR_LOAD = 0.62
 Change = dict[str, float]
 
 
@@ -55,17 +62,23 @@ class Checks:
 def run() -> Result:
     """All of it."""
     checks = Checks([], [])
-    burst = [jobs_from_trace(*_trace("testbed_day_791.csv"), Streams(seed)) for seed in range(3)]
-    august = {region: _august(_direct(region, 2023)) for region in REGIONS}
-    _backlog(checks, "4", {region: august[region] for region in ("GB", "CA-ON", "SE")}, 0.0)
-    _burst(checks, burst, {region: august[region] for region in REGIONS[:4]})
-    _month(checks, "8", _jobs("pai_year_146k.csv", 30 * DAY_S), {r: _direct(r, 2023) for r in REGIONS}, 0.0)
-    jct_s = mean_jct_s(_folder("green"))
+    burst = [jobs_from_trace(*trace("testbed_day_791.csv"), Streams(seed)) for seed in range(3)]
+    days = {region: august(direct(region, 2023)) for region in REGIONS}
+    _backlog(checks, "4", {region: days[region] for region in ("GB", "CA-ON", "SE")}, 0.0)
+    _burst(checks, burst, {region: days[region] for region in REGIONS[:4]})
+    _month(checks, "8", trace_jobs("pai_year_146k.csv", 30 * DAY_S), {r: direct(r, 2023) for r in REGIONS}, 0.0)
+    jct_s = mean_jct_s(folder("green"))
     away = jct_s / ARTIFACT_JCT_S - 1.0
     checks.add("10", "Pollux on its artifact's workload 6, mean JCT", "2,446 s within 10 %",
                f"{jct_s:.0f} s ({_percent(away)})", abs(away) <= 0.10)  # fmt: skip
     _year(checks)
-    _unseen(checks)
+    for place in (
+        Elsewhere("DE 2022", direct("DE", 2022), "Philly", philly()),
+        Elsewhere("FR 2023", direct("FR", 2023), "Gavel", gavel()),
+        Elsewhere("CISO 2024", direct("US-CAL-CISO", 2024), "Alibaba 2023", alibaba()),
+    ):
+        _elsewhere(checks, place)
+        _loads(checks, place)
     return Result(
         "GREEN: acceptance checks",
         ("check", "what", "bar", "ours", "met"),
@@ -176,16 +189,16 @@ def _month(checks: Checks, number: str, jobs: Jobs, grids: dict[str, Intensity],
 
 def year(region: str) -> tuple[Jobs, Intensity]:
     """The year's jobs, and the hours of 2023 in a region."""
-    return _jobs("pai_year_146k.csv"), _direct(region, 2023)
+    return trace_jobs("pai_year_146k.csv"), direct(region, 2023)
 
 
 def _year(checks: Checks) -> None:
     """Five regions of the year."""
-    jobs = _jobs("pai_year_146k.csv")
+    jobs = trace_jobs("pai_year_146k.csv")
     found: dict[str, list[Change]] = {"preset": [], "requested": [], "lean": [], "sleep": []}
     sizes: list[list[float]] = []
     for region in REGIONS:
-        carbon, setting = _direct(region, 2023), Setting()
+        carbon, setting = direct(region, 2023), Setting()
         base = run_scheme("tiresias", setting, jobs, carbon)
         asked = run_scheme("tiresias-requested", setting, jobs, carbon)
         green = run_scheme("green", setting, jobs, carbon)
@@ -239,61 +252,71 @@ def _bound(checks: Checks, jobs: Jobs, carbon: Intensity, lean: TrainingRun, bas
         checks.add("bound", f"green-lean, GB, against the bound, {words}", "reported", said)
 
 
-def _unseen(checks: Checks) -> None:
-    """Check 13: a region-year and a trace that nothing was tuned on; two points of slack."""
-    carbon = _direct("DE", 2022)
-    august = {"DE 2022": _august(carbon)}
-    _backlog(checks, "13", august, 0.02 - 0.005)
-    burst = [jobs_from_trace(*_philly_day(seed), Streams(seed)) for seed in range(3)]
+@dataclass(frozen=True)
+class Elsewhere:
+    """A region-year and a trace that nothing was tuned on.
+
+    Attributes:
+        grid: Its name.
+        carbon: Its hours.
+        trace: Its name.
+        submissions: Submissions and durations.
+    """
+
+    grid: str
+    carbon: Intensity
+    trace: str
+    submissions: tuple[FloatArray, FloatArray]
+
+
+def _elsewhere(checks: Checks, place: Elsewhere) -> None:
+    """Checks 4, 5, 8 and 12 there, with two points of slack."""
+    slack, number, on = 0.02, "13", f"{place.trace}, {place.grid}"
+    mean_day = {place.grid: august(place.carbon)}
+    _backlog(checks, number, mean_day, slack - 0.005)
+    burst = [folded(*place.submissions, seed) for seed in range(3)]
     setting = Setting(window_s=172_800.0)
-    eco = _compare(burst, august, setting, "green", "ecovisor")
-    checks.add("13", "Philly day, DE 2022, CO2e against EcoVisor", "-39 to -25 %", _range(eco, "co2"),
+    eco = _compare(burst, mean_day, setting, "green", "ecovisor")
+    checks.add(number, f"{on}: day, CO2e against EcoVisor", "-39 to -25 %", _range(eco, "co2"),
                -0.39 <= _mean(eco, "co2") <= -0.25)  # fmt: skip
-    ours = _compare(burst, august, setting, "green", "tiresias")
-    for key, bar in (("jct", -0.28), ("co2", 0.035), ("p99", 0.14)):
+    ours = _compare(burst, mean_day, setting, "green", "tiresias")
+    for key, bar in (("jct", -0.30), ("co2", 0.015), ("p99", 0.12)):
+        bar += slack
         held = _mean(ours, key) <= bar
-        checks.add(
-            "13", f"Philly day, DE 2022, against Tiresias, {key}", f"<= {_percent(bar)}", _range(ours, key), held
-        )
-    jobs = _philly_months()
-    month = _first(jobs, 30 * DAY_S)
-    _month(checks, "13", month, {"DE 2022": carbon}, 0.02)
+        checks.add(number, f"{on}: day, against Tiresias, {key}", f"<= {_percent(bar)}", _range(ours, key), held)
+    jobs = spread(*place.submissions, 120.0)
+    month = first(jobs, 30 * DAY_S)
+    _month(checks, number, month, {place.grid: place.carbon}, slack)
     schemes = ("tiresias", "green", "green-lean")
-    _last_to_end(checks, "30 days", {name: run_scheme(name, Setting(), month, carbon) for name in schemes})
+    _to_end(checks, f"{on}, 30 days", {name: run_scheme(name, Setting(), month, place.carbon) for name in schemes})
     base, asked, green, lean = (
-        run_scheme(name, Setting(), jobs, carbon) for name in ("tiresias", "tiresias-requested", "green", "green-lean")
+        run_scheme(name, Setting(), jobs, place.carbon)
+        for name in ("tiresias", "tiresias-requested", "green", "green-lean")
     )
     found = {"preset": [_change(green, base)], "requested": [_change(green, asked)], "lean": [_change(lean, base)]}
-    _year_lines(checks, "13", found, [_by_size(jobs, green, base)], 0.02)
-    _last_to_end(checks, "120 days", dict(zip(schemes, (base, green, lean), strict=True)))
+    _year_lines(checks, number, found, [_by_size(jobs, green, base)], slack)
+    _to_end(checks, f"{on}, all", dict(zip(schemes, (base, green, lean), strict=True)))
 
 
-def _last_to_end(checks: Checks, span: str, runs: Mapping[str, TrainingRun]) -> None:
-    """Completion times around the quantile that check 13 looks at, which in Philly's bursts stands on a cliff."""
+def _loads(checks: Checks, place: Elsewhere) -> None:
+    """The same jobs closer together and further apart: how far the 99th percentile hangs on where it falls."""
+    for load in (0.4, 0.52, 0.62, 0.7, 0.8):
+        jobs = spread(*place.submissions, 120.0, load)
+        base = run_scheme("tiresias", Setting(), jobs, place.carbon)
+        for name in ("green", "green-lean"):
+            run = run_scheme(name, Setting(), jobs, place.carbon)
+            change, sizes = _change(run, base), _by_size(jobs, run, base)
+            words = ", ".join(f"{key} {_percent(change[key])}" for key in ("jct", "p99", "co2"))
+            said = f"{words}, worst size {_percent(float(np.nanmax(sizes)))}"
+            checks.add("13", f"{place.trace}, {place.grid}, load {load:g}, {name}", "reported", said)
+
+
+def _to_end(checks: Checks, span: str, runs: Mapping[str, TrainingRun]) -> None:
+    """Completion times around the quantile that check 13 looks at: in bursts it stands on a cliff."""
     points = (0.5, 0.9, 0.95, 0.98, 0.99, 0.995, 1.0)
     for name, one in runs.items():
         hours = ", ".join(f"{float(np.quantile(one.jct_s, point)) / 3600:.0f}" for point in points)
-        checks.add("13", f"Philly, {span}, {name}: hours to end of 50, 90, 95, 98, 99, 99.5, 100 %", "reported", hours)
-
-
-def _philly_day(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Philly's jobs of up to the testbed's longest duration, as much work as on its day, folded into one day."""
-    submit_s, duration_s = _trace("philly_jobs.csv")
-    fit = np.flatnonzero((duration_s >= 60) & (duration_s <= LONGEST_S))
-    drawn = np.random.default_rng(seed).permutation(fit)
-    rows = drawn[: int(np.searchsorted(np.cumsum(duration_s[drawn]), DAY_WORK_S))]
-    at_s = submit_s[rows] % DAY_S
-    order = np.argsort(at_s, kind="stable")
-    return at_s[order], duration_s[rows][order]
-
-
-def _philly_months() -> Jobs:
-    """120 days of Philly's jobs of up to 37 hours, spread so that they load 64 GPUs as the year trace does."""
-    submit_s, duration_s = _trace("philly_jobs.csv")
-    fit = np.flatnonzero((duration_s >= 60) & (duration_s <= LONGEST_S))
-    at_s, work_s = submit_s[fit] - submit_s[fit][0], duration_s[fit]
-    keep = int(np.searchsorted(np.cumsum(work_s), YEAR_LOAD * 64 * 120 * DAY_S))
-    return jobs_from_trace(at_s[:keep] * (120 * DAY_S / at_s[keep - 1]), work_s[:keep], Streams(0))
+        checks.add("13", f"{span}, {name}: hours to end of 50, 90, 95, 98, 99, 99.5, 100 %", "reported", hours)
 
 
 def _compare(
@@ -343,33 +366,3 @@ def _range(found: Sequence[Change], key: str) -> str:
 
 def _percent(ratio: float) -> str:
     return f"{100 * ratio:+.1f} %"
-
-
-def _folder(part: str) -> Path:
-    return Path(os.environ.get("JOULERY_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")) / part
-
-
-def _direct(region: str, year: int) -> Intensity:
-    with (_folder("carbon") / f"{region}_{year}.csv").open() as rows:
-        return Intensity(np.array([float(row["ci_direct"]) for row in csv.DictReader(rows)]))
-
-
-def _august(carbon: Intensity) -> Intensity:
-    return Intensity(np.array(carbon.values)[AUGUST_H].reshape(31, 24).mean(axis=0))
-
-
-def _trace(name: str) -> tuple[np.ndarray, np.ndarray]:
-    with (_folder("green") / name).open() as rows:
-        read = np.array([(float(row["submit_s"]), float(row["duration_s"])) for row in csv.DictReader(rows)])
-    read = read[np.argsort(read[:, 0], kind="stable")]
-    return read[:, 0], read[:, 1]
-
-
-def _jobs(name: str, until_s: float = np.inf) -> Jobs:
-    submit_s, duration_s = _trace(name)
-    return jobs_from_trace(submit_s[submit_s < until_s], duration_s[submit_s < until_s], Streams(0))
-
-
-def _first(jobs: Jobs, until_s: float) -> Jobs:
-    rows = jobs.submit_s < until_s
-    return Jobs(jobs.submit_s[rows], jobs.work_s[rows], jobs.kind[rows], jobs.requested[rows], jobs.max_gpus[rows])

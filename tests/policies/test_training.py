@@ -105,7 +105,7 @@ def test_the_upper_queue_keeps_to_its_share_but_no_gpu_is_left_idle() -> None:
 
 
 def test_least_footprint_first_and_hysteresis_for_those_that_run() -> None:
-    policy = Green(mu=1.0, fixed_gpus=1, profile_cache=False)
+    policy = Green(mu=1.0, fixed_gpus=1, profile_cache=False, levels=None, hysteresis=0.5)
     state = policy.initial()
     start = policy.step(state, view(0.0, [1, 1, 1], [1.0] * 3))
     footprints = np.array([3.0, 2.0, 1.0])
@@ -144,7 +144,7 @@ def test_beyond_the_ceiling_submission_decides_and_below_it_the_footprint() -> N
         "attained_gpu_s": [9e3, 6e3, 3e3, 2e3],
         "submit_s": [0.0, 1.0, 2.0, 3.0],
     }
-    bounded = Green(mu=1.0, ceiling_gpu_s=5e3, ageing_s=None)
+    bounded = Green(mu=1.0, ceiling_gpu_s=5e3, levels=None, ageing_s=None)
     assert ranked(bounded, **columns) == [3, 2, 0, 1]
     assert ranked(dataclasses.replace(bounded, ceiling_gpu_s=None), **columns) == [3, 2, 1, 0]
     assert ranked(dataclasses.replace(bounded, ceiling_gpu_s=2.5e3), **columns) == [3, 0, 1, 2]
@@ -155,6 +155,35 @@ def test_the_ceiling_is_the_footprint_of_the_average_jobs_service() -> None:
     columns = {"footprint_kg": [0.008, 0.012], "attained_gpu_s": [7e3, 3e3], "submit_s": [1.0, 0.0]}
     assert ranked(Green(mu=1.0, ceiling_gpu_s=5e3, ageing_s=None), **columns) == [0, 1]
     assert ranked(Green(mu=1.0, ceiling_gpu_s=3e3, ageing_s=None), **columns) == [1, 0]
+
+
+def test_below_the_ceiling_footprints_count_in_halves() -> None:
+    # 1 g a second: levels begin at 8,000, 4,000 and 2,000 s; below, everybody is equal.
+    policy = Green(mu=1.0, ceiling_gpu_s=8e3, levels=3, ageing_s=None)
+
+    def order(*attained_s: float) -> list[int]:
+        return ranked(
+            policy, footprint_kg=attained_s, attained_gpu_s=attained_s, submit_s=np.arange(len(attained_s), dtype=float)
+        )
+
+    assert order(7.9e3, 4e3) == [0, 1], "one level: who came first"
+    assert order(4e3, 3.9e3) == [1, 0]
+    assert order(9e4, 8e3) == [0, 1]
+    assert order(8e3, 7.9e3) == [1, 0]
+    assert order(1.9e3, 1.0) == [0, 1] and order(1.9e3, 0.0) == [0, 1], "under the lowest edge all are equal"
+    assert order(2e3, 1.9e3) == [1, 0]
+
+
+@pytest.mark.parametrize(("waits_s", "first"), [(7e3, 0), (3e3, 0), (1.9e3, 1), (0.9e3, 1)])
+def test_a_running_job_gives_way_to_none_less_than_two_levels_below(waits_s: float, first: int) -> None:
+    policy = Green(mu=1.0, ceiling_gpu_s=8e3, levels=4, ageing_s=None)
+    columns = {"footprint_kg": [8e3, waits_s], "attained_gpu_s": [8e3, waits_s], "submit_s": [0.0, 1.0]}
+    assert ranked(policy, [1, 0], **columns)[0] == first
+
+
+def test_without_emissions_submission_decides() -> None:
+    nothing = {"footprint_kg": [0.0, 0.0, 0.0], "attained_gpu_s": [9e4, 1e3, 4e4], "submit_s": [2.0, 1.0, 0.0]}
+    assert ranked(Green(mu=1.0), **nothing) == [2, 1, 0]
 
 
 def test_the_hour_still_decides_among_those_at_the_ceiling() -> None:
@@ -171,6 +200,7 @@ def test_the_hour_still_decides_among_those_at_the_ceiling() -> None:
 def test_age_counts_only_from_its_bound_on() -> None:
     columns = {"footprint_kg": [8.0, 5.0], "attained_gpu_s": [9e3, 9e3]}
     policy = Green(mu=1.0, ceiling_gpu_s=None, ageing_s=1e5)
+    assert policy.levels is not None, "levels lie below a ceiling: none without"
     assert ranked(policy, submit_s=[9.0e5, 9.5e5], **columns) == [1, 0], "both younger than the bound"
     assert ranked(policy, submit_s=[8.5e5, 9.5e5], **columns) == [1, 0], "8 / 1.5 > 5"
     assert ranked(policy, submit_s=[8.3e5, 9.5e5], **columns) == [0, 1], "8 / 1.7 < 5"
@@ -178,7 +208,7 @@ def test_age_counts_only_from_its_bound_on() -> None:
 
 
 def test_a_newcomer_waits_before_it_preempts_and_goes_first_among_those_that_wait() -> None:
-    policy = Green(mu=1.0, hysteresis=1.0, preempt_after_s=1800.0, ageing_s=None)
+    policy = Green(mu=1.0, hysteresis=1.0, preempt_after_s=1800.0, ageing_s=None, levels=None)
     columns = {"footprint_kg": [9.0, 0.0, 5.0], "executed_s": [1e6, 0.0, 0.0]}
     assert ranked(policy, [1, 0, 0], submit_s=[0.0, 1e6 - 1799.0, 1e6 - 1799.0], **columns) == [0, 1, 2]
     assert ranked(policy, [1, 0, 0], submit_s=[0.0, 1e6 - 1800.0, 1e6 - 1799.0], **columns) == [1, 0, 2]
@@ -196,10 +226,11 @@ service = st.lists(st.tuples(st.floats(1.0, 5e5), st.floats(0.0, 3e6), st.floats
 def test_whoever_goes_before_an_old_job_has_had_little(
     jobs: list[tuple[float, float, float]], high_w: float, now: float
 ) -> None:
-    """The starvation bound: ahead of a job of age A only jobs below mu^2 ceilings times (a week / A) are younger."""
+    """The starvation bound: of those ahead of a job of age A, whoever is younger counts for no more than mu^2 ceilings
+    times four days / A; and what a job counts for is more than half of its footprint, up to the ceiling."""
     attained_s, age_s, rate = (np.array(column) for column in zip(*jobs, strict=True))
     footprint = attained_s * rate
-    policy, n, week_s = Green(hysteresis=1.0), len(jobs), 7 * 86_400.0
+    policy, n, ageing_s = Green(hysteresis=1.0), len(jobs), 4 * 86_400.0
     order = ranked(
         policy, submit_s=1e6 - age_s, attained_gpu_s=attained_s, executed_s=np.zeros(n), g_per_kwh=now,
         footprint_kg=footprint, gpu_w=np.linspace(100.0, high_w, n),
@@ -208,9 +239,9 @@ def test_whoever_goes_before_an_old_job_has_had_little(
     patient = age_s < policy.preempt_after_s
     for at, job in enumerate(order):
         for ahead in order[:at]:
-            if age_s[ahead] < min(week_s, age_s[job]) and patient[ahead] == patient[job]:
-                counted = min(footprint[ahead], ceiling)
-                assert counted <= policy.mu**2 * ceiling * week_s / max(week_s, age_s[job]) * (1 + 1e-9)
+            if age_s[ahead] < min(ageing_s, age_s[job]) and patient[ahead] == patient[job]:
+                counted = max(min(footprint[ahead], ceiling) / 2, ceiling / 8)
+                assert counted <= policy.mu**2 * ceiling * ageing_s / max(ageing_s, age_s[job]) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -296,6 +327,7 @@ def test_passive_scheduling_backfills_in_order() -> None:
         {"node_gpus": 0},
         {"ceiling_gpu_s": 0.5},
         {"ceiling_gpu_s": 0.0},
+        {"levels": 0},
         {"ageing_s": 0.0},
         {"lift_after_s": -1.0},
         {"ageing_s": -1.0},

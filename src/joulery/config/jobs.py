@@ -56,10 +56,13 @@ class GreenConfig(Section):
     starve: Annotated[float, Field(gt=0)] | None = None
     """A job that has waited longer than this many times its execution is ranked as new; never when left out."""
     ceiling_s: Seconds | None = Field(alias="ceiling", default=None)
-    """Slot time of the average job beyond which more carbon does not rank a job further back; the kind's own (6 h,
-    as published none) when left out."""
+    """Slot time of the average job beyond which more carbon does not rank a job further back; the kind's own (12
+    quanta, as published none) when left out."""
+    levels: Annotated[int, Field(ge=1, le=16)] | None = None
+    """Into how many levels, each half of the one above, carbon below the ceiling is rounded down; the kind's own (3, as
+    published every gram counts) when left out."""
     ageing_s: Seconds | None = Field(alias="ageing", default=None)
-    """Age from which a job moves forward as it grows older; the kind's own (7 d, as published never) when left out."""
+    """Age from which a job moves forward as it grows older; the kind's own (4 d, as published never) when left out."""
     preempt_after_s: Seconds | None = Field(alias="preempt_after", default=None)
     """How long a job must have waited before it takes slots from one that runs; a quantum, as published no time, when
     left out."""

@@ -57,7 +57,8 @@ class Green:
             0.95 while the GPUs wanted grow from ``gamma_from`` of those there are to half as many more.
         gamma_low, gamma_from: Of that rule.
         cap: Most GPUs a job; None for max(2, GPUs / 16).
-        hysteresis: Factor on the priority of running jobs, 1 for none.
+        hysteresis: Factor on the priority of running jobs, 1 for none. A quarter: while footprints count in halves, a
+            job gives its GPUs to nobody less than two levels below it, the hour aside.
         profile_cache: Start a recurring kind of job where the last one of it settled.
         carbon_gamma: Added to gamma in dirty hours, taken off in green ones.
         starve_ratio: A job whose present wait exceeds this many times its execution counts as having no footprint;
@@ -65,6 +66,9 @@ class Green:
         ceiling_gpu_s: A footprint above that of this much service of the average job counts as that: beyond it jobs go
             by the hour and by submission, and in an overload the longest end one after another instead of all together
             at its end; None for no ceiling.
+        levels: Below the ceiling footprints count rounded down to a half, a quarter … of it, with so many levels in
+            all: among jobs that have had about as much, the hour and submission decide, not the last gram; None to
+            count every gram.
         ageing_s: From this age on a job's priority number falls as its age grows: whatever comes later, it runs at
             last; None for never.
         preempt_after_s: A job takes GPUs from one that runs only after having waited this long, all its waits
@@ -88,12 +92,13 @@ class Green:
     gamma_low: float = 0.90
     gamma_from: float = 1.0
     cap: int | None = None
-    hysteresis: float = 0.5
+    hysteresis: float = 0.25
     profile_cache: bool = True
     carbon_gamma: float = 0.0
     starve_ratio: float | None = None
     ceiling_gpu_s: float | None = 6 * 3600.0
-    ageing_s: float | None = 7 * 86_400.0
+    levels: int | None = 3
+    ageing_s: float | None = 4 * 86_400.0
     preempt_after_s: float = 1800.0
     regrow: bool = True
     lift_after_s: float | None = None
@@ -117,6 +122,8 @@ class Green:
             value = getattr(self, knob)
             if value is not None and not value >= least:
                 raise ConfigError(f"{knob} is too short", got=str(value), expected=f"at least {least:g} s")
+        if self.levels is not None and self.levels < 1:
+            raise ConfigError("footprints count in at least one level below the ceiling", got=str(self.levels))
         if self.node_gpus is not None and self.node_gpus < 1:
             raise ConfigError("a node has at least one GPU", got=str(self.node_gpus))
 
@@ -317,12 +324,16 @@ class Green:
         return [int(row) for row in index[order]]
 
     def _counted(self, index: IntArray, waited_s: FloatArray, view: ClusterView) -> FloatArray:
-        """The footprint of each ranked job as far as it counts: none where it starves, and no more than the ceiling."""
+        """The footprint of each ranked job as far as it counts: in levels up to the ceiling, none where it starves."""
         footprint = (view.attained_gpu_s if self.las else view.footprint_kg)[index]
         attained_s = view.attained_gpu_s[index]
         counted = footprint.copy()
         if self.ceiling_gpu_s is not None and (total_s := float(attained_s.sum())) > 0:
-            counted = np.minimum(counted, self.ceiling_gpu_s * float(footprint.sum()) / total_s)
+            ceiling = self.ceiling_gpu_s * float(footprint.sum()) / total_s
+            counted = np.minimum(counted, ceiling)
+            # Where the grid emits nothing there are no levels to tell.
+            if self.levels is not None and ceiling > 0:
+                counted = ceiling * 2.0 ** np.floor(np.log2(np.maximum(counted / ceiling, 0.5**self.levels)))
         if self.starve_ratio is not None:
             waits = view.running[index] == 0
             counted[waits & (waited_s > self.starve_ratio * view.executed_s[index])] = 0.0
@@ -338,7 +349,13 @@ class Green:
 
 def green_paper(**changes: object) -> Green:
     """GREEN as published: the literal shifting table, none of our additions."""
-    bare: dict[str, Any] = {"ceiling_gpu_s": None, "ageing_s": None, "preempt_after_s": 0.0, "regrow": False}
+    bare: dict[str, Any] = {
+        "ceiling_gpu_s": None,
+        "levels": None,
+        "ageing_s": None,
+        "preempt_after_s": 0.0,
+        "regrow": False,
+    }
     bare |= {"hysteresis": 1.0, "profile_cache": False, "gamma_low": 0.80, "gamma_from": 0.5}
     return Green(**{**bare, "shift": ShiftRule.PAPER, "name": "green-paper", **changes})
 

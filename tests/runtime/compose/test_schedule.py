@@ -29,6 +29,7 @@ RUNNING = ClusterSnapshot(4, (ClusterJob(1, "job", "ada", 0.0, JobState.RUNNING,
         ({"starve": 3.0}, "starve_ratio", 3.0),
         ({"node_slots": 2}, "node_gpus", 2),
         ({"ceiling": "2 h"}, "ceiling_gpu_s", 7200.0),
+        ({"levels": 6}, "levels", 6),
         ({"ageing": "1 d"}, "ageing_s", 86_400.0),
         ({"preempt_after": "5 min"}, "preempt_after_s", 300.0),
     ],
@@ -43,11 +44,14 @@ def test_every_knob_of_a_site_reaches_the_policy(section: dict[str, Any], field:
     assert plain == Green() and plain.theta == 0.3
 
 
-def test_a_job_that_waits_a_quantum_may_preempt_unless_the_site_says_otherwise() -> None:
+def test_bounds_on_waiting_are_counted_in_quanta_unless_the_site_says_otherwise() -> None:
     quick: dict[str, Any] = {"quantum": "20 s", "poll": "1 s"}
-    assert green_policy(JobsConfig.model_validate(quick)).preempt_after_s == 20.0
-    as_published = {**quick, "policy": {"kind": "green-paper"}}
-    assert green_policy(JobsConfig.model_validate(as_published)).preempt_after_s == 0.0
+    policy = green_policy(JobsConfig.model_validate(quick))
+    assert policy.preempt_after_s == 20.0 and policy.ceiling_gpu_s == 240.0
+    stated = green_policy(JobsConfig.model_validate({**quick, "policy": {"ceiling": "2 h", "preempt_after": "5 min"}}))
+    assert stated.preempt_after_s == 300.0 and stated.ceiling_gpu_s == 7200.0
+    published = green_policy(JobsConfig.model_validate({**quick, "policy": {"kind": "green-paper"}}))
+    assert published.preempt_after_s == 0.0 and published.ceiling_gpu_s is None
 
 
 @pytest.mark.parametrize(("meters", "assumed"), [("", {1}), (", slurm: {meters: spool}", set())])

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from joulery.runtime.schedule.energy import Totals
 
 
+_CEILING_QUANTA = 12
+"""Carbon ranks a job no further back than so many quanta of the average job's: 6 h at the usual half hour."""
 _AGENT_S = 120.0
 """How long a node's agent, which samples every 30 s, may take to tell of a job before its power is assumed."""
 
@@ -143,13 +145,16 @@ def green_policy(jobs: JobsConfig) -> Green:
         ConfigError: A knob makes no sense.
     """
     config = jobs.policy
-    policy = Green(preempt_after_s=jobs.quantum_s) if config.kind == "green" else green_paper()
+    quantum_s = jobs.quantum_s
+    own_bounds = Green(preempt_after_s=quantum_s, ceiling_gpu_s=_CEILING_QUANTA * quantum_s)
+    policy = own_bounds if config.kind == "green" else green_paper()
     own: dict[str, Any] = {
         "gamma": config.gamma,
         "shift": None if config.shift is None else ShiftRule(config.shift),
         "hysteresis": config.hysteresis,
         "profile_cache": config.profiles,
         "ceiling_gpu_s": config.ceiling_s,
+        "levels": config.levels,
         "ageing_s": config.ageing_s,
         "preempt_after_s": config.preempt_after_s,
     }

@@ -1,0 +1,112 @@
+"""Traces and grids that GREEN is judged on; ``JOULERY_DATA`` names the folder."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+
+import numpy as np
+
+from joulery.domain.arrays import FloatArray
+from joulery.sim.hourly_intensity import Intensity
+from joulery.sim.streams import Streams
+from joulery.sim.training_study import jobs_from_trace
+from joulery.sim.training_workload import Jobs
+
+DAY_S = 86_400.0
+LONGEST_S = 133_200.0
+DAY_WORK_S = 3130 * 3600.0
+"""GPU time of the testbed's day, on one GPU a job."""
+YEAR_LOAD = 0.62
+_AUGUST_H = slice(212 * 24, 243 * 24)
+_GAVEL_UNSEEN = ("103959", "6214e9", "7f04ca", "ed69ec")
+
+
+def folder(part: str) -> Path:
+    """A folder of the data."""
+    return Path(os.environ.get("JOULERY_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")) / part
+
+
+def direct(region: str, year: int) -> Intensity:
+    """The hours of a year, direct emissions, g/kWh."""
+    with (folder("carbon") / f"{region}_{year}.csv").open() as rows:
+        return Intensity(np.array([float(row["ci_direct"]) for row in csv.DictReader(rows)]))
+
+
+def august(carbon: Intensity) -> Intensity:
+    """The mean day of a year's August."""
+    return Intensity(np.array(carbon.values)[_AUGUST_H].reshape(31, 24).mean(axis=0))
+
+
+def trace(name: str) -> tuple[FloatArray, FloatArray]:
+    """Submissions and durations of a trace's file, in order, s."""
+    with (folder("green") / name).open() as rows:
+        read = np.array([(float(row["submit_s"]), float(row["duration_s"])) for row in csv.DictReader(rows)])
+    read = read[np.argsort(read[:, 0], kind="stable")]
+    return read[:, 0], read[:, 1]
+
+
+def trace_jobs(name: str, until_s: float = np.inf) -> Jobs:
+    """The jobs of a trace's file that come before some time."""
+    submit_s, duration_s = trace(name)
+    return jobs_from_trace(submit_s[submit_s < until_s], duration_s[submit_s < until_s], Streams(0))
+
+
+def philly() -> tuple[FloatArray, FloatArray]:
+    """Microsoft's Philly jobs of a minute to the testbed's longest duration."""
+    return _fitting(*trace("philly_jobs.csv"))
+
+
+def gavel() -> tuple[FloatArray, FloatArray]:
+    """Gavel's jobs of Philly's virtual clusters, lengths as measured on a V100: every other of the nine that have 900
+    and more. Those between were looked at in development."""
+    with (folder("green") / "gavel_traces.csv").open() as rows:
+        read = np.array(
+            [
+                (float(row["submit_s"]), float(row["v100_duration_s"]))
+                for row in csv.DictReader(rows)
+                if row["trace"].rpartition("/")[2] in _GAVEL_UNSEEN and row["v100_duration_s"]
+            ]
+        )
+    read = read[np.argsort(read[:, 0], kind="stable")]
+    return _fitting(read[:, 0], read[:, 1])
+
+
+def alibaba() -> tuple[FloatArray, FloatArray]:
+    """Alibaba's GPU pods of 2023 (cluster-trace-gpu-v2023), those that ran."""
+    with (folder("green") / "alibaba_gpu2023_openb.csv").open() as rows:
+        read = np.array(
+            [(float(row["submit_s"]), float(row["duration_s"])) for row in csv.DictReader(rows) if row["duration_s"]]
+        )
+    read = read[np.argsort(read[:, 0], kind="stable")]
+    return _fitting(read[:, 0], read[:, 1])
+
+
+def _fitting(submit_s: FloatArray, duration_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+    fit = (duration_s >= 60) & (duration_s <= LONGEST_S)
+    return submit_s[fit], duration_s[fit]
+
+
+def folded(submit_s: FloatArray, duration_s: FloatArray, seed: int) -> Jobs:
+    """As much work as on the testbed's day, drawn from a trace and folded into one day."""
+    drawn = np.random.default_rng(seed).permutation(len(duration_s))
+    rows = drawn[: int(np.searchsorted(np.cumsum(duration_s[drawn]), DAY_WORK_S))]
+    at_s = submit_s[rows] % DAY_S
+    order = np.argsort(at_s, kind="stable")
+    return jobs_from_trace(at_s[order], duration_s[rows][order], Streams(seed))
+
+
+def spread(submit_s: FloatArray, duration_s: FloatArray, days: float, load: float = YEAR_LOAD) -> Jobs:
+    """Up to so many days of a trace, stretched so that it loads 64 GPUs so far, as the year trace unless stated."""
+    at_s, day_work_s = submit_s - submit_s[0], load * 64 * DAY_S
+    days = min(days, float(duration_s.sum()) / day_work_s)
+    keep = int(np.searchsorted(np.cumsum(duration_s), day_work_s * days))
+    return jobs_from_trace(at_s[:keep] * (days * DAY_S / at_s[keep - 1]), duration_s[:keep], Streams(0))
+
+
+def first(all_jobs: Jobs, until_s: float) -> Jobs:
+    """The jobs that come before some time."""
+    rows = all_jobs.submit_s < until_s
+    return Jobs(*(column[rows] for column in (all_jobs.submit_s, all_jobs.work_s, all_jobs.kind, all_jobs.requested)),
+                all_jobs.max_gpus[rows])  # fmt: skip
