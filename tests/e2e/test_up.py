@@ -285,7 +285,7 @@ BROKEN = [
     ({}, ("--duration", "3 W"), "--duration"),
     ({}, ("--listen", "nowhere"), "--listen"),
     ({"duration: 3 s": "duration: 3 s, inputs: ."}, (), "photographs cannot be sent"),
-    ({"load: {kind: poisson, rate: 30 /s,": "load: {kind: trace, path: site.yaml,"}, (), "recorded arrivals"),
+    ({"load: {kind: poisson, rate: 30 /s,": "load: {kind: trace, path: site.yaml,"}, (), "no column arrival_s"),
 ]
 
 

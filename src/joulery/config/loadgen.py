@@ -56,7 +56,7 @@ class TraceLoad(LoadBase):
 
     kind: Literal["trace"]
     path: InputFile
-    """A CSV file with one column, arrival_s: seconds from the start, not decreasing."""
+    """A CSV file with a column arrival_s: seconds from the start, not decreasing."""
 
 
 LoadConfig = Annotated[PoissonLoad | ConstantLoad | TraceLoad, Field(discriminator="kind")]

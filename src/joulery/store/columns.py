@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,10 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[Row]:
     Raises:
         DataError: No such file, one of the columns is missing, or no rows.
     """
-    return _read(path, columns)[0]
+    rows = [row for row in _lines(path, columns) if row.cells]
+    if not rows:
+        raise DataError("no rows", file=str(path))
+    return rows
 
 
 def read_column(path: Path, column: str, *, least: float = 0.0) -> FloatArray:
@@ -104,16 +107,21 @@ def read_column(path: Path, column: str, *, least: float = 0.0) -> FloatArray:
         DataError: No such file or column, no rows, or a value that is missing, no number, not finite or too small;
             the message names the row. An empty line between rows is a missing value: what follows would shift.
     """
-    rows, empty = _read(path, [column])
-    if empty and empty[0] < rows[-1].number:
-        raise DataError(f"{column} is missing: the line is empty", file=str(path), row=empty[0])
-    return readonly([row.at_least(column, least) for row in rows], np.float64)
+    values, empty = [], 0
+    for row in _lines(path, [column]):
+        if not row.cells:
+            empty = empty or row.number
+            continue
+        if empty:
+            raise DataError(f"{column} is missing: the line is empty", file=str(path), row=empty)
+        values.append(row.at_least(column, least))
+    if not values:
+        raise DataError("no rows", file=str(path))
+    return readonly(values, np.float64)
 
 
-def _read(path: Path, columns: Sequence[str]) -> tuple[list[Row], list[int]]:
-    """The rows of a CSV file, and the numbers of its empty lines."""
-    rows: list[Row] = []
-    empty: list[int] = []
+def _lines(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    """Every line of a CSV file behind the names of its columns; an empty one has no cells."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as lines:
             reader = csv.reader(lines)
@@ -127,20 +135,14 @@ def _read(path: Path, columns: Sequence[str]) -> tuple[list[Row], list[int]]:
                     hint=f"columns: {', '.join(names) or 'none'}",
                 )
             for cells in reader:
-                if not cells:
-                    empty.append(reader.line_num)
-                    continue
                 found = dict(zip(names, cells, strict=False))  # a short row lacks its last cells
-                rows.append(Row({name: found.get(name, "") for name in columns}, path, reader.line_num))
+                yield Row({name: found.get(name, "") for name in columns} if cells else {}, path, reader.line_num)
     except OSError as error:
         raise DataError(f"cannot read: {error.strerror}", file=str(path)) from None
     except UnicodeDecodeError:
         raise DataError("not UTF-8", file=str(path), hint="save the file as UTF-8") from None
     except csv.Error as error:
         raise DataError(f"not CSV: {error}", file=str(path)) from None
-    if not rows:
-        raise DataError("no rows", file=str(path))
-    return rows, empty
 
 
 def read_parquet(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> dict[str, npt.NDArray[Any]]:

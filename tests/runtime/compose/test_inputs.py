@@ -70,13 +70,14 @@ def test_recorded_arrivals(tmp_path):
     file.write_text("arrival_s\n0\n0.5\n0.5\n2\n")
     assert read_arrivals(file).tolist() == [0.0, 0.5, 0.5, 2.0]
     for content, words in (
-        ("", "no recorded arrivals"),
-        ("arrival_s\n", "one column"),
-        ("time\n1\n", "one column"),
-        ("arrival_s\nx\n", "no recorded arrivals"),
-        ("arrival_s\n1\n0\n", "0 does not"),
-        ("arrival_s\n-1\n", "-1 does not"),
-        ("arrival_s\nnan\n", "nan does not"),
+        ("", "a.csv:1: no column arrival_s"),
+        ("arrival_s\n", "no rows"),
+        ("time\n1\n", "no column arrival_s"),
+        ("arrival_s\n0\nx\n", "a.csv:3: arrival_s is 'x'"),
+        ("arrival_s\n1\n0\n", "a.csv:3: arrivals count up from 0 s, 0 does not"),
+        ("arrival_s\n-1\n", "a.csv:2: arrival_s is '-1'"),
+        ("arrival_s\nnan\n", "a.csv:2: arrival_s is 'nan'"),
+        ("arrival_s\n1\n\n2\n", "a.csv:3: arrival_s is missing"),
     ):
         file.write_text(content)
         with pytest.raises(DataError, match=words) as caught:

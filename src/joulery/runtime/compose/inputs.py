@@ -11,6 +11,7 @@ from joulery.adapters.models.photos import photo_files, read_photo
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.tensors import NUMPY_TYPES, Tensor, TensorSpec
+from joulery.store.columns import read_column
 
 
 def inputs_for(
@@ -45,19 +46,13 @@ def read_arrivals(file: Path) -> FloatArray:
     """Recorded arrivals: a CSV file with one column, ``arrival_s``, seconds from the start, float64[n].
 
     Raises:
-        DataError: It is no such file, or the times do not count up from 0.
+        DataError: No such file, column or rows, or the times do not count up from 0.
     """
-    try:
-        header, *rows = file.read_text().split()
-        times_s = np.array([float(row) for row in rows])
-    except (OSError, ValueError) as error:
-        raise DataError(f"no recorded arrivals: {error}", file=str(file)) from error
-    if header != "arrival_s" or not len(times_s):
-        raise DataError("recorded arrivals are one column, arrival_s, a row a request", file=str(file), row=1)
-    wrong = ~np.isfinite(times_s) | (np.diff(times_s, prepend=0.0) < 0)
+    times_s = read_column(file, "arrival_s")
+    wrong = np.diff(times_s, prepend=0.0) < 0
     if bool(wrong.any()):
         row = int(np.argmax(wrong))
-        raise DataError(f"arrivals count up from 0 s, {rows[row]} does not", file=str(file), row=row + 2)
+        raise DataError(f"arrivals count up from 0 s, {times_s[row]:g} does not", file=str(file), row=row + 2)
     return times_s
 
 
