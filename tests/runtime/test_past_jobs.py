@@ -23,9 +23,17 @@ def test_they_come_in_order_of_submission_from_the_hour_of_the_first() -> None:
     held = held_gpus(jobs)
 
     assert held.first_s == 3600.0
-    assert held.submit_s.tolist() == [400.0, 3700.0, 4400.0]
+    assert held.submit_s.tolist() == [1400.0, 3700.0, 4400.0]
     assert held.start_s.tolist() == [1400.0, 5400.0, 4400.0]
     assert held.gpus.tolist() == [1, 2, 3]
+
+
+def test_the_past_begins_when_the_first_job_started_however_long_one_was_held() -> None:
+    month_s = 30 * 86_400.0
+    held = held_gpus([past(100.0, 3 * month_s, 1), past(3 * month_s - 50.0, 3 * month_s + 60.0, 2)])
+
+    assert held.first_s == 3 * month_s
+    assert held.submit_s.tolist() == [0.0, 0.0] and held.gpus.tolist() == [1, 2]
 
 
 def test_nobody_begins_before_it_is_submitted_whatever_two_clocks_said() -> None:

@@ -116,6 +116,8 @@ class Held:
         elapsed_s: How long each ran, float64[n].
         gpus: On how many GPUs, int64[n].
         first_s: The hour of the first submission, Unix seconds.
+
+    What was submitted before any of them started counts as submitted then: of the time before, nothing is recorded.
     """
 
     submit_s: FloatArray
@@ -134,9 +136,11 @@ def held_gpus(jobs: Sequence[PastJob]) -> Held:
     held = sorted((job for job in jobs if job.gpus), key=_submitted_s)
     if not held:
         raise DataError("no job held a GPU: there is nothing to simulate")
-    first_s = math.floor(_submitted_s(held[0]) / 3600.0) * 3600.0
+    began_s = min(job.start_s for job in held)
+    submit_s = np.array([max(_submitted_s(job), began_s) for job in held])
+    first_s = math.floor(began_s / 3600.0) * 3600.0
     return Held(
-        np.array([_submitted_s(job) - first_s for job in held]),
+        submit_s - first_s,
         np.array([job.start_s - first_s for job in held]),
         np.array([job.elapsed_s for job in held]),
         np.array([job.gpus for job in held], np.int64),
