@@ -17,7 +17,7 @@ import pytest
 
 from joulery.adapters.clusters.slurm import open_slurm
 from joulery.adapters.clusters.slurm_rest import RestPlace
-from joulery.domain.cluster import Hold, JobState, Start, Stop
+from joulery.domain.cluster import Hold, JobState, Order, Start, Stop
 from joulery.runtime.schedule.daemon import release_all
 from tests.e2e.slurm_forty import SHORT, good, play, torch_interpreter
 from tests.e2e.slurm_jobs import JOB, Daemon
@@ -123,6 +123,22 @@ def test_what_is_not_ours_is_left_alone_and_what_is_down_is_not_counted(cluster:
     assert states(cluster)[owner_held][1] == "JobHeldUser"
     assert states(cluster)[impossible][0] == "PENDING"
     assert states(cluster)[ignoring][0] in ("RUNNING", "PENDING")
+
+
+def test_an_order_reaches_slurm_the_last_of_it_in_one_call_and_whoever_is_gone_left_out(
+    cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = ("sbatch", "--parsable", "--begin=now+1hour", "--gres=gpu:1", "--wrap", "true")
+    jobs = [int(cluster.run(*later)) for _ in range(19)]
+    monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
+    order = jobs[::-1]
+    said = open_slurm().apply(Order((*order[:17], 99_999, *order[17:])))
+
+    told = {job["job_id"]: job["priority"] for job in json.loads(cluster.run("squeue", "--json"))["jobs"]}
+    ranks = [told[job] for job in order]
+    assert len(set(ranks[:16])) == 16 and len(set(ranks[16:])) == 1, ranks
+    assert ranks == sorted(ranks, reverse=True)
+    assert said == "19 ranked; refused: Invalid job id specified for job 99999"
 
 
 def test_a_job_that_ignores_sigterm_is_killed_at_killwait_and_started_again(

@@ -66,7 +66,12 @@ class FakeSlurm:
     def _scontrol(self, verb: str, words: Sequence[str]) -> Done:
         if self.forbidden:
             return Done(1, "", "Access/permission denied for job 1")
-        number = int(words[0].removeprefix("JobId="))
+        numbers = words[0].removeprefix("JobId=").split(",")
+        if len(numbers) > 1:  # who can have it has it, whatever is said of the others
+            each = [self._scontrol(verb, (f"JobId={one}", *words[1:])) for one in numbers]
+            wrong = [done.err for done in each if done.code]
+            return Done(1 if wrong else 0, "", "\n".join(wrong))
+        number = int(numbers[0])
         job = self.jobs.get(number)
         if job is None:
             return Done(1, "", f"Invalid job id specified for job {number}")

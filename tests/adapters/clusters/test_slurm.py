@@ -147,7 +147,22 @@ def test_the_first_in_the_order_gets_the_largest_site_factor() -> None:
     remark = backend(slurm).apply(Order((3, 1, 9, 2)))
 
     assert [slurm.jobs[number]["site_factor"] for number in (3, 1, 2)] == [4000, 3000, 1000]
-    assert remark.startswith("3 ranked; refused: job 9")
+    assert remark.startswith("3 ranked; refused: job 9: Invalid job id")
+
+
+def test_a_long_order_takes_few_calls_and_ends_in_groups() -> None:
+    slurm = FakeSlurm()
+    order = list(range(1000, 0, -1))
+    for number in order:
+        if number != 7:
+            slurm.submit(number)
+    remark = backend(slurm).apply(Order(tuple(order)))
+
+    ranks = [slurm.jobs[number]["site_factor"] for number in order if number != 7]
+    assert len([call for call in slurm.commands if "update" in call]) == 16 + 6
+    assert ranks == sorted(ranks, reverse=True) and min(ranks) > 0, "nobody overtakes anybody"
+    assert len(set(ranks[:16])) == 16, "and the first go in order"
+    assert remark == "999 ranked; refused: Invalid job id specified for job 7"
 
 
 def test_a_controller_that_is_away_says_so() -> None:

@@ -9,7 +9,7 @@ held, so that it can always be found and given back.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from joulery.adapters.clusters.progress import Progress
@@ -34,6 +34,10 @@ _DOWN_MARKS = "*$@^"
 """Not responding, in maintenance, about to reboot; a node put to sleep (``~``) is woken for a job and counts."""
 _AWAY = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "Zero Bytes were transmitted")
 _RANK_STEP = 1000
+_RANKED_ALONE = 16
+"""So many jobs get a rank each; those behind them share ranks in groups that double, up to a command line's length:
+every change is a call, and of those that wait only the first few start before the next round."""
+_RANKED_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +143,17 @@ class SlurmBackend:
 
     def _order(self, jobs: Sequence[int]) -> str:
         """SiteFactor by rank: within Slurm's own priority, without freezing it as Priority would."""
-        refused = []
-        for rank, job in enumerate(jobs):
-            done = self._run(("scontrol", "update", f"JobId={job}", f"SiteFactor={(len(jobs) - rank) * _RANK_STEP}"))
-            if done.code != 0:
+        groups, left_out, refused = list(_groups(jobs)), 0, []
+        for rank, group in enumerate(groups):
+            names = ",".join(map(str, group))
+            done = self._run(
+                ("scontrol", "update", f"JobId={names}", f"SiteFactor={(len(groups) - rank) * _RANK_STEP}")
+            )
+            if done.code != 0:  # for some of them; the others have it
                 self._raise_if_away(done)
-                refused.append(f"job {job}: {_said(done)}")
-        return f"{len(jobs) - len(refused)} ranked" + (f"; refused: {'; '.join(refused)}" if refused else "")
+                left_out += min(len(group), max(1, len(done.err.splitlines())))
+                refused.append(f"job {names}: {_said(done)}" if len(group) == 1 else _said(done))
+        return f"{len(jobs) - left_out} ranked" + (f"; refused: {'; '.join(refused)}" if refused else "")
 
     def _tag(self, job: int, text: str) -> None:
         self._scontrol("update", f"JobId={job}", f"AdminComment={text}")
@@ -279,6 +287,15 @@ def open_slurm(
         backend.close()
         raise
     return backend
+
+
+def _groups(jobs: Sequence[int]) -> Iterator[Sequence[int]]:
+    """The first few one by one, the rest together in larger and larger groups."""
+    at, size = 0, 1
+    while at < len(jobs):
+        size = 1 if at < _RANKED_ALONE else min(max(2 * size, _RANKED_ALONE), _RANKED_AT_ONCE)
+        yield jobs[at : at + size]
+        at += size
 
 
 def _said(done: Done) -> str:
