@@ -88,8 +88,12 @@ class WorkClock:
 
     def now_s(self) -> float:
         """Full-clock seconds so far."""
-        return self._done_s + self.rate * (self._clock() - self._since_s)
+        return self._at(self._clock())
 
     def run_at(self, rate: float) -> None:
         """From now on it does ``rate`` of the work it would do at full clock."""
-        self._done_s, self._since_s, self.rate = self.now_s(), self._clock(), rate
+        now_s = self._clock()
+        self._done_s, self._since_s, self.rate = self._at(now_s), now_s, rate
+
+    def _at(self, clock_s: float) -> float:
+        return self._done_s + self.rate * (clock_s - self._since_s)
