@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -23,14 +23,24 @@ def start_part(module: str, arguments: Sequence[str], errors: IO[bytes]) -> subp
     Raises:
         OSError: No process can be started.
     """
-    parent = str(Path(joulery.__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, (parent, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
-        # -P: a file of the user's folder named like a module must not be imported.
-        [sys.executable, "-P", "-m", module, *arguments],
+        part_command(module, *arguments),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,
-        env={**os.environ, "PYTHONPATH": path},
+        env=part_environment(),
         start_new_session=True,
     )
+
+
+def part_command(module: str, *arguments: str) -> tuple[str, ...]:
+    """The command line of a part; it needs :func:`part_environment`."""
+    # -P: a file of the user's folder named like a module must not be imported.
+    return (sys.executable, "-P", "-m", module, *arguments)
+
+
+def part_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """An environment in which a part is of this very joulery, wherever that was imported from."""
+    parent = str(Path(joulery.__file__).resolve().parents[1])
+    path = os.pathsep.join(filter(None, (parent, environment.get("PYTHONPATH"))))
+    return {**environment, "PYTHONPATH": path}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 
 import orjson
 
 from joulery.runtime.load.plan import LoadPlan
+from joulery.runtime.part import part_command, part_environment
 
 TOKEN = "JOULERY_TOKEN"
 """Environment variable with the bearer token: command lines can be read by everyone."""
@@ -20,7 +20,7 @@ def command(plan: LoadPlan, parent: int) -> tuple[str, ...]:
     It prints the summary of its outcomes, one JSON object, and ends early, with what it has, on SIGTERM.
     """
     fields = orjson.dumps(plan).decode()
-    return (sys.executable, "-m", "joulery.runtime.load", "--plan", fields, "--parent", str(parent))
+    return part_command("joulery.runtime.load", "--plan", fields, "--parent", str(parent))
 
 
 def start(plan: LoadPlan, token: str | None = None) -> subprocess.Popen[bytes]:
@@ -32,6 +32,6 @@ def start(plan: LoadPlan, token: str | None = None) -> subprocess.Popen[bytes]:
         command(plan, os.getpid()),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        env=environment,
+        env=part_environment(environment),
         process_group=0,
     )

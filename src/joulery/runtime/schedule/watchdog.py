@@ -18,6 +18,7 @@ from joulery.config.reading import load
 from joulery.domain.errors import ActuationError, CapabilityError, DataError
 from joulery.domain.ports import ClusterBackend
 from joulery.runtime.compose.schedule import cluster_backend, jobs_of
+from joulery.runtime.part import part_command, part_environment
 from joulery.runtime.schedule.daemon import release_all
 from joulery.runtime.schedule.lock import SchedulerLock
 from joulery.store.files import write_atomically
@@ -90,10 +91,11 @@ def start_watchdog(site: Path, backend: str, patience_s: float, log: Path) -> su
     """The watchdog as a process of a session of its own: what ends the scheduler does not end it."""
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "joulery.runtime.schedule.watchdog", str(site), backend, str(patience_s)],
+            part_command("joulery.runtime.schedule.watchdog", str(site), backend, str(patience_s)),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
+            env=part_environment(),
             start_new_session=True,
         )
 
