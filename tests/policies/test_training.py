@@ -381,6 +381,19 @@ def test_dirty_hours_ask_more_of_a_gpu_and_green_ones_less() -> None:
         assert step.decisions[0].value.run[0] == (3 if expected == 2 else 1)
 
 
+def test_an_hour_whose_intensity_nobody_knows_asks_for_nothing_and_puts_nobody_off() -> None:
+    unknown = {"g_per_kwh": 0.0, "mean_g_per_kwh": 0.0}
+    policy = green_paper(gamma=0.9, carbon_gamma=0.05)
+    for degradation, gpus in ((0.91, 3), (0.89, 1)):
+        state = policy.step(policy.initial(), view(0.0, [1], [1.0])).state
+        step = policy.step(state, view(1800.0, [2], [degradation], **unknown))
+        assert step.decisions[0].value.run[0] == gpus, "the bar is gamma, neither more nor less"
+        assert step.decisions[0].reason.startswith("no intensity; ")
+    late = Green(defer_ratio=0.2)
+    new = view(0.0, [0], [float("nan")], executed_s=np.zeros(1), **unknown)
+    assert late.step(late.initial(), new).decisions[0].value.run == {0: 1}
+
+
 @pytest.mark.parametrize(
     ("wanted", "gamma"), [(8, 0.8), (64, 0.8), (80, 0.875), (96, 0.95), (300, 0.95)], ids=lambda value: str(value)
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Literal
 
 from joulery.domain.arrays import FloatArray, IntArray
 
@@ -17,7 +18,7 @@ class ClusterView:
         now_s: Time.
         gpus: GPUs of the cluster.
         g_per_kwh: Carbon intensity now.
-        mean_g_per_kwh: Its mean over the active window.
+        mean_g_per_kwh: Its mean over the active window; 0 where it is unknown, as where nothing is emitted.
         restart_s: What moving a job costs in time.
         job: Job number, int64[n].
         submit_s: When it was submitted.
@@ -55,6 +56,13 @@ class ClusterView:
 
     def __len__(self) -> int:
         return len(self.job)
+
+    @property
+    def hour(self) -> Literal["green", "dirty"] | None:
+        """Whether less than on average is emitted now; None where nothing is known to be emitted at all."""
+        if self.mean_g_per_kwh == 0:
+            return None
+        return "green" if self.g_per_kwh < self.mean_g_per_kwh else "dirty"
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,8 +165,8 @@ class Green:
         lower = [row for row, job in enumerate(view.job.tolist()) if not jobs[job].upper and row not in put_off]
         run, jobs, rest = _fill(view, jobs, upper, self._ranked(lower, jobs, view), self.theta)
         newcomers = {kind: self._newcomer(kind, view.gpus, profile, gamma, view).gpus for kind in profile}
-        hour = "green" if view.g_per_kwh < view.mean_g_per_kwh else "dirty"
-        reason = f"{hour} hour; {len(upper)} in the upper and {len(lower)} in the lower queue, {len(run)} run"
+        hour = "no intensity" if view.hour is None else f"{view.hour} hour"
+        reason = f"{hour}; {len(upper)} in the upper and {len(lower)} in the lower queue, {len(run)} run"
         if put_off:
             reason += f", {len(put_off)} put off for a greener one"
         longest_s = float(np.max(view.now_s - view.submit_s - view.executed_s, initial=0.0))
@@ -179,8 +179,7 @@ class Green:
 
     def _put_off(self, view: ClusterView, jobs: Mapping[int, _Known]) -> tuple[float, frozenset[int]]:
         """Work beyond which newcomers wait for the next round, and the rows that wait for a greener hour now."""
-        dirty = view.g_per_kwh >= view.mean_g_per_kwh
-        if not self.defer_ratio or not dirty:
+        if not self.defer_ratio or view.hour != "dirty":
             return float("inf"), frozenset()
         if sum(jobs[job].gpus for job in view.job.tolist()) > self.defer_load * view.gpus:
             return float("inf"), frozenset()
@@ -213,7 +212,9 @@ class Green:
             load = wanted / view.gpus
             rise = min(max((load - self.gamma_from) / 0.5, 0.0), 1.0)
             base = self.gamma_low + (_GAMMA_HIGH - self.gamma_low) * rise
-        return base + (self.carbon_gamma if view.g_per_kwh >= view.mean_g_per_kwh else -self.carbon_gamma)
+        if view.hour is None:
+            return base
+        return base + (self.carbon_gamma if view.hour == "dirty" else -self.carbon_gamma)
 
     def _learn(
         self, profile: Mapping[int, Mapping[int, float]], view: ClusterView

@@ -259,9 +259,7 @@ class Scheduler:
             memory.target = {int(n): int(allocation.run.get(n, 0)) for n in view.job.tolist()}
             memory.waiting = [(int(job), int(slots)) for job, slots in allocation.waiting]
             memory.newcomers, memory.passive = dict(allocation.newcomer_gpus), allocation.passive
-            # The policy calls an hour without an intensity dirty, because it shifts nothing into it.
-            text = decision.reason if grid.known else f"no intensity; {decision.reason.partition('; ')[2]}"
-            self._log("round", {**_seen(snapshot, view, grid.basis), "target": memory.target, "text": text})
+            self._log("round", {**_seen(snapshot, view, grid.basis), "target": memory.target, "text": decision.reason})
         memory.policy = self._policy.remember(step.state)
         self._write("tallies", **memory.costs())  # what this plan rests on
         self._write("plan", **memory.plan())
