@@ -67,7 +67,7 @@ def read_sacct(path: Path, zone: tzinfo | None = None) -> SacctLog:
     left: Counter[str] = Counter()
     strange: Counter[str] = Counter()
     for row in _rows(text, path):
-        if None in row:
+        if row is None:
             left["more fields than the first line names"] += 1
             continue
         state = (row.get("state", "").split() or [""])[0].rstrip("+").upper()
@@ -88,8 +88,8 @@ def read_sacct(path: Path, zone: tzinfo | None = None) -> SacctLog:
     return SacctLog(tuple(jobs.values()), dict(left), notes)
 
 
-def _rows(text: str, path: Path) -> Iterator[Mapping[str | None, str]]:
-    """Rows by lower-case column name; what is beyond the header under None."""
+def _rows(text: str, path: Path) -> Iterator[Mapping[str, str] | None]:
+    """Rows by lower-case column name; None for one with more fields than there are columns."""
     lines = [line for line in text.split("\n") if line.strip()]
     if not lines:
         raise DataError("the file is empty", file=str(path), hint=COMMAND)
@@ -101,8 +101,8 @@ def _rows(text: str, path: Path) -> Iterator[Mapping[str | None, str]]:
             f"the first line names no JobID: {lines[0][:80]!r}", file=str(path), row=1, hint=f"make it with: {COMMAND}"
         )
     for cells in reader:
-        row: dict[str | None, str] = dict(zip(header, (cell.strip() for cell in cells), strict=False))
-        yield row if len(cells) <= len(header) else {**row, None: "beyond"}
+        shifted = len(cells) > len(header)
+        yield None if shifted else dict(zip(header, (cell.strip() for cell in cells), strict=False))
 
 
 def _csv(lines: Sequence[str], path: Path) -> Iterator[list[str]]:
@@ -113,7 +113,7 @@ def _csv(lines: Sequence[str], path: Path) -> Iterator[list[str]]:
         raise DataError(f"is no CSV: {error}", file=str(path), row=reader.line_num, hint=COMMAND) from error
 
 
-def _job(row: Mapping[str | None, str], state: str, zone: tzinfo | None) -> PastJob | str:
+def _job(row: Mapping[str, str], state: str, zone: tzinfo | None) -> PastJob | str:
     """The job of a row, or why there is none."""
     number = row.get("jobid") or row.get("jobidraw", "")
     if not number:
@@ -164,7 +164,7 @@ def _count(text: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _elapsed_s(row: Mapping[str | None, str]) -> float:
+def _elapsed_s(row: Mapping[str, str]) -> float:
     if row.get("elapsedraw", "").isdigit():
         return float(row["elapsedraw"])
     match = _SPAN.fullmatch(row.get("elapsed", ""))
@@ -184,7 +184,7 @@ def _stamp(text: str, zone: tzinfo | None) -> float:
     return stamp.timestamp()
 
 
-def _joules(row: Mapping[str | None, str]) -> float:
+def _joules(row: Mapping[str, str]) -> float:
     """Slurm's own measurement; 0 stands for none, and so does a number beyond what a job can draw."""
     text = row.get("consumedenergyraw", "")
     try:

@@ -72,7 +72,10 @@ def used_by(folder: Path, by: str, since_s: float = -math.inf) -> tuple[tuple[Li
     # A scheduler that was killed as it wrote down an end writes it again: the same job, started as often.
     ends = {(int(row["job"]), int(row.get("restarts") or 0)): row for row in ended(folder)}
     rows = [row for row in ends.values() if float(row.get("t_s", math.inf)) >= since_s]
-    rows += [row for row in _running(folder) if not any(job == row["job"] and n >= row["restarts"] for job, n in ends)]
+    latest: dict[int, int] = {}
+    for job, restarts in ends:
+        latest[job] = max(restarts, latest.get(job, -1))
+    rows += [row for row in _running(folder) if latest.get(row["job"], -1) < row["restarts"]]
     if not rows:
         raise DataError("no job ended since then and none runs", file=str(folder))
     told = {int(row["job"]): str(row.get(by) or "unknown") for row in rows}
