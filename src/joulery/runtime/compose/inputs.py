@@ -43,7 +43,7 @@ def inputs_for(
 
 
 def read_arrivals(file: Path) -> FloatArray:
-    """Recorded arrivals: a CSV file with one column, ``arrival_s``, seconds from the start, float64[n].
+    """Recorded arrivals: a CSV file with a column ``arrival_s``, seconds from the start, float64[n].
 
     Raises:
         DataError: No such file, column or rows, or the times do not count up from 0.
