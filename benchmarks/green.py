@@ -150,7 +150,7 @@ def _burst(checks: Checks, burst: Sequence[Jobs], grids: dict[str, Intensity]) -
         checks.add("9", f"day, against GPUs as requested, {key}", f"<= {_percent(bar)}", _range(asked, key), held)
     checks.add("9", "its peak power", "reported", _range(asked, "peak"))
     for other in ("pollux", "pollux-like"):
-        for mine in ("green:theta=0.5", "green-paper:theta=0.5", "green-lean"):
+        for mine in ("green:theta=0.5", "green-paper:theta=0.5", "green-lean", "green-lean:theta=0.5"):
             found = against(mine, other)
             held = _mean(found, "job") <= -0.05 and _mean(found, "jct") <= 0.25
             said = f"{_percent(_mean(found, 'job'))}, JCT {_percent(_mean(found, 'jct'))}"
