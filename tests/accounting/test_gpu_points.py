@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from joulery.accounting.load_line import gpu_channels, gpu_points
+from joulery.accounting.load_line import gpu_channels, gpu_points, work_by_bin
 from joulery.domain.channel import Channel, ReadingKind
 from joulery.domain.power import PowerTrace
 from joulery.domain.quality import Quality
@@ -32,3 +34,20 @@ def test_only_the_boards_that_are_meant() -> None:
 def test_no_work_is_no_work() -> None:
     busy, _ = gpu_points([board("gpu:0", 1.0)], np.zeros((0, 3)), np.array([0, 1_000_000_000]))
     assert busy.tolist() == [0.0]
+
+
+SPANS = st.lists(st.tuples(st.floats(0, 20), st.floats(0, 5), st.floats(0, 1)), max_size=12)
+
+
+@given(SPANS, st.integers(0, 2**31))
+def test_work_is_kept_bin_by_bin(spans: list[tuple[float, float, float]], base_s: int) -> None:
+    """Nothing lost, nothing invented, and exactly nothing where nothing ran."""
+    work = np.array([(base_s + start, base_s + start + long, part * long) for start, long, part in spans])
+    work = work.reshape(-1, 3)
+    edges_s = np.array([0.0, 2.0, 3.5, 7.0, 12.0])
+    busy = work_by_bin(work, np.rint((base_s + edges_s) * 1e9).astype(np.int64))
+    for low, high, got in zip(edges_s[:-1], edges_s[1:], busy, strict=True):
+        inside = [(max(0.0, min(high, s + d) - max(low, s)), part) for s, d, part in spans]
+        assert got == pytest.approx(sum(seconds * part for seconds, part in inside), abs=2e-5)
+        if not any(seconds for seconds, _ in inside) and not any(abs(s + d - low) < 1e-3 for s, d, _ in spans):
+            assert got == 0.0

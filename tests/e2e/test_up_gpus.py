@@ -47,7 +47,15 @@ def test_a_service_on_shares_of_a_gpu_whose_clock_is_governed(tmp_path: Path, nv
     report = json.loads(said)
     assert report["failed"] == 0
     assert report["requests"] > 20
-    assert report["energy_j"] > 0
+    parts_j = sum(part["energy_j"] for part in report["parts"])
+    assert report["energy_j"] == pytest.approx(parts_j + report["idle_j"] + report["unattributed_j"])
+    assert report["requests_j"] == pytest.approx(parts_j) and parts_j > 0, "the driver names nobody, requests ran"
+    assert report["serving_j"] == report["load_generator_j"] == 0, "they use no GPU, and nothing else is metered"
+    assert report["idle_j"] > 0
+    (charge,) = report["charges"]
+    assert charge["footprint"]["parts"][0]["energy_j"] == pytest.approx(report["requests_j"])
+    assert charge["footprint"]["energy_j"] == pytest.approx(report["services"][0]["charged_j"])
+    assert any("requests say when" in note for note in report["notes"])
     (profile,) = (tmp_path / "cache/profiles").glob("*.json")
     entries = {(one["variant"], one["slice"]): one for one in json.loads(profile.read_text())["entries"]}
     assert len(entries) == 4

@@ -14,6 +14,8 @@ from joulery.domain.power import Channel, PowerTrace
 
 _COVERED_RATIO = 0.99
 """A bin with less of its time covered by readings tells nothing about its power."""
+_LEAST_S = 1e-6
+"""Work shorter than this is what adding and taking away again leaves over."""
 
 
 def cpu_channels(channels: Iterable[Channel]) -> tuple[Channel, ...]:
@@ -46,11 +48,31 @@ def gpu_points(traces: Sequence[PowerTrace], work: FloatArray, bins_ns: IntArray
         joules, covered_s = energy_by_bin(Metered.of(trace).steps, bins_ns)
         energy_j += joules
         covered &= covered_s >= _COVERED_RATIO * seconds
-    edges_s, busy_s = bins_ns / NS_PER_S, np.zeros(len(seconds))
-    for start_s, end_s, gpu_s in work:
-        inside = np.clip(np.minimum(edges_s[1:], end_s) - np.maximum(edges_s[:-1], start_s), 0.0, None)
-        busy_s += inside * gpu_s / (end_s - start_s)
-    return busy_s / seconds, np.where(covered, energy_j / seconds, np.nan)
+    return work_by_bin(work, bins_ns) / seconds, np.where(covered, energy_j / seconds, np.nan)
+
+
+def work_by_bin(work: FloatArray, bins_ns: IntArray) -> FloatArray:
+    """GPU seconds of work in each bin.
+
+    Args:
+        work: As for :func:`gpu_points`; what took no time at all is left out.
+        bins_ns: Edges of the bins, Unix nanoseconds, increasing, int64[n+1].
+
+    Returns:
+        Seconds of a whole GPU, float64[n]; 0 where nothing ran, to a microsecond.
+    """
+    edges_s = (bins_ns - bins_ns[0]) / NS_PER_S
+    start_s, end_s, gpu_s = (work - np.array([bins_ns[0] / NS_PER_S] * 2 + [0.0])).T
+    ran = end_s > start_s
+    start_s, end_s, rate = start_s[ran], end_s[ran], gpu_s[ran] / (end_s[ran] - start_s[ran])
+    at_s = np.concatenate((start_s, end_s))
+    if not len(at_s):
+        return np.zeros(len(edges_s) - 1)
+    order = np.argsort(at_s, kind="stable")
+    slope = np.cumsum(np.concatenate((rate, -rate))[order])
+    done_s = np.concatenate(([0.0], np.cumsum(slope[:-1] * np.diff(at_s[order]))))
+    busy_s = np.diff(np.interp(edges_s, at_s[order], done_s))
+    return np.where(busy_s < _LEAST_S, 0.0, busy_s)
 
 
 def power_points(

@@ -85,6 +85,25 @@ def test_shares_follow_cpu_time():
     assert rounded_down.serving_j == pytest.approx(0.0) and rounded_down.joules_per_cpu_s == pytest.approx(10 / 1.2)
 
 
+def test_joules_of_boards_are_the_requests_that_ran_there():
+    gpu = Part("gpu:0", "board", 90.0, Quality.MEASURED, "nvml")
+    run = replace(charged().run, parts=(*charged().run.parts, gpu))
+    on_gpu = RunCost(Charged(run, Footprint()), cpu_s=1.0, load_cpu_s=0.1, boards=frozenset({"gpu:0"}))
+    shares = on_gpu.shares([served()])
+    assert (shares.requests_j, shares.load_j, shares.serving_j) == pytest.approx((90.0, 1.0, 9.0))
+    assert shares.joules_per_cpu_s == pytest.approx(90.0 / served().requests_cpu_s)
+    figures = summarise_run(pair(), on_gpu, [None, None])
+    assert sum(one["requests_j"] for one in figures["services"]) == pytest.approx(90.0)
+    assert figures["requests_j"] + figures["load_generator_j"] + figures["serving_j"] == pytest.approx(100.0)
+
+
+def test_boards_on_which_no_request_ran_served_nobody():
+    run = replace(charged().run, parts=(Part("gpu:0", "board", 90.0, Quality.MEASURED, "nvml"),))
+    cost = RunCost(Charged(run, Footprint()), cpu_s=1.0, load_cpu_s=0.1, boards=frozenset({"gpu:0"}))
+    shares = cost.shares([served(records=[])])
+    assert (shares.requests_j, shares.load_j, shares.serving_j, shares.joules_per_cpu_s) == (0.0, 0.0, 90.0, 0.0)
+
+
 def test_the_figures_of_a_run():
     run = served()
     figures = summarise_run([run], cost(), [compared(run)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from joulery.domain.engine import RequestRecord
 from joulery.runtime.measuring.account import Basis, account
 from joulery.runtime.measuring.evidence import NS_PER_S, fold, read_evidence
 from joulery.runtime.measuring.terms import Span, Terms
+from joulery.runtime.serving.boards import OnBoards, of_boards
 from joulery.runtime.serving.hosted import Hosted
 from joulery.runtime.serving.session import Session
 from joulery.runtime.serving.summary import RunCost, Served, compared, summarise_run, with_baseline
@@ -48,15 +50,17 @@ def finish(session: Session, *, load_cpu_s: float = float("nan")) -> Finished:
         CapabilityError: The disk refuses; what was logged as the run went stays readable.
     """
     writer = session.writer
-    evidence = read_evidence(writer.path / SAMPLES)
+    boards = [_on_boards(one) for one in session.hosted if one.setup.gpus]
+    evidence, remarks = of_boards(read_evidence(writer.path / SAMPLES), boards, session.ran.records)
     unix_offset_ns = round(session.started_s * NS_PER_S) - session.start_ns
     span = Span(session.start_ns, session.end_ns, unix_offset_ns)
     terms = Terms(idle="whole", pue=session.site.pue)
-    made = account(evidence, span, terms, session.grid.source, tuple(session.ran.warnings))
+    made = account(evidence, span, terms, session.grid.source, (*remarks, *session.ran.warnings))
     basis, charged = made.basis, made.charged
     served = [_served(session, one, basis) for one in session.hosted]
     found = [compared(one) for one in served]
-    cost = RunCost(charged, tree_cpu_s(basis), load_cpu_s)
+    devices = frozenset(device for one in boards for device in one.gpus)
+    cost = RunCost(charged, tree_cpu_s(basis), load_cpu_s, devices)
     charges = [
         {"workload": one.name, "owner": one.owner, "footprint": footprint_to_dict(part)}
         for one, part in zip(served, cost.portions(served), strict=True)
@@ -75,6 +79,10 @@ def finish(session: Session, *, load_cpu_s: float = float("nan")) -> Finished:
     shutil.rmtree(writer.path / SAMPLES, ignore_errors=True)
     writer.close()
     return Finished(writer.path, report)
+
+
+def _on_boards(one: Hosted) -> OnBoards:
+    return OnBoards(one.name, one.setup.gpus, math.nan if one.profile is None else one.profile.idle_w)
 
 
 def _served(session: Session, one: Hosted, basis: Basis) -> Served:

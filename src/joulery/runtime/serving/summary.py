@@ -81,7 +81,8 @@ class Shares:
         requests_j: In the replicas, while they answered.
         load_j: The load generator.
         serving_j: Gateway, controller, and replicas between requests and while they started.
-        joules_per_cpu_s: What one CPU second was charged.
+        joules_per_cpu_s: What one CPU second of a request was charged; one second of a whole GPU where services run
+            on GPUs.
     """
 
     requests_j: float
@@ -98,16 +99,34 @@ class RunCost:
         charged: Joules and grams.
         cpu_s: CPU seconds of joulery's own processes within it, requests included.
         load_cpu_s: CPU seconds of the load generators, a part of them; NaN when not known.
+        boards: GPUs that the services run on (``gpu:0``); none where they run on the CPU.
     """
 
     charged: Charged
     cpu_s: float
     load_cpu_s: float
+    boards: frozenset[str] = frozenset()
 
     def shares(self, served: Sequence[Served]) -> Shares:
-        """How its joules divide, these services' requests taken together."""
+        """How its joules divide, these services' requests taken together.
+
+        Requests on GPUs are what those are for: their joules above idle are the requests'. Gateway and load generator
+        use the CPU, and divide what was charged for it.
+        """
         requests_cpu_s = math.fsum(one.requests_cpu_s for one in served)
-        return divide(self.charged.run.attributed_j, requests_cpu_s, self.load_cpu_s, self.cpu_s)
+        if not self.boards:
+            return divide(self.charged.run.attributed_j, requests_cpu_s, self.load_cpu_s, self.cpu_s)
+        parts = self.charged.run.parts
+        boards_j = math.fsum(part.energy_j for part in parts if part.device in self.boards)
+        rest = divide(
+            math.fsum(part.energy_j for part in parts if part.device not in self.boards),
+            0.0,
+            self.load_cpu_s,
+            self.cpu_s,
+        )
+        if not requests_cpu_s > 0:
+            return Shares(0.0, rest.load_j, rest.serving_j + boards_j, 0.0)
+        return Shares(boards_j, rest.load_j, rest.serving_j, boards_j / requests_cpu_s)
 
     def portions(self, served: Sequence[Served]) -> list[Footprint]:
         """What each service is charged of everything, idle and overhead included: a portion by CPU seconds."""

@@ -67,14 +67,15 @@ def planned_session(
     gpus = gpus_of(require_json(file), str(file))
     cores, size = fleet_cores(site), _sizes(site)
     models = models_of(site, gpus, cache)
-    hosted = [_hosted(site, config, gpus, cache) for config in site.services]
+    shared = () if here is None else _shared(site, here)
+    hosted = [_hosted(site, config, gpus, cache, shared) for config in site.services]
     slos = {one.name: one.setup.slo for one in hosted}
     if here is None:
         engine: Engine = gate.engine(site, cores)
         stand, plan = cores, PlanInForce.of(gpus, cores_for(gpus, cores, size), models, slos)
     else:
         engine, size, stand = gate.engine(site, cores, here.places), {}, tuple(range(len(here.names)))
-        plan = PlanInForce.of(gpus, cores_for(gpus, stand, {}, noun="GPUs"), models, slos, _shared(site, here))
+        plan = PlanInForce.of(gpus, cores_for(gpus, stand, {}, noun="GPUs"), models, slos, shared)
     return ProvisionedSession(
         site, hosted, writer, engine, meters=meters, grid=grid, pace=pace, plan=plan, size=size, all_cores=stand
     )
@@ -130,7 +131,8 @@ async def _follow(session: ProvisionedSession, loads: Loads, site: Site, gate: F
         lambda: followed(session.plan.running, request.workloads, request.types, request.rules).gpus
     )
     known, ran = session.names, {seat.watched.workload for seat in session.plan.seats}
-    came = [_hosted(site, config, gpus, cache) for config in site.services if config.name not in known]
+    shared = session.plan.shared
+    came = [_hosted(site, config, gpus, cache, shared) for config in site.services if config.name not in known]
     gate.metrics.add([one.name for one in came])
     slos = {config.name: config.slo.as_slo() for config in site.services}
     await session.go_over(gpus, came, models_of(site, gpus, cache), slos)
@@ -184,8 +186,10 @@ def _model(config: ServiceConfig, name: str, cache: Path) -> ModelRef:
     return model_ref(chosen.model, cache)
 
 
-def _hosted(site: Site, config: ServiceConfig, gpus: Sequence[PlannedGpu], cache: Path) -> Hosted:
-    """A service as the plan runs it."""
+def _hosted(
+    site: Site, config: ServiceConfig, gpus: Sequence[PlannedGpu], cache: Path, shared: tuple[str, ...]
+) -> Hosted:
+    """A service as the plan runs it; ``shared``: GPUs of this machine that the plan's processes share."""
     mine = [each for gpu in gpus for each in gpu.instances if each.workload == config.name]
     rate_rps = sum(each.rate_rps for each in mine)
     setup = ServiceSetup(
@@ -197,6 +201,7 @@ def _hosted(site: Site, config: ServiceConfig, gpus: Sequence[PlannedGpu], cache
         cores=(),
         partitions=(),
         candidates=(),
+        gpus=shared,
     )
     window = RequestWindow(config.name, max(WINDOW_S, _ENOUGH / rate_rps if rate_rps else WINDOW_S))
     load = site.load_of(config)
