@@ -178,7 +178,8 @@ class PastJob:
         id: Its number, as text: arrays have ``17_3``.
         name, owner, account, partition: What it was, whose, where.
         state: The accounting's word for how it ended.
-        submit_s, start_s, end_s: Unix seconds; NaN where it does not say.
+        submit_s, start_s, end_s: Unix seconds; NaN where it does not say. ``submit_s`` is when it could start at the
+            earliest, where the accounting tells that from its submission.
         elapsed_s: Time it held its resources.
         gpus, cpus, nodes: What it held.
         measured_j: Energy the cluster itself measured; NaN where it did not.

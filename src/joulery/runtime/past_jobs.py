@@ -112,14 +112,17 @@ class Held:
     """The jobs that held GPUs, in order of submission, as a simulation takes them.
 
     Attributes:
+        ids: Their numbers.
         submit_s, start_s: Seconds since ``first_s``, float64[n].
         elapsed_s: How long each ran, float64[n].
         gpus: On how many GPUs, int64[n].
         first_s: The hour of the first submission, Unix seconds.
 
-    What was submitted before any of them started counts as submitted then: of the time before, nothing is recorded.
+    What was submitted before any of them started counts as submitted then: of the time before, nothing is recorded, and
+    a simulation would fill it with a cluster that draws power for nobody.
     """
 
+    ids: tuple[str, ...]
     submit_s: FloatArray
     start_s: FloatArray
     elapsed_s: FloatArray
@@ -140,6 +143,7 @@ def held_gpus(jobs: Sequence[PastJob]) -> Held:
     submit_s = np.array([max(_submitted_s(job), began_s) for job in held])
     first_s = math.floor(began_s / 3600.0) * 3600.0
     return Held(
+        tuple(job.id for job in held),
         submit_s - first_s,
         np.array([job.start_s - first_s for job in held]),
         np.array([job.elapsed_s for job in held]),
@@ -167,7 +171,7 @@ def hourly_from(series: CarbonSeries, first_s: float) -> FloatArray:
 
 
 def write_trace(jobs: Sequence[PastJob], path: Path) -> int:
-    """The jobs as ``joulery simulate --trace`` reads them: GPU jobs in order of submission, the first at 0 s.
+    """The jobs as ``joulery simulate --trace`` reads them: those of :func:`held_gpus`, the first at 0 s.
 
     A job's duration is what it would take on one GPU if it scaled ideally: elapsed time times GPUs.
 
@@ -175,18 +179,16 @@ def write_trace(jobs: Sequence[PastJob], path: Path) -> int:
         DataError: No job held a GPU.
         CapabilityError: The disk refuses.
     """
-    held = sorted((job for job in jobs if job.gpus), key=_submitted_s)
-    if not held:
-        raise DataError("no job held a GPU: there is nothing to simulate")
-    first_s = _submitted_s(held[0])
+    held = held_gpus(jobs)
+    submit_s = np.rint(held.submit_s - held.submit_s[0]).astype(np.int64).tolist()
+    duration_s = (held.elapsed_s * held.gpus).round(3).tolist()
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(("job_id", "submit_s", "duration_s", "num_gpus"))
-    for job in held:
-        table.writerow((job.id, round(_submitted_s(job) - first_s), round(job.elapsed_s * job.gpus, 3), job.gpus))
+    table.writerows(zip(held.ids, submit_s, duration_s, held.gpus.tolist(), strict=True))
     with disk_errors(path):
         write_atomically(path, lambda file: file.write(text.getvalue().encode()))
-    return len(held)
+    return len(held.ids)
 
 
 def _submitted_s(job: PastJob) -> float:
@@ -206,7 +208,7 @@ def _carbon(flags: Mapping[str, str], jobs: Sequence[PastJob]) -> CarbonSeries |
     source = source_from_flags(flags)
     if source is None:
         return None
-    first_s = min(_submitted_s(job) for job in jobs)
+    first_s = min(job.start_s for job in jobs)
     return source.history(math.floor(first_s / 3600.0) * 3600.0, max(job.end_s for job in jobs) + 3600.0)
 
 

@@ -37,6 +37,24 @@ def test_a_whole_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("submit", "eligible", "hours"),
+    [
+        ("2026-10-01T00:00:00", "2026-10-01T00:30:00", 0.5),
+        ("2026-10-01T00:30:00", "2026-10-01T00:00:00", 0.5),
+        ("2026-10-01T00:00:00", "Unknown", 1.0),
+        ("Unknown", "2026-10-01T00:30:00", 0.5),
+        ("Unknown", "Unknown", math.nan),
+    ],
+)
+def test_a_job_that_was_held_comes_when_it_could_start(
+    tmp_path: Path, submit: str, eligible: str, hours: float
+) -> None:
+    row = ROW.replace("|2026-10-01T00:00:00|", f"|{submit}|{eligible}|")
+    (job,) = log(tmp_path, row, header=HEADER.replace("Submit|", "Submit|Eligible|")).jobs
+    assert (job.start_s - job.submit_s) / 3600 == pytest.approx(hours, nan_ok=True)
+
+
+@pytest.mark.parametrize(
     ("change", "why"),
     [
         (("17|", "17.batch|"), "a step of a job"),

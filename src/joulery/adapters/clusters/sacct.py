@@ -1,8 +1,7 @@
 """What ``sacct`` printed, as past jobs: pipe- or comma-separated with a header, holes and all.
 
-``sacct -a -X -P -S now-30days -o JobID,JobName,User,Account,Partition,State,Submit,Start,End,ElapsedRaw,AllocTRES``
-gives everything that is used; a missing column costs only what it says. Steps (``17.batch``) are left out: their job
-has their time.
+:data:`COMMAND` gives everything that is used; a missing column costs only what it says. Steps (``17.batch``) are left
+out: their job has their time. A job that was held, or waited for another, counts as submitted when it could start.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ from joulery.domain.cluster import PastJob
 from joulery.domain.errors import DataError
 
 COMMAND = (
-    "sacct -a -X -P -S now-30days -o JobID,JobName,User,Account,Partition,State,Submit,Start,End,ElapsedRaw,AllocTRES"
+    "sacct -a -X -P -S now-30days -o JobID,JobName,User,Account,Partition,State,Submit,Eligible,Start,End,ElapsedRaw,"
+    "AllocTRES"
 )
 """The command whose output is read best."""
 ENDED = frozenset(
@@ -143,7 +143,7 @@ def _job(row: Mapping[str, str], state: str, zone: tzinfo | None) -> PastJob | s
         account=row.get("account") or "unknown",
         partition=row.get("partition") or "unknown",
         state=state or "unknown",
-        submit_s=_stamp(row.get("submit", ""), zone),
+        submit_s=_later(_stamp(row.get("submit", ""), zone), _stamp(row.get("eligible", ""), zone)),
         start_s=start_s,
         end_s=start_s + elapsed_s,
         elapsed_s=elapsed_s,
@@ -182,6 +182,11 @@ def _stamp(text: str, zone: tzinfo | None) -> float:
     if stamp.tzinfo is None:
         stamp = stamp.replace(tzinfo=zone) if zone is not None else stamp.astimezone()
     return stamp.timestamp()
+
+
+def _later(one_s: float, other_s: float) -> float:
+    """The later of two stamps, of which each may be unknown."""
+    return other_s if math.isnan(one_s) or other_s > one_s else one_s
 
 
 def _joules(row: Mapping[str, str]) -> float:

@@ -72,8 +72,8 @@ def sacct_command(
     where sacct printed ConsumedEnergyRaw.
 
     \b
-    sacct -a -X -P -S now-30days -o JobID,JobName,User,Account,Partition,State,Submit,Start,End,ElapsedRaw,AllocTRES \\
-        > jobs.txt
+    sacct -a -X -P -S now-30days \\
+        -o JobID,JobName,User,Account,Partition,State,Submit,Eligible,Start,End,ElapsedRaw,AllocTRES > jobs.txt
     joulery report --from-sacct jobs.txt --gpu-power "250 W" --by owner --zone GB
     """
     from joulery.config.quantity import POWER, TIME, flag_quantity
