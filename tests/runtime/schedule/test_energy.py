@@ -253,10 +253,13 @@ def test_the_first_source_that_knows_a_job_counts() -> None:
     assert {number: total.energy_j for number, total in found.items()} == {1: 1.0, 2: 2.0}
 
 
-def written(folder: Path, node: str, session: str, lines: Sequence[dict[int, float]]) -> None:
-    writer = SpoolWriter(folder, node, session)
+def written(
+    folder: Path, node: str, session: str, lines: Sequence[dict[int, float]], writer: SpoolWriter | None = None
+) -> SpoolWriter:
+    writer = writer or SpoolWriter(folder, node, session)
     for line in lines:
         assert writer.write(1.0, {n: JobEnergy(e, e / 2, Quality.MEASURED, "m") for n, e in line.items()})
+    return writer
 
 
 def test_the_spool_adds_nodes_and_sessions_and_reads_on(tmp_path: Path) -> None:
@@ -265,10 +268,10 @@ def test_the_spool_adds_nodes_and_sessions_and_reads_on(tmp_path: Path) -> None:
     now = snapshot(job(1), job(2))
     assert reader.read(now) == {}
     written(tmp_path / "spool", "g1", "a", [{1: 10.0}, {1: 30.0, 2: 5.0}])
-    written(tmp_path / "spool", "g2", "a", [{1: 7.0}])
+    second = written(tmp_path / "spool", "g2", "a", [{1: 7.0}])
     assert {n: t.energy_j for n, t in reader.read(now).items()} == {1: 37.0, 2: 5.0}
     written(tmp_path / "spool", "g1", "b", [{1: 4.0}])
-    written(tmp_path / "spool", "g2", "a", [{1: 9.0}])
+    written(tmp_path / "spool", "g2", "a", [{1: 9.0}], second)
 
     found = reader.read(snapshot(job(1)))
     assert found[1] == JobEnergy(43.0, 21.5, Quality.MEASURED, "agents")
@@ -294,16 +297,16 @@ def test_lines_hold_only_what_is_new(tmp_path: Path) -> None:
     written(tmp_path, "g1", "a", lines)
     told = [set(json.loads(line)["jobs"]) for line in (tmp_path / "g1.a.jsonl").read_text().splitlines()]
 
-    assert told == [{"1"}, {"2"}, set(), {"1"}]
+    assert told == [set(), {"1"}, {"2"}, set(), {"1"}]
     assert SpoolReader(tmp_path, print).read(snapshot(job(1), job(2)))[2].energy_j == 5.0
 
 
 def test_a_file_that_somebody_cuts_is_read_from_its_beginning(tmp_path: Path) -> None:
     reader = SpoolReader(tmp_path, print)
-    written(tmp_path, "g1", "a", [{1: 10.0}, {1: 20.0, 2: 5.0}])
+    writer = written(tmp_path, "g1", "a", [{1: 10.0}, {1: 20.0, 2: 5.0}])
     reader.read(snapshot(job(1)))
     (tmp_path / "g1.a.jsonl").write_bytes(b"")
-    written(tmp_path, "g1", "a", [{1: 30.0}])
+    written(tmp_path, "g1", "a", [{1: 30.0}], writer)
 
     assert {n: t.energy_j for n, t in reader.read(snapshot(job(1), job(2))).items()} == {1: 30.0, 2: 5.0}
 
@@ -321,9 +324,9 @@ def test_a_line_that_was_cut_short_is_made_up_by_the_next(tmp_path: Path, monkey
 def test_a_shared_disk_that_is_away_stops_no_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     reader = SpoolReader(tmp_path, said.append)
-    written(tmp_path, "g1", "a", [{1: 10.0}])
+    writer = written(tmp_path, "g1", "a", [{1: 10.0}])
     assert reader.read(snapshot(job(1)))[1].energy_j == 10.0
-    written(tmp_path, "g1", "a", [{1: 30.0}])
+    written(tmp_path, "g1", "a", [{1: 30.0}], writer)
     with monkeypatch.context() as away:
         away.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(OSError(errno.ESTALE, "Stale file handle")))
         for _ in range(2):

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState
 from joulery.domain.errors import ConfigError
 from joulery.runtime.compose.meters import MeterSpec
 from joulery.runtime.compose.node_agent import AgentOrders
 from joulery.runtime.schedule.agent import AgentTimes
+from joulery.runtime.schedule.spool import SpoolReader, machine_id
 
 SITE = """\
 joulery: 1
@@ -36,17 +38,23 @@ def test_a_job_of_this_node_is_metered_into_the_spool(tmp_path: Path) -> None:
         env={**os.environ, "SLURM_JOB_ID": "4711", "SLURMD_NODENAME": "n7"},
     )
     try:
-        done = run(tmp_path, "--once", "--sample", "700 ms", "--node", "n7", "--json")
+        flags = ("--once", "--sample", "700 ms", "--node", "n7", "--json")
+        both = [run(tmp_path, *flags), run(tmp_path, *flags)]
     finally:
         busy.kill()
         busy.wait()
 
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert 0 < said["jobs"]["4711"]["slot_j"] <= said["jobs"]["4711"]["energy_j"] <= said["machine_j"]
-    (file,) = (tmp_path / "spool").iterdir()
-    assert file.name.startswith("n7.")
-    assert set(json.loads(file.read_text())["jobs"]) == {"4711"}
+    spent_j = 0.0
+    for done in both:
+        assert done.returncode == 0, done.stderr
+        said = json.loads(done.stdout)
+        assert 0 < said["jobs"]["4711"]["slot_j"] <= said["jobs"]["4711"]["energy_j"] <= said["machine_j"]
+        spent_j += said["jobs"]["4711"]["energy_j"]
+    files = list((tmp_path / "spool").glob("n7.*.jsonl"))
+    assert len(files) == (1 if machine_id() else 2), "the second took over what the first left"
+    job = ClusterJob(4711, "job", "ada", 0.0, JobState.RUNNING)
+    total = SpoolReader(tmp_path / "spool", pytest.fail).read(ClusterSnapshot(1, (job,)))[4711]
+    assert total.energy_j == pytest.approx(spent_j)
 
 
 def test_what_samples_has_nothing_in_memory_that_only_the_site_file_needs() -> None:

@@ -21,7 +21,7 @@ from joulery.runtime.compose.meters import MeterSpec, open_meters
 from joulery.runtime.compose.share import open_busy, open_tree
 from joulery.runtime.schedule.agent import AgentTimes, run_agent
 from joulery.runtime.schedule.energy import JobMeter, MachineShares
-from joulery.runtime.schedule.spool import SpoolWriter
+from joulery.runtime.schedule.spool import SpoolWriter, machine_id
 from joulery.runtime.schedule.stopping import stopped_by_signals
 
 
@@ -89,7 +89,7 @@ def run_node_agent(orders: AgentOrders, say: Callable[[Mapping[str, Any]], None]
             stack.callback(open_progress_socket(path, folder, job_of).close)
         meter = node_meter(orders.meters, orders.only, None if orders.prolog is None else Path(orders.prolog))
         stack.callback(meter.close)
-        spool = SpoolWriter(Path(orders.folder), orders.node, f"{time.time_ns():x}")
+        spool = SpoolWriter(Path(orders.folder), orders.node, f"{time.time_ns():x}", machine=machine_id())
         run_agent(meter, spool, orders.times, say, stack.enter_context(stopped_by_signals()))
 
 
