@@ -178,7 +178,7 @@ async def test_replacing_replicas_under_load_over_http_loses_nothing() -> None:
     await engine.apply([toy("double", variant="0")] * 2)
     async with serving(engine) as gateway:
         bodies = [encode({"x": np.ones((1, 2), np.float32)}, binary=False)]
-        sender = Sender(gateway.server.url, "toy", bodies, connections=16, timeout_s=20.0)
+        sender = Sender(gateway.server.url, "/v2/models/toy/infer", bodies, connections=16, timeout_s=20.0)
         sending = asyncio.ensure_future(sender.run_closed(4.0))
         changes = 0
         while not sending.done():

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from joulery.config.loadgen import TextLoad
 from joulery.config.problem import problem
 from joulery.config.quantity import Seconds, SecondsOrZero
 from joulery.config.section import InputFile, InputFolder, Name, OutputPath, Section, Text
@@ -90,6 +91,8 @@ class LanguageModelConfig(Section):
     """Requests that may wait; beyond it the answer is 429."""
     deadline_s: Seconds = Field(alias="deadline", default=300.0)
     """A request that is not answered within this ends with 504."""
+    load: TextLoad | None = None
+    """What joulery up sends to it."""
     slo: SloConfig | None = None
     """What is promised of its answers, for fleet.clocks: a governor keeps it; the deadline (99 %) when left out."""
 

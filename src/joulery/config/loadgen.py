@@ -59,4 +59,20 @@ class TraceLoad(LoadBase):
     """A CSV file with a column arrival_s: seconds from the start, not decreasing."""
 
 
+class TextLoad(Section):
+    """Prompts sent to a language model: independent arrivals, exponential gaps."""
+
+    kind: Literal["poisson"]
+    rate_rps: PerSecond = Field(alias="rate")
+    """Mean arrival rate, such as 2 /s."""
+    duration_s: Seconds = Field(alias="duration")
+    """How long to send, such as 90 s."""
+    max_tokens: Annotated[int, Field(ge=1, le=1_048_576)]
+    """Tokens that each request asks for at most."""
+    prompts: InputFile | None = None
+    """A text file, a prompt a line, sent in turn; a dozen short ones of joulery's own when left out."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    """Seed of the gaps."""
+
+
 LoadConfig = Annotated[PoissonLoad | ConstantLoad | TraceLoad, Field(discriminator="kind")]

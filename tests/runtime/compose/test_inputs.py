@@ -5,7 +5,7 @@ import pytest
 
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.tensors import TensorSpec
-from joulery.runtime.compose.inputs import inputs_for, read_arrivals
+from joulery.runtime.compose.inputs import inputs_for, read_arrivals, read_prompts
 
 PHOTOS = Path(__file__).parents[3] / "examples" / "photos"
 
@@ -38,6 +38,26 @@ def test_photographs_for_a_model_that_takes_none_are_refused(specs):
 def test_a_folder_without_photographs_says_so(tmp_path):
     with pytest.raises(DataError, match="no photograph"):
         inputs_for([TensorSpec("photo", "UINT8", (-1, 64, 64, 3))], tmp_path)
+
+
+def test_prompts_are_lines_and_there_are_some_of_our_own(tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("\ufeffWho was here?\n\n  Say föö. \n")
+    assert read_prompts(file) == ["Who was here?", "Say föö."]
+    ours = read_prompts(None)
+    assert len(set(ours)) == len(ours) >= 10
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(b" \n\n", "holds no prompt"), (b"caf\xe9\n", "no UTF-8"), (None, "cannot be read")]
+)
+def test_prompts_that_are_none_are_one_clear_error(tmp_path, content, said):
+    file = tmp_path / "prompts.txt"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(DataError, match=said) as caught:
+        read_prompts(file)
+    assert caught.value.file == str(file)
 
 
 def test_inputs_are_made_up_to_fit():

@@ -19,7 +19,7 @@ from joulery.domain.engine import EnergyShare
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import Quality
 from joulery.runtime.load import LoadPlan, Outcomes, constant_times_s, poisson_times_s, read_outcomes, start
-from joulery.runtime.load.plan import MAX_REQUESTS, encode, read_bodies
+from joulery.runtime.load.plan import MAX_REQUESTS, bodies_of, encode, read_bodies
 from joulery.runtime.load.sender import Sender
 from joulery.ui.gateway.protocol import parse
 from tests.ui.gateway.support import FakeEngine, serving
@@ -36,7 +36,7 @@ def plan(**changes: Any) -> LoadPlan:
 
 def sender(url: str, *, rows: int = 1, **options: Any) -> Sender:
     bodies = [encode({"x": np.full((1, 2), row, np.float32)}, binary=row % 2 == 0) for row in range(rows)]
-    return Sender(url, "toy", bodies, **({"connections": 4, "timeout_s": 10.0} | options))
+    return Sender(url, "/v2/models/toy/infer", bodies, **({"connections": 4, "timeout_s": 10.0} | options))
 
 
 @given(st.floats(0.5, 300), st.floats(0.01, 20), st.integers(0, 2**63 - 1))
@@ -53,6 +53,31 @@ def test_poisson_gaps_are_exponential() -> None:
     assert gaps_s.mean() == pytest.approx(1 / 50, rel=0.03)
     assert gaps_s.std() == pytest.approx(1 / 50, rel=0.05)
     assert not np.array_equal(poisson_times_s(50, 1, 7)[:3], poisson_times_s(50, 1, 8)[:3])
+
+
+def test_prompts_are_chat_requests_with_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text('["Who?", "Why?"]')
+    path, bodies = bodies_of(plan(inputs=str(tmp_path / "p.json"), max_tokens=7))
+    assert path == "/v1/chat/completions"
+    assert [json.loads(body) for body, _ in bodies] == [
+        {"model": "toy", "max_tokens": 7, "messages": [{"role": "user", "content": text}]} for text in ("Who?", "Why?")
+    ]
+    assert {length for _, length in bodies} == {None}, "no binary part"
+
+
+@pytest.mark.parametrize("wrong", ["[]", "[1]", '{"a": 1}', "[", None])
+def test_what_holds_no_prompts_is_refused(tmp_path: Path, wrong: str | None) -> None:
+    file = tmp_path / "p.json"
+    if wrong is not None:
+        file.write_text(wrong)
+    with pytest.raises(DataError, match="prompts"):
+        bodies_of(plan(inputs=str(file), max_tokens=7))
+
+
+def test_nothing_is_asked_for_no_token() -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(max_tokens=0)
+    assert caught.value.pointer == "max_tokens"
 
 
 def test_constant_arrivals() -> None:

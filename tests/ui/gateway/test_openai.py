@@ -49,7 +49,7 @@ async def serving(dialect=Dialect.PLAIN, token=None, upstream=None, **settings):
         metrics = Metrics(["llm"])
         gateway = Gateway(local_engine(), token=token, admin=admin_app(metrics))
         watch = TextMetrics(metrics.registry, {"llm": desk}, meter)
-        gateway.text = TextRoutes({"llm": desk}, gateway.bodies, [metrics.request, records.append], watch.ended)
+        gateway.text = TextRoutes({"llm": desk}, gateway.bodies, [metrics.request, records.append], [watch.ended])
         server = GatewayServer(gateway, "127.0.0.1", 0, limits=ServerLimits(drain_s=5.0), protected=token is not None)
         await server.start()
         try:

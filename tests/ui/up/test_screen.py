@@ -68,6 +68,25 @@ def text(report: dict) -> dict[str, str]:
     return dict(summary_lines(report))
 
 
+def written(**changes: object) -> dict[str, object]:
+    entry = {
+        "model": "writer", "requests": 12, "failed": 1, "p95_s": 1.25, "p50_s": 0.4, "completion_tokens": 340,
+        "energy_per_request_j": 3.2, "energy_per_token_j": 0.11, "quality": "modelled",
+    }  # fmt: skip
+    return {**REPORT, "language_models": [entry | changes]}
+
+
+def test_a_language_model_has_a_line():
+    assert text(written())["writer"] == (
+        "12, 1 failed; p95 1250 ms, p50 400 ms; 340 tokens written; 3.20 J a request, 110 mJ a token, modelled"
+    )
+    nothing = dict.fromkeys(("energy_per_request_j", "energy_per_token_j", "quality"))
+    assert text(written(**nothing))["writer"].endswith("340 tokens written; joules not known")
+    assert text(written(energy_per_token_j=None))["writer"].endswith("; 3.20 J a request, modelled")
+    assert text(written(requests=0))["writer"] == "nothing was asked"
+    assert text(written(failed=12, p95_s=None))["writer"] == "12, 12 failed; nothing answered"
+
+
 def test_the_live_line():
     line = live_line(TICK, 23.4, [SERVICE], 90.0).plain
     assert line == (

@@ -11,6 +11,7 @@ from joulery.adapters.models.photos import photo_files, read_photo
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.tensors import NUMPY_TYPES, Tensor, TensorSpec
+from joulery.runtime.load.prompts import PROMPTS
 from joulery.store.columns import read_column
 
 
@@ -54,6 +55,26 @@ def read_arrivals(file: Path) -> FloatArray:
         row = int(np.argmax(wrong))
         raise DataError(f"arrivals count up from 0 s, {times_s[row]:g} does not", file=str(file), row=row + 2)
     return times_s
+
+
+def read_prompts(file: Path | None) -> list[str]:
+    """Prompts for a language model: the lines of a text file that are not empty; joulery's own where none is named.
+
+    Raises:
+        DataError: It cannot be read, is no UTF-8, or holds nothing.
+    """
+    if file is None:
+        return list(PROMPTS)
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", file=str(file)) from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"is no UTF-8: {error.reason} at byte {error.start}", file=str(file)) from error
+    prompts = [line.strip() for line in lines if line.strip()]
+    if not prompts:
+        raise DataError("holds no prompt", file=str(file), hint="a prompt a line")
+    return prompts
 
 
 def _photo_input(specs: Sequence[TensorSpec]) -> tuple[str, int]:

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from joulery.domain.errors import JouleryError
-from joulery.runtime.load.plan import LoadPlan, read_bodies
+from joulery.runtime.load.plan import LoadPlan, bodies_of
 from joulery.runtime.load.process import TOKEN
 from joulery.runtime.load.sender import Sender
 
@@ -46,10 +46,11 @@ def main(arguments: list[str]) -> int:
 
 async def _run(plan: LoadPlan) -> str:
     times_s = plan.times_s()
+    path, bodies = bodies_of(plan)
     sender = Sender(
         plan.url,
-        plan.service,
-        read_bodies(plan.inputs, binary=plan.binary),
+        path,
+        bodies,
         connections=plan.connections,
         timeout_s=plan.timeout_s,
         token=os.environ.get(TOKEN),

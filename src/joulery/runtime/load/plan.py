@@ -24,7 +24,8 @@ class LoadPlan:
     Attributes:
         url: The gateway, such as ``http://127.0.0.1:8080``.
         service: Whom to ask.
-        inputs: An ``.npz`` file: arrays of equal length by input name; a request sends a row, batch dimension 1.
+        inputs: An ``.npz`` file: arrays of equal length by input name; a request sends a row, batch dimension 1. Of a
+            language model a JSON file: a list of prompts.
         out: The Parquet file to write.
         rate_rps: Mean rate; with ``poisson`` exponential gaps, else equal ones. None with ``times``.
         poisson: Which of the two.
@@ -34,6 +35,7 @@ class LoadPlan:
         connections: How many requests may be under way at once; more wait here, and their latency counts.
         timeout_s: How long to wait for an answer once it is sent.
         binary: Send and ask for tensors in binary; else in JSON.
+        max_tokens: Tokens to ask a language model for at most; None where the service takes tensors.
         closed: Not open-loop: every connection sends its next request as soon as the last is answered (benchmarks).
     """
 
@@ -49,6 +51,7 @@ class LoadPlan:
     connections: int = 64
     timeout_s: float = 30.0
     binary: bool = True
+    max_tokens: int | None = None
     closed: bool = False
 
     def __post_init__(self) -> None:
@@ -57,6 +60,8 @@ class LoadPlan:
         positive = {"duration_s": self.duration_s, "connections": self.connections, "timeout_s": self.timeout_s}
         if self.rate_rps is not None:
             positive["rate_rps"] = self.rate_rps
+        if self.max_tokens is not None:
+            positive["max_tokens"] = self.max_tokens
         for name, value in positive.items():
             if not 0 < value < float("inf"):
                 raise ConfigError("must be positive", pointer=name, got=str(value))
@@ -96,6 +101,33 @@ def constant_times_s(rate_rps: float, duration_s: float) -> FloatArray:
     """Arrivals at equal gaps in ``[0, duration_s)``, the first at 0, float64[n]."""
     times_s = np.arange(int(np.ceil(rate_rps * duration_s))) / rate_rps
     return times_s[times_s < duration_s]
+
+
+def bodies_of(plan: LoadPlan) -> tuple[str, list[tuple[bytes, int | None]]]:
+    """Where requests go, and their bodies as :func:`read_bodies` has them.
+
+    Raises:
+        DataError: The inputs cannot be read.
+    """
+    if plan.max_tokens is None:
+        return f"/v2/models/{plan.service}/infer", read_bodies(plan.inputs, binary=plan.binary)
+    return "/v1/chat/completions", read_prompts(plan.inputs, plan.service, plan.max_tokens)
+
+
+def read_prompts(path: str, model: str, max_tokens: int) -> list[tuple[bytes, int | None]]:
+    """A chat request for every prompt of a JSON file.
+
+    Raises:
+        DataError: No such file, or it holds no list of texts.
+    """
+    try:
+        prompts = orjson.loads(Path(path).read_bytes())
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise DataError(f"the prompts cannot be read: {error}", file=path) from error
+    if not isinstance(prompts, list) or not prompts or not all(isinstance(prompt, str) for prompt in prompts):
+        raise DataError("prompts are a list of texts, at least one", file=path)
+    asked = {"model": model, "max_tokens": max_tokens}
+    return [(orjson.dumps({**asked, "messages": [{"role": "user", "content": text}]}), None) for text in prompts]
 
 
 def read_bodies(path: str, *, binary: bool) -> list[tuple[bytes, int | None]]:

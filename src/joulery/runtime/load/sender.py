@@ -27,7 +27,7 @@ class Sender:
 
     Args:
         url: The gateway.
-        service: Whom to ask.
+        path: Where on it.
         bodies: Request bodies with the length of their JSON part, sent in turn.
         connections: How many at once.
         timeout_s: How long to wait for an answer.
@@ -40,7 +40,7 @@ class Sender:
     def __init__(
         self,
         url: str,
-        service: str,
+        path: str,
         bodies: Sequence[tuple[bytes, int | None]],
         *,
         connections: int,
@@ -53,7 +53,7 @@ class Sender:
         self.host, self.port = parts.hostname, parts.port or 80
         self.timeout_s = timeout_s
         self.outcomes = Outcomes()
-        self._requests = [_request(parts.netloc, service, token, body, json_bytes) for body, json_bytes in bodies]
+        self._requests = [_request(parts.netloc, path, token, body, json_bytes) for body, json_bytes in bodies]
         self._most = connections
         self._open: set[_Connection] = set()
         self._opening = 0
@@ -250,8 +250,8 @@ class _Connection(asyncio.Protocol):
             self._timer.cancel()
 
 
-def _request(host: str, service: str, token: str | None, body: bytes, json_bytes: int | None) -> tuple[bytes, bytes]:
-    lines = [f"POST /v2/models/{service}/infer HTTP/1.1", f"host: {host}", f"content-length: {len(body)}"]
+def _request(host: str, path: str, token: str | None, body: bytes, json_bytes: int | None) -> tuple[bytes, bytes]:
+    lines = [f"POST {path} HTTP/1.1", f"host: {host}", f"content-length: {len(body)}"]
     if json_bytes is not None:
         lines += ["content-type: application/octet-stream", f"inference-header-content-length: {json_bytes}"]
     else:

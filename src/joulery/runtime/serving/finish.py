@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,15 @@ class Finished:
     report: dict[str, Any]
 
 
-def finish(session: Session, *, load_cpu_s: float = float("nan")) -> Finished:
+def finish(
+    session: Session, *, load_cpu_s: float = math.nan, language_models: Sequence[Mapping[str, Any]] = ()
+) -> Finished:
     """Account for a session that was stopped, and write all there is to keep.
 
     Args:
         session: Stopped.
         load_cpu_s: CPU seconds of the load generators; NaN where there was none or it is not known.
+        language_models: The figures of models that wrote text beside its services.
 
     Raises:
         CapabilityError: The disk refuses; what was logged as the run went stays readable.
@@ -69,7 +72,8 @@ def finish(session: Session, *, load_cpu_s: float = float("nan")) -> Finished:
     if session.grid.source is None:
         figures["carbon_reason"] = "the site file names no source of carbon intensity"
     control = {"plans": len(session.ran.decisions), "controller_cpu_s": session.controller_cpu_s}
-    report = known_numbers({**made.report, **figures, **control, "charges": charges})
+    written = {"language_models": list(language_models)}
+    report = known_numbers({**made.report, **figures, **control, **written, "charges": charges})
     write_ticks(writer, with_baseline(session.ran.ticks, served, found, cost))
     write_requests(writer, [record for record in session.ran.records if record.service in session.names])
     fold(evidence, writer)

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import orjson
 
-from joulery.config.loadgen import ConstantLoad, LoadConfig, TraceLoad
+from joulery.config.loadgen import ConstantLoad, LoadConfig, TextLoad, TraceLoad
 from joulery.domain.errors import ActuationError
 from joulery.domain.tensors import Tensor, TensorSpec
-from joulery.runtime.compose.inputs import inputs_for, read_arrivals
+from joulery.runtime.compose.inputs import inputs_for, read_arrivals, read_prompts
 from joulery.runtime.load import LoadPlan, start
 from joulery.store.files import disk_errors
 
@@ -157,6 +157,46 @@ def start_load(
         seed=config.seed,
         connections=_CONNECTIONS,
         **rate,
+    )
+    return Load(start(plan, token))
+
+
+def start_text_load(
+    config: TextLoad,
+    *,
+    model: str,
+    timeout_s: float,
+    url: str,
+    token: str | None,
+    folder: Path,
+    scratch: Path,
+) -> Load:
+    """Start sending prompts to a language model.
+
+    Args:
+        config: The load section.
+        model: Whom to ask.
+        timeout_s: How long an answer may take.
+        url, token, folder, scratch: As for :func:`start_load`.
+
+    Raises:
+        DataError: The prompts cannot be read.
+        CapabilityError: The disk refuses.
+    """
+    prompts = scratch / f"prompts-{model}.json"
+    with disk_errors(prompts):
+        prompts.write_bytes(orjson.dumps(read_prompts(config.prompts)))
+    plan = LoadPlan(
+        url=url,
+        service=model,
+        inputs=str(prompts),
+        out=str(folder / f"client-text-{model}.parquet"),
+        rate_rps=config.rate_rps,
+        duration_s=config.duration_s,
+        seed=config.seed,
+        connections=_CONNECTIONS,
+        timeout_s=timeout_s,
+        max_tokens=config.max_tokens,
     )
     return Load(start(plan, token))
 

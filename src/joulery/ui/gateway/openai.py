@@ -46,7 +46,7 @@ class TextRoutes:
         desks: The models there are, by name.
         bodies: Reads requests within the gateway's limits.
         telemetry: Called with the record of every request that ended.
-        watch: Called with the name of the model and what each answer took.
+        watches: Called with the name of the model and what each answer took.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class TextRoutes:
         desks: Mapping[str, TextDesk],
         bodies: BodyReader,
         telemetry: Sequence[Telemetry] = (),
-        watch: Callable[[str, RequestRecord, TextCost], None] = lambda model, record, cost: None,
+        watches: Sequence[Callable[[str, RequestRecord, TextCost], None]] = (),
     ) -> None:
         self.desks, self.telemetry = desks, tuple(telemetry)
-        self.bodies, self._watch = bodies, watch
+        self.bodies, self._watches = bodies, tuple(watches)
         self._created_s = round(time.time())
 
     async def __call__(self, scope: Scope, exchange: Exchange | None, receive: Receive, send: Send) -> None:
@@ -97,7 +97,8 @@ class TextRoutes:
         for sink in self.telemetry:
             sink(record)
         if cost is not None:
-            self._watch(model, record, cost)
+            for watch in self._watches:
+                watch(model, record, cost)
 
     def _describe(self, path: str) -> dict[str, Any]:
         owners = {name: desk.owner for name, desk in self.desks.items()}

@@ -19,6 +19,7 @@ from joulery.runtime.compose.governed_text import govern_text, governed_desks, p
 from joulery.runtime.compose.text import TextSite, text_site
 from joulery.runtime.measuring.measure import RUNS
 from joulery.runtime.serving.drive import LiveDriver
+from joulery.runtime.text.ledger import TextLedger
 from joulery.store.run import create_run, new_run_id
 from joulery.store.timeline import log_decision
 from joulery.ui.gateway.access import site_token
@@ -137,7 +138,12 @@ async def _ended(task: asyncio.Task[None]) -> None:
 
 
 def open_text(
-    site: Site, gateway: Gateway, metrics: Metrics, stack: AsyncExitStack, stderr: int | None = None
+    site: Site,
+    gateway: Gateway,
+    metrics: Metrics,
+    stack: AsyncExitStack,
+    stderr: int | None = None,
+    ledger: TextLedger | None = None,
 ) -> TextSite:
     """Put the site's language models behind a gateway; their engines are not started yet.
 
@@ -147,13 +153,18 @@ def open_text(
         metrics: Counts their requests.
         stack: Closes what is opened.
         stderr: File descriptor for what engines print; None for standard error.
+        ledger: Counts them, too, for a summary.
 
     Raises:
         JouleryError: A meter, a predictor or a model that was named is not to be had.
     """
     text = text_site(site, stack=stack, stderr=stderr)
     watch = TextMetrics(metrics.registry, text.desks, text.meter)
-    gateway.text = TextRoutes(text.desks, gateway.bodies, [metrics.request], watch.ended)
+    sinks, watches = [metrics.request], [watch.ended]
+    if ledger is not None:
+        sinks.append(ledger.request)
+        watches.append(ledger.took)
+    gateway.text = TextRoutes(text.desks, gateway.bodies, sinks, watches)
     return text
 
 

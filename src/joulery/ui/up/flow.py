@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from joulery.config.carbon import CarbonConfig
-from joulery.config.loadgen import LoadConfig
 from joulery.config.services import ServiceConfig
 from joulery.config.site import Mode, Site
 from joulery.domain.errors import ConfigError
@@ -37,6 +36,7 @@ from joulery.runtime.serving.pace import Pace
 from joulery.runtime.serving.provisioned import ProvisionedSession
 from joulery.runtime.serving.session import Session
 from joulery.runtime.serving.site_watch import SiteWatch
+from joulery.runtime.text.ledger import TextLedger
 from joulery.store.files import write_atomically
 from joulery.store.run import RunWriter, create_run, new_run_id
 from joulery.ui.gateway.text_site import keep_text, open_text, start_text
@@ -45,7 +45,7 @@ from joulery.ui.reports.table import roll_up
 from joulery.ui.up.facts import tell_machine, tell_profile, tell_service, tell_serving
 from joulery.ui.up.front import Front, front
 from joulery.ui.up.governed import govern, join_keepers
-from joulery.ui.up.loads import Loads
+from joulery.ui.up.loads import Loads, longest_s, scaled, text_key
 from joulery.ui.up.planned import follow_site, planned_session, tell_plan
 from joulery.ui.up.screen import Screen
 
@@ -118,23 +118,29 @@ async def up(options: Options, screen: Screen, stop: asyncio.Event) -> dict[str,
         keepers = await govern(session, stack, screen)
         await _unless_stopped(session.serve(), stop)
         gate.open_to(session)
-        await _language_models(site, gate, keepers, stack, stop)
+        ledger = TextLedger({model.name: model.owner for model in site.language_models})
+        await _language_models(site, gate, ledger, keepers, stack, stop)
         tell_serving(screen, session, gate.server)
         results = await _serve(options, session, gate, screen, stop)
         await gate.server.stop()
         await session.stop()
         client = LoadResult.together(list(results.values()))
-        finished = finish(session, load_cpu_s=client.cpu_s)
-    return _with_page(finished, client, results, session.hosted, dashboard=f"{gate.server.url}/dashboard")
+        finished = finish(session, load_cpu_s=client.cpu_s, language_models=ledger.figures())
+    return _with_page(finished, results, session.hosted, dashboard=f"{gate.server.url}/dashboard")
 
 
 async def _language_models(
-    site: Site, gate: Front, keepers: Sequence[ClockKeeper], stack: AsyncExitStack, stop: asyncio.Event
+    site: Site,
+    gate: Front,
+    ledger: TextLedger,
+    keepers: Sequence[ClockKeeper],
+    stack: AsyncExitStack,
+    stop: asyncio.Event,
 ) -> None:
     """Put the site's language models beside its services; they have desks and meters of their own."""
     if not site.language_models:
         return
-    text = open_text(site, gate.gateway, gate.metrics, stack, gate.workers_log)
+    text = open_text(site, gate.gateway, gate.metrics, stack, gate.workers_log, ledger)
     join_keepers(keepers, text)
     await _unless_stopped(start_text(text), stop)
     keeping = asyncio.create_task(keep_text(text), name="text meter")
@@ -179,33 +185,6 @@ def the_services(site: Site) -> tuple[ServiceConfig, ...]:
             hint="list at least one service, with its models; language models alone are run by joulery serve",
         )
     return site.services
-
-
-def longest_s(site: Site) -> float | None:
-    """How long the longest load of a site lasts; None where there is none."""
-    loads = [load for service in site.services if (load := site.load_of(service)) is not None]
-    return max((load.duration_s for load in loads), default=None)
-
-
-def scaled(site: Site, duration_s: float | None) -> Site:
-    """The site over another duration: its longest load lasts so long, and what the grid replays is fitted into it."""
-    lasted_s = longest_s(site)
-    if duration_s is None or lasted_s is None:
-        return site
-    factor = duration_s / lasted_s
-
-    def stretched(load: LoadConfig | None) -> LoadConfig | None:
-        return None if load is None else load.model_copy(update={"duration_s": load.duration_s * factor})
-
-    changed: dict[str, Any] = {
-        "load": stretched(site.load),
-        "services": tuple(one.model_copy(update={"load": stretched(one.load)}) for one in site.services),
-    }
-    replay = getattr(site.carbon, "replay", None)
-    if site.carbon is not None and replay is not None:
-        shown = replay.model_copy(update={"lasts_s": replay.lasts_s * factor})
-        changed["carbon"] = site.carbon.model_copy(update={"replay": shown})
-    return site.model_copy(update=changed)
 
 
 @contextmanager
@@ -282,7 +261,7 @@ async def _serve(
     """Serve until the loads have ended (``stay``: until stopped), or somebody asks for the end.
 
     Returns:
-        What the client of each service with a load saw.
+        What the client of each service with a load saw, and of each language model (:func:`text_key`).
     """
     loaded = options.send and longest_s(session.site) is not None
     planned_s = longest_s(session.site) if loaded else options.duration_s
@@ -297,6 +276,8 @@ async def _serve(
         if loaded:
             for one in session.hosted:
                 loads.start(one)
+            for model in session.site.language_models:
+                loads.start_text(model)
             loading = asyncio.create_task(loads.outcomes(), name="load")
             await asyncio.wait({running, stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():
@@ -350,7 +331,6 @@ async def _unless_stopped(work: Any, stop: asyncio.Event) -> Any:
 
 def _with_page(
     finished: Finished,
-    client: LoadResult,
     results: dict[str, LoadResult],
     hosted: Sequence[Hosted],
     *,
@@ -369,12 +349,18 @@ def _with_page(
         }
         for entry in finished.report["services"]
     ]
+    client = LoadResult.together([result for name, result in results.items() if name in profiled])
+    models = [
+        {**entry, "client": results.get(text_key(entry["model"]), LoadResult()).as_dict()}
+        for entry in finished.report["language_models"]
+    ]
     return {
         **finished.report,
         "schema": "joulery.up/1",
         "client": client.as_dict(),
         "profile": "; ".join(dict.fromkeys(profiled.values())),
         "services": services,
+        "language_models": models,
         "run": str(finished.path),
         "html": str(page),
         "dashboard": dashboard,

@@ -3,12 +3,53 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+from joulery.config.language import LanguageModelConfig
+from joulery.config.loadgen import LoadConfig, TextLoad
+from joulery.config.site import Site
 from joulery.runtime.serving.hosted import Hosted
-from joulery.runtime.serving.loading import Load, LoadResult, start_load
+from joulery.runtime.serving.loading import Load, LoadResult, start_load, start_text_load
 from joulery.runtime.serving.session import Session
 from joulery.store.run import SAMPLES
 from joulery.ui.up.front import Front
+
+AnyLoad = LoadConfig | TextLoad
+
+
+def longest_s(site: Site) -> float | None:
+    """How long the longest load of a site lasts; None where there is none."""
+    loads = (*(site.load_of(service) for service in site.services), *(model.load for model in site.language_models))
+    return max((load.duration_s for load in loads if load is not None), default=None)
+
+
+def scaled(site: Site, duration_s: float | None) -> Site:
+    """The site over another duration: its longest load lasts so long, and what the grid replays is fitted into it."""
+    lasted_s = longest_s(site)
+    if duration_s is None or lasted_s is None:
+        return site
+    factor = duration_s / lasted_s
+
+    def stretched(load: AnyLoad | None) -> AnyLoad | None:
+        return None if load is None else load.model_copy(update={"duration_s": load.duration_s * factor})
+
+    changed: dict[str, Any] = {
+        "load": stretched(site.load),
+        **{
+            name: tuple(one.model_copy(update={"load": stretched(one.load)}) for one in getattr(site, name))
+            for name in ("services", "language_models")
+        },
+    }
+    replay = getattr(site.carbon, "replay", None)
+    if site.carbon is not None and replay is not None:
+        shown = replay.model_copy(update={"lasts_s": replay.lasts_s * factor})
+        changed["carbon"] = site.carbon.model_copy(update={"replay": shown})
+    return site.model_copy(update=changed)
+
+
+def text_key(model: str) -> str:
+    """What the load of a language model is kept under; services may have the same names."""
+    return f"language_models/{model}"
 
 
 class Loads:
@@ -34,7 +75,7 @@ class Loads:
         if one.load is None:
             return
         view = next(view for view in self._session.engine.replicas() if view.spec.service == one.name)
-        load = self._loads[one.name] = start_load(
+        load = start_load(
             one.load,
             rate_rps=one.rate_rps,
             service=one.name,
@@ -45,7 +86,31 @@ class Loads:
             scratch=self._session.writer.path / SAMPLES,
             tag="" if self._alone else f"-{one.name}",
         )
-        self._waiting[one.name] = asyncio.create_task(load.wait(), name=f"load {one.name}")
+        self._await(one.name, load)
+
+    def start_text(self, model: LanguageModelConfig) -> None:
+        """Start what is sent to a language model, if anything is; its result is kept under :func:`text_key`.
+
+        Raises:
+            JouleryError: The prompts cannot be read.
+        """
+        if model.load is None:
+            return
+        folder = self._session.writer.path
+        load = start_text_load(
+            model.load,
+            model=model.name,
+            timeout_s=model.deadline_s,
+            url=self._gate.server.url,
+            token=self._gate.token,
+            folder=folder,
+            scratch=folder / SAMPLES,
+        )
+        self._await(text_key(model.name), load)
+
+    def _await(self, key: str, load: Load) -> None:
+        self._loads[key] = load
+        self._waiting[key] = asyncio.create_task(load.wait(), name=f"load {key}")
 
     def end(self, name: str | None = None) -> None:
         """Ask the load of a service, or every load, to send nothing more."""

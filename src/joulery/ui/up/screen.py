@@ -248,6 +248,7 @@ def summary_lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     services = report.get("services") or ()
     if len(services) > 1:
         lines += [(str(entry["service"]), _service(entry)) for entry in services]
+    lines += [(str(entry["model"]), _text(entry)) for entry in report.get("language_models") or ()]
     if report.get("p95_s") is not None:
         lines += [("latency", _latency(report)), ("accuracy", _accuracy(report)), ("variants", _variants(report))]
     lines += [("energy", _energy(report)), ("carbon", _carbon(report))]
@@ -280,6 +281,23 @@ def _service(entry: Mapping[str, Any]) -> str:
         f"{_requests_of(entry)}; p95 {_ms(entry['p95_s'])}, p{100 * entry['slo_quantile']:g} {verdict} "
         f"{_ms(entry['slo_s'])}; {variants}; {si(entry['charged_j'], 'J')} in all"
     )
+
+
+def _text(entry: Mapping[str, Any]) -> str:
+    """A language model in one line."""
+    if not entry["requests"]:
+        return "nothing was asked"
+    words = _requests_of(entry)
+    if entry["p95_s"] is None:
+        return f"{words}; nothing answered"
+    words += (
+        f"; p95 {_ms(entry['p95_s'])}, p50 {_ms(entry['p50_s'])}; {count(entry['completion_tokens'])} tokens written"
+    )
+    if entry["energy_per_request_j"] is None:
+        return f"{words}; joules not known"
+    a_token = entry["energy_per_token_j"]
+    more = "" if a_token is None else f", {si(a_token, 'J')} a token"
+    return f"{words}; {si(entry['energy_per_request_j'], 'J')} a request{more}, {entry['quality']}"
 
 
 def _latency(report: Mapping[str, Any]) -> str:

@@ -1,0 +1,68 @@
+"""``joulery up`` with a language model beside a service: prompts are sent, answered, counted and charged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from itertools import cycle, islice
+from pathlib import Path
+
+import pytest
+
+from joulery.runtime.load.prompts import PROMPTS
+from tests.adapters.engines.openai_server import FakeServer, running
+from tests.e2e.test_up import Up
+from tests.fakes.mps import gpu_machine
+from tests.fakes.nvml import gpu
+from tests.runtime.site_files import toy_site
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up")]
+MODEL = """language_models:
+  - name: sums
+    owner: ada
+    engine: {{kind: openai, url: "{url}", model: fake-1, device: "gpu:0", lanes: 4}}
+    order: {{kind: fcfs}}
+    load: {{kind: poisson, rate: 15 /s, duration: 2 s, max_tokens: 5, seed: 2}}
+serving:"""
+
+
+def test_prompts_are_sent_and_what_they_took_is_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of the same name as the service, whose server has a GPU to itself."""
+    fake = FakeServer(lanes=4)
+
+    def served(url: str) -> tuple[int, str, str]:
+        changed = {
+            "serving:": MODEL.format(url=url),
+            "cpu: {cores: 2}": "cpu: {slices: [1]}",
+            "use: [cpu-model]": "use: [cpu-model, nvml]",
+        }
+        path = toy_site(tmp_path, duration="4 s", lasts="4 s", changed=changed)
+        with Up(path, tmp_path, "--duration", "2") as up:
+            ended = up.end()
+            assert up.survivors() == []
+        return ended
+
+    async def scenario() -> tuple[int, str, str]:
+        async with running(fake) as url:
+            return await asyncio.to_thread(served, url)
+
+    with gpu_machine(tmp_path, monkeypatch, gpu("NVIDIA A100-SXM4-40GB", idle_w=50.0)):
+        code, said, complaint = asyncio.run(scenario())
+    assert code == 0, complaint
+    report = json.loads((tmp_path / "run/report.json").read_text())
+    (model,) = report["language_models"]
+    assert (model["model"], model["owner"], model["failed"], model["quality"]) == ("sums", "ada", 0, "measured")
+    asked = Counter(data["messages"][0]["content"] for data in fake.asked)
+    assert asked.total() == model["requests"] > 3, "15 a second for one second"
+    assert asked == Counter(islice(cycle(PROMPTS), asked.total()))
+    assert {data["max_tokens"] for data in fake.asked} == {5}
+    assert model["completion_tokens"] == 3 * model["requests"] and model["prompt_tokens"] == 7 * model["requests"]
+    assert model["charged_requests"] == model["requests"] and model["energy_j"] > 0
+    assert model["energy_per_request_j"] == pytest.approx(model["energy_j"] / model["requests"])
+    assert model["energy_per_token_j"] == pytest.approx(model["energy_per_request_j"] / 3)
+    assert model["p95_s"] >= model["p50_s"] > 0
+    (service,) = report["services"]
+    assert service["requests"] > 20 and service["failed"] == 0, "and the service has its own load"
+    assert f"{model['requests']}, none failed; p95" in said and "a token, measured" in " ".join(said.split())
+    assert (tmp_path / "run/client-text-sums.parquet").exists() and (tmp_path / "run/client.parquet").exists()
