@@ -98,6 +98,13 @@ def test_boards_of_one_service_share_its_idle_power_and_a_shared_board_has_the_l
     assert notes == (), "a device nobody speaks of is its run's alone"
 
 
+def test_a_request_of_an_unknown_part_of_a_board_had_it_whole() -> None:
+    asked = [*ASKED[:2], ASKED[2]._replace(cpu_s=math.nan)]
+    evidence, _ = of_boards(Evidence((board(),), {"gpu:0": told(0.0, 0.0)}), ALONE, asked)
+    assert evidence.busy["gpu:0"].app_s == pytest.approx([0, 0, 0.4, 0, 0, 0, 0.4, 0, 0, 0])
+    assert charged(evidence).run.attributed_j == pytest.approx(400.0)
+
+
 def test_services_of_other_boards_and_unfinished_requests_are_left_out() -> None:
     lost = request(4.2)._replace(service_s=0.0, cpu_s=0.0, outcome=Outcome.CRASHED)
     asked = [*ASKED, request(0.2, "elsewhere"), lost]

@@ -86,12 +86,17 @@ def _requests_s(
 ) -> FloatArray:
     """Seconds that requests kept a board busy, in the intervals of the driver's answers.
 
-    Which of several boards of a service answered a request is not kept: each counts an equal part of it.
+    Which of several boards of a service answered a request is not kept: each counts an equal part of it. An engine that
+    does not say what part of a board a request took had it whole.
     """
     part = {one.service: 1.0 / len(one.gpus) for one in services if device in one.gpus}
     work = [
-        (record.start_s, record.start_s + record.service_s, record.cpu_s * part[record.service])
+        (record.start_s, record.start_s + record.service_s, _board_s(record) * part[record.service])
         for record in records
         if record.service in part
     ]
     return work_by_bin(np.array(work, np.float64).reshape(-1, 3), told.edges_ns)
+
+
+def _board_s(record: RequestRecord) -> float:
+    return record.service_s if math.isnan(record.cpu_s) else record.cpu_s
