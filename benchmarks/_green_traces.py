@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks._pollux_workload import training_s
 from joulery.domain.arrays import FloatArray
 from joulery.sim.hourly_intensity import Intensity
 from joulery.sim.streams import Streams
@@ -81,6 +82,22 @@ def alibaba() -> tuple[FloatArray, FloatArray]:
         )
     read = read[np.argsort(read[:, 0], kind="stable")]
     return _fitting(read[:, 0], read[:, 1])
+
+
+def pollux() -> tuple[FloatArray, FloatArray]:
+    """The eight workloads of Pollux's artifact, one after another as they are numbered, each job as long as its
+    training takes one T4 at its first batch size."""
+    with (folder("green") / "pollux_workloads.csv").open() as rows:
+        read = [row for row in csv.DictReader(rows) if row["set"] == "workloads"]
+    lasts_s = {name: training_s(folder("green"), name) for name in {row["application"] for row in read}}
+    spans_s = {
+        number: max(float(row["submit_s"]) for row in read if row["workload"] == number)
+        for number in sorted({row["workload"] for row in read}, key=int)
+    }
+    start_s = dict(zip(spans_s, np.cumsum([0.0, *spans_s.values()]).tolist(), strict=False))
+    jobs = sorted((start_s[row["workload"]] + float(row["submit_s"]), lasts_s[row["application"]]) for row in read)
+    submit_s, duration_s = np.array(jobs).T
+    return _fitting(submit_s, duration_s)
 
 
 def _fitting(submit_s: FloatArray, duration_s: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -49,6 +49,12 @@ def mean_jct_s(data: Path, workload: str = "6") -> float:
     return float(run.jct_s.mean())
 
 
+def training_s(data: Path, name: str) -> float:
+    """How long one T4 takes to train one of the artifact's applications from its first batch size on, s."""
+    points, first, whole = _efficiency(data, name)
+    return whole / float(_goodput(data, name, points, first)[1])
+
+
 def _efficiency(data: Path, name: str) -> tuple[list[tuple[float, float]], float, float]:
     """Statistical efficiency by batch size, the first batch size, and the samples of a training at it."""
     rows = sorted(

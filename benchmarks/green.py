@@ -1,9 +1,9 @@
 """GREEN's acceptance checks 4 to 13; ``JOULERY_DATA`` names the folder with its traces and grids.
 
 ``python -m benchmarks green`` takes some ten minutes of a core; ``green_speed`` is apart. Development used the year
-2023 of five regions, the PAI traces, made-up bursts and every other virtual cluster of Gavel's trace. Check 13 is
-Alibaba's pods of 2023 in California 2024, run once, at the end; and Philly in Germany 2022 and the other half of
-Gavel's trace in France 2023, which had been that until they were looked at.
+2023 of five regions, the PAI traces, made-up bursts and every other virtual cluster of Gavel's trace. Check 13 is the
+workloads of Pollux's artifact in Germany 2024, run once, at the end; and Philly in Germany 2022, the other half of
+Gavel's trace in France 2023 and Alibaba's pods of 2023 in California 2024, which had been that until looked at.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from benchmarks._green_traces import (
     folder,
     gavel,
     philly,
+    pollux,
     spread,
     trace,
     trace_jobs,
@@ -76,6 +78,7 @@ def run() -> Result:
         Elsewhere("DE 2022", direct("DE", 2022), "Philly", philly()),
         Elsewhere("FR 2023", direct("FR", 2023), "Gavel", gavel()),
         Elsewhere("CISO 2024", direct("US-CAL-CISO", 2024), "Alibaba 2023", alibaba()),
+        Elsewhere("DE 2024", direct("DE", 2024), "Pollux", pollux()),
     ):
         _elsewhere(checks, place)
         _loads(checks, place)
@@ -89,29 +92,32 @@ def run() -> Result:
 
 
 def _backlog(checks: Checks, number: str, grids: dict[str, Intensity], slack: float) -> None:
-    """Two classes of power, one GPU each, more work than the cluster takes: what shifting saves."""
+    """Two classes of power, one GPU each, more work than the cluster takes: what shifting saves, alone (every gram
+    counts, nobody keeps a place) and among the bounds on waiting."""
     bars = {"GB": -0.030, "CA-ON": -0.040, "SE": -0.025}
     node = NodePower()
     flat = np.ones(8)
     table = power_table((JobClass("low", 98.0, flat), JobClass("high", 315.0, flat)), node)
+    alone: dict[str, Any] = {"hysteresis": 1.0, "ceiling_gpu_s": None, "elder_share": 0.0}
     for region, carbon in grids.items():
-        found = []
+        cluster = Cluster(32, node, table, carbon, 172_800.0)
+        found: dict[str, list[Change]] = {"alone": [], "as green is": []}
         for seed in range(3):
             rng = np.random.default_rng(seed)
             submit_s = np.sort(rng.uniform(0, DAY_S, 400))
             kind = rng.integers(0, 2, 400)
             one = np.ones(400, np.int64)
             jobs = Jobs(submit_s, rng.uniform(4, 12, 400) * 3600, kind, one, one)
-            runs = [
-                run_training_cluster(Cluster(32, node, table, carbon, 172_800.0), jobs, Green(mu=mu, hysteresis=1.0))
-                for mu in (2.0, 1.0)
-            ]
-            found.append(_change(*runs))
-        job, jct = _mean(found, "job"), _mean(found, "jct")
+            for how, knobs in (("alone", alone), ("as green is", {})):
+                shifted, plain = (run_training_cluster(cluster, jobs, Green(mu=mu, **knobs)) for mu in (2.0, 1.0))
+                found[how].append(_change(shifted, plain))
         bar = bars.get(region, -0.020) + slack
-        said = f"{_percent(job)}, JCT {_percent(jct)}"
-        checks.add(number, f"backlog, shifting, job CO2e, {region}", f"<= {_percent(bar)}, JCT <= +5 %", said,
-                   job <= bar and jct <= 0.05 + slack)  # fmt: skip
+        for how, changes in found.items():
+            job, jct = _mean(changes, "job"), _mean(changes, "jct")
+            held = job <= bar and jct <= 0.05 + slack if how == "alone" else None
+            checks.add(number, f"backlog, shifting {how}, job CO2e, {region}",
+                       "reported" if held is None else f"<= {_percent(bar)}, JCT <= +5 %",
+                       f"{_percent(job)}, JCT {_percent(jct)}", held)  # fmt: skip
 
 
 def _burst(checks: Checks, burst: Sequence[Jobs], grids: dict[str, Intensity]) -> None:

@@ -9,6 +9,7 @@ from joulery.domain.errors import ConfigError
 from joulery.policies.allocation import ClusterView, start_waiting
 from joulery.policies.shifting import ShiftRule, normalised_power, shifting_factor
 from joulery.policies.training import Green, green_paper
+from joulery.policies.training_queues import Known, elders
 
 powers = st.lists(st.floats(50, 400), min_size=1, max_size=20)
 
@@ -157,24 +158,26 @@ def test_the_ceiling_is_the_footprint_of_the_average_jobs_service() -> None:
     assert ranked(Green(mu=1.0, ceiling_gpu_s=3e3, ageing_s=None), **columns) == [1, 0]
 
 
-def test_below_the_ceiling_footprints_count_in_halves() -> None:
-    # 1 g a second: levels begin at 8,000, 4,000 and 2,000 s; below, everybody is equal.
-    policy = Green(mu=1.0, ceiling_gpu_s=8e3, levels=3, ageing_s=None)
+def test_below_the_ceiling_footprints_count_in_quarters() -> None:
+    # 1 g a second: levels begin at 8,000, 2,000 and 500 s; below, everybody is equal.
+    policy = Green(mu=1.0, ceiling_gpu_s=8e3, levels=2, ageing_s=None)
 
     def order(*attained_s: float) -> list[int]:
         return ranked(
             policy, footprint_kg=attained_s, attained_gpu_s=attained_s, submit_s=np.arange(len(attained_s), dtype=float)
         )
 
-    assert order(7.9e3, 4e3) == [0, 1], "one level: who came first"
-    assert order(4e3, 3.9e3) == [1, 0]
+    assert order(7.9e3, 2e3) == [0, 1], "one level: who came first"
+    assert order(2e3, 1.9e3) == [1, 0]
     assert order(9e4, 8e3) == [0, 1]
     assert order(8e3, 7.9e3) == [1, 0]
-    assert order(1.9e3, 1.0) == [0, 1] and order(1.9e3, 0.0) == [0, 1], "under the lowest edge all are equal"
-    assert order(2e3, 1.9e3) == [1, 0]
+    assert order(499.0, 1.0) == [0, 1] and order(499.0, 0.0) == [0, 1], "under the lowest edge all are equal"
+    assert order(1.9e3, 499.0) == [0, 1], "and as good as the lowest level"
+    three = dataclasses.replace(policy, levels=3)
+    assert ranked(three, footprint_kg=[1.9e3, 499.0], attained_gpu_s=[1.9e3, 499.0], submit_s=[0.0, 1.0]) == [1, 0]
 
 
-@pytest.mark.parametrize(("waits_s", "first"), [(7e3, 0), (3e3, 0), (1.9e3, 1), (0.9e3, 1)])
+@pytest.mark.parametrize(("waits_s", "first"), [(7e3, 0), (2e3, 0), (1.9e3, 1), (0.9e3, 1)])
 def test_a_running_job_gives_way_to_none_less_than_two_levels_below(waits_s: float, first: int) -> None:
     policy = Green(mu=1.0, ceiling_gpu_s=8e3, levels=4, ageing_s=None)
     columns = {"footprint_kg": [8e3, waits_s], "attained_gpu_s": [8e3, waits_s], "submit_s": [0.0, 1.0]}
@@ -226,8 +229,9 @@ service = st.lists(st.tuples(st.floats(1.0, 5e5), st.floats(0.0, 3e6), st.floats
 def test_whoever_goes_before_an_old_job_has_had_little(
     jobs: list[tuple[float, float, float]], high_w: float, now: float
 ) -> None:
-    """The starvation bound: of those ahead of a job of age A, whoever is younger counts for no more than mu^2 ceilings
-    times four days / A; and what a job counts for is more than half of its footprint, up to the ceiling."""
+    """The starvation bound, elders aside: of those ahead of a job of age A, whoever is younger counts for no more than
+    mu^2 ceilings times four days / A; and what a job counts for is more than a quarter of its footprint, up to the
+    ceiling."""
     attained_s, age_s, rate = (np.array(column) for column in zip(*jobs, strict=True))
     footprint = attained_s * rate
     policy, n, ageing_s = Green(hysteresis=1.0), len(jobs), 4 * 86_400.0
@@ -240,8 +244,65 @@ def test_whoever_goes_before_an_old_job_has_had_little(
     for at, job in enumerate(order):
         for ahead in order[:at]:
             if age_s[ahead] < min(ageing_s, age_s[job]) and patient[ahead] == patient[job]:
-                counted = max(min(footprint[ahead], ceiling) / 2, ceiling / 8)
+                counted = max(min(footprint[ahead], ceiling) / 4, ceiling / 64)
                 assert counted <= policy.mu**2 * ceiling * ageing_s / max(ageing_s, age_s[job]) * (1 + 1e-9)
+
+
+old = st.lists(
+    st.tuples(st.floats(0.0, 9e5), st.sampled_from([1.0, 4.0, 16.0]), st.floats(0.0, 9e5), st.integers(0, 4)),
+    min_size=1,
+    max_size=14,
+)
+
+
+@given(old, st.integers(0, 16))
+def test_elders_are_the_oldest_that_fit_and_no_more(jobs: list[tuple[float, float, float, int]], gpus: int) -> None:
+    age_s, counted, submit_s, wants = (np.array(column) for column in zip(*jobs, strict=True))
+    chosen = list(elders(age_s, counted, submit_s, wants.tolist(), gpus))
+    assert sum(wants[chosen]) <= gpus and all(wants[at] > 0 for at in chosen)
+    order = [(-age_s[at], counted[at], submit_s[at]) for at in chosen]
+    assert order == sorted(order)
+    for at in set(range(len(jobs))) - set(chosen):
+        before = [
+            one
+            for one in chosen
+            if (-age_s[one], counted[one], submit_s[one]) <= (-age_s[at], counted[at], submit_s[at])
+        ]
+        assert wants[at] == 0 or wants[at] > gpus - sum(wants[before]), "passed over for those before it alone"
+
+
+def running_elders(policy: Green, running: list[int] | None = None, gpus: int = 4, **columns: object) -> list[int]:
+    """Who runs, first to run first, of settled jobs of one GPU each, at 1e6 s."""
+    arrays = {name: np.asarray(column, np.float64) for name, column in columns.items()}
+    n = len(arrays["submit_s"])
+    state = dataclasses.replace(policy.initial(), jobs={job: Known(upper=False, gpus=1) for job in range(n)})
+    arrays["footprint_kg"] = arrays["attained_gpu_s"]
+    seen = view(1e6, running or [0] * n, [float("nan")] * n, gpus=gpus, **arrays)
+    return list(policy.step(state, seen).decisions[0].value.run)
+
+
+def test_a_quarter_of_the_gpus_goes_to_the_oldest_whatever_they_have_had() -> None:
+    columns = {"submit_s": [9e5, 8.9e5, 9.4e5, 9.5e5, 9.6e5], "attained_gpu_s": [9e4, 8e4, 30.0, 20.0, 10.0]}
+    assert running_elders(Green(mu=1.0), **columns) == [1, 2, 3, 4]
+    assert running_elders(Green(mu=1.0, elder_share=0.5), **columns) == [1, 0, 2, 3]
+    assert running_elders(Green(mu=1.0, elder_share=0.0), **columns) == [2, 3, 4, 1]
+    assert running_elders(Green(mu=1.0), gpus=3, **columns) == [2, 3, 4], "less than one GPU is none"
+    assert running_elders(green_paper(mu=1.0), **columns) == [4, 3, 2, 1]
+
+
+def test_beyond_two_days_all_are_equally_old_and_who_had_least_goes_first() -> None:
+    columns = {"submit_s": [1e5, 2e5, 9.9e5, 9.9e5, 9.9e5], "attained_gpu_s": [9e4, 1e3, 1.0, 1.0, 1.0]}
+    assert running_elders(Green(mu=1.0, ageing_s=None), **columns)[0] == 1
+    assert running_elders(Green(mu=1.0, ageing_s=None, elder_age_s=1e6), **columns)[0] == 0
+    young = columns | {"submit_s": [8.4e5, 8.5e5, 9.9e5, 9.9e5, 9.9e5]}
+    assert running_elders(Green(mu=1.0, ageing_s=None), **young)[0] == 0
+
+
+def test_a_newcomer_is_no_elder_before_it_may_preempt() -> None:
+    columns = {"submit_s": [1e6 - 900.0, 1e6 - 600.0], "attained_gpu_s": [1.0, 9e4], "executed_s": [0.0, 600.0]}
+    policy = Green(mu=1.0, elder_share=1.0)
+    assert running_elders(policy, [0, 1], gpus=1, **columns) == [1]
+    assert running_elders(dataclasses.replace(policy, preempt_after_s=0.0), [0, 1], gpus=1, **columns) == [0]
 
 
 @pytest.mark.parametrize(
@@ -331,6 +392,9 @@ def test_passive_scheduling_backfills_in_order() -> None:
         {"ageing_s": 0.0},
         {"lift_after_s": -1.0},
         {"ageing_s": -1.0},
+        {"elder_share": -0.1},
+        {"elder_share": 1.1},
+        {"elder_age_s": -1.0},
         {"preempt_after_s": -1.0},
     ],
 )

@@ -202,11 +202,12 @@ def test_in_a_burst_of_a_week_the_slowest_end_sooner_than_under_tiresias() -> No
 @pytest.mark.parametrize(
     ("scheme", "without", "what", "at_least"),
     [
-        ("green", "ceiling_gpu_s=none", "p99", 1.10),
-        ("green", "ageing_s=none", "p99", 1.10),
+        ("green", "elder_share=0", "p99", 1.10),
+        ("green", "ageing_s=none", "p99", 1.03),
+        ("green", "ceiling_gpu_s=none", "preemptions", 1.3),
         ("green", "gamma=0.9", "mean", 1.05),
         ("green", "levels=none", "preemptions", 1.25),
-        ("green", "hysteresis=0.5", "preemptions", 1.3),
+        ("green", "hysteresis=1", "preemptions", 1.25),
         ("green", "mu=1", "grams", 1.01),
         ("green-lean", "lift_after_s=none", "mean", 1.05),
     ],

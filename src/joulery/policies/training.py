@@ -20,16 +20,7 @@ from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import ConfigError, DataError
 from joulery.policies.allocation import Allocation, ClusterView
 from joulery.policies.shifting import ShiftRule, shifting_factor
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What the policy remembers of one job."""
-
-    upper: bool
-    gpus: int
-    degradation: float = 1.0
-    skipped: int = 0
+from joulery.policies.training_queues import Known, counted_kg, elders, fill
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +32,7 @@ class GreenState:
         profile: For each recurring kind, its degradation by number of GPUs, as far as jobs of it were measured.
     """
 
-    jobs: Mapping[int, _Known]
+    jobs: Mapping[int, Known]
     profile: Mapping[int, Mapping[int, float]]
 
 
@@ -57,7 +48,7 @@ class Green:
             0.95 while the GPUs wanted grow from ``gamma_from`` of those there are to half as many more.
         gamma_low, gamma_from: Of that rule.
         cap: Most GPUs a job; None for max(2, GPUs / 16).
-        hysteresis: Factor on the priority of running jobs, 1 for none. A quarter: while footprints count in halves, a
+        hysteresis: Factor on the priority of running jobs, 1 for none. A fifth: while footprints count in quarters, a
             job gives its GPUs to nobody less than two levels below it, the hour aside.
         profile_cache: Start a recurring kind of job where the last one of it settled.
         carbon_gamma: Added to gamma in dirty hours, taken off in green ones.
@@ -66,9 +57,12 @@ class Green:
         ceiling_gpu_s: A footprint above that of this much service of the average job counts as that: beyond it jobs go
             by the hour and by submission, and in an overload the longest end one after another instead of all together
             at its end; None for no ceiling.
-        levels: Below the ceiling footprints count rounded down to a half, a quarter … of it, with so many levels in
-            all: among jobs that have had about as much, the hour and submission decide, not the last gram; None to
-            count every gram.
+        levels: Below the ceiling footprints count rounded down to a quarter, a sixteenth … of it, with so many levels:
+            among jobs that have had about as much, the hour and submission decide, not the last gram; None to count
+            every gram.
+        elder_share: Share of the GPUs that goes to the oldest jobs of the lower queue first, whatever they have had:
+            those that footprints put last end during a rush instead of all together after it; 0 for none.
+        elder_age_s: From this age on jobs count as equally old there, and of those who had least goes first.
         ageing_s: From this age on a job's priority number falls as its age grows: whatever comes later, it runs at
             last; None for never.
         preempt_after_s: A job takes GPUs from one that runs only after having waited this long, all its waits
@@ -92,12 +86,14 @@ class Green:
     gamma_low: float = 0.90
     gamma_from: float = 1.0
     cap: int | None = None
-    hysteresis: float = 0.25
+    hysteresis: float = 0.2
     profile_cache: bool = True
     carbon_gamma: float = 0.0
     starve_ratio: float | None = None
-    ceiling_gpu_s: float | None = 6 * 3600.0
+    ceiling_gpu_s: float | None = 12 * 3600.0
     levels: int | None = 3
+    elder_share: float = 0.25
+    elder_age_s: float = 3 * 86_400.0
     ageing_s: float | None = 4 * 86_400.0
     preempt_after_s: float = 1800.0
     regrow: bool = True
@@ -114,11 +110,13 @@ class Green:
             raise ConfigError("the shifting strength mu must be at least 1", got=str(self.mu))
         if not 0 < self.theta <= 1:
             raise ConfigError("theta is a share of the GPUs", got=str(self.theta), expected="above 0, at most 1")
+        if not 0 <= self.elder_share <= 1:
+            raise ConfigError("elder_share is a share of the GPUs", got=str(self.elder_share), expected="0 to 1")
         if not 0 < self.hysteresis <= 1:
             raise ConfigError("hysteresis must lie in (0, 1]", got=str(self.hysteresis))
         if not 0 <= self.defer_ratio < float("inf"):
             raise ConfigError("a job cannot be put off by a negative share of its work", got=str(self.defer_ratio))
-        for knob, least in (("ceiling_gpu_s", 1.0), ("ageing_s", 1.0), ("preempt_after_s", 0.0), ("lift_after_s", 0.0)):
+        for knob, least in _LEAST_OF:
             value = getattr(self, knob)
             if value is not None and not value >= least:
                 raise ConfigError(f"{knob} is too short", got=str(value), expected=f"at least {least:g} s")
@@ -141,7 +139,7 @@ class Green:
             DataError: It did not write this.
         """
         try:
-            jobs = {int(job): _Known(*known) for job, known in document["jobs"].items()}
+            jobs = {int(job): Known(*known) for job, known in document["jobs"].items()}
             profile = {
                 int(kind): {int(n): float(d) for n, d in points.items()} for kind, points in document["profile"].items()
             }
@@ -163,7 +161,7 @@ class Green:
         hold_s, put_off = self._put_off(view, jobs)
         upper = [row for row, job in enumerate(view.job.tolist()) if jobs[job].upper and row not in put_off]
         lower = [row for row, job in enumerate(view.job.tolist()) if not jobs[job].upper and row not in put_off]
-        run, jobs, rest = _fill(view, jobs, upper, self._ranked(lower, jobs, view), self.theta)
+        run, jobs, rest = fill(view, jobs, upper, self._ranked(lower, jobs, view), self.theta)
         newcomers = {kind: self._newcomer(kind, view.gpus, profile, gamma, view).gpus for kind in profile}
         hour = "no intensity" if view.hour is None else f"{view.hour} hour"
         reason = f"{hour}; {len(upper)} in the upper and {len(lower)} in the lower queue, {len(run)} run"
@@ -177,7 +175,7 @@ class Green:
         wake_s = None if upper or rest or put_off or hold_s < float("inf") else float("inf")
         return Step(GreenState(MappingProxyType(jobs), profile), (decision,), wake_s)
 
-    def _put_off(self, view: ClusterView, jobs: Mapping[int, _Known]) -> tuple[float, frozenset[int]]:
+    def _put_off(self, view: ClusterView, jobs: Mapping[int, Known]) -> tuple[float, frozenset[int]]:
         """Work beyond which newcomers wait for the next round, and the rows that wait for a greener hour now."""
         if not self.defer_ratio or view.hour != "dirty":
             return float("inf"), frozenset()
@@ -238,10 +236,10 @@ class Green:
 
     def _settle(
         self, state: GreenState, profile: Mapping[int, Mapping[int, float]], view: ClusterView, gamma: float
-    ) -> dict[int, _Known]:
+    ) -> dict[int, Known]:
         """Where every job stands after this round's measurements: its queue and its number of GPUs."""
         cap = self._cap(view)
-        jobs: dict[int, _Known] = {}
+        jobs: dict[int, Known] = {}
         columns = zip(
             view.job.tolist(), view.running.tolist(), view.max_gpus.tolist(), view.kind.tolist(),
             view.remaining_s.tolist(), view.degradation.tolist(),
@@ -251,7 +249,7 @@ class Green:
             known = state.jobs.get(job) or self._newcomer(kind, most, profile, gamma, view, least)
             if running > 0 and degradation == degradation:
                 if known.degradation != degradation:
-                    known = _Known(known.upper, known.gpus, degradation, known.skipped)
+                    known = Known(known.upper, known.gpus, degradation, known.skipped)
                 if known.upper and running == known.gpus:
                     known = self._grow(known, max(least, min(most, cap)), gamma, remaining_s, view.restart_s, least)
             jobs[job] = known
@@ -265,20 +263,20 @@ class Green:
         gamma: float,
         view: ClusterView,
         least: int = 1,
-    ) -> _Known:
+    ) -> Known:
         """A new job: at the bottom of its ramp, or past it as far as its kind is known."""
         most = max(least, min(most, self._cap(view)))
         if self.fixed_gpus is not None:
-            return _Known(True, max(least, min(self.fixed_gpus, most)))
+            return Known(True, max(least, min(self.fixed_gpus, most)))
         points = profile.get(kind, {})
         gpus = least
         while (wider := self._wider(gpus)) <= most and points.get(wider, 0.0) >= gamma:
             gpus = wider
-        return _Known(wider <= most and wider not in points, gpus)
+        return Known(wider <= most and wider not in points, gpus)
 
     def _grow(
-        self, known: _Known, most: int, gamma: float, remaining_s: float, restart_s: float, least: int = 1
-    ) -> _Known:
+        self, known: Known, most: int, gamma: float, remaining_s: float, restart_s: float, least: int = 1
+    ) -> Known:
         """One more GPU, or down to the lower queue with the last number that paid."""
         if self.fixed_gpus is not None:
             return replace(known, upper=False)
@@ -291,7 +289,7 @@ class Green:
         return replace(known, gpus=wider)
 
     def _widen(
-        self, jobs: dict[int, _Known], profile: Mapping[int, Mapping[int, float]], gamma: float, view: ClusterView
+        self, jobs: dict[int, Known], profile: Mapping[int, Mapping[int, float]], gamma: float, view: ClusterView
     ) -> None:
         """Give what is free to settled jobs that run on fewer GPUs than a new one of their kind would get, in place."""
         room = view.gpus - sum(jobs[job].gpus for job in view.job.tolist())
@@ -308,7 +306,7 @@ class Green:
                 jobs[int(view.job[row])] = replace(known, gpus=wide)
                 room -= wide - running
 
-    def _ranked(self, rows: Sequence[int], jobs: Mapping[int, _Known], view: ClusterView) -> list[int]:
+    def _ranked(self, rows: Sequence[int], jobs: Mapping[int, Known], view: ClusterView) -> list[int]:
         """The lower queue, first to run first: ascending ``footprint / degradation × shift`` (Eq. 5), within bounds."""
         if not rows:
             return []
@@ -316,29 +314,26 @@ class Green:
         degradation = np.array([jobs[job].degradation for job in view.job[index].tolist()])
         running = view.running[index] > 0
         waited_s = view.now_s - view.submit_s[index] - view.executed_s[index]
-        priority = self._counted(index, waited_s, view) / degradation * self._shift(index, view)
+        counted = self._counted(index, waited_s, view)
+        priority = counted / degradation * self._shift(index, view)
         if self.ageing_s is not None:
             priority /= np.maximum((view.now_s - view.submit_s[index]) / self.ageing_s, 1.0)
         priority[running] *= self.hysteresis
         patient = ~running & (waited_s < self.preempt_after_s)
         order = np.lexsort((view.job[index], view.submit_s[index], priority, patient))
-        return [int(row) for row in index[order]]
+        wants = [jobs[job].gpus if may else 0 for job, may in zip(view.job[index].tolist(), ~patient, strict=True)]
+        age_s = np.minimum(view.now_s - view.submit_s[index], self.elder_age_s)
+        old = elders(age_s, counted, view.submit_s[index], wants, int(self.elder_share * view.gpus))
+        return [rows[at] for at in (*old, *(at for at in order.tolist() if at not in old))]
 
     def _counted(self, index: IntArray, waited_s: FloatArray, view: ClusterView) -> FloatArray:
         """The footprint of each ranked job as far as it counts: in levels up to the ceiling, none where it starves."""
         footprint = (view.attained_gpu_s if self.las else view.footprint_kg)[index]
-        attained_s = view.attained_gpu_s[index]
-        counted = footprint.copy()
-        if self.ceiling_gpu_s is not None and (total_s := float(attained_s.sum())) > 0:
-            ceiling = self.ceiling_gpu_s * float(footprint.sum()) / total_s
-            counted = np.minimum(counted, ceiling)
-            # Where the grid emits nothing there are no levels to tell.
-            if self.levels is not None and ceiling > 0:
-                counted = ceiling * 2.0 ** np.floor(np.log2(np.maximum(counted / ceiling, 0.5**self.levels)))
+        counted = counted_kg(footprint, view.attained_gpu_s[index], self.ceiling_gpu_s, self.levels)
         if self.starve_ratio is not None:
             waits = view.running[index] == 0
             counted[waits & (waited_s > self.starve_ratio * view.executed_s[index])] = 0.0
-        return np.asarray(counted, np.float64)
+        return counted
 
     def _shift(self, index: IntArray, view: ClusterView) -> FloatArray:
         """The factor of each ranked job, scaled over every job whose power is known; 1 where it is not."""
@@ -353,6 +348,7 @@ def green_paper(**changes: object) -> Green:
     bare: dict[str, Any] = {
         "ceiling_gpu_s": None,
         "levels": None,
+        "elder_share": 0.0,
         "ageing_s": None,
         "preempt_after_s": 0.0,
         "regrow": False,
@@ -361,57 +357,15 @@ def green_paper(**changes: object) -> Green:
     return Green(**{**bare, "shift": ShiftRule.PAPER, "name": "green-paper", **changes})
 
 
+_LEAST_OF = (
+    ("ceiling_gpu_s", 1.0),
+    ("ageing_s", 1.0),
+    ("preempt_after_s", 0.0),
+    ("lift_after_s", 0.0),
+    ("elder_age_s", 0.0),
+)
 _GAMMA_HIGH = 0.95
-_BLOCKING_ROUNDS = 3
 _WORTH_RESTARTS = 10.0
 """A settled job is restarted wider only with so many restarts' time ahead of it."""
 _LEAST_SLACK_S = 1800.0
 """To put a job off for less than a round would only delay it."""
-
-
-def _fill(
-    view: ClusterView, jobs: dict[int, _Known], upper: Sequence[int], lower: Sequence[int], theta: float
-) -> tuple[dict[int, int], dict[int, _Known], tuple[tuple[int, int], ...]]:
-    """Hand out GPUs: the upper queue within its share, then the lower one, then what is left to the upper queue.
-
-    A job is tested before it is added and skipped when it does not fit; a job of several GPUs that was skipped for
-    ``_BLOCKING_ROUNDS`` rounds blocks the smaller ones behind it.
-
-    Returns:
-        GPUs of each job that runs; the jobs with their skip counts; who waits, in order, with its GPUs.
-    """
-    number, running = view.job.tolist(), view.running.tolist()
-    free, budget = view.gpus, int(theta * view.gpus)
-    run: dict[int, int] = {}
-    spare: list[int] = []
-    for row in upper:
-        # Growing comes after keeping: a job that runs is first given what it has.
-        job = number[row]
-        want = min(jobs[job].gpus, running[row]) if running[row] else jobs[job].gpus
-        if want <= budget:
-            run[job], budget, free = want, budget - want, free - want
-        else:
-            spare.append(row)
-    growing = [row for row in upper if run.get(number[row], jobs[number[row]].gpus) < jobs[number[row]].gpus]
-    for row in sorted(growing, key=lambda row: (-jobs[number[row]].degradation, row)):
-        job = number[row]
-        more = jobs[job].gpus - run[job]
-        if more <= budget:
-            run[job], budget, free = jobs[job].gpus, budget - more, free - more
-        else:
-            jobs[job] = replace(jobs[job], gpus=run[job])
-    blocked = False
-    left: list[int] = []
-    for row in (*lower, *spare):
-        job = number[row]
-        want = jobs[job].gpus
-        if not blocked and want <= free:
-            run[job], free = want, free - want
-            if jobs[job].skipped:
-                jobs[job] = replace(jobs[job], skipped=0)
-            continue
-        left.append(row)
-        if want > 1:
-            jobs[job] = replace(jobs[job], skipped=jobs[job].skipped + 1)
-            blocked = blocked or jobs[job].skipped > _BLOCKING_ROUNDS
-    return run, jobs, tuple((number[row], jobs[number[row]].gpus) for row in left)

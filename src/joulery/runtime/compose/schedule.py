@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from joulery.runtime.schedule.energy import Totals
 
 
-_CEILING_QUANTA = 12
-"""Carbon ranks a job no further back than so many quanta of the average job's: 6 h at the usual half hour."""
+_CEILING_QUANTA = 24
+"""Carbon ranks a job no further back than so many quanta of the average job's: 12 h at the usual half hour."""
 _AGENT_S = 120.0
 """How long a node's agent, which samples every 30 s, may take to tell of a job before its power is assumed."""
 
@@ -155,6 +155,7 @@ def green_policy(jobs: JobsConfig) -> Green:
         "profile_cache": config.profiles,
         "ceiling_gpu_s": config.ceiling_s,
         "levels": config.levels,
+        "elder_share": config.elders,
         "ageing_s": config.ageing_s,
         "preempt_after_s": config.preempt_after_s,
     }
