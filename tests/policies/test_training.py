@@ -132,6 +132,7 @@ def ranked(policy: Green, running: list[int] | None = None, g_per_kwh: float = 1
     """Jobs of the lower queue at 1e6 s, first to run first, on a cluster of one GPU; one entry of a column each."""
     arrays = {name: np.asarray(column, np.float64) for name, column in columns.items()}
     n = len(arrays["submit_s"])
+    arrays.setdefault("remaining_s", np.full(n, np.nan))
     policy = dataclasses.replace(policy, fixed_gpus=1, profile_cache=False)
     settled = policy.step(policy.initial(), view(0.0, [1] * n, [1.0] * n)).state
     seen = view(1e6, running or [0] * n, [float("nan")] * n, gpus=1, g_per_kwh=g_per_kwh, **arrays)
@@ -305,6 +306,45 @@ def test_a_newcomer_is_no_elder_before_it_may_preempt() -> None:
     assert running_elders(dataclasses.replace(policy, preempt_after_s=0.0), [0, 1], gpus=1, **columns) == [0]
 
 
+def test_a_job_that_has_little_left_goes_before_one_that_has_had_less() -> None:
+    # 1 g a second; a ceiling of 8,000 s, levels down to 125 s. A quarter of 400 s is in the lowest level.
+    policy = Green(mu=1.0, ceiling_gpu_s=8e3, ageing_s=None)
+    had = {"footprint_kg": [8e3, 1e3], "attained_gpu_s": [8e3, 1e3], "submit_s": [1.0, 0.0]}
+    assert ranked(policy, **had, executed_s=[8e3, 1e3], remaining_s=[400.0, 9e4]) == [0, 1]
+    assert ranked(policy, **had, executed_s=[8e3, 1e3], remaining_s=[4e3, 9e4]) == [1, 0], "a quarter of it is as much"
+    assert ranked(policy, **had, executed_s=[8e3, 1e3], remaining_s=[np.nan, np.nan]) == [1, 0]
+    assert ranked(policy, **had, executed_s=[1799.0, 1e3], remaining_s=[400.0, 9e4]) == [1, 0], "too early to tell"
+    deaf = dataclasses.replace(policy, progress_after_s=None)
+    assert ranked(deaf, **had, executed_s=[8e3, 1e3], remaining_s=[400.0, 9e4]) == [1, 0]
+    assert ranked(dataclasses.replace(policy, las=True), **had, executed_s=[8e3, 1e3], remaining_s=[400.0, 9e4]) == [
+        0,
+        1,
+    ]
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(1.0, 1e5), st.floats(0.1, 2.0), st.sampled_from([0.0, 10.0, 3e3, 1e5, float("nan")])),
+        min_size=2,
+        max_size=10,
+    ),
+    st.integers(0, 9),
+)
+def test_telling_progress_never_puts_a_job_further_back(jobs: list[tuple[float, float, float]], which: int) -> None:
+    attained_s, rate, left_s = (np.array(column) for column in zip(*jobs, strict=True))
+    teller = which % len(jobs)
+    silent = np.where(np.arange(len(jobs)) == teller, np.nan, left_s)
+    columns = {
+        "footprint_kg": attained_s * rate, "attained_gpu_s": attained_s, "submit_s": np.arange(len(jobs)),
+        "executed_s": np.full(len(jobs), 2e3),
+    }  # fmt: skip
+    policy = Green(mu=1.0)
+    told = ranked(policy, **columns, remaining_s=left_s)
+    untold = ranked(policy, **columns, remaining_s=silent)
+    assert told.index(teller) <= untold.index(teller)
+    assert [job for job in told if job != teller] == [job for job in untold if job != teller]
+
+
 @pytest.mark.parametrize(
     ("others", "remaining_s", "regrow", "expected"),
     [(0, 2e4, True, 2), (63, 2e4, True, 1), (62, 2e4, True, 2), (0, 1e3, True, 1), (0, 2e4, False, 1)],
@@ -395,6 +435,7 @@ def test_passive_scheduling_backfills_in_order() -> None:
         {"elder_share": -0.1},
         {"elder_share": 1.1},
         {"elder_age_s": -1.0},
+        {"progress_after_s": -1.0},
         {"preempt_after_s": -1.0},
     ],
 )

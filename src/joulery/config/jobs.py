@@ -56,7 +56,7 @@ class GreenConfig(Section):
     starve: Annotated[float, Field(gt=0)] | None = None
     """A job that has waited longer than this many times its execution is ranked as new; never when left out."""
     ceiling_s: Seconds | None = Field(alias="ceiling", default=None)
-    """Slot time of the average job beyond which more carbon does not rank a job further back; the kind's own (24
+    """Slot time of the average job beyond which more carbon does not rank a job further back; the kind's own (16
     quanta, as published none) when left out."""
     levels: Annotated[int, Field(ge=1, le=16)] | None = None
     """Into how many levels, each a quarter of the one above, carbon below the ceiling is rounded down; the kind's own
@@ -64,6 +64,9 @@ class GreenConfig(Section):
     elders: Ratio | None = None
     """Share of the slots that goes to the oldest jobs first, whatever carbon they have caused; the kind's own (25 %, as
     published none) when left out."""
+    by_progress: bool | None = None
+    """Whether a job that has run for a quantum and told its progress is ranked by what it has still to cause, where
+    that is little; the kind's own (true, as published false) when left out."""
     ageing_s: Seconds | None = Field(alias="ageing", default=None)
     """Age from which a job moves forward as it grows older; the kind's own (4 d, as published never) when left out."""
     preempt_after_s: Seconds | None = Field(alias="preempt_after", default=None)

@@ -20,7 +20,7 @@ from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import ConfigError, DataError
 from joulery.policies.allocation import Allocation, ClusterView
 from joulery.policies.shifting import ShiftRule, shifting_factor
-from joulery.policies.training_queues import Known, counted_kg, elders, fill
+from joulery.policies.training_queues import Known, ceiling_kg, elders, fill, in_levels
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,8 @@ class Green:
         elder_share: Share of the GPUs that goes to the oldest jobs of the lower queue first, whatever they have had:
             those that footprints put last end during a rush instead of all together after it; 0 for none.
         elder_age_s: From this age on jobs count as equally old there, and of those who had least goes first.
+        progress_after_s: A job that has run for this long and told its progress counts for a quarter of what it has
+            still to cause, where that is less than what it has caused; None to ask nobody.
         ageing_s: From this age on a job's priority number falls as its age grows: whatever comes later, it runs at
             last; None for never.
         preempt_after_s: A job takes GPUs from one that runs only after having waited this long, all its waits
@@ -90,10 +92,11 @@ class Green:
     profile_cache: bool = True
     carbon_gamma: float = 0.0
     starve_ratio: float | None = None
-    ceiling_gpu_s: float | None = 12 * 3600.0
+    ceiling_gpu_s: float | None = 8 * 3600.0
     levels: int | None = 3
     elder_share: float = 0.25
     elder_age_s: float = 3 * 86_400.0
+    progress_after_s: float | None = 1800.0
     ageing_s: float | None = 4 * 86_400.0
     preempt_after_s: float = 1800.0
     regrow: bool = True
@@ -329,7 +332,14 @@ class Green:
     def _counted(self, index: IntArray, waited_s: FloatArray, view: ClusterView) -> FloatArray:
         """The footprint of each ranked job as far as it counts: in levels up to the ceiling, none where it starves."""
         footprint = (view.attained_gpu_s if self.las else view.footprint_kg)[index]
-        counted = counted_kg(footprint, view.attained_gpu_s[index], self.ceiling_gpu_s, self.levels)
+        attained_s = view.attained_gpu_s[index]
+        ceiling = ceiling_kg(footprint, attained_s, self.ceiling_gpu_s)
+        if self.progress_after_s is not None:
+            told = (view.executed_s[index] >= self.progress_after_s) & (attained_s > 0)
+            left = footprint * view.remaining_s[index] / np.where(told, attained_s, 1.0)
+            # Progress that nobody told is NaN: what the job has caused stands.
+            footprint = np.where(told, np.fmin(footprint, _LEFT_WEIGHT * left), footprint)
+        counted = in_levels(footprint, ceiling, self.levels)
         if self.starve_ratio is not None:
             waits = view.running[index] == 0
             counted[waits & (waited_s > self.starve_ratio * view.executed_s[index])] = 0.0
@@ -349,6 +359,7 @@ def green_paper(**changes: object) -> Green:
         "ceiling_gpu_s": None,
         "levels": None,
         "elder_share": 0.0,
+        "progress_after_s": None,
         "ageing_s": None,
         "preempt_after_s": 0.0,
         "regrow": False,
@@ -363,8 +374,10 @@ _LEAST_OF = (
     ("preempt_after_s", 0.0),
     ("lift_after_s", 0.0),
     ("elder_age_s", 0.0),
+    ("progress_after_s", 0.0),
 )
 _GAMMA_HIGH = 0.95
+_LEFT_WEIGHT = 0.25
 _WORTH_RESTARTS = 10.0
 """A settled job is restarted wider only with so many restarts' time ahead of it."""
 _LEAST_SLACK_S = 1800.0

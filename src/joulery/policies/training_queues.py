@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -31,28 +32,33 @@ class Known:
     skipped: int = 0
 
 
-def counted_kg(
-    footprint_kg: FloatArray, attained_gpu_s: FloatArray, ceiling_gpu_s: float | None, levels: int | None
-) -> FloatArray:
-    """What counts of each footprint: at most that of ``ceiling_gpu_s`` of the average job's service, and below it
-    rounded down to a quarter of that, a sixteenth …, the lowest of ``levels`` for whatever is less.
+def ceiling_kg(footprint_kg: FloatArray, attained_gpu_s: FloatArray, ceiling_gpu_s: float | None) -> float:
+    """The footprint of so much service of the average job, beyond which none counts for more.
 
     Args:
         footprint_kg: Footprints, float64[n]; or service, where that is what is counted.
         attained_gpu_s: Service of the same jobs, float64[n].
-        ceiling_gpu_s: None to count everything.
-        levels: None to count every gram below the ceiling.
+        ceiling_gpu_s: None for no ceiling.
+
+    Returns:
+        Infinite where there is none, or nobody has had any service.
+    """
+    total_s = float(attained_gpu_s.sum())
+    if ceiling_gpu_s is None or total_s <= 0:
+        return math.inf
+    return ceiling_gpu_s * float(footprint_kg.sum()) / total_s
+
+
+def in_levels(footprint_kg: FloatArray, ceiling: float, levels: int | None) -> FloatArray:
+    """Footprints up to the ceiling, and below it rounded down to a quarter of it, a sixteenth …, the lowest of
+    ``levels`` for whatever is less; every gram without levels or without a ceiling.
 
     Returns:
         float64[n], a new array.
     """
-    total_s = float(attained_gpu_s.sum())
-    if ceiling_gpu_s is None or total_s <= 0:
-        return np.array(footprint_kg, np.float64)
-    ceiling = ceiling_gpu_s * float(footprint_kg.sum()) / total_s
     counted = np.minimum(footprint_kg, ceiling)
     # Where the grid emits nothing there are no levels to tell.
-    if levels is None or ceiling <= 0:
+    if levels is None or not 0 < ceiling < math.inf:
         return counted
     edges = ceiling * _LEVEL_RATIO ** -np.arange(levels, -1.0, -1.0)
     return np.asarray(edges[np.maximum(np.searchsorted(edges, counted, side="right") - 1, 0)], np.float64)

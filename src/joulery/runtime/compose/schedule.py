@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from joulery.runtime.schedule.energy import Totals
 
 
-_CEILING_QUANTA = 24
-"""Carbon ranks a job no further back than so many quanta of the average job's: 12 h at the usual half hour."""
+_CEILING_QUANTA = 16
+"""Carbon ranks a job no further back than so many quanta of the average job's: 8 h at the usual half hour."""
 _AGENT_S = 120.0
 """How long a node's agent, which samples every 30 s, may take to tell of a job before its power is assumed."""
 
@@ -146,8 +146,10 @@ def green_policy(jobs: JobsConfig) -> Green:
     """
     config = jobs.policy
     quantum_s = jobs.quantum_s
-    own_bounds = Green(preempt_after_s=quantum_s, ceiling_gpu_s=_CEILING_QUANTA * quantum_s)
+    own_bounds = Green(preempt_after_s=quantum_s, progress_after_s=quantum_s, ceiling_gpu_s=_CEILING_QUANTA * quantum_s)
     policy = own_bounds if config.kind == "green" else green_paper()
+    if config.by_progress is not None:
+        policy = replace(policy, progress_after_s=quantum_s if config.by_progress else None)
     own: dict[str, Any] = {
         "gamma": config.gamma,
         "shift": None if config.shift is None else ShiftRule(config.shift),
