@@ -2,20 +2,20 @@
 
 ``python -m benchmarks green`` takes some ten minutes of a core; ``green_speed`` is apart. Development used the year
 2023 of five regions, the PAI traces, made-up bursts and every other virtual cluster of Gavel's trace. Check 13 is
-Philly in Germany 2022, the other half of Gavel's trace in France 2023, Alibaba's pods of 2023 in California 2024 and the
-workloads of Pollux's artifact in Germany 2024: each untouched until it was run, and looked at since.
+Philly in Germany 2022, the other half of Gavel's trace in France 2023, Alibaba's pods of 2023 in California 2024 and
+the workloads of Pollux's artifact in Germany 2024: each untouched until it was run, and looked at since.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from benchmarks import Result
+from benchmarks._green_checks import Change, Checks, by_size, change, compare, mean, percent, span
 from benchmarks._green_traces import (
     DAY_S,
     alibaba,
@@ -46,21 +46,6 @@ from joulery.sim.training_study import Setting, jobs_from_trace, run_scheme, sch
 from joulery.sim.training_workload import Jobs
 
 REGIONS = ("GB", "US-CAL-CISO", "SE", "PL", "CA-ON")
-Change = dict[str, float]
-
-
-@dataclass
-class Checks:
-    """Lines of the table, and whether each bar was met."""
-
-    rows: list[list[str]]
-    held: list[tuple[str, bool]]
-
-    def add(self, number: str, what: str, bar: str, ours: str, held: bool | None = None) -> None:
-        """One line; ``held`` is None where nothing is promised."""
-        self.rows.append([number, what, bar, ours, "" if held is None else "yes" if held else "**no**"])
-        if held is not None:
-            self.held.append((f"check {number}: {what} {bar}", held))
 
 
 def run() -> Result:
@@ -74,7 +59,7 @@ def run() -> Result:
     jct_s = mean_jct_s(folder("green"))
     away = jct_s / ARTIFACT_JCT_S - 1.0
     checks.add("10", "Pollux on its artifact's workload 6, mean JCT", "2,446 s within 10 %",
-               f"{jct_s:.0f} s ({_percent(away)})", abs(away) <= 0.10)  # fmt: skip
+               f"{jct_s:.0f} s ({percent(away)})", abs(away) <= 0.10)  # fmt: skip
     _year(checks)
     for place in (
         Elsewhere("DE 2022", direct("DE", 2022), "Philly", philly()),
@@ -112,14 +97,14 @@ def _backlog(checks: Checks, number: str, grids: dict[str, Intensity], slack: fl
             jobs = Jobs(submit_s, rng.uniform(4, 12, 400) * 3600, kind, one, one)
             for how, knobs in (("alone", alone), ("as green is", {})):
                 shifted, plain = (run_training_cluster(cluster, jobs, Green(mu=mu, **knobs)) for mu in (2.0, 1.0))
-                found[how].append(_change(shifted, plain))
+                found[how].append(change(shifted, plain))
         bar = bars.get(region, -0.020) + slack
         for how, changes in found.items():
-            job, jct = _mean(changes, "job"), _mean(changes, "jct")
+            job, jct = mean(changes, "job"), mean(changes, "jct")
             held = job <= bar and jct <= 0.05 + slack if how == "alone" else None
             checks.add(number, f"backlog, shifting {how}, job CO2e, {region}",
-                       "reported" if held is None else f"<= {_percent(bar)}, JCT <= +5 %",
-                       f"{_percent(job)}, JCT {_percent(jct)}", held)  # fmt: skip
+                       "reported" if held is None else f"<= {percent(bar)}, JCT <= +5 %",
+                       f"{percent(job)}, JCT {percent(jct)}", held)  # fmt: skip
 
 
 def _burst(checks: Checks, burst: Sequence[Jobs], grids: dict[str, Intensity]) -> None:
@@ -127,42 +112,43 @@ def _burst(checks: Checks, burst: Sequence[Jobs], grids: dict[str, Intensity]) -
     setting = Setting(window_s=172_800.0)
 
     def against(mine: str, other: str) -> list[Change]:
-        return _compare(burst, grids, setting, mine, other)
+        return compare(burst, grids, setting, mine, other)
 
     eco = against("green", "ecovisor")
-    worst, mean = min(c["co2"] for c in eco), _mean(eco, "co2")
-    checks.add("5", "day, CO2e against EcoVisor, mean", "-37 to -27 %", _percent(mean), -0.37 <= mean <= -0.27)
-    checks.add("5", "the best region of it", "<= -33 %", _percent(worst), worst <= -0.33)
+    worst, average = min(c["co2"] for c in eco), mean(eco, "co2")
+    held = -0.37 <= average <= -0.27
+    checks.add("5", "day, CO2e against EcoVisor, mean", "-37 to -27 %", percent(average), held)
+    checks.add("5", "the best region of it", "<= -33 %", percent(worst), worst <= -0.33)
     gaia = against("green", "gaia")
-    checks.add("6", "day, mean JCT against GAIA", "each <= -18 %, mean <= -25 %", _range(gaia, "jct"),
-               max(c["jct"] for c in gaia) <= -0.18 and _mean(gaia, "jct") <= -0.25)  # fmt: skip
-    checks.add("6", "its CO2e", "<= +4 %", _range(gaia, "co2"), max(c["co2"] for c in gaia) <= 0.04)
+    checks.add("6", "day, mean JCT against GAIA", "each <= -18 %, mean <= -25 %", span(gaia, "jct"),
+               max(c["jct"] for c in gaia) <= -0.18 and mean(gaia, "jct") <= -0.25)  # fmt: skip
+    checks.add("6", "its CO2e", "<= +4 %", span(gaia, "co2"), max(c["co2"] for c in gaia) <= 0.04)
     checks.add(
-        "6", "GREEN as published against GAIA, mean JCT", "reported", _range(against("green-paper", "gaia"), "jct")
+        "6", "GREEN as published against GAIA, mean JCT", "reported", span(against("green-paper", "gaia"), "jct")
     )
     paper = against("green-paper", "tiresias")
     for key, bar in (("jct", 0.07), ("p99", 0.07), ("co2", 0.05)):
-        held = _mean(paper, key) <= bar
+        held = mean(paper, key) <= bar
         checks.add(
-            "7", f"day, GREEN as published against Tiresias, {key}", f"<= {_percent(bar)}", _range(paper, key), held
+            "7", f"day, GREEN as published against Tiresias, {key}", f"<= {percent(bar)}", span(paper, key), held
         )
     ours = against("green", "tiresias")
     for key, bar in (("jct", -0.30), ("co2", 0.015), ("p99", 0.12)):
-        held = _mean(ours, key) <= bar
+        held = mean(ours, key) <= bar
         checks.add(
-            "8", f"day, cache and hysteresis against Tiresias, {key}", f"<= {_percent(bar)}", _range(ours, key), held
+            "8", f"day, cache and hysteresis against Tiresias, {key}", f"<= {percent(bar)}", span(ours, key), held
         )
     _progress(checks, "8", "testbed", burst, grids)
     asked = against("green", "tiresias-requested")
     for key, bar in (("kwh", -0.05), ("co2", -0.05), ("job", -0.09), ("jct", -0.10)):
-        held = _mean(asked, key) <= bar
-        checks.add("9", f"day, against GPUs as requested, {key}", f"<= {_percent(bar)}", _range(asked, key), held)
-    checks.add("9", "its peak power", "reported", _range(asked, "peak"))
+        held = mean(asked, key) <= bar
+        checks.add("9", f"day, against GPUs as requested, {key}", f"<= {percent(bar)}", span(asked, key), held)
+    checks.add("9", "its peak power", "reported", span(asked, "peak"))
     for other in ("pollux", "pollux-like"):
         for mine in ("green:theta=0.5", "green-paper:theta=0.5", "green-lean", "green-lean:theta=0.5"):
             found = against(mine, other)
-            held = _mean(found, "job") <= -0.05 and _mean(found, "jct") <= 0.25
-            said = f"{_percent(_mean(found, 'job'))}, JCT {_percent(_mean(found, 'jct'))}"
+            held = mean(found, "job") <= -0.05 and mean(found, "jct") <= 0.25
+            said = f"{percent(mean(found, 'job'))}, JCT {percent(mean(found, 'jct'))}"
             checks.add("10", f"day, {mine} against {other}, job CO2e", "<= -5 %, JCT <= +25 %", said, held)
     _ablations(checks, burst, {"GB": grids["GB"]}, setting)
 
@@ -174,26 +160,26 @@ def _ablations(checks: Checks, burst: Sequence[Jobs], grid: dict[str, Intensity]
         ("GPU hours", "las=1"),
         ("no shift", "mu=1"),
     ):
-        found = _compare(burst, grid, setting, f"green:{knob}", "green")
-        held = _mean(found, "co2") >= -0.0005 if what == "no shift" else None
+        found = compare(burst, grid, setting, f"green:{knob}", "green")
+        held = mean(found, "co2") >= -0.0005 if what == "no shift" else None
         bar = ">= 0 CO2e" if what == "no shift" else "sign printed"
-        said = f"CO2e {_percent(_mean(found, 'co2'))}, JCT {_percent(_mean(found, 'jct'))}"
+        said = f"CO2e {percent(mean(found, 'co2'))}, JCT {percent(mean(found, 'jct'))}"
         checks.add("11", f"ablation: {what}", bar, said, held)
     slow = Setting(window_s=172_800.0, quantum_s=3600.0)
     found = [
-        _change(run_scheme("green-paper", slow, jobs, grid["GB"]), run_scheme("green-paper", setting, jobs, grid["GB"]))
+        change(run_scheme("green-paper", slow, jobs, grid["GB"]), run_scheme("green-paper", setting, jobs, grid["GB"]))
         for jobs in burst
     ]
-    said = f"JCT {_percent(_mean(found, 'jct'))}, CO2e {_percent(_mean(found, 'co2'))}"
-    held = abs(_mean(found, "jct")) < 0.10 and abs(_mean(found, "co2")) < 0.02
+    said = f"JCT {percent(mean(found, 'jct'))}, CO2e {percent(mean(found, 'co2'))}"
+    held = abs(mean(found, "jct")) < 0.10 and abs(mean(found, "co2")) < 0.02
     checks.add("11", "rounds every 60 min against 30", "JCT < 10 %, CO2e < 2 %", said, held)
 
 
 def _month(checks: Checks, number: str, jobs: Jobs, grids: dict[str, Intensity], slack: float) -> None:
-    found = _compare([jobs], grids, Setting(), "green", "tiresias")
+    found = compare([jobs], grids, Setting(), "green", "tiresias")
     for key, bar in (("jct", 0.02), ("p99", 0.04), ("co2", 0.005)):
-        held = _mean(found, key) <= bar + slack
-        checks.add(number, f"30 days, against Tiresias, {key}", f"<= {_percent(bar + slack)}", _range(found, key), held)
+        held = mean(found, key) <= bar + slack
+        checks.add(number, f"30 days, against Tiresias, {key}", f"<= {percent(bar + slack)}", span(found, key), held)
 
 
 def year(region: str) -> tuple[Jobs, Intensity]:
@@ -212,10 +198,10 @@ def _year(checks: Checks) -> None:
         asked = run_scheme("tiresias-requested", setting, jobs, carbon)
         green = run_scheme("green", setting, jobs, carbon)
         lean = run_scheme("green-lean", setting, jobs, carbon)
-        found["preset"].append(_change(green, base))
-        found["requested"].append(_change(green, asked))
-        found["lean"].append(_change(lean, base))
-        sizes.append(_by_size(jobs, green, base))
+        found["preset"].append(change(green, base))
+        found["requested"].append(change(green, asked))
+        found["lean"].append(change(lean, base))
+        sizes.append(by_size(jobs, green, base))
         if region == "GB":
             _bound(checks, jobs, carbon, lean, base)
     _year_lines(checks, "12", found, sizes, 0.0)
@@ -225,27 +211,27 @@ def _year_lines(
     checks: Checks, number: str, found: dict[str, list[Change]], sizes: Sequence[Sequence[float]], slack: float
 ) -> None:
     for key, bar in (("jct", 0.05), ("p99", 0.075)):
-        held = _mean(found["preset"], key) <= bar + slack
+        held = mean(found["preset"], key) <= bar + slack
         what = f"year, against Tiresias, {key}"
-        checks.add(number, what, f"<= {_percent(bar + slack)}", _range(found["preset"], key), held)
-    checks.add(number, "year, against Tiresias, co2", "reported", _range(found["preset"], "co2"))
+        checks.add(number, what, f"<= {percent(bar + slack)}", span(found["preset"], key), held)
+    checks.add(number, "year, against Tiresias, co2", "reported", span(found["preset"], "co2"))
     worst = np.nanmax(np.mean(sizes, axis=0))
     checks.add(
         number,
         "the worst size of job, mean JCT",
-        f"<= {_percent(0.08 + slack)}",
-        _percent(worst),
+        f"<= {percent(0.08 + slack)}",
+        percent(worst),
         worst <= 0.08 + slack,
     )
     for key, bar in (("co2", -0.04), ("jct", -0.20)):
-        held = _mean(found["requested"], key) <= bar + slack
+        held = mean(found["requested"], key) <= bar + slack
         what = f"year, against GPUs as requested, {key}"
-        checks.add(number, what, f"<= {_percent(bar + slack)}", _range(found["requested"], key), held)
+        checks.add(number, what, f"<= {percent(bar + slack)}", span(found["requested"], key), held)
     lean = found["lean"]
     for key, bar in (("co2", -0.15), ("jct", 0.05), ("p99", 0.08)):
-        held = _mean(lean, key) <= bar + slack
+        held = mean(lean, key) <= bar + slack
         checks.add("aim" if number == "12" else number, f"year, green-lean against Tiresias, {key}",
-                   f"<= {_percent(bar + slack)}", _range(lean, key), held)  # fmt: skip
+                   f"<= {percent(bar + slack)}", span(lean, key), held)  # fmt: skip
 
 
 def _bound(checks: Checks, jobs: Jobs, carbon: Intensity, lean: TrainingRun, base: TrainingRun) -> None:
@@ -257,7 +243,7 @@ def _bound(checks: Checks, jobs: Jobs, carbon: Intensity, lean: TrainingRun, bas
         pairs = sorted((point.mean_jct_s, point.cluster_kg) for point in curve)
         least = float(np.interp(lean.jct_s.mean(), [x for x, _ in pairs], [y for _, y in pairs]))
         share = (base.cluster_kg - lean.cluster_kg) / (base.cluster_kg - least)
-        said = f"{_percent(lean.cluster_kg / least - 1)} above, {share:.0%} of the possible saving"
+        said = f"{percent(lean.cluster_kg / least - 1)} above, {share:.0%} of the possible saving"
         checks.add("bound", f"green-lean, GB, against the bound, {words}", "reported", said)
 
 
@@ -288,10 +274,10 @@ def _progress(checks: Checks, number: str, on: str, burst: Sequence[Jobs], grids
             base = run_scheme("tiresias", setting, jobs, carbon)
             half = run_training_cluster(cluster, jobs, HalfSilent(Green()))
             none = run_scheme("green:progress_after_s=none", setting, jobs, carbon)
-            found["every other job tells"].append(_change(half, base))
-            found["no job tells"].append(_change(none, base))
+            found["every other job tells"].append(change(half, base))
+            found["no job tells"].append(change(none, base))
     for who, changes in found.items():
-        words = ", ".join(f"{key} {_percent(_mean(changes, key))}" for key in ("jct", "p99", "co2"))
+        words = ", ".join(f"{key} {percent(mean(changes, key))}" for key in ("jct", "p99", "co2"))
         checks.add(number, f"{on}: day, against Tiresias, {who} its progress", "reported", words)
 
 
@@ -319,14 +305,14 @@ def _elsewhere(checks: Checks, place: Elsewhere) -> None:
     _backlog(checks, number, mean_day, slack - 0.005)
     burst = [folded(*place.submissions, seed) for seed in range(3)]
     setting = Setting(window_s=172_800.0)
-    eco = _compare(burst, mean_day, setting, "green", "ecovisor")
-    checks.add(number, f"{on}: day, CO2e against EcoVisor", "-39 to -25 %", _range(eco, "co2"),
-               -0.39 <= _mean(eco, "co2") <= -0.25)  # fmt: skip
-    ours = _compare(burst, mean_day, setting, "green", "tiresias")
+    eco = compare(burst, mean_day, setting, "green", "ecovisor")
+    checks.add(number, f"{on}: day, CO2e against EcoVisor", "-39 to -25 %", span(eco, "co2"),
+               -0.39 <= mean(eco, "co2") <= -0.25)  # fmt: skip
+    ours = compare(burst, mean_day, setting, "green", "tiresias")
     for key, bar in (("jct", -0.30), ("co2", 0.015), ("p99", 0.12)):
         bar += slack
-        held = _mean(ours, key) <= bar
-        checks.add(number, f"{on}: day, against Tiresias, {key}", f"<= {_percent(bar)}", _range(ours, key), held)
+        held = mean(ours, key) <= bar
+        checks.add(number, f"{on}: day, against Tiresias, {key}", f"<= {percent(bar)}", span(ours, key), held)
     _progress(checks, number, on, burst, mean_day)
     jobs = spread(*place.submissions, 120.0)
     month = first(jobs, 30 * DAY_S)
@@ -337,8 +323,8 @@ def _elsewhere(checks: Checks, place: Elsewhere) -> None:
         run_scheme(name, Setting(), jobs, place.carbon)
         for name in ("tiresias", "tiresias-requested", "green", "green-lean")
     )
-    found = {"preset": [_change(green, base)], "requested": [_change(green, asked)], "lean": [_change(lean, base)]}
-    _year_lines(checks, number, found, [_by_size(jobs, green, base)], slack)
+    found = {"preset": [change(green, base)], "requested": [change(green, asked)], "lean": [change(lean, base)]}
+    _year_lines(checks, number, found, [by_size(jobs, green, base)], slack)
     _to_end(checks, f"{on}, all", dict(zip(schemes, (base, green, lean), strict=True)))
 
 
@@ -349,9 +335,9 @@ def _loads(checks: Checks, place: Elsewhere) -> None:
         base = run_scheme("tiresias", Setting(), jobs, place.carbon)
         for name in ("green", "green-lean"):
             run = run_scheme(name, Setting(), jobs, place.carbon)
-            change, sizes = _change(run, base), _by_size(jobs, run, base)
-            words = ", ".join(f"{key} {_percent(change[key])}" for key in ("jct", "p99", "co2"))
-            said = f"{words}, worst size {_percent(float(np.nanmax(sizes)))}"
+            found, sizes = change(run, base), by_size(jobs, run, base)
+            words = ", ".join(f"{key} {percent(found[key])}" for key in ("jct", "p99", "co2"))
+            said = f"{words}, worst size {percent(float(np.nanmax(sizes)))}"
             checks.add("13", f"{place.trace}, {place.grid}, load {load:g}, {name}", "reported", said)
 
 
@@ -361,52 +347,3 @@ def _to_end(checks: Checks, span: str, runs: Mapping[str, TrainingRun]) -> None:
     for name, one in runs.items():
         hours = ", ".join(f"{float(np.quantile(one.jct_s, point)) / 3600:.0f}" for point in points)
         checks.add("13", f"{span}, {name}: hours to end of 50, 90, 95, 98, 99, 99.5, 100 %", "reported", hours)
-
-
-def _compare(
-    bursts: Sequence[Jobs], grids: dict[str, Intensity], setting: Setting, mine: str, other: str
-) -> list[Change]:
-    """Change of one scheme against another in each region, means over workloads."""
-    found = []
-    for carbon in grids.values():
-        each = [
-            _change(run_scheme(mine, setting, jobs, carbon), run_scheme(other, setting, jobs, carbon))
-            for jobs in bursts
-        ]
-        found.append({key: _mean(each, key) for key in each[0]})
-    return found
-
-
-def _change(run: TrainingRun, base: TrainingRun) -> Change:
-    measures: dict[str, Callable[[TrainingRun], float]] = {
-        "jct": lambda one: float(one.jct_s.mean()),
-        "p99": lambda one: float(np.quantile(one.jct_s, 0.99)),
-        "job": lambda one: float(one.job_kg.sum()),
-        "co2": lambda one: one.cluster_kg,
-        "kwh": lambda one: one.cluster_kwh,
-        "peak": lambda one: one.peak_w,
-    }
-    return {name: of(run) / of(base) - 1.0 for name, of in measures.items()}
-
-
-def _by_size(jobs: Jobs, run: TrainingRun, base: TrainingRun) -> list[float]:
-    edges = (0.0, 600.0, 3600.0, 36_000.0, np.inf)
-    found = []
-    for low, high in pairwise(edges):
-        rows = (jobs.work_s >= low) & (jobs.work_s < high)
-        found.append(float(run.jct_s[rows].mean() / base.jct_s[rows].mean() - 1) if rows.any() else np.nan)
-    return found
-
-
-def _mean(found: Sequence[Change], key: str) -> float:
-    return float(np.mean([change[key] for change in found]))
-
-
-def _range(found: Sequence[Change], key: str) -> str:
-    values = [change[key] for change in found]
-    spread = f" ({_percent(min(values))} to {_percent(max(values))})" if len(values) > 1 else ""
-    return _percent(float(np.mean(values))) + spread
-
-
-def _percent(ratio: float) -> str:
-    return f"{100 * ratio:+.1f} %"

@@ -83,8 +83,17 @@ def test_a_window_opens_at_the_first_progress_and_is_read_where_progress_moves()
     # Opened at t=40 (0.01), read at t=100 (0.04): 0.03 for 600 J.
     assert tally.efficiency == {1: pytest.approx(0.03 / 600)}
     assert tally.slot_w == pytest.approx(5.0)
-    assert tally.rate_per_s == pytest.approx(0.03 / 60)
-    assert tally.remaining_s(2) == pytest.approx((1 - 0.04) / 0.0005 * 2)
+    assert tally.rate_per_slot_s == pytest.approx(0.03 / 60)
+    assert tally.remaining_s == pytest.approx((1 - 0.04) / 0.0005)
+    assert math.isnan(Tally().remaining_s)
+
+
+def test_what_is_left_is_told_in_seconds_of_one_slot_and_stays_known_while_a_job_waits() -> None:
+    looks = [look(t, 0.01 * (t // 20), slots=4) for t in range(10, 110, 10)]
+    tally = played([*looks, look(120, 0.05, slots=0)])
+
+    # 0.01 every 20 s on four slots, 0.05 so far: 1,900 s more on four, 7,600 slot-seconds.
+    assert tally.remaining_s == pytest.approx(7600.0)
 
 
 def test_a_window_too_short_or_too_seldom_looked_at_says_nothing() -> None:

@@ -9,7 +9,7 @@ from joulery.domain.errors import ConfigError
 from joulery.policies.allocation import ClusterView, start_waiting
 from joulery.policies.shifting import ShiftRule, normalised_power, shifting_factor
 from joulery.policies.training import Green, green_paper
-from joulery.policies.training_queues import Known, elders
+from joulery.policies.training_queues import Known, elders, lesser_kg
 
 powers = st.lists(st.floats(50, 400), min_size=1, max_size=20)
 
@@ -155,8 +155,9 @@ def test_beyond_the_ceiling_submission_decides_and_below_it_the_footprint() -> N
 def test_the_ceiling_is_the_footprint_of_the_average_jobs_service() -> None:
     # 20 g in 10,000 s on average, so 5,000 s of service are 10 g: the second has had less service, and more carbon.
     columns = {"footprint_kg": [0.008, 0.012], "attained_gpu_s": [7e3, 3e3], "submit_s": [1.0, 0.0]}
-    assert ranked(Green(mu=1.0, ceiling_gpu_s=5e3, ageing_s=None), **columns) == [0, 1]
-    assert ranked(Green(mu=1.0, ceiling_gpu_s=3e3, ageing_s=None), **columns) == [1, 0]
+    policy = Green(mu=1.0, ageing_s=None, progress_after_s=None)
+    assert ranked(dataclasses.replace(policy, ceiling_gpu_s=5e3), **columns) == [0, 1]
+    assert ranked(dataclasses.replace(policy, ceiling_gpu_s=3e3), **columns) == [1, 0]
 
 
 def test_below_the_ceiling_footprints_count_in_quarters() -> None:
@@ -286,7 +287,7 @@ def test_a_quarter_of_the_gpus_goes_to_the_oldest_whatever_they_have_had() -> No
     columns = {"submit_s": [9e5, 8.9e5, 9.4e5, 9.5e5, 9.6e5], "attained_gpu_s": [9e4, 8e4, 30.0, 20.0, 10.0]}
     assert running_elders(Green(mu=1.0), **columns) == [1, 2, 3, 4]
     assert running_elders(Green(mu=1.0, elder_share=0.5), **columns) == [1, 0, 2, 3]
-    assert running_elders(Green(mu=1.0, elder_share=0.0), **columns) == [2, 3, 4, 1]
+    assert running_elders(Green(mu=1.0, elder_share=0.0), **columns) == [2, 3, 4, 0], "one is left to the longest"
     assert running_elders(Green(mu=1.0), gpus=3, **columns) == [2, 3, 4], "less than one GPU is none"
     assert running_elders(green_paper(mu=1.0), **columns) == [4, 3, 2, 1]
 
@@ -307,42 +308,45 @@ def test_a_newcomer_is_no_elder_before_it_may_preempt() -> None:
 
 
 def test_a_job_that_has_little_left_goes_before_one_that_has_had_less() -> None:
-    # 1 g a second; a ceiling of 8,000 s, levels down to 125 s. A quarter of 400 s is in the lowest level.
+    # 1 g a second; levels begin at 8,000, 2,000, 500 and 125 s.
     policy = Green(mu=1.0, ceiling_gpu_s=8e3, ageing_s=None)
-    had = {"footprint_kg": [8e3, 1e3], "attained_gpu_s": [8e3, 1e3], "submit_s": [1.0, 0.0]}
-    assert ranked(policy, **had, executed_s=[8e3, 1e3], remaining_s=[400.0, 9e4]) == [0, 1]
-    assert ranked(policy, **had, executed_s=[8e3, 1e3], remaining_s=[4e3, 9e4]) == [1, 0], "a quarter of it is as much"
-    assert ranked(policy, **had, executed_s=[8e3, 1e3], remaining_s=[np.nan, np.nan]) == [1, 0]
-    assert ranked(policy, **had, executed_s=[1799.0, 1e3], remaining_s=[400.0, 9e4]) == [1, 0], "too early to tell"
-    deaf = dataclasses.replace(policy, progress_after_s=None)
-    assert ranked(deaf, **had, executed_s=[8e3, 1e3], remaining_s=[400.0, 9e4]) == [1, 0]
-    assert ranked(dataclasses.replace(policy, las=True), **had, executed_s=[8e3, 1e3], remaining_s=[400.0, 9e4]) == [
-        0,
-        1,
-    ]
+    had = {"footprint_kg": [8e3, 1e3, 9e4], "attained_gpu_s": [8e3, 1e3, 9e4], "submit_s": [1.0, 0.0, 2.0]}
+
+    def order(left_s: float, executed_s: float = 8e3, policy: Green = policy) -> list[int]:
+        executed = [executed_s, 1e3, 9e4]
+        return ranked(policy, **had, executed_s=executed, remaining_s=[left_s, np.nan, 9e4])
+
+    assert order(400.0) == [0, 1, 2] and order(1.9e3) == [0, 1, 2], "a quarter of 1,900 s is one level below"
+    assert order(2.1e3) == [1, 0, 2], "of one level who came first"
+    assert order(np.nan) == [1, 2, 0] and order(400.0, executed_s=1799.0) == [1, 2, 0], "too early to tell"
+    assert order(400.0, policy=dataclasses.replace(policy, progress_after_s=None)) == [1, 0, 2]
+    assert order(400.0, policy=dataclasses.replace(policy, las=True)) == [0, 1, 2]
+
+
+def test_of_those_that_count_most_whoever_has_most_left_goes_first() -> None:
+    policy = Green(mu=1.0, ceiling_gpu_s=1e3, ageing_s=None)
+    had = {"footprint_kg": [9e3, 9e3, 8e3], "attained_gpu_s": [9e3, 9e3, 8e3], "submit_s": [0.0, 1.0, 2.0]}
+    ran = {"executed_s": [9e3, 9e3, 8e3]}
+    assert ranked(policy, **had, **ran, remaining_s=[5e4, 7e4, 6e4]) == [1, 2, 0]
+    assert ranked(policy, **had, **ran, remaining_s=[np.nan, 8.5e3, 9.5e3]) == [2, 0, 1], (
+        "untold: as much as it has had"
+    )
+    assert ranked(dataclasses.replace(policy, progress_after_s=None), **had, remaining_s=[5e4, 7e4, 6e4]) == [0, 1, 2]
+    below = had | {"footprint_kg": [9e3, 30.0, 20.0], "attained_gpu_s": [9e3, 30.0, 20.0]}
+    assert ranked(policy, **below, **ran, remaining_s=[5e4, 6e4, 7e4]) == [1, 2, 0], "below them whoever came first"
 
 
 @given(
     st.lists(
-        st.tuples(st.floats(1.0, 1e5), st.floats(0.1, 2.0), st.sampled_from([0.0, 10.0, 3e3, 1e5, float("nan")])),
-        min_size=2,
-        max_size=10,
-    ),
-    st.integers(0, 9),
+        st.tuples(st.floats(1.0, 1e5), st.floats(0.0, 2.0), st.floats(0.0, 1e6), st.booleans()), min_size=1, max_size=9
+    )
 )
-def test_telling_progress_never_puts_a_job_further_back(jobs: list[tuple[float, float, float]], which: int) -> None:
-    attained_s, rate, left_s = (np.array(column) for column in zip(*jobs, strict=True))
-    teller = which % len(jobs)
-    silent = np.where(np.arange(len(jobs)) == teller, np.nan, left_s)
-    columns = {
-        "footprint_kg": attained_s * rate, "attained_gpu_s": attained_s, "submit_s": np.arange(len(jobs)),
-        "executed_s": np.full(len(jobs), 2e3),
-    }  # fmt: skip
-    policy = Green(mu=1.0)
-    told = ranked(policy, **columns, remaining_s=left_s)
-    untold = ranked(policy, **columns, remaining_s=silent)
-    assert told.index(teller) <= untold.index(teller)
-    assert [job for job in told if job != teller] == [job for job in untold if job != teller]
+def test_progress_only_ever_lessens_what_counts(jobs: list[tuple[float, float, float, bool]]) -> None:
+    attained_s, rate, left_s, told = (np.array(column) for column in zip(*jobs, strict=True))
+    footprint = attained_s * rate
+    lesser = lesser_kg(footprint, attained_s, np.where(told, left_s, np.nan), told)
+    assert np.all(lesser <= footprint) and np.all(lesser[~told] == footprint[~told])
+    assert lesser[told] == pytest.approx(np.minimum(footprint, rate * left_s / 4)[told])
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ class Tally:
         carbon_covered_j: Those joules.
         slot_w: Power of one slot in the last window; NaN before.
         progress_ratio: Last progress.
-        rate_per_s: Progress a second in the last window; NaN before.
+        rate_per_slot_s: Progress a second and slot in the last window; NaN before.
         efficiency: Progress per joule by number of slots.
         quality: Weakest quality of the energy.
         window: The present stretch; None while it waits.
@@ -92,7 +92,7 @@ class Tally:
     carbon_covered_j: float = 0.0
     slot_w: float = field(default=float("nan"))
     progress_ratio: float = field(default=float("nan"))
-    rate_per_s: float = field(default=float("nan"))
+    rate_per_slot_s: float = field(default=float("nan"))
     efficiency: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
     quality: Quality = Quality.MEASURED
     window: Window | None = None
@@ -105,11 +105,12 @@ class Tally:
             return float("nan")
         return min(max(self.efficiency[slots] / self.efficiency[least], LEAST_DEGRADATION), MOST_DEGRADATION)
 
-    def remaining_s(self, slots: int) -> float:
-        """Work left in seconds on one slot, at most: what the present slots take, times their number; NaN unknown."""
-        if not self.rate_per_s > 0:
+    @property
+    def remaining_s(self) -> float:
+        """Work left in slot-seconds, at the rate of the last window; NaN unknown."""
+        if not self.rate_per_slot_s > 0:
             return float("nan")
-        return (1.0 - self.progress_ratio) / self.rate_per_s * max(1, slots)
+        return (1.0 - self.progress_ratio) / self.rate_per_slot_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +198,8 @@ def _measured(tally: Tally, look: Look, rules: MeasureRules) -> Tally:
     if not moved or window.elapsed_s < rules.least_s or window.looks < rules.least_looks:
         return tally
     gained = look.progress_ratio - window.open_ratio
-    tally = replace(tally, rate_per_s=gained / window.elapsed_s, window=replace(window, last_ratio=look.progress_ratio))
+    rate = gained / (window.elapsed_s * window.slots)
+    tally = replace(tally, rate_per_slot_s=rate, window=replace(window, last_ratio=look.progress_ratio))
     if not window.energy_j > 0:
         return tally
     known = {**tally.efficiency, window.slots: gained / window.energy_j}

@@ -56,7 +56,7 @@ class GreenConfig(Section):
     starve: Annotated[float, Field(gt=0)] | None = None
     """A job that has waited longer than this many times its execution is ranked as new; never when left out."""
     ceiling_s: Seconds | None = Field(alias="ceiling", default=None)
-    """Slot time of the average job beyond which more carbon does not rank a job further back; the kind's own (16
+    """Slot time of the average job beyond which more carbon does not rank a job further back; the kind's own (14
     quanta, as published none) when left out."""
     levels: Annotated[int, Field(ge=1, le=16)] | None = None
     """Into how many levels, each a quarter of the one above, carbon below the ceiling is rounded down; the kind's own

@@ -20,7 +20,7 @@ from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import ConfigError, DataError
 from joulery.policies.allocation import Allocation, ClusterView
 from joulery.policies.shifting import ShiftRule, shifting_factor
-from joulery.policies.training_queues import Known, ceiling_kg, elders, fill, in_levels
+from joulery.policies.training_queues import Known, ceiling_kg, elders, fill, in_levels, lesser_kg, uppermost
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class Green:
             0.95 while the GPUs wanted grow from ``gamma_from`` of those there are to half as many more.
         gamma_low, gamma_from: Of that rule.
         cap: Most GPUs a job; None for max(2, GPUs / 16).
-        hysteresis: Factor on the priority of running jobs, 1 for none. A fifth: while footprints count in quarters, a
-            job gives its GPUs to nobody less than two levels below it, the hour aside.
+        hysteresis: Factor on the priority of running jobs, 1 for none. A quarter: while footprints count in quarters, a
+            running job counts as one level lower than it is.
         profile_cache: Start a recurring kind of job where the last one of it settled.
         carbon_gamma: Added to gamma in dirty hours, taken off in green ones.
         starve_ratio: A job whose present wait exceeds this many times its execution counts as having no footprint;
@@ -64,7 +64,8 @@ class Green:
             those that footprints put last end during a rush instead of all together after it; 0 for none.
         elder_age_s: From this age on jobs count as equally old there, and of those who had least goes first.
         progress_after_s: A job that has run for this long and told its progress counts for a quarter of what it has
-            still to cause, where that is less than what it has caused; None to ask nobody.
+            still to cause, where that is less than what it has caused; of those that count most whoever has most left
+            goes first. None to ask nobody.
         ageing_s: From this age on a job's priority number falls as its age grows: whatever comes later, it runs at
             last; None for never.
         preempt_after_s: A job takes GPUs from one that runs only after having waited this long, all its waits
@@ -88,11 +89,11 @@ class Green:
     gamma_low: float = 0.90
     gamma_from: float = 1.0
     cap: int | None = None
-    hysteresis: float = 0.2
+    hysteresis: float = 0.25
     profile_cache: bool = True
     carbon_gamma: float = 0.0
     starve_ratio: float | None = None
-    ceiling_gpu_s: float | None = 8 * 3600.0
+    ceiling_gpu_s: float | None = 7 * 3600.0
     levels: int | None = 3
     elder_share: float = 0.25
     elder_age_s: float = 3 * 86_400.0
@@ -317,33 +318,37 @@ class Green:
         degradation = np.array([jobs[job].degradation for job in view.job[index].tolist()])
         running = view.running[index] > 0
         waited_s = view.now_s - view.submit_s[index] - view.executed_s[index]
-        counted = self._counted(index, waited_s, view)
+        counted, among_equals = self._counted(index, waited_s, view)
         priority = counted / degradation * self._shift(index, view)
         if self.ageing_s is not None:
             priority /= np.maximum((view.now_s - view.submit_s[index]) / self.ageing_s, 1.0)
         priority[running] *= self.hysteresis
         patient = ~running & (waited_s < self.preempt_after_s)
-        order = np.lexsort((view.job[index], view.submit_s[index], priority, patient))
+        order = np.lexsort((view.job[index], among_equals, priority, patient))
         wants = [jobs[job].gpus if may else 0 for job, may in zip(view.job[index].tolist(), ~patient, strict=True)]
         age_s = np.minimum(view.now_s - view.submit_s[index], self.elder_age_s)
         old = elders(age_s, counted, view.submit_s[index], wants, int(self.elder_share * view.gpus))
         return [rows[at] for at in (*old, *(at for at in order.tolist() if at not in old))]
 
-    def _counted(self, index: IntArray, waited_s: FloatArray, view: ClusterView) -> FloatArray:
-        """The footprint of each ranked job as far as it counts: in levels up to the ceiling, none where it starves."""
+    def _counted(self, index: IntArray, waited_s: FloatArray, view: ClusterView) -> tuple[FloatArray, FloatArray]:
+        """What counts of the footprint of each ranked job, and who of equals goes first, least first: whoever came
+        first; of those that count most whoever has most left, or that one ends alone on an idle cluster."""
         footprint = (view.attained_gpu_s if self.las else view.footprint_kg)[index]
-        attained_s = view.attained_gpu_s[index]
+        attained_s, first = view.attained_gpu_s[index], view.submit_s[index]
         ceiling = ceiling_kg(footprint, attained_s, self.ceiling_gpu_s)
-        if self.progress_after_s is not None:
-            told = (view.executed_s[index] >= self.progress_after_s) & (attained_s > 0)
-            left = footprint * view.remaining_s[index] / np.where(told, attained_s, 1.0)
-            # Progress that nobody told is NaN: what the job has caused stands.
-            footprint = np.where(told, np.fmin(footprint, _LEFT_WEIGHT * left), footprint)
-        counted = in_levels(footprint, ceiling, self.levels)
+        if self.progress_after_s is None:
+            counted = in_levels(footprint, ceiling, self.levels)
+        else:
+            remaining_s = view.remaining_s[index]
+            told = (view.executed_s[index] >= self.progress_after_s) & (attained_s > 0) & ~np.isnan(remaining_s)
+            counted = in_levels(lesser_kg(footprint, attained_s, remaining_s, told), ceiling, self.levels)
+            # Who has told nothing is expected to take as long again, as jobs of heavy-tailed lengths do.
+            left_s = np.where(told, remaining_s, attained_s)
+            first = np.where(uppermost(counted, ceiling, self.levels), -left_s, first)
         if self.starve_ratio is not None:
             waits = view.running[index] == 0
             counted[waits & (waited_s > self.starve_ratio * view.executed_s[index])] = 0.0
-        return counted
+        return counted, first
 
     def _shift(self, index: IntArray, view: ClusterView) -> FloatArray:
         """The factor of each ranked job, scaled over every job whose power is known; 1 where it is not."""
@@ -377,7 +382,6 @@ _LEAST_OF = (
     ("progress_after_s", 0.0),
 )
 _GAMMA_HIGH = 0.95
-_LEFT_WEIGHT = 0.25
 _WORTH_RESTARTS = 10.0
 """A settled job is restarted wider only with so many restarts' time ahead of it."""
 _LEAST_SLACK_S = 1800.0

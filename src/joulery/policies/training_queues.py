@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from joulery.domain.arrays import FloatArray
+from joulery.domain.arrays import BoolArray, FloatArray
 from joulery.policies.allocation import ClusterView
 
 _BLOCKING_ROUNDS = 3
 _LEVEL_RATIO = 4.0
+_LEFT_WEIGHT = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,36 @@ def in_levels(footprint_kg: FloatArray, ceiling: float, levels: int | None) -> F
         return counted
     edges = ceiling * _LEVEL_RATIO ** -np.arange(levels, -1.0, -1.0)
     return np.asarray(edges[np.maximum(np.searchsorted(edges, counted, side="right") - 1, 0)], np.float64)
+
+
+def lesser_kg(
+    footprint_kg: FloatArray, attained_gpu_s: FloatArray, remaining_gpu_s: FloatArray, told: BoolArray
+) -> FloatArray:
+    """What each job has caused, or a quarter of what it has still to cause at its own rate, where it has told how much
+    is left and that is less.
+
+    Args:
+        footprint_kg, attained_gpu_s: So far, float64[n].
+        remaining_gpu_s: Left, float64[n]; looked at where told.
+        told: Whose progress is known, bool[n]; their service is above zero.
+
+    Returns:
+        float64[n], a new array.
+    """
+    lesser = np.array(footprint_kg, np.float64)
+    left_kg = footprint_kg[told] * remaining_gpu_s[told] / attained_gpu_s[told]
+    lesser[told] = np.minimum(lesser[told], _LEFT_WEIGHT * left_kg)
+    return lesser
+
+
+def uppermost(counted: FloatArray, ceiling: float, levels: int | None) -> BoolArray:
+    """Which jobs are in the highest level that anybody is in, unless that is the lowest there is.
+
+    Returns:
+        bool[n].
+    """
+    lowest = 0.0 if levels is None or ceiling == math.inf else ceiling * _LEVEL_RATIO**-levels
+    return np.asarray((counted >= counted.max(initial=0.0)) & (counted > lowest), np.bool_)
 
 
 def elders(

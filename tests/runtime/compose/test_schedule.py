@@ -51,7 +51,7 @@ def test_every_knob_of_a_site_reaches_the_policy(section: dict[str, Any], field:
 def test_bounds_on_waiting_are_counted_in_quanta_unless_the_site_says_otherwise() -> None:
     quick: dict[str, Any] = {"quantum": "20 s", "poll": "1 s"}
     policy = green_policy(JobsConfig.model_validate(quick))
-    assert (policy.preempt_after_s, policy.progress_after_s, policy.ceiling_gpu_s) == (20.0, 20.0, 320.0)
+    assert (policy.preempt_after_s, policy.progress_after_s, policy.ceiling_gpu_s) == (20.0, 20.0, 280.0)
     stated = green_policy(JobsConfig.model_validate({**quick, "policy": {"ceiling": "2 h", "preempt_after": "5 min"}}))
     assert stated.preempt_after_s == 300.0 and stated.ceiling_gpu_s == 7200.0
     published = green_policy(JobsConfig.model_validate({**quick, "policy": {"kind": "green-paper"}}))

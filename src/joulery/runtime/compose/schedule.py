@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from joulery.runtime.schedule.energy import Totals
 
 
-_CEILING_QUANTA = 16
-"""Carbon ranks a job no further back than so many quanta of the average job's: 8 h at the usual half hour."""
+_CEILING_QUANTA = 14
+"""Carbon ranks a job no further back than so many quanta of the average job's: 7 h at the usual half hour."""
 _AGENT_S = 120.0
 """How long a node's agent, which samples every 30 s, may take to tell of a job before its power is assumed."""
 

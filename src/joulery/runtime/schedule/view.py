@@ -72,7 +72,7 @@ def cluster_view(
         kind=np.array([kind_of(job, memory.kinds) for job in ordered], np.int64),
         executed_s=np.array([tally.executed_s for tally in tallies], np.float64),
         attained_gpu_s=np.array([tally.slot_s for tally in tallies], np.float64),
-        remaining_s=np.array([t.remaining_s(j.slots) for t, j in zip(tallies, ordered, strict=True)], np.float64),
+        remaining_s=np.array([tally.remaining_s for tally in tallies], np.float64),
         footprint_kg=np.array([tally.carbon_g / _G_PER_KG for tally in tallies], np.float64),
         degradation=np.array(degradation, np.float64),
         gpu_w=np.array(shown_w, np.float64),
