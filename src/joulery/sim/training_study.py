@@ -41,7 +41,7 @@ from joulery.sim.training_workload import Jobs
 
 _PRESET_BAR = 0.9
 _CAP = 8
-_LIFT_AFTER_S = 86_400.0
+_LIFT_AFTER_S = 2 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
