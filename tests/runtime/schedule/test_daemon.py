@@ -19,6 +19,7 @@ from joulery.domain.errors import ActuationError, DataError
 from joulery.domain.quality import Quality
 from joulery.policies.training import Green
 from joulery.runtime.schedule.daemon import Rhythm, Scheduler, Tick, compact, release_all
+from joulery.runtime.schedule.drawn import Told
 from joulery.runtime.schedule.intensity import Intensity
 from joulery.runtime.schedule.memory import Memory
 from joulery.store.journal import Journal
@@ -451,10 +452,14 @@ def test_only_those_that_wait_are_ranked(world) -> None:
 def test_a_tally_is_read_back_as_it_was_written() -> None:
     window = Window(2, 1, 0.1, open_ratio=0.2, last_ratio=0.3, elapsed_s=40.0, energy_j=50.0, slot_j=30.0, looks=4)
     tally = Tally(10.0, 20.0, 30.0, 1.0, 2.0, 25.0, 200.0, 0.3, 0.01, {1: 0.5, 2: 0.4}, Quality.MODELLED, window)
-    memory = Memory(tallies={1: tally}, seen={1: ("agents", 30.0, 20.0)}, who={1: ("ada", "job", "gpu")})
+    memory = Memory(
+        tallies={1: tally},
+        seen={1: {"stated-1": Told(7.0, 6.0, 5.0, 4.0), "agents": Told(30.0, 20.0)}},
+        who={1: ("ada", "job", "gpu")},
+    )
     again = Memory()
     again.fold({"kind": "tallies", **orjson.loads(orjson.dumps(memory.costs(), option=orjson.OPT_NON_STR_KEYS))})
-    assert again == memory
+    assert again == memory and list(again.seen[1]) == ["stated-1", "agents"]
 
 
 def test_a_refused_action_is_logged_and_tried_again(world) -> None:

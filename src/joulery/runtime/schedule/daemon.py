@@ -24,6 +24,7 @@ from joulery.domain.errors import ActuationError, CapabilityError, DataError
 from joulery.domain.ports import ClusterBackend
 from joulery.domain.quality import Quality
 from joulery.policies.allocation import Allocation, ClusterView
+from joulery.runtime.schedule.drawn import NOBODY, drawn
 from joulery.runtime.schedule.intensity import Intensity
 from joulery.runtime.schedule.memory import Memory, remembered, renamed
 from joulery.runtime.schedule.reconcile import Todo, ours, reconcile, strays
@@ -222,14 +223,11 @@ class Scheduler:
             self._journal.append("tallies", **self.memory.costs())
 
     def _drawn(self, job: int, total: JobEnergy | None) -> tuple[float, float, Quality]:
-        """What a job drew since the look before; a total that starts anew counts from 0."""
+        """What a job drew since the look before."""
         if total is None:
             return math.nan, math.nan, Quality.MEASURED
-        source, energy_j, slot_j = self.memory.seen.get(job, ("", 0.0, 0.0))
-        if source != total.source or total.energy_j < energy_j or total.slot_j < slot_j:
-            energy_j = slot_j = 0.0
-        self.memory.seen[job] = (total.source, total.energy_j, total.slot_j)
-        return total.energy_j - energy_j, total.slot_j - slot_j, total.quality
+        energy_j, slot_j, self.memory.seen[job] = drawn(self.memory.seen.get(job, NOBODY), total)
+        return energy_j, slot_j, total.quality
 
     def _forget(self, snapshot: ClusterSnapshot) -> None:
         """Jobs that are over, or that the cluster no longer knows, leave the plan; their cost goes to the log."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from joulery.accounting.training import Tally, Window
 from joulery.domain.quality import Quality
+from joulery.runtime.schedule.drawn import Told
 
 T = TypeVar("T")
 
@@ -32,7 +33,7 @@ class Memory:
         kinds: Recurring kinds of jobs; their place in the list is the policy's number of them.
         tallies: What each job cost and how well it runs.
         born: When each job was submitted first; Slurm forgets that when it requeues one.
-        seen: Energy total of each job at the last look, by source: ``(source, energy_j, slot_j)``.
+        seen: What each source has told of each job's energy.
         who: Owner, name and partition of each job: reports need no cluster.
     """
 
@@ -45,7 +46,7 @@ class Memory:
     kinds: list[str] = field(default_factory=list)
     tallies: dict[int, Tally] = field(default_factory=dict)
     born: dict[int, float] = field(default_factory=dict)
-    seen: dict[int, tuple[str, float, float]] = field(default_factory=dict)
+    seen: dict[int, Mapping[str, Told]] = field(default_factory=dict)
     who: dict[int, tuple[str, str, str]] = field(default_factory=dict)
 
     def knows(self, job: int) -> bool:
@@ -77,8 +78,7 @@ class Memory:
             for job, document in entry["jobs"].items():
                 self.tallies[int(job)] = tally_from(document)
                 if document.get("seen") is not None:
-                    source, energy_j, slot_j = document["seen"]
-                    self.seen[int(job)] = (str(source), float(energy_j), float(slot_j))
+                    self.seen[int(job)] = {str(name): Told(*map(float, told)) for name, told in document["seen"]}
                 if document.get("who") is not None:
                     owner, name, partition = document["who"]
                     self.who[int(job)] = (str(owner), str(name), str(partition))
@@ -119,7 +119,7 @@ class Memory:
     def costs(self) -> dict[str, Any]:
         """The tallies as a line of the journal."""
         jobs = {
-            str(job): {**_document(tally), "seen": self.seen.get(job), "who": self.who.get(job)}
+            str(job): {**_document(tally), "seen": _told(self.seen.get(job)), "who": self.who.get(job)}
             for job, tally in self.tallies.items()
         }
         return {"jobs": jobs}
@@ -148,6 +148,11 @@ def renamed(policy: Mapping[str, Any], old: int, new: int) -> Mapping[str, Any]:
 def _move(table: dict[int, T], old: int, new: int) -> None:
     if old in table:
         table[new] = table.pop(old)
+
+
+def _told(seen: Mapping[str, Told] | None) -> list[tuple[str, tuple[float, ...]]] | None:
+    """Sources in order, JSON-ready."""
+    return None if seen is None else [(name, astuple(told)) for name, told in seen.items()]
 
 
 def _document(tally: Tally) -> dict[str, Any]:
