@@ -32,10 +32,12 @@ def test_sleeping_and_limits_save_and_the_interval_holds_the_mean() -> None:
 
 def test_the_interval_leaves_one_draw_in_ten_out_and_restarts_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     restarts: list[float] = []
+    silent: list[bool] = []
     run = training_savings.run_scheme
 
     def seen(policy: str, setting: Setting, *more: object) -> object:
         restarts.append(setting.restart_s)
+        silent.append(setting.silent)
         return run(policy, setting, *more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(training_savings, "run_scheme", seen)
@@ -45,6 +47,7 @@ def test_the_interval_leaves_one_draw_in_ten_out_and_restarts_differ(monkeypatch
     draws = np.diff([0.0, *each])
     assert (change.low, change.high) == pytest.approx(tuple(np.quantile(draws, (0.05, 0.95))))
     assert restarts[::2] == restarts[1::2], "both schedulers in the same world"
+    assert all(silent), "no log says that a job told its progress"
     assert len(set(restarts[::2])) == 8 and 30.0 <= min(restarts) < max(restarts) <= 300.0
 
 

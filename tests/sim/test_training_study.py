@@ -168,6 +168,18 @@ def test_a_watched_run_keeps_the_course_of_its_power() -> None:
     assert run_scheme("green-sleep", Setting(nodes=8), jobs, carbon).course.shape == (0, 2)
 
 
+def test_where_no_job_tells_its_progress_who_looks_at_it_does_otherwise_and_tiresias_the_same() -> None:
+    jobs, carbon = burst_of_a_week(0), Intensity(np.full(24, 200.0))
+    told, silent = Setting(nodes=8), Setting(nodes=8, silent=True)
+    green, deaf = (
+        run_scheme("green", silent, jobs, carbon),
+        run_scheme("green:progress_after_s=none", silent, jobs, carbon),
+    )
+    assert green.digest != run_scheme("green", told, jobs, carbon).digest
+    assert green.jct_s.mean() == pytest.approx(deaf.jct_s.mean(), rel=0.05)
+    assert run_scheme("tiresias", silent, jobs, carbon).digest == run_scheme("tiresias", told, jobs, carbon).digest
+
+
 def test_pollux_comes_within_a_tenth_of_its_artifact_on_its_own_workload() -> None:
     assert mean_jct_s(data_folder("green")) == pytest.approx(ARTIFACT_JCT_S, rel=0.10)
 

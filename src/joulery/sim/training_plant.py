@@ -47,6 +47,7 @@ class Cluster:
         wake_s: How long a suspended node takes to come back; its GPUs do nothing meanwhile.
         full_table: Speed and power of jobs that start without the limits behind ``table``; None where it has none.
         belief: What schedulers are told of the hours to come; None for the truth. The present hour they can measure.
+        silent: No job tells how much it has left.
     """
 
     nodes: int
@@ -59,6 +60,7 @@ class Cluster:
     wake_s: float = 60.0
     belief: Intensity | None = None
     full_table: PowerTable | None = None
+    silent: bool = False
 
     @property
     def gpus(self) -> int:
@@ -269,7 +271,7 @@ class Plant:
             kind=kind,
             executed_s=self.executed_s[job],
             attained_gpu_s=self.attained_s[job],
-            remaining_s=self.left_s[job],
+            remaining_s=np.full(len(job), np.nan) if self.cluster.silent else self.left_s[job],
             footprint_kg=self.job_kg[job],
             degradation=np.where(measured, table.degradation[kind, gpus], np.nan),
             gpu_w=self.gpu_w[job],

@@ -2,7 +2,8 @@
 
 A log says when a job was submitted, how long it ran and on how many GPUs; not what it was, how it scales, what a
 restart of it costs. Each draw makes these up anew (one of the measured kinds of jobs, a restart of 30 to 300 s), turns
-elapsed time into work at that scaling, and plays the month under both schedulers; the interval is over draws.
+elapsed time into work at that scaling, and plays the month under both schedulers; the interval is over draws. Nor does
+it say that a job told anybody its progress: none does here.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def savings(
     pairs = []
     for draw in range(draws):
         rng = Streams(draw)("unrecorded")
-        setting = Setting(nodes=nodes, restart_s=float(30.0 * 10.0 ** rng.uniform(0.0, 1.0)))
+        setting = Setting(nodes=nodes, restart_s=float(30.0 * 10.0 ** rng.uniform(0.0, 1.0)), silent=True)
         jobs = _drawn(submit_s, elapsed_s, gpus, rng)
         pairs.append((run_scheme(policy, setting, jobs, carbon), run_scheme(BASE, setting, jobs, carbon)))
         told(draw + 1, draws)

@@ -56,6 +56,7 @@ class Setting:
         sleep_after_s, wake_s: For schemes that suspend idle nodes.
         quantum_s: Distance of the rounds.
         belief: What schedulers are told of the hours to come; None for hindsight.
+        silent: No job tells how much it has left; otherwise schedulers know it exactly.
     """
 
     nodes: int = 32
@@ -66,6 +67,7 @@ class Setting:
     wake_s: float = 60.0
     quantum_s: float = 1800.0
     belief: Intensity | None = None
+    silent: bool = False
 
     def cluster(self, carbon: Intensity, scheme: Scheme, widest: int = _CAP) -> Cluster:
         """The cluster as one scheme runs it, for jobs of up to so many GPUs."""
@@ -85,6 +87,7 @@ class Setting:
             self.wake_s,
             self.belief,
             full,
+            self.silent,
         )
 
 
