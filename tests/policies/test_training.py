@@ -292,12 +292,18 @@ def test_a_quarter_of_the_gpus_goes_to_the_oldest_whatever_they_have_had() -> No
     assert running_elders(green_paper(mu=1.0), **columns) == [4, 3, 2, 1]
 
 
-def test_beyond_two_days_all_are_equally_old_and_who_had_least_goes_first() -> None:
-    columns = {"submit_s": [1e5, 2e5, 9.9e5, 9.9e5, 9.9e5], "attained_gpu_s": [9e4, 1e3, 1.0, 1.0, 1.0]}
-    assert running_elders(Green(mu=1.0, ageing_s=None), **columns)[0] == 1
-    assert running_elders(Green(mu=1.0, ageing_s=None, elder_age_s=1e6), **columns)[0] == 0
-    young = columns | {"submit_s": [8.4e5, 8.5e5, 9.9e5, 9.9e5, 9.9e5]}
-    assert running_elders(Green(mu=1.0, ageing_s=None), **young)[0] == 0
+def test_beyond_three_days_all_are_equally_old_and_who_had_least_goes_first() -> None:
+    day_s, policy = 86_400.0, Green(mu=1.0, ageing_s=None)
+    columns = {"attained_gpu_s": [9e4, 1e3, 1.0, 1.0, 1.0], "executed_s": np.zeros(5)}
+
+    def first(older_d: float, younger_d: float, policy: Green = policy) -> int:
+        submit_s = [1e6 - older_d * day_s, 1e6 - younger_d * day_s, 9.9e5, 9.9e5, 9.9e5]
+        return running_elders(policy, submit_s=submit_s, **columns)[0]
+
+    assert first(2.9, 2.8) == 0 and first(3.2, 3.1) == 1
+    assert first(3.2, 3.1, dataclasses.replace(policy, elder_age_s=1e6)) == 0
+    same = {"attained_gpu_s": [9e4] * 4, "submit_s": [5e5, 4e5, 6e5, 7e5]}
+    assert running_elders(policy, gpus=4, **same)[0] == 1, "of those who had as much who came first"
 
 
 def test_a_newcomer_is_no_elder_before_it_may_preempt() -> None:
@@ -319,8 +325,15 @@ def test_a_job_that_has_little_left_goes_before_one_that_has_had_less() -> None:
     assert order(400.0) == [0, 1, 2] and order(1.9e3) == [0, 1, 2], "a quarter of 1,900 s is one level below"
     assert order(2.1e3) == [1, 0, 2], "of one level who came first"
     assert order(np.nan) == [1, 2, 0] and order(400.0, executed_s=1799.0) == [1, 2, 0], "too early to tell"
+    assert order(400.0, executed_s=1800.0) == [0, 1, 2]
     assert order(400.0, policy=dataclasses.replace(policy, progress_after_s=None)) == [1, 0, 2]
     assert order(400.0, policy=dataclasses.replace(policy, las=True)) == [0, 1, 2]
+
+
+def test_jobs_that_never_had_a_gpu_go_by_submission() -> None:
+    nothing = {"footprint_kg": [0.0, 0.0], "attained_gpu_s": [0.0, 0.0], "submit_s": [1.0, 0.0]}
+    assert ranked(Green(mu=1.0), **nothing, executed_s=[0.0, 0.0]) == [1, 0]
+    assert ranked(Green(mu=1.0), **nothing, executed_s=[2e3, 2e3], remaining_s=[1e3, 2e3]) == [1, 0]
 
 
 def test_of_those_that_count_most_whoever_has_most_left_goes_first() -> None:

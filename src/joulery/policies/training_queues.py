@@ -58,8 +58,7 @@ def in_levels(footprint_kg: FloatArray, ceiling: float, levels: int | None) -> F
         float64[n], a new array.
     """
     counted = np.minimum(footprint_kg, ceiling)
-    # Where the grid emits nothing there are no levels to tell.
-    if levels is None or not 0 < ceiling < math.inf:
+    if levels is None or ceiling == math.inf:
         return counted
     edges = ceiling * _LEVEL_RATIO ** -np.arange(levels, -1.0, -1.0)
     return np.asarray(edges[np.maximum(np.searchsorted(edges, counted, side="right") - 1, 0)], np.float64)

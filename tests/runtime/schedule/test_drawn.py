@@ -27,6 +27,12 @@ def test_what_a_total_grew_by_and_a_counter_that_starts_anew() -> None:
     assert booked(("a", 10.0), ("b", 4.0), ("b", 6.0))[0] == [10.0, 4.0, 2.0]
 
 
+def test_either_total_that_falls_starts_both_anew() -> None:
+    _, _, seen = drawn(NOBODY, JobEnergy(10.0, 8.0, Quality.MEASURED, "a"))
+    assert drawn(seen, JobEnergy(12.0, 3.0, Quality.MEASURED, "a"))[:2] == (12.0, 3.0)
+    assert drawn(seen, JobEnergy(9.0, 8.5, Quality.MEASURED, "a"))[:2] == (9.0, 8.5)
+
+
 def test_a_source_that_is_back_adds_what_was_not_booked_in_its_place() -> None:
     # Measured 100 J, then away; 30 J assumed meanwhile; back with 180 J: 80 J were drawn, 30 are booked.
     assert booked(("agent", 100.0), ("stated", 10.0), ("stated", 30.0), ("agent", 180.0))[0] == [
