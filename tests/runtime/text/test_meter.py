@@ -91,6 +91,22 @@ def test_a_device_of_its_own_is_the_engines_above_idle() -> None:
     assert meter.totals.idle_j == pytest.approx(100.0)
 
 
+def test_a_processor_of_its_own_is_one_engines_and_no_part_of_it_the_others() -> None:
+    shared, own, cpu = FakeMachine(), FakeMachine(device="cpu:1"), Cpu()
+    meter = TextMeter([shared, own], lambda: shared.busy_s, clock=lambda: shared.now_s)
+    meter.join("alone", lambda: math.nan, "cpu:1")
+    meter.join("llm", cpu)
+    meter.began("alone", 1)
+    meter.began("llm", 2)
+    cpu.seconds = 1.0
+    own.value += 30.0
+    shared.spend(1.0, 40.0, busy_s=2.0)
+    shares = [meter.ended("alone", 1), meter.ended("llm", 2)]
+    assert [share and share.energy_j for share in shares] == pytest.approx([20.0, 15.0])
+    totals = meter.totals
+    assert totals.idle_j + totals.requests_j + totals.unattributed_j == pytest.approx(70.0)
+
+
 def test_a_device_nobody_meters_is_unknown() -> None:
     machine = FakeMachine()
     meter = meter_of(machine)

@@ -134,6 +134,7 @@ class TextMeter:
     def _look(self, seconds: float) -> _Reading:
         """What every channel read since the last look, idle power apart."""
         busy_s = self._busy_s()
+        owned = {engine.device for engine in self._engines.values()}
         reading = _Reading(max(0.0, busy_s - self._last_busy_s))
         self._last_busy_s = busy_s
         for index, meter in enumerate(self._meters):
@@ -149,7 +150,7 @@ class TextMeter:
                     idle_j = energy_j
                 reading.total_j += energy_j
                 reading.idle_j += idle_j
-                where = _CPUS if _of_cpus(channel) else channel.device
+                where = _CPUS if _of_cpus(channel) and channel.device not in owned else channel.device
                 reading.above_idle_j[where] = reading.above_idle_j.get(where, 0.0) + energy_j - idle_j
         return reading
 
