@@ -462,6 +462,14 @@ def test_a_tally_is_read_back_as_it_was_written() -> None:
     assert again == memory and list(again.seen[1]) == ["stated-1", "agents"]
 
 
+def test_what_an_earlier_version_remembered_of_a_meter_is_read() -> None:
+    memory = Memory()
+    document = orjson.loads(orjson.dumps(Memory(tallies={1: Tally(energy_j=30.0)}).costs()))
+    document["jobs"]["1"]["seen"] = ["agents", 30.0, 20.0]
+    memory.fold({"kind": "tallies", **document})
+    assert memory.seen == {1: {"agents": Told(30.0, 20.0)}} and memory.tallies[1].energy_j == 30.0
+
+
 def test_a_refused_action_is_logged_and_tried_again(world) -> None:
     world = world(FakeCluster(slots=1))
     world.cluster.submit(1, held_by_us=True)

@@ -78,7 +78,7 @@ class Memory:
             for job, document in entry["jobs"].items():
                 self.tallies[int(job)] = tally_from(document)
                 if document.get("seen") is not None:
-                    self.seen[int(job)] = {str(name): Told(*map(float, told)) for name, told in document["seen"]}
+                    self.seen[int(job)] = _seen(document["seen"])
                 if document.get("who") is not None:
                     owner, name, partition = document["who"]
                     self.who[int(job)] = (str(owner), str(name), str(partition))
@@ -148,6 +148,13 @@ def renamed(policy: Mapping[str, Any], old: int, new: int) -> Mapping[str, Any]:
 def _move(table: dict[int, T], old: int, new: int) -> None:
     if old in table:
         table[new] = table.pop(old)
+
+
+def _seen(entries: list[Any]) -> dict[str, Told]:
+    """What :func:`_told` wrote; earlier versions wrote the last source alone, as ``[source, energy_j, slot_j]``."""
+    if isinstance(entries[0], str):
+        entries = [(entries[0], entries[1:])]
+    return {str(name): Told(*map(float, told)) for name, told in entries}
 
 
 def _told(seen: Mapping[str, Told] | None) -> list[tuple[str, tuple[float, ...]]] | None:
