@@ -62,6 +62,11 @@ def test_nobody_goes_without_and_pods_are_apart(claims, gpus, colocate):
     for number, claim in enumerate(claims):
         named[f"s{number}"] = sorted(claim - taken)
         taken |= claim
+    without, free = sum(not claim for claim in named.values()), gpus - len(taken)
+    if without and free < (1 if colocate else without):
+        with pytest.raises(InfeasibleError, match=f"{without} services .* and {free} GPUs"):
+            divide(named, gpus, colocate=colocate)
+        return
     pods = divide(named, gpus, colocate=colocate)
     assert list(pods) == list(named) and all(pods.values())
     assert all(set(pods[name]) == set(claim) for name, claim in named.items() if claim)
