@@ -86,6 +86,13 @@ def test_a_run_of_centuries_is_not_split_into_hours():
         hourly(Footprint(start_s=0.0, end_s=1e10), ())
 
 
+@pytest.mark.parametrize("window", [{"start_s": 0.0}, {"end_s": 9.0}, {}], ids=["no end", "no start", "neither"])
+def test_joules_of_nobody_knows_when_are_not_lost_without_a_word(window):
+    assert hourly(Footprint(**window), ()) == {}
+    with pytest.raises(DataError, match="5 J of a run that does not say from when to when"):
+        hourly(Footprint(**window, idle_j=5.0), ())
+
+
 @given(st.floats(0, 1e6), st.floats(0, 1e5))
 def test_the_shares_of_time_add_up(start_s, length_s):
     shares = hourly(Footprint(start_s=start_s, end_s=start_s + length_s), ())

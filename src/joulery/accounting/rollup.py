@@ -124,7 +124,7 @@ def hourly(footprint: Footprint, ticks: Sequence[Tick]) -> dict[int, tuple[float
         Start of the hour in Unix seconds to ``(share of joules, share of grams)``; empty for an empty footprint.
 
     Raises:
-        DataError: The window is longer than a century.
+        DataError: The window is longer than a century, or not known and there is energy.
     """
     hours = {int(row.key): row for row in by_time(ticks, lambda t_s: str(int(t_s // 3600) * 3600))}
     energy_j = _known_sum(row.energy_j for row in hours.values())
@@ -137,7 +137,13 @@ def hourly(footprint: Footprint, ticks: Sequence[Tick]) -> dict[int, tuple[float
             )
             for hour_s, row in hours.items()
         }
-    return {} if math.isnan(footprint.start_s) else _evenly(footprint)
+    if math.isnan(footprint.start_s) or math.isnan(footprint.end_s):
+        if footprint.energy_j > 0:
+            raise DataError(
+                f"{footprint.energy_j:g} J of a run that does not say from when to when are not split into hours"
+            )
+        return {}
+    return _evenly(footprint)
 
 
 def _evenly(footprint: Footprint) -> dict[int, tuple[float, float]]:
