@@ -19,7 +19,7 @@ from joulery.domain.errors import ActuationError, DataError
 from joulery.domain.quality import Quality
 from joulery.policies.training import Green
 from joulery.runtime.schedule.daemon import Rhythm, Scheduler, Tick, compact, release_all
-from joulery.runtime.schedule.drawn import Told
+from joulery.runtime.schedule.drawn import SourceTotal
 from joulery.runtime.schedule.intensity import Intensity
 from joulery.runtime.schedule.memory import Memory
 from joulery.store.journal import Journal
@@ -454,7 +454,7 @@ def test_a_tally_is_read_back_as_it_was_written() -> None:
     tally = Tally(10.0, 20.0, 30.0, 1.0, 2.0, 25.0, 200.0, 0.3, 0.01, {1: 0.5, 2: 0.4}, Quality.MODELLED, window)
     memory = Memory(
         tallies={1: tally},
-        seen={1: {"stated-1": Told(7.0, 6.0, 5.0, 4.0), "agents": Told(30.0, 20.0)}},
+        seen={1: {"stated-1": SourceTotal(7.0, 6.0, 5.0, 4.0), "agents": SourceTotal(30.0, 20.0)}},
         who={1: ("ada", "job", "gpu")},
     )
     again = Memory()
@@ -467,7 +467,7 @@ def test_what_an_earlier_version_remembered_of_a_meter_is_read() -> None:
     document = orjson.loads(orjson.dumps(Memory(tallies={1: Tally(energy_j=30.0)}).costs()))
     document["jobs"]["1"]["seen"] = ["agents", 30.0, 20.0]
     memory.fold({"kind": "tallies", **document})
-    assert memory.seen == {1: {"agents": Told(30.0, 20.0)}} and memory.tallies[1].energy_j == 30.0
+    assert memory.seen == {1: {"agents": SourceTotal(30.0, 20.0)}} and memory.tallies[1].energy_j == 30.0
 
 
 def test_a_refused_action_is_logged_and_tried_again(world) -> None:

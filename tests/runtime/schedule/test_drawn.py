@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from joulery.domain.cluster import JobEnergy
 from joulery.domain.quality import Quality
-from joulery.runtime.schedule.drawn import NOBODY, Told, drawn
+from joulery.runtime.schedule.drawn import NOBODY, SourceTotal, drawn
 
 
-def booked(*totals: tuple[str, float]) -> tuple[list[float], Mapping[str, Told]]:
+def booked(*totals: tuple[str, float]) -> tuple[list[float], Mapping[str, SourceTotal]]:
     """What is booked look by look, where slots draw half."""
     seen, joules = NOBODY, []
     for source, energy_j in totals:
@@ -43,7 +43,7 @@ def test_a_source_that_is_back_adds_what_was_not_booked_in_its_place() -> None:
     ]
     # Assumed too much: nothing more is booked until the measurement has caught up.
     joules, seen = booked(("agent", 100.0), ("stated", 90.0), ("agent", 150.0), ("agent", 170.0), ("agent", 200.0))
-    assert joules == [100.0, 90.0, 0.0, 0.0, 10.0] and seen["agent"] == Told(200.0, 100.0)
+    assert joules == [100.0, 90.0, 0.0, 0.0, 10.0] and seen["agent"] == SourceTotal(200.0, 100.0)
 
 
 def test_only_so_many_sources_are_remembered_the_latest() -> None:

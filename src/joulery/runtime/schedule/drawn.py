@@ -13,8 +13,8 @@ _KEPT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What one source has told of a job.
+class SourceTotal:
+    """What one source has counted of a job.
 
     Attributes:
         energy_j, slot_j: Its last totals.
@@ -28,10 +28,10 @@ class Told:
     beside_slot_j: float = 0.0
 
 
-NOBODY: Mapping[str, Told] = MappingProxyType({})
+NOBODY: Mapping[str, SourceTotal] = MappingProxyType({})
 
 
-def drawn(told: Mapping[str, Told], total: JobEnergy) -> tuple[float, float, Mapping[str, Told]]:
+def drawn(told: Mapping[str, SourceTotal], total: JobEnergy) -> tuple[float, float, Mapping[str, SourceTotal]]:
     """Joules of a job and of its slots since the last look, and what is to be remembered.
 
     A source never heard of, or one whose total has fallen, starts at 0. One that is back after another stood in for it
@@ -39,16 +39,16 @@ def drawn(told: Mapping[str, Told], total: JobEnergy) -> tuple[float, float, Map
     """
     last = told.get(total.source)
     if last is None or total.energy_j < last.energy_j or total.slot_j < last.slot_j:
-        last = Told(0.0, 0.0)
+        last = SourceTotal(0.0, 0.0)
     energy_j, beside_j = _less(total.energy_j - last.energy_j, last.beside_j)
     slot_j, beside_slot_j = _less(total.slot_j - last.slot_j, last.beside_slot_j)
     others = {
-        source: Told(one.energy_j, one.slot_j, one.beside_j + energy_j, one.beside_slot_j + slot_j)
+        source: SourceTotal(one.energy_j, one.slot_j, one.beside_j + energy_j, one.beside_slot_j + slot_j)
         for source, one in told.items()
         if source != total.source
     }
     kept = dict(list(others.items())[-(_KEPT - 1) :])
-    kept[total.source] = Told(total.energy_j, total.slot_j, beside_j, beside_slot_j)
+    kept[total.source] = SourceTotal(total.energy_j, total.slot_j, beside_j, beside_slot_j)
     return energy_j, slot_j, MappingProxyType(kept)
 
 

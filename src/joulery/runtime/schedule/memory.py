@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from joulery.accounting.training import Tally, Window
 from joulery.domain.quality import Quality
-from joulery.runtime.schedule.drawn import Told
+from joulery.runtime.schedule.drawn import SourceTotal
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class Memory:
     kinds: list[str] = field(default_factory=list)
     tallies: dict[int, Tally] = field(default_factory=dict)
     born: dict[int, float] = field(default_factory=dict)
-    seen: dict[int, Mapping[str, Told]] = field(default_factory=dict)
+    seen: dict[int, Mapping[str, SourceTotal]] = field(default_factory=dict)
     who: dict[int, tuple[str, str, str]] = field(default_factory=dict)
 
     def knows(self, job: int) -> bool:
@@ -150,14 +150,14 @@ def _move(table: dict[int, T], old: int, new: int) -> None:
         table[new] = table.pop(old)
 
 
-def _seen(entries: list[Any]) -> dict[str, Told]:
+def _seen(entries: list[Any]) -> dict[str, SourceTotal]:
     """What :func:`_told` wrote; earlier versions wrote the last source alone, as ``[source, energy_j, slot_j]``."""
     if isinstance(entries[0], str):
         entries = [(entries[0], entries[1:])]
-    return {str(name): Told(*map(float, told)) for name, told in entries}
+    return {str(name): SourceTotal(*map(float, told)) for name, told in entries}
 
 
-def _told(seen: Mapping[str, Told] | None) -> list[tuple[str, tuple[float, ...]]] | None:
+def _told(seen: Mapping[str, SourceTotal] | None) -> list[tuple[str, tuple[float, ...]]] | None:
     """Sources in order, JSON-ready."""
     return None if seen is None else [(name, astuple(told)) for name, told in seen.items()]
 
