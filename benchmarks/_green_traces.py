@@ -10,10 +10,10 @@ import numpy as np
 
 from benchmarks._pollux_workload import training_s
 from joulery.domain.arrays import FloatArray
-from joulery.sim.hourly_intensity import Intensity
-from joulery.sim.streams import Streams
-from joulery.sim.training_study import jobs_from_trace
-from joulery.sim.training_workload import Jobs
+from joulery.sim.core.hourly_intensity import Intensity
+from joulery.sim.core.streams import Streams
+from joulery.sim.training.study import jobs_from_trace
+from joulery.sim.training.workload import Jobs
 
 DAY_S = 86_400.0
 LONGEST_S = 133_200.0

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from joulery.domain.arrays import FloatArray
-from joulery.perf.training_power import JobClass, NodePower, PowerTable
-from joulery.policies.baselines.pollux import Pollux
-from joulery.sim.hourly_intensity import Intensity
-from joulery.sim.training_cluster import run_training_cluster
-from joulery.sim.training_plant import Cluster
-from joulery.sim.training_workload import Jobs
+from joulery.perf.power.training_power import JobClass, NodePower, PowerTable
+from joulery.policies.training.pollux import Pollux
+from joulery.sim.core.hourly_intensity import Intensity
+from joulery.sim.training.cluster import run_training_cluster
+from joulery.sim.training.plant import Cluster
+from joulery.sim.training.workload import Jobs
 
 ARTIFACT_JCT_S = 2446.0
 """Mean completion time of Pollux on workload 6 in the artifact's README, within 5 %."""

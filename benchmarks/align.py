@@ -17,9 +17,9 @@ from benchmarks import Result
 from joulery.accounting.align import align
 from joulery.accounting.integrate import Metered
 from joulery.accounting.steps import PowerSteps
-from joulery.domain.events import EventTrace
-from joulery.domain.power import Channel, ReadingKind
+from joulery.domain.energy.power import Channel, ReadingKind
 from joulery.domain.quality import Quality
+from joulery.domain.trace.events import EventTrace
 
 SIZES = (10_000, 100_000, 1_000_000, 3_000_000)
 WALKED = 1_000_000

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 
 from benchmarks import Result
-from joulery.domain.device import ClockSetting, DeviceSpec
-from joulery.runtime.compose.devices import open_clock
+from joulery.app.wiring.devices import open_clock
+from joulery.domain.gpu.device import ClockSetting, DeviceSpec
 from joulery.runtime.leasing.leases import LeaseHolder
 from joulery.store.leases import LeaseBook
 from tests.fakes.cpufreq import cpufreq_tree, settings
@@ -24,8 +24,8 @@ SETTINGS, KILLS, WATCHED_S = 100, 10, 20.0
 CHILD = """
 import signal, sys
 from pathlib import Path
-from joulery.domain.device import ClockSetting, DeviceSpec
-from joulery.runtime.compose.devices import open_clock
+from joulery.domain.gpu.device import ClockSetting, DeviceSpec
+from joulery.app.wiring.devices import open_clock
 from joulery.runtime.leasing.leases import LeaseHolder
 from joulery.store.leases import LeaseBook
 spec = DeviceSpec("cpufreq", {"root": sys.argv[1]})

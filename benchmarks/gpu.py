@@ -28,13 +28,13 @@ from benchmarks.overhead import Ratio, nothing, recording, repeated, rounds, tra
 from benchmarks.sampler import half_interval
 from joulery.accounting.steps import energy_by_bin, power_steps
 from joulery.adapters.nvidia import open_driver
-from joulery.adapters.tracers.kineto import read_columns
-from joulery.adapters.tracers.kineto_names import kernel_time_ns, name_events
+from joulery.adapters.tracers.kineto.names import kernel_time_ns, name_events
+from joulery.adapters.tracers.kineto.reader import read_columns
 from joulery.domain.errors import CapabilityError
-from joulery.domain.events import UNNAMED
-from joulery.domain.tracing import Steps
-from joulery.runtime.measuring.evidence import unfold
-from joulery.store.run import open_run
+from joulery.domain.trace.events import UNNAMED
+from joulery.domain.trace.tracing import Steps
+from joulery.runtime.measuring.readings import unfold
+from joulery.store.run.directory import open_run
 
 INSTANT_PERIOD_S = 0.02
 

@@ -34,16 +34,16 @@ from benchmarks._green_traces import (
 from benchmarks._pollux_workload import ARTIFACT_JCT_S, mean_jct_s
 from joulery.domain.arrays import FloatArray
 from joulery.domain.decisions import Step
-from joulery.perf.training_power import JobClass, NodePower, power_table
-from joulery.policies.allocation import ClusterView
-from joulery.policies.training import Green, GreenState
-from joulery.sim.hourly_intensity import Intensity
-from joulery.sim.streams import Streams
-from joulery.sim.training_bound import least_grams
-from joulery.sim.training_cluster import TrainingRun, run_training_cluster
-from joulery.sim.training_plant import Cluster
-from joulery.sim.training_study import Setting, jobs_from_trace, run_scheme, scheme
-from joulery.sim.training_workload import Jobs
+from joulery.perf.power.training_power import JobClass, NodePower, power_table
+from joulery.policies.training.allocation import ClusterView
+from joulery.policies.training.green import Green, GreenState
+from joulery.sim.core.hourly_intensity import Intensity
+from joulery.sim.core.streams import Streams
+from joulery.sim.training.bound import least_grams
+from joulery.sim.training.cluster import TrainingRun, run_training_cluster
+from joulery.sim.training.plant import Cluster
+from joulery.sim.training.study import Setting, jobs_from_trace, run_scheme, scheme
+from joulery.sim.training.workload import Jobs
 
 REGIONS = ("GB", "US-CAL-CISO", "SE", "PL", "CA-ON")
 
@@ -235,7 +235,7 @@ def _year_lines(
 
 
 def _bound(checks: Checks, jobs: Jobs, carbon: Intensity, lean: TrainingRun, base: TrainingRun) -> None:
-    from joulery.perf.training_power import RTX3090_CLASSES
+    from joulery.perf.power.training_power import RTX3090_CLASSES
 
     for wait_h, words in ((0, "nobody waiting"), (12, "starts within 12 h")):
         prices = (0.0, 0.005, 0.01, 0.02, 0.04, 0.1)

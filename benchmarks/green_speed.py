@@ -14,9 +14,9 @@ import numpy as np
 
 from benchmarks import Result
 from benchmarks.green import REGIONS, year
-from joulery.policies.allocation import ClusterView
-from joulery.policies.training import Green
-from joulery.sim.training_study import Setting, run_scheme
+from joulery.policies.training.allocation import ClusterView
+from joulery.policies.training.green import Green
+from joulery.sim.training.study import Setting, run_scheme
 
 POLICIES = ("green", "tiresias", "gaia")
 PROCESSES = 2

@@ -11,8 +11,8 @@ import numpy as np
 
 from benchmarks import Result
 from joulery.accounting.integrate import integrate
-from joulery.domain.carbon import CarbonSeries
-from joulery.domain.power import Channel, PowerTrace, ReadingKind
+from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.energy.power import Channel, PowerTrace, ReadingKind
 from joulery.domain.quality import Quality
 
 SECONDS = 365 * 86400

@@ -17,14 +17,14 @@ import numpy as np
 import uvloop
 
 from benchmarks import Result
-from joulery.domain.engine import ModelRef, Transition
-from joulery.domain.layout import Layout
-from joulery.policies.variants.spaces import core_partitions, cpu_slices, layouts
-from joulery.runtime.compose.engine import local_engine
+from joulery.app.wiring.engine import local_engine
+from joulery.domain.gpu.layout import Layout
+from joulery.domain.serving.engine import ModelRef, Transition
+from joulery.gateway.app import Gateway
+from joulery.gateway.server import GatewayServer
+from joulery.policies.serving.spaces import core_partitions, cpu_slices, layouts
 from joulery.runtime.serving.controller import LayoutActuator
-from joulery.store.run import open_run
-from joulery.ui.gateway.app import Gateway
-from joulery.ui.gateway.server import GatewayServer
+from joulery.store.run.directory import open_run
 
 REQUESTS = 100_000
 CONNECTIONS = 16

@@ -13,19 +13,19 @@ import pyarrow.parquet
 
 from benchmarks import Result
 from joulery.perf.catalog.architectures import architectures, operations_of, published_latency_s
-from joulery.perf.clock import V100, KernelClockLaw
-from joulery.perf.sensitivity import emulated_profile
-from joulery.policies.governor import PredictiveGovernor
+from joulery.perf.power.clock_curves import V100, KernelClockLaw
+from joulery.perf.power.sensitivity import emulated_profile
+from joulery.policies.clocks.governor import PredictiveGovernor
 from joulery.policies.ordering import Aging, SpeculativeQueue
-from joulery.sim.arrivals import gamma, poisson
-from joulery.sim.clock_study import ClockCase, run_schemes, workload
-from joulery.sim.clocked_devices import Requests, run_clocked_devices
-from joulery.sim.ordering_study import Lengths, OrderingSetting, play_orders
-from joulery.sim.single_server import by_key, fcfs
-from joulery.sim.streams import Streams
+from joulery.sim.clocks.devices import Requests, run_clocked_devices
+from joulery.sim.clocks.governor_study import ClockCase, run_schemes, workload
+from joulery.sim.core.arrivals import gamma, poisson
+from joulery.sim.core.streams import Streams
+from joulery.sim.queues.ordering_study import Lengths, OrderingSetting, play_orders
+from joulery.sim.queues.single_server import by_key, fcfs
 from joulery.store.semantic_cache import SemanticCache
 from tests.golden.run_cases import cases_of, outcome
-from tests.sim.test_clocked_devices import plant
+from tests.sim.clocks.test_devices import plant
 
 SEEDS = (100, 101)
 """Of the end-to-end runs: none that anything was tuned on."""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks import Result
 from benchmarks.sampler import half_interval, powercap, sampling
-from joulery.domain.tracing import Steps
+from joulery.domain.trace.tracing import Steps
 
 ROUNDS = int(os.environ.get("JOULERY_BENCH_PAIRS", "12"))
 BATCH, TOKENS, VOCABULARY = 4, 128, 30_522

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import Result
-from joulery.perf.pipeline_queue import PipelineWorkload, Routes, serve_pipelines
-from joulery.policies.pipeline.groups import Shape, groupings
-from joulery.policies.pipeline.search import PlacementSearch
-from tests.policies.pipeline.test_search import GIB, ONE_S, bursts, tables
+from joulery.perf.queues.pipeline_queue import PipelineWorkload, Routes, serve_pipelines
+from joulery.policies.placement.pipelines.device_groups import Shape, groupings
+from joulery.policies.placement.pipelines.search import PlacementSearch
+from tests.policies.placement.pipelines.test_search import GIB, ONE_S, bursts, tables
 
 REQUESTS = 30_000
 TRACES = {

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from benchmarks import Result
-from joulery.domain.provision import ProvisionPlan, Workload
-from joulery.domain.serving import Slo
+from joulery.domain.gpu.provisioning import ProvisionPlan, Workload
+from joulery.domain.serving.service import Slo
 from joulery.perf.catalog import profile
-from joulery.policies.provision import igniter
-from joulery.policies.provision.planner import provision
-from joulery.policies.provision.predict import GpuType
-from joulery.policies.provision.rules import Rules
-from tests.policies.provision import straightforward
+from joulery.policies.placement.provisioning import igniter
+from joulery.policies.placement.provisioning.planner import provision
+from joulery.policies.placement.provisioning.predict import GpuType
+from joulery.policies.placement.provisioning.rules import Rules
+from tests.policies.placement.provisioning import straightforward
 
 V100 = GpuType("V100", profile("v100"), 3.06)
 APP12 = (
@@ -150,8 +150,8 @@ def run() -> Result:
         table,
         (
             "User CPU of the planning function alone, median; *line by line* is the paper's algorithm as printed "
-            "(tests/policies/provision/straightforward.py), in the same process on the same input. Memory is what the "
-            "planner allocates at its peak.",
+            "(tests/policies/placement/provisioning/straightforward.py), in the same process on the "
+            "same input. Memory is what the planner allocates at its peak.",
         ),
         checks,
     )

@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import Result
-from joulery.runtime.compose.meters import MeterSpec
-from joulery.runtime.measuring.orders import Orders
+from joulery.app.wiring.meters import MeterSpec
+from joulery.runtime.measuring.sampler_config import SamplerConfig
 from joulery.runtime.measuring.sampling import SamplerProcess
-from joulery.store.recordings import Recording, read_recordings
+from joulery.store.run.recordings import Recording, read_recordings
 
 PERIOD_S = 0.004
 ALONE_S = 10.0
@@ -98,7 +98,7 @@ def powercap(root: Path) -> Path:
 def sampling(root: Path, tree: Path) -> Iterator[tuple[SamplerProcess, Path]]:
     """A sampler that reads, and the folder it writes to."""
     folder = Path(tempfile.mkdtemp(dir=root))
-    orders = Orders(
+    orders = SamplerConfig(
         folder=str(folder),
         parent=os.getpid(),
         root=os.getpid(),

@@ -15,24 +15,24 @@ from heapq import heappop, heappush
 import numpy as np
 
 from benchmarks import Result
-from joulery.domain.mig import A100_40GB
-from joulery.domain.serving import Slo
+from joulery.domain.gpu.mig import A100_40GB
+from joulery.domain.serving.service import Slo
 from joulery.perf.catalog import profile
 from joulery.perf.catalog.clover_services import CLOVER_SERVICES
-from joulery.sim.arrivals import poisson
-from joulery.sim.batched_serving import Gpu, Instance, Neighbours, Service, Trial, judge
-from joulery.sim.batching import BatchRule
-from joulery.sim.fifo_pull import Requests, pull
-from joulery.sim.gpu import InterferenceTruth
-from joulery.sim.kernel import Kernel, Rank
-from joulery.sim.pull_fit import instances_of
-from joulery.sim.single_server import by_key, fcfs
-from joulery.sim.streams import Streams
-from joulery.sim.variant_bench import bench
-from joulery.sim.variant_outcome import StudySettings
-from joulery.sim.variant_profile import exhaustive_table
-from joulery.sim.variant_schemes import SCHEMES
-from joulery.sim.variant_study import run as run_scheme
+from joulery.sim.core.arrivals import poisson
+from joulery.sim.core.kernel import Kernel, Rank
+from joulery.sim.core.streams import Streams
+from joulery.sim.placement.batched_serving import Gpu, Instance, Neighbours, Service, Trial, judge
+from joulery.sim.placement.gpu import InterferenceTruth
+from joulery.sim.queues.batching import BatchRule
+from joulery.sim.queues.fifo_pull import Requests, pull
+from joulery.sim.queues.pull_fit import instances_of
+from joulery.sim.queues.single_server import by_key, fcfs
+from joulery.sim.serving.exhaustive_profile import exhaustive_table
+from joulery.sim.serving.outcome import StudySettings
+from joulery.sim.serving.schemes import SCHEMES
+from joulery.sim.serving.study import run as run_scheme
+from joulery.sim.serving.trial_table import bench
 
 EVENTS = 400_000
 WIDTH = 100

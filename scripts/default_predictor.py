@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from joulery.adapters.models import smollm2
-from joulery.perf.length_model import AnswerLengths
-from joulery.runtime.text import length_files, length_training
+from joulery.perf.lengths.kernel_ridge import AnswerLengths
+from joulery.runtime.llm import predictor_files, predictor_training
 
 SEED, MOST_TOKENS, LANES = 7, 256, 8
 LICENCE = (
@@ -213,9 +213,9 @@ def train(file: Path, folder: Path) -> None:
     rows = {row["prompt"]: min(float(row["tokens"]), MOST_TOKENS) for row in _rows(file)}
     tokens = np.array([[each] for each in rows.values()])
     lengths = AnswerLengths((smollm2.NAME,), tokens)
-    log = length_training.AnswerLog(tuple(rows), tuple(range(len(rows))), lengths)
-    predictor = length_training.train(log, None)
-    length_files.save(folder, predictor, log, [], licence=LICENCE)
+    log = predictor_training.AnswerLog(tuple(rows), tuple(range(len(rows))), lengths)
+    predictor = predictor_training.train(log, None)
+    predictor_files.save(folder, predictor, log, [], licence=LICENCE)
     sys.stdout.write(f"{len(rows)} prompts, left out: {predictor.model.left_out}\n")
 
 
@@ -227,4 +227,4 @@ if __name__ == "__main__":
     answers = Path(sys.argv[1])
     if len(sys.argv) > 2:
         answer(answers, int(sys.argv[2]))
-    train(answers, length_files.DEFAULT)
+    train(answers, predictor_files.DEFAULT)

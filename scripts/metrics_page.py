@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from joulery.ui.metrics import MAX_LABELS, METRICS, OTHER
-from joulery.ui.text_metrics import TEXT_METRICS
+from joulery.gateway.llm_metrics import TEXT_METRICS
+from joulery.gateway.metrics import MAX_LABELS, METRICS, OTHER
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
 

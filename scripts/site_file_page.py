@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from joulery.config import quantity, schema
+from joulery.config import schema
+from joulery.config.parsing import quantity
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "site-file.md"
 BEGIN, END = "<!-- keys: written by scripts/site_file_page.py -->\n", "<!-- end of keys -->\n"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from joulery.accounting.edd import Node, tree
 from joulery.accounting.rows import folded
-from joulery.domain.tef import TensorFootprint
+from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.runtime.tracing.anatomies import load_anatomies
 
 PRODUCT = re.compile(r"/(addmm|mm|bmm|baddbmm|\w*(flash|efficient|cudnn)_attention\w*)(_\d+)?$")

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from joulery.config import Site as Site
     from joulery.config import load as load
-    from joulery.domain.carbon import CarbonSeries as CarbonSeries
     from joulery.domain.decisions import Step as Step
+    from joulery.domain.energy.carbon import CarbonSeries as CarbonSeries
+    from joulery.domain.energy.footprint import Footprint as Footprint
+    from joulery.domain.energy.power import PowerTrace as PowerTrace
     from joulery.domain.errors import JouleryError as JouleryError
-    from joulery.domain.footprint import Footprint as Footprint
-    from joulery.domain.power import PowerTrace as PowerTrace
     from joulery.domain.quality import Quality as Quality
     from joulery.runtime.measuring.measure import Measurement as Measurement
     from joulery.runtime.measuring.measure import MeasureWarning as MeasureWarning
@@ -25,12 +25,12 @@ __version__ = "0.1.0"
 
 #: public name -> the module that defines it
 _EXPORTS: dict[str, str] = {
-    "CarbonSeries": "joulery.domain.carbon",
-    "Footprint": "joulery.domain.footprint",
+    "CarbonSeries": "joulery.domain.energy.carbon",
+    "Footprint": "joulery.domain.energy.footprint",
     "JouleryError": "joulery.domain.errors",
     "MeasureWarning": "joulery.runtime.measuring.measure",
     "Measurement": "joulery.runtime.measuring.measure",
-    "PowerTrace": "joulery.domain.power",
+    "PowerTrace": "joulery.domain.energy.power",
     "Site": "joulery.config",
     "Quality": "joulery.domain.quality",
     "Step": "joulery.domain.decisions",

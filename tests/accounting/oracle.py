@@ -3,8 +3,8 @@
 import itertools
 from fractions import Fraction
 
-from joulery.domain.carbon import CarbonSeries
-from joulery.domain.power import PowerTrace, ReadingKind
+from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.energy.power import PowerTrace, ReadingKind
 
 Step = tuple[Fraction, Fraction, Fraction]
 """Start and end in Unix seconds, watts."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from joulery.domain.power import Channel, PowerTrace, ReadingKind
+from joulery.domain.energy.power import Channel, PowerTrace, ReadingKind
 from joulery.domain.quality import Quality
 
 S = 1_000_000_000

@@ -6,9 +6,9 @@ import numpy as np
 
 from joulery.accounting.integrate import Metered
 from joulery.accounting.steps import power_steps
-from joulery.domain.events import EventTrace
-from joulery.domain.power import Channel, PowerTrace, ReadingKind
+from joulery.domain.energy.power import Channel, PowerTrace, ReadingKind
 from joulery.domain.quality import Quality
+from joulery.domain.trace.events import EventTrace
 
 OPS = 28
 DEVICE = "GPU:0"

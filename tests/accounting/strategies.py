@@ -5,8 +5,8 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
-from joulery.domain.carbon import CarbonSeries
-from joulery.domain.power import Channel, PowerTrace, ReadingKind
+from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.energy.power import Channel, PowerTrace, ReadingKind
 from joulery.domain.quality import Quality
 
 WINDOW_S = st.floats(-5.0, 60.0)

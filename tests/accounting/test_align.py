@@ -13,10 +13,10 @@ from joulery.accounting.edd import powers_w
 from joulery.accounting.integrate import Metered
 from joulery.accounting.precision import Sight, resolution
 from joulery.accounting.steps import PowerSteps
+from joulery.domain.energy.power import Channel, ReadingKind
 from joulery.domain.errors import DataError
-from joulery.domain.events import EventTrace
-from joulery.domain.power import Channel, ReadingKind
 from joulery.domain.quality import Quality
+from joulery.domain.trace.events import EventTrace
 from tests.accounting.fair_oracle import Event, exact, ticks
 from tests.accounting.worlds import World, accounted, metered, random_world, trace_of
 

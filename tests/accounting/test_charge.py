@@ -6,7 +6,7 @@ import pytest
 
 from joulery.accounting.charge import BusyTimes, IdleRule, Share, charge, split
 from joulery.accounting.integrate import integrate
-from joulery.domain.carbon import CarbonSeries
+from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality
 from tests.accounting.readings import S, counter, power

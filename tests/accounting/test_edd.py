@@ -5,8 +5,8 @@ import numpy as np
 from joulery.accounting.align import align
 from joulery.accounting.edd import Node, tree
 from joulery.accounting.rows import added, folded
-from joulery.domain.events import EventTrace, joined, shifted, with_devices
-from joulery.domain.tef import TensorFootprint
+from joulery.domain.energy.tensor_footprint import TensorFootprint
+from joulery.domain.trace.events import EventTrace, joined, shifted, with_devices
 
 OPS = (
     "net/embed/lookup",

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulery.accounting.load_line import gpu_channels, gpu_points, work_by_bin
-from joulery.domain.channel import Channel, ReadingKind
-from joulery.domain.power import PowerTrace
+from joulery.domain.energy.channel import Channel, ReadingKind
+from joulery.domain.energy.power import PowerTrace
 from joulery.domain.quality import Quality
 
 

@@ -8,9 +8,9 @@ import pytest
 from joulery.accounting.charge import BusyTimes
 from joulery.accounting.integrate import JOULES_PER_KWH, Metered, grid_over, integrate
 from joulery.accounting.steps import PowerSteps
-from joulery.domain.carbon import CarbonSeries, Scope, Signal
+from joulery.domain.energy.carbon import CarbonSeries, Scope, Signal
+from joulery.domain.energy.footprint import Footprint
 from joulery.domain.errors import DataError
-from joulery.domain.footprint import Footprint
 from joulery.domain.quality import Quality
 from tests.accounting.readings import counter, power
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulery.accounting.past import HeldPower, mean_intensity, past_use, within
-from joulery.domain.carbon import CarbonSeries
 from joulery.domain.cluster import PastJob
+from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.errors import ConfigError
 from joulery.domain.quality import Quality
 

@@ -5,8 +5,8 @@ import pytest
 
 from joulery.accounting.align import align
 from joulery.accounting.precision import Sight, pearson, resolution
+from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.errors import DataError
-from joulery.domain.tef import TensorFootprint
 from tests.accounting.simulated_step import DEVICE, Simulated, simulate
 
 

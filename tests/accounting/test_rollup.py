@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulery.accounting.rollup import PART_KEYS, by_name, by_part, by_time, total
-from joulery.domain.carbon import Scope, Signal
+from joulery.domain.energy.carbon import Scope, Signal
+from joulery.domain.energy.footprint import Footprint, Part
 from joulery.domain.errors import DataError
-from joulery.domain.footprint import Footprint, Part
 from joulery.domain.quality import Quality
-from joulery.domain.timeline import Tick
+from joulery.domain.serving.timeline import Tick
 
 joules = st.floats(0, 1e6)
 parts = st.builds(

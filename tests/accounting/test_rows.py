@@ -8,9 +8,9 @@ import pytest
 from joulery.accounting.align import align
 from joulery.accounting.edd import powers_w, tree
 from joulery.accounting.rows import Fold, added, fold_from, fold_name, folded, rolled_up
+from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.errors import ConfigError, DataError
-from joulery.domain.events import EventTrace
-from joulery.domain.tef import TensorFootprint
+from joulery.domain.trace.events import EventTrace
 from tests.accounting.fair_oracle import Event
 from tests.accounting.worlds import World, accounted, metered
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from joulery.accounting.thin import merge, thin
 from joulery.domain.quality import Quality
-from joulery.domain.timeline import ServiceTick, Tick
+from joulery.domain.serving.timeline import ServiceTick, Tick
 
 
 def tick(t_s, power_w=10.0, energy_j=math.nan, services=(), **more):

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from joulery.accounting.align import align
 from joulery.accounting.integrate import Metered
 from joulery.accounting.steps import PowerSteps
-from joulery.domain.events import EventTrace
-from joulery.domain.power import Channel, ReadingKind
+from joulery.domain.energy.power import Channel, ReadingKind
+from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.quality import Quality
-from joulery.domain.tef import TensorFootprint
+from joulery.domain.trace.events import EventTrace
 from tests.accounting.fair_oracle import Event
 
 TICK_NS = 1_000

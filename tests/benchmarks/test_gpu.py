@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu
-from joulery.adapters.tracers.kineto import read_columns
-from tests.adapters.tracers.kineto_file import KinetoFile
+from joulery.adapters.tracers.kineto.reader import read_columns
+from tests.adapters.tracers.kineto.kineto_file import KinetoFile
 from tests.data_folder import data_folder
 from tests.fakes import nvml as fake_nvml
 

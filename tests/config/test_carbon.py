@@ -15,9 +15,9 @@ from joulery.config.carbon import (
     CarbonWattTime,
     carbon_from_flags,
 )
-from joulery.domain.carbon import Scope, Signal
+from joulery.domain.energy.carbon import Scope, Signal
+from joulery.domain.energy.fill import Fill, FillRule
 from joulery.domain.errors import ConfigError
-from joulery.domain.fill import Fill, FillRule
 from tests.config.site_text import written
 
 

@@ -6,8 +6,8 @@ import pytest
 import yaml
 from scripts.site_file_page import PAGE, keys, page
 
-from joulery.config.quantity import DIMENSIONS
-from joulery.config.reading import load, schema
+from joulery.config.parsing.quantity import DIMENSIONS
+from joulery.config.parsing.reading import load, schema
 
 TEXT = PAGE.read_text()
 EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)

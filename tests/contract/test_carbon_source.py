@@ -16,8 +16,8 @@ from joulery.adapters.carbon.stated import Stated
 from joulery.adapters.carbon.typical import TypicalDay
 from joulery.adapters.carbon.uk import UkCarbon
 from joulery.adapters.carbon.watttime import WattTime
-from joulery.domain.carbon import CarbonSeries
-from joulery.domain.fill import FillRule
+from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.energy.fill import FillRule
 from joulery.domain.ports import CarbonSource
 from joulery.domain.quality import Quality
 from tests.adapters.carbon import test_electricity_maps, test_uk, test_watttime

@@ -18,10 +18,10 @@ from joulery.adapters.devices.emulated import EmulatedClock
 from joulery.adapters.devices.nvidia_clock import NvidiaClock
 from joulery.adapters.devices.nvidia_mig import NvidiaMig
 from joulery.adapters.devices.nvidia_mps import NvidiaMps
-from joulery.domain.device import ClockSetting, DeviceSpec, Knob, MigSetting, MpsSetting
+from joulery.app.wiring.devices import KINDS, open_device
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError
+from joulery.domain.gpu.device import ClockSetting, DeviceSpec, Knob, MigSetting, MpsSetting
 from joulery.domain.ports import Device
-from joulery.runtime.compose.devices import KINDS, open_device
 from tests.fakes.cpufreq import KernelFiles, cpufreq_tree
 from tests.fakes.cpufreq import settings as cpu_settings
 from tests.fakes.mps import daemon, no_daemon_left, on_path

@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from joulery.adapters.engines.local import LocalEngine, LocalSettings
-from joulery.domain.engine import Outcome, ReplicaSpec, ReplicaState, RequestError
+from joulery.adapters.engines.embedded.engine import LocalEngine, LocalSettings
 from joulery.domain.errors import CapabilityError, ConfigError
-from joulery.domain.layout import Layout
+from joulery.domain.gpu.layout import Layout
 from joulery.domain.ports import Engine
-from joulery.domain.serving import Slice, SliceKind, Slo
-from joulery.policies.trials.policy import TrialPolicy
-from joulery.policies.trials.search import TrialProblem
-from joulery.policies.trials.space import slice_menu
-from joulery.policies.trials.state import Budget, TrialTerms
-from joulery.policies.variants.spaces import cpu_slices
-from joulery.runtime.replay import decide_again
-from joulery.runtime.serving.drive import APPLIED
+from joulery.domain.serving.engine import Outcome, ReplicaSpec, ReplicaState, RequestError
+from joulery.domain.serving.service import Slice, SliceKind, Slo
+from joulery.policies.serving.spaces import cpu_slices
+from joulery.policies.serving.trial_policy import TrialPolicy
+from joulery.policies.serving.trial_search import TrialProblem
+from joulery.policies.serving.trial_space import slice_menu
+from joulery.policies.serving.trial_state import Budget, TrialTerms
+from joulery.runtime.runs.replay import decide_again
+from joulery.runtime.serving.driver import APPLIED
 from tests.adapters.engines.support import alive, ask, toy, until
-from tests.runtime.live_trials import Live
+from tests.runtime.serving.live_trials import Live
 
 TWO = Slice(SliceKind.CPU, cores=2)
 ONES = np.ones((1, 2), np.float32)
@@ -62,8 +62,8 @@ class House:
 def made(name: str, folder: str) -> Engine:
     if name == "embedded":
         return LocalEngine(LocalSettings(deadline_s=20.0))
-    from joulery.adapters.engines.ray_cluster import RayPlace
-    from joulery.adapters.engines.ray_serve import RayServeEngine, RaySettings
+    from joulery.adapters.engines.ray_serve.cluster import RayPlace
+    from joulery.adapters.engines.ray_serve.engine import RayServeEngine, RaySettings
 
     return RayServeEngine(RaySettings(place=RayPlace(cpus=2, temp_dir=folder), deadline_s=20.0))
 

@@ -13,11 +13,11 @@ from joulery.adapters.meters.fake import FakeMeter, Script
 from joulery.adapters.meters.nvml import open_nvml
 from joulery.adapters.meters.rapl import open_rapl
 from joulery.adapters.meters.replay import open_replay
-from joulery.domain.channel import ReadingKind
+from joulery.app.wiring.meters import KINDS
+from joulery.domain.energy.channel import ReadingKind
+from joulery.domain.energy.power import PowerTrace
 from joulery.domain.ports import Meter
-from joulery.domain.power import PowerTrace
-from joulery.runtime.compose.meters import KINDS
-from joulery.store.channels import channel_from_dict, channel_to_dict
+from joulery.store.run.channels import channel_from_dict, channel_to_dict
 from tests.adapters.meters.nvml_fake import FakeBoard, FakeNvml
 from tests.adapters.meters.powercap import Powercap
 from tests.adapters.meters.proc import Machine

@@ -22,12 +22,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from joulery.adapters.engines.open_inference import OpenInferenceEngine
-from joulery.adapters.engines.triton import TritonModel, TritonProcess, config_text
-from joulery.domain.engine import InferRequest, ModelRef, Outcome, ReplicaSpec, RequestError
+from joulery.adapters.engines.remote.open_inference import OpenInferenceEngine
+from joulery.adapters.engines.remote.triton import TritonModel, TritonProcess, config_text
 from joulery.domain.errors import ActuationError
-from joulery.domain.serving import Slice, SliceKind
-from joulery.domain.tensors import TensorSpec
+from joulery.domain.serving.engine import InferRequest, ModelRef, Outcome, ReplicaSpec, RequestError
+from joulery.domain.serving.service import Slice, SliceKind
+from joulery.domain.serving.tensors import TensorSpec
 
 MODEL = """
 import json

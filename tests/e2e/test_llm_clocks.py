@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from joulery.store.leases import LeaseBook
-from joulery.store.run import open_run
+from joulery.store.run.directory import open_run
 from joulery.ui.cli import main
-from tests.adapters.engines.openai_server import FakeServer, running
+from tests.adapters.engines.remote.openai_server import FakeServer, running
 from tests.adapters.engines.support import until
 
 pytestmark = pytest.mark.e2e

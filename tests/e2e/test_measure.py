@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from joulery.store.run import open_run
+from joulery.store.run.directory import open_run
 
 pytestmark = pytest.mark.e2e
 

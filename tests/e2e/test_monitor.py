@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from joulery.store.run import open_run
+from joulery.store.run.directory import open_run
 
 pytestmark = pytest.mark.e2e
 

@@ -17,13 +17,13 @@ import numpy as np
 import psutil
 import pytest
 
-from joulery.adapters.engines.local import LocalEngine
-from joulery.domain.engine import Outcome
+from joulery.adapters.engines.embedded.engine import LocalEngine
+from joulery.domain.serving.engine import Outcome
 from joulery.runtime.load import LoadPlan, read_outcomes, start
 from joulery.runtime.load.plan import encode
 from joulery.runtime.load.sender import Sender
 from tests.adapters.engines.support import alive, toy
-from tests.ui.gateway.support import serving
+from tests.gateway.support import serving
 
 pytestmark = pytest.mark.e2e
 

@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from joulery.runtime.measuring.evidence import read_evidence
-from joulery.store.run import open_run
+from joulery.runtime.measuring.readings import read_evidence
+from joulery.store.run.directory import open_run
 
 pytestmark = pytest.mark.e2e
 

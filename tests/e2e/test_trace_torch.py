@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from joulery.store.run import open_run
-from joulery.store.tensors import kept_events, kept_footprint
+from joulery.store.run.directory import open_run
+from joulery.store.run.tensors import kept_events, kept_footprint
 
 pytestmark = pytest.mark.e2e
 

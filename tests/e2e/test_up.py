@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 from joulery.runtime.profiling.obtain import write_profile
-from joulery.runtime.replay import decide_again
-from joulery.store.run import open_run
-from tests.runtime.compose.test_service import profile as toy_profile
+from joulery.runtime.runs.replay import decide_again
+from joulery.store.run.directory import open_run
+from tests.app.serving.test_service import profile as toy_profile
 from tests.runtime.site_files import toy_site
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up")]
@@ -406,7 +406,7 @@ def test_trials_on_the_running_service_survive_a_kill_and_a_changed_promise(site
     with Up(path, tmp_path) as up:
         up.until("trial 2 of at most 3")
         children = psutil.Process(up.process.pid).children()
-        workers = [child for child in children if "joulery.adapters.engines.worker" in child.cmdline()]
+        workers = [child for child in children if "joulery.adapters.engines.embedded.worker" in child.cmdline()]
         workers[0].kill()
         text = path.read_text()
         path.write_text(text.replace("latency: 500 ms", "latency: 1 ms"))

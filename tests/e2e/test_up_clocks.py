@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from joulery.runtime.profiling.obtain import write_profile
-from joulery.store.run import open_run
+from joulery.store.run.directory import open_run
+from tests.app.serving.test_service import profile as toy_profile
 from tests.e2e.test_up import Up
 from tests.fakes.cpufreq import cpu_machine, settings
-from tests.runtime.compose.test_service import profile as toy_profile
 from tests.runtime.site_files import toy_site
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up")]

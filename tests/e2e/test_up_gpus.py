@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from joulery.runtime.replay import decide_again
-from joulery.store.run import open_run
+from joulery.runtime.runs.replay import decide_again
+from joulery.store.run.directory import open_run
 from tests.e2e.test_up import Up
 from tests.fakes.mps import daemon, gpu_machine
 from tests.fakes.nvml import NvmlFake, gpu

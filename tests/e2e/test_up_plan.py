@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from joulery.adapters.engines.cgroups import CpuGroups
+from joulery.adapters.engines.embedded.cgroups import CpuGroups
 from joulery.domain.errors import CapabilityError
-from joulery.store.run import open_run
+from joulery.store.run.directory import open_run
 from tests.e2e.test_up import Up
 from tests.runtime.plan_files import planned_site, service
 

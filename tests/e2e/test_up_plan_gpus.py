@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
+from joulery.app.serving.planned import _shared
 from joulery.config.devices import GpuDeviceConfig
 from joulery.domain.errors import ConfigError
-from joulery.ui.up.planned import _shared
 from tests.e2e.test_up import Up
 from tests.e2e.test_up_plan import planned
 from tests.fakes.mps import daemon, gpu_machine

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from joulery.runtime.load.prompts import PROMPTS
-from tests.adapters.engines.openai_server import FakeServer, running
+from tests.adapters.engines.remote.openai_server import FakeServer, running
 from tests.e2e.test_up import Up
 from tests.fakes.mps import gpu_machine
 from tests.fakes.nvml import gpu

@@ -5,8 +5,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from joulery.adapters.models import minilm
-from joulery.runtime.compose.prompt_encoder import prompt_encoder
-from joulery.runtime.text.length_training import evaluate, read_answers, train
+from joulery.app.wiring.prompt_encoder import prompt_encoder
+from joulery.runtime.llm.predictor_training import evaluate, read_answers, train
 from tests.data_folder import data_folder
 
 HELD = 129

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joulery.domain.errors import InfeasibleError
-from joulery.policies.placement import Partition, PlacementLimits, place_partitions, scatter
+from joulery.policies.placement.pipelines.by_sensitivity import Partition, PlacementLimits, place_partitions, scatter
 from tests.data_folder import data_folder
 from tests.golden.kinds.placement import violation
 from tests.golden.run_cases import main

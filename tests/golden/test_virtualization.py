@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from joulery.accounting.charge import BusyTimes, IdleRule, Share, charge
-from joulery.domain.power import Channel, PowerTrace, ReadingKind
+from joulery.domain.energy.power import Channel, PowerTrace, ReadingKind
 from joulery.domain.quality import Quality
 from tests.data_folder import data_folder
 

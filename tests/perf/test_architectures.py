@@ -7,7 +7,7 @@ import pytest
 from joulery.domain.errors import ConfigError
 from joulery.perf.catalog.architectures import architectures, operations_of, published_latency_s
 from joulery.perf.catalog.muserve_models import CLOCKS_MHZ, MODELS
-from joulery.perf.clock import V100
+from joulery.perf.power.clock_curves import V100
 from tests.data_folder import data_folder
 
 

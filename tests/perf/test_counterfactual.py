@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from joulery.domain.errors import DataError
-from joulery.domain.profile import SliceProfile, Timings
-from joulery.domain.serving import Slice, SliceKind
+from joulery.domain.serving.profile import SliceProfile, Timings
+from joulery.domain.serving.service import Slice, SliceKind
 from joulery.perf.counterfactual import Answered, compare
-from joulery.perf.queueing import poisson_arrivals, replay, uniform_draws
+from joulery.perf.queues.pull_queue import poisson_arrivals, replay, uniform_draws
 
 ONE = Slice(SliceKind.CPU, cores=1)
 MS = {"small": 4.0, "middle": 6.0, "large": 9.0}

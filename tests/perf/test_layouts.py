@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from joulery.domain.errors import DataError
-from joulery.domain.layout import Instance, Layout
-from joulery.domain.profile import Profile, SliceProfile, Timings
+from joulery.domain.gpu.layout import Instance, Layout
 from joulery.domain.quality import Quality
-from joulery.domain.serving import Slice, SliceKind
+from joulery.domain.serving.profile import Profile, SliceProfile, Timings
+from joulery.domain.serving.service import Slice, SliceKind
 from joulery.perf.layouts import Predictor
 
 ONE, TWO = (Slice(SliceKind.CPU, cores=n) for n in (1, 2))

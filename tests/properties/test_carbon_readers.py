@@ -19,9 +19,9 @@ from joulery.adapters.carbon.http import Service
 from joulery.adapters.carbon.replay import Scripted
 from joulery.adapters.carbon.uk import UkCarbon
 from joulery.adapters.carbon.watttime import WattTime
-from joulery.domain.carbon import CarbonSeries, Signal
+from joulery.domain.energy.carbon import CarbonSeries, Signal
+from joulery.domain.energy.fill import FillRule
 from joulery.domain.errors import JouleryError
-from joulery.domain.fill import FillRule
 
 RULES = ("error", "gap", "previous:2h", "linear:90min")
 quick = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from joulery.domain.dispatch import MAX_ATTEMPTS, Dispatcher, Server, Ticket
+from joulery.domain.serving.dispatch import MAX_ATTEMPTS, Dispatcher, Server, Ticket
 
 VARIANTS = ["small", "large"]
 BOUND = 3

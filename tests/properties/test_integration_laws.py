@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from joulery.accounting.charge import BusyTimes, IdleRule, Share, charge, split
 from joulery.accounting.integrate import integrate
 from joulery.accounting.steps import power_steps
-from joulery.domain.carbon import CarbonSeries
-from joulery.domain.footprint import Footprint
-from joulery.domain.power import PowerTrace, ReadingKind
+from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.energy.footprint import Footprint
+from joulery.domain.energy.power import PowerTrace, ReadingKind
 from tests.accounting import oracle
 from tests.accounting.strategies import WINDOW_S, intensities, traces
 

@@ -5,14 +5,14 @@ import random
 import pytest
 
 from joulery.domain.errors import InfeasibleError
-from joulery.domain.provision import Arrivals, Workload
-from joulery.domain.serving import Slo
+from joulery.domain.gpu.provisioning import Arrivals, Workload
+from joulery.domain.serving.service import Slo
 from joulery.perf.catalog import profile
 from joulery.perf.catalog.synthetic_t4 import synthetic_t4
-from joulery.policies.provision.planner import provision
-from joulery.policies.provision.predict import GpuType, predict, violations_of
-from joulery.policies.provision.replan import difference, follow, running_of
-from joulery.policies.provision.rules import Accounting, Rules
+from joulery.policies.placement.provisioning.planner import provision
+from joulery.policies.placement.provisioning.predict import GpuType, predict, violations_of
+from joulery.policies.placement.provisioning.replan import difference, follow, running_of
+from joulery.policies.placement.provisioning.rules import Accounting, Rules
 
 V100 = GpuType("V100", profile("v100"), 3.06)
 TYPES = ([V100], [GpuType("V100", profile("v100-calibrated"), 3.06)], [GpuType("T4", synthetic_t4(2.06), 0.526)])

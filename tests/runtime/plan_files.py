@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from joulery.perf.interference import GpuCoefficients, InterferenceProfile, ModelCoefficients
-from joulery.perf.interference_document import as_document
+from joulery.perf.interference.document import as_document
+from joulery.perf.interference.model import GpuCoefficients, InterferenceProfile, ModelCoefficients
 
 CORE = GpuCoefficients("core", 1000.0, 1000.0, 0.0, 1e9, -0.001, 0.0, 0.0, 10.0)
 """A CPU core as a GPU type: no transfers, no power cap, shares in steps of 10 %."""

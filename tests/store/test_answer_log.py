@@ -5,7 +5,7 @@ import stat
 import pytest
 
 from joulery.domain.errors import CapabilityError, DataError
-from joulery.runtime.text.length_training import read_answers
+from joulery.runtime.llm.predictor_training import read_answers
 from joulery.store.answer_log import AnswerLog, read_answer_log
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joulery.domain.carbon import Scope, Signal
+from joulery.domain.energy.carbon import Scope, Signal
 from joulery.domain.errors import CapabilityError, ConfigError, DataError, JouleryError
 from joulery.domain.quality import Quality
 from joulery.store import database

@@ -3,10 +3,10 @@ import sqlite3
 import numpy as np
 import pytest
 
-from joulery.domain.clock_profile import ClockProfile, ScoredOperator
 from joulery.domain.errors import DataError
-from joulery.domain.operators import OperationCost
+from joulery.domain.gpu.clock_profile import ClockProfile, ScoredOperator
 from joulery.domain.quality import Quality
+from joulery.domain.trace.operators import OperationCost
 from joulery.store.scores import MIGRATIONS, ScoreDatabase, ScoreEntry
 
 CLOCKS = np.array([500.0, 1000.0])

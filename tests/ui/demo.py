@@ -4,11 +4,11 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from joulery.domain.carbon import Scope, Signal
 from joulery.domain.decisions import Decision
-from joulery.domain.footprint import Footprint, Part
+from joulery.domain.energy.carbon import Scope, Signal
+from joulery.domain.energy.footprint import Footprint, Part
 from joulery.domain.quality import Quality
-from joulery.domain.timeline import (
+from joulery.domain.serving.timeline import (
     CarbonBasis,
     CarbonLabel,
     Charge,
@@ -20,9 +20,9 @@ from joulery.domain.timeline import (
     SiteLabel,
     Tick,
 )
-from joulery.store.footprints import footprint_to_dict
-from joulery.store.run import create_run
-from joulery.store.timeline import log_decision, log_tick, write_site, write_ticks
+from joulery.store.run.directory import create_run
+from joulery.store.run.footprints import footprint_to_dict
+from joulery.store.run.timeline import log_decision, log_tick, write_site, write_ticks
 
 START_S = 1_790_000_000.0
 VARIANTS = (("lite0", 0.751), ("lite1", 0.768), ("lite2", 0.776))

@@ -9,7 +9,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 
-from joulery.domain.timeline import NowSnapshot
+from joulery.domain.serving.timeline import NowSnapshot
 from joulery.ui.dashboard import dashboard_routes
 
 

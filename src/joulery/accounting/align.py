@@ -1,8 +1,8 @@
 """Align what ran with what was drawn: joules by operation, device and phase, and the rest kept apart.
 
-Input is an :class:`~joulery.domain.events.EventTrace` and the power of its devices; output a
-:class:`~joulery.domain.tef.TensorFootprint` whose parts add up to the meter. Source: Smaragdine (ICSE'24), sections
-3.2-3.3, with the corrections its Algorithms 1 and 2 need (docs/papers/smaragdine.md lists them).
+Input is an :class:`~joulery.domain.trace.events.EventTrace` and the power of its devices; output a
+:class:`~joulery.domain.energy.tensor_footprint.TensorFootprint` whose parts add up to the meter. Source: Smaragdine
+(ICSE'24), sections 3.2-3.3, with the corrections its Algorithms 1 and 2 need (docs/papers/smaragdine.md lists them).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from joulery.accounting.regression import regress, why_not
 from joulery.accounting.session import Session, session, unions
 from joulery.accounting.steps import NS_PER_S
 from joulery.domain.arrays import IntArray
-from joulery.domain.carbon import CarbonSeries
+from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.energy.tensor_footprint import DeviceEnergy, TensorFootprint
 from joulery.domain.errors import DataError
-from joulery.domain.events import EventTrace
 from joulery.domain.quality import weakest
-from joulery.domain.tef import DeviceEnergy, TensorFootprint
+from joulery.domain.trace.events import EventTrace
 
 Multiplicity = Literal["events", "set"]
 Estimator = Literal["recency", "regression"]

@@ -17,10 +17,10 @@ import numpy.typing as npt
 from joulery.accounting.integrate import Grid, Metered, footprint, grid_over
 from joulery.accounting.steps import NS_PER_S, energy_by_bin
 from joulery.domain.arrays import FloatArray, IntArray, readonly
-from joulery.domain.carbon import CarbonSeries
+from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.energy.footprint import Footprint
+from joulery.domain.energy.power import Channel, PowerTrace
 from joulery.domain.errors import DataError
-from joulery.domain.footprint import Footprint
-from joulery.domain.power import Channel, PowerTrace
 
 
 class Share(StrEnum):

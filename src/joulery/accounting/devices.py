@@ -10,7 +10,7 @@ import numpy as np
 from joulery.accounting.charge import BusyTimes
 from joulery.accounting.integrate import Metered
 from joulery.accounting.steps import PowerSteps
-from joulery.domain.events import EventTrace, with_devices
+from joulery.domain.trace.events import EventTrace, with_devices
 
 _ACCELERATORS = ("cuda:", "hip:", "rocm:")
 _HOSTS = ("cpu", "host")

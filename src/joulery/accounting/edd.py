@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from joulery.domain.events import SELF
-from joulery.domain.tef import TensorFootprint
+from joulery.domain.energy.tensor_footprint import TensorFootprint
+from joulery.domain.trace.events import SELF
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ import numpy as np
 
 from joulery.accounting.steps import NS_PER_S, PowerSteps, energy_by_bin, power_steps, to_ns
 from joulery.domain.arrays import BoolArray, FloatArray, IntArray
-from joulery.domain.carbon import CarbonSeries
+from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.energy.footprint import Footprint, Part, merge_parts
+from joulery.domain.energy.power import Channel, PowerTrace
 from joulery.domain.errors import DataError
-from joulery.domain.footprint import Footprint, Part, merge_parts
-from joulery.domain.power import Channel, PowerTrace
 from joulery.domain.quality import Quality, weakest
 
 JOULES_PER_KWH = 3.6e6

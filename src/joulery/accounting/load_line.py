@@ -10,7 +10,7 @@ from joulery.accounting.charge import BusyTimes
 from joulery.accounting.integrate import Metered
 from joulery.accounting.steps import NS_PER_S, energy_by_bin
 from joulery.domain.arrays import FloatArray, IntArray
-from joulery.domain.power import Channel, PowerTrace
+from joulery.domain.energy.power import Channel, PowerTrace
 
 _COVERED_RATIO = 0.99
 """A bin with less of its time covered by readings tells nothing about its power."""

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from joulery.accounting.integrate import JOULES_PER_KWH
 from joulery.domain.arrays import FloatArray
-from joulery.domain.carbon import CarbonSeries
 from joulery.domain.cluster import PastJob
+from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.errors import ConfigError
 from joulery.domain.quality import Quality
 

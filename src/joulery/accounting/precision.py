@@ -15,9 +15,9 @@ from enum import StrEnum
 import numpy as np
 
 from joulery.accounting.steps import NS_PER_S
+from joulery.domain.energy.power import PowerTrace
+from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.errors import DataError
-from joulery.domain.power import PowerTrace
-from joulery.domain.tef import TensorFootprint
 
 
 class Sight(StrEnum):

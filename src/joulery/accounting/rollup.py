@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from joulery.domain.energy.footprint import Footprint, Part
+from joulery.domain.energy.rollup import Row
 from joulery.domain.errors import DataError
-from joulery.domain.footprint import Footprint, Part
 from joulery.domain.quality import Quality, weakest
-from joulery.domain.rollup import Row
-from joulery.domain.timeline import Tick
+from joulery.domain.serving.timeline import Tick
 
 _LONGEST_S = 100 * 366 * 86400.0
 IDLE = "idle"

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from joulery.domain.arrays import FloatArray, IntArray
+from joulery.domain.energy.tensor_footprint import DeviceEnergy, TensorFootprint
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import weakest
-from joulery.domain.tef import DeviceEnergy, TensorFootprint
 
 SIMILAR = re.compile(r"^(layer|layers|h|block|blocks)[._/]?\d+$")
 """Components that are one of several layers alike (Smaragdine, Definition 3.5, for whole components)."""

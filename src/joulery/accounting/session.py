@@ -8,8 +8,8 @@ import numpy as np
 
 from joulery.domain.arrays import BoolArray, IntArray
 from joulery.domain.errors import DataError
-from joulery.domain.events import NO_LANE, EventTrace
-from joulery.domain.nesting import exclusive_pieces
+from joulery.domain.trace.events import NO_LANE, EventTrace
+from joulery.domain.trace.nesting import exclusive_pieces
 
 _ACCELERATORS = frozenset({"gpu", "cuda", "hip", "rocm", "tpu", "xpu", "npu", "hpu", "mps"})
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from joulery.domain.arrays import FloatArray, IntArray
+from joulery.domain.energy.power import PowerTrace, ReadingKind
 from joulery.domain.errors import DataError
-from joulery.domain.power import PowerTrace, ReadingKind
 
 NS_PER_S = 1_000_000_000
 

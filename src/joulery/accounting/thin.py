@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from joulery.domain.quality import weakest
-from joulery.domain.timeline import ServiceTick, Tick
+from joulery.domain.serving.timeline import ServiceTick, Tick
 
 
 def thin(ticks: Sequence[Tick], limit: int) -> tuple[Tick, ...]:

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from joulery.config.problem import problem
-from joulery.config.quantity import PerSecondOrZero, SecondsOrZero
-from joulery.config.section import InputFile, Section, Text
+from joulery.config.parsing.problem import problem
+from joulery.config.parsing.quantity import PerSecondOrZero, SecondsOrZero
+from joulery.config.parsing.section import InputFile, Section, Text
 
 
 class ConstantArrivals(Section):

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from joulery.config.problem import problem
-from joulery.config.quantity import INTENSITY, GramsPerKwh, Ratio, Seconds, parse_quantity
-from joulery.config.section import InputFile, Name, Section, Text
-from joulery.domain.carbon import Scope, Signal
+from joulery.config.parsing.problem import problem
+from joulery.config.parsing.quantity import INTENSITY, GramsPerKwh, Ratio, Seconds, parse_quantity
+from joulery.config.parsing.section import InputFile, Name, Section, Text
+from joulery.domain.energy.carbon import Scope, Signal
+from joulery.domain.energy.fill import Fill, FillRule
 from joulery.domain.errors import ConfigError
-from joulery.domain.fill import Fill, FillRule
 
 
 def _fill_rule(value: str) -> str:

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from joulery.config.problem import problem
-from joulery.config.quantity import Megahertz, Ratio, Seconds
-from joulery.config.section import InputFile, Name, Section
-from joulery.domain.serving import Slice, SliceKind
+from joulery.config.parsing.problem import problem
+from joulery.config.parsing.quantity import Megahertz, Ratio, Seconds
+from joulery.config.parsing.section import InputFile, Name, Section
+from joulery.domain.serving.service import Slice, SliceKind
 
 GpuId = Annotated[int, Field(ge=0, le=255)] | Annotated[str, StringConstraints(pattern=r"^(GPU|MIG)-[0-9A-Za-z/-]+$")]
 """A GPU by its index or its UUID."""

@@ -7,10 +7,10 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from joulery.config.devices import ClockConfig, GpuDeviceConfig
+from joulery.config.parsing.problem import problem
+from joulery.config.parsing.section import Section
 from joulery.config.plan import GpuConfig
-from joulery.config.problem import problem
-from joulery.config.section import Section
-from joulery.domain.serving import Slice, SliceKind
+from joulery.domain.serving.service import Slice, SliceKind
 
 
 class CpuConfig(Section):

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from joulery.config.carbon import Url, Variable
-from joulery.config.problem import problem
-from joulery.config.quantity import Ratio, Seconds, Watts
-from joulery.config.section import Name, OutputPath, Section, Text
+from joulery.config.parsing.problem import problem
+from joulery.config.parsing.quantity import Ratio, Seconds, Watts
+from joulery.config.parsing.section import Name, OutputPath, Section, Text
 
 
 class SlotsConfig(Section):

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from joulery.config.loadgen import TextLoad
-from joulery.config.problem import problem
-from joulery.config.quantity import Seconds, SecondsOrZero
-from joulery.config.section import InputFile, InputFolder, Name, OutputPath, Section, Text
+from joulery.config.parsing.problem import problem
+from joulery.config.parsing.quantity import Seconds, SecondsOrZero
+from joulery.config.parsing.section import InputFile, InputFolder, Name, OutputPath, Section, Text
 from joulery.config.services import SloConfig
-from joulery.domain.generation import Dialect
+from joulery.domain.serving.generation import Dialect
 
 
 class LlamaEngineConfig(Section):

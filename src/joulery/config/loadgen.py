@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from joulery.config.problem import problem
-from joulery.config.quantity import PerSecond, Ratio, Seconds
-from joulery.config.section import InputFile, InputFolder, Name, Section
+from joulery.config.parsing.problem import problem
+from joulery.config.parsing.quantity import PerSecond, Ratio, Seconds
+from joulery.config.parsing.section import InputFile, InputFolder, Name, Section
 
 
 class LoadBase(Section):

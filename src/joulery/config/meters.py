@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from joulery.config.problem import problem
-from joulery.config.quantity import Ratio, Seconds, Watts
-from joulery.config.section import Section
+from joulery.config.parsing.problem import problem
+from joulery.config.parsing.quantity import Ratio, Seconds, Watts
+from joulery.config.parsing.section import Section
 
 MeterName = Literal["rapl", "nvml", "cpu-model"]
 

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from joulery.config.arrivals import PlannedArrivals, PoissonArrivals
-from joulery.config.quantity import Bytes, BytesPerSecond, Ratio, Seconds, UsdPerHour, Watts
-from joulery.config.section import InputFile, Name, Section
+from joulery.config.parsing.quantity import Bytes, BytesPerSecond, Ratio, Seconds, UsdPerHour, Watts
+from joulery.config.parsing.section import InputFile, Name, Section
 
 
 class GpuConfig(Section):

@@ -10,12 +10,12 @@ from joulery.config.arrivals import PlannedArrivals, RateStep, increasing
 from joulery.config.devices import GpuId
 from joulery.config.fleet import CpuConfig
 from joulery.config.loadgen import LoadConfig
-from joulery.config.problem import problem
-from joulery.config.quantity import Bytes, GramsPerKwhAboveZero, PerSecond, Ratio, Seconds
-from joulery.config.section import InputFile, Name, Section, Text
+from joulery.config.parsing.problem import problem
+from joulery.config.parsing.quantity import Bytes, GramsPerKwhAboveZero, PerSecond, Ratio, Seconds
+from joulery.config.parsing.section import InputFile, Name, Section, Text
 from joulery.config.trials import TrialsConfig
 from joulery.domain.errors import ConfigError
-from joulery.domain.serving import ModelFamily, ModelVariant, Slo, SloScope
+from joulery.domain.serving.service import ModelFamily, ModelVariant, Slo, SloScope
 
 
 class OnnxModel(Section):

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from joulery.config.problem import problem
-from joulery.config.quantity import Seconds, SecondsOrZero
-from joulery.config.section import InputFile, Section, Text
+from joulery.config.parsing.problem import problem
+from joulery.config.parsing.quantity import Seconds, SecondsOrZero
+from joulery.config.parsing.section import InputFile, Section, Text
 
 
 def _check_address(value: str) -> str:

@@ -13,9 +13,9 @@ from joulery.config.jobs import JobsConfig
 from joulery.config.language import LanguageModelConfig
 from joulery.config.loadgen import LoadConfig
 from joulery.config.meters import MetersConfig
+from joulery.config.parsing.problem import problem
+from joulery.config.parsing.section import Name, Section
 from joulery.config.plan import PlanSection
-from joulery.config.problem import problem
-from joulery.config.section import Name, Section
 from joulery.config.services import ServiceConfig, unique
 from joulery.config.serving import ServingConfig
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from joulery.domain.carbon import CarbonSeries
 from joulery.domain.cluster import ClusterAction, ClusterSnapshot
 from joulery.domain.decisions import Step
-from joulery.domain.device import (
+from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.energy.power import Channel
+from joulery.domain.gpu.device import (
     ClockSetting,
     DeviceCapability,
     DeviceChange,
@@ -17,10 +18,16 @@ from joulery.domain.device import (
     MigSetting,
     MpsSetting,
 )
-from joulery.domain.engine import InferRequest, InferResponse, QueuedRequest, ReplicaSpec, ReplicaView, Transition
-from joulery.domain.power import Channel
-from joulery.domain.serving import Slice
-from joulery.domain.tracing import Steps, TracedSession
+from joulery.domain.serving.engine import (
+    InferRequest,
+    InferResponse,
+    QueuedRequest,
+    ReplicaSpec,
+    ReplicaView,
+    Transition,
+)
+from joulery.domain.serving.service import Slice
+from joulery.domain.trace.tracing import Steps, TracedSession
 
 S = TypeVar("S")
 O_contra = TypeVar("O_contra", contravariant=True)

@@ -1,9 +1,9 @@
 """What the same requests would have cost under another layout: replayed, calibrated, with an interval.
 
-The same arrivals are played through the queue twice (:mod:`~joulery.perf.queueing`): once with the layouts that really
-ran, once with the baseline's. The first has a measured counterpart, so the model's own error is known and reported.
-The second has none; its cost is corrected by what was seen of its variant in the same run, live cost over modelled
-cost. Where the variant was never seen live, the corrections of the others bound it.
+The same arrivals are played through the queue twice (:mod:`~joulery.perf.queues.pull_queue`): once with the layouts
+that really ran, once with the baseline's. The first has a measured counterpart, so the model's own error is known and
+reported. The second has none; its cost is corrected by what was seen of its variant in the same run, live cost over
+modelled cost. Where the variant was never seen live, the corrections of the others bound it.
 
 docs/how-savings-are-computed.md says what could fool this.
 """
@@ -18,8 +18,8 @@ import numpy as np
 
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import DataError
-from joulery.domain.profile import SliceProfile
-from joulery.perf.queueing import Replay, replay, uniform_draws
+from joulery.domain.serving.profile import SliceProfile
+from joulery.perf.queues.pull_queue import Replay, replay, uniform_draws
 
 FEWEST_SEEN = 30
 """A variant answered fewer requests than this: its live cost says nothing."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from joulery.domain.layout import Layout
-from joulery.domain.profile import Profile, SliceProfile
-from joulery.perf.queueing import capacity_rps, poisson_arrivals, replay, uniform_draws
+from joulery.domain.gpu.layout import Layout
+from joulery.domain.serving.profile import Profile, SliceProfile
+from joulery.perf.queues.pull_queue import capacity_rps, poisson_arrivals, replay, uniform_draws
 
 SATURATION_RATIO = 0.95
 """Above this share of the capacity the queue has no useful steady state within a planning period: not predicted."""

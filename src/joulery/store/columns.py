@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from joulery.domain.arrays import FloatArray, readonly
 from joulery.domain.errors import DataError
-from joulery.store.series import read_series
+from joulery.store.run.series import read_series
 
 
 @dataclass(frozen=True, slots=True)

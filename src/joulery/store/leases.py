@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from joulery.domain.device import Lease, Owner, lease_as_dict, lease_from_dict
 from joulery.domain.errors import CapabilityError, DataError
+from joulery.domain.gpu.device import Lease, Owner, lease_as_dict, lease_from_dict
 from joulery.store.files import disk_errors, write_atomically
 
 _START_TICKS = 22

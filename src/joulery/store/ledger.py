@@ -13,10 +13,10 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from joulery.domain.carbon import Scope, Signal
+from joulery.domain.energy.carbon import Scope, Signal
+from joulery.domain.energy.rollup import Row
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import Quality, weakest
-from joulery.domain.rollup import Row
 from joulery.store.database import Database, DatabaseKind
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (

@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from joulery.domain.clock_profile import ClockProfile
 from joulery.domain.errors import DataError
+from joulery.domain.gpu.clock_profile import ClockProfile
 from joulery.domain.quality import Quality
 from joulery.store.database import Database, DatabaseKind
 

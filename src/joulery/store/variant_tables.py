@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from joulery.domain.errors import DataError
-from joulery.domain.mig import A100_40GB, MigMenu
-from joulery.domain.variant_table import TableEntry, VariantTable
+from joulery.domain.gpu.mig import A100_40GB, MigMenu
+from joulery.domain.serving.variant_table import TableEntry, VariantTable
 from joulery.store.columns import Row, read_rows
 
 _COLUMNS = ("mean_interarrival_s", "partition_code", "models", "accuracy_pct", "p95_ms", "energy_j_per_request")

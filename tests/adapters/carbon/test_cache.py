@@ -10,7 +10,7 @@ import pytest
 
 from joulery.adapters.carbon.cache import Cached, cache_folder
 from joulery.adapters.carbon.series import Meaning, Reading, assemble
-from joulery.domain.carbon import CarbonSeries, Scope, Signal
+from joulery.domain.energy.carbon import CarbonSeries, Scope, Signal
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality
 

@@ -5,9 +5,9 @@ import pytest
 
 from joulery.adapters.carbon.fill import Filled, Place, complete
 from joulery.adapters.carbon.replay import Scripted
-from joulery.domain.carbon import CarbonSeries
+from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.energy.fill import Fill, FillRule
 from joulery.domain.errors import CapabilityError, DataError, StaleDataError
-from joulery.domain.fill import Fill, FillRule
 
 NAN = math.nan
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from joulery.adapters.carbon.replay import Replay, Scripted
-from joulery.domain.carbon import CarbonSeries, Scope
+from joulery.domain.energy.carbon import CarbonSeries, Scope
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import Quality
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from joulery.adapters.carbon.series import Meaning, Reading, assemble, window
-from joulery.domain.carbon import CarbonSeries, Scope, Signal
+from joulery.domain.energy.carbon import CarbonSeries, Scope, Signal
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality
 

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from joulery.adapters.carbon.stated import FACTORS_G_PER_KWH, Stated, own_supply
-from joulery.domain.carbon import Scope, Signal
+from joulery.domain.energy.carbon import Scope, Signal
 from joulery.domain.errors import ConfigError
 from joulery.domain.quality import Quality
 

@@ -9,7 +9,7 @@ import pytest
 from joulery.adapters.carbon.file import read_carbon_file
 from joulery.adapters.carbon.timestamps import instant_s
 from joulery.adapters.carbon.typical import TypicalDay, table
-from joulery.domain.carbon import Scope, Signal
+from joulery.domain.energy.carbon import Scope, Signal
 from joulery.domain.errors import ConfigError
 from joulery.domain.quality import Quality
 from tests.data_folder import data_folder

@@ -7,7 +7,7 @@ import pytest
 
 from joulery.adapters.carbon.timestamps import instant_s, iso_utc
 from joulery.adapters.carbon.watttime import WattTime, default_service
-from joulery.domain.carbon import Scope, Signal
+from joulery.domain.energy.carbon import Scope, Signal
 from joulery.domain.errors import CapabilityError, DataError
 from joulery.domain.quality import Quality
 from tests.adapters.carbon.local import Answer, Local, Question, served

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from joulery.adapters.devices.cpufreq import GRANT, CpufreqClock
-from joulery.domain.device import ClockSetting
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError
+from joulery.domain.gpu.device import ClockSetting
 from tests.fakes.cpufreq import KernelFiles, cpufreq_tree, settings
 
 

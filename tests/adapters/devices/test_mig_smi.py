@@ -15,8 +15,8 @@ import pytest
 from joulery.adapters.devices.mig_smi import GRANT, SmiMig, smi_command
 from joulery.adapters.devices.nvidia_board import open_board
 from joulery.adapters.devices.nvidia_mig import NvidiaMig
-from joulery.domain.device import MigSetting
 from joulery.domain.errors import ActuationError, CapabilityError
+from joulery.domain.gpu.device import MigSetting
 from tests.fakes.mps import PATH
 from tests.fakes.nvml import STATE, NvmlFake, gpu
 from tests.fakes.path import nvidia_smi

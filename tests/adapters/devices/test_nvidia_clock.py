@@ -8,8 +8,8 @@ import pynvml
 import pytest
 
 from joulery.adapters.devices.nvidia_clock import NvidiaClock
-from joulery.domain.device import ClockSetting
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError
+from joulery.domain.gpu.device import ClockSetting
 from tests.fakes.nvml import NvmlFake, gpu
 
 A100 = "NVIDIA A100-SXM4-40GB"

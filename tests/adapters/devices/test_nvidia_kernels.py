@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulery.adapters.devices.nvidia_kernels import Kernel, NsightCompute, nsight_compute, parse
-from joulery.adapters.engines import once
-from joulery.domain.engine import ModelRef
+from joulery.adapters.engines.embedded import once
 from joulery.domain.errors import CapabilityError, DataError, JouleryError
+from joulery.domain.serving.engine import ModelRef
 from joulery.runtime.profiling.kernels import KernelCount, count_kernels
 
 NCU = Path(__file__).resolve().parents[2] / "fakes/ncu"

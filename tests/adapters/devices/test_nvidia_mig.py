@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joulery.adapters.devices.nvidia_mig import ASSUMED_STEP_S, NvidiaMig
-from joulery.domain.device import MigSetting
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, DataError
-from joulery.domain.mig import A30_24GB, A100_40GB, H100_80GB, H200_141GB, MENUS
+from joulery.domain.gpu.device import MigSetting
+from joulery.domain.gpu.mig import A30_24GB, A100_40GB, H100_80GB, H200_141GB, MENUS
 from tests.fakes.nvml import NvmlFake, gpu
 
 A100 = "NVIDIA A100-SXM4-40GB"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from joulery.adapters.devices.nvidia_mps import NvidiaMps
-from joulery.domain.device import MpsSetting
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError
+from joulery.domain.gpu.device import MpsSetting
 from tests.fakes.mps import daemon, no_daemon_left, on_path, serve
 from tests.fakes.nvml import NvmlFake, gpu
 

@@ -8,9 +8,9 @@ import numpy as np
 import psutil
 import pytest
 
-from joulery.adapters.engines.local import LocalEngine, LocalSettings
-from joulery.domain.engine import InferRequest, InferResponse, ModelKind, ModelRef, ReplicaSpec
-from joulery.domain.serving import Slice, SliceKind
+from joulery.adapters.engines.embedded.engine import LocalEngine, LocalSettings
+from joulery.domain.serving.engine import InferRequest, InferResponse, ModelKind, ModelRef, ReplicaSpec
+from joulery.domain.serving.service import Slice, SliceKind
 
 CORE = Slice(SliceKind.CPU, cores=1)
 

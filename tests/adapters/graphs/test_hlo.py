@@ -6,7 +6,7 @@ import pytest
 
 from joulery.adapters.graphs.hlo import read_hlo
 from joulery.domain.errors import DataError
-from joulery.perf.operator_costs import operator_costs
+from joulery.perf.power.operator_costs import operator_costs
 from tests.data_folder import data_folder
 
 LOOP = """HloModule jit_generate, is_scheduled=true, entry_computation_layout={(f32[4,8]{1,0})->f32[4,8]{1,0}}

@@ -7,8 +7,8 @@ import pytest
 
 from joulery.adapters.graphs.onnx import read_onnx
 from joulery.domain.errors import DataError
-from joulery.domain.operators import OperatorKind
-from joulery.perf.operator_costs import operator_costs
+from joulery.domain.trace.operators import OperatorKind
+from joulery.perf.power.operator_costs import operator_costs
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'joulery[vision]'")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402

@@ -8,8 +8,8 @@ import pytest
 
 from joulery.adapters.graphs.torch_export import read_torch_export
 from joulery.domain.errors import DataError
-from joulery.domain.operators import OperatorKind
-from joulery.perf.operator_costs import operator_costs
+from joulery.domain.trace.operators import OperatorKind
+from joulery.perf.power.operator_costs import operator_costs
 
 EXPORTED = json.loads((Path(__file__).parent / "exported.json").read_text())
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from joulery.adapters.graphs.torch_export import read_torch_export
-from joulery.domain.operators import OperatorKind
-from joulery.perf.operator_costs import operator_costs
+from joulery.domain.trace.operators import OperatorKind
+from joulery.perf.power.operator_costs import operator_costs
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'joulery[torch]'")
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from joulery.adapters.meters.cpu_model import DEFAULT, CpuModelMeter, CpuPower, cpu_power, open_cpu_model
 from joulery.adapters.meters.cputimes import open_cpu_times
-from joulery.domain.channel import ReadingKind
+from joulery.domain.energy.channel import ReadingKind
 from joulery.domain.errors import ConfigError
 from joulery.domain.quality import Quality
 from tests.adapters.meters.proc import GENOA, Machine

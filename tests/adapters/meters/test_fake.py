@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulery.adapters.meters.fake import FakeMeter, Script
-from joulery.domain.channel import ReadingKind
+from joulery.domain.energy.channel import ReadingKind
 from joulery.domain.errors import ConfigError
 from joulery.domain.quality import Quality
 

@@ -9,7 +9,7 @@ import pytest
 from joulery.adapters import nvidia
 from joulery.adapters.meters import nvml as module
 from joulery.adapters.meters.nvml import open_nvml, sees_host_processes
-from joulery.domain.channel import ReadingKind
+from joulery.domain.energy.channel import ReadingKind
 from joulery.domain.errors import CapabilityError
 from joulery.domain.quality import Quality
 from tests.adapters.meters.nvml_fake import FakeBoard, FakeNvml, error

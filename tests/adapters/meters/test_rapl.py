@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from joulery.adapters.meters.rapl import GRANT, open_rapl
-from joulery.domain.channel import ReadingKind
+from joulery.domain.energy.channel import ReadingKind
 from joulery.domain.errors import CapabilityError
 from joulery.domain.quality import Quality
 from tests.adapters.meters.powercap import Powercap

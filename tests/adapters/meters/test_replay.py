@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from joulery.adapters.meters import replay
 from joulery.adapters.meters.replay import ReplayMeter, open_replay
-from joulery.domain.channel import ReadingKind
+from joulery.domain.energy.channel import ReadingKind
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality
-from joulery.store.series import write_series
+from joulery.store.run.series import write_series
 
 
 class Clock:

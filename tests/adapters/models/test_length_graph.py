@@ -5,13 +5,13 @@ import pytest
 
 from joulery.adapters.models import minilm
 from joulery.adapters.models.length_graph import LengthGraph, build
+from joulery.app.wiring import length_predictor as length_guess
+from joulery.app.wiring.prompt_encoder import prompt_encoder
 from joulery.domain.errors import CapabilityError, DataError
-from joulery.perf.length_model import AnswerLengths, fit_lengths
-from joulery.perf.prompt_features import FEATURES, feature_rows
-from joulery.runtime.compose import length_guess
-from joulery.runtime.compose.prompt_encoder import prompt_encoder
-from joulery.runtime.text import length_files as lf
-from joulery.runtime.text import length_training as lt
+from joulery.perf.lengths.kernel_ridge import AnswerLengths, fit_lengths
+from joulery.perf.lengths.prompt_features import FEATURES, feature_rows
+from joulery.runtime.llm import predictor_files as lf
+from joulery.runtime.llm import predictor_training as lt
 
 PROMPTS = [
     f"{ask} {thing}" for ask in ("Name", "Explain in detail", "Is it", "List ten") for thing in "abcdefghijklmno"

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from joulery.adapters.models import minilm, minilm_distil
 from joulery.adapters.models.minilm_distil import DistilRecipe, Lesson, distil
+from joulery.app.wiring.length_predictor import kept_predictor
 from joulery.domain.errors import CapabilityError, ConfigError
-from joulery.runtime.compose.length_guess import kept_predictor
 from joulery.ui.cli import main
-from tests.runtime.text.test_length_training import PROMPTS, answers, write
+from tests.runtime.llm.test_predictor_training import PROMPTS, answers, write
 
 RECIPE = DistilRecipe(layers=1, epochs=2, pieces=1)
 SCORES = np.random.default_rng(0).normal(size=(40, 3))

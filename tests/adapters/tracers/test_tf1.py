@@ -12,8 +12,8 @@ from joulery.accounting.align import align
 from joulery.accounting.integrate import Metered
 from joulery.accounting.steps import PowerSteps
 from joulery.adapters.tracers.tf1 import read_tf1
+from joulery.domain.energy.power import Channel, ReadingKind
 from joulery.domain.errors import DataError
-from joulery.domain.power import Channel, ReadingKind
 from joulery.domain.quality import Quality
 from tests.data_folder import data_folder
 

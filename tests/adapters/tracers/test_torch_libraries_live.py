@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from joulery.adapters.tracers.torch import TorchTracer
-from joulery.domain.tracing import Steps, TracedSession
+from joulery.domain.trace.tracing import Steps, TracedSession
 from tests.adapters.tracers.torch_products import products
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'joulery[torch]'")

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 
-from joulery.domain.tracing import TracedSession
+from joulery.domain.trace.tracing import TracedSession
 
 
 def products(session: TracedSession) -> Counter[tuple[str, str]]:

@@ -16,10 +16,10 @@ from typing import Any
 from joulery.accounting.align import align
 from joulery.accounting.integrate import Metered
 from joulery.accounting.steps import PowerSteps
-from joulery.domain.events import NO_LANE, EventTrace
-from joulery.domain.power import Channel, ReadingKind
+from joulery.domain.energy.power import Channel, ReadingKind
+from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.quality import Quality
-from joulery.domain.tef import TensorFootprint
+from joulery.domain.trace.events import NO_LANE, EventTrace
 from tests.golden.kinds import Case, Kind
 
 UNIT_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from joulery.policies.clocks import ClockRange, PartitionLatency, miad_step
+from joulery.policies.clocks.lowest_clock import ClockRange, PartitionLatency, miad_step
 from tests.golden.kinds import Case, Kind, list_of
 
 

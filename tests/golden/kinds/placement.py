@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from joulery.domain.errors import InfeasibleError
-from joulery.policies.placement import Partition, PlacementLimits, place_partitions, scatter
+from joulery.policies.placement.pipelines.by_sensitivity import Partition, PlacementLimits, place_partitions, scatter
 from tests.golden.kinds import Case, Kind, list_of
 
 ROUNDED = 1e-6  # the scatter of a case is written with six decimals

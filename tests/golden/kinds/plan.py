@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from joulery.domain.provision import Workload
-from joulery.domain.serving import Slo
+from joulery.domain.gpu.provisioning import Workload
+from joulery.domain.serving.service import Slo
 from joulery.perf.catalog import profile
-from joulery.policies.provision.igniter import plan
+from joulery.policies.placement.provisioning.igniter import plan
 from tests.golden.kinds import Case, Kind
 
 

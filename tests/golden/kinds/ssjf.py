@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from joulery.policies.ordering import Aging
-from joulery.sim.ordering_study import PredictedQueue
-from joulery.sim.single_server import by_queue
+from joulery.sim.queues.ordering_study import PredictedQueue
+from joulery.sim.queues.single_server import by_queue
 from tests.golden.kinds import Case, Kind, list_of
 
 TOLERANCE_S = 1e-6

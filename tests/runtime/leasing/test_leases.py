@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from joulery.adapters.devices.cpufreq import CpufreqClock
-from joulery.domain.device import ClockSetting, DeviceSpec
+from joulery.app.wiring.devices import open_device
 from joulery.domain.errors import ActuationError, CapabilityError, DataError
-from joulery.runtime.compose.devices import open_device
+from joulery.domain.gpu.device import ClockSetting, DeviceSpec
 from joulery.runtime.leasing.leases import LeaseHolder, Watchdog, take_back
 from joulery.store.leases import LeaseBook, lives, owner_of
 from tests.fakes.cpufreq import cpufreq_tree, settings
@@ -28,8 +28,8 @@ PATIENCE_S = 30.0
 
 HOLDER = """
 import json, os, signal, sys, time
-from joulery.domain.device import ClockSetting, DeviceSpec
-from joulery.runtime.compose.devices import open_device
+from joulery.domain.gpu.device import ClockSetting, DeviceSpec
+from joulery.app.wiring.devices import open_device
 from joulery.runtime.leasing.leases import LeaseHolder
 from joulery.store.leases import LeaseBook
 folder, kind, options, lasts_s, clock_mhz = sys.argv[1:]

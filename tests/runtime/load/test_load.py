@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joulery.domain.engine import EnergyShare
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import Quality
+from joulery.domain.serving.engine import EnergyShare
+from joulery.gateway.protocol import parse
 from joulery.runtime.load import LoadPlan, Outcomes, constant_times_s, poisson_times_s, read_outcomes, start
 from joulery.runtime.load.plan import MAX_REQUESTS, bodies_of, encode, read_bodies
 from joulery.runtime.load.sender import Sender
-from joulery.ui.gateway.protocol import parse
-from tests.ui.gateway.support import FakeEngine, serving
+from tests.gateway.support import FakeEngine, serving
 
 ROW = {"x": np.array([[1.0, 2.0]], np.float32)}
 

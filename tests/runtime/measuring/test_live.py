@@ -4,14 +4,14 @@ import time
 import numpy as np
 import pytest
 
-from joulery.domain.carbon import CarbonSeries
-from joulery.runtime.compose.meters import MeterSpec
-from joulery.runtime.measuring.evidence import read_evidence
+from joulery.app.wiring.meters import MeterSpec
+from joulery.domain.energy.carbon import CarbonSeries
 from joulery.runtime.measuring.live import LiveMeters
-from joulery.runtime.measuring.orders import Orders
+from joulery.runtime.measuring.readings import read_evidence
+from joulery.runtime.measuring.sampler_config import SamplerConfig
 from joulery.runtime.measuring.sampling import SamplerProcess
-from joulery.store.recordings import RecordingTail, read_recording
-from joulery.store.samples import SampleWriter
+from joulery.store.run.recordings import RecordingTail, read_recording
+from joulery.store.run.samples import SampleWriter
 
 HEADER = {"unix_ns": 1_700_000_000_000_000_000, "monotonic_ns": 1_000, "period_s": 0.1}
 
@@ -67,7 +67,7 @@ def sampler(folder, **changes) -> SamplerProcess:
         "max_cpu_ratio": 1.0,
         "meters": (MeterSpec("cpu-model", {"idle_w": 20.0, "max_w": 60.0, "band_ratio": 0.3}),),
     }
-    process = SamplerProcess.start(Orders(**{**fields, **changes}))
+    process = SamplerProcess.start(SamplerConfig(**{**fields, **changes}))
     process.wait_ready()
     return process
 

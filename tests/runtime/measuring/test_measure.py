@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 import joulery
-from joulery.domain.carbon import Signal
+from joulery.domain.energy.carbon import Signal
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.domain.quality import Quality
 from joulery.runtime.measuring.measure import MeasureWarning, instant_s
-from joulery.store.run import open_run
+from joulery.store.run.directory import open_run
 
 BURN = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass\n"
 

@@ -16,9 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from joulery.app.wiring.meters import MeterSpec
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
-from joulery.runtime.compose.meters import MeterSpec
-from joulery.runtime.measuring.orders import Orders
 from joulery.runtime.measuring.sampler import (
     HOUSEKEEPING_S,
     NS_PER_S,
@@ -28,9 +27,10 @@ from joulery.runtime.measuring.sampler import (
     clock_moved,
     sample_until,
 )
+from joulery.runtime.measuring.sampler_config import SamplerConfig
 from joulery.runtime.measuring.sampling import SamplerProcess
-from joulery.store.recordings import read_recordings
-from joulery.store.samples import SampleWriter
+from joulery.store.run.recordings import read_recordings
+from joulery.store.run.samples import SampleWriter
 
 MS = 1_000_000
 
@@ -218,17 +218,17 @@ def test_a_clock_that_was_set_is_noted(by_ns: int, says: str) -> None:
 
 def test_orders_survive_a_command_line() -> None:
     spec = MeterSpec("cpu-model", {"idle_w": 1.0, "max_w": 2.0})
-    orders = Orders("/x", 1, 2, True, 0.004, 0.03, (spec,), ("/g", True))
-    again = Orders.from_json(orders.to_json())
+    orders = SamplerConfig("/x", 1, 2, True, 0.004, 0.03, (spec,), ("/g", True))
+    again = SamplerConfig.from_json(orders.to_json())
     assert again.meters == (spec,)
     assert again.to_json() == orders.to_json()
-    assert Orders.from_json(Orders("/x", 1, 2, True, 0.004, 0.03).to_json()).meters is None
+    assert SamplerConfig.from_json(SamplerConfig("/x", 1, 2, True, 0.004, 0.03).to_json()).meters is None
 
 
 FAKE = (MeterSpec("fake", {"channels": [{"watts": [[0, 50]]}]}),)
 
 
-def orders(folder: Path, meters: tuple[MeterSpec, ...] | None = FAKE, **change: Any) -> Orders:
+def orders(folder: Path, meters: tuple[MeterSpec, ...] | None = FAKE, **change: Any) -> SamplerConfig:
     fields = {
         "folder": str(folder),
         "parent": os.getpid(),
@@ -238,7 +238,7 @@ def orders(folder: Path, meters: tuple[MeterSpec, ...] | None = FAKE, **change: 
         "max_cpu_ratio": 0.5,
         "meters": meters,
     }
-    return Orders(**{**fields, **change})
+    return SamplerConfig(**{**fields, **change})
 
 
 def started(folder: Path, **change: Any) -> SamplerProcess:
@@ -344,7 +344,7 @@ def test_one_that_is_not_ready_in_time_is_said(tmp_path: Path) -> None:
 
 PARENT = """
 import os, sys, time
-from joulery.runtime.measuring.orders import Orders
+from joulery.runtime.measuring.sampler_config import Orders
 from joulery.runtime.measuring.sampling import SamplerProcess
 text = sys.argv[1]
 fields = Orders.from_json(text)

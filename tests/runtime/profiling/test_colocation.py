@@ -8,8 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from joulery.adapters.engines.local import LocalEngine, LocalSettings
-from joulery.domain.engine import (
+from joulery.adapters.engines.embedded.engine import LocalEngine, LocalSettings
+from joulery.app.profiling.colocation import fitted
+from joulery.domain.errors import ConfigError, DataError
+from joulery.domain.serving.engine import (
     InferRequest,
     InferResponse,
     ModelKind,
@@ -21,11 +23,9 @@ from joulery.domain.engine import (
     RequestError,
     Transition,
 )
-from joulery.domain.errors import ConfigError, DataError
-from joulery.domain.tensors import TensorSpec
-from joulery.perf.interference import Neighbourhood, latency, solo
+from joulery.domain.serving.tensors import TensorSpec
+from joulery.perf.interference.model import Neighbourhood, latency, solo
 from joulery.runtime.profiling.colocation import Design, Instance, cpu_as_gpu, measure_together
-from joulery.ui.profile.colocation import fitted
 
 MODELS = {name: ModelRef(ModelKind.PYTHON, f"toys:{name}") for name in ("light", "heavy")}
 WORK_MS = {"light": 2.0, "heavy": 9.0}

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from joulery.accounting.charge import BusyTimes
-from joulery.config.reading import load
-from joulery.domain.channel import Channel, ReadingKind
+from joulery.app.serving.service import service_setup
+from joulery.app.wiring.meters import MeterSpec
+from joulery.config.parsing.reading import load
+from joulery.domain.energy.channel import Channel, ReadingKind
+from joulery.domain.energy.power import PowerTrace
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
-from joulery.domain.power import PowerTrace
 from joulery.domain.quality import Quality
-from joulery.runtime.compose.meters import MeterSpec
-from joulery.runtime.compose.service import service_setup
-from joulery.runtime.measuring.evidence import Evidence
+from joulery.runtime.measuring.readings import RunReadings
 from joulery.runtime.profiling import obtain as bench
 from joulery.runtime.profiling.obtain import (
     age_words,
@@ -78,7 +78,7 @@ async def test_what_a_kept_profile_depends_on(setup, monkeypatch):
 
 
 async def test_a_given_profile_must_know_every_variant_on_every_slice(tmp_path, setup):
-    from tests.runtime.compose.test_service import profile
+    from tests.app.serving.test_service import profile
 
     file = tmp_path / "p.json"
     write_profile(file, replace(profile(), entries=profile().entries[:-1]))
@@ -87,7 +87,7 @@ async def test_a_given_profile_must_know_every_variant_on_every_slice(tmp_path, 
 
 
 async def test_a_profile_that_cannot_be_kept_is_used_all_the_same(tmp_path, setup, monkeypatch):
-    from tests.runtime.compose.test_service import profile
+    from tests.app.serving.test_service import profile
 
     async def measured(*args, **options):
         return profile()
@@ -120,13 +120,13 @@ def test_a_damaged_profile_is_one_clear_error(tmp_path):
         read_profile(tmp_path / "none.json")
 
 
-def evidence(idle_w: float = float("nan")) -> Evidence:
+def evidence(idle_w: float = float("nan")) -> RunReadings:
     """Ten seconds of a machine whose power is 10 W + 5 W a busy core, load rising from 0 to 2 cores."""
     t_ns = 1_700_000_000_000_000_000 + np.arange(101) * 100_000_000
     cores = np.repeat(np.linspace(0, 2, 10), 10)
     channel = Channel("cpu:0", "package", ReadingKind.COUNTER, "rapl", Quality.MEASURED, idle_w=idle_w)
     trace = PowerTrace(channel, t_ns, np.concatenate([[0], np.cumsum(0.1 * (10 + 5 * cores))]), 0.1)
-    return Evidence((trace,), {"cpu:0": BusyTimes(t_ns, 0.1 * cores * 0.75, 0.1 * cores, 2)})
+    return RunReadings((trace,), {"cpu:0": BusyTimes(t_ns, 0.1 * cores * 0.75, 0.1 * cores, 2)})
 
 
 def test_the_power_line_of_recorded_evidence():
@@ -135,15 +135,17 @@ def test_the_power_line_of_recorded_evidence():
     assert others_cores == pytest.approx(0.25, abs=0.01)
     assert power_line(evidence(10.0))[0].idle_w == 10.0
     gpu = replace(evidence().traces[0].channel, device="gpu:0")
-    blind = Evidence((PowerTrace(gpu, evidence().traces[0].t_ns, evidence().traces[0].values, 0.1),), evidence().busy)
+    blind = RunReadings(
+        (PowerTrace(gpu, evidence().traces[0].t_ns, evidence().traces[0].values, 0.1),), evidence().busy
+    )
     with pytest.raises(DataError, match="no meter sees the power of the CPUs"):
         power_line(blind)
     with pytest.raises(DataError, match="no meter sees"):
-        power_line(Evidence(evidence().traces, {}))
+        power_line(RunReadings(evidence().traces, {}))
 
 
 def test_age_in_words():
-    from tests.runtime.compose.test_service import profile
+    from tests.app.serving.test_service import profile
 
     made = replace(profile(), created_s=1000.0)
     assert [age_words(made, 1000.0 + s) for s in (5, 61, 7200, 90000)] == [

@@ -5,7 +5,9 @@ from collections import Counter, deque
 import numpy as np
 import pytest
 
-from joulery.domain.engine import (
+from joulery.domain.errors import DataError
+from joulery.domain.quality import Quality
+from joulery.domain.serving.engine import (
     InferResponse,
     ModelKind,
     ModelRef,
@@ -15,11 +17,9 @@ from joulery.domain.engine import (
     RequestError,
     Transition,
 )
-from joulery.domain.errors import DataError
-from joulery.domain.profile import Profile
-from joulery.domain.quality import Quality
-from joulery.perf.power_line import PowerLine
-from joulery.policies.variants.spaces import cpu_slices
+from joulery.domain.serving.profile import Profile
+from joulery.perf.power.power_line import PowerLine
+from joulery.policies.serving.spaces import cpu_slices
 from joulery.runtime.profiling.slices import Plan, assemble, digest, machine, measure
 
 MODELS = {name: ModelRef(ModelKind.PYTHON, f"toys:{name}") for name in ("small", "large")}

@@ -11,17 +11,17 @@ from typing import Any
 import orjson
 import pytest
 
-from joulery.accounting.training import MeasureRules, Tally, Window
+from joulery.accounting.training_jobs import MeasureRules, Tally, Window
 from joulery.adapters.carbon.stated import Stated
 from joulery.config.site import Mode
 from joulery.domain.cluster import Hold, JobEnergy, JobState, Order, Release, Start, Stop
 from joulery.domain.errors import ActuationError, DataError
 from joulery.domain.quality import Quality
-from joulery.policies.training import Green
-from joulery.runtime.schedule.daemon import Rhythm, Scheduler, Tick, compact, release_all
-from joulery.runtime.schedule.drawn import SourceTotal
+from joulery.policies.training.green import Green
+from joulery.runtime.schedule.daemon import Scheduler, SchedulerTiming, Tick, compact, release_all
+from joulery.runtime.schedule.energy_delta import SourceTotal
 from joulery.runtime.schedule.intensity import Intensity
-from joulery.runtime.schedule.memory import Memory
+from joulery.runtime.schedule.state import Memory
 from joulery.store.journal import Journal
 from tests.runtime.schedule.fake_cluster import FakeCluster
 
@@ -46,7 +46,7 @@ class World:
         self.scheduler = Scheduler(
             self.cluster, self.policy, self.journal, self.cluster, grid,
             lambda kind, fields: self.log.append((kind, fields)), mode=self.mode,
-            rhythm=Rhythm(60.0, 5.0, MeasureRules(20.0, 5)),
+            rhythm=SchedulerTiming(60.0, 5.0, MeasureRules(20.0, 5)),
         )  # fmt: skip
 
     def crash(self) -> None:

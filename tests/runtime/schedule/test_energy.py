@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from joulery.domain.channel import Channel, ReadingKind
 from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobEnergy, JobState, Placement
+from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.quality import Quality
 from joulery.runtime.schedule.agent import AgentTimes, run_agent
 from joulery.runtime.schedule.energy import FirstOf, JobMeter, MachineShares, StatedPower

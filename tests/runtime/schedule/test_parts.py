@@ -12,16 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from joulery.accounting.training import Tally
-from joulery.domain.carbon import CarbonSeries
+from joulery.accounting.training_jobs import Tally
 from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState
+from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
-from joulery.policies.allocation import ClusterView
-from joulery.policies.training import Green
+from joulery.policies.training.allocation import ClusterView
+from joulery.policies.training.green import Green
 from joulery.runtime.schedule import run as running
 from joulery.runtime.schedule.intensity import Grid, Intensity
 from joulery.runtime.schedule.lock import SchedulerLock
-from joulery.runtime.schedule.memory import Memory
+from joulery.runtime.schedule.state import Memory
 from joulery.runtime.schedule.view import cluster_view
 from joulery.runtime.schedule.watchdog import take_over, watch
 from tests.runtime.schedule.fake_cluster import FakeCluster

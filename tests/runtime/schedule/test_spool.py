@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobEnergy, JobState
-from joulery.domain.device import Owner
+from joulery.domain.gpu.device import Owner
 from joulery.domain.quality import Quality
 from joulery.runtime.schedule import spool
 from joulery.runtime.schedule.spool import KEEP_S, SpoolReader, SpoolWriter, machine_id
@@ -328,15 +328,15 @@ def test_nothing_is_taken_while_a_file_cannot_be_read(tmp_path: Path, monkeypatc
     node.start(machine="another")
     node.draw(j1=5.0)
     node.start()
-    read_on = spool.Told.read_on
+    read_on = spool.SpoolFileState.read_on
 
-    def away(told: spool.Told, file: Path) -> str:
+    def away(told: spool.SpoolFileState, file: Path) -> str:
         if file.name == "g1.s2.jsonl":
             raise OSError(116, "Stale file handle")
         return read_on(told, file)
 
     with monkeypatch.context() as broken:
-        broken.setattr(spool.Told, "read_on", away)
+        broken.setattr(spool.SpoolFileState, "read_on", away)
         assert node.draw(j1=1.0)
     assert len(node.files) == 3
     assert fresh(tmp_path) == {1: 16.0}

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from joulery.accounting.charge import BusyTimes, IdleRule, charge
-from joulery.domain.channel import Channel, ReadingKind
-from joulery.domain.engine import Outcome, RequestRecord
-from joulery.domain.power import PowerTrace
+from joulery.domain.energy.channel import Channel, ReadingKind
+from joulery.domain.energy.power import PowerTrace
 from joulery.domain.quality import Quality
-from joulery.runtime.measuring.evidence import Evidence
+from joulery.domain.serving.engine import Outcome, RequestRecord
+from joulery.runtime.measuring.readings import RunReadings
 from joulery.runtime.serving.boards import OnBoards, of_boards
 
 START_S = 1_700_000_000
@@ -42,12 +42,12 @@ ASKED = [request(2.1), request(2.3), request(6.5)]
 ALONE = [OnBoards("photos", ("gpu:0",), 100.0)]
 
 
-def charged(evidence: Evidence):
+def charged(evidence: RunReadings):
     return charge(evidence.traces, evidence.busy, START_S, START_S + SECONDS, idle=IdleRule.WHOLE)
 
 
 def test_who_nobody_names_is_told_by_the_requests() -> None:
-    evidence, notes = of_boards(Evidence((board(),), {"gpu:0": told(0.0, 0.0)}), ALONE, ASKED)
+    evidence, notes = of_boards(RunReadings((board(),), {"gpu:0": told(0.0, 0.0)}), ALONE, ASKED)
     assert evidence.busy["gpu:0"].app_s == pytest.approx([0, 0, 0.4, 0, 0, 0, 0.2, 0, 0, 0])
     found = charged(evidence)
     assert found.run.attributed_j == pytest.approx(400.0), "what is above idle while requests ran"
@@ -57,14 +57,14 @@ def test_who_nobody_names_is_told_by_the_requests() -> None:
 
 
 def test_the_same_run_costs_the_same_where_the_driver_names_its_processes() -> None:
-    named, notes = of_boards(Evidence((board(),), {"gpu:0": told(1.0, 1.0)}), ALONE, ASKED)
+    named, notes = of_boards(RunReadings((board(),), {"gpu:0": told(1.0, 1.0)}), ALONE, ASKED)
     found = charged(named)
     assert (found.run.attributed_j, found.run.idle_j) == pytest.approx((400.0, 1000.0))
     assert notes == ()
 
 
 def test_what_the_driver_says_of_others_is_believed() -> None:
-    evidence, notes = of_boards(Evidence((board(),), {"gpu:0": told(0.0, 1.0)}), ALONE, ASKED)
+    evidence, notes = of_boards(RunReadings((board(),), {"gpu:0": told(0.0, 1.0)}), ALONE, ASKED)
     found = charged(evidence)
     assert (found.run.attributed_j, found.other_j) == pytest.approx((0.0, 400.0))
     assert notes == ()
@@ -72,14 +72,14 @@ def test_what_the_driver_says_of_others_is_believed() -> None:
 
 def test_without_a_profile_seconds_with_a_request_are_the_requests_and_others_idle() -> None:
     services = [OnBoards("photos", ("gpu:0",))]
-    evidence, _ = of_boards(Evidence((board(),), {"gpu:0": told(0.0, 0.0)}), services, ASKED)
+    evidence, _ = of_boards(RunReadings((board(),), {"gpu:0": told(0.0, 0.0)}), services, ASKED)
     assert math.isnan(evidence.traces[0].channel.idle_w)
     found = charged(evidence)
     assert (found.run.attributed_j, found.run.idle_j) == pytest.approx((600.0, 800.0))
 
 
 def test_a_board_without_a_request_idles() -> None:
-    two = Evidence((board(), board("gpu:1")), {"gpu:0": told(0.0, 0.0), "gpu:1": told(0.0, 0.0)})
+    two = RunReadings((board(), board("gpu:1")), {"gpu:0": told(0.0, 0.0), "gpu:1": told(0.0, 0.0)})
     services = [OnBoards("photos", ("gpu:0",), 100.0), OnBoards("more", ("gpu:1",), 90.0)]
     found = charged(of_boards(two, services, ASKED)[0])
     assert {part.device: part.energy_j for part in found.run.parts} == pytest.approx({"gpu:0": 400.0, "gpu:1": 0.0})
@@ -87,7 +87,7 @@ def test_a_board_without_a_request_idles() -> None:
 
 
 def test_boards_of_one_service_share_its_idle_power_and_a_shared_board_has_the_lowest() -> None:
-    two = Evidence((board(), board("gpu:1"), board("gpu:2", idle_w=30.0), board("gpu:3")), {})
+    two = RunReadings((board(), board("gpu:1"), board("gpu:2", idle_w=30.0), board("gpu:3")), {})
     services = [OnBoards("photos", ("gpu:0", "gpu:1"), 160.0), OnBoards("more", ("gpu:1", "gpu:2"), 140.0)]
     again = [OnBoards("unknown", ("gpu:1",)), *services, OnBoards("unknown", ("gpu:1",))]
     for order in (services, again):
@@ -100,7 +100,7 @@ def test_boards_of_one_service_share_its_idle_power_and_a_shared_board_has_the_l
 
 def test_a_request_of_an_unknown_part_of_a_board_had_it_whole() -> None:
     asked = [*ASKED[:2], ASKED[2]._replace(cpu_s=math.nan)]
-    evidence, _ = of_boards(Evidence((board(),), {"gpu:0": told(0.0, 0.0)}), ALONE, asked)
+    evidence, _ = of_boards(RunReadings((board(),), {"gpu:0": told(0.0, 0.0)}), ALONE, asked)
     assert evidence.busy["gpu:0"].app_s == pytest.approx([0, 0, 0.4, 0, 0, 0, 0.4, 0, 0, 0])
     assert charged(evidence).run.attributed_j == pytest.approx(400.0)
 
@@ -108,5 +108,5 @@ def test_a_request_of_an_unknown_part_of_a_board_had_it_whole() -> None:
 def test_services_of_other_boards_and_unfinished_requests_are_left_out() -> None:
     lost = request(4.2)._replace(service_s=0.0, cpu_s=0.0, outcome=Outcome.CRASHED)
     asked = [*ASKED, request(0.2, "elsewhere"), lost]
-    evidence, _ = of_boards(Evidence((board(),), {"gpu:0": told(0.0, 0.0)}), ALONE, asked)
+    evidence, _ = of_boards(RunReadings((board(),), {"gpu:0": told(0.0, 0.0)}), ALONE, asked)
     assert evidence.busy["gpu:0"].app_s == pytest.approx([0, 0, 0.4, 0, 0, 0, 0.2, 0, 0, 0])

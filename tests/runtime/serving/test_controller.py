@@ -4,8 +4,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from joulery.app.serving.service import terms_of, with_terms
 from joulery.domain.decisions import Decision
-from joulery.domain.engine import (
+from joulery.domain.errors import ActuationError, DataError
+from joulery.domain.gpu.layout import Instance, Layout
+from joulery.domain.serving.engine import (
     ModelKind,
     ModelRef,
     Outcome,
@@ -15,15 +18,12 @@ from joulery.domain.engine import (
     RequestRecord,
     Transition,
 )
-from joulery.domain.errors import ActuationError, DataError
-from joulery.domain.layout import Instance, Layout
-from joulery.domain.serving import Slice, Slo
-from joulery.policies.variants.policy import KEEP_LAYOUT, SET_LAYOUT
-from joulery.runtime.compose.service import terms_of, with_terms
-from joulery.runtime.replay import POLICY, STEP, decide_again, policy_entry, step_entry
-from joulery.runtime.serving.controller import LayoutActuator, RequestWindow, ServiceEye, running_layout, summarise
-from joulery.runtime.serving.drive import LiveDriver
-from tests.policies.variants.test_policy import ONE, TWO, policy
+from joulery.domain.serving.service import Slice, Slo
+from joulery.policies.serving.variant_policy import KEEP_LAYOUT, SET_LAYOUT
+from joulery.runtime.runs.replay import POLICY, STEP, decide_again, policy_entry, step_entry
+from joulery.runtime.serving.controller import LayoutActuator, RequestWindow, ServiceObserver, running_layout, summarise
+from joulery.runtime.serving.driver import LiveDriver
+from tests.policies.serving.test_variant_policy import ONE, TWO, policy
 
 MODELS = {name: ModelRef(ModelKind.ONNX, f"{name}.onnx") for name in ("lite0", "lite1", "lite2")}
 
@@ -78,8 +78,8 @@ def test_a_summary_counts_answers_only():
     assert math.isnan(nothing[0]) and math.isnan(nothing[1]) and nothing[2:] == (0, {})
 
 
-def eye(engine: PaperEngine, window: RequestWindow) -> ServiceEye:
-    return ServiceEye(window, engine, Slo(0.1), lambda now_s: 100.0 + now_s, lambda: 42.0)
+def eye(engine: PaperEngine, window: RequestWindow) -> ServiceObserver:
+    return ServiceObserver(window, engine, Slo(0.1), lambda now_s: 100.0 + now_s, lambda: 42.0)
 
 
 async def test_the_eye_sees_requests_grid_power_and_what_runs():
@@ -146,7 +146,7 @@ async def test_a_day_of_the_controller_replays_from_its_log_alone():
     chosen = policy(requests=200)
     log.append({"kind": POLICY, **policy_entry(chosen)})
     grid = 190 + 180 * np.sin(np.arange(60) / 9.0)
-    watched = ServiceEye(window, engine, chosen.slo, lambda now_s: float(grid[int(now_s)]), lambda: 42.0)
+    watched = ServiceObserver(window, engine, chosen.slo, lambda now_s: float(grid[int(now_s)]), lambda: 42.0)
     loop = LiveDriver(
         chosen,
         watched.look,
@@ -177,7 +177,7 @@ async def test_what_is_asked_for_changes_while_it_runs_and_the_log_replays():
     log.append({"kind": POLICY, **policy_entry(chosen)})
     loop = LiveDriver(
         chosen,
-        ServiceEye(window, engine, chosen.slo, lambda now_s: 400.0, lambda: 42.0).look,
+        ServiceObserver(window, engine, chosen.slo, lambda now_s: 400.0, lambda: 42.0).look,
         LayoutActuator(engine, "photos", MODELS).carry_out,
         watch=lambda seen, step: log.append({"kind": STEP, **step_entry("photos", seen, step)}),
         record=records.append,

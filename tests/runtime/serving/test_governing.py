@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from joulery.app.wiring.clocks import governed_clock
 from joulery.config.devices import ClockConfig
 from joulery.config.site import Mode
 from joulery.domain.decisions import Decision
-from joulery.domain.engine import Outcome, QueuedRequest, RequestRecord
 from joulery.domain.errors import CapabilityError, ConfigError
-from joulery.domain.serving import Slo
-from joulery.runtime.compose.clocks import governed_clock
+from joulery.domain.serving.engine import Outcome, QueuedRequest, RequestRecord
+from joulery.domain.serving.service import Slo
 from joulery.runtime.leasing.leases import LeaseHolder
+from joulery.runtime.serving.colocated import ColocatedService, Pending, Work
 from joulery.runtime.serving.controller import RequestWindow
+from joulery.runtime.serving.governed_services import hosted_residents
 from joulery.runtime.serving.governing import ClockKeeper
-from joulery.runtime.serving.hosted_residents import hosted_residents
-from joulery.runtime.serving.residents import Pending, Resident, Work
 from joulery.store.leases import LeaseBook
 from tests.fakes.cpufreq import cpu_machine, settings
 from tests.runtime.leasing.test_leases import nobody
@@ -218,8 +218,10 @@ async def test_a_device_that_is_lost_is_told_of_and_its_services_go_on(tree: Pat
 def test_residents_take_turns_by_arrival_each_in_an_order_of_its_own(tree: Path) -> None:
     slo = Slo(10.0)
     work = Work(1.0, 1.0, 0.0, 1, 0.0)
-    text = Resident("llm", slo, work, [Pending(5.0, 0.5, 0.0), Pending(1.0, 2.0, 0.0), Pending(7.0, 3.0, 0.0)], [])
-    sums = Resident("sums", slo, work, [Pending(2.0, 0.25, 0.0), Pending(6.0, 0.25, 0.0)], [])
+    text = ColocatedService(
+        "llm", slo, work, [Pending(5.0, 0.5, 0.0), Pending(1.0, 2.0, 0.0), Pending(7.0, 3.0, 0.0)], []
+    )
+    sums = ColocatedService("sums", slo, work, [Pending(2.0, 0.25, 0.0), Pending(6.0, 0.25, 0.0)], [])
     keeper = ClockKeeper(governed_clock(config(), Mode.ADVISE), lambda now_s: [text, sums], Mode.ADVISE, None)
     view = keeper.look(8.0)
     assert [float(one.remaining_s[-1]) for one in view.waiting] == [0.25, 0.5, 2.0, 0.25, 3.0]

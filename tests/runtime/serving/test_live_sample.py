@@ -3,11 +3,19 @@ from dataclasses import replace
 
 import pytest
 
-from joulery.domain.engine import EnergyShare, ModelKind, ModelRef, Outcome, ReplicaSpec, ReplicaState, ReplicaView
-from joulery.domain.layout import Instance, Layout
+from joulery.domain.gpu.layout import Instance, Layout
 from joulery.domain.quality import Quality
-from joulery.domain.serving import Slice, SliceKind, Slo, SloScope
-from joulery.policies.trials.sample import Sample
+from joulery.domain.serving.engine import (
+    EnergyShare,
+    ModelKind,
+    ModelRef,
+    Outcome,
+    ReplicaSpec,
+    ReplicaState,
+    ReplicaView,
+)
+from joulery.domain.serving.service import Slice, SliceKind, Slo, SloScope
+from joulery.policies.serving.trial_sample import Sample
 from joulery.runtime.serving.live_sample import MOST_REQUESTS, LiveSample
 from tests.runtime.serving.test_controller import record
 

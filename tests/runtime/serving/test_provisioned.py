@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from joulery.domain.engine import Outcome, RequestRecord
-from joulery.domain.serving import Slo
-from joulery.policies.shadow import REFUSED_S
+from joulery.domain.serving.engine import Outcome, RequestRecord
+from joulery.domain.serving.service import Slo
+from joulery.policies.placement.provisioning.standby import REFUSED_S
 from joulery.runtime.serving.provisioned import PlanInForce, tail_of
-from tests.runtime.serving.test_seats import MODEL, gpu, instance
+from tests.runtime.serving.test_slice_assignment import MODEL, gpu, instance
 
 
 def plan() -> PlanInForce:

@@ -2,10 +2,10 @@ import os
 
 import pytest
 
+from joulery.app.serving.service import objectives_from_config, with_terms
 from joulery.domain.errors import InfeasibleError
-from joulery.runtime.compose.service import asked_of, with_terms
 from joulery.runtime.serving.site_watch import SiteWatch
-from tests.policies.trial_world import trying
+from tests.policies.serving.trial_world import trying
 from tests.runtime.site_files import toy_site
 
 
@@ -56,7 +56,7 @@ def test_a_file_that_is_wrong_or_gone_changes_nothing(tmp_path):
 
 def test_an_accuracy_loss_is_carbon_alone_within_a_floor(tmp_path):
     site = SiteWatch(toy_site(tmp_path, changed={"lambda: 10 %": "accuracy_loss: 5 %"})).read
-    asked = asked_of(site.services[0], 0.8)
+    asked = objectives_from_config(site.services[0], 0.8)
     assert (asked.lambda_ratio, asked.minimum_accuracy_ratio) == (1.0, pytest.approx(0.76))
     with pytest.raises(InfeasibleError):
-        with_terms(trying(), asked_of(site.services[0], 1.0))
+        with_terms(trying(), objectives_from_config(site.services[0], 1.0))

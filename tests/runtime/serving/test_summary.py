@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulery.accounting.charge import Charged
-from joulery.domain.carbon import CarbonSeries
-from joulery.domain.engine import EnergyShare, Outcome, RequestRecord
-from joulery.domain.footprint import Footprint, Part
-from joulery.domain.layout import Instance, Layout
+from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.energy.footprint import Footprint, Part
+from joulery.domain.gpu.layout import Instance, Layout
 from joulery.domain.quality import Quality
-from joulery.domain.serving import ModelFamily, ModelVariant, Slice, SliceKind, Slo
-from joulery.domain.timeline import Tick
+from joulery.domain.serving.engine import EnergyShare, Outcome, RequestRecord
+from joulery.domain.serving.service import ModelFamily, ModelVariant, Slice, SliceKind, Slo
+from joulery.domain.serving.timeline import Tick
 from joulery.perf.layouts import Predictor
 from joulery.runtime.serving.finish import known_numbers
 from joulery.runtime.serving.summary import RunCost, Served, compared, cpu_shares, divide, summarise_run, with_baseline
-from tests.runtime.compose.test_service import profile
+from tests.app.serving.test_service import profile
 
 ONE = Slice(SliceKind.CPU, cores=1)
 SMALL, LARGE = (Layout([Instance(name, ONE)] * 2) for name in ("small", "large"))

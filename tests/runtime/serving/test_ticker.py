@@ -3,11 +3,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from joulery.domain.engine import EnergyShare, Outcome, RequestRecord
-from joulery.domain.footprint import Footprint, Part
+from joulery.domain.energy.footprint import Footprint, Part
 from joulery.domain.quality import Quality
-from joulery.domain.serving import Slo
-from joulery.domain.timeline import SiteLabel
+from joulery.domain.serving.engine import EnergyShare, Outcome, RequestRecord
+from joulery.domain.serving.service import Slo
+from joulery.domain.serving.timeline import SiteLabel
 from joulery.runtime.measuring.live import Window
 from joulery.runtime.serving.ticker import TICKS_SHOWN, Ticker
 

@@ -14,17 +14,17 @@ from joulery.accounting.integrate import Metered
 from joulery.accounting.steps import PowerSteps
 from joulery.adapters.tracers.recordings import clock_fit
 from joulery.adapters.tracers.torch import TorchTracer
-from joulery.domain.carbon import CarbonSeries, Scope, Signal
+from joulery.app.wiring.tracers import open_tracer
+from joulery.domain.energy.carbon import CarbonSeries, Scope, Signal
+from joulery.domain.energy.power import Channel, ReadingKind
 from joulery.domain.errors import ConfigError, DataError
-from joulery.domain.events import EventTrace, with_devices
-from joulery.domain.power import Channel, ReadingKind
 from joulery.domain.quality import Quality
-from joulery.domain.tracing import ClockFit, TracedSession
-from joulery.runtime.compose.tracers import open_tracer
+from joulery.domain.trace.events import EventTrace, with_devices
+from joulery.domain.trace.tracing import ClockFit, TracedSession
 from joulery.runtime.measuring.account import Basis
 from joulery.runtime.measuring.terms import Terms
 from joulery.runtime.tracing.traced import clock_note, dissect
-from tests.adapters.tracers.kineto_file import KinetoFile
+from tests.adapters.tracers.kineto.kineto_file import KinetoFile
 
 S = 10**9
 
@@ -261,7 +261,7 @@ def test_a_framework_nobody_traces_is_refused() -> None:
 
 def test_the_environment_keeps_what_was_there(tmp_path: Path) -> None:
     from joulery.adapters.tracers import inject
-    from joulery.domain.tracing import Steps
+    from joulery.domain.trace.tracing import Steps
 
     made = TorchTracer().environment(str(tmp_path), Steps(1, 2, 3, 4), {"PYTHONPATH": "/mine"})
     start_up, mine = made["PYTHONPATH"].split(":")

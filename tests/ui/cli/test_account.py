@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from joulery.adapters.tracers.files import FORMATS
 from joulery.ui.cli import account as verb
 from joulery.ui.cli import main
-from tests.adapters.tracers.kineto_file import KinetoFile
+from tests.adapters.tracers.kineto.kineto_file import KinetoFile
 from tests.data_folder import data_folder
 
 HEAD = "op,start_ns,dur_ns,device,lane,phase\n"
@@ -316,8 +316,8 @@ def test_layer_1_is_not_layer_10(account: Account) -> None:
 
 
 def test_what_was_accounted_is_kept_as_a_run(account: Account, tmp_path: Path) -> None:
-    from joulery.store.run import open_run
-    from joulery.store.tensors import kept_events, kept_footprint
+    from joulery.store.run.directory import open_run
+    from joulery.store.run.tensors import kept_events, kept_footprint
 
     events = HEAD + "a/mm,0,400000,CPU:0,,forward\nb/mm,200000,400000,GPU:0,7,backward\n"
     answer = account(events, POWER, "--out", str(tmp_path / "run"))

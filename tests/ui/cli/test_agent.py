@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from joulery.app.node_agent import AgentOrders
+from joulery.app.wiring.meters import MeterSpec
 from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState
 from joulery.domain.errors import ConfigError
-from joulery.runtime.compose.meters import MeterSpec
-from joulery.runtime.compose.node_agent import AgentOrders
 from joulery.runtime.schedule.agent import AgentTimes
 from joulery.runtime.schedule.spool import SpoolReader, machine_id
 
@@ -59,7 +59,7 @@ def test_a_job_of_this_node_is_metered_into_the_spool(tmp_path: Path) -> None:
 
 def test_what_samples_has_nothing_in_memory_that_only_the_site_file_needs() -> None:
     heavy = {"pydantic", "yaml", "httpx", "pyarrow", "scipy", "joulery.config"}
-    code = "import sys, joulery.ui.cli.agent, joulery.runtime.compose.node_agent; print(*sys.modules)"
+    code = "import sys, joulery.ui.cli.agent, joulery.app.node_agent; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
 
     assert "joulery.runtime.schedule.energy" in done.stdout.split()

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from joulery.runtime.compose import doctor
-from joulery.runtime.compose.doctor import Check, Status
+from joulery.app import doctor
+from joulery.app.doctor import Check, Status
 from joulery.ui.cli import main
 from joulery.ui.cli.doctor import _AREAS, _MARKS
 

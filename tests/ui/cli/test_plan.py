@@ -242,7 +242,7 @@ def test_a_broken_running_plan_is_named(capsys, tmp_path):
 
 def test_a_profile_file_of_ones_own(capsys, tmp_path):
     from joulery.perf.catalog import profile
-    from joulery.perf.interference_document import as_document
+    from joulery.perf.interference.document import as_document
 
     (tmp_path / "mine.json").write_text(json.dumps(as_document(profile("v100"))))
     (tmp_path / "site.yaml").write_text(

@@ -6,10 +6,10 @@ import json
 import pytest
 
 from joulery.perf.catalog import profile
-from joulery.perf.interference_document import from_document
+from joulery.perf.interference.document import from_document
 from joulery.ui.cli import main
 from tests.data_folder import data_folder
-from tests.perf.test_interference import together
+from tests.perf.interference.test_model import together
 
 SOLO = ("model", "batch", "r_pct", "latency_ms")
 PAIRS = ("model1", "batch1", "r1_pct", "latency1_ms", "model2", "batch2", "r2_pct", "latency2_ms")

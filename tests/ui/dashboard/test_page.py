@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from joulery.domain.decisions import Decision
-from joulery.domain.timeline import DecisionRecord, ServiceLabel
+from joulery.domain.serving.timeline import DecisionRecord, ServiceLabel
 from tests.ui.demo import SITE, snapshot, ticks
 from tests.ui.live_site import live_site
 

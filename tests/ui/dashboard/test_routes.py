@@ -7,10 +7,10 @@ import pytest
 from starlette.applications import Starlette
 
 from joulery.domain.decisions import Decision
-from joulery.domain.timeline import CarbonBasis, DecisionRecord, ServiceLabel
+from joulery.domain.serving.timeline import CarbonBasis, DecisionRecord, ServiceLabel
 from joulery.ui.dashboard import dashboard_routes
 from joulery.ui.dashboard.screen import labels, screen
-from joulery.ui.html import static_text
+from joulery.ui.kit.html import static_text
 from tests.ui.demo import SITE, START_S, snapshot
 
 

@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from joulery.domain.errors import JouleryError
-from joulery.runtime.bookkeeping import book
-from joulery.runtime.recorded import load_run
+from joulery.runtime.runs.bookkeeping import book
+from joulery.runtime.runs.recorded import load_run
 from joulery.store.ledger import Ledger
 from joulery.ui.cli.report import _render
 from joulery.ui.reports.table import BY, roll_up
-from tests.runtime.test_recorded import measured_run
+from tests.runtime.runs.test_recorded import measured_run
 from tests.ui.demo import demo_run
 
 leaves = st.none() | st.booleans() | st.integers(-5, 2**70) | st.floats() | st.text(max_size=8)

@@ -8,18 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from joulery.domain.footprint import Footprint
+from joulery.domain.energy.footprint import Footprint
 from joulery.domain.quality import Quality
-from joulery.domain.timeline import CarbonBasis
-from joulery.runtime.recorded import load_run
-from joulery.store.footprints import footprint_to_dict
-from joulery.store.run import create_run
-from joulery.store.timeline import log_tick, write_site
+from joulery.domain.serving.timeline import CarbonBasis
+from joulery.runtime.runs.recorded import load_run
+from joulery.store.run.directory import create_run
+from joulery.store.run.footprints import footprint_to_dict
+from joulery.store.run.timeline import log_tick, write_site
 from joulery.ui.cli import main
 from joulery.ui.cli.report import BY as CLI_BY
 from joulery.ui.reports.html import render_html, value_text
+from joulery.ui.reports.messages import basis_text, carbon_note, energy_note, latency_text, requests_text, saving_text
 from joulery.ui.reports.table import BY, roll_up
-from joulery.ui.reports.words import basis_text, carbon_note, energy_note, latency_text, requests_text, saving_text
 from tests.ui.demo import SITE, demo_run, footprint, ticks
 
 

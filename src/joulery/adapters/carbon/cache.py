@@ -23,7 +23,7 @@ import numpy as np
 
 from joulery.adapters.carbon.series import Meaning, Reading, assemble
 from joulery.adapters.carbon.timestamps import iso_utc
-from joulery.domain.carbon import CarbonSeries, Scope, Signal
+from joulery.domain.energy.carbon import CarbonSeries, Scope, Signal
 from joulery.domain.errors import DataError
 from joulery.domain.ports import CarbonSource
 from joulery.domain.quality import Quality

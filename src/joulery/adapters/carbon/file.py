@@ -19,9 +19,9 @@ from joulery.adapters.carbon.series import Meaning, window
 from joulery.adapters.carbon.table import Table, read_table
 from joulery.adapters.carbon.timestamps import StampReader, iso_utc, time_zone
 from joulery.domain.arrays import IntArray
-from joulery.domain.carbon import CarbonSeries, Scope, Signal
+from joulery.domain.energy.carbon import CarbonSeries, Scope, Signal
+from joulery.domain.energy.fill import FillRule
 from joulery.domain.errors import CapabilityError, DataError
-from joulery.domain.fill import FillRule
 
 TIME_COLUMNS = (
     "timestamp_utc",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from joulery.adapters.carbon.series import Meaning, window
-from joulery.domain.carbon import CarbonSeries, Scope, Signal
+from joulery.domain.energy.carbon import CarbonSeries, Scope, Signal
 from joulery.domain.errors import ConfigError, JouleryError
 from joulery.domain.quality import Quality
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from joulery.adapters.carbon.timestamps import iso_utc
-from joulery.domain.carbon import CarbonSeries, Scope, Signal
+from joulery.domain.energy.carbon import CarbonSeries, Scope, Signal
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from joulery.adapters.carbon.series import Meaning
-from joulery.domain.carbon import CarbonSeries, Scope, Signal
+from joulery.domain.energy.carbon import CarbonSeries, Scope, Signal
 from joulery.domain.errors import ConfigError
 from joulery.domain.quality import Quality
 

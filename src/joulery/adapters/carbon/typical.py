@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from joulery.adapters.carbon.series import Meaning
-from joulery.domain.carbon import CarbonSeries, Scope, Signal
+from joulery.domain.energy.carbon import CarbonSeries, Scope, Signal
 from joulery.domain.errors import ConfigError
 from joulery.domain.quality import Quality
 

@@ -16,7 +16,7 @@ from joulery.adapters.carbon import answers
 from joulery.adapters.carbon.http import Service
 from joulery.adapters.carbon.series import Meaning, Reading, assemble
 from joulery.adapters.carbon.timestamps import instant_s, iso_utc
-from joulery.domain.carbon import CarbonSeries, Scope, Signal
+from joulery.domain.energy.carbon import CarbonSeries, Scope, Signal
 from joulery.domain.errors import ConfigError, DataError
 
 NAME = "UK Carbon Intensity API"

@@ -14,7 +14,7 @@ from joulery.adapters.carbon import answers
 from joulery.adapters.carbon.http import RefusedError, Service
 from joulery.adapters.carbon.series import Meaning, Reading, assemble
 from joulery.adapters.carbon.timestamps import instant_s, iso_utc
-from joulery.domain.carbon import CarbonSeries, Scope, Signal
+from joulery.domain.energy.carbon import CarbonSeries, Scope, Signal
 from joulery.domain.errors import CapabilityError, DataError
 
 NAME = "WattTime"

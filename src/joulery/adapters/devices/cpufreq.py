@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from joulery.adapters.devices.change import Surface, change
-from joulery.domain.device import ClockSetting, DeviceCapability, DeviceChange, DeviceState, Knob
 from joulery.domain.errors import CapabilityError, ConfigError, JouleryError
+from joulery.domain.gpu.device import ClockSetting, DeviceCapability, DeviceChange, DeviceState, Knob
 
 ROOT = "/sys/devices/system/cpu"
 GRANT = "sudo chmod a+w /sys/devices/system/cpu/cpu*/cpufreq/scaling_m*_freq"

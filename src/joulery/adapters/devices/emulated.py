@@ -1,7 +1,7 @@
 """A clock that nobody has to grant: an emulated device for machines whose real one cannot be set.
 
 What is asked for is remembered, in a file where one is named, so that leases and their watchdog are tried with another
-process too. Nothing runs slower for it: time and power at the clock come from :mod:`joulery.perf.clock`.
+process too. Nothing runs slower for it: time and power at the clock come from :mod:`joulery.perf.power.clock_curves`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from joulery.adapters.devices.change import Surface, change
-from joulery.domain.device import ClockSetting, DeviceCapability, DeviceChange, DeviceState, Knob
 from joulery.domain.errors import CapabilityError, ConfigError, JouleryError
+from joulery.domain.gpu.device import ClockSetting, DeviceCapability, DeviceChange, DeviceState, Knob
 
 
 class EmulatedClock:

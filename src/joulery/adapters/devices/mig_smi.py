@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from joulery.adapters.devices.mig_surface import Blocked, GpuInstance, MigDevice, NvmlMig
 from joulery.adapters.devices.nvidia_board import NvidiaBoard
-from joulery.domain.mig import MigPlace, MigProfile
+from joulery.domain.gpu.mig import MigPlace, MigProfile
 
 PROGRAM = "nvidia-smi"
 GRANT = 'echo "$USER ALL=(root) NOPASSWD: $(command -v nvidia-smi)" | sudo tee /etc/sudoers.d/joulery-nvidia-smi'

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from joulery.adapters.devices.nvidia_board import NvidiaBoard
 from joulery.adapters.nvidia import text
-from joulery.domain.mig import MigPlace, MigProfile
+from joulery.domain.gpu.mig import MigPlace, MigProfile
 
 _MB = 1 << 20
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from joulery.adapters.devices.change import Surface, change
 from joulery.adapters.devices.nvidia_board import GRANT, HINT, NvidiaBoard, open_board
-from joulery.domain.device import ClockSetting, DeviceCapability, DeviceChange, DeviceState, Knob
 from joulery.domain.errors import ConfigError
+from joulery.domain.gpu.device import ClockSetting, DeviceCapability, DeviceChange, DeviceState, Knob
 
 _TOLERANCE_MHZ = 15.0
 """One step of the clock: the running clock may read that much beside the ceiling."""

@@ -15,10 +15,10 @@ from joulery.adapters.devices.mig_smi import GRANT as SMI_GRANT
 from joulery.adapters.devices.mig_smi import SmiDenied, SmiMig, SmiRefused, smi_command
 from joulery.adapters.devices.mig_surface import Blocked, Cut, GpuInstance, MigDevice, MigSurface, NvmlMig
 from joulery.adapters.devices.nvidia_board import HINT, NvidiaBoard, open_board
-from joulery.domain.device import DEVICE, DeviceCapability, DeviceChange, DeviceSlice, DeviceState, Knob, MigSetting
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, DataError, JouleryError
-from joulery.domain.mig import MigPlace, MigProfile, MigTransition, find_places, menu_for
-from joulery.domain.serving import Slice, SliceKind
+from joulery.domain.gpu.device import DEVICE, DeviceCapability, DeviceChange, DeviceSlice, DeviceState, Knob, MigSetting
+from joulery.domain.gpu.mig import MigPlace, MigProfile, MigTransition, find_places, menu_for
+from joulery.domain.serving.service import Slice, SliceKind
 
 ASSUMED_STEP_S = 0.5
 """What creating or destroying one instance is taken to last until it was measured on this device; assumed."""

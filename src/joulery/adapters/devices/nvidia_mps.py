@@ -18,8 +18,8 @@ from typing import Any
 
 from joulery.adapters.devices.change import Surface, change
 from joulery.adapters.devices.nvidia_board import NvidiaBoard, open_board
-from joulery.domain.device import DEVICE, DeviceCapability, DeviceChange, DeviceState, Knob, MpsSetting
 from joulery.domain.errors import ActuationError, CapabilityError, JouleryError
+from joulery.domain.gpu.device import DEVICE, DeviceCapability, DeviceChange, DeviceState, Knob, MpsSetting
 
 PROGRAM = "nvidia-cuda-mps-control"
 _PATIENCE_S = 20.0

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from joulery.adapters.devices.nvidia_mig import NvidiaMig, cuda_environment
 from joulery.adapters.devices.nvidia_mps import NvidiaMps
-from joulery.domain.device import DeviceSlice, DeviceSpec, MigSetting, MpsSetting
 from joulery.domain.errors import CapabilityError, ConfigError
-from joulery.domain.serving import Slice, SliceKind
+from joulery.domain.gpu.device import DeviceSlice, DeviceSpec, MigSetting, MpsSetting
+from joulery.domain.serving.service import Slice, SliceKind
 
 Wanted = Sequence[tuple[Slice, str]]
 Turn = Callable[["NvidiaMig | NvidiaMps", DeviceSpec, MigSetting | MpsSetting, str], object]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from joulery.domain.operators import OperatorKind
+from joulery.domain.trace.operators import OperatorKind
 
 Rule = tuple[OperatorKind, float]
 """Which rule gives the work of an operator; for elementwise ones, the operations of an element."""

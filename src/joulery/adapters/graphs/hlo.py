@@ -15,7 +15,7 @@ from pathlib import Path
 
 from joulery.adapters.graphs import rules
 from joulery.domain.errors import DataError
-from joulery.domain.operators import GraphOperator, OperatorKind, Tensor
+from joulery.domain.trace.operators import GraphOperator, OperatorKind, Tensor
 
 _K = OperatorKind
 _MODULE = re.compile(r"^HloModule ([^\s,]+)")

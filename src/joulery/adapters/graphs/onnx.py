@@ -11,7 +11,7 @@ from typing import Any
 
 from joulery.adapters.graphs import rules
 from joulery.domain.errors import CapabilityError, DataError
-from joulery.domain.operators import GraphOperator, OperatorKind, Tensor
+from joulery.domain.trace.operators import GraphOperator, OperatorKind, Tensor
 
 _K = OperatorKind
 _POOLS = ("AveragePool", "MaxPool", "LpPool")

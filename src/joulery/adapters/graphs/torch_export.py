@@ -16,7 +16,7 @@ from typing import Any
 
 from joulery.adapters.graphs import rules
 from joulery.domain.errors import DataError
-from joulery.domain.operators import GraphOperator, OperatorKind, Tensor
+from joulery.domain.trace.operators import GraphOperator, OperatorKind, Tensor
 
 _K = OperatorKind
 _WIDTH_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 2, 7: 4, 8: 8, 9: 4, 10: 8, 11: 16, 12: 1, 13: 2, 28: 2, 29: 1, 30: 1}

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from joulery.adapters.meters.cputimes import CpuTimes, open_cpu_times
-from joulery.domain.channel import Channel, ReadingKind
+from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.errors import ConfigError
 from joulery.domain.quality import Quality
 

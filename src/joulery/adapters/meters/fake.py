@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from joulery.domain.channel import Channel, ReadingKind
+from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.errors import ConfigError
 from joulery.domain.quality import Quality
 

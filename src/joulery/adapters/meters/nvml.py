@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from joulery.adapters.nvidia import open_driver, text
-from joulery.domain.channel import Channel, ReadingKind
+from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.errors import CapabilityError
 from joulery.domain.quality import Quality
 

@@ -20,7 +20,7 @@ import os
 import re
 from pathlib import Path
 
-from joulery.domain.channel import Channel, ReadingKind
+from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.errors import CapabilityError
 from joulery.domain.quality import Quality
 

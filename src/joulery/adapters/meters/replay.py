@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from joulery.domain.channel import Channel, ReadingKind
+from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality
 

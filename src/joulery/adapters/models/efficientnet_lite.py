@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from joulery.adapters.models.torch_checkpoint import read_checkpoint
 from joulery.domain.errors import CapabilityError, DataError
-from joulery.domain.serving import ModelFamily, ModelVariant
+from joulery.domain.serving.service import ModelFamily, ModelVariant
 
 PHOTO_SIDE = 292
 """Side of the square every request carries: what the largest variant crops its input from."""

@@ -5,7 +5,7 @@ encoder says (the mean of its tokens) and what a predictor taught on it says (on
 for the class of the mean); for pieces of prompts, only what the deeper encoder says. What the heads imitate comes from
 fits that never saw the prompt, so on a prompt that was trained on the student knows no more than on a new one, and what
 is fitted on it afterwards may trust it. First phase of μ-Serve's training (ATC'24, section 3.3); the second, with the
-encoder frozen, is the kernel ridge of :mod:`joulery.perf.length_model`.
+encoder frozen, is the kernel ridge of :mod:`joulery.perf.lengths.kernel_ridge`.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ class Lesson:
     classes: IntArray
 
 
-Told = Callable[[int, int, str], None]
+SpoolFileState = Callable[[int, int, str], None]
 
 
 def distil(
-    teacher: PromptEncoder, lesson: Lesson, recipe: DistilRecipe | None = None, told: Told | None = None
+    teacher: PromptEncoder, lesson: Lesson, recipe: DistilRecipe | None = None, told: SpoolFileState | None = None
 ) -> PromptEncoder:
     """An encoder of fewer layers that says what a deeper one says; equal seeds give equal encoders on one machine.
 
@@ -139,7 +139,7 @@ class _Student:
         ]
         self._optimiser = torch.optim.AdamW(groups, weight_decay=0.01)
 
-    def taught(self, told: Told) -> Weights:
+    def taught(self, told: SpoolFileState) -> Weights:
         """All epochs; the weights by name."""
         recipe, count = self._recipe, len(self._tokens) * (1 + self._recipe.pieces)
         steps, done = recipe.epochs * -(-count // recipe.batch), 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from joulery.adapters.tracers.chrome import open_stream
 from joulery.domain.errors import DataError
-from joulery.domain.events import EventTrace
+from joulery.domain.trace.events import EventTrace
 
 FORMATS = ("kineto", "tf1", "jax", "xplane", "csv")
 _LOOK_BYTES = 1 << 20
@@ -87,11 +87,11 @@ def _json_form(head: bytes, more: Callable[[int], bytes], path: Path) -> str:
 
 
 def _readers(hlo: Sequence[Path]) -> dict[str, Callable[[Path], EventTrace]]:
-    from joulery.adapters.tracers.jax import read_jax
-    from joulery.adapters.tracers.kineto_names import read_kineto
+    from joulery.adapters.tracers.kineto.names import read_kineto
     from joulery.adapters.tracers.tables import read_event_table
     from joulery.adapters.tracers.tf1 import read_tf1
-    from joulery.adapters.tracers.xplane import read_xplane
+    from joulery.adapters.tracers.xla.jax_chrome import read_jax
+    from joulery.adapters.tracers.xla.xplane import read_xplane
 
     return {
         "kineto": read_kineto,

@@ -19,8 +19,8 @@ import numpy as np
 from joulery.adapters.tracers import inject
 from joulery.domain.arrays import IntArray
 from joulery.domain.errors import DataError
-from joulery.domain.events import EventTrace, shifted
-from joulery.domain.tracing import ClockFit, Steps, TracedSession
+from joulery.domain.trace.events import EventTrace, shifted
+from joulery.domain.trace.tracing import ClockFit, Steps, TracedSession
 
 
 class RecordingTracer:

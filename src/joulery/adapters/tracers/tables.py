@@ -17,11 +17,11 @@ import numpy as np
 
 from joulery.adapters.tracers.chrome import open_stream
 from joulery.domain.arrays import FloatArray, IntArray
-from joulery.domain.channel import Channel, ReadingKind
+from joulery.domain.energy.channel import Channel, ReadingKind
+from joulery.domain.energy.power import PowerTrace
 from joulery.domain.errors import DataError
-from joulery.domain.events import NO_LANE, UNNAMED, EventTrace
-from joulery.domain.power import PowerTrace
 from joulery.domain.quality import Quality
+from joulery.domain.trace.events import NO_LANE, UNNAMED, EventTrace
 
 EVENT_COLUMNS = ("op", "start_ns", "dur_ns", "device", "lane", "phase")
 _NS_PER_S = 1_000_000_000

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from joulery.adapters.tracers.chrome import Block, ChromeTrace, microseconds_ns, numbers, stamps_ns
-from joulery.adapters.tracers.kineto_names import HOST
+from joulery.adapters.tracers.kineto.names import HOST
 from joulery.domain.errors import DataError
-from joulery.domain.events import UNNAMED, EventTrace
+from joulery.domain.trace.events import UNNAMED, EventTrace
 
 _STREAM = re.compile(r"^/device:GPU:(\d+)/(stream:\S+|memcpy\S*)")
 _COMPUTE = re.compile(r"/device:(CPU|GPU):\d+(/\S+)? Compute$")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from joulery.adapters.tracers.kineto import Kind, read_columns
-from joulery.adapters.tracers.kineto_names import name_events
-from joulery.adapters.tracers.kineto_stacks import CLOCK_RANGE
+from joulery.adapters.tracers.kineto.names import name_events
+from joulery.adapters.tracers.kineto.reader import Kind, read_columns
+from joulery.adapters.tracers.kineto.stacks import CLOCK_RANGE
 from joulery.adapters.tracers.recordings import RecordingTracer
 from joulery.domain.arrays import IntArray
-from joulery.domain.events import EventTrace
+from joulery.domain.trace.events import EventTrace
 
 
 class TorchTracer(RecordingTracer):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from joulery.domain.errors import ConfigError
-from joulery.domain.operators import OperationCost, OperatorKind
+from joulery.domain.trace.operators import OperationCost, OperatorKind
 
 _WORD = 4.0
 _DECODE_STEPS = 64

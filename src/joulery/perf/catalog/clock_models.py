@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from joulery.domain.errors import ConfigError
 from joulery.domain.quality import Quality
-from joulery.perf.clock import V100, ClockModel
+from joulery.perf.power.clock_curves import V100, ClockModel
 
 
 def _carried_over(

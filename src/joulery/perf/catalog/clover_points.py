@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from joulery.perf.pull_costs import PullPoint
+from joulery.perf.queues.pull_costs import PullPoint
 
 _WHOLE, _THREE_FOUR = ("7g.40gb",), ("3g.20gb", "4g.20gb")
 _TABLE = """

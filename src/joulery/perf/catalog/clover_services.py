@@ -1,9 +1,9 @@
 """The three services of the Clover paper as a profile calibrated on eighteen measured points: not measured itself.
 
-:func:`joulery.sim.pull_fit.fit` found host and device times, joules, contention, jitter and idle power from the points
-of :mod:`joulery.perf.catalog.clover_points`, starting from round numbers. Only YOLOv5 l, x, x6, EfficientNet b3, b7 and
-ALBERT base, large, xxlarge appear in a point; b1, b5 and xlarge are interpolated. Slowdowns on MIG slices are typed in
-from published measurements of other models of like size: boringlee24/socc22-miso, MunQ-Lee/ParvaGPU_SC24 and
+:func:`joulery.sim.queues.pull_fit.fit` found host and device times, joules, contention, jitter and idle power from the
+points of :mod:`joulery.perf.catalog.clover_points`, starting from round numbers. Only YOLOv5 l, x, x6, EfficientNet b3,
+b7 and ALBERT base, large, xxlarge appear in a point; b1, b5 and xlarge are interpolated. Slowdowns on MIG slices are
+typed in from published measurements of other models of like size: boringlee24/socc22-miso, MunQ-Lee/ParvaGPU_SC24 and
 HuaizhengZhang/MIGProfiler (all MIT). YOLOv5x6 is assumed not to fit 5 GB.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from joulery.perf.pull_costs import ServiceCosts, VariantCosts
+from joulery.perf.queues.pull_costs import ServiceCosts, VariantCosts
 
 _PROFILES = ("7g.40gb", "4g.20gb", "3g.20gb", "2g.10gb", "1g.5gb")
 

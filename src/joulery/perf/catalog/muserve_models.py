@@ -1,8 +1,8 @@
 """Fifteen models on an emulated V100 (μ-Serve, ATC'24, Table 1): latency against the clock.
 
-Latency at 1380 MHz is Table 1's. Its shape over the clock is emulated: the roofline of :data:`joulery.perf.clock.V100`
-over the operations that the public architecture of each model implies (batch 8 × 512 tokens, or a prefill of 512 tokens
-and 64 decode steps), scaled to the table. Modelled, not measured.
+Latency at 1380 MHz is Table 1's. Its shape over the clock is emulated: the roofline of
+:data:`joulery.perf.power.clock_curves.V100` over the operations that the public architecture of each model implies
+(batch 8 × 512 tokens, or a prefill of 512 tokens and 64 decode steps), scaled to the table. Modelled, not measured.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from joulery.domain.quality import Quality
 from joulery.perf.catalog.v100 import V100
-from joulery.perf.interference import GpuCoefficients, InterferenceProfile, ModelCoefficients
+from joulery.perf.interference.model import GpuCoefficients, InterferenceProfile, ModelCoefficients
 
 _KERNELS = {"alexnet": 16.0, "resnet50": 71.0, "vgg19": 29.0, "ssd": 89.0}
 """Kernel counts on a T4: the authors' public repository, commit ec01ff3."""

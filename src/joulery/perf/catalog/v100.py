@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from joulery.domain.quality import Quality
-from joulery.perf.interference import GpuCoefficients, InterferenceProfile, ModelCoefficients
+from joulery.perf.interference.model import GpuCoefficients, InterferenceProfile, ModelCoefficients
 
 V100 = InterferenceProfile(
     gpu=GpuCoefficients(

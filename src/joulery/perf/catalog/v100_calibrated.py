@@ -1,6 +1,6 @@
 """The V100 of the iGniter paper, with co-location terms fitted on measured pairs.
 
-Fitted by :func:`joulery.perf.interference_calibrate.calibrate` on the 648 solo latencies and 750 co-located pairs the
+Fitted by :func:`joulery.perf.interference.calibration.calibrate` on the 648 solo latencies and 750 co-located pairs the
 authors published (github.com/icloud-ecnu/igniter and its history; hardware and software as in ``v100.py``). Mean
 absolute error on pairs with batches left out of the fit: 2.2 % (the paper's coefficients: 3.7 %).
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from joulery.domain.quality import Quality
 from joulery.perf.catalog.v100 import V100
-from joulery.perf.interference import InterferenceProfile
+from joulery.perf.interference.model import InterferenceProfile
 
 
 class _Calibrated(NamedTuple):

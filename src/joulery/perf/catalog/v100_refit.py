@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from joulery.domain.quality import Quality
 from joulery.perf.catalog.v100 import V100
-from joulery.perf.interference import InterferenceProfile
+from joulery.perf.interference.model import InterferenceProfile
 
 
 class _Refit(NamedTuple):

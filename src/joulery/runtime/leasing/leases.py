@@ -25,10 +25,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from joulery.domain.device import DeviceChange, DeviceSpec, Lease, Owner, S, lease_name
 from joulery.domain.errors import ActuationError, CapabilityError, JouleryError
+from joulery.domain.gpu.device import DeviceChange, DeviceSpec, Lease, Owner, S, lease_name
 from joulery.domain.ports import Device
-from joulery.runtime.part import start_part
+from joulery.runtime.process import spawn_process
 from joulery.store.leases import LeaseBook, lives, owner_of
 
 DONE = b"done\n"
@@ -207,7 +207,7 @@ class Watchdog:
         told = (str(book.folder.absolute()), str(owner.pid))
         try:
             with (book.folder / "watchdog.log").open("ab") as log:
-                process = start_part("joulery.runtime.leasing.watchdog", told, log)
+                process = spawn_process("joulery.runtime.leasing.watchdog", told, log)
         except OSError as error:
             raise CapabilityError(f"the watchdog of leases cannot be started: {error.strerror}") from error
         watchdog = cls(process)

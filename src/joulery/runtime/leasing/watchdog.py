@@ -16,9 +16,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from joulery.domain.device import Lease
+from joulery.app.wiring.devices import open_device
 from joulery.domain.errors import JouleryError
-from joulery.runtime.compose.devices import open_device
+from joulery.domain.gpu.device import Lease
 from joulery.runtime.leasing.leases import DONE, take_back
 from joulery.store.leases import LeaseBook, lives
 

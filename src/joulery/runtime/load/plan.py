@@ -11,7 +11,7 @@ import orjson
 
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import ConfigError, DataError
-from joulery.domain.tensors import Tensor, datatype_of, to_bytes
+from joulery.domain.serving.tensors import Tensor, datatype_of, to_bytes
 
 MAX_REQUESTS = 5_000_000
 """A plan of more requests is refused: all outcomes are held in memory until the end."""

@@ -8,7 +8,7 @@ import subprocess
 import orjson
 
 from joulery.runtime.load.plan import LoadPlan
-from joulery.runtime.part import part_command, part_environment
+from joulery.runtime.process import part_environment, process_command
 
 TOKEN = "JOULERY_TOKEN"
 """Environment variable with the bearer token: command lines can be read by everyone."""
@@ -20,7 +20,7 @@ def command(plan: LoadPlan, parent: int) -> tuple[str, ...]:
     It prints the summary of its outcomes, one JSON object, and ends early, with what it has, on SIGTERM.
     """
     fields = orjson.dumps(plan).decode()
-    return part_command("joulery.runtime.load", "--plan", fields, "--parent", str(parent))
+    return process_command("joulery.runtime.load", "--plan", fields, "--parent", str(parent))
 
 
 def start(plan: LoadPlan, token: str | None = None) -> subprocess.Popen[bytes]:

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from joulery.accounting.charge import BusyTimes, Charged, IdleRule, charge
-from joulery.accounting.course import course
 from joulery.accounting.integrate import Metered
-from joulery.domain.carbon import CarbonSeries
+from joulery.accounting.power_timeline import course
+from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.errors import DataError, JouleryError
 from joulery.domain.quality import Quality
-from joulery.domain.timeline import Tick
-from joulery.runtime.measuring.evidence import NS_PER_S, Evidence, coarser, unfold
+from joulery.domain.serving.timeline import Tick
+from joulery.runtime.measuring.readings import NS_PER_S, RunReadings, coarser, unfold
 from joulery.runtime.measuring.terms import Span, Terms
 from joulery.store.fields import instant, number, text, whole
-from joulery.store.footprints import footprint_to_dict
-from joulery.store.intensity import read_intensity
-from joulery.store.run import Run
+from joulery.store.run.directory import Run
+from joulery.store.run.footprints import footprint_to_dict
+from joulery.store.run.intensity import read_intensity
 
 if TYPE_CHECKING:
     from joulery.domain.ports import CarbonSource
@@ -101,7 +101,7 @@ class Account:
 
 
 def account(
-    evidence: Evidence, span: Span, terms: Terms, source: CarbonSource | None, notes: tuple[str, ...] = ()
+    evidence: RunReadings, span: Span, terms: Terms, source: CarbonSource | None, notes: tuple[str, ...] = ()
 ) -> Account:
     """Charge a run for what was read.
 
@@ -117,14 +117,14 @@ def account(
     return _account(evidence, span, terms, series, reason, notes)
 
 
-def _window(evidence: Evidence, span: Span) -> tuple[float, float]:
+def _window(evidence: RunReadings, span: Span) -> tuple[float, float]:
     """When a run was, Unix seconds."""
     offset_ns = evidence.offset_ns if evidence.offset_ns is not None else span.unix_offset_ns
     return (span.start_ns + offset_ns) / NS_PER_S, (span.end_ns + offset_ns) / NS_PER_S
 
 
 def _account(
-    evidence: Evidence,
+    evidence: RunReadings,
     span: Span,
     terms: Terms,
     series: CarbonSeries | None,

@@ -11,13 +11,13 @@ import numpy as np
 from joulery.accounting.charge import Charged, IdleRule, charge
 from joulery.accounting.integrate import Metered
 from joulery.accounting.steps import energy_by_bin
-from joulery.domain.carbon import CarbonSeries
-from joulery.domain.footprint import Footprint
-from joulery.domain.power import PowerTrace
-from joulery.domain.timeline import MeterNow
-from joulery.runtime.measuring.evidence import NS_PER_S, Evidence, evidence_of
-from joulery.store.recordings import RecordingTail
-from joulery.store.samples import SUFFIX
+from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.energy.footprint import Footprint
+from joulery.domain.energy.power import PowerTrace
+from joulery.domain.serving.timeline import MeterNow
+from joulery.runtime.measuring.readings import NS_PER_S, RunReadings, evidence_of
+from joulery.store.run.recordings import RecordingTail
+from joulery.store.run.samples import SUFFIX
 
 KEEP_S = 30.0
 LAG_S = 0.4
@@ -66,9 +66,9 @@ class LiveMeters:
     folder: Path
     pue: float = 1.0
     _tails: dict[str, RecordingTail] = field(default_factory=dict)
-    _evidence: Evidence = field(default_factory=Evidence)
+    _evidence: RunReadings = field(default_factory=RunReadings)
 
-    def update(self) -> Evidence:
+    def update(self) -> RunReadings:
         """What was read within the last half minute.
 
         Raises:

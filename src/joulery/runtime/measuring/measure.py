@@ -21,20 +21,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from joulery.app.wiring.meters import parse_meter
+from joulery.app.wiring.share import make_run_group
 from joulery.domain.errors import CapabilityError, ConfigError
-from joulery.runtime.compose.meters import parse_meter
-from joulery.runtime.compose.share import make_run_group
 from joulery.runtime.measuring.launch import NOT_EXECUTABLE, NOT_FOUND, Outcome, run_command
 from joulery.runtime.measuring.recorder import Recorder
 from joulery.runtime.measuring.terms import PERIOD_S, Settings, Terms, source_of
-from joulery.store.run import RunWriter, create_run, new_run_id
+from joulery.store.run.directory import RunWriter, create_run, new_run_id
 
 if TYPE_CHECKING:
     from joulery.adapters.meters.cgroup import RunGroup
-    from joulery.domain.footprint import Footprint
+    from joulery.domain.energy.footprint import Footprint
     from joulery.domain.ports import CarbonSource
     from joulery.runtime.measuring.account import Account
-    from joulery.runtime.measuring.evidence import Evidence
+    from joulery.runtime.measuring.readings import RunReadings
     from joulery.runtime.tracing.traced import Tracing
 
 RUNS = Path("runs")
@@ -138,7 +138,7 @@ def _enter(group: RunGroup | None) -> None:
 
 def _traced_environment(writer: RunWriter, tracing: Tracing) -> dict[str, str]:
     """The environment in which a command records itself into the run."""
-    from joulery.runtime.compose.tracers import open_tracer
+    from joulery.app.wiring.tracers import open_tracer
     from joulery.runtime.tracing.traced import trace_folder
 
     folder = str(trace_folder(writer, tracing))
@@ -164,10 +164,10 @@ def _finished(
     return Measured(outcome.exit_code, None, made, writer.path, writer.manifest, tuple(recorder.warnings))
 
 
-def keeper(tracing: Tracing) -> Callable[[RunWriter, Account, Evidence], None]:
+def keeper(tracing: Tracing) -> Callable[[RunWriter, Account, RunReadings], None]:
     """What the end of a traced run keeps besides the power."""
 
-    def keep(writer: RunWriter, made: Account, evidence: Evidence) -> None:
+    def keep(writer: RunWriter, made: Account, evidence: RunReadings) -> None:
         from joulery.runtime.tracing.traced import keep_anatomy
 
         keep_anatomy(writer, tracing, made.basis, evidence.offset_ns)
@@ -268,7 +268,7 @@ class Measurement:
         if self._scratch is not None:
             self._scratch.cleanup()
 
-    def _more(self) -> Callable[[RunWriter, Account, Evidence], None] | None:
+    def _more(self) -> Callable[[RunWriter, Account, RunReadings], None] | None:
         """What else the end of the block keeps."""
         return None
 

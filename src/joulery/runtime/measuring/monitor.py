@@ -1,7 +1,7 @@
 """The sampler for anybody: measure a process that is already running, in whatever language, until told to stop.
 
 Source: Smaragdine (ICSE'24), section 4, "decoupled monitoring": start, stop and read, by message. What a message looks
-like is the business of :mod:`joulery.ui.monitor`.
+like is the business of :mod:`joulery.gateway.monitor`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from joulery.domain.energy.power import PowerTrace, ReadingKind
 from joulery.domain.errors import ConfigError, DataError
-from joulery.domain.power import PowerTrace, ReadingKind
-from joulery.runtime.measuring.evidence import read_evidence
+from joulery.runtime.measuring.readings import read_evidence
 from joulery.runtime.measuring.recorder import Recorder
 from joulery.runtime.measuring.terms import Settings, Terms, source_of
-from joulery.store.run import SAMPLES, create_run, new_run_id
+from joulery.store.run.directory import SAMPLES, create_run, new_run_id
 
 
 @dataclass(slots=True)

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from joulery.domain.errors import JouleryError
-from joulery.runtime.measuring.orders import Orders
+from joulery.runtime.measuring.sampler_config import SamplerConfig
 from joulery.runtime.measuring.sampling import SamplerProcess
 from joulery.runtime.measuring.terms import Settings, Span, Terms
 from joulery.store.files import disk_errors
-from joulery.store.run import SAMPLES, RunWriter
+from joulery.store.run.directory import SAMPLES, RunWriter
 
 if TYPE_CHECKING:
     from joulery.domain.ports import CarbonSource
     from joulery.runtime.measuring.account import Account
-    from joulery.runtime.measuring.evidence import Evidence
+    from joulery.runtime.measuring.readings import RunReadings
 
 NS_PER_S = 1_000_000_000
 
@@ -60,7 +60,7 @@ class Recorder:
             JouleryError: A meter that was named cannot be read.
         """
         samples = self.writer.path / SAMPLES
-        orders = Orders(
+        orders = SamplerConfig(
             folder=str(samples.absolute()),
             parent=os.getpid(),
             root=root,
@@ -94,7 +94,7 @@ class Recorder:
         exit_code: int | None,
         terms: Terms,
         source: CarbonSource | None,
-        more: Callable[[RunWriter, Account, Evidence], None] | None = None,
+        more: Callable[[RunWriter, Account, RunReadings], None] | None = None,
     ) -> Account:
         """Read once more, charge the run, keep everything, end the run directory.
 
@@ -107,8 +107,8 @@ class Recorder:
             more: What else to work out and keep, once the power is kept.
         """
         from joulery.runtime.measuring.account import account
-        from joulery.runtime.measuring.evidence import Evidence, fold, read_evidence
-        from joulery.store.intensity import write_intensity
+        from joulery.runtime.measuring.readings import RunReadings, fold, read_evidence
+        from joulery.store.run.intensity import write_intensity
 
         self._log("ended", monotonic_ns=end_ns, cpu_s=cpu_s, exit_code=exit_code)
         if self._sampler is not None:
@@ -116,7 +116,7 @@ class Recorder:
                 self._sampler.stop()
             except JouleryError as error:
                 self.warn(f"not all of the run was measured: {_sentence(error)}")
-        samples, evidence = self.writer.path / SAMPLES, Evidence()
+        samples, evidence = self.writer.path / SAMPLES, RunReadings()
         self._last_words(samples)
         try:
             evidence = read_evidence(samples)
@@ -145,7 +145,9 @@ class Recorder:
                 self._log("sampler", text=said)
                 self.warn(f"the sampler failed: {said.splitlines()[-1]}")
 
-    def _also(self, more: Callable[[RunWriter, Account, Evidence], None], made: Account, evidence: Evidence) -> None:
+    def _also(
+        self, more: Callable[[RunWriter, Account, RunReadings], None], made: Account, evidence: RunReadings
+    ) -> None:
         try:
             more(self.writer, made, evidence)
         except JouleryError as error:

@@ -1,15 +1,15 @@
 """The sampler: a process of its own that reads meters at a fixed phase and writes what it read to files.
 
-``python -m joulery.runtime.measuring.sampler JSON`` (:class:`~joulery.runtime.measuring.orders.Orders`). It is made so
-that the measured program cannot disturb it and is not disturbed: nothing of it runs in the measured interpreter; ticks
-lie on an absolute grid, a late one is skipped and counted, never made up; when its own CPU time passes a bound it reads
-less often and says so.
+``python -m joulery.runtime.measuring.sampler JSON`` (:class:`~joulery.runtime.measuring.sampler_config.SamplerConfig`).
+It is made so that the measured program cannot disturb it and is not disturbed: nothing of it runs in the measured
+interpreter; ticks lie on an absolute grid, a late one is skipped and counted, never made up; when its own CPU time
+passes a bound it reads less often and says so.
 
 It says ``{"ready": ...}`` on standard output after the first complete reading, ``{"error": ...}`` when it cannot start
 or go on, ``{"done": ...}`` at the end. It ends when standard input says anything, on SIGTERM, and when its parent
 is gone: standard input ends, the kernel tells (``PR_SET_PDEATHSIG``), and it looks, should a fork hold the pipe open.
 
-Files (:mod:`joulery.store.samples`): one a meter, ``cpu`` and ``gpu`` (who was how busy), and ``notes.jsonl``.
+Files (:mod:`joulery.store.run.samples`): one a meter, ``cpu`` and ``gpu`` (who was how busy), and ``notes.jsonl``.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from joulery.domain.channel import ReadingKind
+from joulery.app.wiring.meters import open_meters
+from joulery.app.wiring.share import open_busy, open_tree, remove_group
+from joulery.domain.energy.channel import ReadingKind
 from joulery.domain.errors import CapabilityError, JouleryError
-from joulery.runtime.compose.meters import open_meters
-from joulery.runtime.compose.share import open_busy, open_tree, remove_group
-from joulery.runtime.measuring.orders import Orders
+from joulery.runtime.measuring.sampler_config import SamplerConfig
 from joulery.runtime.measuring.share import CpuShare, GpuShare, SharedMeter
-from joulery.store.channels import channel_to_dict
-from joulery.store.samples import SUFFIX, Appender, SampleWriter
+from joulery.store.run.channels import channel_to_dict
+from joulery.store.run.samples import SUFFIX, Appender, SampleWriter
 
 NS_PER_S = 1_000_000_000
 HOUSEKEEPING_S = 0.2
@@ -196,7 +196,7 @@ def clock_moved(by_ns: int) -> str:
 class Session:
     """One run of the sampler process: opens what it was told to, samples, closes."""
 
-    def __init__(self, orders: Orders, say: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, orders: SamplerConfig, say: Callable[[Mapping[str, Any]], None]) -> None:
         self._orders = orders
         self._say = say
         self._stop = False
@@ -332,7 +332,7 @@ class Session:
 def main(argument: str) -> int:
     """Be the sampler."""
     gc.disable()
-    orders = Orders.from_json(argument)
+    orders = SamplerConfig.from_json(argument)
     _allow_many_files()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

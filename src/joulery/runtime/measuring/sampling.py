@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from joulery.domain.errors import CapabilityError, ConfigError, DataError, JouleryError
-from joulery.runtime.measuring.orders import Orders
-from joulery.runtime.part import start_part
+from joulery.runtime.measuring.sampler_config import SamplerConfig
+from joulery.runtime.process import spawn_process
 
 READY_S = 10.0
 END_S = 5.0
@@ -36,7 +36,7 @@ class SamplerProcess:
         self._error: dict[str, Any] | None = None
 
     @classmethod
-    def start(cls, orders: Orders) -> Self:
+    def start(cls, orders: SamplerConfig) -> Self:
         """Start a sampler; it is not ready yet.
 
         Raises:
@@ -44,7 +44,7 @@ class SamplerProcess:
         """
         try:
             with (Path(orders.folder) / "sampler.err").open("wb") as errors:
-                process = start_part("joulery.runtime.measuring.sampler", (orders.to_json(),), errors)
+                process = spawn_process("joulery.runtime.measuring.sampler", (orders.to_json(),), errors)
         except OSError as error:
             raise CapabilityError(f"the sampler cannot be started: {error}", resource=sys.executable) from error
         return cls(process)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from joulery.app.wiring.meters import MeterSpec
 from joulery.domain.errors import ConfigError
-from joulery.runtime.compose.meters import MeterSpec
 
 if TYPE_CHECKING:
     from joulery.domain.ports import CarbonSource
@@ -107,6 +107,6 @@ def source_of(flags: Mapping[str, str]) -> CarbonSource | None:
     """
     if not flags:
         return None
-    from joulery.runtime.compose.carbon import source_from_flags
+    from joulery.app.wiring.carbon import source_from_flags
 
     return source_from_flags(flags)

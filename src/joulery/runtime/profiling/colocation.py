@@ -3,7 +3,7 @@
 A group of CPU cores is measured as if it were one GPU: an instance has a share of it, by a quota of the cores' time or
 (``apart``) by whole cores of its own, and its neighbour slows it through what they still have in common: the caches,
 the memory bus and, under quotas, each other's turns. What comes out are the measurements that
-:func:`joulery.perf.interference_calibrate.calibrate` fits.
+:func:`joulery.perf.interference.calibration.calibrate` fits.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 
-from joulery.domain.engine import InferRequest, ModelRef, ReplicaSpec, RequestError
+from joulery.app.profiling.inputs import inputs_for
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.ports import Engine
-from joulery.domain.serving import Slice, SliceKind
-from joulery.domain.tensors import Tensor
-from joulery.perf.interference import GpuCoefficients, InterferenceProfile
-from joulery.perf.interference_calibrate import PairLatency, SoloLatency
-from joulery.runtime.compose.inputs import inputs_for
+from joulery.domain.serving.engine import InferRequest, ModelRef, ReplicaSpec, RequestError
+from joulery.domain.serving.service import Slice, SliceKind
+from joulery.domain.serving.tensors import Tensor
+from joulery.perf.interference.calibration import PairLatency, SoloLatency
+from joulery.perf.interference.model import GpuCoefficients, InterferenceProfile
 
 _WARM = 2
 """Batches at the start that do not count."""

@@ -11,14 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from joulery.app.profiling.kernels import NsightCompute
+from joulery.app.wiring.engine import local_engine
+from joulery.app.wiring.gpus import BoardWatch, board_watch, local_gpus
 from joulery.config.devices import GpuDeviceConfig
-from joulery.domain.engine import InferRequest, InferResponse, ModelRef, ReplicaSpec, RequestError
 from joulery.domain.errors import CapabilityError, DataError
 from joulery.domain.ports import Engine
-from joulery.domain.serving import Slice, SliceKind
-from joulery.domain.tensors import Tensor
-from joulery.perf.interference import InterferenceProfile
-from joulery.perf.interference_runs import (
+from joulery.domain.serving.engine import InferRequest, InferResponse, ModelRef, ReplicaSpec, RequestError
+from joulery.domain.serving.service import Slice, SliceKind
+from joulery.domain.serving.tensors import Tensor
+from joulery.perf.interference.model import InterferenceProfile
+from joulery.perf.interference.runs import (
     BATCHES,
     MIDDLE,
     GpuFacts,
@@ -27,9 +30,6 @@ from joulery.perf.interference_runs import (
     configurations,
     profile_of_runs,
 )
-from joulery.runtime.compose.engine import local_engine
-from joulery.runtime.compose.gpus import BoardWatch, board_watch, local_gpus
-from joulery.runtime.compose.kernels import NsightCompute
 from joulery.runtime.leasing.lending import lending
 from joulery.runtime.profiling.kernels import count_kernels
 

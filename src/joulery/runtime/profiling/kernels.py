@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from joulery.domain.engine import ModelRef
+from joulery.app.profiling.kernels import Kernel, NsightCompute
 from joulery.domain.errors import DataError
-from joulery.domain.tensors import Tensor
-from joulery.runtime.compose.kernels import Kernel, NsightCompute
+from joulery.domain.serving.engine import ModelRef
+from joulery.domain.serving.tensors import Tensor
 
 _FEW, _MORE = 1, 3
 """Inferences of the two runs: their difference is two, whatever loading and the first one launch."""
@@ -53,7 +53,7 @@ def count_kernels(
     """
     # All SMs, where a daemon for sharing runs meanwhile.
     environ = {"CUDA_VISIBLE_DEVICES": str(gpu), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100"}
-    program = [sys.executable, "-m", "joulery.adapters.engines.once", str(model)]
+    program = [sys.executable, "-m", "joulery.adapters.engines.embedded.once", str(model)]
     with tempfile.TemporaryDirectory(prefix="joulery-kernels-") as folder:
         request = Path(folder) / "request.npz"
         np.savez(request, **inputs)  # type: ignore[arg-type]

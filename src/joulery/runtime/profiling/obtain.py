@@ -19,19 +19,19 @@ import numpy as np
 import orjson
 
 from joulery.accounting.load_line import cpu_channels, gpu_channels, gpu_points, power_points
-from joulery.domain.engine import InferResponse, ReplicaSpec
+from joulery.app.profiling.inputs import inputs_for
+from joulery.app.serving.service import ServiceSetup
+from joulery.app.wiring.engine import local_engine
+from joulery.app.wiring.meters import MeterSpec
 from joulery.domain.errors import CapabilityError, DataError, JouleryError
 from joulery.domain.ports import Engine, Places
-from joulery.domain.profile import Profile
 from joulery.domain.quality import weakest
-from joulery.domain.serving import Slice
-from joulery.perf.power_line import PowerLine, fit_power_line
-from joulery.runtime.compose.engine import local_engine
-from joulery.runtime.compose.inputs import inputs_for
-from joulery.runtime.compose.meters import MeterSpec
-from joulery.runtime.compose.service import ServiceSetup
-from joulery.runtime.measuring.evidence import Evidence, read_evidence
-from joulery.runtime.measuring.orders import Orders
+from joulery.domain.serving.engine import InferResponse, ReplicaSpec
+from joulery.domain.serving.profile import Profile
+from joulery.domain.serving.service import Slice
+from joulery.perf.power.power_line import PowerLine, fit_power_line
+from joulery.runtime.measuring.readings import RunReadings, read_evidence
+from joulery.runtime.measuring.sampler_config import SamplerConfig
 from joulery.runtime.measuring.sampling import SamplerProcess
 from joulery.runtime.measuring.terms import MAX_CPU_RATIO
 from joulery.runtime.profiling.slices import BRIEF, Measured, Plan, Recording, assemble, digest, machine, measure
@@ -142,7 +142,7 @@ def start_sampler(folder: Path, meters: Sequence[MeterSpec] | None, period_s: fl
     Raises:
         JouleryError: It cannot start, or a meter that was named cannot be read.
     """
-    orders = Orders(
+    orders = SamplerConfig(
         folder=str(folder.absolute()),
         parent=os.getpid(),
         root=os.getpid(),
@@ -187,7 +187,7 @@ async def _inputs(engine: Engine, setup: ServiceSetup, folder: Path | None) -> l
 def _finished(
     setup: ServiceSetup,
     found: Sequence[Measured],
-    evidence: Evidence,
+    evidence: RunReadings,
     plan: Plan,
     answers: Sequence[InferResponse],
 ) -> Profile:
@@ -210,7 +210,7 @@ def _finished(
     )
 
 
-def power_line(evidence: Evidence) -> tuple[PowerLine, float]:
+def power_line(evidence: RunReadings) -> tuple[PowerLine, float]:
     """The power of the CPUs over busy cores, and the mean number of cores that others kept busy.
 
     Raises:
@@ -233,7 +233,7 @@ def power_line(evidence: Evidence) -> tuple[PowerLine, float]:
     return fit_power_line(cores, watts, idle_w=idle_w), others_s / seconds if seconds > 0 else math.nan
 
 
-def gpu_power_line(evidence: Evidence, answers: Sequence[InferResponse], gpus: Sequence[str]) -> PowerLine:
+def gpu_power_line(evidence: RunReadings, answers: Sequence[InferResponse], gpus: Sequence[str]) -> PowerLine:
     """The power of GPUs over how busy they were: requests tell when, and with what share of a GPU.
 
     A slice has no meter of its own: what a whole busy GPU draws is shared by arithmetic, so joules are modelled.

@@ -14,7 +14,10 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from joulery.domain.engine import (
+from joulery.domain.errors import DataError
+from joulery.domain.ports import Engine
+from joulery.domain.quality import Quality
+from joulery.domain.serving.engine import (
     InferRequest,
     InferResponse,
     ModelKind,
@@ -24,13 +27,10 @@ from joulery.domain.engine import (
     RequestError,
     Transition,
 )
-from joulery.domain.errors import DataError
-from joulery.domain.ports import Engine
-from joulery.domain.profile import Profile, SliceProfile, Timings
-from joulery.domain.quality import Quality
-from joulery.domain.serving import Slice
-from joulery.domain.tensors import Tensor
-from joulery.perf.power_line import PowerLine
+from joulery.domain.serving.profile import Profile, SliceProfile, Timings
+from joulery.domain.serving.service import Slice
+from joulery.domain.serving.tensors import Tensor
+from joulery.perf.power.power_line import PowerLine
 
 Inputs = Mapping[str, Tensor]
 
@@ -106,7 +106,7 @@ class Measured:
 
     Attributes:
         variant, slice: What was measured.
-        alone, loaded: See :class:`~joulery.domain.profile.SliceProfile`.
+        alone, loaded: See :class:`~joulery.domain.serving.profile.SliceProfile`.
         startup_s, startup_cpu_s: From launch to ready, for all slices of the partition together.
     """
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from joulery.accounting.training import Look, MeasureRules, Tally, observe
+from joulery.accounting.training_jobs import Look, MeasureRules, Tally, observe
 from joulery.config.site import Mode
 from joulery.domain.cluster import (
     ClusterAction,
@@ -23,11 +23,11 @@ from joulery.domain.decisions import Step
 from joulery.domain.errors import ActuationError, CapabilityError, DataError
 from joulery.domain.ports import ClusterBackend
 from joulery.domain.quality import Quality
-from joulery.policies.allocation import Allocation, ClusterView
-from joulery.runtime.schedule.drawn import NOBODY, drawn
+from joulery.policies.training.allocation import Allocation, ClusterView
+from joulery.runtime.schedule.energy_delta import NOBODY, drawn
 from joulery.runtime.schedule.intensity import Intensity
-from joulery.runtime.schedule.memory import Memory, remembered, renamed
 from joulery.runtime.schedule.reconcile import Todo, ours, reconcile, strays
+from joulery.runtime.schedule.state import Memory, remembered, renamed
 from joulery.runtime.schedule.view import cluster_view, kind_of
 from joulery.store.journal import Journal
 
@@ -64,7 +64,7 @@ class EnergySource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Rhythm:
+class SchedulerTiming:
     """Times the scheduler goes by, seconds.
 
     Attributes:
@@ -128,7 +128,7 @@ class Scheduler:
         log: Callable[[str, Mapping[str, Any]], None],
         *,
         mode: Mode,
-        rhythm: Rhythm,
+        rhythm: SchedulerTiming,
     ) -> None:
         self._backend, self._policy, self._journal, self._energy = backend, policy, journal, energy
         self._intensity, self._log, self._mode, self._rhythm = intensity, log, mode, rhythm

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from joulery.accounting.charge import Share, split
-from joulery.domain.channel import Channel, ReadingKind
 from joulery.domain.cluster import ClusterSnapshot, JobEnergy, Placement
+from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.ports import Meter
 from joulery.domain.quality import Quality, weakest
 from joulery.runtime.measuring.share import BusyTimes, TreeTimes

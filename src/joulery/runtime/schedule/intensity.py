@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from joulery.domain.carbon import CarbonSeries
+from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.errors import CapabilityError, DataError
 from joulery.domain.ports import CarbonSource
 

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from joulery.app.schedule import cluster_backend, jobs_of, local_backend, state_folder
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
-from joulery.runtime.compose.schedule import cluster_backend, jobs_of, local_backend, state_folder
-from joulery.runtime.schedule.memory import remembered
-from joulery.runtime.schedule.use import ended as ended_jobs
-from joulery.runtime.schedule.use import lines
+from joulery.runtime.schedule.state import remembered
+from joulery.runtime.schedule.usage import ended as ended_jobs
+from joulery.runtime.schedule.usage import lines
 
 
 def list_jobs(site: Site) -> list[dict[str, Any]]:

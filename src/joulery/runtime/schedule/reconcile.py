@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from joulery.domain.cluster import ClusterAction, ClusterJob, ClusterSnapshot, Hold, JobState, Release, Start, Stop
-from joulery.policies.allocation import start_waiting
+from joulery.policies.training.allocation import start_waiting
 
 
 @dataclass(frozen=True, slots=True)

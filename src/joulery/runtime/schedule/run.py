@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from joulery.accounting.training import MeasureRules
-from joulery.config.reading import load
+from joulery.accounting.training_jobs import MeasureRules
+from joulery.app.schedule import cluster_backend, energy_source, green_policy, jobs_of, site_intensity
+from joulery.config.parsing.reading import load
 from joulery.config.site import Mode
 from joulery.domain.ports import ClusterBackend
-from joulery.runtime.compose.schedule import cluster_backend, energy_source, green_policy, jobs_of, site_intensity
-from joulery.runtime.schedule.daemon import Rhythm, Scheduler, Tick, compact, release_all
+from joulery.runtime.schedule.daemon import Scheduler, SchedulerTiming, Tick, compact, release_all
 from joulery.runtime.schedule.intensity import Intensity
 from joulery.runtime.schedule.lock import SchedulerLock
 from joulery.runtime.schedule.watchdog import start_watchdog
 from joulery.store.journal import Journal
-from joulery.store.run import create_run, new_run_id
+from joulery.store.run.directory import create_run, new_run_id
 
 _SETTLED_POLLS = 2
 _COMPACT_BYTES = 8 << 20
@@ -92,7 +92,7 @@ def schedule(request: Request, say: Callable[[Mapping[str, Any]], None], stop: t
                 Intensity(site_intensity(site), jobs.window_s, note),
                 log,
                 mode=mode,
-                rhythm=Rhythm(jobs.quantum_s, jobs.restart_s, MeasureRules(jobs.measure_s)),
+                rhythm=SchedulerTiming(jobs.quantum_s, jobs.restart_s, MeasureRules(jobs.measure_s)),
             )
             if journal.size_bytes > _COMPACT_BYTES:
                 compact(journal, scheduler.memory)

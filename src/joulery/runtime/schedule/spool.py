@@ -25,8 +25,8 @@ from typing import Any
 import orjson
 
 from joulery.domain.cluster import ClusterSnapshot, JobEnergy
-from joulery.domain.device import Owner
 from joulery.domain.errors import CapabilityError
+from joulery.domain.gpu.device import Owner
 from joulery.domain.quality import Quality, weakest
 from joulery.store.files import disk_errors, write_atomically
 from joulery.store.leases import lives, owner_of
@@ -46,7 +46,7 @@ Total = tuple[float, float, Quality]
 
 
 @dataclass(slots=True)
-class Told:
+class SpoolFileState:
     """What a file has said so far.
 
     Attributes:
@@ -228,14 +228,14 @@ class SpoolWriter:
         self._limit_bytes = max(self._largest_bytes, 2 * self._bytes)
         self._behind = {name for name in behind if not _deleted(self._folder / name)}
 
-    def _left_behind(self) -> dict[str, Told]:
+    def _left_behind(self) -> dict[str, SpoolFileState]:
         """Files of dead agents of this node on this machine; none where one cannot be read, for what it may carry."""
-        found: dict[str, Told] = {}
+        found: dict[str, SpoolFileState] = {}
         elsewhere: set[str] = set()
         for file in _files(self._folder):
             if _node_of(file.name) != self._node:
                 continue
-            told = Told()
+            told = SpoolFileState()
             try:
                 told.read_on(file)
                 mine = told.owner is not None and told.machine == self._machine and _ended(told.owner)
@@ -280,7 +280,7 @@ class SpoolReader:
 
     def __init__(self, folder: Path, note: Callable[[str], None]) -> None:
         self._folder, self._note = folder, note
-        self._told: dict[str, Told] = {}
+        self._told: dict[str, SpoolFileState] = {}
         self._most: dict[str, dict[int, Total]] = {}
         self._noted: set[Path] = set()
 
@@ -305,16 +305,16 @@ class SpoolReader:
             self._told = {name: each for name, each in told.items() if each is not None}
             if len(self._told) == len(told):
                 break
-        nodes: dict[str, dict[str, Told]] = {}
+        nodes: dict[str, dict[str, SpoolFileState]] = {}
         for name, each in self._told.items():
             nodes.setdefault(_node_of(name), {})[name] = each
         for node, files in nodes.items():
             most = self._most.setdefault(node, {})
             most |= {job: total for job, total in _uncarried(files).items() if total > most.get(job, (-1.0,))}
 
-    def _read_on(self, file: Path) -> Told | None:
+    def _read_on(self, file: Path) -> SpoolFileState | None:
         """What a file says by now; None where it is not there any more: another carries it, and was not there yet."""
-        told = self._told.get(file.name, Told())
+        told = self._told.get(file.name, SpoolFileState())
         try:
             trouble = told.read_on(file)
         except FileNotFoundError:
@@ -367,13 +367,13 @@ def _locked(fd: int) -> bool:
     return True
 
 
-def _uncarried(left: Mapping[str, Told]) -> dict[int, Total]:
+def _uncarried(left: Mapping[str, SpoolFileState]) -> dict[int, Total]:
     """The sum of a node's files, those left out that another of them carries."""
     carried = set().union(*(told.carries for told in left.values()))
     return summed(told.totals for name, told in left.items() if name not in carried)
 
 
-def _idle_s(left: Mapping[str, Told]) -> dict[int, float]:
+def _idle_s(left: Mapping[str, SpoolFileState]) -> dict[int, float]:
     """How long nothing has been added to the totals of each job, as far as the agents watched."""
     idle_s: dict[int, float] = {}
     for told in left.values():

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from joulery.accounting.training import Tally
+from joulery.accounting.training_jobs import Tally
 from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState
-from joulery.policies.allocation import ClusterView
+from joulery.policies.training.allocation import ClusterView
 from joulery.runtime.schedule.intensity import Grid
-from joulery.runtime.schedule.memory import Memory
+from joulery.runtime.schedule.state import Memory
 
 _G_PER_KG = 1e3
 

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from joulery.config.reading import load
+from joulery.app.schedule import cluster_backend, jobs_of
+from joulery.config.parsing.reading import load
 from joulery.domain.errors import ActuationError, CapabilityError, DataError
 from joulery.domain.ports import ClusterBackend
-from joulery.runtime.compose.schedule import cluster_backend, jobs_of
-from joulery.runtime.part import part_command, part_environment
+from joulery.runtime.process import part_environment, process_command
 from joulery.runtime.schedule.daemon import release_all
 from joulery.runtime.schedule.lock import SchedulerLock
 from joulery.store.files import write_atomically
@@ -91,7 +91,7 @@ def start_watchdog(site: Path, backend: str, patience_s: float, log: Path) -> su
     """The watchdog as a process of a session of its own: what ends the scheduler does not end it."""
     with log.open("ab") as output:
         return subprocess.Popen(
-            part_command("joulery.runtime.schedule.watchdog", str(site), backend, str(patience_s)),
+            process_command("joulery.runtime.schedule.watchdog", str(site), backend, str(patience_s)),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -15,9 +15,9 @@ import numpy as np
 from joulery.accounting.charge import BusyTimes
 from joulery.accounting.load_line import work_by_bin
 from joulery.domain.arrays import FloatArray
-from joulery.domain.engine import RequestRecord
-from joulery.domain.power import PowerTrace
-from joulery.runtime.measuring.evidence import Evidence
+from joulery.domain.energy.power import PowerTrace
+from joulery.domain.serving.engine import RequestRecord
+from joulery.runtime.measuring.readings import RunReadings
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class OnBoards:
 
 
 def of_boards(
-    evidence: Evidence, services: Sequence[OnBoards], records: Sequence[RequestRecord]
-) -> tuple[Evidence, tuple[str, ...]]:
+    evidence: RunReadings, services: Sequence[OnBoards], records: Sequence[RequestRecord]
+) -> tuple[RunReadings, tuple[str, ...]]:
     """The evidence with what the services know of their boards.
 
     Each board's idle power is that of the profile its requests are charged by (the lowest, where services share it). A

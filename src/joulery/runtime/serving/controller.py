@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from joulery.domain.decisions import Decision
-from joulery.domain.engine import ModelRef, Outcome, ReplicaSpec, ReplicaState, RequestRecord
 from joulery.domain.errors import ActuationError, JouleryError
-from joulery.domain.layout import Instance, Layout
+from joulery.domain.gpu.layout import Instance, Layout
 from joulery.domain.ports import Engine
-from joulery.domain.serving import Slo
-from joulery.policies.pools.pods import Seats
-from joulery.policies.variants.policy import KEEP_LAYOUT, Observation, short
-from joulery.runtime.serving.drive import APPLIED
+from joulery.domain.serving.engine import ModelRef, Outcome, ReplicaSpec, ReplicaState, RequestRecord
+from joulery.domain.serving.service import Slo
+from joulery.policies.placement.pools.gpu_groups import Seats
+from joulery.policies.serving.variant_policy import KEEP_LAYOUT, Observation, short
+from joulery.runtime.serving.driver import APPLIED
 from joulery.runtime.serving.live_sample import LiveSample
 
 
@@ -69,7 +69,7 @@ def summarise(records: Sequence[RequestRecord], slo: Slo) -> tuple[float, float,
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceEye:
+class ServiceObserver:
     """What the policy of a service gets to see.
 
     Attributes:

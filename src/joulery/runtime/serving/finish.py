@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 
 from joulery.accounting.charge import BusyTimes
-from joulery.domain.engine import RequestRecord
+from joulery.domain.serving.engine import RequestRecord
 from joulery.runtime.measuring.account import Basis, account
-from joulery.runtime.measuring.evidence import NS_PER_S, fold, read_evidence
+from joulery.runtime.measuring.readings import NS_PER_S, fold, read_evidence
 from joulery.runtime.measuring.terms import Span, Terms
 from joulery.runtime.serving.boards import OnBoards, of_boards
-from joulery.runtime.serving.hosted import Hosted
+from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.session import Session
 from joulery.runtime.serving.summary import RunCost, Served, compared, summarise_run, with_baseline
-from joulery.store.footprints import footprint_to_dict
-from joulery.store.intensity import write_intensity
-from joulery.store.run import SAMPLES, RunWriter
-from joulery.store.timeline import write_ticks
+from joulery.store.run.directory import SAMPLES, RunWriter
+from joulery.store.run.footprints import footprint_to_dict
+from joulery.store.run.intensity import write_intensity
+from joulery.store.run.timeline import write_ticks
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +85,11 @@ def finish(
     return Finished(writer.path, report)
 
 
-def _on_boards(one: Hosted) -> OnBoards:
+def _on_boards(one: RunningService) -> OnBoards:
     return OnBoards(one.name, one.setup.gpus, math.nan if one.profile is None else one.profile.idle_w)
 
 
-def _served(session: Session, one: Hosted, basis: Basis) -> Served:
+def _served(session: Session, one: RunningService, basis: Basis) -> Served:
     return Served(
         records=[record for record in session.ran.records if record.service == one.name],
         layouts=one.layouts,

@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
+from joulery.app.wiring.clocks import GovernedClock
 from joulery.config.site import Mode
 from joulery.domain.arrays import FloatArray
 from joulery.domain.decisions import Decision, Step
-from joulery.domain.device import ClockSetting
 from joulery.domain.errors import CapabilityError
-from joulery.perf.clock_scaling import above_idle_ratio, slowdown_ratio, tail_s
-from joulery.policies.clocks import PartitionLatency
-from joulery.policies.governor import DeviceView, GovernorState, Steady, Waiting
-from joulery.runtime.compose.clocks import GovernedClock
+from joulery.domain.gpu.device import ClockSetting
+from joulery.perf.power.clock_scaling import above_idle_ratio, slowdown_ratio, tail_s
+from joulery.policies.clocks.governor import ArrivalForecast, DeviceView, GovernorState, Waiting
+from joulery.policies.clocks.lowest_clock import PartitionLatency
 from joulery.runtime.leasing.leases import LeaseHolder
-from joulery.runtime.serving.drive import ADVISED, APPLIED, SHADOWED, LiveDriver
-from joulery.runtime.serving.residents import Pending, Resident, Residents, WorkClock
+from joulery.runtime.serving.colocated import ColocatedService, Pending, ProgressClock, Residents
+from joulery.runtime.serving.driver import ADVISED, APPLIED, SHADOWED, LiveDriver
 
 CLOCK_STEP = "clock_step"
 """The kind of log line that holds what a governor saw."""
@@ -56,7 +56,7 @@ class ClockKeeper:
     mode: Mode
     holder: LeaseHolder | None
     pinned: Callable[[], bool] = lambda: False
-    work_clock: WorkClock = field(default_factory=WorkClock)
+    work_clock: ProgressClock = field(default_factory=ProgressClock)
     tell: Callable[[str], None] = lambda text: None
     advised_mhz: float | None = None
     _slowdown: FloatArray = field(init=False)
@@ -141,7 +141,7 @@ class ClockKeeper:
         self.work_clock.run_at(1.0 / float(self._slowdown[index]))
         return float(clocks[index])
 
-    def _waiting(self, request: Pending, one: Resident, now_s: float) -> Waiting:
+    def _waiting(self, request: Pending, one: ColocatedService, now_s: float) -> Waiting:
         """A request; replicas side by side work off the queue so many times faster."""
         done_s = 0.0 if math.isnan(request.start_s) else self.work_clock.rate * (now_s - request.start_s)
         left = max(1.0 - done_s / request.service_s, _LEAST_LEFT_RATIO) if request.service_s > 0 else 1.0
@@ -152,7 +152,7 @@ class ClockKeeper:
             energy_j=left * request.energy_j * self._above_idle * self._slowdown,
         )
 
-    def _steady(self, residents: Sequence[Resident]) -> Steady | None:
+    def _steady(self, residents: Sequence[ColocatedService]) -> ArrivalForecast | None:
         """What comes until the next step; None where nothing arrives. Services share their device's time."""
         arriving = [(one.slo, one.work) for one in residents if one.work.rate_rps > 0]
         if not arriving:
@@ -168,10 +168,10 @@ class ClockKeeper:
             )
         watts = sum(work.rate_rps * work.energy_j for _, work in arriving)
         energy_j = watts * self.clock.config.period_s * self._above_idle * self._slowdown
-        return Steady(np.max(tails, axis=0), energy_j)
+        return ArrivalForecast(np.max(tails, axis=0), energy_j)
 
 
-def _partition(one: Resident, now_s: float) -> PartitionLatency:
+def _partition(one: ColocatedService, now_s: float) -> PartitionLatency:
     """How late the latest answers were; what waits counts with its age."""
     recent = [answer.latency_s for answer in one.answered if answer.end_s >= now_s - _TAIL_S]
     lately = [answer.latency_s for answer in one.answered[-_TAIL_COUNT:]]

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from joulery.domain.engine import Outcome, ReplicaState, ReplicaView, RequestRecord
-from joulery.domain.layout import Layout
-from joulery.domain.serving import Slo, SloScope
+from joulery.domain.gpu.layout import Layout
+from joulery.domain.serving.engine import Outcome, ReplicaState, ReplicaView, RequestRecord
+from joulery.domain.serving.service import Slo, SloScope
 from joulery.perf.confidence import mean_interval, quantile_interval
-from joulery.policies.trials.sample import Sample
+from joulery.policies.serving.trial_sample import Sample
 
 MOST_REQUESTS = 2000
 """Older requests are forgotten: a sample of so many says enough, and what was true an hour ago may not be now."""

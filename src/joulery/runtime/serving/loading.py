@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import orjson
 
+from joulery.app.profiling.inputs import inputs_for, read_arrivals, read_prompts
 from joulery.config.loadgen import ConstantLoad, LoadConfig, TextLoad, TraceLoad
 from joulery.domain.errors import ActuationError
-from joulery.domain.tensors import Tensor, TensorSpec
-from joulery.runtime.compose.inputs import inputs_for, read_arrivals, read_prompts
+from joulery.domain.serving.tensors import Tensor, TensorSpec
 from joulery.runtime.load import LoadPlan, start
 from joulery.store.files import disk_errors
 

@@ -11,17 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from joulery.app.wiring.meters import MeterSpec
 from joulery.config.site import Mode, Site
 from joulery.domain.decisions import Decision, Step
-from joulery.domain.engine import ModelRef, Outcome, ReplicaState, RequestRecord
 from joulery.domain.errors import JouleryError
-from joulery.domain.layout import Instance, Layout
+from joulery.domain.gpu.layout import Instance, Layout
+from joulery.domain.gpu.provisioning import PlannedGpu
 from joulery.domain.ports import Engine
-from joulery.domain.provision import PlannedGpu
-from joulery.domain.serving import Slo
-from joulery.domain.timeline import DecisionRecord
-from joulery.policies.provision.replan import RunningGpu, difference, running_of
-from joulery.policies.shadow import (
+from joulery.domain.serving.engine import ModelRef, Outcome, ReplicaState, RequestRecord
+from joulery.domain.serving.service import Slo
+from joulery.domain.serving.timeline import DecisionRecord
+from joulery.policies.placement.provisioning.replan import RunningGpu, difference, running_of
+from joulery.policies.placement.provisioning.standby import (
     ACTIVATE_SHADOW,
     REFUSED_S,
     ShadowObservation,
@@ -30,16 +31,15 @@ from joulery.policies.shadow import (
     Tail,
     watched_of,
 )
-from joulery.runtime.compose.meters import MeterSpec
-from joulery.runtime.replay import POLICY, STEP, policy_entry, step_entry
-from joulery.runtime.serving.drive import ADVISED, APPLIED, FAILED, SHADOWED, LiveDriver
-from joulery.runtime.serving.grid import Grid
-from joulery.runtime.serving.hosted import Hosted
+from joulery.runtime.runs.replay import POLICY, STEP, policy_entry, step_entry
+from joulery.runtime.serving.driver import ADVISED, APPLIED, FAILED, SHADOWED, LiveDriver
+from joulery.runtime.serving.intensity import Grid
 from joulery.runtime.serving.pace import Pace
-from joulery.runtime.serving.seats import Seat, cores_for, seats_of
+from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.session import Session
-from joulery.store.run import RunWriter
-from joulery.store.timeline import write_site
+from joulery.runtime.serving.slice_assignment import PlannedReplica, cores_for, seats_of
+from joulery.store.run.directory import RunWriter
+from joulery.store.run.timeline import write_site
 
 RUN_PLAN = "run_plan"
 REJECTED = "rejected"
@@ -64,7 +64,7 @@ class PlanInForce:
 
     gpus: tuple[PlannedGpu, ...]
     cores: tuple[tuple[int, ...], ...]
-    seats: tuple[Seat, ...]
+    seats: tuple[PlannedReplica, ...]
     shared: tuple[str, ...] = ()
     switched_s: dict[str, float] = field(default_factory=dict)
 
@@ -126,7 +126,7 @@ class ProvisionedSession(Session):
     def __init__(
         self,
         site: Site,
-        hosted: Sequence[Hosted],
+        hosted: Sequence[RunningService],
         writer: RunWriter,
         engine: Engine,
         *,
@@ -157,7 +157,7 @@ class ProvisionedSession(Session):
     async def go_over(
         self,
         gpus: Sequence[PlannedGpu],
-        came: Sequence[Hosted],
+        came: Sequence[RunningService],
         models: Mapping[str, ModelRef],
         slos: Mapping[str, Slo],
     ) -> None:
@@ -264,7 +264,9 @@ class ProvisionedSession(Session):
         self.writer.log(STEP, t_s=seen.now_s, **step_entry(ShadowPolicy.service, seen, step))
 
 
-def tail_of(seat: Seat, records: Sequence[RequestRecord], replica: str, switched_s: Mapping[str, float]) -> Tail:
+def tail_of(
+    seat: PlannedReplica, records: Sequence[RequestRecord], replica: str, switched_s: Mapping[str, float]
+) -> Tail:
     """What an instance's requests saw, those before its shadow took over left out; refused ones count as late."""
     watched = seat.watched
     since_s = switched_s.get(watched.key, -math.inf)

@@ -21,42 +21,42 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from joulery.app.serving.service import PolicyBinding, objectives_from_config, terms_of, with_terms
+from joulery.app.wiring.meters import MeterSpec
 from joulery.config.site import Mode, Site
 from joulery.domain.decisions import Decision, Step
-from joulery.domain.engine import EnergyShare, RequestRecord
 from joulery.domain.errors import JouleryError
-from joulery.domain.layout import Layout
+from joulery.domain.gpu.layout import Layout
 from joulery.domain.ports import Engine
 from joulery.domain.quality import Quality, weakest
-from joulery.domain.timeline import DecisionRecord, NowSnapshot, SiteLabel, Tick
-from joulery.policies.trials.policy import TRY_LAYOUT
-from joulery.policies.trials.state import TrialState
-from joulery.policies.variants.objective import JOULES_PER_KWH
-from joulery.policies.variants.policy import KEEP_LAYOUT, Observation
-from joulery.runtime.compose.meters import MeterSpec
-from joulery.runtime.compose.service import Chosen, asked_of, terms_of, with_terms
+from joulery.domain.serving.engine import EnergyShare, RequestRecord
+from joulery.domain.serving.timeline import DecisionRecord, NowSnapshot, SiteLabel, Tick
+from joulery.policies.serving.objective import JOULES_PER_KWH
+from joulery.policies.serving.trial_policy import TRY_LAYOUT
+from joulery.policies.serving.trial_state import TrialState
+from joulery.policies.serving.variant_policy import KEEP_LAYOUT, Observation
 from joulery.runtime.measuring.live import LAG_S, LiveMeters
 from joulery.runtime.measuring.sampling import SamplerProcess
 from joulery.runtime.profiling.obtain import start_sampler
-from joulery.runtime.replay import POLICY, STEP, policy_entry, step_entry
-from joulery.runtime.serving.controller import LayoutActuator, ServiceEye
-from joulery.runtime.serving.drive import ADVISED, FAILED, SHADOWED, LiveDriver
+from joulery.runtime.runs.replay import POLICY, STEP, policy_entry, step_entry
+from joulery.runtime.serving.controller import LayoutActuator, ServiceObserver
+from joulery.runtime.serving.driver import ADVISED, FAILED, SHADOWED, LiveDriver
 from joulery.runtime.serving.governing import ClockKeeper
-from joulery.runtime.serving.grid import Grid
-from joulery.runtime.serving.hosted import Hosted
+from joulery.runtime.serving.intensity import Grid
 from joulery.runtime.serving.pace import Pace
+from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.site_watch import SiteWatch
 from joulery.runtime.serving.ticker import Ticker
-from joulery.runtime.serving.turn import TrialTurn
+from joulery.runtime.serving.trial_arbiter import TrialArbiter
 from joulery.store.files import disk_errors
-from joulery.store.run import SAMPLES, RunWriter
-from joulery.store.timeline import log_decision, log_tick, write_site
+from joulery.store.run.directory import SAMPLES, RunWriter
+from joulery.store.run.timeline import log_decision, log_tick, write_site
 
 MOST_RECORDS = 2_000_000
 
 
 @dataclass(slots=True)
-class Ran:
+class SessionHistory:
     """What happened, kept for the account.
 
     Attributes:
@@ -94,7 +94,7 @@ class Session:
     def __init__(
         self,
         site: Site,
-        hosted: Sequence[Hosted],
+        hosted: Sequence[RunningService],
         writer: RunWriter,
         engine: Engine,
         *,
@@ -104,7 +104,7 @@ class Session:
     ) -> None:
         self.site, self.hosted = site, tuple(hosted)
         self.writer, self.grid, self.pace = writer, grid, pace
-        self.ran = Ran()
+        self.ran = SessionHistory()
         self.started_s = math.nan
         self.start_ns = self.end_ns = 0
         self.engine = engine
@@ -112,7 +112,7 @@ class Session:
         self._meters = meters
         self._by_name = {one.name: one for one in self.hosted}
         self._ticker = Ticker(self.hosted, grid, LiveMeters(writer.path / SAMPLES, site.pue), site.pue)
-        self._changing, self._trial_turn = asyncio.Lock(), TrialTurn()
+        self._changing, self._trial_turn = asyncio.Lock(), TrialArbiter()
         self._sampler: SamplerProcess | None = None
         self._since_tick: list[RequestRecord] = []
         self._latest: NowSnapshot | None = None
@@ -127,7 +127,7 @@ class Session:
         """Who decides: a policy a service."""
         return [self._make_driver(one, one.chosen) for one in self.hosted if one.chosen is not None]
 
-    def _make_driver(self, one: Hosted, chosen: Chosen) -> LiveDriver[Any, Observation]:
+    def _make_driver(self, one: RunningService, chosen: PolicyBinding) -> LiveDriver[Any, Observation]:
         return LiveDriver(
             chosen.policy,
             lambda now_s: self._see(one, now_s),
@@ -137,8 +137,8 @@ class Session:
             period_s=self.pace.step_s,
         )
 
-    def _see(self, one: Hosted, now_s: float) -> Observation:
-        eye = ServiceEye(one.window, self.engine, one.setup.slo, self.grid.at, self._power_w, one.sampling)
+    def _see(self, one: RunningService, now_s: float) -> Observation:
+        eye = ServiceObserver(one.window, self.engine, one.setup.slo, self.grid.at, self._power_w, one.sampling)
         seen = eye.look(now_s)
         if self.site.mode is not Mode.ACT:
             return _as_if_advised(one, seen)
@@ -242,7 +242,7 @@ class Session:
         else:
             self.warn(f"the summary is of the first {MOST_RECORDS:,} requests: all of them are held in memory")
 
-    def adopt(self, came: Sequence[Hosted]) -> None:
+    def adopt(self, came: Sequence[RunningService]) -> None:
         """Services that came while others run."""
         self.hosted = (*self.hosted, *came)
         self._by_name = {one.name: one for one in self.hosted}
@@ -287,7 +287,7 @@ class Session:
     def _label(self) -> SiteLabel:
         return replace(self.site_label, carbon=self.grid.label(), services=tuple(one.label() for one in self.hosted))
 
-    async def _act(self, one: Hosted, chosen: Chosen, decision: Decision) -> tuple[str, str]:
+    async def _act(self, one: RunningService, chosen: PolicyBinding, decision: Decision) -> tuple[str, str]:
         """Carry out a decision; in other modes than act, start the baseline and leave it at that.
 
         One change of replicas at a time: each names the replicas of all services.
@@ -308,7 +308,7 @@ class Session:
         one.advised = Layout.parse(decision.value)
         return ADVISED if self.site.mode is Mode.ADVISE else SHADOWED, said
 
-    def _log_step(self, one: Hosted, seen: Observation, step: Step[Any]) -> None:
+    def _log_step(self, one: RunningService, seen: Observation, step: Step[Any]) -> None:
         self.writer.log(STEP, t_s=seen.now_s, **step_entry(one.name, seen, step))
 
     def _record(self, record: DecisionRecord) -> None:
@@ -344,7 +344,7 @@ class Session:
             config = None if site is None else next((c for c in site.services if c.name == one.name), None)
             if config is None:
                 continue
-            asked = asked_of(config, one.setup.family.largest.accuracy_ratio)
+            asked = objectives_from_config(config, one.setup.family.largest.accuracy_ratio)
             if asked == terms_of(had.policy):
                 continue
             try:
@@ -371,7 +371,7 @@ class Session:
             watcher(tick)
 
 
-def _as_if_advised(one: Hosted, seen: Observation) -> Observation:
+def _as_if_advised(one: RunningService, seen: Observation) -> Observation:
     """What a policy sees where its advice is not carried out: as if it had been, and no latency, which tells about
     another layout."""
     return replace(seen, running=one.advised, latency_s=math.nan, requests=0)

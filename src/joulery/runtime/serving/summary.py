@@ -15,17 +15,17 @@ import numpy as np
 
 from joulery.accounting.charge import Charged
 from joulery.domain.arrays import FloatArray
-from joulery.domain.carbon import CarbonSeries
-from joulery.domain.engine import Outcome, RequestRecord
-from joulery.domain.footprint import Footprint
-from joulery.domain.layout import Layout
-from joulery.domain.profile import SliceProfile
-from joulery.domain.serving import ModelFamily, Slo
-from joulery.domain.timeline import Tick
+from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.energy.footprint import Footprint
+from joulery.domain.gpu.layout import Layout
+from joulery.domain.serving.engine import Outcome, RequestRecord
+from joulery.domain.serving.profile import SliceProfile
+from joulery.domain.serving.service import ModelFamily, Slo
+from joulery.domain.serving.timeline import Tick
 from joulery.perf.counterfactual import Answered, Counterfactual, compare
 from joulery.perf.layouts import Predictor
-from joulery.policies.variants.objective import JOULES_PER_KWH
-from joulery.policies.variants.policy import short
+from joulery.policies.serving.objective import JOULES_PER_KWH
+from joulery.policies.serving.variant_policy import short
 
 SCHEMA = "joulery.up/1"
 

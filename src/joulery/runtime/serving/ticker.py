@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from joulery.domain.engine import Outcome, RequestRecord
-from joulery.domain.footprint import Footprint
-from joulery.domain.timeline import Charge, DecisionRecord, NowSnapshot, ServiceTick, SiteLabel, Tick
-from joulery.policies.variants.objective import JOULES_PER_KWH
+from joulery.domain.energy.footprint import Footprint
+from joulery.domain.serving.engine import Outcome, RequestRecord
+from joulery.domain.serving.timeline import Charge, DecisionRecord, NowSnapshot, ServiceTick, SiteLabel, Tick
+from joulery.policies.serving.objective import JOULES_PER_KWH
 from joulery.runtime.measuring.live import LiveMeters
 from joulery.runtime.serving.controller import summarise
-from joulery.runtime.serving.grid import Grid
-from joulery.runtime.serving.hosted import Hosted
+from joulery.runtime.serving.intensity import Grid
+from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.summary import cpu_shares
 
 TICKS_SHOWN = 900
@@ -35,7 +35,7 @@ class Ticker:
         shown: The latest ticks.
     """
 
-    hosted: Sequence[Hosted]
+    hosted: Sequence[RunningService]
     grid: Grid
     live: LiveMeters
     pue: float
@@ -114,7 +114,7 @@ class Ticker:
         return extra_g
 
 
-def _service_tick(one: Hosted, records: Sequence[RequestRecord]) -> ServiceTick:
+def _service_tick(one: RunningService, records: Sequence[RequestRecord]) -> ServiceTick:
     mine = [record for record in records if record.service == one.name]
     latency_s, attainment_ratio, answers, served = summarise(mine, one.setup.slo)
     accuracy = one.accuracy_ratio

@@ -12,14 +12,14 @@ from joulery.accounting.integrate import Metered
 from joulery.accounting.precision import thinned
 from joulery.accounting.rows import TRANSFORMERS, Fold, added, folded
 from joulery.accounting.steps import power_steps
+from joulery.domain.energy.power import PowerTrace
+from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.errors import DataError
-from joulery.domain.events import EventTrace
-from joulery.domain.power import PowerTrace
-from joulery.domain.tef import TensorFootprint
-from joulery.runtime.measuring.evidence import unfold
+from joulery.domain.trace.events import EventTrace
+from joulery.runtime.measuring.readings import unfold
 from joulery.runtime.tracing.traced import Anatomy, dissect_again, unfinished
-from joulery.store.run import Run, open_run
-from joulery.store.tensors import EVENTS, has_footprint, kept_events, kept_footprint
+from joulery.store.run.directory import Run, open_run
+from joulery.store.run.tensors import EVENTS, has_footprint, kept_events, kept_footprint
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,20 +11,20 @@ from joulery.accounting.align import Estimator, Multiplicity, align
 from joulery.accounting.devices import matched
 from joulery.accounting.integrate import Metered
 from joulery.accounting.steps import NS_PER_S, power_steps
+from joulery.app.wiring.traces import load_events, load_power
+from joulery.domain.energy.footprint import Footprint, Part, merge_parts
+from joulery.domain.energy.power import Channel, PowerTrace
+from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.errors import ConfigError, DataError
-from joulery.domain.events import EventTrace
-from joulery.domain.footprint import Footprint, Part, merge_parts
 from joulery.domain.ports import CarbonSource
-from joulery.domain.power import Channel, PowerTrace
 from joulery.domain.quality import weakest
-from joulery.domain.tef import TensorFootprint
-from joulery.runtime.compose.traces import load_events, load_power
+from joulery.domain.trace.events import EventTrace
 from joulery.runtime.measuring.account import intensity
-from joulery.runtime.measuring.evidence import Evidence, fold, unfold
+from joulery.runtime.measuring.readings import RunReadings, fold, unfold
 from joulery.runtime.tracing.traced import dissect_again, unfinished
-from joulery.store.footprints import footprint_to_dict
-from joulery.store.run import create_run, open_run
-from joulery.store.tensors import keep_events, keep_footprint, kept_events, kept_footprint
+from joulery.store.run.directory import create_run, open_run
+from joulery.store.run.footprints import footprint_to_dict
+from joulery.store.run.tensors import keep_events, keep_footprint, kept_events, kept_footprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def keep(accounted: Accounted, out: Path, sources: Mapping[str, str]) -> Path:
         CapabilityError: It cannot be written.
     """
     with create_run(out, kind="account", details={"sources": dict(sources)}) as writer:
-        fold(Evidence(accounted.power), writer)
+        fold(RunReadings(accounted.power), writer)
         keep_events(writer, accounted.trace)
         keep_footprint(writer, accounted.footprint)
         writer.write_report(footprint_to_dict(summary(accounted.footprint, accounted.power)))

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Self
 from joulery.accounting.align import Estimator
 from joulery.accounting.edd import Node, tree
 from joulery.accounting.rows import rolled_up
+from joulery.app.wiring.meters import parse_meter
+from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.errors import CapabilityError, ConfigError
-from joulery.domain.tef import TensorFootprint
-from joulery.domain.tracing import Steps
-from joulery.runtime.compose.meters import parse_meter
+from joulery.domain.trace.tracing import Steps
 from joulery.runtime.measuring.measure import Measurement
 from joulery.runtime.measuring.terms import PERIOD_S, Settings, Terms, source_of
 from joulery.runtime.tracing.traced import Anatomy, Tracing, keep_anatomy, trace_folder
@@ -23,8 +23,8 @@ from joulery.runtime.tracing.traced import Anatomy, Tracing, keep_anatomy, trace
 if TYPE_CHECKING:
     from joulery.domain.ports import CarbonSource
     from joulery.runtime.measuring.account import Account
-    from joulery.runtime.measuring.evidence import Evidence
-    from joulery.store.run import RunWriter
+    from joulery.runtime.measuring.readings import RunReadings
+    from joulery.store.run.directory import RunWriter
 
 _WHOLE_BLOCK = Steps(skip=0, warmup=0, active=2**62, repeat=1)
 
@@ -102,8 +102,8 @@ class Trace(Measurement):
         """
         return tree(rolled_up(self.operations, by, depth), phase=phase)
 
-    def _more(self) -> Callable[[RunWriter, Account, Evidence], None] | None:
-        def keep(writer: RunWriter, made: Account, evidence: Evidence) -> None:
+    def _more(self) -> Callable[[RunWriter, Account, RunReadings], None] | None:
+        def keep(writer: RunWriter, made: Account, evidence: RunReadings) -> None:
             self._anatomy = keep_anatomy(writer, self._tracing, made.basis, evidence.offset_ns)
 
         return keep
@@ -136,7 +136,8 @@ def trace(
         model: The model; its modules are named by their place in it. Modules called without being named are named
             after the class of the one that was called first.
         name: Name of the model; its class when not given.
-        steps: Which steps to record, as :class:`~joulery.domain.tracing.Steps` or ``"skip=10,warmup=2,active=5"``; the
+        steps: Which steps to record, as :class:`~joulery.domain.trace.tracing.Steps` or
+        ``"skip=10,warmup=2,active=5"``; the
             whole block when not given.
         estimator: ``recency`` or ``regression``.
         calls: Number repeated calls of one module, for models that share layers.

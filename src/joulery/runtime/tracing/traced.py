@@ -15,18 +15,18 @@ from joulery.accounting.devices import Divided, divided, matched
 from joulery.accounting.integrate import Metered, in_grams
 from joulery.accounting.rows import added
 from joulery.accounting.steps import NS_PER_S, PowerSteps, energy_by_bin
+from joulery.app.wiring.tracers import open_tracer
+from joulery.domain.energy.tensor_footprint import DeviceEnergy, TensorFootprint
 from joulery.domain.errors import DataError
-from joulery.domain.events import EventTrace, joined
-from joulery.domain.tef import DeviceEnergy, TensorFootprint
-from joulery.domain.tracing import Steps, TracedSession
-from joulery.runtime.compose.tracers import open_tracer
+from joulery.domain.trace.events import EventTrace, joined
+from joulery.domain.trace.tracing import Steps, TracedSession
 from joulery.runtime.measuring.account import Basis, account_again
-from joulery.runtime.measuring.evidence import unfold
+from joulery.runtime.measuring.readings import unfold
 from joulery.runtime.measuring.terms import source_of
 from joulery.store.files import disk_errors
-from joulery.store.intensity import read_intensity
-from joulery.store.run import Run, RunWriter
-from joulery.store.tensors import has_footprint, keep_events, keep_footprint
+from joulery.store.run.directory import Run, RunWriter
+from joulery.store.run.intensity import read_intensity
+from joulery.store.run.tensors import has_footprint, keep_events, keep_footprint
 
 TRACES = "trace"
 """Folder of a run in which the traced program writes."""

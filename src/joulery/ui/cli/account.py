@@ -83,11 +83,11 @@ def command(
     if out is not None:
         keep(accounted, out, origin)
     if as_json:
-        from joulery.store.tensors import tensor_footprint_to_dict
+        from joulery.store.run.tensors import tensor_footprint_to_dict
 
         click.echo(json.dumps(tensor_footprint_to_dict(accounted.footprint)))
         return
-    from joulery.ui.anatomy.terminal import as_text
-    from joulery.ui.anatomy.text import print_footprint
+    from joulery.ui.reports.anatomy.terminal import as_text
+    from joulery.ui.reports.anatomy.text import print_footprint
 
     click.echo(as_text(lambda console: print_footprint(accounted.footprint, console, top=top)), nl=False)

@@ -49,7 +49,7 @@ def command(
         flags = ["--json"] if as_json else []
         argv = [sys.executable, "-P", "-m", "joulery", "agent", str(site), "--orders", given, *flags]
         os.execv(sys.executable, argv)
-    from joulery.runtime.compose.node_agent import AgentOrders, run_node_agent
+    from joulery.app.node_agent import AgentOrders, run_node_agent
 
     run_node_agent(AgentOrders.from_json(orders), _say_json if as_json else _say)
 
@@ -58,12 +58,12 @@ def _orders(
     site: Path, sample: str, once: bool, node: str | None, prolog: Path | None, progress_socket: Path | None
 ) -> str:
     """The orders of the agent, from its flags and the site file."""
+    from joulery.app.node_agent import AgentOrders
+    from joulery.app.schedule import jobs_of, progress_folder
+    from joulery.app.wiring.site_meters import meter_specs
     from joulery.config import load
-    from joulery.config.quantity import TIME, flag_quantity
+    from joulery.config.parsing.quantity import TIME, flag_quantity
     from joulery.domain.errors import ConfigError
-    from joulery.runtime.compose.node_agent import AgentOrders
-    from joulery.runtime.compose.schedule import jobs_of, progress_folder
-    from joulery.runtime.compose.site_meters import meter_specs
     from joulery.runtime.schedule.agent import AgentTimes
 
     config = load(site)

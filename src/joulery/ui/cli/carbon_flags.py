@@ -25,7 +25,7 @@ def carbon_flags(command: F) -> F:
     """Add ``--zone``, ``--carbon``, ``--column``, ``--timezone``, ``--scope`` and ``--fill`` to a command.
 
     The command receives them under these names; those given go to
-    :func:`joulery.runtime.compose.carbon.source_from_flags`.
+    :func:`joulery.app.wiring.carbon.source_from_flags`.
     """
     for flag in reversed(_FLAGS):
         command = flag(command)

@@ -43,9 +43,9 @@ def command(
     """Compare what the operations of traced runs cost: how alike they are, and what got better or worse."""
     from joulery.accounting.rows import fold_from
     from joulery.runtime.tracing.anatomies import load_anatomies
-    from joulery.ui.anatomy.compared import comparison_page, print_comparison, text_width
-    from joulery.ui.anatomy.comparison import as_object, compare
-    from joulery.ui.anatomy.terminal import as_text
+    from joulery.ui.reports.anatomy.compared import comparison_page, print_comparison, text_width
+    from joulery.ui.reports.anatomy.comparison import as_object, compare
+    from joulery.ui.reports.anatomy.terminal import as_text
 
     anatomies = load_anatomies(runs)
     comparison = compare(anatomies, by=by, folds=[fold_from(text) for text in patterns])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from joulery.runtime.compose.loans import Loan
+    from joulery.app.wiring.leases import Loan
 
 _MARKS = {"ok": ("✓", "green"), "partly": ("~", "yellow"), "denied": ("!", "red"), "absent": ("–", None)}
 _AREAS = {
@@ -30,8 +30,8 @@ def command(reset: bool, as_json: bool) -> None:
     """
     from dataclasses import asdict
 
-    from joulery.runtime.compose.doctor import examine, machine_in_words
-    from joulery.runtime.compose.loans import loans
+    from joulery.app.doctor import examine, machine_in_words
+    from joulery.app.wiring.leases import loans
 
     if reset:
         _reset(as_json)
@@ -74,7 +74,7 @@ def _show_loans(found: tuple[Loan, ...]) -> None:
 
 def _reset(as_json: bool) -> None:
     """Have everything back."""
-    from joulery.runtime.compose.loans import reset_everything
+    from joulery.app.wiring.leases import reset_everything
 
     said = reset_everything()
     if as_json:

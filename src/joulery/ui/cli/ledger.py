@@ -35,8 +35,8 @@ def command() -> None:
 @as_json_option
 def add(runs: tuple[str, ...], path: Path | None, as_json: bool) -> None:
     """Record RUN; a run that was recorded before is replaced, never counted twice."""
-    from joulery.runtime.bookkeeping import book
-    from joulery.runtime.recorded import load_run
+    from joulery.runtime.runs.bookkeeping import book
+    from joulery.runtime.runs.recorded import load_run
 
     views = [load_run(run, with_course=True) for run in runs]
     with _open(path) as ledger:
@@ -69,7 +69,7 @@ def show(by: str, owner: str | None, since: str | None, until: str | None, path:
     if as_json:
         click.echo(json.dumps({"by": by, "rows": lines}))
         return
-    from joulery.ui.format import grams, si
+    from joulery.ui.kit.format import grams, si
 
     _table(
         (by, "energy", "carbon", "quality"),
@@ -112,7 +112,7 @@ def budget(
     if as_json:
         click.echo(json.dumps({"budgets": answer}))
         return
-    from joulery.ui.format import grams, moment
+    from joulery.ui.kit.format import grams, moment
 
     _table(
         ("owner", "budget", "left", "until"),
@@ -121,7 +121,7 @@ def budget(
 
 
 def _open(path: Path | None, *, read_only: bool = False) -> Ledger:
-    from joulery.runtime.bookkeeping import default_ledger
+    from joulery.runtime.runs.bookkeeping import default_ledger
     from joulery.store.ledger import Ledger
 
     return Ledger(path or default_ledger(), read_only=read_only)
@@ -141,7 +141,7 @@ def _time(text: str | None, flag: str) -> float | None:
 
 
 def _grams(text: str) -> float:
-    from joulery.config.quantity import MASS, flag_quantity
+    from joulery.config.parsing.quantity import MASS, flag_quantity
 
     return flag_quantity(text, MASS, "AMOUNT")
 

@@ -71,7 +71,7 @@ def command(
     CMD keeps its standard streams, its signals and its exit code. The footprint goes to standard error and, with the
     readings, to a run directory that `joulery report` renders.
     """
-    from joulery.runtime.compose.meters import parse_meter
+    from joulery.app.wiring.meters import parse_meter
     from joulery.runtime.measuring.measure import instant_s, measure_command
     from joulery.runtime.measuring.terms import PERIOD_S, Settings, Terms, source_of
 
@@ -141,7 +141,7 @@ def _tracing(framework: str | None, steps: str | None) -> Tracing | None:
         if steps is not None:
             raise click.UsageError("--steps needs --trace")
         return None
-    from joulery.domain.tracing import Steps
+    from joulery.domain.trace.tracing import Steps
     from joulery.runtime.tracing.traced import Tracing
 
     return Tracing(framework, Steps() if steps is None else Steps.parse(steps))
@@ -157,8 +157,8 @@ def _tell(measured: Measured, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({**measured.account.report, "run": str(measured.path)}), err=True)
         return
-    from joulery.runtime.recorded import RunView, measured_label
-    from joulery.ui.console import table_console
+    from joulery.runtime.runs.recorded import RunView, measured_label
+    from joulery.ui.kit.console import table_console
     from joulery.ui.reports.table import roll_up
     from joulery.ui.reports.text import print_text
 
@@ -178,6 +178,6 @@ def seconds(text: str) -> float:
     Raises:
         ConfigError: It is none.
     """
-    from joulery.config.quantity import TIME, flag_quantity
+    from joulery.config.parsing.quantity import TIME, flag_quantity
 
     return flag_quantity(text, TIME, "--period")

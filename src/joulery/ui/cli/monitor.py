@@ -32,11 +32,11 @@ def command(path: Path, runs: Path, period: str | None, meters: tuple[str, ...],
     """
     import uvicorn
 
-    from joulery.runtime.compose.meters import parse_meter
+    from joulery.app.wiring.meters import parse_meter
+    from joulery.gateway.monitor import monitor_app
     from joulery.runtime.measuring.monitor import Monitor
     from joulery.runtime.measuring.terms import PERIOD_S, Settings
     from joulery.ui.cli.measure import seconds
-    from joulery.ui.monitor.app import monitor_app
 
     period_s = PERIOD_S if period is None else seconds(period)
     monitor = Monitor(runs, Settings(period_s, tuple(parse_meter(text) for text in meters) or None))

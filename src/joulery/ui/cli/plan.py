@@ -13,11 +13,11 @@ from joulery.domain.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from joulery.app.planning.request import Request
     from joulery.config.site import Site
-    from joulery.domain.pipeline_plan import PipelinePlan
-    from joulery.domain.provision import ProvisionPlan
-    from joulery.policies.provision.replan import Difference, RunningGpu
-    from joulery.ui.plan.request import Request
+    from joulery.domain.gpu.pipeline_plan import PipelinePlan
+    from joulery.domain.gpu.provisioning import ProvisionPlan
+    from joulery.policies.placement.provisioning.replan import Difference, RunningGpu
 
 
 @click.command("plan")
@@ -65,8 +65,8 @@ def command(
 
     Exits with 3 when a promise cannot be kept, or when the plan a policy makes is predicted to break one.
     """
+    from joulery.app.planning.request import read_running, request_of
     from joulery.config import load
-    from joulery.ui.plan.request import read_running, request_of
 
     if (follow or (moves and not series)) and running is None:
         raise ConfigError("there is no running plan to follow", pointer="--follow", hint="name one with --running FILE")
@@ -97,11 +97,11 @@ def command(
     document = _document(plan, others, changed)
     _keep(document, out)
     if page_file is not None:
-        from joulery.ui.plan.page import page
+        from joulery.ui.reports.plan.page import page
 
         _write(page_file, page(plan, Path(file).stem))
     if triton is not None:
-        from joulery.runtime.compose.triton import write_triton
+        from joulery.app.wiring.triton import write_triton
 
         write_triton(site, plan.gpus, triton, {one.id: one.slo for one in request.workloads})
     if as_json:
@@ -118,7 +118,7 @@ def command(
 
 def _document(plan: ProvisionPlan, others: list[ProvisionPlan], changed: Difference | None) -> dict[str, Any]:
     """A plan as JSON, with what it is compared with."""
-    from joulery.ui.plan.document import comparison_document, difference_document, document_of
+    from joulery.ui.reports.plan.document import comparison_document, difference_document, document_of
 
     document = document_of(plan)
     if others:
@@ -130,7 +130,7 @@ def _document(plan: ProvisionPlan, others: list[ProvisionPlan], changed: Differe
 
 def _plan_series(site: Site, request: Request, preset: str, moves: int, out: Path | None, as_json: bool) -> None:
     """Plan for rates that change."""
-    from joulery.ui.plan.series import planned_series, series_document, series_view
+    from joulery.app.planning.series import planned_series, series_document, series_view
 
     planned = planned_series(site, request, preset, moves)
     document = series_document(planned)
@@ -153,8 +153,8 @@ def _pipelines(
     as_json: bool,
 ) -> None:
     """Plan models as pipelines, with a clock for each GPU."""
-    from joulery.ui.plan.pipelines import pipeline_request, planned_pipelines
-    from joulery.ui.plan.pipelines_document import pipeline_document
+    from joulery.app.planning.pipelines import pipeline_request, planned_pipelines
+    from joulery.ui.reports.plan.pipelines_document import pipeline_document
 
     request = pipeline_request(site)
     plan = planned_pipelines(request, preset)
@@ -174,7 +174,7 @@ def _pipelines(
         ]
     _keep(document, out)
     if page_file is not None:
-        from joulery.ui.plan.pipelines_page import pipeline_page
+        from joulery.ui.reports.plan.pipelines_page import pipeline_page
 
         _write(page_file, pipeline_page(plan, site.name))
     if as_json:
@@ -186,7 +186,7 @@ def _pipelines(
 
 
 def _show_pipelines(plan: PipelinePlan, others: list[PipelinePlan], explain: bool) -> None:
-    from joulery.ui.plan import pipelines_text as text
+    from joulery.ui.reports.plan import pipelines_text as text
 
     console = _console()
     console.print(text.pipeline_view(plan))
@@ -211,16 +211,16 @@ def _pool(
     as_json: bool,
 ) -> None:
     """Which variants on which slices of how many GPUs."""
-    from joulery.config.quantity import INTENSITY, flag_quantity
-    from joulery.ui.plan.pool_plan import document_of, planned, view
-    from joulery.ui.plan.pool_request import pool_request_of
+    from joulery.app.planning.pool_plan import document_of, planned, view
+    from joulery.app.planning.pool_request import pool_request_of
+    from joulery.config.parsing.quantity import INTENSITY, flag_quantity
 
     g_per_kwh = None if intensity is None else flag_quantity(intensity, INTENSITY, "--intensity")
     made = planned(preset, pool_request_of(site, g_per_kwh))
     document = document_of(made)
     _keep(document, out)
     if page_file is not None:
-        from joulery.ui.plan.pool_page import page
+        from joulery.ui.reports.plan.pool_page import page
 
         _write(page_file, page(made, site.name))
     if as_json:
@@ -234,7 +234,7 @@ def _pool(
 def _planned(request: Request, preset: str, running: tuple[RunningGpu, ...] | None, moves: int) -> ProvisionPlan:
     from dataclasses import replace
 
-    from joulery.policies.provision.planner import followed, lower_bound, provision
+    from joulery.policies.placement.provisioning.planner import followed, lower_bound, provision
 
     if running is not None:
         return followed(running, request.workloads, request.types, request.rules, moves)
@@ -246,7 +246,7 @@ def _planned(request: Request, preset: str, running: tuple[RunningGpu, ...] | No
 
 def _compared(request: Request, plan: ProvisionPlan, names: str | None) -> list[ProvisionPlan]:
     """The plans of the policies named, the one made already taken over."""
-    from joulery.policies.provision.planner import provision
+    from joulery.policies.placement.provisioning.planner import provision
 
     chosen = dict.fromkeys(name.strip() for name in (names or "").split(",") if name.strip())
     return [
@@ -256,7 +256,7 @@ def _compared(request: Request, plan: ProvisionPlan, names: str | None) -> list[
 
 
 def _difference(old: tuple[RunningGpu, ...], plan: ProvisionPlan) -> Difference:
-    from joulery.policies.provision.replan import difference, running_of
+    from joulery.policies.placement.provisioning.replan import difference, running_of
 
     return difference(old, running_of(plan.gpus))
 
@@ -276,7 +276,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def _show(plan: ProvisionPlan, others: list[ProvisionPlan], changed: Difference | None, explain: bool) -> None:
-    from joulery.ui.plan import text
+    from joulery.ui.reports.plan import text
 
     console = _console()
     shown: list[Any] = [text.plan_view(plan)]
@@ -295,6 +295,6 @@ def _show(plan: ProvisionPlan, others: list[ProvisionPlan], changed: Difference 
 
 
 def _console() -> Console:
-    from joulery.ui.console import table_console
+    from joulery.ui.kit.console import table_console
 
     return table_console(150)

@@ -22,8 +22,8 @@ def command(runs: tuple[str, ...], periods: str | None, as_json: bool) -> None:
     """
     from joulery.domain.errors import ConfigError
     from joulery.runtime.tracing.anatomies import load_anatomies
-    from joulery.ui.anatomy.judged import as_object, judge, print_judgement
-    from joulery.ui.anatomy.terminal import as_text
+    from joulery.ui.reports.anatomy.judged import as_object, judge, print_judgement
+    from joulery.ui.reports.anatomy.terminal import as_text
 
     try:
         wanted = PERIODS_MS if periods is None else tuple(float(text) for text in periods.split(","))

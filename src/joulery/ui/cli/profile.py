@@ -12,10 +12,10 @@ import click
 from joulery.domain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from joulery.app.serving.service import ServiceSetup
     from joulery.config.services import ServiceConfig
     from joulery.config.site import Site
-    from joulery.domain.profile import Profile
-    from joulery.runtime.compose.service import ServiceSetup
+    from joulery.domain.serving.profile import Profile
 
 
 @click.command("profile")
@@ -104,7 +104,7 @@ def command(
     clock are read through NVML; the profile says what was estimated. It serves joulery plan.
     """
     if mps is not None:
-        from joulery.ui.profile.mps import MpsRequest, profile_mps
+        from joulery.app.profiling.mps import MpsRequest, profile_mps
 
         profile_mps(MpsRequest(what, mps, inputs, seconds, warmup, kernels, launch, ncu, base, output, as_json))
         return
@@ -139,13 +139,13 @@ def _on_slices(
         raise ConfigError("name what to profile and the site it belongs to", expected="SERVICE|VARIANT SITE")
     import asyncio
 
+    from joulery.app.serving.service import service_setup
+    from joulery.app.wiring.models import cache_folder
+    from joulery.app.wiring.site_meters import meter_specs
     from joulery.config import load
-    from joulery.runtime.compose.models import cache_folder
-    from joulery.runtime.compose.service import service_setup
-    from joulery.runtime.compose.site_meters import meter_specs
     from joulery.runtime.profiling.obtain import measure_profile, write_profile
     from joulery.runtime.profiling.slices import Plan
-    from joulery.ui.progress import told
+    from joulery.ui.kit.progress import told
 
     site = load(file)
     config, variants = _named(site, what)
@@ -173,9 +173,9 @@ def _on_slices(
 
 def _calibrate(points: str, output: Path | None, as_json: bool) -> None:
     """Fit the costs of services on measured runs."""
-    from joulery.ui.console import table_console
-    from joulery.ui.profile.calibration import calibrated, document, view
-    from joulery.ui.profile.interference import keep
+    from joulery.app.profiling.calibration import calibrated, document, view
+    from joulery.app.profiling.interference_file import keep
+    from joulery.ui.kit.console import table_console
 
     found = calibrated(points)
     made = document(found)
@@ -194,7 +194,7 @@ def _colocated(what: str | None, file: Path | None, runs: int, apart: bool, outp
     """Measure models beside one another."""
     if what is None or file is None:
         raise ConfigError("name what to measure and the site it belongs to", expected="SERVICE[,SERVICE] SITE")
-    from joulery.ui.profile.colocation import profile_together
+    from joulery.app.profiling.colocation import profile_together
 
     profile_together(file, what.split(","), apart=apart, runs=runs, output=output, as_json=as_json)
 
@@ -214,7 +214,7 @@ def _clocks(what: str | None, runs: int, output: Path | None, as_json: bool, opt
     """Profile a model against the clock; ``options`` are those of :class:`ClockRequest` by name."""
     if what is None:
         raise ConfigError("name the model to profile", expected="MODEL --clocks")
-    from joulery.ui.profile.clocks import ClockRequest, profile_clocks
+    from joulery.app.profiling.clock_profile import ClockRequest, profile_clocks
 
     given = {name: value for name, value in options.items() if value is not None}
     if _given("runs"):
@@ -236,8 +236,8 @@ def _fit(solo_file: Path | None, pairs_file: Path | None, base: str, output: Pat
         raise ConfigError(
             "a fit needs solo latencies and latencies of pairs", pointer="--pairs", expected="--from CSV --pairs CSV"
         )
-    from joulery.ui.plan.fitting import fitted
-    from joulery.ui.profile.interference import hand_over
+    from joulery.app.profiling.interference_file import hand_over
+    from joulery.app.profiling.interference_fit import fitted
 
     hand_over(fitted(solo_file, pairs_file, base), output, as_json=as_json)
 
@@ -258,7 +258,7 @@ def _named(site: Site, what: str) -> tuple[ServiceConfig, tuple[str, ...]]:
 def _narrowed(setup: ServiceSetup, variants: tuple[str, ...], cuts: tuple[str, ...]) -> ServiceSetup:
     from dataclasses import replace
 
-    from joulery.policies.variants.spaces import cpu_slices
+    from joulery.policies.serving.spaces import cpu_slices
 
     partitions = tuple(cpu_slices(_cores(cut, len(setup.cores))) for cut in cuts) or setup.partitions
     return replace(setup, models={name: setup.models[name] for name in variants}, partitions=partitions, candidates=())
@@ -279,8 +279,8 @@ def _cores(cut: str, most: int) -> tuple[int, ...]:
 def _print(profile: Profile) -> None:
     from rich.table import Table
 
-    from joulery.ui.console import table_console
-    from joulery.ui.format import percent, si
+    from joulery.ui.kit.console import table_console
+    from joulery.ui.kit.format import percent, si
 
     table = Table(box=None, pad_edge=False)
     for heading in ("variant", "slice", "p50", "p95", "± of mean", "beside others", "CPU", "J a request", "start"):

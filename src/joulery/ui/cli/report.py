@@ -14,7 +14,7 @@ from joulery.ui.cli.report_sacct import ReportOrSacct
 
 if TYPE_CHECKING:
     from joulery.domain.ports import CarbonSource
-    from joulery.runtime.recorded import RunView
+    from joulery.runtime.runs.recorded import RunView
     from joulery.ui.reports.table import Rollup
 
 # joulery.ui.reports.table.BY, repeated here so that --help imports nothing heavy; a test compares the two.
@@ -96,7 +96,7 @@ def _grid(flags: dict[str, str | None]) -> CarbonSource | None:
     given = {name: value for name, value in flags.items() if value is not None}
     if not given:
         return None
-    from joulery.runtime.compose.carbon import source_from_flags
+    from joulery.app.wiring.carbon import source_from_flags
 
     return source_from_flags(given)
 
@@ -104,8 +104,8 @@ def _grid(flags: dict[str, str | None]) -> CarbonSource | None:
 def _read(runs: tuple[str, ...], *, with_course: bool, carbon: CarbonSource | None) -> list[RunView]:
     """The runs, each once."""
     from joulery.domain.errors import ConfigError
-    from joulery.runtime.recorded import load_run
-    from joulery.ui.progress import told
+    from joulery.runtime.runs.recorded import load_run
+    from joulery.ui.kit.progress import told
 
     views: list[RunView] = []
     with told("reading runs", quiet=not sys.stderr.isatty()) as tell:

@@ -16,9 +16,9 @@ from joulery.domain.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from joulery.accounting.rows import Fold
-    from joulery.domain.tef import TensorFootprint
+    from joulery.domain.energy.tensor_footprint import TensorFootprint
     from joulery.runtime.tracing.anatomies import RunAnatomy
-    from joulery.ui.html import Html
+    from joulery.ui.kit.html import Html
 
 BY = ("module", "layer", "op", "phase")
 """Groupings that need operations (joulery.accounting.rows.BY)."""
@@ -56,7 +56,7 @@ def render(runs: Sequence[str], cut: Cut, form: str) -> bytes:
         ConfigError: The cut makes no sense.
     """
     from joulery.runtime.tracing.anatomies import load_anatomies, together
-    from joulery.ui.anatomy import exports
+    from joulery.ui.reports.anatomy import exports
 
     anatomies = load_anatomies(runs)
     whole = _selected(together(anatomies, _folds(cut)), cut)
@@ -76,7 +76,7 @@ def render(runs: Sequence[str], cut: Cut, form: str) -> bytes:
     if form == "csv":
         return exports.as_csv(rows).encode()
     if form == "json":
-        from joulery.store.tensors import tensor_footprint_to_dict
+        from joulery.store.run.tensors import tensor_footprint_to_dict
 
         return (json.dumps(tensor_footprint_to_dict(rows)) + "\n").encode()
     return _text(rows, cut)
@@ -97,8 +97,8 @@ def _selected(footprint: TensorFootprint, cut: Cut) -> TensorFootprint:
 def _drawn(anatomies: Sequence[RunAnatomy], whole: TensorFootprint, cut: Cut, form: str) -> bytes:
     from joulery.accounting.edd import tree
     from joulery.accounting.rows import rolled_up
-    from joulery.ui.anatomy.edd import edd_svg
-    from joulery.ui.anatomy.page import anatomy_page, phase_trees, with_phases
+    from joulery.ui.reports.anatomy.edd import edd_svg
+    from joulery.ui.reports.anatomy.page import anatomy_page, phase_trees, with_phases
 
     rows = rolled_up(whole, cut.by or "op") if cut.by != "phase" else whole
     depth = cut.depth or 4
@@ -110,7 +110,7 @@ def _drawn(anatomies: Sequence[RunAnatomy], whole: TensorFootprint, cut: Cut, fo
 
 
 def _spans(anatomies: Sequence[RunAnatomy]) -> Html | None:
-    from joulery.ui.anatomy.spans import spans_svg
+    from joulery.ui.reports.anatomy.spans import spans_svg
 
     if len(anatomies) != 1:
         return None
@@ -119,7 +119,7 @@ def _spans(anatomies: Sequence[RunAnatomy]) -> Html | None:
 
 
 def _perfetto(anatomy: RunAnatomy) -> bytes:
-    from joulery.ui.anatomy.exports import write_perfetto
+    from joulery.ui.reports.anatomy.exports import write_perfetto
 
     events = anatomy.events
     if events is None:
@@ -136,8 +136,8 @@ def _single(anatomies: Sequence[RunAnatomy], form: str) -> RunAnatomy:
 
 
 def _text(rows: TensorFootprint, cut: Cut) -> bytes:
-    from joulery.ui.anatomy.terminal import as_text
-    from joulery.ui.anatomy.text import print_footprint
+    from joulery.ui.reports.anatomy.terminal import as_text
+    from joulery.ui.reports.anatomy.text import print_footprint
 
     return as_text(lambda console: print_footprint(rows, console, top=cut.top, title=cut.by or "operation"))
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from joulery.runtime.schedule.use import LiveUse
+    from joulery.runtime.schedule.usage import LiveUse
 
-# joulery.runtime.schedule.use.BY, repeated here so that --help imports nothing heavy; a test compares the two.
+# joulery.runtime.schedule.usage.BY, repeated here so that --help imports nothing heavy; a test compares the two.
 BY = ("owner", "name", "partition", "state", "job")
 
 
@@ -33,8 +33,8 @@ def jobs_command(since: str, by: str, folder: Path, as_json: bool) -> None:
     \b
     joulery report --by owner --since 30d
     """
-    from joulery.config.quantity import TIME, flag_quantity
-    from joulery.runtime.schedule.use import used_by
+    from joulery.config.parsing.quantity import TIME, flag_quantity
+    from joulery.runtime.schedule.usage import used_by
 
     uses, total = used_by(folder, by, time.time() - flag_quantity(since, TIME, "--since"))
     if as_json:
@@ -60,7 +60,7 @@ def jobs_command(since: str, by: str, folder: Path, as_json: bool) -> None:
 
 
 def _cells(use: LiveUse) -> tuple[str, ...]:
-    from joulery.ui.format import grams, si
+    from joulery.ui.kit.format import grams, si
 
     carbon = grams(use.carbon_g) if use.carbon_covered_j > 0 else "-"
     energy = si(use.energy_j, "J") if use.energy_j > 0 else "-"

@@ -15,12 +15,12 @@ import click
 from joulery.domain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from joulery.app.serving.llm import TextSite
     from joulery.config.devices import GpuDeviceConfig
     from joulery.config.site import Site
-    from joulery.domain.engine import ReplicaSpec, Transition
     from joulery.domain.ports import Places
-    from joulery.domain.serving import Slice
-    from joulery.runtime.compose.text import TextSite
+    from joulery.domain.serving.engine import ReplicaSpec, Transition
+    from joulery.domain.serving.service import Slice
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -88,14 +88,14 @@ def command(
 
     import uvloop
 
-    from joulery.domain.serving import Slice, SliceKind
-    from joulery.runtime.compose.engine import engine_for
-    from joulery.ui.gateway.access import address, read_token
-    from joulery.ui.gateway.admin import admin_app
-    from joulery.ui.gateway.app import Gateway
-    from joulery.ui.gateway.run import serve
-    from joulery.ui.gateway.server import GatewayServer, ServerLimits
-    from joulery.ui.metrics import Metrics
+    from joulery.app.wiring.engine import engine_for
+    from joulery.domain.serving.service import Slice, SliceKind
+    from joulery.gateway.access import address, read_token
+    from joulery.gateway.admin import admin_app
+    from joulery.gateway.app import Gateway
+    from joulery.gateway.metrics import Metrics
+    from joulery.gateway.run import serve
+    from joulery.gateway.server import GatewayServer, ServerLimits
 
     host, port = address(listen or "127.0.0.1:8080")
     token = None if token_file is None else read_token(token_file)
@@ -122,7 +122,7 @@ def _gpu_slice(text: str) -> Slice:
     Raises:
         ConfigError: It is none.
     """
-    from joulery.domain.serving import Slice, SliceKind
+    from joulery.domain.serving.service import Slice, SliceKind
 
     piece = Slice.parse(text)
     if piece.kind is SliceKind.CPU:
@@ -135,12 +135,12 @@ def _gpu_slice(text: str) -> Slice:
 @asynccontextmanager
 async def _places(gpus: tuple[str, ...], piece: Slice) -> AsyncIterator[Places | None]:
     """Parts of this machine's GPUs, set up on loan; None where nothing runs on them."""
-    from joulery.domain.serving import SliceKind
+    from joulery.domain.serving.service import SliceKind
 
     if piece.kind is SliceKind.CPU:
         yield None
         return
-    from joulery.runtime.compose.gpus import local_gpus
+    from joulery.app.wiring.gpus import local_gpus
     from joulery.runtime.leasing.lending import lending
 
     async with lending(lambda said: click.echo(said, err=True)) as holder:
@@ -177,10 +177,10 @@ def _serve_site(file: Path, listen: str | None, out: Path | None, *, as_json: bo
     """All services of a site file, until stopped."""
     import sys
 
+    from joulery.app.serving.up import Options
     from joulery.config import load
     from joulery.ui.cli.up import listening, run
-    from joulery.ui.up.flow import Options
-    from joulery.ui.up.screen import Address
+    from joulery.ui.reports.up_screen import Address
 
     site = listening(load(file), listen)
     if site.language_models and not site.services:
@@ -199,7 +199,7 @@ def _serve_text(site: Site, out: Path | None, *, as_json: bool) -> None:
 
     import uvloop
 
-    from joulery.ui.gateway.text_site import serve_text
+    from joulery.app.serving.llm_site import serve_text
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(
@@ -231,8 +231,8 @@ def _say_text(url: str, text: TextSite, *, as_json: bool) -> None:
 
 def _replica(text: str, slice_: Slice, threads: int) -> ReplicaSpec:
     """One replica of ``NAME[/VARIANT]=MODEL``."""
-    from joulery.domain.engine import ModelKind, ModelRef, ReplicaSpec
-    from joulery.domain.serving import Slice, SliceKind
+    from joulery.domain.serving.engine import ModelKind, ModelRef, ReplicaSpec
+    from joulery.domain.serving.service import Slice, SliceKind
 
     name, equals, model = text.partition("=")
     service, slash, variant = name.partition("/")

@@ -61,9 +61,9 @@ def command(
     """
     import json
 
-    from joulery.config.scenario import load_scenario
+    from joulery.app.simulation import Overrides, play
+    from joulery.config.scenarios.scenario import load_scenario
     from joulery.domain.errors import ConfigError
-    from joulery.ui.simulate import Overrides, play
 
     made = load_scenario(scenario)
     if page is not None and made.kind not in ("training-figures", "variants"):
@@ -75,7 +75,7 @@ def command(
     with _Bar(hidden=as_json or not sys.stderr.isatty()) as bar:
         played = play(made, Overrides(names, seeds, given), bar.show)
     if out is not None:
-        from joulery.store.run import create_run
+        from joulery.store.run.directory import create_run
 
         with create_run(out, kind="simulate", argv=sys.argv, details={"scenario": made.name}) as run:
             for result in played.document["results"]:

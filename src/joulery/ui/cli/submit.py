@@ -29,8 +29,8 @@ def command(
     CMD runs in this folder with this environment and JOULERY_GPUS (slots it has), JOULERY_RESTART_COUNT and
     JOULERY_PROGRESS (append "epoch k/K" to this file and it can grow where that pays).
     """
+    from joulery.app.schedule import jobs_of, machine_slots
     from joulery.config import load
-    from joulery.runtime.compose.schedule import jobs_of, machine_slots
     from joulery.store.jobs import JobBook
 
     jobs = jobs_of(load(site))

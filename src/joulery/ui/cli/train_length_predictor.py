@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from joulery.runtime.text.length_training import Evaluation, TrainedPredictor
+    from joulery.runtime.llm.predictor_training import Evaluation, TrainedPredictor
 
 _FILE = click.Path(path_type=Path)
 
@@ -55,20 +55,20 @@ def command(
     """
     import json
 
-    from joulery.runtime.compose.length_guess import as_served, predictor_graph
-    from joulery.runtime.compose.prompt_encoder import distilled_encoder, prompt_encoder
-    from joulery.runtime.text import length_files, length_training
-    from joulery.ui.progress import told
+    from joulery.app.wiring.length_predictor import as_served, predictor_graph
+    from joulery.app.wiring.prompt_encoder import distilled_encoder, prompt_encoder
+    from joulery.runtime.llm import predictor_files, predictor_training
+    from joulery.ui.kit.progress import told
 
-    log = length_training.read_answers(data, instructions)
-    judged = length_training.read_answers([evaluate], instructions)
+    log = predictor_training.read_answers(data, instructions)
+    judged = predictor_training.read_answers([evaluate], instructions)
     with told("distilling", quiet=encoder != "distilled") as progress:
         used = distilled_encoder(log, seed, progress) if encoder == "distilled" else prompt_encoder(encoder)
-    predictor = length_training.train(log, used)
+    predictor = predictor_training.train(log, used)
     graph = predictor_graph(predictor)
-    found = length_training.evaluate(predictor, judged, log.prompts, as_served(predictor, graph).look)
+    found = predictor_training.evaluate(predictor, judged, log.prompts, as_served(predictor, graph).look)
     if out is not None:
-        length_files.save(out, predictor, log, [*data, *instructions], graph)
+        predictor_files.save(out, predictor, log, [*data, *instructions], graph)
     document = _document(predictor, found)
     if as_json:
         click.echo(json.dumps(document))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from joulery.ui.up.flow import Options
-    from joulery.ui.up.screen import Screen
+    from joulery.app.serving.up import Options
+    from joulery.ui.reports.up_screen import Screen
 
 INTERRUPTED = 130
 
@@ -52,10 +52,10 @@ def command(
 
     It ends by itself when the load has ended; Ctrl-C ends it earlier, with the summary so far.
     """
+    from joulery.app.serving.up import Options
     from joulery.config import load
     from joulery.store.files import write_named
-    from joulery.ui.up.flow import Options
-    from joulery.ui.up.screen import Silent
+    from joulery.ui.reports.up_screen import Silent
 
     site = listening(load(file), listen)
     seconds = None if duration is None else _seconds(duration)
@@ -81,9 +81,9 @@ def run(options: Options, screen: Screen | None = None) -> dict[str, Any] | None
     Returns:
         The report; None when the end was asked for before there was anything to report.
     """
-    from joulery.ui.console import table_console
-    from joulery.ui.up.flow import Interrupted
-    from joulery.ui.up.screen import ConsoleScreen
+    from joulery.app.serving.up import Interrupted
+    from joulery.ui.kit.console import table_console
+    from joulery.ui.reports.up_screen import ConsoleScreen
 
     try:
         if screen is not None:
@@ -98,7 +98,7 @@ def run(options: Options, screen: Screen | None = None) -> dict[str, Any] | None
 
 def _until_ended(options: Options, screen: Screen) -> dict[str, Any]:
     """Run on an event loop of its own; the first Ctrl-C or SIGTERM asks for the end, the second does not ask."""
-    from joulery.ui.up.flow import up
+    from joulery.app.serving.up import up
 
     async def run() -> dict[str, Any]:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -150,7 +150,7 @@ def _seconds(text: str) -> float:
     """``30``, ``30 s`` or ``2 min``."""
     from pydantic_core import PydanticCustomError
 
-    from joulery.config.quantity import TIME, parse_quantity
+    from joulery.config.parsing.quantity import TIME, parse_quantity
     from joulery.domain.errors import ConfigError
 
     try:

@@ -1,4 +1,4 @@
-"""The dashboard: the screen "Now", live, from the latest :class:`~joulery.domain.timeline.NowSnapshot` alone.
+"""The dashboard: the screen "Now", live, from the latest :class:`~joulery.domain.serving.timeline.NowSnapshot` alone.
 
 :func:`dashboard_routes` gives the Starlette routes; whoever composes the gateway mounts them and hands in a function
 that returns the latest snapshot. The page itself, ``/dashboard`` and ``/static/…``, holds no data; everything that does

@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from joulery.domain.timeline import NowSnapshot
+from joulery.domain.serving.timeline import NowSnapshot
 from joulery.ui.dashboard.screen import screen
-from joulery.ui.html import static_text
+from joulery.ui.kit.html import static_text
 
 _TYPES = {
     "uplot.min.js": "text/javascript",

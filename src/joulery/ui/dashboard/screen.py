@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from joulery.domain.timeline import CarbonBasis, ServiceLabel, SiteLabel
-from joulery.ui.figures import bar, figures, legend
-from joulery.ui.format import UNKNOWN, duration, percent
-from joulery.ui.html import Html, join, tag
-from joulery.ui.reports.words import basis_text
+from joulery.domain.serving.timeline import CarbonBasis, ServiceLabel, SiteLabel
+from joulery.ui.kit.figures import bar, figures, legend
+from joulery.ui.kit.format import UNKNOWN, duration, percent
+from joulery.ui.kit.html import Html, join, tag
+from joulery.ui.reports.messages import basis_text
 
 _MODES = {
     "advise": "says what it would do, changes nothing",

@@ -1,8 +1,8 @@
 """Reports of recorded runs: record once, render many. Text, JSON, CSV and one self-contained HTML page.
 
-What a run has to hold (``joulery.store.run`` and ``joulery.store.timeline`` write and read it):
+What a run has to hold (``joulery.store.run.directory`` and ``joulery.store.run.timeline`` write and read it):
 
-- ``report.json``: the keys of a footprint (``joulery.store.footprints``), and for a site also ``requests``,
+- ``report.json``: the keys of a footprint (``joulery.store.run.footprints``), and for a site also ``requests``,
   ``failed``, ``p95_s``, ``slo_s``, ``accuracy_ratio``, ``accuracy_source``, ``saving_ratio``, ``saving_low_ratio``,
   ``saving_high_ratio``, ``baseline`` (in words), ``variants`` (name to share of the answers), and ``charges``, a list
   of ``{"workload", "owner", "footprint"}``. Each is shown when it is there.

@@ -8,13 +8,12 @@ from typing import Any
 
 from joulery import __version__
 from joulery.accounting.thin import thin
-from joulery.domain.timeline import CarbonBasis, DecisionRecord
-from joulery.runtime.recorded import RunView
-from joulery.ui.figures import figures, waterfall
-from joulery.ui.format import duration, grams, moment, percent, si
-from joulery.ui.html import Html, content_hash, data_block, head, join, static_text, tag, whole_page
-from joulery.ui.reports.table import Rollup
-from joulery.ui.reports.words import (
+from joulery.domain.serving.timeline import CarbonBasis, DecisionRecord
+from joulery.runtime.runs.recorded import RunView
+from joulery.ui.kit.figures import figures, waterfall
+from joulery.ui.kit.format import duration, grams, moment, percent, si
+from joulery.ui.kit.html import Html, content_hash, data_block, head, join, static_text, tag, whole_page
+from joulery.ui.reports.messages import (
     BEYOND,
     accuracy_text,
     basis_text,
@@ -28,6 +27,7 @@ from joulery.ui.reports.words import (
     requests_text,
     saving_text,
 )
+from joulery.ui.reports.table import Rollup
 
 MAX_POINTS = 1500
 MAX_DECISIONS = 500

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from joulery.domain.errors import ConfigError, DataError
-from joulery.runtime.past_jobs import PastReport, held_gpus, hourly_from
-from joulery.sim.hourly_intensity import Intensity
-from joulery.sim.training_savings import BASE, Savings, Spread, most_at_once, savings
-from joulery.sim.training_study import scheme
+from joulery.runtime.runs.past_jobs import PastReport, held_gpus, hourly_from
+from joulery.sim.core.hourly_intensity import Intensity
+from joulery.sim.training.savings import BASE, Savings, Spread, most_at_once, savings
+from joulery.sim.training.study import scheme
 
 
 @dataclass(frozen=True, slots=True)

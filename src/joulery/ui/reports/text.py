@@ -9,10 +9,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from joulery.runtime.recorded import RunView
-from joulery.ui.format import duration, grams, moment, percent, si
-from joulery.ui.reports.table import Rollup
-from joulery.ui.reports.words import (
+from joulery.runtime.runs.recorded import RunView
+from joulery.ui.kit.format import duration, grams, moment, percent, si
+from joulery.ui.reports.messages import (
     accuracy_text,
     carbon_note,
     carbon_text,
@@ -25,6 +24,7 @@ from joulery.ui.reports.words import (
     saving_text,
     variants_text,
 )
+from joulery.ui.reports.table import Rollup
 
 _QUALITY_STYLE = {"measured": "green", "modelled": "yellow", "assumed": "red"}
 

@@ -76,7 +76,7 @@ class Recorder(XlaCycles):
 
     Args:
         folder: Where the files go; it exists.
-        skip, warmup, active, repeat: The schedule, as for :class:`~joulery.domain.tracing.Steps`.
+        skip, warmup, active, repeat: The schedule, as for :class:`~joulery.domain.trace.tracing.Steps`.
     """
 
     def __init__(self, folder: Path, skip: int, warmup: int, active: int, repeat: int) -> None:

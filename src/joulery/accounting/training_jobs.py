@@ -1,0 +1,211 @@
+"""What a training job cost and how well it uses its slots, from looks at it (GREEN, NSDI'25, sections 4 and 5.1).
+
+Efficiency is progress per joule over a window at one number of slots. A window opens at the first progress after a
+start, so restoring a checkpoint is not in it, and is read where progress moves, so whole epochs are compared with the
+energy they took.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from joulery.accounting.integrate import JOULES_PER_KWH
+from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.quality import Quality, weakest
+
+LEAST_DEGRADATION, MOST_DEGRADATION = 0.05, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at a job, and what it drew since the look before.
+
+    Attributes:
+        t_s: When, Unix seconds.
+        elapsed_s: Time since the look before; at least 0, whatever the clock was set to.
+        slots: Slots it holds; 0 while it waits.
+        restarts: How often it was started again.
+        progress_ratio: Share of its work that is done; NaN where it does not say.
+        energy_j, slot_j: What it and its slots drew meanwhile; NaN where nothing measures it.
+        quality: Of that energy.
+    """
+
+    t_s: float
+    elapsed_s: float
+    slots: int
+    restarts: int
+    progress_ratio: float
+    energy_j: float
+    slot_j: float
+    quality: Quality = Quality.MEASURED
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """An undisturbed stretch on one number of slots.
+
+    Attributes:
+        slots, restarts: Which stretch it is.
+        first_ratio: Progress at the start; NaN before any was seen.
+        open_ratio: Progress where the window opened; NaN while it is still closed.
+        elapsed_s, energy_j, slot_j, looks: Sums since it opened.
+    """
+
+    slots: int
+    restarts: int
+    first_ratio: float
+    open_ratio: float = field(default=float("nan"))
+    last_ratio: float = field(default=float("nan"))
+    elapsed_s: float = 0.0
+    energy_j: float = 0.0
+    slot_j: float = 0.0
+    looks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Everything known about one job's running.
+
+    Attributes:
+        executed_s: Time it has held slots.
+        slot_s: Slot-seconds it has held.
+        energy_j: Joules counted.
+        unmetered_s: Time it held slots and nothing measured it.
+        carbon_g: Grams of the joules whose intensity was known.
+        carbon_covered_j: Those joules.
+        slot_w: Power of one slot in the last window; NaN before.
+        progress_ratio: Last progress.
+        rate_per_slot_s: Progress a second and slot in the last window; NaN before.
+        efficiency: Progress per joule by number of slots.
+        quality: Weakest quality of the energy.
+        window: The present stretch; None while it waits.
+    """
+
+    executed_s: float = 0.0
+    slot_s: float = 0.0
+    energy_j: float = 0.0
+    unmetered_s: float = 0.0
+    carbon_g: float = 0.0
+    carbon_covered_j: float = 0.0
+    slot_w: float = field(default=float("nan"))
+    progress_ratio: float = field(default=float("nan"))
+    rate_per_slot_s: float = field(default=float("nan"))
+    efficiency: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    quality: Quality = Quality.MEASURED
+    window: Window | None = None
+
+    def degradation(self, slots: int, least: int) -> float:
+        """``EFF(slots) / EFF(least)`` in [0.05, 1] (Eq. 4); NaN until both are measured."""
+        if slots == least and slots in self.efficiency:
+            return 1.0
+        if slots not in self.efficiency or least not in self.efficiency:
+            return float("nan")
+        return min(max(self.efficiency[slots] / self.efficiency[least], LEAST_DEGRADATION), MOST_DEGRADATION)
+
+    @property
+    def remaining_s(self) -> float:
+        """Work left in slot-seconds, at the rate of the last window; NaN unknown."""
+        if not self.rate_per_slot_s > 0:
+            return float("nan")
+        return (1.0 - self.progress_ratio) / self.rate_per_slot_s
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureRules:
+    """When a window counts (section 5.1: at least 5 minutes and 10 looks).
+
+    Attributes:
+        least_s: Shortest window.
+        least_looks: Fewest looks in it.
+    """
+
+    least_s: float = 300.0
+    least_looks: int = 10
+
+
+def observe(tally: Tally, look: Look, rules: MeasureRules, carbon: CarbonSeries | None) -> Tally:
+    """The tally after one more look; energy and time only grow.
+
+    Args:
+        tally: Before.
+        look: What was seen.
+        rules: When a window counts.
+        carbon: Intensity over the time since the look before; None or a gap where unknown.
+    """
+    if look.slots == 0:
+        # What it drew up to its stop is told after it: that counts, and the time since does not.
+        tally = _charged(tally, look, carbon) if look.energy_j > 0 else tally
+        return replace(tally, window=None, progress_ratio=_later(tally.progress_ratio, look.progress_ratio))
+    tally = _charged(tally, look, carbon)
+    window = tally.window
+    if window is None or (window.slots, window.restarts) != (look.slots, look.restarts):
+        fresh = Window(look.slots, look.restarts, first_ratio=look.progress_ratio)
+        return replace(tally, window=fresh, progress_ratio=_later(tally.progress_ratio, look.progress_ratio))
+    return _measured(replace(tally, window=_grown(window, look)), look, rules)
+
+
+def grams(energy_j: float, t0_s: float, t1_s: float, carbon: CarbonSeries | None) -> float:
+    """Grams of energy spread evenly over a time; NaN where the intensity is not known all along."""
+    if carbon is None or math.isnan(energy_j):
+        return float("nan")
+    return energy_j * carbon.mean(t0_s, max(t0_s, t1_s)) / JOULES_PER_KWH
+
+
+def _charged(tally: Tally, look: Look, carbon: CarbonSeries | None) -> Tally:
+    held_s = look.elapsed_s if look.slots else 0.0
+    ran = replace(tally, executed_s=tally.executed_s + held_s, slot_s=tally.slot_s + held_s * look.slots)
+    if math.isnan(look.energy_j):
+        return replace(ran, unmetered_s=tally.unmetered_s + look.elapsed_s)
+    carbon_g = grams(look.energy_j, look.t_s - look.elapsed_s, look.t_s, carbon)
+    known = not math.isnan(carbon_g)
+    return replace(
+        ran,
+        energy_j=tally.energy_j + look.energy_j,
+        carbon_g=tally.carbon_g + (carbon_g if known else 0.0),
+        carbon_covered_j=tally.carbon_covered_j + (look.energy_j if known else 0.0),
+        quality=weakest((tally.quality, look.quality)),
+    )
+
+
+def _grown(window: Window, look: Look) -> Window:
+    """The window with one more look: still closed, opening now, or longer."""
+    ratio = look.progress_ratio
+    if math.isnan(window.energy_j) and not math.isnan(look.energy_j):
+        return Window(window.slots, window.restarts, first_ratio=ratio)  # from here on it is measured
+    if math.isnan(window.open_ratio):
+        if math.isnan(window.first_ratio):
+            return replace(window, first_ratio=ratio)
+        opens = ratio > window.first_ratio
+        return replace(window, open_ratio=ratio, last_ratio=ratio) if opens else window
+    return replace(
+        window,
+        elapsed_s=window.elapsed_s + look.elapsed_s,
+        energy_j=window.energy_j + look.energy_j,
+        slot_j=window.slot_j + look.slot_j,
+        looks=window.looks + 1,
+    )
+
+
+def _measured(tally: Tally, look: Look, rules: MeasureRules) -> Tally:
+    """Read the window where progress moved and it is long enough."""
+    window = tally.window
+    assert window is not None
+    tally = replace(tally, progress_ratio=_later(tally.progress_ratio, look.progress_ratio))
+    moved = look.progress_ratio > window.last_ratio
+    if not moved or window.elapsed_s < rules.least_s or window.looks < rules.least_looks:
+        return tally
+    gained = look.progress_ratio - window.open_ratio
+    rate = gained / (window.elapsed_s * window.slots)
+    tally = replace(tally, rate_per_slot_s=rate, window=replace(window, last_ratio=look.progress_ratio))
+    if not window.energy_j > 0:
+        return tally
+    known = {**tally.efficiency, window.slots: gained / window.energy_j}
+    slot_w = window.slot_j / window.elapsed_s / window.slots
+    return replace(tally, efficiency=MappingProxyType(known), slot_w=slot_w if slot_w > 0 else tally.slot_w)
+
+
+def _later(old: float, new: float) -> float:
+    return old if math.isnan(new) else new

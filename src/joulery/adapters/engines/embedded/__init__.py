@@ -1,0 +1,1 @@
+"""The embedded engine: worker processes on this machine."""

@@ -1,0 +1,254 @@
+"""Loading a model inside a worker: an ONNX file by ONNX Runtime, or a Python callable.
+
+Everything a user can get wrong here is one :class:`~joulery.domain.errors.JouleryError`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from joulery.domain.errors import CapabilityError, ConfigError, DataError
+from joulery.domain.gpu.device import DEVICE
+from joulery.domain.serving.engine import ModelKind, ModelRef, Outcome, RequestError
+from joulery.domain.serving.tensors import NUMPY_TYPES, Tensor, TensorSpec
+
+_ONNX_TYPES = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+}
+
+Run = Callable[[dict[str, Tensor], tuple[str, ...]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is ready to run.
+
+    Attributes:
+        run: Inputs by name and the names of the outputs wanted (none for all) to outputs by name.
+        inputs, outputs: What it declares; empty when it declares nothing.
+        platform: What runs it.
+    """
+
+    run: Run
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    platform: str
+
+
+class Inputs(dict[str, Tensor]):
+    """Inputs of a callable; a missing one is the request's fault, not the callable's."""
+
+    def __missing__(self, name: str) -> Tensor:
+        raise RequestError(f"input {name!r} is missing", Outcome.INVALID)
+
+
+def load(model: ModelRef, threads: int) -> LoadedModel:
+    """The model, ready to run with ``threads`` threads inside an operator.
+
+    Raises:
+        ConfigError: No such file, module or function.
+        DataError: The file is not a model that can be run.
+        CapabilityError: ONNX Runtime is not installed.
+    """
+    return _load_onnx(model, threads) if model.kind is ModelKind.ONNX else _load_callable(model)
+
+
+def warm_up(model: LoadedModel) -> str:
+    """Run once on zeros of the declared shape, so that the first request does not pay for lazy allocations.
+
+    Returns:
+        What went wrong, for people to read; a model may well dislike zeros, or a size of 1 where any is allowed.
+    """
+    if not model.inputs:
+        return ""
+    zeros = {spec.name: _zeros(spec) for spec in model.inputs}
+    try:
+        model.run(zeros, ())
+    except Exception as error:  # noqa: BLE001 - whatever a model raises on made-up inputs is reported, not raised
+        return f"the warm-up failed: {one_line(error)}"
+    return ""
+
+
+def one_line(error: BaseException) -> str:
+    """``ValueError: wrong size``: an error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def failure(error: Exception) -> tuple[str, Outcome]:
+    """What a client is told of whatever a model raised, and the outcome of its request."""
+    if isinstance(error, RequestError):
+        return str(error), error.outcome
+    if isinstance(error, ValueError):
+        return f"the model refuses the inputs: {one_line(error)}", Outcome.INVALID
+    return f"the model failed: {one_line(error)}", Outcome.FAILED
+
+
+def _zeros(spec: TensorSpec) -> Tensor:
+    shape = [max(size, 1) if size else 0 for size in spec.shape]
+    return np.full(shape, b"", object) if spec.datatype == "BYTES" else np.zeros(shape, NUMPY_TYPES[spec.datatype])
+
+
+def _load_onnx(model: ModelRef, threads: int) -> LoadedModel:
+    path = Path(model.location)
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"the model cannot be read: {error.strerror}", file=str(path)) from error
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise CapabilityError(
+            "ONNX models need ONNX Runtime", resource="onnxruntime", grant="pip install 'joulery[vision]'"
+        ) from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    # Threads that spin while they wait burn joules that serve nobody.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 4  # what it would print is in the error that it raises
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=_providers(onnxruntime))
+    except CapabilityError:
+        raise
+    except Exception as error:
+        raise DataError(f"not an ONNX model that can be run: {one_line(error)}", file=str(path)) from error
+    inputs, outputs = _declared(path, session.get_inputs()), _declared(path, session.get_outputs())
+    return LoadedModel(_onnx_runner(session, outputs), inputs, outputs, "onnxruntime_onnx")
+
+
+def _providers(onnxruntime: Any) -> list[str]:
+    """What ONNX Runtime runs a model on.
+
+    Raises:
+        CapabilityError: It is to run on a GPU, and the build that is installed knows no GPU.
+    """
+    if os.environ.get(DEVICE) != "cuda":
+        return ["CPUExecutionProvider"]
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        raise CapabilityError(
+            "ONNX models on a GPU need the GPU build of ONNX Runtime",
+            resource="onnxruntime",
+            grant="pip uninstall -y onnxruntime && pip install onnxruntime-gpu",
+        )
+    return ["CUDAExecutionProvider"]
+
+
+def _onnx_runner(session: Any, outputs: Sequence[TensorSpec]) -> Run:
+    from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+
+    every = tuple(spec.name for spec in outputs)
+
+    def run(inputs: dict[str, Tensor], wanted: tuple[str, ...]) -> Mapping[str, Any]:
+        names = wanted or every
+        texts = {name: _text(array) if array.dtype == object else array for name, array in inputs.items()}
+        try:
+            return dict(zip(names, session.run(names, texts), strict=True))
+        except (InvalidArgument, ValueError) as error:
+            raise RequestError(f"the model refuses the inputs: {one_line(error)}", Outcome.INVALID) from error
+
+    return run
+
+
+def _text(array: Tensor) -> Tensor:
+    """ONNX Runtime takes text where the protocol has bytes."""
+    try:
+        decoded = [element.decode() for element in array.ravel().tolist()]
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the model takes text, and a BYTES element is none: {error}", Outcome.INVALID) from error
+    return np.array([*decoded, None], dtype=object)[:-1].reshape(array.shape)
+
+
+def _declared(path: Path, arguments: Sequence[Any]) -> tuple[TensorSpec, ...]:
+    specs: list[TensorSpec] = []
+    for argument in arguments:
+        if argument.type not in _ONNX_TYPES:
+            raise DataError(f"{argument.name!r} is a {argument.type}, which the protocol cannot carry", file=str(path))
+        shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in argument.shape)
+        specs.append(TensorSpec(argument.name, _ONNX_TYPES[argument.type], shape))
+    return tuple(specs)
+
+
+def _load_callable(model: ModelRef) -> LoadedModel:
+    """``module:function``. Its attributes ``inputs`` and ``outputs``, where it has them, declare its tensors."""
+    module_name, _, name = model.location.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigError(
+            f"the module of the model cannot be imported: {one_line(error)}",
+            pointer=model.location,
+            hint="start joulery in the folder of the module, or put that folder on PYTHONPATH",
+        ) from error
+    target = getattr(module, name, None)
+    if not callable(target):
+        raise ConfigError(f"{module_name} has no callable {name!r}", pointer=model.location, expected="module:function")
+    options = _options(model)
+    if isinstance(target, type):
+        try:
+            target, options = target(**options), {}
+        except Exception as error:
+            raise ConfigError(f"the model cannot be made: {one_line(error)}", pointer=model.location) from error
+        if not callable(target):
+            raise ConfigError(f"{name!r} makes objects that cannot be called", pointer=model.location)
+    function: Callable[..., Any] = target
+    inputs, outputs = (_attribute(model, function, side) for side in ("inputs", "outputs"))
+
+    def run(arrays: dict[str, Tensor], wanted: tuple[str, ...]) -> Mapping[str, Any]:
+        results = function(Inputs(arrays), **options)
+        if not isinstance(results, Mapping):
+            raise TypeError(f"{model} returned {type(results).__name__}, not a dict of arrays by name")
+        if not wanted:
+            return results
+        for missing in (name for name in wanted if name not in results):
+            raise RequestError(f"the model has no output {missing!r}", Outcome.INVALID)
+        return {name: results[name] for name in wanted}
+
+    return LoadedModel(run, inputs, outputs, "python")
+
+
+def _options(model: ModelRef) -> dict[str, Any]:
+    try:
+        options = orjson.loads(model.options or "{}")
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(f"options are not JSON: {error}", pointer=model.location, got=model.options) from error
+    if not isinstance(options, dict):
+        raise ConfigError("options are a JSON object", pointer=model.location, got=model.options)
+    return options
+
+
+def _attribute(model: ModelRef, function: object, side: str) -> tuple[TensorSpec, ...]:
+    """What a callable declares: ``function.inputs = [("photo", "UINT8", (-1, 292, 292, 3))]``."""
+    specs: list[TensorSpec] = []
+    for entry in getattr(function, side, ()):
+        try:
+            name, datatype, shape = entry
+            spec = TensorSpec(str(name), str(datatype), tuple(int(size) for size in shape))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{side} are declared as (name, datatype, shape)", pointer=model.location, got=repr(entry)
+            ) from error
+        if spec.datatype not in NUMPY_TYPES:
+            raise ConfigError("unknown datatype", pointer=model.location, got=spec.datatype)
+        specs.append(spec)
+    return tuple(specs)

@@ -1,0 +1,145 @@
+"""The worker process: loads one model and answers one request at a time over a pipe.
+
+Started as ``python -m joulery.adapters.engines.embedded.worker FD PARENT CORES THREADS``. It reads a frame that says
+what to load, answers with what it loaded, then answers every frame with one frame. It ends when the pipe does, and the
+kernel ends it when its parent dies first.
+
+Header of an answer: ``s`` seconds and ``c`` CPU seconds (all threads) from the request's arrival to its answer; ``e``
+and ``o`` an error and its outcome.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_RECEIVE_BYTES = 65536
+
+
+def main(arguments: list[str]) -> int:
+    """Run a worker until its pipe ends."""
+    descriptor, parent = int(arguments[0]), int(arguments[1])
+    cores = {int(core) for core in arguments[2].split(",")}
+    threads = int(arguments[3])
+    die_with(parent)
+    os.sched_setaffinity(0, cores)
+    # Before numpy and whatever the model brings are imported: their thread pools are sized at import.
+    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
+    os.set_inheritable(descriptor, False)
+    # A pipe that breaks under an answer is the same end as one that ends under a read: nobody is there any more.
+    with socket.socket(fileno=descriptor) as pipe, suppress(BrokenPipeError, ConnectionResetError):
+        _Worker(pipe, threads).serve()
+    return 0
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies, whatever kills the parent."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        os._exit(0)  # it died before the line above
+
+
+class _Worker:
+    """The loop; heavy modules are imported when the thread counts are set."""
+
+    def __init__(self, pipe: socket.socket, threads: int) -> None:
+        import numpy
+
+        from joulery.adapters.engines.embedded import wire
+
+        self.as_array = numpy.asarray
+        self.pipe = pipe
+        self.threads = threads
+        self.wire = wire
+        self.reader = wire.FrameReader()
+        self.frames: list[wire.Frame] = []
+
+    def serve(self) -> None:
+        """Load, then answer until the pipe ends."""
+        from joulery.adapters.engines.embedded.failures import packed
+        from joulery.domain.errors import JouleryError
+
+        request = self.receive()
+        if request is None:
+            return
+        try:
+            self.load(request.header)
+        except JouleryError as error:
+            self.send({"error": packed(error)})
+            return
+        while (request := self.receive()) is not None:
+            self.answer(request)
+
+    def load(self, header: dict[str, Any]) -> None:
+        """Load and warm up what the header names, and say what it declares and what it cost."""
+        from joulery.adapters.engines.embedded import models
+        from joulery.domain.serving.engine import ModelKind, ModelRef
+
+        start_s = time.perf_counter()
+        reference = ModelRef(ModelKind(header["kind"]), header["location"], header["options"])
+        self.model = models.load(reference, self.threads)
+        note = models.warm_up(self.model)
+        self.send(
+            {
+                "inputs": [tuple(spec) for spec in self.model.inputs],
+                "outputs": [tuple(spec) for spec in self.model.outputs],
+                "platform": self.model.platform,
+                "note": note,
+                "load_s": time.perf_counter() - start_s,
+                "cpu_s": time.process_time(),
+            }
+        )
+
+    def answer(self, request: Any) -> None:
+        """Run the model on one request and send what came out."""
+        start_s, start_cpu_s = time.perf_counter(), time.process_time()
+        header: dict[str, Any] = {}
+        try:
+            results = self.model.run(request.tensors, tuple(request.header.get("w", ())))
+            outputs = {str(name): self.as_array(value) for name, value in results.items()}
+            header["s"], header["c"] = time.perf_counter() - start_s, time.process_time() - start_cpu_s
+            pieces = self.wire.encode(header, outputs)
+        except Exception as error:  # noqa: BLE001 - whatever a model raises is its client's answer, not this loop's end
+            header = self.failure(error)
+            header["s"], header["c"] = time.perf_counter() - start_s, time.process_time() - start_cpu_s
+            pieces = self.wire.encode(header, {})
+        self.write(pieces)
+
+    def failure(self, error: Exception) -> dict[str, Any]:
+        """An error as the header of an answer."""
+        from joulery.adapters.engines.embedded.models import failure
+
+        message, outcome = failure(error)
+        return {"e": message, "o": outcome}
+
+    def receive(self) -> Any:
+        """The next frame; None at the end of the pipe."""
+        while not self.frames:
+            chunk = self.pipe.recv(max(_RECEIVE_BYTES, self.reader.missing))
+            if not chunk:
+                return None
+            self.frames = self.reader.feed(chunk)
+        return self.frames.pop(0)
+
+    def send(self, header: dict[str, Any]) -> None:
+        """One frame without tensors."""
+        self.write(self.wire.encode(header, {}))
+
+    def write(self, pieces: list[Any]) -> None:
+        """All pieces of a frame."""
+        for piece in pieces:
+            self.pipe.sendall(piece)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,127 @@
+"""Requests, replicas and services as the engine on Ray Serve keeps them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from joulery.domain.serving.dispatch import Dispatcher, Server, Ticket
+from joulery.domain.serving.engine import (
+    InferRequest,
+    InferResponse,
+    Outcome,
+    ReplicaSpec,
+    ReplicaState,
+    ReplicaView,
+    RequestError,
+)
+from joulery.domain.serving.tensors import TensorSpec
+
+
+@dataclass(slots=True, eq=False)
+class RayCall:
+    """One request on its way."""
+
+    request: InferRequest
+    answer: asyncio.Future[tuple[RayReplica, dict[str, Any], float]]
+
+
+@dataclass(slots=True, eq=False)
+class RayReplica:
+    """One replica as Ray shows it.
+
+    Attributes:
+        app, rank: Its application, and its place in that application's plan.
+        spec: What it runs.
+        info: What it says of itself.
+        unseen: Looks in which it was missed since it was last seen.
+        server: Its place in the queue.
+        inputs, outputs: What its model declares.
+    """
+
+    app: str
+    rank: int
+    spec: ReplicaSpec
+    info: Mapping[str, Any]
+    unseen: int = 0
+    server: Server[RayCall, RayReplica] = field(init=False)
+    inputs: tuple[TensorSpec, ...] = field(init=False)
+    outputs: tuple[TensorSpec, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.server = Server(self, self.spec.variant)
+        self.become(self.rank, self.spec, self.info)
+
+    @property
+    def id(self) -> str:
+        """As Ray calls it; another after a restart."""
+        return str(self.info["id"])
+
+    @property
+    def name(self) -> str:
+        """As joulery calls it; the same after a restart."""
+        return f"{self.app}#{self.rank}"
+
+    def become(self, rank: int, spec: ReplicaSpec, info: Mapping[str, Any]) -> None:
+        """Take over what it says it is now."""
+        self.rank, self.spec, self.info, self.server.variant = rank, spec, info, spec.variant
+        self.inputs, self.outputs = (
+            tuple(TensorSpec(name, datatype, tuple(shape)) for name, datatype, shape in info[side])
+            for side in ("inputs", "outputs")
+        )
+
+    def view(self, *, served: int, restarts: int, leaving: bool) -> ReplicaView:
+        """What can be seen of it."""
+        return ReplicaView(
+            id=self.name,
+            spec=self.spec,
+            state=ReplicaState.DRAINING if leaving or self.server.leaving else ReplicaState.READY,
+            busy=self.server.ticket is not None,
+            pid=int(self.info["pid"]),
+            served=served,
+            restarts=restarts,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            platform=str(self.info["platform"]),
+            last_error=str(self.info["note"]),
+        )
+
+
+@dataclass(slots=True, eq=False)
+class RayService:
+    """One service: its queue, and what it is to run."""
+
+    queue: Dispatcher[RayCall, RayReplica]
+    variants: frozenset[str] = frozenset()
+
+
+def fail(ticket: Ticket[RayCall], error: RequestError) -> None:
+    """Give a request an error for an answer, unless it has one."""
+    if not ticket.payload.answer.done():
+        ticket.payload.answer.set_exception(error)
+
+
+def response(
+    replica: RayReplica, answer: Mapping[str, Any], arrival_s: float, start_s: float, attempts: int
+) -> InferResponse:
+    """What a replica answered.
+
+    Raises:
+        RequestError: It answered with an error.
+    """
+    variant, service_s, cpu_s = str(answer["variant"]), float(answer["s"]), float(answer["c"])
+    if "e" in answer:
+        raise RequestError(
+            str(answer["e"]),
+            Outcome(answer["o"]),
+            variant=variant,
+            service_s=service_s,
+            cpu_s=cpu_s,
+            attempts=attempts,
+        )
+    return InferResponse(
+        answer["y"], variant, replica.name, arrival_s, start_s, time.time(), service_s, cpu_s, attempts
+    )

@@ -1,0 +1,243 @@
+"""A Ray cluster as the engine needs it: started here or joined, its Serve applications declared over its REST API.
+
+What is declared replaces everything that was declared before; applications that are not joulery's are declared again as
+they were. Declared changes of ``user_config`` and ``num_replicas`` keep the processes there are; ``serve.run`` would
+start all of them anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from joulery.domain.errors import ActuationError, CapabilityError, ConfigError
+from joulery.domain.serving.engine import InferRequest
+
+OURS = "joulery."
+"""How the names of joulery's applications begin."""
+_DESCRIBE_S = 5.0
+"""What replicas that are asked about themselves may take."""
+_OBJECT_STORE_BYTES = 200 << 20
+_REST = "/api/serve/applications/"
+
+
+@dataclass(frozen=True, slots=True)
+class RayPlace:
+    """Where Ray runs.
+
+    Attributes:
+        address: ``local`` starts a cluster on this machine that ends with the engine; otherwise what ``ray.init`` takes
+            (``auto``, ``ray://host:10001``).
+        dashboard: URL of its dashboard, whose REST API is used; for ``local`` found by itself.
+        cpus: CPUs a local cluster counts; None for all of this machine.
+        temp_dir: Where a local cluster keeps sessions and logs; empty for Ray's own (``/tmp/ray``).
+        environ: Variables for the replicas.
+    """
+
+    address: str = "local"
+    dashboard: str = ""
+    cpus: int | None = None
+    temp_dir: str = ""
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def local(self) -> bool:
+        """Whether the cluster is started and ended here."""
+        return self.address == "local"
+
+
+class ReplicaGoneError(Exception):
+    """A replica ended, or Ray cannot reach it; the message is what Ray calls that."""
+
+
+class RayCluster:
+    """A connection. Opens nothing before :meth:`open`.
+
+    Args:
+        place: Where Ray runs.
+    """
+
+    def __init__(self, place: RayPlace) -> None:
+        self.place = place
+        self._serve: Any = None
+        self._ray: Any = None
+        self._client: httpx.AsyncClient | None = None
+        self._handles: dict[str, Any] = {}
+
+    async def open(self) -> None:
+        """Start or join the cluster, once; a local one takes about ten seconds.
+
+        Raises:
+            CapabilityError: Ray is not installed, or its cluster is not to be had.
+            ConfigError: A cluster elsewhere was named without its dashboard.
+        """
+        if self._client is not None:
+            return
+        if not self.place.local and not self.place.dashboard:
+            raise ConfigError(
+                "a Ray cluster needs the URL of its dashboard", pointer="dashboard", expected="http://host:8265"
+            )
+        url = await asyncio.to_thread(self._start)
+        token = _token()
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=30.0, trust_env=False)
+
+    async def declare(self, applications: Sequence[Mapping[str, Any]]) -> None:
+        """Make these joulery's applications.
+
+        Raises:
+            ActuationError: Ray refuses them, or does not answer.
+        """
+        theirs = [
+            found["deployed_app_config"]
+            for name, found in (await self.applications()).items()
+            if not name.startswith(OURS) and found.get("deployed_app_config")
+        ]
+        proxies = {"proxy_location": "Disabled"} if self.place.local else {}
+        await self._ask("PUT", _REST, {**proxies, "applications": [*theirs, *applications]})
+        for name in self._handles.keys() - {application["name"] for application in applications}:
+            del self._handles[name]
+
+    async def applications(self) -> dict[str, Any]:
+        """Every application Ray Serve knows, by name.
+
+        Raises:
+            ActuationError: Ray does not answer.
+        """
+        found: dict[str, Any] = (await self._ask("GET", _REST)).json()["applications"]
+        return found
+
+    async def scale(self, application: str, deployment: str, replicas: int) -> None:
+        """Set the number of replicas of a deployment that leaves that to an external scaler.
+
+        Raises:
+            ActuationError: Ray refuses, or does not answer.
+        """
+        path = f"/api/v1/applications/{application}/deployments/{deployment}/scale"
+        await self._ask("POST", path, {"target_num_replicas": replicas})
+
+    async def describe(self, application: str) -> list[dict[str, Any]] | None:
+        """What each replica of an application says of itself; None where one of those asked has just gone."""
+        from ray.exceptions import RayError
+        from ray.serve.exceptions import RayServeException
+
+        try:
+            asked = self._handle(application).broadcast("describe")
+            found: list[dict[str, Any]] = await asked.results_async(timeout_s=_DESCRIBE_S)
+        except (RayError, RayServeException, TimeoutError):
+            return None
+        return found
+
+    async def infer(self, application: str, replica: str, request: InferRequest) -> dict[str, Any]:
+        """What one replica of an application answers; see :meth:`.ray_replica.Instances.infer`.
+
+        Raises:
+            ReplicaGoneError: It ended, or Ray cannot reach it.
+        """
+        from ray.exceptions import RayError
+        from ray.serve.exceptions import RayServeException
+
+        try:
+            answer: dict[str, Any] = await self._handle(application).infer.remote(
+                dict(request.inputs), request.outputs, request.variant, replica=replica
+            )
+        except (RayError, RayServeException) as error:
+            raise ReplicaGoneError(type(error).__name__) from error
+        return answer
+
+    def _handle(self, application: str) -> Any:
+        if application not in self._handles:
+            self._handles[application] = self._serve.get_app_handle(application)
+        return self._handles[application]
+
+    async def close(self) -> None:
+        """Leave the cluster; a local one ends. Safe to call twice."""
+        client, self._client = self._client, None
+        if client is None:
+            return
+        await client.aclose()
+        await asyncio.to_thread(self._stop)
+
+    def environ(self) -> dict[str, str]:
+        """Variables of the replicas: here they import what this process can import."""
+        here = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)} if self.place.local else {}
+        return {**here, **self.place.environ}
+
+    def _start(self) -> str:
+        # Replicas at nice 15, as Ray would have them, lose against whatever else runs.
+        for name, value in (("RAY_USAGE_STATS_ENABLED", "0"), ("RAY_worker_niceness", "0")):
+            os.environ.setdefault(name, value)
+        try:
+            import ray
+            from ray import serve
+        except ImportError as error:
+            raise CapabilityError(
+                "Ray Serve is not installed", resource="ray", grant="pip install 'joulery[ray]'"
+            ) from error
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        place, port = self.place, _free_port()
+        quiet = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "joulery"}
+        try:
+            if place.local:
+                ray.init(
+                    address="local",
+                    num_cpus=place.cpus,
+                    include_dashboard=True,
+                    dashboard_host="127.0.0.1",
+                    dashboard_port=port,
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    _node_ip_address="127.0.0.1",
+                    **({"_temp_dir": place.temp_dir} if place.temp_dir else {}),
+                    **quiet,
+                )
+                serve.start(proxy_location="Disabled")
+            else:
+                ray.init(address=place.address, **quiet)
+        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+            raise CapabilityError(f"the Ray cluster at {place.address!r} is not to be had: {error}") from error
+        self._ray, self._serve = ray, serve
+        return f"http://127.0.0.1:{port}" if place.local else place.dashboard
+
+    def _stop(self) -> None:
+        if self.place.local:
+            self._serve.shutdown()
+        self._ray.shutdown()
+
+    async def _ask(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        if self._client is None:
+            raise ActuationError("the Ray cluster was left")
+        try:
+            response = await self._client.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise ActuationError(f"Ray's dashboard at {self._client.base_url} does not answer: {error!r}") from error
+        if response.is_error:
+            raise ActuationError(f"Ray's dashboard answers {response.status_code}: {response.text[:500]}")
+        return response
+
+
+def _token() -> str:
+    """What Ray's REST API asks for, where Ray keeps it (docs.ray.io, token authentication); empty for none."""
+    if os.environ.get("RAY_AUTH_MODE") == "disabled":
+        return ""
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return os.environ["RAY_AUTH_TOKEN"]
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,384 @@
+"""Ray Serve as an engine: replicas on a Ray cluster, joulery's queue and gateway in front.
+
+One queue a service, from which free replicas pull, as in the embedded engine (:mod:`joulery.domain.serving.dispatch`);
+Ray starts, watches and ends the replicas. A changed mix on slices of one size is a changed plan: processes stay and
+load their new variant beside the old one. Other sizes are other deployments: they start first, then the old ones finish
+what they hold and end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from joulery.adapters.engines.embedded.failures import rebuilt
+from joulery.adapters.engines.embedded.service import check_inputs
+from joulery.adapters.engines.ray_serve.calls import RayCall, RayReplica, RayService, fail, response
+from joulery.adapters.engines.ray_serve.cluster import RayCluster, RayPlace, ReplicaGoneError
+from joulery.adapters.engines.ray_serve.plan import RayApp, apps_of, entry_of
+from joulery.adapters.engines.ray_serve.replica import DEPLOYMENT
+from joulery.domain.errors import ActuationError, JouleryError
+from joulery.domain.serving.dispatch import Dispatcher, Server, Ticket
+from joulery.domain.serving.engine import (
+    InferRequest,
+    InferResponse,
+    Outcome,
+    ReplicaSpec,
+    ReplicaState,
+    ReplicaView,
+    RequestError,
+    Transition,
+)
+
+_LOOK_S = 0.2
+"""Between two looks at replicas that are to change."""
+_LOOKS = 150
+"""Looks that an application which was taken out of the declaration gets to disappear in; Ray ends it later then."""
+_PATIENCE = 20
+"""Looks that a replica with a request may be missed in before it is given up."""
+_WATCH_S = 1.0
+"""Between two looks at replicas that are not."""
+_STUCK = "DEPLOY_FAILED"
+
+
+@dataclass(frozen=True, slots=True)
+class RaySettings:
+    """Limits of the engine.
+
+    Attributes:
+        place: Where Ray runs.
+        claim_ratio: CPUs a replica claims in Ray's books for each core of its slice; at most 0.5 where old and new
+            replicas must fit side by side.
+        queue: Requests that may wait for one service.
+        deadline_s: A request that names no shorter limit is answered within this.
+        drain_s: How long ``close`` waits for running requests.
+        launch_s: How long a change may take.
+    """
+
+    place: RayPlace = field(default_factory=RayPlace)
+    claim_ratio: float = 0.5
+    queue: int = 1024
+    deadline_s: float = 30.0
+    drain_s: float = 10.0
+    launch_s: float = 180.0
+
+
+class RayServeEngine:
+    """Replicas on Ray Serve. Implements :class:`joulery.domain.ports.Engine`.
+
+    Args:
+        settings: Its limits.
+        cluster: The connection; made from the settings when None.
+    """
+
+    def __init__(self, settings: RaySettings = RaySettings(), cluster: RayCluster | None = None) -> None:
+        self.settings = settings
+        self._cluster = RayCluster(settings.place) if cluster is None else cluster
+        self._apps: dict[str, RayApp] = {}
+        self._found: dict[str, RayReplica] = {}
+        self._restarts: Counter[tuple[str, int]] = Counter()
+        self._served: Counter[tuple[str, int]] = Counter()
+        self._services: dict[str, RayService] = {}
+        self._changing, self._looking = asyncio.Lock(), asyncio.Lock()
+        self._sending: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def replicas(self) -> tuple[ReplicaView, ...]:
+        """Every replica now, sorted by id; one that Ray starts again is shown as restarting."""
+        views, shown = [], set()
+        for replica in self._found.values():
+            shown.add((replica.app, replica.rank))
+            slot = (replica.app, replica.rank)
+            leaving = replica.app not in self._apps
+            views.append(replica.view(served=self._served[slot], restarts=self._restarts[slot], leaving=leaving))
+        for app in self._apps.values():
+            for rank, spec in enumerate(app.plan):
+                if (app.name, rank) not in shown:
+                    restarts = self._restarts[app.name, rank]
+                    views.append(ReplicaView(f"{app.name}#{rank}", spec, ReplicaState.RESTARTING, restarts=restarts))
+        return tuple(sorted(views, key=lambda view: view.id))
+
+    async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
+        """The answer of the replica whose turn it is.
+
+        Raises:
+            RequestError: It was not answered; ``outcome`` says why.
+        """
+        arrival_s = time.time()
+        entry = self._admit(service, request)
+        call = RayCall(request, asyncio.get_running_loop().create_future())
+        patience_s = self.settings.deadline_s
+        if request.timeout_s is not None:
+            patience_s = min(patience_s, request.timeout_s)
+        ticket = Ticket(call, time.monotonic() + patience_s, request.variant)
+        if not entry.queue.offer(ticket):
+            raise RequestError(f"{service} has {entry.queue.waiting} requests waiting", Outcome.OVERLOADED)
+        self._pump(entry)
+        try:
+            async with asyncio.timeout(patience_s):
+                replica, answer, start_s = await call.answer
+        except TimeoutError as error:
+            entry.queue.withdraw(ticket)
+            raise RequestError("the deadline came", Outcome.DEADLINE, attempts=ticket.attempts) from error
+        except asyncio.CancelledError:
+            entry.queue.withdraw(ticket)
+            self._pump(entry)
+            raise
+        return response(replica, answer, arrival_s, start_s, ticket.attempts)
+
+    async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
+        """Make ``target`` the set of replicas; see :meth:`joulery.domain.ports.Engine.apply`."""
+        async with self._changing:
+            start_s, start = time.time(), time.monotonic()
+            before, wanted = dict(self._apps), apps_of(target, self._apps)
+            await self._cluster.open()
+            old, new = (Counter(spec for app in apps.values() for spec in app.plan) for apps in (before, wanted))
+            known = set(self._found)
+            try:
+                await self._declare({**before, **wanted})
+                await self._until_ready(wanted)
+            except JouleryError:
+                await self._declare(before)
+                self._apps = before
+                await self._look()
+                raise
+            self._apps = wanted
+            for name in {spec.service for spec in target} | set(self._services):
+                entry = self._services.setdefault(name, RayService(Dispatcher(self.settings.queue)))
+                entry.variants = frozenset(spec.variant for spec in target if spec.service == name)
+                for ticket in entry.queue.strand(entry.variants) if entry.variants else ():
+                    gone = f"{name} does not run the requested variant any more"
+                    fail(ticket, RequestError(gone, Outcome.UNAVAILABLE))
+            self._take_over(wanted)
+            ready_s = time.monotonic() - start
+            await self._end(before.keys() - wanted.keys(), wanted)
+            if self._watching is None:
+                self._watching = asyncio.create_task(self._watch(), name="ray replicas")
+            fresh = [replica for replica in self._found.values() if replica.id not in known]
+            changed = [replica for replica in self._found.values() if new[replica.spec] > old[replica.spec]]
+            return Transition(
+                started=tuple(sorted((new - old).elements())),
+                stopped=tuple(sorted((old - new).elements())),
+                kept=tuple(sorted((new & old).elements())),
+                start_s=start_s,
+                ready_s=ready_s,
+                duration_s=time.monotonic() - start,
+                startup_cpu_s=sum(float(replica.info["startup_cpu_s"]) for replica in {*fresh, *changed}),
+            )
+
+    async def close(self) -> None:
+        """Let running requests finish within ``drain_s``, give up those that wait, leave nothing behind."""
+        self._closed = True
+        for entry in self._services.values():
+            for ticket in entry.queue.strand():
+                fail(ticket, RequestError("the engine is closing", Outcome.UNAVAILABLE))
+        if self._sending:
+            await asyncio.wait(self._sending, timeout=self.settings.drain_s)
+        for task in (*self._sending, *([self._watching] if self._watching is not None else [])):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        self._watching = None
+        async with self._changing:
+            if self._apps and not self.settings.place.local:
+                await self._cluster.declare([])
+            self._apps, self._found = {}, {}
+            await self._cluster.close()
+
+    def _admit(self, service: str, request: InferRequest) -> RayService:
+        entry = self._services.get(service)
+        if self._closed:
+            raise RequestError("the engine is closing", Outcome.UNAVAILABLE)
+        if entry is None or not entry.variants:
+            raise RequestError(f"there is no service {service!r}", Outcome.UNKNOWN)
+        if request.variant and request.variant not in entry.variants:
+            raise RequestError(f"{service} runs no variant {request.variant!r} now", Outcome.UNKNOWN)
+        declared = {replica.inputs for replica in self._found.values() if replica.spec.service == service}
+        if len(declared) == 1 and (inputs := declared.pop()):
+            check_inputs(request, inputs)
+        return entry
+
+    def _pump(self, entry: RayService) -> None:
+        """Give waiting requests to free replicas."""
+        while (pair := entry.queue.pull()) is not None:
+            task = asyncio.create_task(self._send(entry, *pair))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+
+    async def _send(self, entry: RayService, ticket: Ticket[RayCall], server: Server[RayCall, RayReplica]) -> None:
+        """One request to one replica and back."""
+        replica, start_s = server.payload, time.time()
+        try:
+            answer = await self._cluster.infer(replica.app, replica.id, ticket.payload.request)
+        except ReplicaGoneError as error:
+            self._lost(entry, replica, f"two replicas died under this request; the last: {error}")
+            return
+        if answer.get("moved"):
+            # Another replica took the call, because this one is gone, or it runs another variant by now: nobody has
+            # tried the request yet. Outside a change Ray ends none that lives.
+            ticket.attempts -= 1
+            self._lost(entry, replica, "" if self._changing.locked() else "Ray ended it")
+            self._looked_again()
+            return
+        self._served[replica.app, replica.rank] += 1
+        if server in entry.queue.servers:
+            entry.queue.finish(server)
+        else:
+            entry.queue.withdraw(ticket)  # it was given up for lost, and answered after all
+        self._pump(entry)
+        if not ticket.payload.answer.done():
+            ticket.payload.answer.set_result((replica, answer, start_s))
+
+    def _looked_again(self) -> None:
+        task = asyncio.create_task(self._look())
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    def _lost(self, entry: RayService | None, replica: RayReplica, reason: str) -> None:
+        """A replica is gone, as far as the queue is concerned; the next look brings back what is there."""
+        if entry is not None and replica.server in entry.queue.servers:
+            for ticket in entry.queue.lose_all(replica.server):
+                fail(ticket, RequestError(reason, Outcome.CRASHED, variant=replica.spec.variant, attempts=2))
+        if self._found.get(replica.id) is replica:
+            del self._found[replica.id]
+            self._restarts[replica.app, replica.rank] += bool(reason)
+        if entry is not None:
+            self._pump(entry)
+
+    async def _declare(self, apps: Mapping[str, RayApp]) -> None:
+        environ, claim = self._cluster.environ(), self.settings.claim_ratio
+        await self._cluster.declare([app.config(environ, claim) for app in apps.values()])
+        for app in apps.values():
+            before = self._apps.get(app.name)
+            if before is not None and len(before.plan) != len(app.plan):
+                await self._cluster.scale(app.name, DEPLOYMENT, len(app.plan))
+
+    async def _until_ready(self, wanted: Mapping[str, RayApp]) -> None:
+        """Wait until Ray runs all of these.
+
+        Raises:
+            ConfigError, DataError, CapabilityError: A model cannot be loaded.
+            ActuationError: Ray cannot start a replica, or it takes too long.
+        """
+        end_s = time.monotonic() + self.settings.launch_s
+        while True:
+            await self._look(wanted)
+            states = await self._cluster.applications()
+            missing = [app for app in wanted.values() if not self._runs(app)]
+            if not missing:
+                return
+            for app in missing:
+                found = states.get(app.name, {})
+                if found.get("status") == _STUCK:
+                    raise ActuationError(f"Ray cannot run {app.name}: {_said(found)}")
+            if time.monotonic() > end_s:
+                names = ", ".join(app.name for app in missing)
+                raise ActuationError(f"Ray did not bring up {names} within {self.settings.launch_s:g} s")
+            await asyncio.sleep(_LOOK_S)
+
+    def _runs(self, app: RayApp) -> bool:
+        there = Counter(replica.spec for replica in self._found.values() if replica.app == app.name)
+        return there == Counter(app.plan)
+
+    async def _look(self, wanted: Mapping[str, RayApp] | None = None) -> None:
+        """See which replicas there are and what each runs.
+
+        Args:
+            wanted: The applications that are on their way, where that is not what serves; their errors raise.
+        """
+        async with self._looking:
+            apps = {**self._apps, **(wanted or {})}
+            seen: set[str] = set()
+            told: set[str] = set()
+            for app in apps.values():
+                infos = await self._cluster.describe(app.name)
+                if infos is None:
+                    continue
+                told.add(app.name)
+                for info in infos:
+                    if info["failed"] and wanted and info["failed"]["entry"] in map(entry_of, app.plan):
+                        raise rebuilt(info["failed"]["error"])
+                    seen.add(info["id"])
+                    self._met(app, info)
+            gone = [each for each in self._found.values() if each.app in told and each.id not in seen]
+            for replica in gone:
+                if replica.server.ticket is not None and replica.unseen < _PATIENCE:
+                    # Ray lets one that it ends answer what it holds; one that died makes its call fail.
+                    replica.unseen += 1
+                    replica.server.leaving = True
+                    continue
+                # While a change is under way Ray ends replicas because it is told to.
+                self._lost(self._services.get(replica.spec.service), replica, "Ray ended it" if wanted is None else "")
+            if wanted is None:
+                self._take_over(self._apps)
+
+    def _met(self, app: RayApp, info: Mapping[str, Any]) -> None:
+        spec, there = app.spec(info["entry"]), self._found.get(info["id"])
+        if spec is None:
+            return
+        if there is None:
+            self._found[info["id"]] = RayReplica(app.name, int(info["rank"]), spec, info)
+            return
+        if there.unseen:
+            there.unseen, there.server.leaving = 0, False
+        if (there.spec, there.rank) != (spec, info["rank"]):
+            there.become(int(info["rank"]), spec, info)
+
+    def _take_over(self, apps: Mapping[str, RayApp]) -> None:
+        """Let the replicas of these applications pull."""
+        for replica in self._found.values():
+            entry = self._services.get(replica.spec.service)
+            if replica.app in apps and entry is not None and replica.server not in entry.queue.servers:
+                replica.server = Server(replica, replica.spec.variant)
+                entry.queue.join(replica.server)
+        for entry in self._services.values():
+            self._pump(entry)
+
+    async def _end(self, leaving: set[str], wanted: Mapping[str, RayApp]) -> None:
+        """Old applications finish what they hold, then end; services that end answer what they accepted."""
+        if not leaving:
+            return
+        going = [replica for replica in self._found.values() if replica.app in leaving]
+        for entry in self._services.values():
+            await _until(partial(_served_out, entry))
+        for replica in going:
+            queue = self._services[replica.spec.service].queue
+            if replica.server in queue.servers and not replica.server.leaving:
+                queue.retire(replica.server)
+        await _until(lambda: all(replica.server.ticket is None for replica in going))
+        await self._declare(wanted)
+        for replica in going:
+            self._found.pop(replica.id, None)
+        for _ in range(_LOOKS):
+            if not leaving & (await self._cluster.applications()).keys():
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            if not self._changing.locked():
+                await self._look()
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    """Wait for something that must come."""
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(_LOOK_S / 10)
+
+
+def _said(application: Mapping[str, Any]) -> str:
+    """What Ray says about an application that does not come up."""
+    deployments = application.get("deployments", {}).values()
+    return "; ".join(text for text in (d.get("message", "") for d in deployments) if text) or "it does not say why"
+
+
+def _served_out(entry: RayService) -> bool:
+    return bool(entry.variants) or not entry.queue.waiting

@@ -1,0 +1,132 @@
+"""Replicas as Ray Serve applications: one a service and slice size, each with a plan of variants by rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from joulery.adapters.engines.ray_serve.cluster import OURS
+from joulery.adapters.engines.ray_serve.replica import DEPLOYMENT, ONGOING
+from joulery.domain.errors import CapabilityError
+from joulery.domain.serving.engine import ReplicaSpec
+from joulery.domain.serving.service import Slice, SliceKind
+
+_HERE = "joulery.adapters.engines"
+
+
+@dataclass(frozen=True, slots=True)
+class RayApp:
+    """One application: a deployment whose replicas all run on slices of one size.
+
+    Attributes:
+        service: Whose requests they answer.
+        slice: What each runs on.
+        plan: What each rank runs.
+    """
+
+    service: str
+    slice: Slice
+    plan: tuple[ReplicaSpec, ...]
+
+    @property
+    def name(self) -> str:
+        """Its name: ``joulery.photos.cpu-1``."""
+        return f"{OURS}{self.service}.{str(self.slice).replace(':', '-').replace('@', '-')}"
+
+    def spec(self, entry: Mapping[str, Any]) -> ReplicaSpec | None:
+        """What a replica was asked to be, by what it runs; None where that is nothing of this plan."""
+        return next((spec for spec in self.plan if entry_of(spec) == entry), None)
+
+    def config(self, environ: Mapping[str, str], claim_ratio: float) -> dict[str, Any]:
+        """The application in the form of Ray's REST API.
+
+        Args:
+            environ: Variables of the replicas.
+            claim_ratio: CPUs a replica claims in Ray's books for each core: old and new replicas live side by side.
+        """
+        return {
+            "name": self.name,
+            "import_path": f"{_HERE}.ray_replica:app",
+            "route_prefix": None,
+            "args": {},
+            "runtime_env": {"env_vars": dict(environ)},
+            "external_scaler_enabled": True,
+            "deployments": [
+                {
+                    "name": DEPLOYMENT,
+                    "num_replicas": len(self.plan),
+                    "max_ongoing_requests": ONGOING,
+                    "user_config": {"plan": [entry_of(spec) for spec in self.plan]},
+                    "ray_actor_options": _claims(self.slice, claim_ratio),
+                    "request_router_config": {"request_router_class": f"{_HERE}.ray_router:ToReplica"},
+                    "graceful_shutdown_wait_loop_s": 0.1,
+                    "health_check_period_s": 1.0,
+                    "health_check_timeout_s": 10.0,
+                }
+            ],
+        }
+
+
+def entry_of(spec: ReplicaSpec) -> dict[str, Any]:
+    """What a replica needs to know to become this."""
+    model = spec.model
+    return {
+        "variant": spec.variant,
+        "kind": model.kind.value,
+        "location": model.location,
+        "options": model.options,
+        "threads": spec.threads or max(1, spec.slice.cores),
+    }
+
+
+def apps_of(target: Sequence[ReplicaSpec], before: Mapping[str, RayApp]) -> dict[str, RayApp]:
+    """The applications of a set of replicas, by name; as many ranks as possible keep what they run.
+
+    Args:
+        target: The replicas.
+        before: The applications there are.
+
+    Raises:
+        CapabilityError: A replica batches, stands by or is bound to cores, which this engine does not do.
+    """
+    groups: dict[tuple[str, Slice], list[ReplicaSpec]] = {}
+    for spec in target:
+        if spec.batch > 1 or spec.standby or spec.cores:
+            raise CapabilityError(
+                f"{spec}: replicas on Ray Serve answer one request at a time, serve at once and are bound to no core",
+                hint="use batch 1 there, or the embedded engine",
+            )
+        groups.setdefault((spec.service, spec.slice), []).append(spec)
+    found = {}
+    for (service, piece), specs in groups.items():
+        name = RayApp(service, piece, ()).name
+        old = before[name].plan if name in before else ()
+        found[name] = RayApp(service, piece, aligned(old, specs))
+    return found
+
+
+def aligned(old: Sequence[ReplicaSpec], wanted: Sequence[ReplicaSpec]) -> tuple[ReplicaSpec, ...]:
+    """The wanted replicas in an order that leaves each rank what it runs, where that is still wanted.
+
+    Where there are fewer than before, the plan is cut: Ray numbers those that stay from 0 again.
+    """
+    left = Counter(wanted)
+    plan: list[ReplicaSpec | None] = []
+    for spec in old[: len(wanted)]:
+        keep = left[spec] > 0
+        left[spec] -= keep
+        plan.append(spec if keep else None)
+    plan += [None] * (len(wanted) - len(plan))
+    rest = iter(sorted(left.elements()))
+    return tuple(next(rest) if spec is None else spec for spec in plan)
+
+
+def _claims(piece: Slice, claim_ratio: float) -> dict[str, Any]:
+    """What a replica asks of a Ray node."""
+    if piece.kind is SliceKind.CPU:
+        return {"num_cpus": piece.cores * piece.share_ratio * claim_ratio}
+    if piece.kind is SliceKind.MIG:
+        return {"num_cpus": 0, "resources": {f"mig-{piece.profile}": 1}}
+    return {"num_cpus": 0, "num_gpus": piece.share_ratio}

@@ -1,0 +1,133 @@
+"""One replica of a Ray Serve deployment: loads the variant its rank calls for and answers one request at a time.
+
+A deployment runs the instances of one service on slices of one size. Its ``user_config`` is a plan: which variant each
+rank runs. A changed plan reaches every replica as ``reconfigure``: one whose variant changed loads the new model beside
+the old, then swaps them, so that it answers all the time and its process stays. Ray imports this module on its nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from joulery.adapters.engines.embedded.failures import packed
+from joulery.adapters.engines.embedded.models import LoadedModel, failure, load, warm_up
+from joulery.domain.errors import JouleryError
+from joulery.domain.serving.engine import ModelKind, ModelRef
+from joulery.domain.serving.tensors import Tensor
+
+DEPLOYMENT = "Instances"
+ONGOING = 16
+"""Requests Ray may hand to a replica at once. One comes at a time; a limit of 1 makes Ray poll and back off."""
+
+
+def app(arguments: Mapping[str, Any]) -> Any:
+    """The application Ray builds: one deployment, everything about it set from outside.
+
+    Args:
+        arguments: None are needed.
+    """
+    from ray import serve
+
+    return serve.deployment(name=DEPLOYMENT, max_ongoing_requests=ONGOING)(Instances).bind()
+
+
+class Instances:
+    """The replica."""
+
+    def __init__(self) -> None:
+        self._entry: dict[str, Any] = {}
+        self._model: LoadedModel | None = None
+        self._turn = asyncio.Lock()
+        self._startup_cpu_s = 0.0
+        self._failed: dict[str, Any] = {}
+        self._note = ""
+        self._served = 0
+
+    async def reconfigure(self, config: Mapping[str, Any], rank: Any) -> None:
+        """Become what the plan says for this rank.
+
+        Ray ends a replica whose ``reconfigure`` raises, and the service with it. A model that cannot be loaded is
+        therefore reported by :meth:`describe`, and the one before serves on.
+        """
+        plan = config["plan"]
+        place = int(rank.rank)
+        if place >= len(plan) or plan[place] == self._entry:
+            self._failed = {}
+            return
+        entry = plan[place]
+        before_s = time.process_time()
+        reference = ModelRef(ModelKind(entry["kind"]), entry["location"], entry["options"])
+        try:
+            model = await asyncio.to_thread(load, reference, entry["threads"])
+        except JouleryError as error:
+            self._failed = {"entry": entry, "error": packed(error)}
+            return
+        note = await asyncio.to_thread(warm_up, model)
+        async with self._turn:
+            self._entry, self._model, self._note, self._failed = entry, model, note, {}
+        self._startup_cpu_s = time.process_time() - before_s
+
+    def _id(self) -> str:
+        from ray import serve
+
+        return str(serve.get_replica_context().replica_id.unique_id)
+
+    async def describe(self) -> dict[str, Any]:
+        """What this replica is now."""
+        from ray import serve
+
+        context = serve.get_replica_context()
+        model = self._model
+        return {
+            "id": self._id(),
+            "rank": context.rank.rank,
+            "pid": os.getpid(),
+            "entry": self._entry,
+            "inputs": [] if model is None else [tuple(spec) for spec in model.inputs],
+            "outputs": [] if model is None else [tuple(spec) for spec in model.outputs],
+            "platform": "" if model is None else model.platform,
+            "note": self._note,
+            "failed": self._failed,
+            "served": self._served,
+            "startup_cpu_s": self._startup_cpu_s,
+        }
+
+    async def infer(
+        self, inputs: dict[str, Tensor], outputs: tuple[str, ...], variant: str, replica: str
+    ) -> dict[str, Any]:
+        """Answer one request.
+
+        Args:
+            inputs: Arrays by name.
+            outputs: Names wanted; empty for all.
+            variant: The only one that may answer; empty for any.
+            replica: Which replica is meant, for the router; another answers nothing.
+
+        Returns:
+            ``variant``, ``s`` and ``c`` (seconds and CPU seconds), and ``y`` (arrays by name) or ``e`` and ``o`` (error
+            and outcome); ``moved`` when this is not who was meant.
+        """
+        async with self._turn:
+            model, here = self._model, str(self._entry.get("variant", ""))
+            if model is None or (variant and variant != here) or replica != self._id():
+                return {"variant": here, "s": 0.0, "c": 0.0, "moved": True}
+            self._served += 1
+            return {"variant": here, **await asyncio.to_thread(_answer, model, inputs, outputs)}
+
+
+def _answer(model: LoadedModel, inputs: dict[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Any]:
+    import numpy
+
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
+    answer: dict[str, Any]
+    try:
+        results = model.run(inputs, outputs)
+        answer = {"y": {str(name): numpy.asarray(value) for name, value in results.items()}}
+    except Exception as error:  # noqa: BLE001 - whatever a model raises is its client's answer, not this replica's end
+        message, outcome = failure(error)
+        answer = {"e": message, "o": outcome.value}
+    return {**answer, "s": time.perf_counter() - start_s, "c": time.process_time() - start_cpu_s}

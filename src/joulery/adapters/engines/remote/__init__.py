@@ -1,0 +1,1 @@
+"""Engines behind HTTP: Open Inference Protocol, OpenAI API, llama.cpp, Triton."""

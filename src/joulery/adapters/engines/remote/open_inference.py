@@ -1,0 +1,354 @@
+"""Any server that speaks the Open Inference Protocol (Triton, KServe, another joulery) as an engine.
+
+The server has its own queue and batcher; nothing is queued here a second time. A request goes to the replica with the
+fewest under way. Models are known by address, ``http://HOST:PORT/MODEL`` or ``http://HOST:PORT/MODEL/VERSION``; one
+that is not loaded is loaded through the server's repository API, and only such a one is unloaded at the end.
+
+What a request costs on the server is not known here: its CPU seconds are NaN, never 0.
+
+Source: KServe, Open Inference Protocol (V2), REST; Triton's extensions for binary tensors, model repositories and
+request parameters (``timeout``, in microseconds).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+import httpx
+
+from joulery.adapters.engines.remote.open_inference_wire import decoded, encoded, specs
+from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, DataError
+from joulery.domain.serving.engine import (
+    InferRequest,
+    InferResponse,
+    Outcome,
+    ReplicaSpec,
+    ReplicaState,
+    ReplicaView,
+    RequestError,
+    Transition,
+)
+from joulery.domain.serving.tensors import TensorSpec
+
+_OUTCOMES: Final = {
+    400: Outcome.INVALID,
+    404: Outcome.UNKNOWN,
+    408: Outcome.DEADLINE,
+    429: Outcome.OVERLOADED,
+    499: Outcome.DEADLINE,
+    503: Outcome.UNAVAILABLE,
+    504: Outcome.DEADLINE,
+}
+"""What a status means; any other says that the model failed."""
+_TIMEOUT_S = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class OpenInferenceSettings:
+    """Limits of the engine.
+
+    Attributes:
+        queue: Requests that may be under way for one service.
+        deadline_s: A request that names no shorter limit is answered within this.
+        drain_s: How long ``close`` waits for requests under way.
+        load_s: How long a model may take to load.
+        token: Bearer token of the servers; None for none.
+    """
+
+    queue: int = 1024
+    deadline_s: float = 30.0
+    drain_s: float = 10.0
+    load_s: float = 120.0
+    token: str | None = None
+
+
+class Place(NamedTuple):
+    """Where a model is served.
+
+    Attributes:
+        server: ``http://HOST:PORT``.
+        path: Its path in the protocol, such as ``/v2/models/resnet/versions/1``.
+        model: Its name.
+    """
+
+    server: str
+    path: str
+    model: str
+
+
+def place_of(location: str) -> Place:
+    """The place that an address names.
+
+    Raises:
+        ConfigError: It is no such address.
+    """
+    parts = urlsplit(location)
+    names = [name for name in parts.path.split("/") if name]
+    if parts.scheme not in ("http", "https") or not parts.netloc or len(names) not in (1, 2) or parts.query:
+        raise ConfigError("not a served model", got=location, expected="http://HOST:PORT/MODEL, or .../MODEL/VERSION")
+    version = f"/versions/{names[1]}" if len(names) == 2 else ""
+    return Place(f"{parts.scheme}://{parts.netloc}", f"/v2/models/{names[0]}{version}", names[0])
+
+
+class _Remote:
+    """One model on one server."""
+
+    def __init__(self, name: str, spec: ReplicaSpec) -> None:
+        self.name, self.spec, self.place = name, spec, place_of(spec.model.location)
+        self.state = ReplicaState.STARTING
+        self.busy = self.served = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.loaded_here = False
+        self.inputs: tuple[TensorSpec, ...] = ()
+        self.outputs: tuple[TensorSpec, ...] = ()
+        self.platform = self.last_error = ""
+
+    def begin(self) -> None:
+        """A request is under way."""
+        self.busy += 1
+        self.idle.clear()
+
+    def end(self) -> None:
+        """It is over."""
+        self.busy -= 1
+        if not self.busy:
+            self.idle.set()
+
+    def view(self) -> ReplicaView:
+        """What can be seen of it."""
+        return ReplicaView(
+            id=self.name,
+            spec=self.spec,
+            state=self.state,
+            busy=self.busy > 0,
+            served=self.served,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            platform=self.platform,
+            last_error=self.last_error,
+        )
+
+
+class OpenInferenceEngine:
+    """Models on other servers. Implements :class:`joulery.domain.ports.Engine`.
+
+    Args:
+        settings: Its limits.
+        transport: How to reach the servers; a test's own.
+    """
+
+    def __init__(
+        self,
+        settings: OpenInferenceSettings = OpenInferenceSettings(),
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.settings = settings
+        headers = {} if settings.token is None else {"authorization": f"Bearer {settings.token}"}
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
+        self._client = httpx.AsyncClient(
+            headers=headers, transport=transport, limits=limits, timeout=settings.deadline_s, trust_env=False
+        )
+        self._remotes: list[_Remote] = []
+        self._changing = asyncio.Lock()
+        self._started = 0
+        self._closed = False
+
+    def replicas(self) -> tuple[ReplicaView, ...]:
+        """Every served model now, in the order they came."""
+        return tuple(remote.view() for remote in self._remotes)
+
+    async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
+        """The answer of the replica with the fewest requests under way; tried at another one where it is not reached.
+
+        Raises:
+            RequestError: It was not answered; ``outcome`` says why.
+        """
+        arrival_s = time.time()
+        body, headers = encoded(request)
+        patience_s = min(self.settings.deadline_s, request.timeout_s or _TIMEOUT_S)
+        tried: set[str] = set()
+        while True:
+            remote = self._choose(service, request.variant, tried)
+            try:
+                async with asyncio.timeout(patience_s - (time.time() - arrival_s)):
+                    return await self._ask(remote, body, headers, arrival_s, len(tried) + 1)
+            except TimeoutError as error:
+                message = f"{remote.place.server} did not answer within {patience_s:g} s"
+                variant = remote.spec.variant
+                raise RequestError(message, Outcome.DEADLINE, variant=variant, attempts=len(tried) + 1) from error
+            except httpx.TransportError as error:
+                remote.state, remote.last_error = ReplicaState.RESTARTING, str(error) or type(error).__name__
+                tried.add(remote.name)
+
+    async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
+        """Make ``target`` the set of replicas; see :meth:`joulery.domain.ports.Engine.apply`."""
+        async with self._changing:
+            start_s, start = time.time(), time.monotonic()
+            missing = Counter(target)
+            kept: list[_Remote] = []
+            surplus: list[_Remote] = []
+            for remote in self._remotes:
+                (kept if missing[remote.spec] > 0 else surplus).append(remote)
+                missing[remote.spec] -= missing[remote.spec] > 0
+            fresh = [self._made(spec) for spec in missing.elements()]
+            try:
+                await asyncio.gather(*map(self._reach, fresh))
+            except BaseException:
+                await asyncio.gather(*map(self._unload, fresh), return_exceptions=True)
+                raise
+            self._remotes = [*kept, *fresh]
+            ready_s = time.monotonic() - start
+            await asyncio.gather(*map(self._leave, surplus))
+            return Transition(
+                started=tuple(sorted(remote.spec for remote in fresh)),
+                stopped=tuple(sorted(remote.spec for remote in surplus)),
+                kept=tuple(sorted(remote.spec for remote in kept)),
+                start_s=start_s,
+                ready_s=ready_s,
+                duration_s=time.monotonic() - start,
+                startup_cpu_s=math.nan,
+            )
+
+    async def close(self) -> None:
+        """Let requests under way finish within ``drain_s``; unload what was loaded for this engine."""
+        if self._closed:
+            return
+        self._closed = True
+        await asyncio.gather(*map(self._leave, self._remotes))
+        await self._client.aclose()
+
+    def _made(self, spec: ReplicaSpec) -> _Remote:
+        self._started += 1
+        return _Remote(f"o{self._started - 1}", spec)
+
+    def _choose(self, service: str, variant: str, tried: set[str]) -> _Remote:
+        """Whom to ask.
+
+        Raises:
+            RequestError: Nobody can be asked.
+        """
+        if self._closed:
+            raise RequestError("the engine is closing", Outcome.UNAVAILABLE)
+        mine = [remote for remote in self._remotes if remote.spec.service == service]
+        if not mine:
+            raise RequestError(f"there is no service {service!r}", Outcome.UNKNOWN)
+        if variant and variant not in {remote.spec.variant for remote in mine}:
+            raise RequestError(f"{service} runs no variant {variant!r} now", Outcome.UNKNOWN)
+        under_way = sum(remote.busy for remote in mine)
+        if under_way >= self.settings.queue:
+            raise RequestError(
+                f"{service} has {under_way} requests under way, which is all it takes", Outcome.OVERLOADED
+            )
+        free = [
+            remote
+            for remote in mine
+            if variant in ("", remote.spec.variant) and not remote.spec.standby and remote.name not in tried
+        ]
+        if not free:
+            last = next((remote.last_error for remote in mine if remote.last_error), "every replica stands by")
+            raise RequestError(f"no replica of {service} is reached: {last}", Outcome.UNAVAILABLE, attempts=len(tried))
+        return min(free, key=lambda remote: (remote.state is not ReplicaState.READY, remote.busy))
+
+    async def _ask(
+        self, remote: _Remote, body: bytes, headers: dict[str, str], arrival_s: float, attempts: int
+    ) -> InferResponse:
+        remote.begin()
+        start_s = time.time()
+        try:
+            reply = await self._client.post(
+                f"{remote.place.server}{remote.place.path}/infer", content=body, headers=headers
+            )
+        finally:
+            remote.end()
+        end_s = time.time()
+        remote.state = ReplicaState.READY
+        variant = remote.spec.variant
+        if reply.status_code != 200:
+            outcome = _OUTCOMES.get(reply.status_code, Outcome.FAILED)
+            raise RequestError(_said(reply), outcome, variant=variant, service_s=end_s - start_s, attempts=attempts)
+        try:
+            outputs = decoded(reply.headers, reply.content)
+        except (DataError, ValueError, KeyError, TypeError) as error:
+            message = f"{remote.place.server} answered what is no answer: {error}"
+            raise RequestError(message, Outcome.FAILED, variant=variant, attempts=attempts) from error
+        remote.served += 1
+        return InferResponse(
+            outputs, variant, remote.name, arrival_s, start_s, end_s, end_s - start_s, math.nan, attempts
+        )
+
+    async def _reach(self, remote: _Remote) -> None:
+        """Have a model ready, and learn what it takes and gives.
+
+        Raises:
+            CapabilityError: Its server is not reached.
+            ActuationError: It cannot be loaded.
+        """
+        place = remote.place
+        try:
+            ready = await self._client.get(f"{place.server}{place.path}/ready")
+            if ready.status_code != 200:
+                await self._load(remote)
+            described = await self._client.get(f"{place.server}{place.path}")
+        except httpx.HTTPError as error:
+            raise CapabilityError(
+                f"{place.server} is not reached: {str(error) or type(error).__name__}",
+                resource=place.server,
+                hint="start the server, or name the address it listens on",
+            ) from error
+        if described.status_code != 200:
+            raise ActuationError(f"{place.server} does not describe {place.model}: {_said(described)}")
+        try:
+            content = described.json()
+            remote.inputs, remote.outputs = specs(content.get("inputs", ())), specs(content.get("outputs", ()))
+            remote.platform = str(content.get("platform", ""))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ActuationError(f"{place.server} describes {place.model} as what is no model: {error}") from error
+        remote.state = ReplicaState.READY
+
+    async def _load(self, remote: _Remote) -> None:
+        place = remote.place
+        loaded = await self._client.post(
+            f"{place.server}/v2/repository/models/{place.model}/load", timeout=self.settings.load_s
+        )
+        if loaded.status_code != 200:
+            raise ActuationError(
+                f"{place.server} does not serve {place.model} and does not load it: {_said(loaded)}",
+                hint="start it with the model, or with --model-control-mode=explicit",
+            )
+        remote.loaded_here = True
+
+    async def _leave(self, remote: _Remote) -> None:
+        """Let what is under way finish, then unload."""
+        try:
+            async with asyncio.timeout(self.settings.drain_s):
+                await remote.idle.wait()
+        except TimeoutError:
+            remote.last_error = f"requests were under way for more than {self.settings.drain_s:g} s at the end"
+        await self._unload(remote)
+
+    async def _unload(self, remote: _Remote) -> None:
+        """Undo what was loaded for this engine; a server that is gone has nothing to undo."""
+        if not remote.loaded_here:
+            return
+        remote.loaded_here = False
+        place = remote.place
+        try:
+            await self._client.post(f"{place.server}/v2/repository/models/{place.model}/unload")
+        except httpx.HTTPError as error:
+            remote.last_error = str(error)
+
+
+def _said(reply: httpx.Response) -> str:
+    """What a server said about its refusal, in one line."""
+    try:
+        return str(reply.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {reply.status_code} {reply.text[:200]}".rstrip()

@@ -1,0 +1,322 @@
+"""Qualified names for the events of a Kineto trace: which module, which operation, which phase.
+
+Forward operations lie inside the range of their module (``QTN:encoder.layer.0``, recorded by forward hooks). Backward
+operations lie inside ``autograd::engine::evaluate_function: X``, which an arrow or the autograd sequence number leads
+back to the forward operation it differentiates. Kernels lead through their correlation to the call that launched
+them. Specs: Smaragdine report, section 3.1.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from joulery.adapters.tracers.kineto.autograd import node_paths
+from joulery.adapters.tracers.kineto.reader import MODULE_RANGE, Kind, KinetoColumns, read_columns
+from joulery.adapters.tracers.kineto.stacks import COMPILED, NODE, OPTIMIZER_RANGE, STEP_RANGE, Host
+from joulery.domain.arrays import IntArray
+from joulery.domain.trace.events import SELF, UNNAMED, WAIT, EventTrace, module_components, qualified
+
+ROOT = "<root>"
+"""Component for the operations of a root module whose range carries no name."""
+
+HOST = "CPU"
+"""Device of host threads: a trace does not say which socket a thread ran on."""
+
+GRAPH = "<CUDA graph>"
+"""Leaf of the kernels of a captured graph: one launch for all of them, so nobody can tell them apart."""
+
+PHASES = ("", "forward", "backward", "recompute", "optimizer", "data")
+_NOWHERE, _FORWARD, _BACKWARD, _RECOMPUTE, _OPTIMIZER, _DATA = range(6)
+
+_LOADER = re.compile(r"^enumerate\(DataLoader\)#")
+"""Range in which a program waits for the next batch."""
+
+_WAITS = re.compile(r"^(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize")
+_GRAPH_LAUNCH = re.compile(r"^(cuda|hip|cu)GraphLaunch")
+_PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addbmm", "matmul"})
+
+
+def read_kineto(path: Path) -> EventTrace:
+    """The named events of a Kineto JSON file, host and accelerators.
+
+    Raises:
+        DataError: The file cannot be read, ends early, or an event is malformed.
+    """
+    return name_events(read_columns(path))
+
+
+def name_events(columns: KinetoColumns, *, calls: bool = False) -> EventTrace:
+    """Give every event its qualified name, device and phase.
+
+    Args:
+        columns: The trace.
+        calls: Number the repeated calls of one module inside its caller (``layer@2``), for models that share layers.
+    """
+    host = Host.of(columns)
+    paths = _Strings()
+    path, phase = _contexts(host, paths, calls)
+    leaf, leaves, composite_leaves = _leaves(host, phase)
+    _close_composites(host, path, phase, leaf)
+    kept = _kept(host)
+    kernels = _kernels(columns, host, paths, leaves, path, phase, leaf)
+    ops, op = _joined(
+        paths, leaves, np.concatenate([path[kept], kernels.path]), np.concatenate([leaf[kept], kernels.leaf])
+    )
+    rows = np.concatenate([host.row[kept], kernels.row])
+    devices, device = _devices(columns, len(kept), kernels.row)
+    return EventTrace(
+        ops,
+        devices,
+        PHASES,
+        op=op,
+        start_ns=columns.start_ns[rows],
+        dur_ns=columns.dur_ns[rows],
+        device=device,
+        lane=columns.lane[rows],
+        phase=np.concatenate([phase[kept], kernels.phase]),
+        composite=frozenset(name for name in ops if name.rpartition("/")[2] in composite_leaves),
+        notes=(*host.notes, *kernels.notes),
+    )
+
+
+class _Strings:
+    """A growing table of distinct strings."""
+
+    def __init__(self) -> None:
+        self._index: dict[str, int] = {}
+
+    def __call__(self, text: str) -> int:
+        """Index of a string, added when it is new."""
+        return self._index.setdefault(text, len(self._index))
+
+    def all(self) -> list[str]:
+        """The strings by index."""
+        return list(self._index)
+
+
+def _contexts(host: Host, paths: _Strings, calls: bool) -> tuple[IntArray, IntArray]:
+    """Path of modules and phase of each host row."""
+    columns, count = host.columns, len(host.row)
+    path = np.full(count, paths(UNNAMED), np.int64)
+    phase = np.where(host.recorded >= 0, _FORWARD, _NOWHERE)
+
+    in_module = host.deeper(host.module, host.node) & host.deeper(host.module, host.optimizer)
+    in_optimizer = host.deeper(host.optimizer, host.module) & host.deeper(host.optimizer, host.node)
+    # What autograd records inside an optimizer's step is a closure: the next forward pass, not the step.
+    in_optimizer &= ~host.deeper(host.recorded, host.optimizer)
+    in_node = host.deeper(host.node, host.module) & host.deeper(host.node, host.optimizer)
+    in_user = (host.user >= 0) & ~in_module & ~in_optimizer & ~in_node
+
+    for inside, marker, label in (
+        (in_user, host.user, _range_path),
+        (in_optimizer, host.optimizer, _range_path),
+    ):
+        at, back = np.unique(columns.name[host.row[marker[inside]]], return_inverse=True)
+        path[inside] = np.array([paths(label(columns.names[name])) for name in at.tolist()], np.int64)[back]
+    loads = np.array([bool(_LOADER.search(name)) for name in columns.names], np.bool_)
+    in_loader = np.flatnonzero(in_user)
+    in_loader = in_loader[loads[columns.name[host.row[host.user[in_loader]]]]] if len(in_loader) else in_loader
+    phase[in_loader] = _DATA
+    path[in_module] = _module_paths(host, paths, calls)[host.module[in_module]]
+    phase[in_module] = np.where(host.node[in_module] >= 0, _RECOMPUTE, _FORWARD)
+    phase[in_optimizer], phase[in_node] = _OPTIMIZER, _BACKWARD
+    path[in_node] = node_paths(host, path, in_node, paths(UNNAMED))[host.node[in_node]]
+    return path, phase
+
+
+def _range_path(name: str) -> str:
+    """Component for a range that is no module: ``Optimizer.step#AdamW.step`` -> ``AdamW.step``."""
+    if _LOADER.search(name):
+        return "DataLoader"
+    return qualified(OPTIMIZER_RANGE.sub("", name)) or UNNAMED
+
+
+def _module_paths(host: Host, paths: _Strings, calls: bool) -> IntArray:
+    """Path of each module range, by host row."""
+    columns = host.columns
+    result = np.zeros(len(host.row), np.int64)
+    rows = np.flatnonzero(host.module == np.arange(len(host.row)))
+    if not calls:
+        at, back = np.unique(columns.name[host.row[rows]], return_inverse=True)
+        result[rows] = np.array([paths(_module_path(columns.names[name])) for name in at.tolist()], np.int64)[back]
+        return result
+    texts: dict[int, str] = {}
+    seen: dict[tuple[int, int], int] = {}
+    for at in rows[np.argsort(host.rank[rows])].tolist():
+        above = int(host.parent[at])
+        caller = int(host.module[above]) if above >= 0 else -1
+        key = (caller, int(columns.name[host.row[at]]))
+        seen[key] = seen.get(key, 0) + 1
+        plain = _module_path(host.name(at))
+        outer = _module_path(host.name(caller)) if caller >= 0 else ""
+        inside = outer and plain.startswith(outer + "/")
+        text = texts[caller] + plain[len(outer) :] if inside else plain
+        texts[at] = text if seen[key] == 1 else f"{text}@{seen[key]}"
+        result[at] = paths(texts[at])
+    return result
+
+
+def _module_path(name: str) -> str:
+    """``QTN:Net/encoder.layer.0`` -> ``Net/encoder/layer_0``; what stands before a slash never joins an index."""
+    dotted = name.removeprefix(MODULE_RANGE).split("/")
+    return "/".join(part for piece in dotted for part in module_components(piece)) or ROOT
+
+
+def _leaves(host: Host, phase: IntArray) -> tuple[IntArray, _Strings, set[str]]:
+    """Operation name of each host row, and which of them are composite."""
+    columns = host.columns
+    leaves, composite = _Strings(), {GRAPH}
+    kind, names = columns.kind[host.row], columns.name[host.row]
+    by_kind = np.zeros((len(Kind), len(columns.names)), np.int64)
+    used = np.unique(np.stack([kind, names]), axis=1) if len(names) else np.zeros((2, 0), np.int64)
+    for k, name in used.T.tolist():
+        text = _leaf(Kind(k), columns.names[name])
+        by_kind[k, name] = leaves(text)
+    composite |= {_op_name(columns.names[n]) for n in np.unique(names[host.composite[host.composite >= 0]]).tolist()}
+    leaf = by_kind[kind, names]
+    products = np.array([text in _PRODUCTS for text in leaves.all()], np.bool_)
+    rows = np.flatnonzero((phase == _BACKWARD) & products[leaf] & (kind == Kind.OP)) if len(leaf) else np.zeros(0, int)
+    if len(rows):
+        ordinal = _ordinals(host.node[rows], leaf[rows], host.rank[rows])
+        at, back = np.unique(np.stack([leaf[rows], ordinal]), axis=1, return_inverse=True)
+        texts = leaves.all()
+        numbered = [leaves(texts[k] if not n else f"{texts[k]}_{n}") for k, n in at.T.tolist()]
+        leaf[rows] = np.array(numbered, np.int64)[back.ravel()]
+    return leaf, leaves, composite
+
+
+def _leaf(kind: Kind, name: str) -> str:
+    """Last component of the qualified name of an event."""
+    if kind is Kind.RUNTIME:
+        return WAIT if _WAITS.search(name) else GRAPH if _GRAPH_LAUNCH.search(name) else name
+    if kind is Kind.RANGE and not COMPILED.search(name):
+        return SELF
+    return _op_name(name)
+
+
+def _op_name(name: str) -> str:
+    """``aten::mm`` -> ``mm``, ``autograd::engine::evaluate_function: torch::autograd::X`` -> ``X``."""
+    return name.removeprefix(NODE).removeprefix("torch::autograd::").removeprefix("aten::").replace("/", "|") or UNNAMED
+
+
+def _ordinals(group: IntArray, name: IntArray, rank: IntArray) -> IntArray:
+    """How many rows of the same group and name come before each one, by rank."""
+    order = np.lexsort((rank, name, group))
+    fresh = np.ones(len(order), np.bool_)
+    fresh[1:] = (group[order][1:] != group[order][:-1]) | (name[order][1:] != name[order][:-1])
+    begins = np.flatnonzero(fresh)
+    counted = np.arange(len(order)) - np.repeat(begins, np.diff(np.append(begins, len(order))))
+    result = np.empty(len(order), np.int64)
+    result[order] = counted
+    return result
+
+
+def _close_composites(host: Host, path: IntArray, phase: IntArray, leaf: IntArray) -> None:
+    """Name everything inside a compiled region after the region."""
+    inside = np.flatnonzero(host.composite >= 0)
+    region = host.composite[inside]
+    for column in (path, phase, leaf):
+        column[inside] = column[region]
+
+
+def _kept(host: Host) -> IntArray:
+    """Host rows that are events: no profiler steps, nothing inside a compiled region, no launches."""
+    columns = host.columns
+    kind, name = columns.kind[host.row], columns.name[host.row]
+    steps = np.array([bool(STEP_RANGE.search(text)) for text in columns.names], np.bool_)
+    waits = np.array([bool(_WAITS.search(text)) for text in columns.names], np.bool_)
+    step = steps[name] if len(name) else np.zeros(0, np.bool_)
+    wait = waits[name] if len(name) else np.zeros(0, np.bool_)
+    top = (host.parent < 0) | np.append(step, False)[host.parent]
+    runtime = kind == Kind.RUNTIME
+    inside = (host.composite >= 0) & (host.composite != np.arange(len(kind)))
+    return np.flatnonzero(~step & ~inside & (~runtime | wait | top))
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernels:
+    """Named rows on accelerators; all arrays int64[k]."""
+
+    row: IntArray
+    path: IntArray
+    leaf: IntArray
+    phase: IntArray
+    notes: tuple[str, ...]
+
+
+def _kernels(
+    columns: KinetoColumns,
+    host: Host,
+    paths: _Strings,
+    leaves: _Strings,
+    path: IntArray,
+    phase: IntArray,
+    leaf: IntArray,
+) -> _Kernels:
+    """Name each kernel after the operation that launched it; one without is named after itself."""
+    row = np.flatnonzero(columns.kind == Kind.KERNEL)
+    launch = _launches(columns, host, row)
+    source = np.where(launch >= 0, launch, 0)
+    op = np.where(launch >= 0, host.op[source], -1) if len(host.row) else np.full(len(row), -1)
+    graphs = np.array([bool(_GRAPH_LAUNCH.search(text)) for text in columns.names], np.bool_)
+    names, back = np.unique(columns.name[row], return_inverse=True)
+    own = np.array([leaves(_op_name(columns.names[n])) for n in names.tolist()], np.int64)[back]
+    k_path, k_phase = np.full(len(row), paths(UNNAMED), np.int64), np.full(len(row), _NOWHERE, np.int64)
+    linked = launch >= 0
+    k_path[linked], k_phase[linked] = path[source[linked]], phase[source[linked]]
+    named = (op >= 0) | (linked & (host.composite[source] >= 0) if len(host.row) else linked)
+    at = np.where(op >= 0, op, source)[named]
+    own[named] = leaf[at]
+    graph = linked & (graphs[columns.name[host.row[source]]] if len(host.row) else linked)
+    own[graph] = leaves(GRAPH)
+    lost = int(np.count_nonzero(~linked))
+    notes = (f"{lost} of {len(row)} kernels, copies and fills have no launch in the trace",) if lost else ()
+    return _Kernels(row, k_path, own, k_phase, notes)
+
+
+def kernel_time_ns(columns: KinetoColumns) -> tuple[int, int]:
+    """Time of all work on accelerators, and of that which leads back to the operation that launched it, nanoseconds."""
+    host = Host.of(columns)
+    row = np.flatnonzero(columns.kind == Kind.KERNEL)
+    launch = _launches(columns, host, row)
+    linked = launch >= 0
+    linked[linked] = host.op[launch[linked]] >= 0
+    return int(columns.dur_ns[row].sum()), int(columns.dur_ns[row[linked]].sum())
+
+
+def _launches(columns: KinetoColumns, host: Host, row: IntArray) -> IntArray:
+    """Host row that launched each kernel: by correlation, else the operation with its external id; -1 for none."""
+    found = np.full(len(row), -1, np.int64)
+    for kind, ids in ((Kind.RUNTIME, columns.correlation), (Kind.OP, columns.external)):
+        known = np.flatnonzero((columns.kind[host.row] == kind) & (ids[host.row] >= 0))
+        if not len(known):
+            continue
+        key, first = np.unique(ids[host.row[known]], return_index=True)
+        open_ = (found < 0) & (ids[row] >= 0)
+        at = np.minimum(np.searchsorted(key, ids[row]), len(key) - 1)
+        found = np.where(open_ & (key[at] == ids[row]), known[first[at]], found)
+    return found
+
+
+def _joined(paths: _Strings, leaves: _Strings, path: IntArray, leaf: IntArray) -> tuple[list[str], IntArray]:
+    """Table of qualified names, and the index of each (path, leaf)."""
+    path_texts, leaf_texts = paths.all(), leaves.all()
+    pairs, back = np.unique(path * max(1, len(leaf_texts)) + leaf, return_inverse=True)
+    names = [f"{path_texts[pair // len(leaf_texts)]}/{leaf_texts[pair % len(leaf_texts)]}" for pair in pairs.tolist()]
+    return names, back.astype(np.int64)
+
+
+def _devices(columns: KinetoColumns, host_rows: int, kernel_rows: IntArray) -> tuple[list[str], IntArray]:
+    """Table of devices, and the device of the host rows followed by the kernels."""
+    numbers = (
+        np.array([str(device) for device, _ in columns.lanes])[columns.lane[kernel_rows]]
+        if host_rows or len(kernel_rows)
+        else np.zeros(0, str)
+    )
+    accelerators, back = np.unique(numbers, return_inverse=True)
+    device = np.concatenate([np.zeros(host_rows, np.int64), back.astype(np.int64) + 1])
+    return [HOST, *(f"GPU:{number}" for number in accelerators.tolist())], device

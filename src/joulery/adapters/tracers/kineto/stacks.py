@@ -1,0 +1,112 @@
+"""Call stacks of the host rows of a Kineto trace: which marker encloses what."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from joulery.adapters.tracers.kineto.reader import MODULE_RANGE, Kind, KinetoColumns
+from joulery.domain.arrays import BoolArray, IntArray
+from joulery.domain.trace.nesting import nesting
+
+NODE = "autograd::engine::evaluate_function: "
+"""Prefix of the operation in which autograd runs one node of the backward pass."""
+
+OPTIMIZER_RANGE = re.compile(r"^Optimizer\.\w+#")
+CLOCK_RANGE = "joulery:clock"
+"""Range that the recorder leaves at moments whose system time it knows."""
+
+STEP_RANGE = re.compile(rf"^(ProfilerStep#\d+|{CLOCK_RANGE})$")
+COMPILED = re.compile(rf"^({NODE})?(Torch-Compiled Region|CompiledFunction|CompiledFxGraph|## Call CompiledFxGraph)")
+
+
+@dataclass(slots=True)
+class Host:
+    """Host rows of a trace with their call stacks; ``-1`` is nowhere. All arrays int64[h] or bool[h].
+
+    Attributes:
+        columns: The whole trace.
+        row: Row of ``columns`` of each host row.
+        parent: Enclosing host row.
+        rank: Position with callers before callees; of two enclosing events the higher is the inner one.
+        module, node, optimizer, user, data: Innermost enclosing event of that kind, itself included.
+        composite: Outermost enclosing compiled region, itself included.
+        op: Innermost enclosing operation, itself included.
+        recorded: Innermost enclosing operation that autograd recorded, itself included.
+        notes: What could not be resolved.
+    """
+
+    columns: KinetoColumns
+    row: IntArray
+    parent: IntArray
+    rank: IntArray
+    module: IntArray
+    node: IntArray
+    optimizer: IntArray
+    user: IntArray
+    composite: IntArray
+    op: IntArray
+    recorded: IntArray
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, columns: KinetoColumns) -> Host:
+        """Stack the host rows of a trace."""
+        row = np.flatnonzero(columns.kind != Kind.KERNEL)
+        start_ns = columns.start_ns[row]
+        stacks = nesting(start_ns, start_ns + columns.dur_ns[row], columns.lane[row])
+        rank = np.empty(len(row), np.int64)
+        rank[stacks.order] = np.arange(len(row))
+        kind, names = columns.kind[row], columns.name[row]
+
+        def named(pattern: re.Pattern[str], *kinds: Kind) -> BoolArray:
+            hit = np.array([bool(pattern.search(name)) for name in columns.names], np.bool_)
+            return (hit[names] if len(hit) else np.zeros(len(names), np.bool_)) & np.isin(kind, kinds)
+
+        module = named(re.compile("^" + re.escape(MODULE_RANGE)), Kind.RANGE)
+        optimizer = named(OPTIMIZER_RANGE, Kind.RANGE)
+        compiled = named(COMPILED, Kind.RANGE, Kind.OP)
+        user = (kind == Kind.RANGE) & ~module & ~optimizer & ~compiled & ~named(STEP_RANGE, Kind.RANGE)
+        inner = _nearest(compiled, stacks.parent)
+        above = np.where(stacks.parent >= 0, inner[stacks.parent], -1)
+        host = cls(
+            columns,
+            row,
+            stacks.parent,
+            rank,
+            _nearest(module, stacks.parent),
+            _nearest(named(re.compile(f"^{NODE}"), Kind.OP), stacks.parent),
+            _nearest(optimizer, stacks.parent),
+            _nearest(user, stacks.parent),
+            _nearest(compiled & (above < 0), stacks.parent),
+            _nearest(kind == Kind.OP, stacks.parent),
+            _nearest((kind == Kind.OP) & (columns.seq[row] >= 0), stacks.parent),
+        )
+        crossing = int(np.count_nonzero(stacks.crossing))
+        if crossing:
+            host.notes.append(f"{crossing} host events overlap others of their thread without nesting")
+        return host
+
+    def name(self, at: int) -> str:
+        """Name of a host row in the file."""
+        return self.columns.names[int(self.columns.name[self.row[at]])]
+
+    def deeper(self, one: IntArray, other: IntArray) -> BoolArray:
+        """Where ``one`` exists and lies inside ``other``, or ``other`` does not exist."""
+        ranks = np.append(self.rank, -1)
+        return np.asarray((one >= 0) & (ranks[one] > ranks[other]), np.bool_)
+
+
+def _nearest(marked: BoolArray, parent: IntArray) -> IntArray:
+    """Innermost marked event around each one, itself included; -1 where there is none."""
+    count = len(parent)
+    jump = np.append(np.where(marked, np.arange(count), np.where(parent >= 0, parent, count)), count)
+    while True:
+        further = jump[jump]
+        if np.array_equal(further, jump):
+            break
+        jump = further
+    found = jump[:-1]
+    return np.where((found < count) & np.append(marked, False)[found], found, -1)

@@ -1,0 +1,1 @@
+"""XLA traces of JAX and TensorFlow 2."""

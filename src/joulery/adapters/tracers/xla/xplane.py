@@ -1,0 +1,295 @@
+"""XLA profiles (``*.xplane.pb``) of JAX and TensorFlow 2, read without either.
+
+A plane is a device, a line a thread or stream, an event an interval on it. JAX's events name instructions of compiled
+programs, which the profile carries too (:mod:`hlo`); TensorFlow's are called ``path/of/node:OpType``.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from joulery.adapters.tracers.chrome import open_stream
+from joulery.adapters.tracers.kineto.names import HOST
+from joulery.adapters.tracers.tf1 import gradient_scopes, phase
+from joulery.adapters.tracers.xla.hlo import names_in_proto, qualified_op
+from joulery.adapters.tracers.xla.protobuf import WireError, fields, number, sub, text
+from joulery.domain.errors import DataError
+from joulery.domain.trace.events import UNNAMED, EventTrace, qualified
+
+PHASES = ("", "forward", "backward", "recompute", "optimizer")
+_ACCELERATOR = re.compile(r"^/device:(GPU|TPU):(\d+)")
+_OVERLAYS = re.compile(r"^(Steps|XLA Modules|XLA TraceMe|Framework Ops|Framework Name Scope|Source code|Async XLA Ops)")
+_TF_NODE = re.compile(r"^([^:\s]+):(_?[A-Z]\w*)$")
+_KERAS = re.compile(r"^(adam|adamw|adamax|nadam|adagrad|adadelta|adafactor|rmsprop|sgd|ftrl|lion|lamb|muon)(_\d+)?$")
+"""Scopes of Keras' optimizers; one that assigns no variable is somebody's module of that name."""
+_ASSIGNS = re.compile(r"^(Assign(Sub|Add)?VariableOp|(Resource)?(Sparse)?Apply[A-Z]\w*)$")
+_TAPE = "gradient_tape/"
+_TF_CALL = re.compile(r"^((Stateful)?PartitionedCall(_\d+)?/)+")
+
+
+@dataclass(slots=True)
+class Event:
+    """One interval of a plane."""
+
+    name: str
+    device: str
+    lane: tuple[str, int]
+    start_ps: int
+    dur_ps: int
+    stats: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Profile:
+    """A profile.
+
+    Attributes:
+        start_ns: Unix nanoseconds all times count from; 0 when the profile does not say.
+        events: Every event of every line that is not an overlay of others.
+        op_names: ``op_name`` by (HLO module, instruction).
+    """
+
+    start_ns: int = 0
+    events: list[Event] = field(default_factory=list)
+    op_names: dict[tuple[str, str], str] = field(default_factory=dict)
+
+
+def read_xplane(path: Path) -> EventTrace:
+    """The named operations of a profile.
+
+    Raises:
+        DataError: The file cannot be read, is cut short, or holds no operation.
+    """
+    return profile_trace(read_profile(path), path)
+
+
+def profile_trace(profile: Profile, path: Path) -> EventTrace:
+    """The named operations of a profile that was read.
+
+    Raises:
+        DataError: It holds no operation.
+    """
+    jax = [event for event in profile.events if "hlo_op" in event.stats]
+    if jax:
+        return xla_trace(jax, profile.op_names, profile.start_ns)
+    nodes = [(event, match) for event in profile.events if (match := _TF_NODE.match(_node(event)))]
+    if not nodes:
+        raise DataError(
+            "the profile holds no operation of JAX or TensorFlow",
+            file=str(path),
+            hint="profile at least one step; TensorFlow needs host tracing on (host_tracer_level >= 2)",
+        )
+    paths = [_TF_CALL.sub("", match[1]) for _, match in nodes]
+    gradients = gradient_scopes(paths)
+    # A tape names gradients after what they are of: only the phase tells the two apart then.
+    names = [path.removeprefix(_TAPE) for path in paths]
+    kinds = [match[2] for _, match in nodes]
+    optimizers = {
+        top for path, kind in zip(paths, kinds, strict=True) if _ASSIGNS.match(kind) and _KERAS.match(top := _top(path))
+    }
+    phases = [
+        "backward"
+        if path.startswith(_TAPE)
+        else "optimizer"
+        if _top(path) in optimizers
+        else phase(path, kind, gradients)
+        for path, kind in zip(paths, kinds, strict=True)
+    ]
+    return trace_of([event for event, _ in nodes], names, phases, profile.start_ns, ())
+
+
+def _top(path: str) -> str:
+    return path.partition("/")[0]
+
+
+def _node(event: Event) -> str:
+    return str(event.stats.get("tf_op") or event.name)
+
+
+def xla_trace(events: list[Event], op_names: dict[tuple[str, str], str], start_ns: int) -> EventTrace:
+    """Events of compiled programs, named by the source operation of their instruction."""
+    names, phases, lost, added = [], [], 0, 0
+    modules = {module for module, _ in op_names}
+    known: dict[str, tuple[str, str]] = {}
+    for event in events:
+        key = (str(event.stats.get("hlo_module", "")), str(event.stats["hlo_op"]))
+        short = key[0].partition("(")[0]
+        op_name = op_names.get(key) or op_names.get((short, key[1]))
+        if op_name is None:
+            inside = not modules.isdisjoint((short, key[0]))
+            added, lost = added + inside, lost + (not inside)
+        elif op_name not in known:
+            known[op_name] = qualified_op(op_name)
+        name, when = known[op_name] if op_name else (qualified(UNNAMED, key[1]), "")
+        names.append(name)
+        phases.append(when)
+    notes = []
+    if added:
+        notes.append(f"{added} of {len(events)} events run instructions that the compiler added, of no operation")
+    if lost:
+        notes.append(
+            f"{lost} of {len(events)} events run instructions without op_name: give the compiled program with --hlo"
+        )
+    if not start_ns:
+        notes.append("the trace does not say when it began: its times count from its start")
+    return trace_of(events, names, phases, start_ns, notes)
+
+
+def trace_of(
+    events: list[Event], names: list[str], phases: list[str], start_ns: int, notes: tuple[str, ...] | list[str]
+) -> EventTrace:
+    """Columns of named events."""
+    ops = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    devices = {name: i for i, name in enumerate(dict.fromkeys(event.device for event in events))}
+    lanes = {lane: i for i, lane in enumerate(dict.fromkeys(event.lane for event in events))}
+    begins = [event.start_ps // 1000 for event in events]
+    return EventTrace(
+        list(ops),
+        list(devices),
+        PHASES,
+        op=[ops[name] for name in names],
+        start_ns=[start_ns + begin for begin in begins],
+        dur_ns=[(e.start_ps + e.dur_ps) // 1000 - begin for e, begin in zip(events, begins, strict=True)],
+        device=[devices[event.device] for event in events],
+        lane=[lanes[event.lane] for event in events],
+        phase=[PHASES.index(name) for name in phases],
+        notes=notes,
+    )
+
+
+def read_profile(path: Path) -> Profile:
+    """Everything of a profile that accounting needs.
+
+    Raises:
+        DataError: The file cannot be read or is cut short.
+    """
+    try:
+        with open_stream(path) as stream:
+            content = memoryview(stream.read())
+        profile = Profile()
+        for tag, value in fields(content):
+            if tag == 1:
+                _plane(sub(value), profile)
+    except (WireError, struct.error, EOFError, OSError) as error:
+        raise DataError(
+            f"truncated or damaged profile: {error}", file=str(path), hint="record or copy it again"
+        ) from error
+    if not len(content):
+        raise DataError("the profile is empty", file=str(path))
+    return profile
+
+
+def _plane(message: memoryview, profile: Profile) -> None:
+    name = ""
+    lines: list[memoryview] = []
+    stats: list[memoryview] = []
+    kinds: dict[int, memoryview] = {}
+    stat_names: dict[int, str] = {}
+    for tag, value in fields(message):
+        if tag == 2:
+            name = text(value)
+        elif tag == 3:
+            lines.append(sub(value))
+        elif tag == 4:
+            key, entry = _entry(sub(value))
+            kinds[key] = entry
+        elif tag == 5:
+            key, entry = _entry(sub(value))
+            stat_names[key] = next((text(v) for t, v in fields(entry) if t == 2), "")
+        elif tag == 6:
+            stats.append(sub(value))
+    if name == "Task Environment":
+        profile.start_ns = int(dict(_stat(stat, stat_names) for stat in stats).get("profile_start_time", 0))
+    names = {key: next((text(v) for t, v in fields(entry) if t == 2), "") for key, entry in kinds.items()}
+    if name == "/host:metadata":
+        for entry in kinds.values():
+            for program in _programs(entry, stat_names):
+                profile.op_names |= names_in_proto(program)
+    match = _ACCELERATOR.match(name)
+    device = f"{match[1]}:{match[2]}" if match else HOST
+    for index, line in enumerate(lines):
+        profile.events += _line(line, (name, index), device, names, stat_names)
+
+
+def _programs(entry: memoryview, stat_names: dict[int, str]) -> Iterator[memoryview]:
+    """Compiled programs kept in the metadata of a plane."""
+    for tag, value in fields(entry):
+        if tag == 5:
+            key, content = _stat(sub(value), stat_names)
+            if key in ("Hlo Proto", "hlo_proto") and isinstance(content, memoryview):
+                yield content
+
+
+def _line(
+    message: memoryview, lane: tuple[str, int], device: str, names: dict[int, str], stat_names: dict[int, str]
+) -> list[Event]:
+    title, base_ns = "", 0
+    events: list[memoryview] = []
+    for tag, value in fields(message):
+        if tag == 2:
+            title = text(value)
+        elif tag == 3:
+            base_ns = number(value)
+        elif tag == 4:
+            events.append(sub(value))
+    if _OVERLAYS.match(title):
+        return []
+    return [_event(event, base_ns, lane, device, names, stat_names) for event in events]
+
+
+def _event(
+    message: memoryview,
+    base_ns: int,
+    lane: tuple[str, int],
+    device: str,
+    names: dict[int, str],
+    stat_names: dict[int, str],
+) -> Event:
+    kind = offset_ps = dur_ps = 0
+    stats: dict[str, Any] = {}
+    for tag, value in fields(message):
+        if tag == 1:
+            kind = number(value)
+        elif tag == 2:
+            offset_ps = number(value)
+        elif tag == 3:
+            dur_ps = number(value)
+        elif tag == 4:
+            key, content = _stat(sub(value), stat_names)
+            stats[key] = content
+    return Event(names.get(kind, ""), device, lane, base_ns * 1000 + offset_ps, dur_ps, stats)
+
+
+def _entry(message: memoryview) -> tuple[int, memoryview]:
+    """Key and message of a map entry."""
+    key, entry = 0, memoryview(b"")
+    for tag, value in fields(message):
+        if tag == 1:
+            key = number(value)
+        elif tag == 2:
+            entry = sub(value)
+    return key, entry
+
+
+def _stat(message: memoryview, names: dict[int, str]) -> tuple[str, Any]:
+    """Name and value of a statistic; a reference to another name becomes that name."""
+    name, content = "", None
+    for tag, value in fields(message):
+        if tag == 1:
+            name = names.get(number(value), "")
+        elif tag == 2:
+            (content,) = struct.unpack("<d", sub(value))
+        elif tag in (3, 4):
+            content = number(value)
+        elif tag == 5:
+            content = text(value)
+        elif tag == 6:
+            content = sub(value)
+        elif tag == 7:
+            content = names.get(number(value), "")
+    return name, content

@@ -1,0 +1,287 @@
+"""What can be read and set on this machine, what is missing, and the line that grants it. Nothing is changed, and no
+network is touched; the sampler runs for a moment to see that it does."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from joulery.adapters.devices.cpufreq import GRANT
+from joulery.adapters.engines.embedded.cgroups import DELEGATE, CpuGroups
+from joulery.adapters.meters.cgroup import make_group
+from joulery.adapters.meters.cpu_model import cpu_power
+from joulery.app.wiring.devices import open_device
+from joulery.app.wiring.meters import MeterSpec, open_meter
+from joulery.app.wiring.models import cache_folder
+from joulery.domain.energy.channel import ReadingKind
+from joulery.domain.errors import CapabilityError, ConfigError, JouleryError
+from joulery.domain.gpu.device import DeviceCapability, DeviceSpec
+from joulery.domain.ports import Device, Meter
+from joulery.runtime.measuring.sampler_config import SamplerConfig
+from joulery.runtime.measuring.sampling import SamplerProcess
+from joulery.runtime.measuring.terms import MAX_CPU_RATIO, PERIOD_S
+
+LOOK_S = 0.3
+"""How long meters are watched to tell their watts, and how long the sampler is tried."""
+
+
+class Status(StrEnum):
+    """How a thing stands."""
+
+    OK = "ok"
+    """It works."""
+    PARTLY = "partly"
+    """It works with less than there could be."""
+    DENIED = "denied"
+    """It is here and not permitted: the check says what grants it."""
+    ABSENT = "absent"
+    """It is not here."""
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """A device that holds a driver open."""
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        area: ``energy``, ``share``, ``settings``, ``carbon``.
+        name: What was looked at.
+        status: How it stands.
+        detail: In words.
+        grant: The exact line that grants it; empty where there is nothing to grant.
+        advice: What else helps; empty where nothing does.
+    """
+
+    area: str
+    name: str
+    status: Status
+    detail: str
+    grant: str = ""
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where the kernel shows itself; a test shows another machine."""
+
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+
+def examine(machine: Machine | None = None) -> tuple[Check, ...]:
+    """Look at everything."""
+    machine = machine or Machine()
+    found = list(energy())
+    boards = any(check.name.startswith("nvml") and check.status is Status.OK for check in found)
+    return (*found, *shares(), *settings(machine), *(gpu_settings() if boards else ()), *carbon(machine.environ))
+
+
+def energy(open_: Callable[[MeterSpec], Meter] = open_meter) -> Iterable[Check]:
+    """What measures energy here."""
+    for kind, what in (("rapl", "CPU energy counters"), ("nvml", "NVIDIA GPUs"), ("cpu-model", "CPU power model")):
+        try:
+            meter = open_(MeterSpec(kind))
+        except CapabilityError as error:
+            yield refusal("energy", f"{kind} ({what})", error)
+            continue
+        watts = _watts(meter)
+        detail = f"{watts}; {'; '.join(meter.notes())}".removesuffix("; ")
+        meter.close()
+        yield Check("energy", f"{kind} ({what})", Status.PARTLY if kind == "cpu-model" else Status.OK, detail)
+    yield sampler()
+
+
+def _watts(meter: Meter) -> str:
+    """The power of each channel over a moment."""
+    before, start_s = meter.read(), time.monotonic()
+    time.sleep(LOOK_S)
+    after, seconds = meter.read(), time.monotonic() - start_s
+    said = []
+    for channel, first, last in zip(meter.channels, before, after, strict=True):
+        watts = (last - first) / seconds if channel.kind is ReadingKind.COUNTER else last
+        said.append(f"{channel.device} {channel.component} {watts:.3g} W now")
+    return ", ".join(said)
+
+
+def sampler() -> Check:
+    """Whether the sampler runs, and what it takes."""
+    with tempfile.TemporaryDirectory(prefix="joulery-") as folder:
+        orders = SamplerConfig(folder, os.getpid(), os.getpid(), True, PERIOD_S, MAX_CPU_RATIO)
+        try:
+            process = SamplerProcess.start(orders)
+            process.wait_ready()
+            time.sleep(LOOK_S)
+            process.stop()
+        except JouleryError as error:
+            return Check("energy", "sampler", Status.ABSENT, str(error), advice=error.hint)
+    done = process.done or {}
+    return Check("energy", "sampler", Status.OK, f"reads every {PERIOD_S * 1e3:g} ms; {done.get('late', 0)} late ticks")
+
+
+def shares() -> Iterable[Check]:
+    """How a run's share of the CPUs is known."""
+    try:
+        group = make_group(os.getpid())
+    except CapabilityError as error:
+        yield Check(
+            "share", "CPU time of a run", Status.PARTLY, f"from /proc: daemons may be missed ({error})", DELEGATE
+        )
+        return
+    group.remove()
+    version = 1 if group.per_cpu else 2
+    yield Check("share", "CPU time of a run", Status.OK, f"exact, from a control group (version {version})")
+
+
+def settings(machine: Machine) -> Iterable[Check]:
+    """What can be set here, for slices and clocks."""
+    yield quota()
+    yield cpuset(machine)
+    cores = sorted(os.sched_getaffinity(0))
+    yield Check("settings", "affinity", Status.OK, f"{len(cores)} of {os.cpu_count()} CPUs may be used")
+    yield cpufreq(machine)
+    yield perf(machine)
+
+
+def gpu_settings(open_: Callable[[DeviceSpec], Device[Any]] = open_device) -> Iterable[Check]:
+    """What can be set on each NVIDIA GPU: its clock, its cut, whether it is shared. Nothing is."""
+    number = 0
+    while True:
+        for kind, what in (("nvidia-clock", "clock"), ("nvidia-mig", "MIG"), ("nvidia-mps", "MPS")):
+            name = f"gpu:{number} {what}"
+            try:
+                device = open_(DeviceSpec(kind, {"gpu": number}))
+            except ConfigError:
+                return
+            except CapabilityError as error:
+                yield refusal("settings", name, error)
+                continue
+            yield gpu_setting(name, device.capability())
+            if isinstance(device, Closing):
+                device.close()
+        number += 1
+
+
+def gpu_setting(name: str, able: DeviceCapability) -> Check:
+    """One knob of a GPU."""
+    offers = ""
+    if able.clocks_mhz:
+        offers = f"; {len(able.clocks_mhz)} clocks, {able.clocks_mhz[0]:g} to {able.clocks_mhz[-1]:g} MHz"
+    elif able.profiles:
+        offers = f"; {', '.join(able.profiles)}"
+    detail = f"{able.name}: {able.detail}{offers}"
+    if able.settable:
+        return Check("settings", name, Status.OK, detail)
+    return Check("settings", name, Status.DENIED if able.grant else Status.ABSENT, detail, able.grant)
+
+
+def quota(find: Callable[[], CpuGroups] = CpuGroups.find) -> Check:
+    """Whether replicas can be given a share of a core."""
+    try:
+        groups = find()
+    except CapabilityError as error:
+        return refusal("settings", "CPU quota", error)
+    version = "version 2 (cpu.max)" if groups.unified else "version 1 (cpu.cfs_quota_us)"
+    if os.access(groups.base, os.W_OK):
+        return Check("settings", "CPU quota", Status.OK, f"control groups {version} in {groups.base}")
+    detail = f"control groups {version}, but {groups.base} may not be written"
+    return Check("settings", "CPU quota", Status.DENIED, detail, DELEGATE if groups.unified else "sudo -E joulery ...")
+
+
+def cpuset(machine: Machine) -> Check:
+    """Whether control groups can bind cores; joulery itself binds by affinity, which needs no permission."""
+    root = machine.sys / "fs/cgroup"
+    offered = root / "cgroup.controllers"
+    if (root / "cpuset/cgroup.procs").exists():
+        return Check("settings", "cpuset", Status.OK, "control groups version 1")
+    if offered.exists() and "cpuset" in offered.read_text().split():
+        return Check("settings", "cpuset", Status.OK, "control groups version 2")
+    return Check("settings", "cpuset", Status.ABSENT, "no control group offers it; affinity is used instead")
+
+
+def cpufreq(machine: Machine) -> Check:
+    """Whether CPU clocks can be read and set."""
+    policies = sorted((machine.sys / "devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
+    if not policies:
+        return Check("settings", "CPU clocks", Status.ABSENT, "no cpufreq driver (usual in a virtual machine)")
+    driver, governor = (_text(policies[0] / name) for name in ("scaling_driver", "scaling_governor"))
+    detail = f"driver {driver}, governor {governor}, {len(policies)} CPUs"
+    limit = policies[0] / "scaling_max_freq"
+    if os.access(limit, os.W_OK):
+        return Check("settings", "CPU clocks", Status.OK, detail)
+    return Check("settings", "CPU clocks", Status.DENIED, f"{detail}; readable, not to be set", GRANT)
+
+
+def perf(machine: Machine) -> Check:
+    """Whether the kernel's performance events are permitted; joulery needs none of them yet."""
+    paranoid = _text(machine.proc / "sys/kernel/perf_event_paranoid")
+    power = (machine.sys / "bus/event_source/devices/power").exists()
+    detail = f"perf_event_paranoid {paranoid or 'unknown'}, {'with' if power else 'no'} power events; not needed"
+    if not paranoid or not power:
+        return Check("settings", "perf events", Status.ABSENT, detail)
+    if int(paranoid) <= 0:
+        return Check("settings", "perf events", Status.OK, detail)
+    return Check("settings", "perf events", Status.DENIED, detail, "sudo sysctl kernel.perf_event_paranoid=0")
+
+
+def carbon(environ: Mapping[str, str]) -> Iterable[Check]:
+    """Where carbon intensity can come from. No service is asked."""
+    yield Check(
+        "carbon", "without a network", Status.OK, '--carbon FILE, --carbon "250 g/kWh", --zone typical:GB (FR, DE)'
+    )
+    yield Check("carbon", "without a key", Status.OK, "--zone GB and its regions (Carbon Intensity API); not asked now")
+    for name, variables in (
+        ("electricity-maps", ("ELECTRICITYMAPS_TOKEN",)),
+        ("watttime", ("WATTTIME_USER", "WATTTIME_PASSWORD")),
+    ):
+        missing = [variable for variable in variables if not environ.get(variable)]
+        grant = " ".join(f"export {variable}=..." for variable in missing)
+        detail = f"{', '.join(missing)} not set" if missing else "credentials are set; not tried"
+        yield Check("carbon", name, Status.ABSENT if missing else Status.OK, detail, grant)
+    folder = cache_folder() / "carbon"
+    files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
+    size = sum(path.stat().st_size for path in files)
+    yield Check("carbon", "cache", Status.OK, f"{folder}: {len(files)} files, {size / 1e6:.1f} MB")
+
+
+def refusal(area: str, name: str, error: CapabilityError) -> Check:
+    """What an error says, as a check."""
+    if error.grant:
+        return Check(area, name, Status.DENIED, str(error), error.grant)
+    return Check(area, name, Status.ABSENT, str(error), advice=error.hint)
+
+
+def machine_in_words(machine: Machine | None = None) -> dict[str, str]:
+    """The machine: processor, system, whether it is virtual."""
+    proc = (machine or Machine()).proc
+    fields = dict(line.split(":", 1) for line in _text(proc / "cpuinfo").splitlines() if ":" in line)
+    known = {key.strip(): value.strip() for key, value in fields.items()}
+    return {
+        "processor": known.get("model name") or platform.processor() or platform.machine(),
+        "cpus": str(os.cpu_count() or 0),
+        "model": cpu_power(proc).name,
+        "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
+        "virtual": "yes" if "hypervisor" in known.get("flags", "").split() else "no",
+    }
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,155 @@
+"""What meters the jobs of one machine, without its site file: what reads that file takes more memory than all of this.
+
+``joulery agent`` reads the site, then becomes a process that is given :class:`AgentOrders`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from joulery.adapters.clusters.slurm_node import job_of, node_placements
+from joulery.app.wiring.meters import MeterSpec, open_meters
+from joulery.app.wiring.share import open_busy, open_tree
+from joulery.domain.cluster import Placement
+from joulery.domain.errors import CapabilityError, ConfigError
+from joulery.runtime.schedule.agent import AgentTimes, run_agent
+from joulery.runtime.schedule.energy import JobMeter, MachineShares
+from joulery.runtime.schedule.spool import SpoolWriter, machine_id
+from joulery.runtime.schedule.stopping import stopped_by_signals
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOrders:
+    """All an agent needs to know.
+
+    Attributes:
+        folder: Where energy is left.
+        node: Name of this node, for the file there.
+        only: Meter only the jobs that Slurm started under this name; all when empty.
+        meters: Which meters to open; None for the preferred ones of this machine.
+        times: How often.
+        prolog: Folder in which a prolog leaves the GPUs of each job.
+        progress: A socket to listen on for progress, and the folder it goes to.
+    """
+
+    folder: str
+    node: str
+    only: str
+    meters: tuple[MeterSpec, ...] | None
+    times: AgentTimes
+    prolog: str | None = None
+    progress: tuple[str, str] | None = None
+
+    def to_json(self) -> str:
+        """The orders as one argument of a command."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> AgentOrders:
+        """The orders that :meth:`to_json` wrote.
+
+        Raises:
+            ConfigError: It did not write this.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(text)
+            meters, progress = fields.pop("meters"), fields.pop("progress")
+            return cls(
+                meters=None if meters is None else tuple(MeterSpec(**spec) for spec in meters),
+                progress=None if progress is None else (str(progress[0]), str(progress[1])),
+                times=AgentTimes(**fields.pop("times")),
+                **fields,
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            raise ConfigError(f"not orders of an agent: {error}", got=text[:200], pointer="--orders") from error
+
+
+def run_node_agent(orders: AgentOrders, say: Callable[[Mapping[str, Any]], None]) -> None:
+    """Meter the jobs of this node until told to stop.
+
+    Args:
+        orders: What to do.
+        say: Told of each sample.
+
+    Raises:
+        CapabilityError: No meter answers, or the socket cannot be had.
+    """
+    with ExitStack() as stack:
+        if orders.progress is not None:
+            from joulery.adapters.clusters.progress_socket import open_progress_socket
+
+            path, folder = map(Path, orders.progress)
+            stack.callback(open_progress_socket(path, folder, job_of).close)
+        meter = node_meter(orders.meters, orders.only, None if orders.prolog is None else Path(orders.prolog))
+        stack.callback(meter.close)
+        spool = SpoolWriter(Path(orders.folder), orders.node, f"{time.time_ns():x}", machine=machine_id())
+        run_agent(meter, spool, orders.times, say, stack.enter_context(stopped_by_signals()))
+
+
+def job_meter(
+    specs: Sequence[MeterSpec] | None, placements: Callable[[], tuple[Placement, ...]], slots: int
+) -> JobMeter:
+    """The meters of this machine, told apart by job.
+
+    Args:
+        specs: Which; None for the preferred ones of this machine.
+        placements: Where jobs run now.
+        slots: Slots of this machine.
+
+    Raises:
+        CapabilityError: No meter answers.
+    """
+    opened = open_meters(specs)
+    if not opened.meters:
+        raise CapabilityError(
+            "no meter answers here", hint="joulery doctor says what can be read here, and how the rest is granted"
+        )
+    busy = open_busy()
+
+    def tree(pid: int) -> object:
+        return open_tree(pid, include_root=True, exclude=frozenset(), sockets=busy.sockets, group=None)
+
+    return JobMeter(opened.meters, MachineShares(busy, tree, slots), placements)  # type: ignore[arg-type]
+
+
+def node_meter(specs: Sequence[MeterSpec] | None, node: str, prolog: Path | None) -> JobMeter:
+    """The meters of this node of Slurm, told apart by job.
+
+    Args:
+        specs: Which; None for the preferred ones of this machine.
+        node: Only jobs that Slurm started under this name; all when empty.
+        prolog: Folder in which a prolog leaves the GPUs of each job.
+
+    Raises:
+        CapabilityError: No meter answers.
+    """
+
+    def placements() -> tuple[Placement, ...]:
+        return node_placements(prolog=prolog, node=node)
+
+    try:
+        slots = len(machine_gpus())
+    except CapabilityError:
+        slots = len(os.sched_getaffinity(0))
+    return job_meter(specs, placements, slots)
+
+
+def machine_gpus() -> tuple[int, ...]:
+    """The GPUs of this machine, by the board's number.
+
+    Raises:
+        CapabilityError: None answers.
+    """
+    from joulery.adapters.meters.nvml import open_nvml
+
+    meter = open_nvml()
+    boards = tuple(int(board.device.partition(":")[2]) for board in meter.boards)
+    meter.close()
+    return boards

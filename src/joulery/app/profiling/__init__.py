@@ -1,0 +1,1 @@
+"""Profiles: measured here, fitted from runs, or read from files."""

@@ -1,0 +1,216 @@
+"""``joulery profile --fit``: what requests cost on a service, from a few measured runs of the whole service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from joulery.domain.arrays import FloatArray
+from joulery.domain.gpu.mig import A100_40GB
+from joulery.perf.catalog.clover_points import CLOVER_POINTS
+from joulery.perf.catalog.clover_services import CLOVER_SERVICES
+from joulery.perf.queues.pull_costs import PullPoint, ServiceCosts
+from joulery.perf.queues.pull_document import as_document
+from joulery.perf.queues.pull_guess import first_guess
+from joulery.sim.queues.pull_fit import PointError, errors, fit
+from joulery.store.columns import Row, read_rows
+from joulery.ui.kit.format import percent, si
+
+BUILT_IN = "clover"
+"""Word for the eighteen published points of the catalog."""
+POINTS_FILE, VARIANTS_FILE = "measured_arrival_sweep.csv", "variants.csv"
+_POINTS = (
+    "service", "partition_code", "models", "n_gpus_physical", "mean_interarrival_s", "n_requests", "accuracy_pct",
+    "p95_latency_ms", "energy_j_per_request",
+)  # fmt: skip
+_VARIANTS = ("service", "char", "variant", "accuracy_pct", "in_search_space")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Measured runs of one service.
+
+    Attributes:
+        name: The service.
+        gpus: GPUs that served.
+        accuracy_ratio: Accuracy of each variant alone.
+        points: The runs.
+        source: Where they come from.
+    """
+
+    name: str
+    gpus: int
+    accuracy_ratio: Mapping[str, float]
+    points: tuple[PullPoint, ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A fitted service and how it reproduces what it was fitted on."""
+
+    costs: ServiceCosts
+    errors: tuple[PointError, ...]
+
+
+def calibrated(what: str) -> list[Calibration]:
+    """Fit every service of a source.
+
+    Args:
+        what: ``clover`` for the published points, a folder with ``measured_arrival_sweep.csv`` and ``variants.csv``, or
+            the first of the two files.
+
+    Raises:
+        DataError: A file cannot be read, lacks a column, or holds something that is no measurement.
+    """
+    found = []
+    for measured in _built_in() if what == BUILT_IN else _read(Path(what)):
+        gaps = _published_gaps(max(point.requests for point in measured.points))
+        guess = first_guess(
+            measured.name, measured.accuracy_ratio, measured.points, measured.gpus, f"a profile of {measured.source}"
+        )
+        costs = fit(guess, measured.points, gaps)
+        found.append(Calibration(costs, tuple(errors(costs, measured.points, gaps))))
+    return found
+
+
+def document(found: Sequence[Calibration]) -> dict[str, Any]:
+    """The fitted services as JSON, with every point beside what they make of it."""
+    points = [
+        {
+            "service": each.costs.name,
+            "interarrival_s": error.point.interarrival_s,
+            "instances": [f"{variant} on {profile}" for variant, profile in error.point.instances],
+            "accuracy_ratio": error.point.accuracy_ratio,
+            "p95_s": error.point.p95_s,
+            "energy_j": error.point.energy_j,
+            "accuracy_error_points": error.accuracy_points,
+            "p95_error_ratio": error.p95_ratio,
+            "energy_error_ratio": error.energy_ratio,
+        }
+        for each in found
+        for error in each.errors
+    ]
+    return {
+        **as_document({each.costs.name: each.costs for each in found}),
+        "quality": "modelled",
+        "points": points,
+        "totals": _totals(found),
+    }
+
+
+def view(found: Sequence[Calibration]) -> list[RenderableType]:
+    """The same for a terminal."""
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("service", "on each GPU", "gap", "accuracy", "off", "J a request", "off", "p95", "off"):
+        table.add_column(name, justify="left" if name in ("service", "on each GPU") else "right")
+    for each in found:
+        for number, error in enumerate(each.errors):
+            point = error.point
+            table.add_row(
+                each.costs.name if number == 0 else "",
+                "+".join(variant for variant, _ in point.instances),
+                si(point.interarrival_s, "s"),
+                percent(point.accuracy_ratio, 2),
+                f"{error.accuracy_points + 0.0:+.3f}",
+                f"{point.energy_j:.1f}",
+                f"{100 * error.energy_ratio:+.1f} %",
+                si(point.p95_s, "s"),
+                f"{100 * error.p95_ratio:+.1f} %",
+            )
+    totals = _totals(found)
+    said = (
+        f"accuracy within {totals['worst_accuracy_points']:.3f} points, joules within "
+        f"{percent(totals['worst_energy_ratio'])}, p95 within 10 % on {totals['p95_within_10_percent']} of "
+        f"{totals['points']} points and within {percent(totals['worst_p95_ratio'])} on all"
+    )
+    idle = "; ".join(f"{each.costs.name} {each.costs.gpus * each.costs.idle_w:.1f} W" for each in found)
+    return [
+        table,
+        Text(),
+        Text(said),
+        Text(f"idle power of all its GPUs: {idle}"),
+        Text("calibrated by simulation on these very points: a fit, not a validation", style="dim"),
+    ]
+
+
+def _totals(found: Sequence[Calibration]) -> dict[str, Any]:
+    every = [error for each in found for error in each.errors]
+    return {
+        "points": len(every),
+        "worst_accuracy_points": max(abs(error.accuracy_points) for error in every),
+        "worst_energy_ratio": max(abs(error.energy_ratio) for error in every),
+        "worst_p95_ratio": max(abs(error.p95_ratio) for error in every),
+        "p95_within_10_percent": sum(abs(error.p95_ratio) <= 0.10 for error in every),
+        "idle_w": {each.costs.name: each.costs.gpus * each.costs.idle_w for each in found},
+    }
+
+
+def _published_gaps(requests: int) -> FloatArray:
+    """The arrivals of the published runs in units of their mean: numpy's old generator, seed 1."""
+    return np.asarray(np.random.RandomState(1).exponential(1.0, requests), np.float64)
+
+
+def _built_in() -> list[Measured]:
+    return [
+        Measured(
+            name,
+            CLOVER_SERVICES[name].gpus,
+            {variant.name: variant.accuracy_ratio for variant in CLOVER_SERVICES[name].variants},
+            points,
+            "the published points of Clover (SC'23)",
+        )
+        for name, points in CLOVER_POINTS.items()
+    ]
+
+
+def _read(path: Path) -> list[Measured]:
+    file = path / POINTS_FILE if path.is_dir() else path
+    names: dict[tuple[str, str], tuple[str, float]] = {}
+    for row in read_rows(file.parent / VARIANTS_FILE, _VARIANTS):
+        if row["in_search_space"] != "0":
+            names[row["service"], row["char"]] = row["variant"], row.positive("accuracy_pct") / 100
+    points: dict[str, list[PullPoint]] = {}
+    gpus: dict[str, int] = {}
+    for row in read_rows(file, _POINTS):
+        points.setdefault(row["service"], []).append(_point(row, names))
+        gpus[row["service"]] = int(row.positive("n_gpus_physical"))
+    return [
+        Measured(
+            name,
+            gpus[name],
+            {variant: accuracy for (service, _), (variant, accuracy) in names.items() if service == name},
+            tuple(found),
+            file.name,
+        )
+        for name, found in points.items()
+    ]
+
+
+def _point(row: Row, names: Mapping[tuple[str, str], tuple[str, float]]) -> PullPoint:
+    code, models = row["partition_code"], row["models"]
+    if not code.isdigit() or int(code) >= len(A100_40GB.partitions):
+        expected = f"0 to {len(A100_40GB.partitions) - 1}"
+        raise row.wrong(f"partition {code!r}: expected {expected}")
+    slices = A100_40GB.partitions[int(code)]
+    unknown = [letter for letter in models if (row["service"], letter) not in names]
+    if unknown or len(models) != len(slices):
+        hint = f"one letter of {VARIANTS_FILE} a slice"
+        raise row.wrong(f"models {models!r} on {len(slices)} slices", hint=hint)
+    return PullPoint(
+        interarrival_s=row.positive("mean_interarrival_s"),
+        requests=int(row.positive("n_requests")),
+        instances=tuple(
+            (names[row["service"], letter][0], piece) for letter, piece in zip(models, slices, strict=True)
+        ),
+        accuracy_ratio=row.positive("accuracy_pct") / 100,
+        p95_s=row.positive("p95_latency_ms") / 1000,
+        energy_j=row.positive("energy_j_per_request"),
+    )

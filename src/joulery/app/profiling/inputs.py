@@ -1,0 +1,104 @@
+"""Inputs to send to a model: photographs from a folder, or made up to fit what it declares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from joulery.adapters.models.photos import photo_files, read_photo
+from joulery.domain.arrays import FloatArray
+from joulery.domain.errors import ConfigError, DataError
+from joulery.domain.serving.tensors import NUMPY_TYPES, Tensor, TensorSpec
+from joulery.runtime.load.prompts import PROMPTS
+from joulery.store.columns import read_column
+
+
+def inputs_for(
+    specs: Sequence[TensorSpec], folder: Path | None, *, count: int = 8, seed: int = 0
+) -> list[dict[str, Tensor]]:
+    """Inputs a model takes, one dictionary of tensors a request.
+
+    Args:
+        specs: What the model declares.
+        folder: Photographs to send; None to make inputs up.
+        count: How many to make up.
+        seed: Of what is made up.
+
+    Raises:
+        ConfigError: There are photographs and the model takes none, or the model declares nothing to make up.
+        DataError: A photograph cannot be read.
+    """
+    if folder is not None:
+        name, side = _photo_input(specs)
+        return [{name: read_photo(path, side)[None]} for path in photo_files(folder)]
+    if not specs:
+        raise ConfigError(
+            "the model does not say what it takes, so nothing can be made up for it",
+            pointer="load.inputs",
+            hint="serve an ONNX model, or leave out load and send requests yourself",
+        )
+    rng = np.random.default_rng(seed)
+    return [{spec.name: _made_up(spec, rng) for spec in specs} for _ in range(count)]
+
+
+def read_arrivals(file: Path) -> FloatArray:
+    """Recorded arrivals: a CSV file with a column ``arrival_s``, seconds from the start, float64[n].
+
+    Raises:
+        DataError: No such file, column or rows, or the times do not count up from 0.
+    """
+    times_s = read_column(file, "arrival_s")
+    wrong = np.diff(times_s, prepend=0.0) < 0
+    if bool(wrong.any()):
+        row = int(np.argmax(wrong))
+        raise DataError(f"arrivals count up from 0 s, {times_s[row]:g} does not", file=str(file), row=row + 2)
+    return times_s
+
+
+def read_prompts(file: Path | None) -> list[str]:
+    """Prompts for a language model: the lines of a text file that are not empty; joulery's own where none is named.
+
+    Raises:
+        DataError: It cannot be read, is no UTF-8, or holds nothing.
+    """
+    if file is None:
+        return list(PROMPTS)
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", file=str(file)) from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"is no UTF-8: {error.reason} at byte {error.start}", file=str(file)) from error
+    prompts = [line.strip() for line in lines if line.strip()]
+    if not prompts:
+        raise DataError("holds no prompt", file=str(file), hint="a prompt a line")
+    return prompts
+
+
+def _photo_input(specs: Sequence[TensorSpec]) -> tuple[str, int]:
+    """Name and side of the only input, where that is a batch of square RGB pictures."""
+    if len(specs) == 1 and specs[0].datatype == "UINT8" and len(specs[0].shape) == 4:
+        batch, height, width, channels = specs[0].shape
+        if batch in (-1, 1) and height == width > 0 and channels == 3:
+            return specs[0].name, height
+    takes = ", ".join(f"{spec.name} {spec.datatype}{list(spec.shape)}" for spec in specs) or "something undeclared"
+    raise ConfigError(
+        "photographs cannot be sent to this model",
+        pointer="load.inputs",
+        got=takes,
+        expected="one input UINT8[N, side, side, 3]",
+        hint="leave load.inputs out: inputs are made up then",
+    )
+
+
+def _made_up(spec: TensorSpec, rng: np.random.Generator) -> Tensor:
+    shape = tuple(1 if size == -1 else size for size in spec.shape)
+    if spec.datatype == "BYTES":
+        return np.full(shape, b"made up", object)
+    dtype = NUMPY_TYPES[spec.datatype]
+    if dtype.kind == "f":
+        return rng.standard_normal(shape).astype(dtype)
+    high = 2 if dtype.kind == "b" else 128
+    return rng.integers(0, high, shape).astype(dtype)

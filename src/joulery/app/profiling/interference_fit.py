@@ -1,0 +1,115 @@
+"""``joulery profile --from``: an interference profile from anybody's own measurements in CSV files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import RenderableType
+from rich.table import Table
+
+from joulery.app.planning.request import read_profile
+from joulery.perf import catalog
+from joulery.perf.interference.calibration import PairLatency, SoloLatency, calibrate, starting_profile
+from joulery.perf.interference.document import check_profile
+from joulery.perf.interference.model import InterferenceProfile, ModelFit
+from joulery.store.columns import read_rows
+from joulery.ui.kit.format import percent
+
+SOLO_COLUMNS = ("model", "batch", "r_pct", "latency_ms")
+PAIR_COLUMNS = ("model1", "batch1", "r1_pct", "latency1_ms", "model2", "batch2", "r2_pct", "latency2_ms")
+
+
+def fitted(solo_file: Path, pairs_file: Path, base: str) -> InterferenceProfile:
+    """The calibrated profile of two files of measurements.
+
+    Args:
+        solo_file: CSV with columns ``model, batch, r_pct, latency_ms``: each model alone.
+        pairs_file: CSV with columns ``model1, batch1, r1_pct, latency1_ms, model2 ...``: two side by side.
+        base: What is kept of the GPU and of known models: a name of the catalog, or a profile file.
+
+    Raises:
+        DataError: A file cannot be read, lacks a column, or holds something that is no measurement.
+        ConfigError: No such name in the catalog.
+    """
+    solo = read_solo(solo_file)
+    start = read_profile(Path(base)) if base.endswith(".json") else catalog.profile(base)
+    source = f"fitted on {solo_file.name} and {pairs_file.name}"
+    profile = calibrate(starting_profile(start, solo), solo, read_pairs(pairs_file), source=source)
+    check_profile(profile)
+    return profile
+
+
+def read_solo(file: Path) -> list[SoloLatency]:
+    """The solo latencies in a CSV file.
+
+    Raises:
+        DataError: It cannot be read, lacks a column, or a row holds no measurement.
+    """
+    return [
+        SoloLatency(
+            row["model"],
+            row.whole("batch"),
+            row.positive("r_pct"),
+            row.positive("latency_ms"),
+        )
+        for row in read_rows(file, SOLO_COLUMNS)
+    ]
+
+
+def read_pairs(file: Path) -> list[PairLatency]:
+    """The latencies of co-located pairs in a CSV file.
+
+    Raises:
+        DataError: As :func:`read_solo`.
+    """
+    return [
+        PairLatency(
+            row["model1"],
+            row.whole("batch1"),
+            row.positive("r1_pct"),
+            row.positive("latency1_ms"),
+            row["model2"],
+            row.whole("batch2"),
+            row.positive("r2_pct"),
+            row.positive("latency2_ms"),
+        )
+        for row in read_rows(file, PAIR_COLUMNS)
+    ]
+
+
+def fit_table(profile: InterferenceProfile) -> RenderableType:
+    """How well the profile predicts, for each model and for all: what it was fitted on, and what it never saw."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("data", "model", "points", "mean error", "95th percentile", "largest", "bias"):
+        table.add_column(heading, justify="left" if heading in ("data", "model") else "right")
+    for data in dict.fromkeys(fit.data for fit in profile.fits):
+        fits = [fit for fit in profile.fits if fit.data == data]
+        everything = ModelFit("all", data, tuple(error for fit in fits for error in fit.error_ratio))
+        for fit in (*fits, everything):
+            table.add_row(
+                data,
+                fit.model,
+                str(len(fit.error_ratio)),
+                percent(fit.mape_ratio, 2),
+                percent(fit.quantile_ratio(0.95), 1),
+                percent(fit.max_ratio, 1),
+                f"{100 * fit.bias_ratio:+.1f} %",
+                style="bold" if fit is everything else None,
+            )
+    return table
+
+
+def totals(profile: InterferenceProfile) -> dict[str, Any]:
+    """Errors over all models, for each kind of data."""
+    result = {}
+    for data in dict.fromkeys(fit.data for fit in profile.fits):
+        errors = np.abs([error for fit in profile.fits if fit.data == data for error in fit.error_ratio])
+        result[data] = {
+            "points": len(errors),
+            "mape_ratio": float(errors.mean()),
+            "p95_ratio": float(np.percentile(errors, 95)),
+            "max_ratio": float(errors.max()),
+        }
+    return result

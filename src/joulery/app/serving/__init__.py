@@ -1,0 +1,1 @@
+"""Serving a site: `joulery up` and `joulery serve`."""

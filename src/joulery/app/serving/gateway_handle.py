@@ -1,0 +1,88 @@
+"""The gateway of ``joulery up``: on its port from the first moment, answering as soon as there is something to answer
+with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from joulery.app.wiring.engine import site_engine
+from joulery.config.site import Site
+from joulery.domain.ports import Engine, Places
+from joulery.domain.serving.timeline import DecisionRecord, NowSnapshot
+from joulery.gateway.access import read_token
+from joulery.gateway.admin import admin_app
+from joulery.gateway.app import Gateway
+from joulery.gateway.metrics import Metrics
+from joulery.gateway.server import GatewayServer, ServerLimits
+from joulery.runtime.serving.session import Session
+from joulery.store.files import disk_errors
+from joulery.store.run.directory import RunWriter
+from joulery.ui.dashboard.routes import dashboard_routes
+
+
+class GatewayHandle:
+    """The gateway, listening from the first moment; it answers as soon as there is something to answer with."""
+
+    def __init__(self, site: Site, names: Sequence[str], workers_log: int) -> None:
+        self._session: Session | None = None
+        self.workers_log = workers_log
+        self.token = _token(site)
+        self.metrics = Metrics([*names, *(model.name for model in site.language_models)], self._latest, site.mode.value)
+        self.gateway = Gateway(
+            self.engine(site, ()),
+            token=self.token,
+            admin=admin_app(self.metrics, dashboard_routes(self._latest)),
+        )
+        serving = site.serving
+        self.server = GatewayServer(
+            self.gateway,
+            serving.host,
+            serving.port,
+            limits=ServerLimits(drain_s=serving.drain_s),
+            protected=self.token is not None,
+        )
+
+    def engine(self, site: Site, cores: tuple[int, ...], places: Places | None = None) -> Engine:
+        """The engine that the site file asks for, on these cores, and on GPUs where it names some."""
+        return site_engine(site.serving, cores=cores, stderr=self.workers_log, places=places)
+
+    def open_to(self, session: Session) -> None:
+        """Answer with a session's engine, charge requests and tell of them from now on."""
+        self._session = session
+        self.gateway.engine = session.engine
+        self.gateway.attribute = session.attribute
+        self.gateway.telemetry = (session.telemetry, self.metrics.request)
+        session.on_decision(self._count)
+
+    def _count(self, record: DecisionRecord) -> None:
+        self.metrics.decision(record)
+        self.metrics.replan(record.decision.cause)
+
+    def _latest(self) -> NowSnapshot | None:
+        return None if self._session is None else self._session.snapshot()
+
+
+@asynccontextmanager
+async def front(site: Site, names: Sequence[str], writer: RunWriter) -> AsyncIterator[GatewayHandle]:
+    """The gateway on its port, so that a port in use is known before anything else takes time."""
+    log = writer.path / "workers.log"
+    with disk_errors(log):
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    try:
+        made = GatewayHandle(site, names, descriptor)
+        await made.server.start()
+        try:
+            yield made
+        finally:
+            await made.server.stop()
+    finally:
+        os.close(descriptor)
+
+
+def _token(site: Site) -> str | None:
+    serving = site.serving
+    if serving.token is not None:
+        return serving.token.get_secret_value()
+    return None if serving.token_file is None else read_token(serving.token_file)

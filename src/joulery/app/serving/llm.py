@@ -1,0 +1,175 @@
+"""Language models of the site file as desks: their engines, predictors, order and meter."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from joulery.adapters.engines.remote.llama import LlamaEngine, LlamaSettings
+from joulery.adapters.engines.remote.openai import OpenAiEngine, Upstream
+from joulery.adapters.meters.cputimes import open_cpu_times
+from joulery.adapters.models import smollm2
+from joulery.app.wiring.carbon import carbon_source
+from joulery.app.wiring.length_predictor import length_guesser
+from joulery.app.wiring.meters import OpenMeters, open_meters
+from joulery.app.wiring.models import cache_folder
+from joulery.app.wiring.site_meters import meter_specs
+from joulery.config.carbon import CarbonConfig
+from joulery.config.language import LanguageModelConfig, LlamaEngineConfig, UpstreamConfig
+from joulery.config.site import Site
+from joulery.domain.errors import CapabilityError, ConfigError
+from joulery.domain.ports import CarbonSource
+from joulery.domain.serving.generation import TextEngine, TextRequest
+from joulery.policies.ordering import Aging
+from joulery.runtime.llm.length_prediction import Forecaster
+from joulery.runtime.llm.request_meter import TextMeter
+from joulery.runtime.llm.service import DeskSettings, LLMService
+from joulery.runtime.serving.intensity import Grid
+from joulery.store.answer_log import AnswerLog
+from joulery.store.semantic_cache import SemanticCache
+
+_OWN_RETRIES = 1
+"""A request that died unanswered with an engine of ours is given to the next once: it reached nobody else."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextSite:
+    """The language models of a site, ready to be started.
+
+    Attributes:
+        desks: By name.
+        meter: Charges their requests.
+        grid: The carbon intensity.
+        notes: What a person should know about the meters, a sentence each.
+        devices: Which device of this machine runs each model (``cpu``, ``gpu:0``); None for one far away.
+    """
+
+    desks: dict[str, LLMService]
+    meter: TextMeter
+    grid: Grid
+    notes: tuple[str, ...]
+    devices: dict[str, str | None]
+
+
+def text_engine(config: LanguageModelConfig, stderr: int | None = None) -> TextEngine:
+    """The engine of a language model; nothing is started.
+
+    Raises:
+        CapabilityError: The bundled model is not installed.
+        ConfigError: A token file cannot be read.
+    """
+    engine = config.engine
+    if isinstance(engine, LlamaEngineConfig):
+        path = engine.path or smollm2.weights()
+        name = smollm2.NAME if engine.path is None else engine.path.stem
+        settings = LlamaSettings(
+            path,
+            name,
+            threads=engine.threads,
+            lanes=engine.lanes,
+            context_tokens=engine.context_tokens,
+            stderr=stderr,
+        )
+        return LlamaEngine(settings)
+    return OpenAiEngine(_upstream(config, engine))
+
+
+def _upstream(config: LanguageModelConfig, engine: UpstreamConfig) -> Upstream:
+    token = ""
+    if engine.token_file is not None:
+        try:
+            token = engine.token_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the token cannot be read: {error}", file=str(engine.token_file)) from error
+    return Upstream(
+        engine.url.removesuffix("/").removesuffix("/v1"),
+        engine.model,
+        dialect=engine.dialect,
+        token=token,
+        connect_s=engine.connect_s,
+        stall_s=engine.stall_s,
+        answer_s=config.deadline_s,
+    )
+
+
+def text_site(
+    site: Site, *, stderr: int | None = None, stack: AsyncExitStack, now_s: Callable[[], float] = time.time
+) -> TextSite:
+    """The site's language models; what is opened is closed with the stack.
+
+    Raises:
+        JouleryError: A meter, a predictor or a model that was named is not to be had.
+    """
+
+    def opened(section: CarbonConfig) -> CarbonSource:
+        return carbon_source(section, cache_folder())
+
+    grid = Grid(site.carbon, opened, now_s)
+    found = open_meters(meter_specs(site.meters))
+    times = open_cpu_times()
+    stack.callback(times.close)
+    meter = TextMeter(found.meters, lambda: sum(times.read()), grid.at, pue=site.pue)
+    stack.callback(meter.close)
+    desks = {config.name: _desk(config, meter, stderr, stack) for config in site.language_models}
+    for desk in desks.values():
+        stack.push_async_callback(desk.close)
+    devices = {config.name: _device(config) for config in site.language_models}
+    return TextSite(desks, meter, grid, _notes(found), devices)
+
+
+def _device(config: LanguageModelConfig) -> str | None:
+    return config.engine.device if isinstance(config.engine, UpstreamConfig) else "cpu"
+
+
+def _desk(config: LanguageModelConfig, meter: TextMeter, stderr: int | None, stack: AsyncExitStack) -> LLMService:
+    engine = text_engine(config, stderr)
+    guesser = (
+        None
+        if config.order.kind == "fcfs"
+        else length_guesser(config.predictor.path, config.predictor.head or config.name)
+    )
+    cache = SemanticCache(config.predictor.cache) if guesser is not None and config.predictor.cache else None
+    own = isinstance(config.engine, LlamaEngineConfig)
+    settings = DeskSettings(
+        lanes=config.engine.lanes,
+        aging=None if config.order.kind == "fcfs" else Aging(config.order.aging_ratio, config.order.grace_s),
+        queue=config.queue,
+        deadline_s=config.deadline_s,
+        retries=_OWN_RETRIES if own else 0,
+        slo=None if config.slo is None else config.slo.as_slo(),
+    )
+    device = config.engine.device if isinstance(config.engine, UpstreamConfig) else None
+    meter.join(config.name, engine.cpu_s, device)
+    forecaster = Forecaster(config.name, guesser, cache)
+    keep = _keeper(config, stack)
+    return LLMService(config.name, engine, forecaster, settings, meter, owner=config.owner, keep=keep)
+
+
+def _keeper(config: LanguageModelConfig, stack: AsyncExitStack) -> Callable[[TextRequest, int], None]:
+    """Writes what was answered where the site file asks for it; a disk that refuses later costs no answer."""
+    if config.log is None:
+        return lambda request, tokens: None
+    log = AnswerLog(config.log)
+    stack.callback(log.close)
+    refused: list[str] = []
+
+    def keep(request: TextRequest, tokens: int) -> None:
+        if refused:
+            return
+        try:
+            cut = request.most_tokens is not None and tokens >= request.most_tokens
+            log.add(config.name, request.prompt, tokens, cut=cut)
+        except CapabilityError as error:
+            refused.append(str(error))
+            sys.stderr.write(f"{config.name}: answers are not logged any more: {error}\n")
+
+    return keep
+
+
+def _notes(found: OpenMeters) -> tuple[str, ...]:
+    """What the meters say of themselves, and what could be had but was not granted."""
+    said: Sequence[str] = [note for meter in found.meters for note in meter.notes()]
+    return (*said, *(str(error) for error in found.refused))

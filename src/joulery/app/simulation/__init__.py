@@ -1,0 +1,87 @@
+"""Scenarios played: a file a kind, each from its section of the scenario file to a table and a JSON object.
+
+A new kind is a section in :mod:`joulery.config.scenarios.scenario`, a module here with ``ACCEPTS`` and ``play``, and
+one line in ``KINDS``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from joulery.domain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from joulery.config.scenarios.scenario import Scenario
+
+KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "batched-serving": "joulery.app.simulation.batched_serving",
+        "clocks": "joulery.app.simulation.clock_study",
+        "ordering": "joulery.app.simulation.ordering_study",
+        "training": "joulery.app.simulation.training_study",
+        "training-figures": "joulery.app.simulation.training_figures",
+        "variants": "joulery.app.simulation.variant_study",
+    }
+)
+"""Kind of scenario to the module that plays it."""
+
+Progress = Callable[[int, int], None]
+"""Told how many of how many parts are done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What the command line says beside the scenario file.
+
+    Attributes:
+        policies: Policies or schemes to compare instead of the file's; empty for the file's.
+        seeds: How many seeds; None for the file's.
+        inputs: Files and words by flag (``profile``, ``carbon``, ``column``), for the kinds that take them.
+    """
+
+    policies: tuple[str, ...] = ()
+    seeds: int | None = None
+    inputs: Mapping[str, str] = field(default_factory=dict)
+
+    def path(self, name: str) -> Path | None:
+        """The file given with a flag; None when it was not."""
+        return Path(self.inputs[name]) if name in self.inputs else None
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """The outcome of a scenario.
+
+    Attributes:
+        document: JSON-ready; what ``--json`` prints and a run directory keeps.
+        view: The same for a terminal.
+        page: Makes the same as one HTML page, for the kinds that have pictures.
+    """
+
+    document: dict[str, Any]
+    view: Sequence[RenderableType]
+    page: Callable[[], str] | None = None
+
+
+def play(scenario: Scenario, overrides: Overrides, progress: Progress) -> Played:
+    """Play a scenario of any kind.
+
+    Raises:
+        ConfigError: A flag that this kind does not take, or an unknown policy.
+        JouleryError: As the kind's own ``play``.
+    """
+    module = importlib.import_module(KINDS[scenario.kind])
+    for name in overrides.inputs:
+        if name not in module.ACCEPTS:
+            takes = ", ".join(f"--{flag}" for flag in sorted(module.ACCEPTS)) or "none of its kind"
+            raise ConfigError(f"a scenario of kind {scenario.kind} takes no --{name}", expected=takes)
+    played = module.play(scenario, overrides, progress)
+    assert isinstance(played, Played)
+    return played

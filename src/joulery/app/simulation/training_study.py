@@ -1,0 +1,273 @@
+"""``kind: training``: schedulers of training jobs on one workload, region by region."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from joulery.app.simulation import Overrides, Played, Progress
+from joulery.app.simulation.carbon_forecast import believed
+from joulery.app.wiring.hourly_intensity import hourly_series
+from joulery.config.carbon import CarbonFile, carbon_from_flags
+from joulery.config.scenarios.training_study import RecordedTrace, SyntheticTrace, TrainingScenario
+from joulery.domain.arrays import FloatArray
+from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.errors import ConfigError, DataError
+from joulery.sim.core.comparison import Interval, paired
+from joulery.sim.core.hourly_intensity import Intensity
+from joulery.sim.core.streams import Streams
+from joulery.sim.training.cluster import TrainingRun
+from joulery.sim.training.study import Setting, jobs_from_trace, run_scheme, scheme, synthetic_trace
+from joulery.sim.training.workload import Jobs
+from joulery.store.columns import read_column
+
+ACCEPTS = frozenset({"trace", "carbon", "column", "days", "seed", "foresight"})
+_DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One run of one policy."""
+
+    policy: str
+    region: str
+    seed: int
+    jobs: int
+    run: TrainingRun
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        run = self.run
+        return {
+            "policy": self.policy,
+            "region": self.region,
+            "seed": self.seed,
+            "jobs": self.jobs,
+            "mean_jct_s": float(np.mean(run.jct_s)),
+            "p99_jct_s": float(np.quantile(run.jct_s, 0.99)),
+            "makespan_s": run.makespan_s,
+            "job_carbon_kg": float(np.sum(run.job_kg)),
+            "cluster_carbon_kg": run.cluster_kg,
+            "job_energy_kwh": float(np.sum(run.job_j)) / 3.6e6,
+            "cluster_energy_kwh": run.cluster_kwh,
+            "peak_power_w": run.peak_w,
+            "preemptions": run.preemptions,
+            "rescales": run.rescales,
+            "most_gpus": run.most_gpus,
+            "digest": run.digest,
+        }
+
+
+def play(scenario: TrainingScenario, overrides: Overrides, progress: Progress) -> Played:
+    """Run every policy in every region under every seed.
+
+    Raises:
+        ConfigError: An unknown policy, or a flag that makes no sense.
+        DataError: A trace or a grid cannot be used, or a job can never start.
+    """
+    policies = overrides.policies or scenario.policies
+    for policy in policies:
+        scheme(policy)
+    seeds = _seeds(scenario, overrides)
+    grids = _grids(scenario, overrides)
+    beliefs = believed(scenario, overrides, grids)
+    rows: list[_Row] = []
+    for row in _rows(scenario, overrides, policies, grids, beliefs, seeds):
+        rows.append(row)
+        progress(len(rows), len(policies) * len(grids) * len(seeds))
+    return Played(_document(scenario, grids, rows), _view(scenario, grids, rows, policies, len(seeds)))
+
+
+def _seeds(scenario: TrainingScenario, overrides: Overrides) -> Sequence[int]:
+    if "seed" in overrides.inputs:
+        return [_whole(overrides.inputs["seed"], "--seed", least=0)]
+    return range(overrides.seeds or scenario.seeds)
+
+
+def _whole(text: str, flag: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise ConfigError(f"{flag} needs a whole number", got=text, expected=f"{least} or more")
+    return int(text)
+
+
+def _grids(scenario: TrainingScenario, overrides: Overrides) -> dict[str, CarbonSeries]:
+    """Hourly intensities by region: the file's, or the one of ``--carbon``."""
+    file = overrides.path("carbon")
+    if file is None:
+        if "column" in overrides.inputs:
+            raise ConfigError("--column names a column of --carbon", hint="give the file with --carbon")
+        return {grid.name: hourly_series(grid.carbon, scenario.month) for grid in scenario.regions}
+    config = carbon_from_flags(file=str(file), column=overrides.inputs.get("column"))
+    if not isinstance(config, CarbonFile):
+        raise ConfigError("--carbon needs a file here", got=str(file))
+    return {file.stem: hourly_series(config, scenario.month)}
+
+
+def _trace(scenario: TrainingScenario, overrides: Overrides, streams: Streams) -> Jobs:
+    days = _whole(overrides.inputs["days"], "--days", least=1) if "days" in overrides.inputs else None
+    file = overrides.path("trace")
+    trace = scenario.trace if file is None else RecordedTrace.model_construct(kind="file", file=file)
+    return jobs_of(trace, streams, days)
+
+
+def jobs_of(trace: SyntheticTrace | RecordedTrace, streams: Streams, days: int | None = None) -> Jobs:
+    """The jobs of a trace, of its first days alone where so many are given.
+
+    Raises:
+        DataError: The file cannot be used, or nothing is submitted in these days.
+    """
+    if isinstance(trace, SyntheticTrace):
+        return jobs_from_trace(*synthetic_trace(days or trace.days, trace.jobs_per_day, trace.mix, streams), streams)
+    file = trace.file
+    submit_s, duration_s = read_column(file, "submit_s"), read_column(file, "duration_s")
+    until_s = float("inf") if days is None else days * _DAY_S
+    keep = int(np.searchsorted(submit_s, until_s, "left")) if bool(np.all(np.diff(submit_s) >= 0)) else len(submit_s)
+    if keep == 0:
+        raise DataError(f"no job is submitted in the first {days} days", file=str(file))
+    requested = _requested(file)
+    return jobs_from_trace(
+        submit_s[:keep],
+        duration_s[:keep],
+        streams,
+        requested=None if requested is None else np.maximum(requested[:keep], 1).astype(np.int64),
+    )
+
+
+def _requested(file: Path) -> FloatArray | None:
+    """GPUs asked for, where the trace says (``num_gpus``); PAI's ``width`` is no GPU count and is not used."""
+    with file.open(encoding="utf-8-sig") as lines:
+        header = lines.readline().strip().split(",")
+    return read_column(file, "num_gpus") if "num_gpus" in header else None
+
+
+def _rows(
+    scenario: TrainingScenario,
+    overrides: Overrides,
+    policies: Sequence[str],
+    grids: Mapping[str, CarbonSeries],
+    beliefs: Mapping[str, Callable[[int], Intensity | None]],
+    seeds: Sequence[int],
+) -> Iterator[_Row]:
+    setting = Setting(
+        nodes=scenario.cluster.nodes,
+        restart_s=scenario.cluster.restart_s,
+        window_s=scenario.window_s,
+        sleep_after_s=scenario.cluster.sleep_after_s,
+        wake_s=scenario.cluster.wake_s,
+        quantum_s=scenario.quantum_s,
+    )
+    for seed in seeds:
+        jobs = _trace(scenario, overrides, Streams(seed))
+        for region, series in grids.items():
+            carbon = Intensity.of(series)
+            told = replace(setting, belief=beliefs[region](seed))
+            for policy in policies:
+                yield _Row(policy, region, seed, len(jobs), run_scheme(policy, told, jobs, carbon))
+
+
+def _document(scenario: TrainingScenario, grids: Mapping[str, CarbonSeries], rows: Sequence[_Row]) -> dict[str, Any]:
+    return {
+        "scenario": scenario.name,
+        "kind": scenario.kind,
+        "quality": "simulated",
+        "regions": [
+            {
+                "region": name,
+                "source": series.source,
+                "scope": series.scope.value,
+                "signal": series.signal.value,
+                "quality": series.quality.value,
+            }
+            for name, series in grids.items()
+        ],
+        "changes": _summary(rows),
+        "results": [row.as_dict() for row in rows],
+    }
+
+
+def _view(
+    scenario: TrainingScenario,
+    grids: Mapping[str, CarbonSeries],
+    rows: Sequence[_Row],
+    policies: Sequence[str],
+    seeds: int,
+) -> list[RenderableType]:
+    heading = Text.assemble(
+        (f"{scenario.name}: ", "bold"),
+        f"{rows[0].jobs} jobs on {scenario.cluster.nodes} nodes of 2 GPUs, {seeds} seed{'s' if seeds > 1 else ''}; "
+        f"changes are against {policies[0]}",
+    )
+    parts: list[RenderableType] = [heading]
+    for region, series in grids.items():
+        parts.append(Text.assemble("\n", (region, "bold"), f"  {series.scope} intensity, {series.source}"))
+        parts.append(_table(region, rows, policies))
+    about = [f"{policy}: {scheme(policy).about}" for policy in policies]
+    return [*parts, Text("\n" + "\n".join(about), style="dim"), Text("every number is simulated", style="dim")]
+
+
+_SHOWN = (
+    ("mean_jct_s", "mean JCT", 3600.0, "h"),
+    ("p99_jct_s", "p99 JCT", 3600.0, "h"),
+    ("cluster_carbon_kg", "CO2e", 1.0, "kg"),
+    ("cluster_energy_kwh", "energy", 1e3, "MWh"),
+)
+
+
+def _table(region: str, rows: Sequence[_Row], policies: Sequence[str]) -> Table:
+    table = Table(box=None, header_style="dim", padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("policy", no_wrap=True)
+    for _, title, _, unit in _SHOWN:
+        table.add_column(f"{title}\n{unit}", justify="right", no_wrap=True)
+        table.add_column("", justify="right", no_wrap=True)
+    first = _of(rows, region, policies[0])
+    for policy in policies:
+        mine = _of(rows, region, policy)
+        cells = []
+        for key, _, scale, _ in _SHOWN:
+            change = _change(mine, first, key)
+            cells += [f"{_mean(mine, key) / scale:.4g}", "" if policy == policies[0] else _percent(change.mean)]
+        table.add_row(policy, *cells)
+    return table
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * ratio:+.0f} %" if abs(ratio) >= 0.0995 else f"{100 * ratio:+.1f} %"
+
+
+def _of(rows: Sequence[_Row], region: str, policy: str) -> list[dict[str, Any]]:
+    return [row.as_dict() for row in rows if row.region == region and row.policy == policy]
+
+
+def _mean(rows: Sequence[dict[str, Any]], key: str) -> float:
+    return float(np.mean([row[key] for row in rows]))
+
+
+def _change(mine: Sequence[dict[str, Any]], first: Sequence[dict[str, Any]], key: str) -> Interval:
+    """Relative change against the first policy, paired by seed; in units of the first policy's mean."""
+    base = _mean(first, key) or 1.0
+    return paired([row[key] / base for row in mine], [row[key] / base for row in first])
+
+
+def _summary(rows: Sequence[_Row]) -> list[dict[str, Any]]:
+    """Every policy in every region against the first one, with intervals over seeds."""
+    regions, policies = (list(dict.fromkeys(getattr(row, name) for row in rows)) for name in ("region", "policy"))
+    return [
+        {
+            "region": region,
+            "policy": policy,
+            "against": policies[0],
+            **{
+                key: _change(_of(rows, region, policy), _of(rows, region, policies[0]), key).as_dict()
+                for key, *_ in _SHOWN
+            },
+        }
+        for region in regions
+        for policy in policies[1:]
+    ]

@@ -1,0 +1,174 @@
+"""A source of carbon intensity from its section of the site file."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from joulery.adapters.carbon.cache import Cached, cache_folder
+from joulery.adapters.carbon.file import FileFormat, SeriesSource, read_carbon_file
+from joulery.adapters.carbon.fill import Filled
+from joulery.adapters.carbon.replay import Replay
+from joulery.adapters.carbon.stated import Stated, own_supply
+from joulery.adapters.carbon.timestamps import instant_s
+from joulery.adapters.carbon.typical import TypicalDay
+from joulery.app.wiring.models import cache_folder as root_of_caches
+from joulery.config.carbon import (
+    CarbonConfig,
+    CarbonConstant,
+    CarbonElectricityMaps,
+    CarbonFile,
+    CarbonPlugin,
+    CarbonSupply,
+    CarbonTypical,
+    CarbonUk,
+    CarbonWattTime,
+    ReplayConfig,
+    carbon_from_flags,
+)
+from joulery.domain.energy.fill import Fill, FillRule
+from joulery.domain.errors import ConfigError, DataError
+from joulery.domain.ports import CarbonSource
+
+if TYPE_CHECKING:
+    from joulery.adapters.carbon.http import Service
+
+PLUGINS = "joulery.carbon"
+"""Group of the entry points that make sources."""
+
+
+def carbon_source(
+    config: CarbonConfig,
+    cache_dir: Path | None = None,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    now_s: Callable[[], float] = time.time,
+) -> CarbonSource:
+    """The source that a ``carbon`` section describes: its history complete, filled as asked, or an error.
+
+    A file is read and checked here and now, credentials are looked up, nothing else is touched: services are asked when
+    they are needed. A replay begins now.
+
+    Args:
+        config: The section.
+        cache_dir: Root of the caches (``$XDG_CACHE_HOME/joulery``); None to ask services every time.
+        environ: Where credentials are looked up.
+        now_s: Unix seconds.
+
+    Raises:
+        ConfigError: A zone that does not exist.
+        DataError: The file cannot be used.
+        CapabilityError: The credentials are missing.
+    """
+    if isinstance(config, CarbonFile):
+        return Filled(_replayed(file_source(config), config.replay, now_s), config.fill_rule)
+    if isinstance(config, CarbonTypical):
+        return Filled(_replayed(TypicalDay(config.zone, now_s), config.replay, now_s), FillRule())
+    if isinstance(config, CarbonConstant):
+        return Stated(config.g_per_kwh, source=config.source, signal=config.signal, scope=config.scope, now_s=now_s)
+    if isinstance(config, CarbonSupply):
+        return own_supply(config.shares)
+    if isinstance(config, CarbonPlugin):
+        return Filled(_plugin(config), config.fill_rule)
+    return Filled(_service(config, cache_dir, environ, now_s), config.fill_rule)
+
+
+def source_from_flags(flags: Mapping[str, str]) -> CarbonSource | None:
+    """The source that command-line flags or keyword arguments describe; None when there are none.
+
+    Args:
+        flags: ``zone`` or ``carbon`` (a file, or a stated intensity), ``column``, ``timezone``, ``scope``, ``fill``.
+
+    Raises:
+        JouleryError: As ``carbon_from_flags`` and :func:`carbon_source`.
+    """
+    config = carbon_from_flags(**{("file" if name == "carbon" else name): value for name, value in flags.items()})
+    return None if config is None else carbon_source(config, root_of_caches())
+
+
+def file_source(config: CarbonFile) -> SeriesSource:
+    """The file of a section, read whole, its gaps as they are."""
+    how = FileFormat(
+        zone=config.zone or "",
+        column=config.column or "",
+        time_column=config.time_column or "",
+        timezone=config.timezone or "",
+        signal=config.signal,
+        scope=config.scope,
+        step_s=config.step_s or 0.0,
+        fill=config.fill_rule,
+    )
+    actual = read_carbon_file(config.path, how)
+    if config.forecast is None:
+        return SeriesSource(actual)
+    expected = replace(how, column=config.forecast_column or "", scope=actual.scope)
+    return SeriesSource(actual, read_carbon_file(config.forecast, expected, forecast=True))
+
+
+def _replayed(source: CarbonSource, replay: ReplayConfig | None, now_s: Callable[[], float]) -> CarbonSource:
+    if replay is None:
+        return source
+    try:
+        from_s = instant_s(f"{replay.day}T00:00Z")
+    except DataError as error:
+        raise ConfigError("is no day of the calendar", pointer="carbon.replay.day", got=replay.day) from error
+    stretch = source.history(from_s, from_s + replay.span_s)
+    return Replay(stretch, from_s, replay.span_s, begins_s=now_s(), lasts_s=replay.lasts_s)
+
+
+def _plugin(config: CarbonPlugin) -> CarbonSource:
+    """The source that an installed package offers under this name."""
+    found = {point.name: point for point in entry_points(group=PLUGINS)}
+    if config.name not in found:
+        raise ConfigError(
+            "no installed package offers this source of carbon intensity",
+            pointer="carbon.name",
+            got=config.name,
+            expected=", ".join(sorted(found)) or f"an entry point of the group {PLUGINS}",
+        )
+    try:
+        source = found[config.name].load()(**config.options)
+    except (ImportError, AttributeError, TypeError) as error:
+        where = found[config.name].value
+        raise ConfigError(f"the source {config.name} ({where}) does not start: {error}", pointer="carbon") from error
+    if not (callable(getattr(source, "history", None)) and callable(getattr(source, "forecast", None))):
+        raise ConfigError(f"the source {config.name} has no history and forecast to ask", pointer="carbon.name")
+    made: CarbonSource = source
+    return made
+
+
+def _service(
+    config: CarbonUk | CarbonElectricityMaps | CarbonWattTime,
+    cache_dir: Path | None,
+    environ: Mapping[str, str],
+    now_s: Callable[[], float],
+) -> CarbonSource:
+    from joulery.adapters.carbon import electricity_maps, uk, watttime  # an HTTP client, which files do without
+
+    source: CarbonSource
+    if isinstance(config, CarbonUk):
+        stand_in = config.fill_rule.kind is Fill.FORECAST
+        source = uk.UkCarbon(config.zone, stand_in, _at(uk.default_service(), config.url, now_s))
+        step_s, variant = uk.STEP_S, "forecast" if stand_in else "actual"
+    elif isinstance(config, CarbonElectricityMaps):
+        token = environ.get(config.token_env, "")
+        service = _at(electricity_maps.default_service(), config.url, now_s)
+        source = electricity_maps.ElectricityMaps(config.zone, token, config.scope, config.estimates, service)
+        step_s, variant = electricity_maps.STEP_S, f"{config.scope}-{config.estimates}"
+    else:
+        user, password = environ.get(config.user_env, ""), environ.get(config.password_env, "")
+        service = _at(watttime.default_service(), config.url, now_s)
+        source = watttime.WattTime(config.zone, user, password, config.estimates, service)
+        step_s, variant = watttime.STEP_S, str(config.estimates)
+    if cache_dir is None:
+        return source
+    return Cached(source, cache_folder(cache_dir, config.kind, config.zone, variant), step_s, now_s=now_s)
+
+
+def _at(service: Service, url: str | None, now_s: Callable[[], float]) -> Service:
+    return replace(service, base_url=url.rstrip("/") if url else service.base_url, now_s=now_s)

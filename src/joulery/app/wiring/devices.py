@@ -1,0 +1,59 @@
+"""Which devices, and how they are opened: from a spec that another process can open too."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import entry_points
+from typing import Any, cast
+
+from joulery.domain.errors import ConfigError
+from joulery.domain.gpu.device import ClockSetting, DeviceSpec
+from joulery.domain.ports import Device
+
+KINDS = ("cpufreq", "emulated-clock", "nvidia-clock", "nvidia-mig", "nvidia-mps")
+
+
+def open_device(spec: DeviceSpec) -> Device[Any]:
+    """The device of a spec; nothing is changed.
+
+    Raises:
+        CapabilityError: It is not here.
+        ConfigError: No such kind, or no such device.
+    """
+    options = dict(spec.options)
+    if spec.kind == "cpufreq":
+        from joulery.adapters.devices.cpufreq import ROOT, CpufreqClock
+
+        cpus = options.get("cpus")
+        return CpufreqClock(options.get("root", ROOT), None if cpus is None else tuple(cpus))
+    if spec.kind == "emulated-clock":
+        from joulery.adapters.devices.emulated import EmulatedClock
+
+        return EmulatedClock(**options)
+    if spec.kind == "nvidia-clock":
+        from joulery.adapters.devices.nvidia_clock import NvidiaClock
+
+        return NvidiaClock(**options)
+    if spec.kind == "nvidia-mig":
+        from joulery.adapters.devices.nvidia_mig import NvidiaMig
+
+        return NvidiaMig(**options)
+    if spec.kind == "nvidia-mps":
+        from joulery.adapters.devices.nvidia_mps import NvidiaMps
+
+        return NvidiaMps(**options)
+    for plug_in in entry_points(group="joulery.devices", name=spec.kind):
+        return cast("Device[Any]", plug_in.load()(**options))
+    raise ConfigError("no such kind of device", got=spec.kind, expected=", ".join(KINDS))
+
+
+def open_clock(spec: DeviceSpec) -> Device[ClockSetting]:
+    """The clock of a spec, as :func:`open_device`."""
+    return cast("Device[ClockSetting]", open_device(spec))
+
+
+def cpufreq_spec(cpus: tuple[int, ...] | None = None) -> DeviceSpec:
+    """The CPU clock of this machine; ``JOULERY_CPUFREQ`` names another tree than the kernel's (containers, tests)."""
+    options: dict[str, Any] = {} if cpus is None else {"cpus": list(cpus)}
+    root = os.environ.get("JOULERY_CPUFREQ")
+    return DeviceSpec("cpufreq", {**options, "root": root} if root else options)

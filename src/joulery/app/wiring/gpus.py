@@ -1,0 +1,118 @@
+"""This machine's GPUs as the site file names them: what replicas may run on, each change on loan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from joulery.adapters.devices.nvidia_board import open_board
+from joulery.adapters.devices.nvidia_mig import NvidiaMig
+from joulery.adapters.devices.nvidia_mps import NvidiaMps
+from joulery.adapters.devices.nvidia_watch import BoardWatch
+from joulery.adapters.devices.places import GpuPlaces
+from joulery.config.devices import GpuDeviceConfig
+from joulery.domain.errors import CapabilityError, ConfigError
+from joulery.domain.gpu.device import DeviceSpec, MigSetting, MpsSetting
+from joulery.domain.gpu.mig import menu_for
+from joulery.domain.serving.service import Slice
+from joulery.runtime.leasing.leases import LeaseHolder
+
+__all__ = ["BoardWatch", "LocalGpus", "Partitions", "board_watch", "local_gpus"]
+
+Partitions = Sequence[tuple[Slice, ...]]
+"""The ways to cut one GPU."""
+
+
+@dataclass(slots=True)
+class LocalGpus:
+    """The GPUs of a site on this machine, opened; nothing is set.
+
+    Attributes:
+        places: Where replicas run on them; every cut and daemon is on loan.
+        partitions: The ways each may be cut, by what it is called as a device (``gpu:0``), in the order of the site
+            file.
+    """
+
+    places: GpuPlaces
+    partitions: Mapping[str, Partitions]
+    _open: list[Any] = field(default_factory=list)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What they are called as devices."""
+        return tuple(self.partitions)
+
+    def pod(self, partitions: Mapping[str, Partitions]) -> LocalGpus:
+        """Some of them, cut in some of the ways; whoever opened all of them closes them."""
+        return LocalGpus(self.places.only(partitions), partitions)
+
+    def close(self) -> None:
+        """Let go of the driver; loans are given back by their holder. Safe to call twice."""
+        while self._open:
+            self._open.pop().close()
+
+
+def board_watch(gpu: int | str) -> BoardWatch:
+    """A board to be watched while something runs on it.
+
+    Raises:
+        CapabilityError: No driver, or it does not answer.
+        ConfigError: There is no such GPU.
+    """
+    return BoardWatch(gpu)
+
+
+def local_gpus(devices: Sequence[GpuDeviceConfig], holder: LeaseHolder) -> LocalGpus:
+    """The GPUs that the site file names.
+
+    Raises:
+        CapabilityError: One is not here, cannot be cut, or its cuts are not known.
+        ConfigError: There is no such GPU.
+    """
+
+    def turn(device: NvidiaMig | NvidiaMps, spec: DeviceSpec, wanted: MigSetting | MpsSetting, reason: str) -> object:
+        # One overload a knob: a device and a setting of the same knob, as GpuPlaces pairs them.
+        any_device: Any = device
+        return holder.set(any_device, spec, wanted, reason)
+
+    partitions: dict[str, Partitions] = {}
+    opened: list[Any] = []
+    cut: dict[str, NvidiaMig] = {}
+    shared: dict[str, NvidiaMps] = {}
+    whole: dict[str, str] = {}
+    specs: dict[str, DeviceSpec] = {}
+    for index, config in enumerate(devices):
+        menu: tuple[tuple[str, ...], ...] = ()
+        if config.mode == "mig":
+            mig = NvidiaMig(config.gpu)
+            opened.append(mig)
+            name, menu = mig.device, _menu(mig, config)
+            cut[name], specs[name] = mig, DeviceSpec("nvidia-mig", {"gpu": config.gpu})
+        elif config.mode == "mps":
+            mps = NvidiaMps(config.gpu)
+            opened.append(mps)
+            name = mps.device
+            shared[name], specs[name] = mps, DeviceSpec("nvidia-mps", {"gpu": config.gpu})
+        else:
+            board = open_board(config.gpu)
+            opened.append(board)
+            name = board.device
+            whole[name] = board.uuid
+        if name in partitions:
+            raise ConfigError(f"{name} stands twice, under two names", pointer=f"fleet.devices.{index}.gpu")
+        partitions[name] = config.as_partitions(menu)
+    places = GpuPlaces(turn, cut, shared, whole, specs)
+    return LocalGpus(places, partitions, opened)
+
+
+def _menu(mig: NvidiaMig, config: GpuDeviceConfig) -> tuple[tuple[str, ...], ...]:
+    """Every cut of a GPU's type, equal ones once."""
+    menu = menu_for(mig.capability().name)
+    if menu is None and config.cuts is None:
+        raise CapabilityError(
+            f"the cuts of {mig.capability().name} are not known here",
+            resource=mig.device,
+            hint="name those to choose from: cuts: [[3g.40gb, 3g.40gb]]",
+        )
+    return () if menu is None else menu.multisets

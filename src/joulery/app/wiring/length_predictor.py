@@ -1,0 +1,69 @@
+"""The length predictor of a language model: the one it names, or the default; and a predictor as one ONNX file."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from joulery.adapters.models import length_graph, minilm
+from joulery.app.wiring.prompt_encoder import prompt_encoder
+from joulery.perf.lengths.prompt_features import FEATURES
+from joulery.runtime.llm.predictor_files import (
+    DEFAULT,
+    Graph,
+    GraphPredictor,
+    kept_graph,
+    load,
+    load_graph,
+    needs_encoder,
+)
+from joulery.runtime.llm.predictor_training import TrainedPredictor
+from joulery.runtime.llm.trained_predictor import PredictorGuesser
+
+
+def length_guesser(folder: Path | None, head: str) -> PredictorGuesser:
+    """The head that speaks for a model; the shared one where none was trained for it.
+
+    Args:
+        folder: Where ``joulery train-length-predictor --out`` wrote; None for the default predictor.
+        head: Name of the model.
+
+    Raises:
+        DataError: There is no predictor there, or it is damaged.
+        CapabilityError: It needs an encoder that is not installed.
+    """
+    trained = kept_predictor(DEFAULT if folder is None else folder)
+    return PredictorGuesser(trained, trained.head(head))
+
+
+def kept_predictor(folder: Path) -> TrainedPredictor | GraphPredictor:
+    """A kept predictor: its ONNX file where there is one and something to run it with, else its numbers.
+
+    Raises:
+        DataError: There is no predictor there, or it is damaged.
+        CapabilityError: It needs an encoder that is not installed.
+    """
+    kept = kept_graph(folder)
+    if kept is not None and importlib.util.find_spec("onnxruntime") is not None:
+        return load_graph(folder, length_graph.LengthGraph(*kept))
+    return load(folder, prompt_encoder("minilm") if needs_encoder(folder) else None)
+
+
+def as_served(predictor: TrainedPredictor, graph: Graph | None) -> TrainedPredictor | GraphPredictor:
+    """A predictor as :func:`kept_predictor` will run it: its graph where there is one and something to run it with."""
+    if graph is None or importlib.util.find_spec("onnxruntime") is None:
+        return predictor
+    run = length_graph.LengthGraph(graph.content, graph.words, graph.most_tokens, graph.last_tokens)
+    arrays = predictor.model.arrays
+    return GraphPredictor(predictor.model.models, arrays["cuts"], arrays["class_tokens"], run)
+
+
+def predictor_graph(predictor: TrainedPredictor) -> Graph | None:
+    """The predictor as one ONNX file; None where the package onnx is not installed to write it with."""
+    if importlib.util.find_spec("onnx") is None:
+        return None
+    model, encoder = predictor.model, predictor.encoder
+    if not isinstance(encoder, minilm.PromptEncoder):
+        return Graph(length_graph.build(model.arrays, model.recipe.width, len(FEATURES), None), None, 0)
+    content = length_graph.build(model.arrays, model.recipe.width, len(FEATURES), encoder.graph)
+    return Graph(content, encoder.words.read_bytes(), encoder.most_tokens, encoder.last_tokens)

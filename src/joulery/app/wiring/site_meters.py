@@ -1,0 +1,48 @@
+"""The meters that a site file asks for, as orders for the sampler."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from joulery.app.wiring.meters import PREFERRED, MeterSpec, open_meter
+from joulery.config.meters import MetersConfig
+from joulery.domain.errors import CapabilityError
+
+
+def meter_specs(config: MetersConfig) -> tuple[MeterSpec, ...] | None:
+    """Which meters to open; None for the preferred ones that this machine has, which is also the default.
+
+    Where the site narrows the choice or gives the watts of the CPU model, each meter is tried once, now: those that
+    answer and see a device that none before them sees are the ones to open.
+
+    Raises:
+        CapabilityError: None of them answers.
+        ConfigError: The watts given make no sense.
+    """
+    if tuple(config.use) == PREFERRED and config.cpu_model is None:
+        return None
+    found: list[MeterSpec] = []
+    seen: set[str] = set()
+    refusals: list[CapabilityError] = []
+    for kind in config.use:
+        spec = MeterSpec(kind)
+        if kind == "cpu-model" and config.cpu_model is not None:
+            values = config.cpu_model
+            options = {"idle_w": values.idle_w, "max_w": values.max_w, "band_ratio": values.band_ratio}
+            spec = replace(spec, options=options)
+        try:
+            meter = open_meter(spec)
+        except CapabilityError as error:
+            refusals.append(error)
+            continue
+        devices = {channel.device for channel in meter.channels}
+        meter.close()
+        if not devices & seen:
+            found.append(spec)
+            seen |= devices
+    if not found:
+        raise CapabilityError(
+            "none of the meters of the site file answers: " + "; ".join(map(str, refusals)),
+            hint="joulery doctor says what can be read here, and how the rest is granted",
+        )
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""From YAML text to typed values, and errors that name file, line and key."""

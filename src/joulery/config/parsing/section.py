@@ -1,0 +1,52 @@
+"""What all sections of the site file share: frozen, no unknown keys, no silent conversion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationInfo
+
+from joulery.config.parsing.problem import problem
+
+
+class Section(BaseModel):
+    """Base of every section. YAML keys are the aliases; attributes carry the unit (``latency``: ``latency_s``)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+def _resolve(value: Path, info: ValidationInfo) -> Path:
+    context: dict[str, Any] = info.context or {}
+    return Path(context.get("folder", "")) / value
+
+
+def _existing_file(value: Path) -> Path:
+    return _existing(value, Path.is_file, "file")
+
+
+def _existing_folder(value: Path) -> Path:
+    return _existing(value, Path.is_dir, "folder")
+
+
+def _existing(value: Path, exists: Callable[[Path], bool], what: str) -> Path:
+    try:
+        found = exists(value)
+    except OSError as error:
+        raise problem(f"cannot be looked at: {error.strerror}") from None
+    if not found:
+        raise problem(f"no such {what}", hint="paths are relative to the site file")
+    return value
+
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+"""A name fit for URLs, labels and file names."""
+Text = Annotated[str, StringConstraints(min_length=1, max_length=500)]
+"""Some words."""
+InputFile = Annotated[Path, AfterValidator(_resolve), AfterValidator(_existing_file)]
+"""A file that is there; relative to the site file."""
+InputFolder = Annotated[Path, AfterValidator(_resolve), AfterValidator(_existing_folder)]
+"""A folder that is there; relative to the site file."""
+OutputPath = Annotated[Path, AfterValidator(_resolve)]
+"""A place that need not exist yet; relative to the site file."""

@@ -1,0 +1,1 @@
+"""Scenario files: one section class a kind of study."""

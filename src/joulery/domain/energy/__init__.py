@@ -1,0 +1,1 @@
+"""Power, joules, grams and their footprints."""

@@ -1,0 +1,203 @@
+"""What a piece of work cost: joules by part, idle and unattributed apart, grams with their coverage."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from joulery.domain.energy.carbon import Scope, Signal
+from joulery.domain.errors import DataError
+from joulery.domain.quality import Quality, weakest
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Energy charged to the work, of one component of one device.
+
+    Attributes:
+        device: ``cpu:0``, ``gpu:1`` ...
+        component: ``package``, ``dram``, ``board`` ...
+        energy_j: Joules charged to the work.
+        quality: Measured, modelled or assumed.
+        meter: Which meter the number rests on.
+        band_j: Half-width of its uncertainty in joules; 0 when not stated.
+        carbon_g: Grams of its joules, on the terms of the footprint's ``carbon_g``; NaN where they were not kept.
+    """
+
+    device: str
+    component: str
+    energy_j: float
+    quality: Quality
+    meter: str
+    band_j: float = 0.0
+    carbon_g: float = 0.0
+
+    @property
+    def key(self) -> tuple[str, str, Quality, str]:
+        """Parts with equal keys add up."""
+        return (self.device, self.component, self.quality, self.meter)
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Joules and grams of one piece of work. A monoid: ``a + b`` adds up, ``Footprint()`` is neutral.
+
+    The laws, held to 1e-9: ``sum(part.energy_j) + idle_j + unattributed_j == energy_j``, and the same of grams.
+
+    Attributes:
+        parts: Energy charged to the work itself, one entry a (device, component, quality, meter), sorted by key.
+        idle_j: Energy its devices drew without running anything, as far as the chosen rule charges it to this work.
+        unattributed_j: Metered energy of its scope that could be given to nobody.
+        carbon_g: Grams of CO2-equivalent of ``carbon_covered_j`` joules, facility overhead (``pue``) included.
+        carbon_covered_j: Joules (IT side) with a known intensity; 0 when no carbon source was given.
+        embodied_g: Embodied grams charged to the work; 0 when not asked for.
+        facility_j: Energy with facility overhead; ``facility_j / energy_j`` is the PUE.
+        start_s, end_s: Hull of the windows, Unix seconds; NaN when empty.
+        duration_s: Metered time asked for, summed over windows.
+        covered_s: Metered time with readings, averaged over the channels of a window, summed over windows.
+        idle_quality: Quality of ``idle_j`` and ``unattributed_j``.
+        idle_band_j: Half-width of the uncertainty of ``idle_j + unattributed_j`` in joules; 0 when not stated.
+        idle_g, unattributed_g: Grams of ``idle_j`` and ``unattributed_j``; NaN where they were not kept.
+        signal, scope: What ``carbon_g`` counts; None while no grams are known.
+        carbon_quality: Quality of the intensities behind ``carbon_g``.
+    """
+
+    parts: tuple[Part, ...] = ()
+    idle_j: float = 0.0
+    unattributed_j: float = 0.0
+    carbon_g: float = 0.0
+    carbon_covered_j: float = 0.0
+    embodied_g: float = 0.0
+    facility_j: float = 0.0
+    start_s: float = field(default=float("nan"))
+    end_s: float = field(default=float("nan"))
+    duration_s: float = 0.0
+    covered_s: float = 0.0
+    idle_quality: Quality = Quality.MEASURED
+    signal: Signal | None = None
+    scope: Scope | None = None
+    carbon_quality: Quality = Quality.MEASURED
+    idle_band_j: float = 0.0
+    idle_g: float = 0.0
+    unattributed_g: float = 0.0
+
+    @property
+    def attributed_j(self) -> float:
+        """Energy charged to the work itself: the sum of the parts."""
+        return math.fsum(part.energy_j for part in self.parts)
+
+    @property
+    def energy_j(self) -> float:
+        """Parts + idle + unattributed, joules."""
+        return math.fsum((*(part.energy_j for part in self.parts), self.idle_j, self.unattributed_j))
+
+    @property
+    def band_j(self) -> float:
+        """Half-width of the uncertainty of ``energy_j``, joules: bands add linearly (errors of one meter correlate)."""
+        return math.fsum((*(part.band_j for part in self.parts), self.idle_band_j))
+
+    @property
+    def coverage_ratio(self) -> float:
+        """Share of the metered time with readings, 0 to 1; 1 for an empty window."""
+        return _ratio(self.covered_s, self.duration_s)
+
+    @property
+    def carbon_coverage_ratio(self) -> float:
+        """Share of the energy with a known carbon intensity, 0 to 1."""
+        return _ratio(self.carbon_covered_j, self.energy_j)
+
+    @property
+    def pue(self) -> float:
+        """Facility energy per IT energy, energy-weighted."""
+        energy_j = self.energy_j
+        return max(1.0, self.facility_j / energy_j) if energy_j > 0 else 1.0
+
+    @property
+    def quality(self) -> Quality:
+        """The weakest quality of anything in the total."""
+        rest = (self.idle_quality,) if self.idle_j > 0 or self.unattributed_j > 0 else ()
+        return weakest((*(part.quality for part in self.parts if part.energy_j > 0), *rest))
+
+    def portion(self, ratio: float) -> Footprint:
+        """A share of it, 0 to 1, time included: portions whose ratios add up to 1 add up to the whole."""
+        return replace(
+            self,
+            parts=tuple(
+                replace(part, energy_j=part.energy_j * ratio, band_j=part.band_j * ratio) for part in self.parts
+            ),
+            **{name: getattr(self, name) * ratio for name in _ADDED},
+        )
+
+    def __add__(self, other: Footprint) -> Footprint:
+        """Both together.
+
+        Raises:
+            DataError: The grams of the two count different things (signal or scope).
+        """
+        for name in ("signal", "scope"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine is not None and theirs is not None and mine is not theirs:
+                raise DataError(
+                    f"cannot add grams of {name} {mine} and {theirs}", hint="account both with one carbon source"
+                )
+        return Footprint(
+            parts=merge_parts((*self.parts, *other.parts)),
+            idle_j=self.idle_j + other.idle_j,
+            unattributed_j=self.unattributed_j + other.unattributed_j,
+            carbon_g=self.carbon_g + other.carbon_g,
+            carbon_covered_j=self.carbon_covered_j + other.carbon_covered_j,
+            embodied_g=self.embodied_g + other.embodied_g,
+            facility_j=self.facility_j + other.facility_j,
+            start_s=_fmin(self.start_s, other.start_s),
+            end_s=-_fmin(-self.end_s, -other.end_s),
+            duration_s=self.duration_s + other.duration_s,
+            covered_s=self.covered_s + other.covered_s,
+            idle_quality=weakest((self.idle_quality, other.idle_quality)),
+            signal=self.signal or other.signal,
+            scope=self.scope or other.scope,
+            carbon_quality=weakest((self.carbon_quality, other.carbon_quality)),
+            idle_band_j=self.idle_band_j + other.idle_band_j,
+            idle_g=self.idle_g + other.idle_g,
+            unattributed_g=self.unattributed_g + other.unattributed_g,
+        )
+
+
+_ADDED = (
+    "idle_j",
+    "unattributed_j",
+    "carbon_g",
+    "carbon_covered_j",
+    "embodied_g",
+    "facility_j",
+    "duration_s",
+    "covered_s",
+    "idle_band_j",
+)
+"""The fields that add up."""
+
+
+def merge_parts(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Parts with equal keys added up, sorted by key; bands add linearly (errors of one meter are correlated)."""
+    merged: dict[tuple[str, str, Quality, str], Part] = {}
+    for part in parts:
+        seen = merged.get(part.key)
+        merged[part.key] = (
+            part
+            if seen is None
+            else replace(
+                seen,
+                energy_j=seen.energy_j + part.energy_j,
+                band_j=seen.band_j + part.band_j,
+                carbon_g=seen.carbon_g + part.carbon_g,
+            )
+        )
+    return tuple(merged[key] for key in sorted(merged))
+
+
+def _ratio(part: float, whole: float) -> float:
+    """Part of a whole, 0 to 1; all of it where only rounding is missing, or where there is no whole."""
+    return part / whole if part < whole * (1 - 1e-12) else 1.0
+
+
+def _fmin(a: float, b: float) -> float:
+    return b if math.isnan(a) else a if math.isnan(b) else min(a, b)

@@ -1,0 +1,1 @@
+"""Devices, partitions, layouts, clock profiles, plans."""

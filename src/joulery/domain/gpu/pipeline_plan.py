@@ -1,0 +1,148 @@
+"""What a plan of models cut into stages is made of: services, their parts, the GPUs they share and their clocks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from joulery.domain.gpu.provisioning import Violation
+from joulery.domain.quality import Quality
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPart:
+    """A stage of one replica on one GPU.
+
+    Attributes:
+        workload, model: The service and its model.
+        replica, replicas: Which copy of how many.
+        stage, stages: Which stage of how many.
+        shard, shards: Which of the GPUs that share the stage.
+        rate_rps: Requests a second of the service that pass here.
+        latency_s: Time of the stage at the planned clock.
+        score: Sensitivity to the clock.
+        memory_bytes: Memory it needs here.
+        operators: First and last of its operators.
+    """
+
+    workload: str
+    model: str
+    replica: int
+    replicas: int
+    stage: int
+    stages: int
+    shard: int
+    shards: int
+    rate_rps: float
+    latency_s: float
+    score: float
+    memory_bytes: float
+    operators: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineGpu:
+    """One GPU of a plan.
+
+    Attributes:
+        type: Name of the GPU type.
+        usd_per_hour: Its price; 0 where none was given.
+        clock_mhz: The static clock of least energy at which the promises are kept.
+        clock_max_mhz: Its highest clock.
+        clock_floor_mhz: The lowest clock at which a request that need not wait is in time: a governor's lower bound.
+        clock_ceiling_mhz: The clock above which nothing here gets faster to speak of: a governor's upper bound.
+        power_w: Mean board power at the planned clock.
+        full_power_w: Mean board power at the highest clock.
+        busy_ratio: Share of the time it works, at the planned clock.
+        memory_bytes: Memory for models.
+        parts: What runs on it.
+    """
+
+    type: str
+    usd_per_hour: float
+    clock_mhz: float
+    clock_max_mhz: float
+    clock_floor_mhz: float
+    clock_ceiling_mhz: float
+    power_w: float
+    full_power_w: float
+    busy_ratio: float
+    memory_bytes: float
+    parts: tuple[PlannedPart, ...]
+
+    @property
+    def free_bytes(self) -> float:
+        """Memory that is left."""
+        return self.memory_bytes - math.fsum(part.memory_bytes for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedService:
+    """What a service gets.
+
+    Attributes:
+        workload, model: Its name and its model.
+        rate_rps: Its demand.
+        slo_s: Latency it promises.
+        promised_ratio: Share of requests that must keep it.
+        attainment_ratio: Predicted share that does, at the planned clocks.
+        latency_s: Latency of a request that need not wait, at the planned clocks of its first replica.
+        clusters: Operator clusters of the model.
+        score: Sensitivity of the model to the clock.
+        replicas, stages, shards: How it runs.
+    """
+
+    workload: str
+    model: str
+    rate_rps: float
+    slo_s: float
+    promised_ratio: float
+    attainment_ratio: float
+    latency_s: float
+    clusters: int
+    score: float
+    replicas: int
+    stages: int
+    shards: int
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinePlan:
+    """Which part of which model runs on which GPU, at which clock, and what that is predicted to give.
+
+    Attributes:
+        policy: ``muserve`` or ``best``.
+        gpus: Every GPU of the fleet.
+        services: Every service.
+        violations: Promises predicted to be broken.
+        quality: Of the clock profiles behind it, the weakest.
+        grouping: How the fleet is cut, in words.
+        placement: Which of the placements tried was taken, and why.
+        scatter: Spread of sensitivity within devices, weighted by load: 0 when each is homogeneous.
+        simulated_requests: Requests simulated in the search.
+    """
+
+    policy: str
+    gpus: tuple[PipelineGpu, ...]
+    services: tuple[PlannedService, ...]
+    violations: tuple[Violation, ...]
+    quality: Quality
+    grouping: str
+    placement: str
+    scatter: float
+    simulated_requests: int
+
+    @property
+    def power_w(self) -> float:
+        """Mean power of the fleet at the planned clocks."""
+        return math.fsum(gpu.power_w for gpu in self.gpus)
+
+    @property
+    def saving_ratio(self) -> float:
+        """Power at full clock over that at the planned clocks."""
+        return math.fsum(gpu.full_power_w for gpu in self.gpus) / self.power_w
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Price of all GPUs."""
+        return math.fsum(gpu.usd_per_hour for gpu in self.gpus)

@@ -1,0 +1,250 @@
+"""What a provisioning plan is made of: services with their promises, GPU types, GPUs cut into shares."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from joulery.domain.errors import ConfigError
+from joulery.domain.quality import Quality
+from joulery.domain.serving.service import Slo
+
+
+class ArrivalKind(StrEnum):
+    """How requests follow one another."""
+
+    CONSTANT = "constant"
+    """Evenly spaced, as the paper assumes (section 3.1)."""
+    POISSON = "poisson"
+    """Independent of one another: many users who do not know each other."""
+    GENERAL = "general"
+    """A renewal process known by the variation of its gaps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """The arrival process of a service.
+
+    Attributes:
+        kind: Constant, Poisson or general.
+        scv: Squared coefficient of variation of the gaps between requests: 0 constant, 1 Poisson.
+    """
+
+    kind: ArrivalKind = ArrivalKind.CONSTANT
+    scv: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.scv < math.inf):
+            raise ConfigError("the variation of arrivals must be a number >= 0", got=str(self.scv))
+
+    @classmethod
+    def poisson(cls) -> Arrivals:
+        """Poisson arrivals."""
+        return cls(ArrivalKind.POISSON, 1.0)
+
+    @classmethod
+    def general(cls, scv: float) -> Arrivals:
+        """A renewal process whose gaps have this squared coefficient of variation."""
+        return cls(ArrivalKind.GENERAL, scv)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One service to provide for: a model, a promise and a demand.
+
+    Attributes:
+        id: Unique name.
+        model: Name of its model in the performance profile.
+        slo: The latency it promises.
+        rate_rps: Requests a second it must sustain.
+        arrivals: How the requests follow one another.
+    """
+
+    id: str
+    model: str
+    slo: Slo
+    rate_rps: float
+    arrivals: Arrivals = Arrivals()
+
+    def __post_init__(self) -> None:
+        if not (0 < self.rate_rps < math.inf):
+            raise ConfigError(
+                "a service needs a positive request rate", pointer=self.id, got=f"{self.rate_rps} /s", expected="> 0 /s"
+            )
+        if not math.isfinite(self.slo.latency_s):
+            raise ConfigError("a service needs a finite latency SLO", pointer=self.id, got=f"{self.slo.latency_s} s")
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyParts:
+    """Where the latency of one batch goes, seconds (Eqs. 1 and 4); the parts add up to ``total_s``.
+
+    Attributes:
+        load_s: Input to the GPU over PCIe.
+        schedule_s: Kernels waiting to be launched, neighbours included.
+        active_s: Kernels running, cache contention included.
+        throttle_s: What the lowered clock adds to the two above.
+        feedback_s: Result back over PCIe.
+    """
+
+    load_s: float
+    schedule_s: float
+    active_s: float
+    throttle_s: float
+    feedback_s: float
+
+    @property
+    def gpu_s(self) -> float:
+        """Execution on the GPU (t_gpu)."""
+        return self.schedule_s + self.active_s + self.throttle_s
+
+    @property
+    def total_s(self) -> float:
+        """Latency of a batch (t_inf), batching delay not included."""
+        return self.load_s + self.gpu_s + self.feedback_s
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedInstance:
+    """One serving process of a plan.
+
+    Attributes:
+        workload: Identifier of the service.
+        model: Its model.
+        replica: Index of this replica, from 0.
+        replicas: How many replicas the service has.
+        rate_rps: The part of the service's demand routed here.
+        share_ratio: Share of the GPU (MPS active thread share), 0 to 1.
+        batch: Batch size; the largest, where requests do not wait for a full batch.
+        max_delay_s: How long a request waits for others to fill its batch: infinite for a full batch, 0 for no wait.
+        wait_s: Longest wait of evenly spaced requests for a full batch; NaN for random ones.
+        parts: Predicted latency of one (full) batch.
+        limit_s: What that latency may be at most for the promise to hold.
+        throughput_rps: Predicted requests a second at saturation (Eq. 2).
+        slo_s: The promised latency.
+    """
+
+    workload: str
+    model: str
+    replica: int
+    replicas: int
+    rate_rps: float
+    share_ratio: float
+    batch: int
+    max_delay_s: float
+    wait_s: float
+    parts: LatencyParts
+    limit_s: float
+    throughput_rps: float
+    slo_s: float
+
+    @property
+    def latency_s(self) -> float:
+        """Predicted latency of one batch."""
+        return self.parts.total_s
+
+    @property
+    def slack_s(self) -> float:
+        """How much longer a batch may take; negative when the promise is broken."""
+        return self.limit_s - self.latency_s
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedGpu:
+    """One GPU of a plan and the processes on it.
+
+    Attributes:
+        type: Name of the GPU type.
+        usd_per_hour: Its price.
+        clock_mhz: Predicted clock (Eq. 9).
+        clock_max_mhz: The clock without a power cap.
+        demand_w: Power the processes ask for (Eq. 10); above the cap the clock falls instead.
+        power_w: Power the board draws: the demand, at most the cap.
+        instances: The processes, in the order they were placed.
+    """
+
+    type: str
+    usd_per_hour: float
+    clock_mhz: float
+    clock_max_mhz: float
+    demand_w: float
+    power_w: float
+    instances: tuple[PlannedInstance, ...]
+
+    @property
+    def share_ratio(self) -> float:
+        """Share of the GPU that is given away."""
+        return math.fsum(instance.share_ratio for instance in self.instances)
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A promise the plan is predicted to break.
+
+    Attributes:
+        workload: Whose.
+        gpu: Index of the GPU in the plan.
+        what: ``latency``, ``throughput`` or ``share``.
+        predicted: The predicted value (s, requests/s or ratio).
+        allowed: What it may be.
+    """
+
+    workload: str
+    gpu: int
+    what: str
+    predicted: float
+    allowed: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlanBound:
+    """A proof that no plan is cheaper, within the choices that were allowed.
+
+    Attributes:
+        gpus: No plan has fewer GPUs (of any of the types).
+        usd_per_hour: No plan costs less.
+        relaxed_usd_per_hour: The same before rounding up to whole GPUs.
+        method: What proves it.
+    """
+
+    gpus: int
+    usd_per_hour: float
+    relaxed_usd_per_hour: float
+    method: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProvisionPlan:
+    """Which service runs on which share of which GPU, and what that is predicted to give.
+
+    Attributes:
+        policy: Which policy made it.
+        gpus: The GPUs, in the order they were opened.
+        violations: Promises predicted to be broken; empty for a good plan.
+        bound: Lower bound, where the policy proves one.
+        quality: How well the coefficients behind it are known.
+    """
+
+    policy: str
+    gpus: tuple[PlannedGpu, ...]
+    violations: tuple[Violation, ...] = ()
+    bound: PlanBound | None = None
+    quality: Quality = Quality.MODELLED
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Price of all GPUs."""
+        return math.fsum(gpu.usd_per_hour for gpu in self.gpus)
+
+    @property
+    def optimal(self) -> bool:
+        """True when the plan keeps every promise and no plan can be cheaper."""
+        return not self.violations and self.bound is not None and self.gap_ratio <= 1e-9
+
+    @property
+    def gap_ratio(self) -> float:
+        """How much dearer than the bound, as a ratio of the bound; infinite without a bound."""
+        if self.bound is None or self.bound.usd_per_hour <= 0:
+            return math.inf
+        return max(0.0, self.usd_per_hour / self.bound.usd_per_hour - 1)

@@ -1,0 +1,1 @@
+"""What is served, how well, and on what."""

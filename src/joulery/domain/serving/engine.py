@@ -1,0 +1,342 @@
+"""What an engine runs and answers: replicas, requests, responses, and the measured price of changing the set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from joulery.domain.errors import ConfigError, JouleryError
+from joulery.domain.quality import Quality
+from joulery.domain.serving.service import Slice
+from joulery.domain.serving.tensors import Tensor, TensorSpec
+
+
+class ModelKind(StrEnum):
+    """How a model is loaded."""
+
+    ONNX = "onnx"
+    """An ONNX file, run by ONNX Runtime."""
+    PYTHON = "python"
+    """A Python callable ``module:function``: takes a dict of arrays by name, returns one."""
+    REMOTE = "remote"
+    """A model on another server that speaks the Open Inference Protocol: ``http://HOST:PORT/MODEL``."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ModelRef:
+    """Where a model comes from.
+
+    Attributes:
+        kind: How it is loaded.
+        location: The path of a file, ``module:function`` or an address; ``module:Class`` is instantiated once a
+            replica.
+        options: Keyword arguments of the callable as a JSON object; empty for none.
+    """
+
+    kind: ModelKind
+    location: str
+    options: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> ModelRef:
+        """``lite0.onnx`` is a file, ``package.module:function`` a Python callable, ``http://…`` a served model.
+
+        Raises:
+            ConfigError: It is neither.
+        """
+        if text.startswith(("http://", "https://")):
+            return cls(ModelKind.REMOTE, text)
+        if text.endswith(".onnx"):
+            return cls(ModelKind.ONNX, text)
+        module, colon, function = text.partition(":")
+        if colon and function.isidentifier() and all(part.isidentifier() for part in module.split(".")):
+            return cls(ModelKind.PYTHON, text)
+        raise ConfigError(
+            "not a model", got=text, expected="a file ending in .onnx, module:function, or http://HOST:PORT/MODEL"
+        )
+
+    def __str__(self) -> str:
+        return self.location
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ReplicaSpec:
+    """One instance to run. Equal specs are interchangeable; a set of replicas is a multiset of specs.
+
+    Attributes:
+        service: The service whose requests it answers.
+        variant: Which variant of the service's family it is.
+        slice: What it runs on.
+        model: What it loads.
+        threads: Threads inside one operator; 0 for one a core of the slice.
+        batch: How many requests it may answer together.
+        max_delay_s: How long a request waits for others before a smaller batch will do.
+        cores: The CPU cores it is bound to; empty for the least loaded ones.
+        standby: Loaded and warm, but takes no requests until it is told to (iGniter's shadow process).
+        device: The GPU it must be on (``gpu:0``); empty for any with room, and off the GPU.
+    """
+
+    service: str
+    variant: str
+    slice: Slice
+    model: ModelRef
+    threads: int = 0
+    batch: int = 1
+    max_delay_s: float = 0.0
+    cores: tuple[int, ...] = ()
+    standby: bool = False
+    device: str = ""
+
+    def __post_init__(self) -> None:
+        if self.threads < 0:
+            raise ConfigError("a replica cannot have negative threads", pointer=self.service, got=str(self.threads))
+        if self.batch < 1 or not 0 <= self.max_delay_s < math.inf:
+            raise ConfigError(
+                "a replica batches one request or more, and waits a finite time for them",
+                pointer=self.service,
+                got=f"batch {self.batch}, {self.max_delay_s:g} s",
+            )
+        if self.cores and len(self.cores) != self.slice.cores:
+            raise ConfigError(
+                f"a slice of {self.slice.cores} cores cannot be bound to {len(self.cores)}", pointer=self.service
+            )
+
+    def __str__(self) -> str:
+        together = f" x{self.batch}" if self.batch > 1 else ""
+        return f"{self.service}/{self.variant} on {self.slice}{together}{' (standby)' if self.standby else ''}"
+
+
+class ReplicaState(StrEnum):
+    """Where a replica is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    """Finishes what it holds and takes no more."""
+    RESTARTING = "restarting"
+    """Crashed or was killed; waits for its next start."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """What can be seen of one replica.
+
+    Attributes:
+        id: Unique within the engine for its life; restarts keep it.
+        spec: What it was asked to be.
+        state: Where it is in its life.
+        busy: True while it works on a request.
+        cores: The CPU cores it is bound to; empty off the CPU.
+        pid: Its process; 0 while it has none.
+        served: Requests answered since it first started.
+        restarts: How often it was started again.
+        inputs, outputs: What its model declares; empty when it declares nothing.
+        platform: What runs it (``onnxruntime_onnx``, ``python``).
+        last_error: The newest reason for a restart or a failed warm-up; empty when all went well.
+        place: The vendor's identity of the part of a GPU it runs on; empty off the GPU.
+    """
+
+    id: str
+    spec: ReplicaSpec
+    state: ReplicaState
+    busy: bool = False
+    cores: tuple[int, ...] = ()
+    pid: int = 0
+    served: int = 0
+    restarts: int = 0
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    platform: str = ""
+    last_error: str = ""
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """What changing the set of replicas cost, measured.
+
+    Attributes:
+        started, stopped, kept: The replicas by what happened to them, sorted.
+        start_s: When the change began, Unix seconds.
+        ready_s: Seconds from then until the new set had taken over; the old one served meanwhile.
+        duration_s: Seconds until the last old replica had finished its work and gone.
+        startup_cpu_s: CPU seconds the new replicas spent starting, loading and warming up.
+    """
+
+    started: tuple[ReplicaSpec, ...]
+    stopped: tuple[ReplicaSpec, ...]
+    kept: tuple[ReplicaSpec, ...]
+    start_s: float
+    ready_s: float
+    duration_s: float
+    startup_cpu_s: float
+
+
+class Outcome(StrEnum):
+    """How a request ended."""
+
+    OK = "ok"
+    INVALID = "invalid"
+    """The request does not fit the model."""
+    UNKNOWN = "unknown"
+    """No such service."""
+    OVERLOADED = "overloaded"
+    """The queue was full."""
+    DEADLINE = "deadline"
+    """Not answered in time."""
+    CANCELLED = "cancelled"
+    """The client went away."""
+    FAILED = "failed"
+    """The model raised an error."""
+    CRASHED = "crashed"
+    """The replica died under it, and so did the one that tried it again."""
+    UNAVAILABLE = "unavailable"
+    """The service has no replicas, or the engine is closing."""
+
+
+class RequestError(JouleryError):
+    """A request was not answered; the engine itself is well.
+
+    Args:
+        message: What happened, for the client.
+        outcome: Which kind of failure; never ``OK``.
+        retry_after_s: When trying again makes sense; None when unknown.
+        variant: The variant that had it, where one did.
+        service_s, cpu_s: What it cost in a replica before it failed, where known.
+        attempts: How many replicas had it.
+    """
+
+    kind = "request"
+
+    def __init__(
+        self,
+        message: str,
+        outcome: Outcome,
+        *,
+        retry_after_s: float | None = None,
+        variant: str = "",
+        service_s: float = 0.0,
+        cpu_s: float = 0.0,
+        attempts: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+        self.retry_after_s = retry_after_s
+        self.variant = variant
+        self.service_s = service_s
+        self.cpu_s = cpu_s
+        self.attempts = attempts
+
+
+# The three below pass once a request through the hot path: tuples cost a quarter of a frozen dataclass there.
+class InferRequest(NamedTuple):
+    """One request.
+
+    Attributes:
+        inputs: Arrays by name.
+        outputs: Names of the outputs wanted; empty for all.
+        timeout_s: Seconds from arrival in which it must be answered; None for the engine's own limit.
+        variant: The only variant that may answer; empty for any.
+    """
+
+    inputs: Mapping[str, Tensor]
+    outputs: tuple[str, ...] = ()
+    timeout_s: float | None = None
+    variant: str = ""
+
+
+class InferResponse(NamedTuple):
+    """One answer and what it cost.
+
+    Attributes:
+        outputs: Arrays by name.
+        variant, replica: Who answered.
+        arrival_s, start_s, end_s: When the engine got it, a replica took it, the answer was back; Unix seconds.
+        service_s: Seconds inside the replica.
+        cpu_s: CPU seconds of the replica's process over the same time, all threads; its part of a batch's. On a GPU,
+            seconds of the whole GPU: ``service_s`` times the replica's share of it.
+        attempts: 1, or 2 when the first replica died under it.
+        batch: How many requests were answered together.
+    """
+
+    outputs: Mapping[str, Tensor]
+    variant: str
+    replica: str
+    arrival_s: float
+    start_s: float
+    end_s: float
+    service_s: float
+    cpu_s: float
+    attempts: int = 1
+    batch: int = 1
+
+
+class EnergyShare(NamedTuple):
+    """What one request is charged.
+
+    Attributes:
+        energy_j: Joules.
+        carbon_g: Grams of CO2-equivalent; None where no intensity is known.
+        quality: Measured, modelled or assumed.
+    """
+
+    energy_j: float
+    carbon_g: float | None
+    quality: Quality
+
+
+Attributor = Callable[[str, str, float, float, float], EnergyShare | None]
+"""``(service, variant, cpu_s, service_s, end_s)`` to its share; None where nothing is known (never zero)."""
+
+
+class RequestRecord(NamedTuple):
+    """One line of telemetry a request, whatever became of it.
+
+    Attributes:
+        service, variant, replica: Who was asked and who answered; empty where nobody did.
+        arrival_s, start_s, end_s: First byte handled, taken by a replica (NaN when never), answered; Unix seconds.
+        outcome: How it ended.
+        service_s, cpu_s: Seconds and CPU seconds in the replica; 0 when it reached none.
+        attempts: How many replicas tried.
+        energy: What it was charged; None where unknown.
+    """
+
+    service: str
+    variant: str
+    replica: str
+    arrival_s: float
+    start_s: float
+    end_s: float
+    outcome: Outcome
+    service_s: float
+    cpu_s: float
+    attempts: int
+    energy: EnergyShare | None
+
+    @property
+    def latency_s(self) -> float:
+        """Arrival to answer, queueing included."""
+        return self.end_s - self.arrival_s
+
+
+class QueuedRequest(NamedTuple):
+    """A request that was accepted and not answered yet.
+
+    Attributes:
+        service: Whose it is.
+        arrival_s: When the engine got it, Unix seconds.
+        variant: The variant that works on it; empty while it waits.
+        start_s: When that took it, Unix seconds; NaN while it waits.
+    """
+
+    service: str
+    arrival_s: float
+    variant: str = ""
+    start_s: float = math.nan
+
+
+Telemetry = Callable[[RequestRecord], None]
+"""Called once for every request that ends."""

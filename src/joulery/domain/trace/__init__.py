@@ -1,0 +1,1 @@
+"""What ran when: events, call stacks, operators."""

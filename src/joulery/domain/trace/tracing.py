@@ -1,0 +1,91 @@
+"""Tracing a program while it runs: which steps, and what came of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from joulery.domain.errors import ConfigError
+from joulery.domain.trace.events import EventTrace
+
+_ENTRY = re.compile(r"^(skip|warmup|active|repeat)=(\d+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Which steps of a program are recorded: ``repeat`` cycles of ``skip``, ``warmup`` and ``active`` steps.
+
+    Attributes:
+        skip: Steps before each cycle that run untouched.
+        warmup: Steps in which the profiler settles; nothing of them is kept.
+        active: Steps that are recorded.
+        repeat: Cycles; 0 for as many as the program has.
+
+    Raises:
+        ConfigError: No step would be recorded, or a number is negative.
+    """
+
+    skip: int = 1
+    warmup: int = 1
+    active: int = 3
+    repeat: int = 3
+
+    def __post_init__(self) -> None:
+        if self.active < 1 or min(self.skip, self.warmup, self.repeat) < 0:
+            raise ConfigError(
+                "no schedule of steps",
+                pointer="steps",
+                got=f"skip={self.skip},warmup={self.warmup},active={self.active},repeat={self.repeat}",
+                expected="active at least 1, nothing below 0",
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Steps:
+        """``skip=10,warmup=2,active=5,repeat=3``; what is left out has its default.
+
+        Raises:
+            ConfigError: It is no such list.
+        """
+        found: dict[str, int] = {}
+        for entry in filter(None, text.split(",")):
+            match = _ENTRY.match(entry.strip())
+            if match is None or match[1] in found:
+                raise ConfigError(
+                    "no schedule of steps", pointer="steps", got=text, expected="skip=10,warmup=2,active=5,repeat=3"
+                )
+            found[match[1]] = int(match[2])
+        return cls(**found)
+
+
+@dataclass(frozen=True, slots=True)
+class ClockFit:
+    """How the clock of a trace was tied to the clock of the power readings.
+
+    Attributes:
+        offset_ns: What was added to the stamps of the trace; None when no mark told it (then nothing was added).
+        residual_ns: Largest distance of a mark from that offset.
+        uncertainty_ns: Half the time that taking a mark took: what no offset can be better than.
+    """
+
+    offset_ns: int | None
+    residual_ns: int
+    uncertainty_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class TracedSession:
+    """One recorded stretch of a program.
+
+    Attributes:
+        trace: Its events, on the clock of the power readings.
+        window_ns: From its first to its last step, Unix nanoseconds.
+        steps: Steps recorded.
+        process: Process id.
+        clock: How the clocks were tied together.
+    """
+
+    trace: EventTrace
+    window_ns: tuple[int, int]
+    steps: int
+    process: int
+    clock: ClockFit

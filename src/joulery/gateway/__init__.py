@@ -1,0 +1,1 @@
+"""The HTTP data plane: inference protocols, metrics, health, administration."""

@@ -1,0 +1,383 @@
+"""The gateway's ASGI application: the Open Inference Protocol over HTTP in front of an engine.
+
+Raw ASGI, because the inference path is the hot one: a request passes one function here. Everything outside ``/v2`` goes
+to the ``admin`` application. A variant of a service is a version of its model in the protocol's words: without one, the
+policy's mix answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import math
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote
+
+import orjson
+
+from joulery import __version__
+from joulery.domain.errors import DataError
+from joulery.domain.ports import Engine
+from joulery.domain.serving.engine import (
+    Attributor,
+    EnergyShare,
+    InferResponse,
+    Outcome,
+    ReplicaState,
+    ReplicaView,
+    RequestError,
+    RequestRecord,
+    Telemetry,
+)
+from joulery.gateway.body import BodyReader, Limits, RefusedError, first_header, length_of
+from joulery.gateway.protocol import parse, render
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+Headers = list[tuple[bytes, bytes]]
+
+STATUS = {
+    Outcome.OK: 200,
+    Outcome.INVALID: 400,
+    Outcome.UNKNOWN: 404,
+    Outcome.OVERLOADED: 429,
+    Outcome.CANCELLED: 499,
+    Outcome.FAILED: 500,
+    Outcome.CRASHED: 502,
+    Outcome.UNAVAILABLE: 503,
+    Outcome.DEADLINE: 504,
+}
+"""The HTTP status of every outcome; 499 is never seen, its client is gone."""
+
+OPEN_PATHS = ("/v2/health/live", "/", "/dashboard")
+"""What needs no token: whether the server lives, and pages that hold no data (with what is under ``/static/``)."""
+
+_JSON = (b"content-type", b"application/json")
+_BINARY = (b"content-type", b"application/octet-stream")
+_NAN = float("nan")
+
+
+class Exchange(Protocol):
+    """What the server offers beside ASGI for one request, in ``scope["extensions"]["joulery.exchange"]``."""
+
+    @property
+    def lost(self) -> bool:
+        """True when the client has gone."""
+        ...
+
+    def begin(self) -> None:
+        """Have the current task cancelled when the client goes away, until ``end``."""
+        ...
+
+    def end(self) -> None:
+        """The request is done with."""
+        ...
+
+    def answer(self, status: int, headers: Headers, body: bytes, *, last: bool = False) -> bool:
+        """Send the whole answer in one write; False when it has to go the long way.
+
+        Args:
+            status, headers, body: The answer, without its length.
+            last: Whether the connection ends with it, though the request may not be here in full.
+        """
+        ...
+
+
+class Routes(Protocol):
+    """A part of the gateway that answers on its own paths."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can answer now."""
+        ...
+
+    async def __call__(self, scope: Scope, exchange: Exchange | None, receive: Receive, send: Send) -> None:
+        """Answer one request.
+
+        Raises:
+            RefusedError: There is nothing there, or not by this method.
+        """
+        ...
+
+
+class Gateway:
+    """The application.
+
+    Args:
+        engine: Who answers.
+        limits: What one request may ask for.
+        token: Bearer token that a request must carry unless its path is one of ``OPEN_PATHS``; None for none.
+        attribute: What a request is charged in joules and grams; None where that is unknown.
+        telemetry: Called with the record of every inference request that ended.
+        admin: Serves everything outside ``/v1`` and ``/v2``; 404 when None.
+
+    Attributes:
+        bodies: Reads requests within the limits.
+        text: Serves ``/v1``: language models; None where there are none.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        limits: Limits | None = None,
+        token: str | None = None,
+        attribute: Attributor | None = None,
+        telemetry: Sequence[Telemetry] = (),
+        admin: ASGIApp | None = None,
+    ) -> None:
+        self.engine = engine
+        self.bodies = BodyReader(limits or Limits())
+        self.attribute = attribute
+        self.telemetry = tuple(telemetry)
+        self.admin = admin
+        self.text: Routes | None = None
+        self._credential = None if token is None else f"Bearer {token}".encode()
+        self._variant_headers: dict[str, tuple[bytes, bytes]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        path: str = scope["path"]
+        exchange: Exchange | None = scope.get("extensions", {}).get("joulery.exchange")
+        try:
+            if self._credential is not None and path not in OPEN_PATHS and not path.startswith("/static/"):
+                self._authorise(scope["headers"])
+            if self.text is not None and path.startswith("/v1/"):
+                await self.text(scope, exchange, receive, send)
+                return
+            if not path.startswith("/v2/") and path != "/v2":
+                if self.admin is None:
+                    raise RefusedError(404, f"there is nothing at {path}")
+                await self.admin(scope, receive, send)
+                return
+            parts = path.split("/")
+            if parts[-1] == "infer":
+                service, variant = _model_of(parts)
+                only(scope, "POST")
+                await self._infer(scope, exchange, receive, send, service, variant)
+            else:
+                only(scope, "GET", "HEAD")
+                status, content = self._describe(parts)
+                await reply(send, exchange, status, orjson.dumps(content), [_JSON])
+        except RefusedError as error:
+            body = orjson.dumps({"error": str(error)})
+            await reply(send, exchange, error.status, body, [_JSON, *error.headers], last=True)
+
+    def _authorise(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        given = first_header(headers, b"authorization")
+        if self._credential is None or not hmac.compare_digest(given, self._credential):
+            raise RefusedError(401, "a bearer token is needed", (b"www-authenticate", b"Bearer"))
+
+    async def _infer(
+        self, scope: Scope, exchange: Exchange | None, receive: Receive, send: Send, service: str, variant: str
+    ) -> None:
+        """One inference request, from its first byte to its record."""
+        arrival_s = time.time()
+        if exchange is not None:
+            exchange.begin()
+        body = b""
+        try:
+            headers = dict(scope["headers"])
+            timeout_s = seconds_of(headers.get(b"x-joulery-timeout-s"))
+            json_bytes = length_of(headers.get(b"inference-header-content-length"), "Inference-Header-Content-Length")
+            body = await self.bodies.read(headers, receive)
+            call = parse(body, json_bytes, timeout_s=timeout_s, variant=variant)
+            response = await self.engine.infer(service, call.request)
+            try:
+                answer = render(service, response.variant, call, response.outputs)
+            except DataError as error:
+                raise RequestError(str(error), Outcome.FAILED, variant=response.variant) from error
+            share = self._share(service, response.variant, response.cpu_s, response.service_s, response.end_s)
+            sent: Headers = [_JSON if answer.json_bytes is None else _BINARY, *self._cost(response.variant, share)]
+            if answer.json_bytes is not None:
+                sent.append((b"inference-header-content-length", b"%d" % answer.json_bytes))
+            await reply(send, exchange, 200, answer.body, sent)
+            self._record(_answered(service, arrival_s, response, share))
+        except RequestError as error:
+            await self._fail(send, exchange, service, arrival_s, error)
+        except asyncio.CancelledError:
+            # Either the client has gone, or a stop has waited long enough; this task ends here in both cases.
+            if exchange is not None and exchange.lost:
+                self._record(_failed(service, arrival_s, RequestError("", Outcome.CANCELLED), None))
+            else:
+                gone = RequestError("the gateway is closing", Outcome.UNAVAILABLE)
+                await self._fail(send, exchange, service, arrival_s, gone)
+        finally:
+            self.bodies.give_back(body)
+            if exchange is not None:
+                exchange.end()
+
+    async def _fail(
+        self, send: Send, exchange: Exchange | None, service: str, arrival_s: float, error: RequestError
+    ) -> None:
+        share = None
+        if error.variant and error.cpu_s > 0:
+            share = self._share(service, error.variant, error.cpu_s, error.service_s, time.time())
+        headers: Headers = [_JSON]
+        if error.variant:
+            headers += self._cost(error.variant, share)
+        if error.retry_after_s is not None or error.outcome is Outcome.UNAVAILABLE:
+            headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s or 1))))
+        status, last = STATUS[error.outcome], False
+        if isinstance(error, RefusedError):
+            status, headers, last = error.status, headers + error.headers, True
+        await reply(send, exchange, status, orjson.dumps({"error": str(error)}), headers, last=last)
+        self._record(_failed(service, arrival_s, error, share))
+
+    def _share(self, service: str, variant: str, cpu_s: float, service_s: float, end_s: float) -> EnergyShare | None:
+        return None if self.attribute is None else self.attribute(service, variant, cpu_s, service_s, end_s)
+
+    def _cost(self, variant: str, share: EnergyShare | None) -> Headers:
+        """Which variant it was and what it cost; what is not known is not there."""
+        header = self._variant_headers.get(variant)
+        if header is None:
+            header = self._variant_headers[variant] = (b"x-joulery-variant", quote(variant).encode())
+        if share is None:
+            return [header]
+        headers = [
+            header,
+            (b"x-joulery-energy-j", b"%.6g" % share.energy_j),
+            (b"x-joulery-quality", share.quality.value.encode()),
+        ]
+        if share.carbon_g is not None:
+            headers.append((b"x-joulery-carbon-g", b"%.6g" % share.carbon_g))
+        return headers
+
+    def _record(self, record: RequestRecord) -> None:
+        for sink in self.telemetry:
+            sink(record)
+
+    def _describe(self, parts: list[str]) -> tuple[int, dict[str, Any]]:
+        """Status and body of everything under ``/v2`` that is not inference."""
+        match parts[2:]:
+            case [] | [""]:
+                return 200, {"name": "joulery", "version": __version__, "extensions": ["binary_tensor_data"]}
+            case ["health", "live"]:
+                return 200, {"live": True}
+            case ["health", "ready"]:
+                ready = self._ready()
+                return 200 if ready else 503, {"live": True, "ready": ready}
+            case ["models", *_]:
+                service, variant = _model_of(parts)
+                views = self._views(service, variant)
+                if parts[-1] == "ready":
+                    ready = any(view.state is ReplicaState.READY for view in views)
+                    return 200 if ready else 503, {"name": service, "ready": ready}
+                return 200, _metadata(service, views)
+        raise RefusedError(404, f"there is nothing at {'/'.join(parts)}")
+
+    def _ready(self) -> bool:
+        """Whether every service has a replica that can answer."""
+        views = self.engine.replicas()
+        ready = {view.spec.service for view in views if view.state is ReplicaState.READY}
+        if self.text is not None:
+            return self.text.ready and ready == {view.spec.service for view in views}
+        return bool(views) and ready == {view.spec.service for view in views}
+
+    def _views(self, service: str, variant: str) -> list[ReplicaView]:
+        views = [view for view in self.engine.replicas() if view.spec.service == service]
+        if not views:
+            raise RefusedError(404, f"there is no service {service!r}")
+        views = [view for view in views if variant in ("", view.spec.variant)]
+        if not views:
+            raise RefusedError(404, f"{service} runs no variant {variant!r} now")
+        return views
+
+
+def _metadata(service: str, views: list[ReplicaView]) -> dict[str, Any]:
+    """A model's metadata: what its newest ready replica declares."""
+    shown = max(views, key=lambda view: (view.state is ReplicaState.READY, view.platform != ""))
+    inputs, outputs = (
+        [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in side]
+        for side in (shown.inputs, shown.outputs)
+    )
+    versions = sorted({view.spec.variant for view in views})
+    return {"name": service, "versions": versions, "platform": shown.platform, "inputs": inputs, "outputs": outputs}
+
+
+def _model_of(parts: list[str]) -> tuple[str, str]:
+    """Service and variant of ``/v2/models/NAME[/versions/VERSION][/infer|/ready]``; the variant is empty for any."""
+    match parts[2:]:
+        case ["models", name] | ["models", name, "infer" | "ready"] if name:
+            return name, ""
+        case ["models", name, "versions", version] | ["models", name, "versions", version, "infer" | "ready"] if (
+            name and version
+        ):
+            return name, version
+    raise RefusedError(404, f"there is nothing at {'/'.join(parts)}")
+
+
+def only(scope: Scope, *methods: str) -> None:
+    """Raise RefusedError (405) unless the request's method is one of these."""
+    if scope["method"] not in methods:
+        allowed = ", ".join(methods)
+        raise RefusedError(405, f"{scope['path']} takes {allowed}", (b"allow", allowed.encode()))
+
+
+def seconds_of(value: bytes | None) -> float | None:
+    """The patience that a request's header names; None where it names none.
+
+    Raises:
+        RequestError: It is no positive number of seconds.
+    """
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = _NAN
+    if not 0 < seconds < math.inf:
+        raise RequestError("x-joulery-timeout-s must be a positive number of seconds", Outcome.INVALID)
+    return seconds
+
+
+def _answered(service: str, arrival_s: float, response: InferResponse, share: EnergyShare | None) -> RequestRecord:
+    return RequestRecord(
+        service,
+        response.variant,
+        response.replica,
+        arrival_s,
+        response.start_s,
+        response.end_s,
+        Outcome.OK,
+        response.service_s,
+        response.cpu_s,
+        response.attempts,
+        share,
+    )
+
+
+def _failed(service: str, arrival_s: float, error: RequestError, share: EnergyShare | None) -> RequestRecord:
+    """The record of a request that was not answered. A name that nobody serves is not kept: there is no end of them."""
+    name = "" if error.outcome is Outcome.UNKNOWN else service
+    return RequestRecord(
+        name,
+        error.variant,
+        "",
+        arrival_s,
+        _NAN,
+        time.time(),
+        error.outcome,
+        error.service_s,
+        error.cpu_s,
+        error.attempts,
+        share,
+    )
+
+
+async def reply(
+    send: Send, exchange: Exchange | None, status: int, body: bytes, headers: Headers, *, last: bool = False
+) -> None:
+    """Send an answer, in one write where the server offers that."""
+    if exchange is not None and exchange.answer(status, headers, body, last=last):
+        return
+    headers.append((b"content-length", b"%d" % len(body)))
+    if last:
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,116 @@
+"""Reading a request's body within limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableMapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from joulery.domain.serving.engine import Outcome, RequestError
+
+if TYPE_CHECKING:
+    from starlette.types import Receive
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may ask for.
+
+    Attributes:
+        body_bytes: Longest body; beyond it the answer is 413.
+        held_bytes: Bodies held for all requests together; beyond it the answer is 503.
+    """
+
+    body_bytes: int = 16 << 20
+    held_bytes: int = 256 << 20
+
+
+class RefusedError(RequestError):
+    """A request that is answered without an engine, with a status of its own, perhaps before it is here in full."""
+
+    def __init__(
+        self, status: int, message: str, *headers: tuple[bytes, bytes], outcome: Outcome = Outcome.INVALID
+    ) -> None:
+        super().__init__(message, outcome)
+        self.status = status
+        self.headers = list(headers)
+
+
+class BodyReader:
+    """Reads bodies, all of them together within the limits.
+
+    Args:
+        limits: The limits.
+
+    Attributes:
+        held_bytes: Bodies read and not given back, or on their way.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.held_bytes = 0
+
+    def give_back(self, body: bytes) -> None:
+        """A body that ``read`` returned is done with."""
+        self.held_bytes -= len(body)
+
+    async def read(self, headers: MutableMapping[bytes, bytes], receive: Receive) -> bytes:
+        """The whole body, held until it is given back.
+
+        Raises:
+            RequestError: It is too long, encoded, or its client went away.
+        """
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            raise RefusedError(415, "bodies are taken as they are, without content-encoding")
+        if (length_of(headers.get(b"content-length"), "Content-Length") or 0) > self.limits.body_bytes:
+            raise self._too_large()
+        message = await receive()
+        body: bytes = message.get("body", b"")
+        if not message.get("more_body", False) and message["type"] == "http.request":
+            self.held_bytes += len(body)
+            return body
+        pieces = [body]
+        size = 0
+        while True:
+            size += len(pieces[-1])
+            self.held_bytes += len(pieces[-1])
+            try:
+                if size > self.limits.body_bytes:
+                    raise self._too_large()
+                if self.held_bytes > self.limits.held_bytes:
+                    raise RefusedError(
+                        503,
+                        "too much is being received at once",
+                        (b"retry-after", b"1"),
+                        outcome=Outcome.OVERLOADED,
+                    )
+                if message["type"] == "http.disconnect":
+                    raise RequestError("the client went away while it sent its request", Outcome.CANCELLED)
+                if not message.get("more_body", False):
+                    return b"".join(pieces)
+                message = await receive()
+            except BaseException:
+                self.held_bytes -= size
+                raise
+            pieces.append(message.get("body", b""))
+
+    def _too_large(self) -> RefusedError:
+        return RefusedError(413, f"the body is longer than {self.limits.body_bytes} bytes")
+
+
+def length_of(value: bytes | None, name: str) -> int | None:
+    """A header that counts bytes; None where it is not there.
+
+    Raises:
+        RequestError: It is no number of bytes.
+    """
+    if value is None:
+        return None
+    if not value.isdigit() or len(value) > 18:
+        raise RequestError(f"{name} must be a number of bytes", Outcome.INVALID)
+    return int(value)
+
+
+def first_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
+    """The first header of a name; empty where there is none."""
+    return next((value for key, value in headers if key == name), b"")

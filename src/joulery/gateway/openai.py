@@ -1,0 +1,247 @@
+"""The OpenAI API in front of language models: ``/v1/models``, ``/v1/chat/completions``, ``/v1/completions``.
+
+A stream begins when its engine does, so that a failure before that has a status of its own. Its last chunk holds what
+it took. A client that goes away ends its request wherever it is, in the queue or in the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
+
+import orjson
+
+from joulery.domain.serving.engine import EnergyShare, Outcome, RequestError, RequestRecord, Telemetry
+from joulery.domain.serving.generation import TextCost, TextEvent, TextKind, TextRequest
+from joulery.gateway.app import STATUS, Exchange, Headers, only, reply, seconds_of
+from joulery.gateway.body import BodyReader, RefusedError
+from joulery.gateway.openai_protocol import (
+    error_document,
+    model_document,
+    models_document,
+    parse_text,
+    share_headers,
+    usage_chunk,
+    with_cost,
+)
+from joulery.runtime.llm.service import LLMService, TextJob
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+PATHS = {"/v1/chat/completions": TextKind.CHAT, "/v1/completions": TextKind.COMPLETION}
+_JSON = (b"content-type", b"application/json")
+_EVENTS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+class TextRoutes:
+    """The routes under ``/v1``.
+
+    Args:
+        desks: The models there are, by name.
+        bodies: Reads requests within the gateway's limits.
+        telemetry: Called with the record of every request that ended.
+        watches: Called with the name of the model and what each answer took.
+    """
+
+    def __init__(
+        self,
+        desks: Mapping[str, LLMService],
+        bodies: BodyReader,
+        telemetry: Sequence[Telemetry] = (),
+        watches: Sequence[Callable[[str, RequestRecord, TextCost], None]] = (),
+    ) -> None:
+        self.desks, self.telemetry = desks, tuple(telemetry)
+        self.bodies, self._watches = bodies, tuple(watches)
+        self._created_s = round(time.time())
+
+    async def __call__(self, scope: Scope, exchange: Exchange | None, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        path: str = scope["path"]
+        kind = PATHS.get(path)
+        try:
+            if kind is not None:
+                only(scope, "POST")
+                await _Conversation(self, kind, exchange, send).run(scope, receive)
+                return
+            only(scope, "GET", "HEAD")
+            await reply(send, exchange, 200, orjson.dumps(self._describe(path)), [_JSON])
+        except RefusedError as error:
+            body = orjson.dumps(error_document(error))
+            await reply(send, exchange, error.status, body, [_JSON, *error.headers], last=True)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every model's engine can be asked."""
+        return all(desk.engine.ready for desk in self.desks.values())
+
+    def desk(self, model: str) -> LLMService:
+        """The desk of a model.
+
+        Raises:
+            RequestError: There is no such model.
+        """
+        desk = self.desks.get(model)
+        if desk is None:
+            names = ", ".join(sorted(self.desks))
+            raise RequestError(f"there is no model {model[:100]!r}; there is {names}", Outcome.UNKNOWN)
+        return desk
+
+    def ended(self, model: str, record: RequestRecord, cost: TextCost | None) -> None:
+        """A request has ended."""
+        for sink in self.telemetry:
+            sink(record)
+        if cost is not None:
+            for watch in self._watches:
+                watch(model, record, cost)
+
+    def _describe(self, path: str) -> dict[str, Any]:
+        owners = {name: desk.owner for name, desk in self.desks.items()}
+        if path == "/v1/models":
+            return models_document(self._created_s, owners)
+        name = unquote(path.removeprefix("/v1/models/"))
+        if path.startswith("/v1/models/") and name in owners:
+            return model_document(self._created_s, name, owners[name])
+        raise RefusedError(404, f"there is nothing at {path[:200]}", outcome=Outcome.UNKNOWN)
+
+
+class _Conversation:
+    """One request, from its first byte to its record."""
+
+    def __init__(self, routes: TextRoutes, kind: TextKind, exchange: Exchange | None, send: Send) -> None:
+        self._routes, self._kind, self._exchange, self._send = routes, kind, exchange, send
+        self._arrival_s = time.time()
+        self._job: TextJob | None = None
+        self._model = ""
+        self._begun = False
+
+    async def run(self, scope: Scope, receive: Receive) -> None:
+        """Answer it."""
+        if self._exchange is not None:
+            self._exchange.begin()
+        body = b""
+        try:
+            headers = dict(scope["headers"])
+            timeout_s = seconds_of(headers.get(b"x-joulery-timeout-s"))
+            body = await self._routes.bodies.read(headers, receive)
+            request = parse_text(self._kind, body, timeout_s=timeout_s)
+            desk = self._routes.desk(request.model)
+            self._model = desk.name
+            self._job = desk.accept(request)
+            if request.stream:
+                await self._stream(self._job, request)
+            else:
+                await self._whole(self._job)
+            self._record(Outcome.OK)
+        except RequestError as error:
+            await self._fail(error)
+        except asyncio.CancelledError:
+            if self._exchange is not None and self._exchange.lost:
+                self._record(Outcome.CANCELLED)
+            else:
+                await self._fail(RequestError("the gateway is closing", Outcome.UNAVAILABLE))
+        finally:
+            # What the engine is sent is made from it, however long the request waits: it counts as held until now.
+            self._routes.bodies.give_back(body)
+            if self._exchange is not None:
+                self._exchange.end()
+
+    async def _whole(self, job: TextJob) -> None:
+        answer: TextEvent | None = None
+        async with aclosing(job.events()) as events:
+            async for event in events:
+                answer = event
+        if answer is None or job.cost is None:
+            raise RequestError("the engine sent no answer", Outcome.CRASHED)
+        headers = [_JSON, *self._headers(job), *share_headers(job.cost.energy, job.cost.usage.completion)]
+        body = orjson.dumps(with_cost(answer.data, self._model, job.cost))
+        await reply(self._send, self._exchange, 200, body, headers)
+
+    async def _stream(self, job: TextJob, request: TextRequest) -> None:
+        last: dict[str, Any] = {}
+        usage: dict[str, Any] | None = None
+        async with aclosing(job.events()) as events:
+            async for event in events:
+                last = event.data
+                if event.usage is not None and not event.data.get("choices"):
+                    usage = event.data  # held back until its cost is known
+                    continue
+                await self._chunk({**event.data, "model": self._model, **_without_usage(event.data)})
+        if job.cost is None:
+            raise RequestError("the engine sent no answer", Outcome.CRASHED)
+        if request.wants_usage:
+            whole = with_cost(usage, self._model, job.cost) if usage is not None else None
+            await self._chunk(whole or usage_chunk(self._kind, self._model, last, job.cost))
+        await self._write(_comment(job.cost) + b"data: [DONE]\n\n", more=False)
+
+    async def _chunk(self, data: dict[str, Any]) -> None:
+        await self._write(b"data: " + orjson.dumps(data) + b"\n\n")
+
+    async def _write(self, piece: bytes, *, more: bool = True) -> None:
+        if not self._begun:
+            assert self._job is not None
+            headers = [*_EVENTS, *self._headers(self._job)]
+            self._begun = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.body", "body": piece, "more_body": more})
+
+    def _headers(self, job: TextJob) -> Headers:
+        return [
+            (b"x-joulery-variant", quote(self._routes.desks[self._model].engine.variant).encode()),
+            (b"x-joulery-predicted-tokens", b"%d" % round(job.forecast.tokens)),
+        ]
+
+    async def _fail(self, error: RequestError) -> None:
+        code = "model_not_found" if error.outcome is Outcome.UNKNOWN else None
+        body = orjson.dumps(error_document(error, code=code))
+        if self._begun:
+            # The status is out: the stream says what became of it and ends without its last word.
+            await self._write(b"data: " + body + b"\n\n", more=False)
+            self._record(error.outcome)
+            return
+        headers: Headers = [_JSON]
+        if error.retry_after_s is not None or error.outcome is Outcome.UNAVAILABLE:
+            headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s or 1))))
+        status, last = STATUS[error.outcome], False
+        if isinstance(error, RefusedError):
+            status, headers, last = error.status, headers + error.headers, True
+        await reply(self._send, self._exchange, status, body, headers, last=last)
+        self._record(error.outcome)
+
+    def _record(self, outcome: Outcome) -> None:
+        job, cost = self._job, None if self._job is None else self._job.cost
+        share: EnergyShare | None = None if cost is None else cost.energy
+        record = RequestRecord(
+            service=self._model,
+            variant="" if cost is None else cost.variant,
+            replica="" if cost is None or math.isnan(cost.start_s) else cost.replica,
+            arrival_s=self._arrival_s,
+            start_s=math.nan if cost is None else cost.start_s,
+            end_s=time.time(),
+            outcome=outcome,
+            service_s=0.0 if cost is None or math.isnan(cost.start_s) else cost.end_s - cost.start_s,
+            cpu_s=0.0,
+            attempts=0 if job is None else job.attempts,
+            energy=share,
+        )
+        self._routes.ended(self._model, record, cost)
+
+
+def _without_usage(data: dict[str, Any]) -> dict[str, Any]:
+    """What hides the usage that was asked for on the client's behalf; a chunk with choices carries none."""
+    return {"usage": None} if data.get("usage") is not None else {}
+
+
+def _comment(cost: TextCost) -> bytes:
+    """A comment of the event stream, which clients skip and people read."""
+    if cost.energy is None:
+        return b""
+    text = b": joulery energy_j=%.6g quality=%b" % (cost.energy.energy_j, cost.energy.quality.value.encode())
+    if cost.energy.carbon_g is not None:
+        text += b" carbon_g=%.6g" % cost.energy.carbon_g
+    return text + b"\n\n"

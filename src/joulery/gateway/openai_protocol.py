@@ -1,0 +1,193 @@
+"""The OpenAI API's bodies: what a request asks for, and answers with what they cost in them.
+
+Pure functions from bytes to nouns and back. Source: OpenAI API reference, chat completions and completions; an answer's
+``usage`` carries one more object, ``joulery``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from joulery.domain.serving.engine import EnergyShare, Outcome, RequestError
+from joulery.domain.serving.generation import TextCost, TextKind, TextRequest
+
+ERROR_TYPES = {
+    Outcome.INVALID: "invalid_request_error",
+    Outcome.UNKNOWN: "invalid_request_error",
+    Outcome.OVERLOADED: "rate_limit_error",
+    Outcome.DEADLINE: "timeout_error",
+    Outcome.UNAVAILABLE: "service_unavailable_error",
+}
+"""OpenAI's word for an outcome; ``server_error`` for all others."""
+
+
+def parse_text(kind: TextKind, body: bytes, *, timeout_s: float | None = None) -> TextRequest:
+    """The request in ``body``.
+
+    Args:
+        kind: Which path it came by.
+        body: JSON.
+        timeout_s: Passed on in the request.
+
+    Raises:
+        RequestError: It is no such request; the message says where.
+    """
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise _wrong(f"the body is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise _wrong("the body must be a JSON object")
+    model = data.get("model")
+    if not isinstance(model, str) or not model:
+        raise _wrong("model must be the name of a model")
+    options = data.get("stream_options")
+    if options is not None and not isinstance(options, dict):
+        raise _wrong("stream_options must be an object")
+    prompt = _messages(data) if kind is TextKind.CHAT else _prompt(data)
+    return TextRequest(
+        model=model,
+        kind=kind,
+        body=data,
+        prompt=prompt,
+        stream=_flag(data, "stream"),
+        wants_usage=_flag(options or {}, "include_usage"),
+        timeout_s=timeout_s,
+        most_tokens=_most_tokens(data),
+    )
+
+
+def models_document(created_s: int, names: Mapping[str, str]) -> dict[str, Any]:
+    """The answer to ``/v1/models``: models by name, each with its owner."""
+    return {"object": "list", "data": [model_document(created_s, *each) for each in names.items()]}
+
+
+def model_document(created_s: int, name: str, owner: str) -> dict[str, Any]:
+    """One model of ``/v1/models``."""
+    return {"id": name, "object": "model", "created": created_s, "owned_by": owner}
+
+
+def error_document(error: RequestError, *, code: str | None = None) -> dict[str, Any]:
+    """An error as OpenAI writes it."""
+    kind = ERROR_TYPES.get(error.outcome, "server_error")
+    return {"error": {"message": str(error), "type": kind, "param": None, "code": code or error.outcome.value}}
+
+
+def cost_document(cost: TextCost) -> dict[str, Any]:
+    """What an answer cost, for its ``usage``; what is not known is not there."""
+    document: dict[str, Any] = {"predicted_tokens": round(cost.predicted_tokens), "predicted_by": cost.source}
+    share = cost.energy
+    if share is None:
+        return document
+    document |= {"energy_j": _short(share.energy_j), "quality": share.quality.value}
+    if cost.energy_per_token_j is not None:
+        document["energy_per_token_j"] = _short(cost.energy_per_token_j)
+    if share.carbon_g is not None:
+        document["carbon_g"] = _short(share.carbon_g)
+        if cost.usage.completion:
+            document["carbon_per_token_g"] = _short(share.carbon_g / cost.usage.completion)
+    return document
+
+
+def with_cost(data: dict[str, Any], model: str, cost: TextCost) -> dict[str, Any]:
+    """An answer, or the last chunk of a stream, under the service's name and with what it cost."""
+    usage = data.get("usage")
+    counted = {
+        "prompt_tokens": cost.usage.prompt,
+        "completion_tokens": cost.usage.completion,
+        "total_tokens": cost.usage.prompt + cost.usage.completion,
+    }
+    known: dict[str, Any] = dict(usage) if isinstance(usage, dict) else dict(counted)
+    if not cost.usage.reported:
+        known["counted_by"] = "joulery"
+    return {**data, "model": model, "usage": {**known, "joulery": cost_document(cost)}}
+
+
+def usage_chunk(kind: TextKind, model: str, data: Mapping[str, Any], cost: TextCost) -> dict[str, Any]:
+    """The last chunk of a stream whose engine sent none: no choices, only what it took."""
+    name = "chat.completion.chunk" if kind is TextKind.CHAT else "text_completion"
+    base = {"id": data.get("id", ""), "object": name, "created": data.get("created", round(cost.end_s)), "choices": []}
+    return with_cost(base, model, cost)
+
+
+def _messages(data: Mapping[str, Any]) -> str:
+    """The text of a conversation, the last message first: what it asks for says most about the answer's length."""
+    messages = data.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise _wrong("messages must be a list of at least one message")
+    texts = []
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise _wrong(f"messages[{index}] must be an object with a role")
+        texts.append(_content(message.get("content"), index))
+    return "\n".join(text for text in reversed(texts) if text)
+
+
+def _content(content: Any, index: int) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise _wrong(f"messages[{index}].content must be text or a list of parts")
+    parts = [part.get("text", "") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+    if not all(isinstance(part, dict) for part in content) or not all(isinstance(part, str) for part in parts):
+        raise _wrong(f"messages[{index}].content must hold parts with text")
+    return "\n".join(parts)
+
+
+def _prompt(data: Mapping[str, Any]) -> str:
+    prompt = data.get("prompt", "")
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list) and all(isinstance(each, str) for each in prompt):
+        return "\n".join(prompt)
+    if isinstance(prompt, list) and all(_is_tokens(each) for each in prompt):
+        return ""  # numbers of tokens: only the engine knows their text
+    raise _wrong("prompt must be text, a list of texts, or numbers of tokens")
+
+
+def _is_tokens(value: Any) -> bool:
+    return isinstance(value, int) or (isinstance(value, list) and all(isinstance(each, int) for each in value))
+
+
+def _most_tokens(data: Mapping[str, Any]) -> int | None:
+    for name in ("max_completion_tokens", "max_tokens"):
+        value = data.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise _wrong(f"{name} must be a number of tokens")
+        return value
+    return None
+
+
+def _flag(data: Mapping[str, Any], name: str) -> bool:
+    value = data.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise _wrong(f"{name} must be true or false")
+    return bool(value)
+
+
+def _short(value: float) -> float:
+    """Six digits: what is beyond is noise of the meter."""
+    return float(f"{value:.6g}")
+
+
+def _wrong(message: str) -> RequestError:
+    return RequestError(message, Outcome.INVALID)
+
+
+def share_headers(share: EnergyShare | None, tokens: int) -> list[tuple[bytes, bytes]]:
+    """Headers of an answer's joules and grams, as for inference, and per token."""
+    if share is None:
+        return []
+    headers = [(b"x-joulery-energy-j", b"%.6g" % share.energy_j), (b"x-joulery-quality", share.quality.value.encode())]
+    if tokens:
+        headers.append((b"x-joulery-energy-per-token-j", b"%.6g" % (share.energy_j / tokens)))
+    if share.carbon_g is not None:
+        headers.append((b"x-joulery-carbon-g", b"%.6g" % share.carbon_g))
+        if tokens:
+            headers.append((b"x-joulery-carbon-per-token-g", b"%.6g" % (share.carbon_g / tokens)))
+    return headers

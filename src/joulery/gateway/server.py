@@ -1,0 +1,331 @@
+"""The gateway's HTTP server: uvicorn behind a guard that bounds what a connection may take.
+
+The guard closes connections that send a request too slowly or do not take their answer, bounds the head of a request
+and the number of connections, answers malformed HTTP as the protocol does, and cancels a request whose client has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import resource
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import orjson
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from joulery.config.serving import is_loopback
+from joulery.domain.errors import CapabilityError, ConfigError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+_LAST = b"connection: close\r\n\r\n"
+_SWEEP_S = 1.0
+_LINGER_S = 2.0
+_SPARE_FILES = 128
+"""File descriptors left for everything that is not a client."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What clients may take of the server.
+
+    Attributes:
+        connections: Clients at once; less where the process may open fewer files.
+        head_bytes: Longest request line and headers.
+        receive_s: A request must be there, and an answer taken, within this.
+        keep_alive_s: How long an idle connection stays open.
+        drain_s: How long a stop waits for running requests.
+    """
+
+    connections: int = 1000
+    head_bytes: int = 65536
+    receive_s: float = 30.0
+    keep_alive_s: float = 75.0
+    drain_s: float = 10.0
+
+
+class _Exchange:
+    """One request on a connection. Implements :class:`joulery.gateway.app.Exchange`."""
+
+    __slots__ = ("connection", "cycle", "task")
+
+    def __init__(self, connection: _GuardedProtocol) -> None:
+        self.connection = connection
+        self.cycle = connection.cycle
+        self.task: asyncio.Task[Any] | None = None
+
+    @property
+    def lost(self) -> bool:
+        """True when the client has gone."""
+        return self.cycle.disconnected
+
+    def begin(self) -> None:
+        """Have the current task cancelled when the client goes away."""
+        self.task = asyncio.current_task()
+        self.connection.running = self
+
+    def end(self) -> None:
+        """The request is done with."""
+        self.connection.running = None
+
+    def answer(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, last: bool = False) -> bool:
+        """Do what uvicorn does for two messages, in one write; leave it to uvicorn where there is more to it."""
+        cycle, connection = self.cycle, self.connection
+        if cycle.disconnected or cycle.response_started or connection.flow.write_paused:
+            return False
+        if cycle.scope["method"] == "HEAD":
+            return False
+        unread = last and cycle.more_body
+        if unread:
+            cycle.keep_alive = False
+        cycle.response_started = cycle.response_complete = True
+        pieces = [STATUS_LINE[status]]
+        for name, value in (*connection.server_state.default_headers, *headers):
+            pieces += (name, b": ", value, b"\r\n")
+        pieces += (b"content-length: %d\r\n" % len(body), b"\r\n" if cycle.keep_alive else _LAST, body)
+        connection.transport.write(b"".join(pieces))
+        cycle.message_event.set()
+        if unread:
+            connection.linger()
+        elif not cycle.keep_alive:
+            connection.transport.close()
+        cycle.on_response()
+        return True
+
+
+class _GuardedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    limits: ServerLimits
+    most_connections: int
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.running: _Exchange | None = None
+        self.late_at_s = float("inf")
+        self._refused = False
+        self._in_head = True
+        self._head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """asyncio: a client has come."""
+        super().connection_made(transport)
+        self.late_at_s = self.loop.time() + self.limits.receive_s
+        if len(self.connections) > self.most_connections:
+            self._refuse(503, "there are too many connections", b"retry-after: 1\r\n")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """asyncio: the client has gone, and nobody waits for its answer."""
+        super().connection_lost(exc)
+        if self.running is not None and self.running.task is not None:
+            self.running.task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio: a part of a request."""
+        if self._refused:
+            return
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > self.limits.head_bytes:
+            self._refuse(431, f"the head of the request is longer than {self.limits.head_bytes} bytes")
+
+    def on_message_begin(self) -> None:
+        """httptools: the first byte of a request."""
+        super().on_message_begin()
+        self.late_at_s = self.loop.time() + self.limits.receive_s
+
+    def on_headers_complete(self) -> None:
+        """httptools: the head of a request is there."""
+        self._in_head, self._head_bytes = False, 0
+        super().on_headers_complete()
+        self.scope["extensions"] = {"joulery.exchange": cast(dict[object, object], _Exchange(self))}
+
+    def on_message_complete(self) -> None:
+        """httptools: the request is there."""
+        self._in_head = True
+        self.late_at_s = float("inf")
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        """asyncio: the client does not take its answer."""
+        self.late_at_s = self.loop.time() + self.limits.receive_s
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """asyncio: it does again."""
+        self.late_at_s = float("inf")
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn: what came is not HTTP."""
+        self._refuse(400, msg)
+
+    def linger(self) -> None:
+        """End the connection so that the client can read the answer: take what it still sends, for a while.
+
+        Closing with data unread makes the kernel reset the connection, and the client might never see why.
+        """
+        self._refused = True
+        self.late_at_s = self.loop.time() + _LINGER_S
+        self.flow.resume_reading()
+        self.transport.write_eof()
+
+    def _refuse(self, status: int, message: str, headers: bytes = b"") -> None:
+        body = orjson.dumps({"error": message})
+        self.transport.write(
+            b"HTTP/1.1 %d \r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n%b\r\n%b"
+            % (status, len(body), headers, body)
+        )
+        self.linger()
+
+
+class _QuietServer(uvicorn.Server):
+    """uvicorn without its signal handlers: whoever starts the gateway decides what a signal means."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        await super().startup(sockets=sockets)
+        self.listening.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals alone."""
+        yield
+
+
+class GatewayServer:
+    """An application on a port. Use ``start`` and ``stop`` on one event loop.
+
+    Args:
+        app: What answers.
+        host: Where to listen.
+        port: Where to listen; 0 for a free one.
+        limits: What clients may take.
+        protected: Whether the application asks for a token.
+
+    Raises:
+        ConfigError: It would listen beyond this machine without a token.
+    """
+
+    def __init__(
+        self, app: ASGIApp, host: str, port: int, *, limits: ServerLimits = ServerLimits(), protected: bool = False
+    ) -> None:
+        if not protected and not is_loopback(host):
+            raise ConfigError(
+                "listening beyond this machine needs a token",
+                pointer="serving.listen",
+                got=host,
+                hint="add serving.token_file, or listen on 127.0.0.1",
+            )
+        self.host = host
+        self.port = port
+        self.limits = limits
+        self._app = app
+        self._server: _QuietServer | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            CapabilityError: The port is in use or may not be taken.
+            ConfigError: There is no such host.
+        """
+        listener = _listen(self.host, self.port)
+        self.port = listener.getsockname()[1]
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = self.limits.connections
+        if files != resource.RLIM_INFINITY:
+            most = min(most, max(16, files - _SPARE_FILES))
+        fields = {"limits": self.limits, "most_connections": most}
+        config = uvicorn.Config(
+            self._app,
+            http=type("GuardedProtocol", (_GuardedProtocol,), fields),
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=self.limits.keep_alive_s,  # type: ignore[arg-type]
+            timeout_graceful_shutdown=self.limits.drain_s,  # type: ignore[arg-type]
+        )
+        self._server = _QuietServer(config)
+        serving = asyncio.create_task(self._server.serve([listener]), name="gateway")
+        self._tasks = [serving, asyncio.create_task(self._sweep(self._server), name="gateway sweep")]
+        listening = asyncio.create_task(self._server.listening.wait())
+        await asyncio.wait((serving, listening), return_when=asyncio.FIRST_COMPLETED)
+        listening.cancel()
+        if serving.done():
+            await serving
+
+    async def stop(self) -> None:
+        """Take no more connections, let running requests finish within ``drain_s``. Safe to call twice."""
+        if self._server is None:
+            return
+        self._server.should_exit = True
+        serving, sweeping = self._tasks
+        sweeping.cancel()
+        await asyncio.gather(serving, sweeping, return_exceptions=True)
+        self._server = None
+
+    async def wait(self) -> None:
+        """Until it has stopped.
+
+        Raises:
+            Exception: Whatever ended the server other than ``stop``.
+        """
+        if self._tasks:
+            await self._tasks[0]
+
+    async def _sweep(self, server: _QuietServer) -> None:
+        """Close connections that keep the server waiting."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(min(_SWEEP_S, self.limits.receive_s / 4))
+            now_s = loop.time()
+            for connection in list(server.server_state.connections):
+                if not isinstance(connection, _GuardedProtocol) or connection.late_at_s > now_s:
+                    continue
+                # A client whose next request waits behind its last one is kept waiting by the server.
+                if not connection.flow.read_paused:
+                    connection.transport.abort()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        hint = "choose another: --listen HOST:PORT, or serving.listen in the site file; port 0 takes a free one"
+        if error.errno == errno.EADDRINUSE:
+            raise CapabilityError(f"cannot listen on {where}: the port is in use", resource=where, hint=hint) from error
+        # A name that cannot be resolved has a negative number.
+        if error.errno == errno.EADDRNOTAVAIL or (error.errno or 0) < 0:
+            raise ConfigError(
+                "this machine has no such address", pointer="serving.listen", got=where, hint=hint
+            ) from error
+        raise CapabilityError(f"cannot listen on {where}: {error.strerror}", resource=where, hint=hint) from error
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,1 @@
+"""Interference of co-located inference (iGniter): model, fit, calibration."""

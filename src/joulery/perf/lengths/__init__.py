@@ -1,0 +1,1 @@
+"""Output-length prediction: classes, features, model."""

@@ -1,0 +1,1 @@
+"""Clock, power and energy predictors."""

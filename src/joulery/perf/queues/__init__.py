@@ -1,0 +1,1 @@
+"""Queueing predictors: pools, batches, pipelines."""

@@ -1,0 +1,79 @@
+"""Where a fit of a pull service starts: round numbers tied to what was measured, nothing looked up but the slowdowns.
+
+Slowdowns on MIG slices cannot come from a few points of whole services. They are those of published measurements of
+models of like size (:mod:`joulery.perf.catalog.clover_services`): of the variant itself where the catalog has it, of
+the class that its rank in the family suggests where not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from joulery.domain.errors import DataError
+from joulery.perf.catalog.clover_services import CLOVER_SERVICES
+from joulery.perf.queues.pull_costs import PullPoint, ServiceCosts, VariantCosts
+
+_FAMILY = CLOVER_SERVICES["efficientnet"].variants
+"""A family from light to saturating, for variants that the catalog does not name."""
+
+
+def first_guess(
+    name: str, accuracy_ratio: Mapping[str, float], points: Sequence[PullPoint], gpus: int, source: str
+) -> ServiceCosts:
+    """Rough costs of a service.
+
+    The most accurate variant under the lightest load sets the scale: of its latency about half is host time and a fifth
+    device time, of its joules two thirds are idle power.
+
+    Args:
+        name: The service.
+        accuracy_ratio: Accuracy of each variant alone.
+        points: What was measured.
+        gpus: GPUs that served it.
+        source: Where the points come from.
+
+    Raises:
+        DataError: A point shows a variant without an accuracy, or there is no point.
+    """
+    if not points:
+        raise DataError(f"no measured point of {name!r} to start from")
+    strange = sorted({variant for point in points for variant, _ in point.instances} - set(accuracy_ratio))
+    if strange:
+        raise DataError(f"no accuracy is known of {', '.join(strange)}, which a measured point of {name!r} shows")
+    names = sorted(accuracy_ratio, key=lambda variant: (accuracy_ratio[variant], variant))
+    light = max(points, key=lambda point: (point.interarrival_s, point.accuracy_ratio))
+    device_s = np.geomspace(0.05, 0.2, len(names)) * light.p95_s
+    joules = np.geomspace(0.01, 0.35, len(names)) * light.energy_j
+    variants = tuple(
+        VariantCosts(
+            variant,
+            accuracy_ratio[variant],
+            0.5 * light.p95_s,
+            float(device_s[rank]),
+            float(joules[rank]),
+            _slowdown(variant, rank, len(names)),
+        )
+        for rank, variant in enumerate(names)
+    )
+    return ServiceCosts(
+        name=name,
+        variants=variants,
+        contention=0.1,
+        size_cv=0.2,
+        jitter_s=0.03 * light.p95_s,
+        idle_w=0.65 * light.energy_j / light.interarrival_s / gpus,
+        gpus=gpus,
+        loads_s=tuple(sorted({point.interarrival_s for point in points}, reverse=True)),
+        source=source,
+    )
+
+
+def _slowdown(variant: str, rank: int, variants: int) -> Mapping[str, float]:
+    for service in CLOVER_SERVICES.values():
+        for known in service.variants:
+            if known.name == variant:
+                return known.slowdown
+    place = round(rank / max(variants - 1, 1) * (len(_FAMILY) - 1))
+    return _FAMILY[place].slowdown

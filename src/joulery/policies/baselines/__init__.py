@@ -1,1 +1,0 @@
-"""What others do, on the same models: the policies joulery is compared with."""

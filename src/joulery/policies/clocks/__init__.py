@@ -1,0 +1,1 @@
+"""GPU and CPU clocks within the SLO (μ-Serve)."""

@@ -1,0 +1,1 @@
+"""Which model runs on which part of which GPU."""

@@ -1,0 +1,1 @@
+"""Models cut into stages and placed by clock sensitivity (μ-Serve, AlpaServe)."""

@@ -1,0 +1,1 @@
+"""Pools of partitioned GPUs: variants on slices, with a bound."""

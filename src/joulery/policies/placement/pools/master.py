@@ -1,0 +1,240 @@
+"""The relaxation behind the bound: counts of cuts and instances, flows of requests, solved by HiGHS.
+
+Whole numbers say how many GPUs of each machine are cut which way and how many instances of each variant run on slices
+of each kind; flows say how many requests a second each kind of instance answers. Instances that pull from one queue all
+wait equally long for work, ``w``: an instance with service time ``t`` answers ``1 / (w + t)`` requests a second. How
+long ``w`` is depends on the answer, and so do service times through the number of busy neighbours. A :class:`Box` says
+between which values both lie; inside it every row below holds for every pool that does, so the optimum is a bound.
+Boxes that shrink make it exact; see :mod:`joulery.policies.placement.pools.search`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from joulery.domain.arrays import FloatArray, IntArray
+from joulery.policies.placement.pools.problem import Edges, PoolProblem, PoolService, nearby_ratio
+
+_WIDEST_POOL = 64
+"""GPUs taken to be enough where neither type nor pool says how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Between which values a service's pool lies.
+
+    Attributes:
+        wait_s: Least and greatest time an instance waits for work.
+        busy: Least and greatest mean number of busy instances.
+    """
+
+    wait_s: tuple[float, float]
+    busy: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxed:
+    """The optimum of one relaxation.
+
+    Attributes:
+        cost_w: No pool inside the boxes costs less.
+        cuts: GPUs by group, machine and partition: ``{(group, machine, partition): count}``.
+        counts: Instances of each edge, int64[edges], for each service.
+    """
+
+    cost_w: float
+    cuts: dict[tuple[int, int, int], int]
+    counts: tuple[IntArray, ...]
+
+
+def service_s(service: PoolService, edges: Edges, busy: float) -> FloatArray:
+    """Mean service time of each edge while so many others are busy on the same host."""
+    return np.asarray(edges.host_s * (1.0 + service.costs.contention * max(busy, 0.0)) + edges.gpu_s, np.float64)
+
+
+def whole_box(problem: PoolProblem, service: PoolService, edges: Edges) -> Box:
+    """A box that every pool lies in."""
+    slots = most_gpus(problem) * max(max(map(len, machine.menu.partitions)) for machine in problem.machines)
+    busy = min(float(slots), service.rate_rps * float(service_s(service, edges, slots).max()))
+    return Box((0.0, slots / service.rate_rps), (0.0, busy))
+
+
+def least_nearby(problem: PoolProblem, service: PoolService) -> float:
+    """No pool has a smaller part of a service's busy instances on the same host (one instance a GPU is the extreme)."""
+    return min(nearby_ratio(gpus, gpus, service.costs.gpus) for gpus in range(1, most_gpus(problem) + 1))
+
+
+def most_gpus(problem: PoolProblem) -> int:
+    """GPUs there can be in all."""
+    counts = problem.available.values()
+    there = sum(count for count in counts if count is not None) if None not in counts else _WIDEST_POOL
+    return min(there, problem.most_gpus) if problem.most_gpus is not None else there
+
+
+class Master:
+    """Builds and solves the relaxation of one problem."""
+
+    def __init__(self, problem: PoolProblem, edges: Sequence[Edges]) -> None:
+        self._problem, self._edges = problem, tuple(edges)
+        groups = 1 if problem.colocate else len(problem.services)
+        self._cuts = [
+            (group, index, number)
+            for group in range(groups)
+            for index, machine in enumerate(problem.machines)
+            for number in range(len(machine.menu.multisets))
+        ]
+        self._at: list[int] = []
+        column = len(self._cuts)
+        for mine in self._edges:
+            self._at.append(column)
+            column += 2 * len(mine)
+        self._columns = column
+
+    def solve(self, boxes: Sequence[Box], tight: Sequence[float], gap_ratio: float = 1e-4) -> Relaxed | None:
+        """The cheapest pool inside the boxes; None when there is none.
+
+        Args:
+            boxes: For each service.
+            tight: Factor on each service's latency limit; 1 for a bound of the problem as it is.
+            gap_ratio: How close HiGHS has to get; the bound it proved is returned.
+        """
+        import highspy
+
+        model = _model(gap_ratio)
+        most = float(most_gpus(self._problem))
+        for _, index, _ in self._cuts:
+            idle_w = self._problem.machines[index].idle_w
+            model.addCol(self._problem.energy_weight * idle_w, 0.0, most, 0, [], [])
+        for service, edges in zip(self._problem.services, self._edges, strict=True):
+            _add_service_columns(model, self._problem, service, edges, most)
+        whole = self._whole_columns()
+        kinds = np.full(len(whole), highspy.HighsVarType.kInteger)
+        model.changeColsIntegrality(len(whole), np.asarray(whole, np.int32), kinds)
+        self._add_slices(model)
+        self._add_counts(model, most)
+        for number, service in enumerate(self._problem.services):
+            near = least_nearby(self._problem, service)
+            _add_flows(model, service, self._edges[number], boxes[number], tight[number], self._at[number], near)
+        model.run()
+        if model.getModelStatus() not in (highspy.HighsModelStatus.kOptimal,):
+            return None
+        return self._read(model)
+
+    def _whole_columns(self) -> list[int]:
+        found = list(range(len(self._cuts)))
+        for start, edges in zip(self._at, self._edges, strict=True):
+            found += range(start, start + len(edges))
+        return found
+
+    def _add_slices(self, model: Any) -> None:
+        """Every slice that a cut makes carries one instance: of the group's service, or of any."""
+        colocate = self._problem.colocate
+        for group in range(1 if colocate else len(self._edges)):
+            owners = range(len(self._edges)) if colocate else (group,)
+            for index, machine in enumerate(self._problem.machines):
+                for place, profile in enumerate(machine.menu.profiles):
+                    columns, values = [], []
+                    for column, (of, machine_at, number) in enumerate(self._cuts):
+                        count = machine.menu.counts(machine.menu.multisets[number])[place] if machine_at == index else 0
+                        if of == group and count:
+                            columns.append(column)
+                            values.append(float(count))
+                    for owner in owners:
+                        edges = self._edges[owner]
+                        for edge in range(len(edges)):
+                            if edges.machine[edge] == index and edges.profile[edge] == profile.name:
+                                columns.append(self._at[owner] + edge)
+                                values.append(-1.0)
+                    _row(model, 0.0, 0.0, columns, values)
+
+    def _add_counts(self, model: Any, most: float) -> None:
+        for gpu, there in self._problem.available.items():
+            if there is not None:
+                mine = [c for c, (_, index, _) in enumerate(self._cuts) if self._problem.machines[index].gpu == gpu]
+                _row(model, -math.inf, float(there), mine, [1.0] * len(mine))
+        _row(model, -math.inf, most, list(range(len(self._cuts))), [1.0] * len(self._cuts))
+
+    def _read(self, model: Any) -> Relaxed:
+        values = np.array(model.getSolution().col_value)
+        cuts = {cut: round(value) for cut, value in zip(self._cuts, values.tolist(), strict=False) if value > 0.5}
+        counts = tuple(
+            np.rint(values[start : start + len(edges)]).astype(np.int64)
+            for start, edges in zip(self._at, self._edges, strict=True)
+        )
+        return Relaxed(float(model.getInfo().mip_dual_bound), cuts, counts)
+
+
+def _add_service_columns(model: Any, problem: PoolProblem, service: PoolService, edges: Edges, most: float) -> None:
+    """Instances (free of charge: their GPU is paid for), then flows: joules, and what lost accuracy is worth."""
+    slots = most * max(max(map(len, machine.menu.partitions)) for machine in problem.machines)
+    for _ in range(len(edges)):
+        model.addCol(0.0, 0.0, slots, 0, [], [])
+    lost = np.maximum(service.base_accuracy_ratio - edges.accuracy_ratio, 0.0)
+    worth = problem.energy_weight * edges.joules + service.accuracy_price_j * lost
+    for price in worth.tolist():
+        model.addCol(price, 0.0, service.rate_rps, 0, [], [])
+
+
+def _add_flows(model: Any, service: PoolService, edges: Edges, box: Box, tight: float, start: int, near: float) -> None:
+    """What the demand, the accuracy, the latency and the box ask of a service's instances and flows."""
+    least_s, most_s = (service_s(service, edges, busy) for busy in (near * (box.busy[0] - 1.0), box.busy[1]))
+    (idle_from, idle_to), count = box.wait_s, len(edges)
+    instances, flows = list(range(start, start + count)), list(range(start + count, start + 2 * count))
+    _row(model, service.rate_rps, service.rate_rps, flows, [1.0] * count)
+    for edge in range(count):
+        pair = [instances[edge], flows[edge]]
+        _row(model, -math.inf, 0.0, pair, [-1.0 / (idle_from + float(least_s[edge])), 1.0])
+        _row(model, 0.0, math.inf, pair, [-1.0 / (idle_to + float(most_s[edge])), 1.0])
+    # Little's law: the mean number of busy instances is what flows in times how long it stays.
+    _row(model, -math.inf, box.busy[1], flows, least_s.tolist())
+    _row(model, box.busy[0], math.inf, flows, most_s.tolist())
+    if service.minimum_accuracy_ratio > 0:
+        least = service.minimum_accuracy_ratio * service.rate_rps
+        _row(model, least, math.inf, flows, edges.accuracy_ratio.tolist())
+    late = late_ratio(service, edges, box, tight * service.limit_s, least_s)
+    _row(model, -math.inf, (1.0 - service.quantile) * service.rate_rps, flows, late.tolist())
+
+
+def late_ratio(service: PoolService, edges: Edges, box: Box, limit_s: float, least_s: FloatArray) -> FloatArray:
+    """The least share of an edge's requests that come too late inside a box.
+
+    A request is late when its service alone takes too long, or when it waits first and both together do. How many wait
+    grows with the utilisation and falls with the number of instances; inside a box neither is better than its best end.
+    """
+    from scipy.special import ndtr
+
+    costs = service.costs
+    spread = np.sqrt(costs.jitter_s**2 + (costs.size_cv * edges.gpu_s) ** 2)
+    slow = ndtr(-(limit_s - least_s) / np.maximum(spread, 1e-9))
+    busy_ratio = min(float((least_s / (box.wait_s[1] + least_s)).min()), 0.999)
+    servers = math.ceil(service.rate_rps * (box.wait_s[1] + float(service_s(service, edges, box.busy[1]).max())))
+    load, blocked = busy_ratio * servers, 1.0
+    for number in range(1, servers + 1):
+        blocked = load * blocked / (number + load * blocked)
+        if blocked < 1e-12:
+            break
+    waits = blocked / (1.0 - busy_ratio * (1.0 - blocked))
+    pace = 2.0 * service.rate_rps * (1.0 / busy_ratio - 1.0)
+    waited = np.exp(-pace * np.maximum(limit_s - least_s, 0.0))
+    return np.asarray((1.0 - waits) * slow + waits * np.maximum(waited, slow), np.float64)
+
+
+def _row(model: Any, low: float, high: float, columns: Sequence[int], values: Sequence[float]) -> None:
+    low, high = (max(-model.inf, low), min(model.inf, high))
+    model.addRow(low, high, len(columns), np.asarray(columns, np.int32), np.asarray(values, np.float64))
+
+
+def _model(gap_ratio: float) -> Any:
+    """An empty HiGHS model that prints nothing."""
+    import highspy
+
+    model = highspy.Highs()
+    model.setOptionValue("output_flag", False)
+    model.setOptionValue("threads", 1)
+    model.setOptionValue("mip_rel_gap", gap_ratio)
+    return model

@@ -1,0 +1,222 @@
+"""A pool of GPUs, what it does in closed form, and the pools met in a search."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from joulery.domain.arrays import BoolArray, FloatArray, IntArray
+from joulery.perf.queues.pull_model import predict
+from joulery.policies.placement.pools.local_search import Changes, State
+from joulery.policies.placement.pools.master import most_gpus
+from joulery.policies.placement.pools.problem import Edges, PoolProblem, PoolService, nearby_ratio
+from joulery.policies.serving.annealing import TrialMetrics
+
+Used = tuple[tuple[int, str, str], ...]
+"""The instances of a service: machine, slice profile and variant of each."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pool:
+    """A pool of GPUs and what it does.
+
+    Attributes:
+        cuts: GPUs by group (a service's pod, or the shared pool), machine and partition.
+        used: The instances of each service.
+        metrics: What each service shows: judged where ``judged``, else in closed form.
+        cost_w: Watts, and what lost accuracy is worth in watts, weighted as the problem says.
+        judged: Whether the judge has tried it.
+    """
+
+    cuts: dict[tuple[int, int, int], int]
+    used: tuple[Used, ...]
+    metrics: tuple[TrialMetrics, ...]
+    cost_w: float
+    judged: bool = False
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that are on."""
+        return sum(self.cuts.values())
+
+    def state(self, edges: Sequence[Edges]) -> State:
+        """The counts behind it."""
+        counts = []
+        for mine, used in zip(edges, self.used, strict=True):
+            many = Counter(used)
+            keys = zip(mine.machine, mine.profile, mine.variant, strict=True)
+            counts.append(np.array([many[key] for key in keys], np.int64))
+        return self.cuts, tuple(counts)
+
+    def of_type(self, problem: PoolProblem, gpu: str) -> dict[tuple[int, int, int], int]:
+        """The cuts of one GPU type."""
+        return {cut: count for cut, count in self.cuts.items() if problem.machines[cut[1]].gpu == gpu}
+
+
+class Pools:
+    """Pools met in a search, judged in closed form.
+
+    Attributes:
+        best: Cost of the cheapest that keeps every limit.
+    """
+
+    def __init__(self, problem: PoolProblem, edges: Sequence[Edges], tight: Sequence[float]) -> None:
+        self.best = math.inf
+        self._problem, self._edges, self._tight = problem, tuple(edges), tuple(tight)
+        self._changes = Changes(problem, edges)
+        self._known: dict[bytes, tuple[Pool, State, float]] = {}
+
+    def add(self, state: State) -> None:
+        """Judge a pool; where it breaks a limit, those with another variant on one slice too."""
+        if self._new([state]) and self._known[_key(state)][2] > 0:
+            self._new(list(self._changes.of(state, cuts=False)))
+
+    def polish(self, descents: int, steps: int = 100) -> None:
+        """Change the best pools step by step as long as that helps, or for so many steps."""
+        starts = sorted(self._known.values(), key=lambda entry: (entry[2], entry[0].cost_w))[:descents]
+        for pool, state, broken in starts:
+            at, rank = state, (broken, pool.cost_w)
+            for _ in range(steps):
+                near = list(self._changes.of(at))
+                self._new(near)
+                step = min(near, key=lambda other: self._rank(other), default=at)
+                if self._rank(step) >= rank:
+                    break
+                at, rank = step, self._rank(step)
+
+    def kept(self) -> tuple[Pool, ...]:
+        """Pools that keep every limit, cheapest first."""
+        good = (pool for pool, _, broken in self._known.values() if broken == 0)
+        return tuple(sorted(good, key=lambda pool: (pool.cost_w, pool.used)))
+
+    def _rank(self, state: State) -> tuple[float, float]:
+        pool, _, broken = self._known[_key(state)]
+        return broken, pool.cost_w
+
+    def _new(self, states: Sequence[State]) -> bool:
+        """Judge those not met before; whether there were any."""
+        fresh = {key: state for state in states if (key := _key(state)) not in self._known}
+        for (key, state), pool in zip(fresh.items(), self._in_closed_form(list(fresh.values())), strict=True):
+            broken = self._broken(pool)
+            self._known[key] = pool, state, broken
+            if broken == 0:
+                self.best = min(self.best, pool.cost_w)
+        return bool(fresh)
+
+    def _broken(self, pool: Pool) -> float:
+        """How far limits are broken, relative and summed; 0 when all are kept."""
+        over = 0.0
+        for metrics, service, tight in zip(pool.metrics, self._problem.services, self._tight, strict=True):
+            over += max(0.0, min(metrics.latency_s, 1e6) / (tight * service.limit_s) - 1.0)
+            over += 10 * max(0.0, service.minimum_accuracy_ratio - metrics.accuracy_ratio - 1e-9)
+        for gpu, there in self._problem.available.items():
+            mine = sum(n for (_, index, _), n in pool.cuts.items() if self._problem.machines[index].gpu == gpu)
+            over += max(0, mine - there) if there is not None else 0
+        return over + max(0, pool.gpus - most_gpus(self._problem))
+
+    def _in_closed_form(self, states: Sequence[State]) -> list[Pool]:
+        if not states:
+            return []
+        used = [tuple(used_of(mine, n) for mine, n in zip(self._edges, counts, strict=True)) for _, counts in states]
+        idle = [idle_shares_w(self._problem, cuts, each) for (cuts, _), each in zip(states, used, strict=True)]
+        gpus = [gpus_of(self._problem, cuts) for cuts, _ in states]
+        columns = [
+            predicted(
+                service,
+                mine,
+                np.array([counts[at] for _, counts in states]),
+                np.array(idle)[:, at],
+                [each[at] for each in gpus],
+            )
+            for at, (service, mine) in enumerate(zip(self._problem.services, self._edges, strict=True))
+        ]
+        rows = [tuple(column[row] for column in columns) for row in range(len(states))]
+        return [
+            Pool(cuts, used[row], rows[row], cost_w(self._problem, rows[row])) for row, (cuts, _) in enumerate(states)
+        ]
+
+
+def _key(state: State) -> bytes:
+    cuts, counts = state
+    return repr(sorted(cuts.items())).encode() + b"".join(each.astype(np.int64).tobytes() for each in counts)
+
+
+def gpus_of(problem: PoolProblem, cuts: Mapping[tuple[int, int, int], int]) -> tuple[int, ...]:
+    """GPUs that each service's instances are spread over: those of its pod, or all that are shared."""
+    if problem.colocate:
+        return (sum(cuts.values()),) * len(problem.services)
+    return tuple(sum(n for (group, *_), n in cuts.items() if group == at) for at in range(len(problem.services)))
+
+
+def predicted(
+    service: PoolService, edges: Edges, counts: IntArray, idle_w: FloatArray, gpus: Sequence[int]
+) -> list[TrialMetrics]:
+    """What a service shows with each row of instances, in closed form; nothing serves where there is none.
+
+    Args:
+        service: The service.
+        edges: What an instance of it can be.
+        counts: Instances of each edge, int64[rows, edges].
+        idle_w: Idle power it pays for, float64[rows].
+        gpus: GPUs that the instances are spread over, by row.
+    """
+    costs, one = service.costs, np.ones(len(counts))
+    many = counts.sum(axis=1)
+    none: BoolArray = many == 0
+    near = np.array([nearby_ratio(*pair, costs.gpus) for pair in zip(gpus, many.tolist(), strict=True)])
+    found = predict(
+        np.where(none[:, None], 1.0, counts),
+        edges.host_s,
+        edges.gpu_s,
+        costs.contention * near,
+        costs.jitter_s * one,
+        costs.size_cv * one,
+        service.rate_rps * one,
+        quantile=service.quantile,
+    )
+    accuracy, joules = found.share @ edges.accuracy_ratio, found.share @ edges.joules + idle_w / service.rate_rps
+    latency = np.where(none, math.inf, found.latency_s)
+    rows = zip(accuracy.tolist(), latency.tolist(), joules.tolist(), strict=True)
+    return [TrialMetrics(*row) for row in rows]
+
+
+def cost_w(problem: PoolProblem, metrics: Sequence[TrialMetrics]) -> float:
+    """What the problem minimises."""
+    return math.fsum(
+        service.rate_rps
+        * (
+            problem.energy_weight * each.energy_j
+            + service.accuracy_price_j * max(service.base_accuracy_ratio - each.accuracy_ratio, 0.0)
+        )
+        for service, each in zip(problem.services, metrics, strict=True)
+    )
+
+
+def idle_shares_w(
+    problem: PoolProblem, cuts: Mapping[tuple[int, int, int], int], used: Sequence[Used]
+) -> tuple[float, ...]:
+    """Idle power that each service pays for: its pod's; of shared GPUs, by compute slices on each machine."""
+    shares = [0.0] * len(used)
+    if not problem.colocate:
+        for (group, index, _), count in cuts.items():
+            shares[group] += count * problem.machines[index].idle_w
+        return tuple(shares)
+    for index, machine in enumerate(problem.machines):
+        watts = machine.idle_w * sum(count for (_, at, _), count in cuts.items() if at == index)
+        slices = [sum(machine.menu[p].compute_slices for at, p, _ in mine if at == index) for mine in used]
+        for number, mine in enumerate(slices):
+            shares[number] += watts * mine / max(sum(slices), 1)
+    return tuple(shares)
+
+
+def used_of(edges: Edges, counts: IntArray) -> Used:
+    """The instances behind counts of edges."""
+    return tuple(
+        (edges.machine[edge], edges.profile[edge], edges.variant[edge])
+        for edge in range(len(edges))
+        for _ in range(int(counts[edge]))
+    )

@@ -1,0 +1,362 @@
+"""The cheapest pool of GPUs, with a bound: branch and bound over how long instances wait for work.
+
+Each box of waits and busy neighbours has a relaxation (:mod:`joulery.policies.placement.pools.master`) whose optimum no
+pool in it goes below; its whole numbers are also a pool, judged at once by the closed form of
+:mod:`joulery.perf.queues.pull_model`. The box with the least bound is cut in two until the best pool found is close to
+it.
+
+The closed form is quick and a little off in the tails. So the best pools are then tried by a judge (the event
+simulation, or a live trial); when the judge finds one above its latency limit, the next search keeps that much more
+distance. Bounds are those of the first search, with the limits as they are, and hold within the closed form.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from joulery.domain.errors import InfeasibleError
+from joulery.policies.placement.pools.master import Box, Master, most_gpus, service_s, whole_box
+from joulery.policies.placement.pools.pool import Pool, Pools, Used, cost_w, idle_shares_w
+from joulery.policies.placement.pools.problem import Edges, PoolProblem, edges_of
+from joulery.policies.serving.annealing import TrialMetrics
+
+Judge = Callable[[int, Used, float], TrialMetrics]
+"""What a service really does: its number, its instances and the idle watts that are its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How hard to try; counts of work rather than seconds, so that the same input gives the same plan.
+
+    Attributes:
+        boxes: Relaxations solved in a search, at most.
+        gap_ratio: A pool this close to the bound is close enough.
+        polished: Pools changed step by step at the end of a search ...
+        steps: ... in so many steps at most.
+        judged: Pools the judge tries after each search.
+        rounds: Searches, each keeping more distance from the limits.
+    """
+
+    boxes: int = 120
+    gap_ratio: float = 0.005
+    polished: int = 4
+    steps: int = 100
+    judged: int = 12
+    rounds: int = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PoolPlan:
+    """The best pool found, and how much better any could be.
+
+    Attributes:
+        pool: The pool.
+        bound_w: No pool costs less, in closed form.
+        corrected_bound_w: The same with the closed form's latencies corrected by what the judge found.
+        by_gpus: The best pool found for each number of GPUs, the chosen one among them.
+        boxes: Relaxations solved.
+        trials: Pools the judge tried.
+    """
+
+    pool: Pool
+    bound_w: float
+    corrected_bound_w: float
+    by_gpus: dict[int, Pool]
+    boxes: int
+    trials: int
+
+    @property
+    def gap_ratio(self) -> float:
+        """How much dearer the pool is than the bound, as a ratio of its own cost; 0 or more."""
+        return 1.0 - self.bound_w / self.pool.cost_w if self.pool.cost_w > 0 else 0.0
+
+    @property
+    def corrected_gap_ratio(self) -> float:
+        """The same against the corrected bound."""
+        return 1.0 - self.corrected_bound_w / self.pool.cost_w if self.pool.cost_w > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """What one search found: pools that keep every limit in closed form, cheapest first, and the bound."""
+
+    pools: tuple[Pool, ...]
+    bound_w: float
+    boxes: int
+
+
+def plan_pool(problem: PoolProblem, judge: Judge, effort: Effort | None = None) -> PoolPlan:
+    """The cheapest pool that keeps every limit, as far as the judge can tell.
+
+    Pods are planned one by one; together only where there are not GPUs enough for what each takes alone.
+
+    Args:
+        problem: What is to be planned.
+        judge: Tries a pool.
+        effort: How hard to try.
+
+    Raises:
+        InfeasibleError: No pool keeps the limits, with the accuracy that could be had instead.
+    """
+    effort = effort or Effort()
+    if len(problem.services) == 1:
+        return _planned(problem, judge, effort)
+    if problem.colocate:
+        return _shared(problem, judge, effort)
+    alone = [
+        _planned(replace(problem, services=(service,)), partial(_one, judge, number), effort)
+        for number, service in enumerate(problem.services)
+    ]
+    together = _together(alone)
+    for gpu, there in problem.available.items():
+        if there is not None and sum(together.pool.of_type(problem, gpu).values()) > there:
+            return _planned(problem, judge, effort)
+    return together if together.pool.gpus <= most_gpus(problem) else _planned(problem, judge, effort)
+
+
+def _shared(problem: PoolProblem, judge: Judge, effort: Effort) -> PoolPlan:
+    """GPUs that services may share: from the best pods on, with less effort, for there is far more to choose from."""
+    less = replace(effort, boxes=effort.boxes // 10, polished=1, steps=4, judged=min(effort.judged, 6), rounds=1)
+    try:
+        pods = plan_pool(replace(problem, colocate=False), judge, effort).pool
+    except InfeasibleError:
+        return _planned(problem, judge, less)
+    cuts: dict[tuple[int, int, int], int] = {}
+    for (_, machine, cut), count in pods.cuts.items():
+        cuts[0, machine, cut] = cuts.get((0, machine, cut), 0) + count
+    return _planned(problem, judge, less, [replace(pods, cuts=cuts)])
+
+
+def _one(judge: Judge, service: int, _: int, used: Used, idle_w: float) -> TrialMetrics:
+    """The judge of one service as the judge of a problem of its own."""
+    return judge(service, used, idle_w)
+
+
+def _together(plans: Sequence[PoolPlan]) -> PoolPlan:
+    """Pods side by side: everything adds up."""
+    pool = Pool(
+        cuts={(pod, *cut[1:]): n for pod, plan in enumerate(plans) for cut, n in plan.pool.cuts.items()},
+        used=tuple(used for plan in plans for used in plan.pool.used),
+        metrics=tuple(metrics for plan in plans for metrics in plan.pool.metrics),
+        cost_w=math.fsum(plan.pool.cost_w for plan in plans),
+        judged=True,
+    )
+    return PoolPlan(
+        pool,
+        math.fsum(plan.bound_w for plan in plans),
+        math.fsum(plan.corrected_bound_w for plan in plans),
+        {pool.gpus: pool},
+        sum(plan.boxes for plan in plans),
+        sum(plan.trials for plan in plans),
+    )
+
+
+def _planned(problem: PoolProblem, judge: Judge, effort: Effort, seeds: Sequence[Pool] = ()) -> PoolPlan:
+    """Search, let the judge try the best, keep more distance where it found them too slow, search again."""
+    edges = tuple(edges_of(service, problem.machines) for service in problem.services)
+    tight = [1.0] * len(problem.services)
+    seeds = [*seeds, *_at_full_clock(problem, effort)]
+    found = _search(problem, edges, tight, effort, seeds)
+    if not found.pools and math.isfinite(found.bound_w):
+        accurate = _search(_accuracy_alone(problem), edges, tight, effort)
+        enough = [pool for pool in accurate.pools if _accurate(problem, pool)]
+        enough.sort(key=lambda pool: cost_w(problem, pool.metrics))
+        found = _search(problem, edges, tight, effort, enough[: effort.judged])
+    if not found.pools:
+        raise infeasible(problem, effort)
+    bound_w, trials, boxes = found.bound_w, 0, found.boxes
+    passed = [pool for pool in (judged_pool(problem, seed, judge) for seed in seeds) if _kept(problem, pool)]
+    failed: list[Pool] = []
+    for number in range(effort.rounds):
+        best_w = min((pool.cost_w for pool in passed), default=math.inf)
+        tried = [judged_pool(problem, pool, judge) for pool in found.pools[: effort.judged] if pool.cost_w < best_w]
+        trials += len(tried)
+        passed += [pool for pool in tried if _kept(problem, pool)]
+        failed += [pool for pool in tried if _late(problem, pool)]
+        corrections = _corrections(problem, found.pools, tried)
+        if number + 1 == effort.rounds or (tried and not _late(problem, tried[0])):
+            break
+        tight = [each * correction for each, correction in zip(tight, corrections, strict=True)]
+        found = _search(problem, edges, tight, effort, found.pools[: effort.judged])
+        boxes += found.boxes
+    if not passed:
+        raise _too_late(problem, failed) if failed else infeasible(problem, effort)
+    best = min(passed, key=lambda pool: (pool.cost_w, pool.used))
+    by_gpus: dict[int, Pool] = {}
+    for pool in sorted(passed, key=lambda pool: (pool.gpus, pool.cost_w, pool.used)):
+        by_gpus.setdefault(pool.gpus, pool)
+    return PoolPlan(
+        best, min(bound_w, best.cost_w), min(max(bound_w, found.bound_w), best.cost_w), by_gpus, boxes, trials
+    )
+
+
+def _at_full_clock(problem: PoolProblem, effort: Effort) -> list[Pool]:
+    """Good pools at the first clock of each GPU type, where there are others: from there the clock can be lowered."""
+    first: dict[str, int] = {}
+    for index, machine in enumerate(problem.machines):
+        first.setdefault(machine.gpu, index)
+    kept = list(first.values())
+    if len(kept) == len(problem.machines):
+        return []
+    part = replace(problem, machines=tuple(problem.machines[index] for index in kept))
+    edges = tuple(edges_of(service, part.machines) for service in part.services)
+    found = _search(part, edges, [1.0] * len(edges), effort)
+    return [
+        replace(
+            pool,
+            cuts={(group, kept[at], cut): n for (group, at, cut), n in pool.cuts.items()},
+            used=tuple(tuple((kept[at], piece, name) for at, piece, name in used) for used in pool.used),
+        )
+        for pool in found.pools[: effort.judged]
+    ]
+
+
+def _too_late(problem: PoolProblem, tried: Sequence[Pool]) -> InfeasibleError:
+    """Every pool that the closed form let through failed its trial."""
+    worst = [
+        max(m.latency_s / s.limit_s for m, s in zip(pool.metrics, problem.services, strict=True)) for pool in tried
+    ]
+    pool = tried[worst.index(min(worst))]
+    shown = [
+        f"{s.name} {1e3 * m.latency_s:.0f} ms of {1e3 * s.limit_s:.0f} ms at {m.accuracy_ratio:.2%} accuracy"
+        for m, s in zip(pool.metrics, problem.services, strict=True)
+    ]
+    return InfeasibleError(
+        f"none of the {len(tried)} most promising pools kept its limits when tried; the nearest: {', '.join(shown)}",
+        binding="latency",
+        nearest={
+            s.name: {"latency_s": m.latency_s, "accuracy_ratio": m.accuracy_ratio, "gpus": pool.gpus}
+            for m, s in zip(pool.metrics, problem.services, strict=True)
+        },
+        hint="allow a longer latency or a greater loss of accuracy",
+    )
+
+
+def _corrections(problem: PoolProblem, predicted: Sequence[Pool], tried: Sequence[Pool]) -> list[float]:
+    """For each service, by how much the closed form is too quick: the least of the pools that came too late."""
+    found = []
+    for at, service in enumerate(problem.services):
+        ratios = [
+            before.metrics[at].latency_s / after.metrics[at].latency_s
+            for before, after in zip(predicted, tried, strict=False)
+            if after.metrics[at].latency_s > service.limit_s
+        ]
+        found.append(min(max(ratios, default=1.0), 0.99) if ratios else 1.0)
+    return found
+
+
+def _kept(problem: PoolProblem, pool: Pool) -> bool:
+    return not _late(problem, pool) and _accurate(problem, pool)
+
+
+def _late(problem: PoolProblem, pool: Pool) -> bool:
+    return any(m.latency_s > s.limit_s for m, s in zip(pool.metrics, problem.services, strict=True))
+
+
+def _accuracy_alone(problem: PoolProblem) -> PoolProblem:
+    """The problem without an accuracy to keep, in which nothing but accuracy counts."""
+    services = tuple(replace(one, minimum_accuracy_ratio=0.0, accuracy_price_j=1.0) for one in problem.services)
+    return replace(problem, energy_weight=1e-6, services=services)
+
+
+def infeasible(problem: PoolProblem, effort: Effort) -> InfeasibleError:
+    """Why there is no pool, and the most accurate one that keeps the latency limits."""
+    loose = _accuracy_alone(problem)
+    edges = tuple(edges_of(service, problem.machines) for service in problem.services)
+    found = _search(loose, edges, [1.0] * len(edges), effort)
+    there = ", ".join(f"{'any number of' if n is None else n} {gpu}" for gpu, n in problem.available.items())
+    if not found.pools:
+        return InfeasibleError(
+            f"no layout of {there} keeps the latency limits",
+            binding="latency",
+            hint="allow a longer latency, a lower rate, or more GPUs",
+        )
+    pool = found.pools[0]
+    nearest = {
+        service.name: {
+            "accuracy_ratio": metrics.accuracy_ratio,
+            "loss_ratio": 1.0 - metrics.accuracy_ratio / service.base_accuracy_ratio,
+            "instances": [f"{variant} on {profile}" for _, profile, variant in used],
+            "gpus": pool.gpus,
+        }
+        for service, metrics, used in zip(problem.services, pool.metrics, pool.used, strict=True)
+    }
+    short = [
+        f"{service.name} reaches {metrics.accuracy_ratio:.2%} of the {service.minimum_accuracy_ratio:.2%} asked for"
+        for service, metrics in zip(problem.services, pool.metrics, strict=True)
+        if metrics.accuracy_ratio < service.minimum_accuracy_ratio
+    ]
+    return InfeasibleError(
+        f"no layout of {there} is that accurate within the latency limits: {'; '.join(short) or 'none passed a trial'}",
+        binding="minimum accuracy",
+        nearest=nearest,
+        hint="allow a greater loss of accuracy, a longer latency, or more GPUs",
+    )
+
+
+def _search(
+    problem: PoolProblem, edges: Sequence[Edges], tight: Sequence[float], effort: Effort, seeds: Sequence[Pool] = ()
+) -> _Found:
+    """Branch and bound over boxes, from pools known before."""
+    master, pools = Master(problem, edges), Pools(problem, edges, tight)
+    for seed in seeds:
+        pools.add(seed.state(edges))
+    root = tuple(whole_box(problem, *each) for each in zip(problem.services, edges, strict=True))
+    heap: list[tuple[float, int, tuple[Box, ...]]] = [(0.0, 0, root)]
+    closed, solved = math.inf, 0
+    while heap and solved < effort.boxes and heap[0][0] < pools.best * (1 - effort.gap_ratio):
+        bound_w, _, boxes = heapq.heappop(heap)
+        solved += 1
+        found = master.solve(boxes, tight)
+        if found is None or found.cost_w >= pools.best:
+            continue
+        bound_w = max(bound_w, found.cost_w)
+        pools.add((found.cuts, found.counts))
+        halves = _halves(problem, edges, boxes)
+        if halves is None:
+            closed = min(closed, bound_w)
+            continue
+        for number, half in enumerate(halves):
+            heapq.heappush(heap, (bound_w, 2 * solved + number, half))
+    pools.polish(effort.polished, effort.steps)
+    return _Found(pools.kept(), min(pools.best, closed, *(entry[0] for entry in heap[:1])), solved)
+
+
+def _halves(
+    problem: PoolProblem, edges: Sequence[Edges], boxes: tuple[Box, ...]
+) -> tuple[tuple[Box, ...], tuple[Box, ...]] | None:
+    """Cut the widest side of the boxes in two; None when all are narrow."""
+    widest, chosen = 0.004, None
+    for number, (service, mine, box) in enumerate(zip(problem.services, edges, boxes, strict=True)):
+        typical = float(service_s(service, mine, 1.0).mean())
+        (low, high), (few, many) = box.wait_s, box.busy
+        by_wait = math.log((high + typical) / (low + typical))
+        by_busy = (many - few) * service.costs.contention
+        if by_wait > max(widest, by_busy):
+            middle = math.sqrt((low + typical) * (high + typical)) - typical
+            widest, chosen = by_wait, (number, Box((low, middle), box.busy), Box((middle, high), box.busy))
+        elif by_busy > widest:
+            middle = (few + many) / 2
+            widest, chosen = by_busy, (number, Box(box.wait_s, (few, middle)), Box(box.wait_s, (middle, many)))
+    if chosen is None:
+        return None
+    at, left, right = chosen
+    return (*boxes[:at], left, *boxes[at + 1 :]), (*boxes[:at], right, *boxes[at + 1 :])
+
+
+def judged_pool(problem: PoolProblem, pool: Pool, judge: Judge) -> Pool:
+    """The pool with what the judge found of each service."""
+    idle = idle_shares_w(problem, pool.cuts, pool.used)
+    metrics = tuple(judge(number, used, idle[number]) for number, used in enumerate(pool.used))
+    return replace(pool, metrics=metrics, cost_w=cost_w(problem, metrics), judged=True)
+
+
+def _accurate(problem: PoolProblem, pool: Pool) -> bool:
+    return all(
+        metrics.accuracy_ratio >= service.minimum_accuracy_ratio - 1e-9
+        for service, metrics in zip(problem.services, pool.metrics, strict=True)
+    )

@@ -1,0 +1,359 @@
+"""Preset ``best``: the cheapest GPUs that keep every promise, with a proof of how much cheaper any plan could be.
+
+A few services that may not be cut: exact, by :mod:`exact`. Otherwise column generation with :mod:`columns`, whole
+numbers by HiGHS, and searches that miss nothing to raise the bound until it meets the plan. Many services that all
+differ: the same on one handful after the other (:mod:`rolling`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from joulery.domain.arrays import FloatArray
+from joulery.domain.errors import InfeasibleError
+from joulery.domain.gpu.provisioning import PlanBound, Workload
+from joulery.policies.placement.provisioning import exact
+from joulery.policies.placement.provisioning.column_generation import Effort, Generator
+from joulery.policies.placement.provisioning.demand import Part
+from joulery.policies.placement.provisioning.in_batches import plan_in_batches
+from joulery.policies.placement.provisioning.master import Column, Range, Relaxation, Whole
+from joulery.policies.placement.provisioning.options import Item, Kind, kinds_of
+from joulery.policies.placement.provisioning.packing import Packing, Pattern
+from joulery.policies.placement.provisioning.predict import GpuType, Placed, Share
+from joulery.policies.placement.provisioning.rules import Rules
+
+KINDS_MAX = 48
+"""Up to so many different services are planned at once."""
+_GAPS = (0.1, 0.03, 0.01, 0.002, 1e-5)
+"""How much a layout may be worth beyond its GPU, in the searches that raise the bound one after the other."""
+_HANDFUL_EFFORT = Effort(patience=2, beam=60, columns=25, branchings=10, seconds=5.0)
+"""How hard a handful of many services is planned."""
+_CASES_MAX = 24
+"""Cases of a mixed fleet that are looked at."""
+_CUTS_MAX = 4
+"""How many limits on the number of replicas are tried in the search for a cheaper plan."""
+_EQUAL = 1e-6
+"""Costs closer than this, as a ratio, are equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """A plan and what is proven about it.
+
+    Attributes:
+        gpus: The GPUs.
+        bound: No plan within the rules is cheaper.
+    """
+
+    gpus: tuple[Placed, ...]
+    bound: PlanBound
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Services, GPU types and rules, worked out into items and packings."""
+
+    workloads: Sequence[Workload]
+    types: Sequence[GpuType]
+    kinds: tuple[Kind, ...]
+    items: tuple[Item, ...]
+    packings: tuple[Packing, ...]
+
+    @property
+    def demand(self) -> list[int]:
+        """Services of each kind."""
+        return [len(kind.members) for kind in self.kinds]
+
+    @property
+    def ranges(self) -> list[Range]:
+        """How many GPUs of each type there may be."""
+        return [(0, gpu_type.available) for gpu_type in self.types]
+
+
+def problem_of(workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules) -> Problem:
+    """Work out what can be chosen.
+
+    Raises:
+        InfeasibleError: A service can be served on none of the types.
+        ConfigError: No GPU types, two services of one name, or a model that no type knows.
+    """
+    kinds = kinds_of(workloads, types, rules)
+    items = tuple(item for kind in kinds for item in kind.items)
+    packings = tuple(Packing(gpu_type, index, items) for index, gpu_type in enumerate(types))
+    return Problem(workloads, types, kinds, items, packings)
+
+
+def plan(
+    workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules, effort: Effort | None = None
+) -> Solution:
+    """The cheapest plan that was found, and a bound on any.
+
+    Args:
+        workloads: The services.
+        types: The GPU types with their prices.
+        rules: What has to be kept, and what may be chosen.
+        effort: How hard to try.
+
+    Raises:
+        InfeasibleError: A service can be served on none of the types, or the GPUs there are do not suffice.
+        ConfigError: No GPU types, two services of one name, or a model that no type knows.
+    """
+    problem = problem_of(workloads, types, rules)
+    if not workloads:
+        return Solution((), PlanBound(0, 0.0, 0.0, "nothing to serve"))
+    uncut = rules.max_replicas == 1 and all(item.replicas == 1 for item in problem.items)
+    unlimited = all(high is None for _, high in problem.ranges)
+    if uncut and unlimited and len(workloads) == len(problem.kinds) <= exact.SERVICES_MAX:
+        solution = _exactly(problem)
+        if solution is not None:
+            return solution
+    if len(problem.kinds) > KINDS_MAX and unlimited:
+        return _by_handfuls(problem, rules)
+    return _by_columns(problem, effort or Effort())
+
+
+def _by_handfuls(problem: Problem, rules: Rules) -> Solution:
+    """A plan put together from plans for a handful each; bounded by the sum of the shares alone."""
+
+    def handful(workloads: Sequence[Workload]) -> tuple[Placed, ...]:
+        part = problem_of(workloads, problem.types, rules)
+        # Services stay whole where they can: so little effort spent on all ways to cut them ends in worse plans.
+        generator = Generator(part.packings, part.items, part.demand, part.ranges, _HANDFUL_EFFORT, replicas_max=1)
+        generator.generate(generator.master.relax())
+        return placed(part, generator.whole().gpus)
+
+    relaxed = volume(problem)
+    bound = attainable(problem, relaxed, problem.ranges)
+    method = f"{cuts_of(problem)}; sum of the shares needed alone"
+    return Solution(plan_in_batches(problem.workloads, handful), bound_of(problem, bound, relaxed, method))
+
+
+def _exactly(problem: Problem) -> Solution | None:
+    """The optimum by trying every set of services; None when a set was too large to be sure of."""
+    chosen = exact.cheapest(problem.packings, len(problem.workloads))
+    if chosen is None or any(packing.unsure for packing in problem.packings):
+        return None
+    gpus = placed(problem, [(gpu.type_index, gpu.pattern) for gpu in chosen])
+    cost = cost_of(problem, gpus)
+    relaxed = _relaxed(problem)
+    return Solution(
+        gpus, bound_of(problem, cost, relaxed, "services whole; every set of them that fits on one GPU was tried")
+    )
+
+
+def _relaxed(problem: Problem) -> float:
+    """The optimum if fractions of GPUs could be rented, over every set that fits."""
+    effort = Effort()
+    master = Generator(problem.packings, problem.items, problem.demand, problem.ranges, effort).master
+    for index, packing in enumerate(problem.packings):
+        for pattern in exact.fitting_sets(packing, len(problem.items)):
+            layout = packing.fit(pattern)
+            if layout is not None:
+                master.add(Column(index, packing.gpu_type.usd_per_hour, layout))
+    return master.relax().usd_per_hour
+
+
+def _by_columns(problem: Problem, effort: Effort) -> Solution:
+    """Column generation; whole numbers and bounds in turn until they meet, or the last gap has been searched."""
+    generator = Generator(problem.packings, problem.items, problem.demand, problem.ranges, effort)
+    relaxation = generator.generate(generator.master.relax())
+    best = generator.whole()
+    relaxed = volume(problem)
+    bound = attainable(problem, relaxed, problem.ranges)
+    for gap_ratio in _GAPS:
+        reachable = attainable(problem, relaxation.usd_per_hour, problem.ranges)
+        if best.usd_per_hour <= bound * (1 + _EQUAL) or reachable <= bound * (1 + _EQUAL):
+            break
+        proven, relaxation, grew = _proven(generator, relaxation, gap_ratio)
+        relaxed = max(relaxed, proven)
+        bound = max(bound, attainable(problem, relaxed, problem.ranges))
+        if grew and best.usd_per_hour > bound * (1 + _EQUAL):
+            best = _cheaper(best, generator.whole())
+    if best.usd_per_hour > bound * (1 + _EQUAL) and len(problem.types) > 1:
+        best, bound = branch(problem, generator, effort, best, bound)
+    if best.usd_per_hour > bound * (1 + _EQUAL):
+        best = _insist(problem, effort, best, bound)
+    if any(best.unserved):
+        raise _too_few_gpus(problem, best)
+    gpus = placed(problem, best.gpus)
+    searched = relaxed > volume(problem)
+    proof = "no layout of a GPU is worth more than its price" if searched else "sum of the shares needed alone"
+    method = f"{cuts_of(problem)}; {proof}"
+    return Solution(gpus, bound_of(problem, bound, relaxed, method))
+
+
+def _insist(problem: Problem, effort: Effort, best: Whole, bound: float) -> Whole:
+    """Look for a cheaper plan among fewer choices, wider: few replicas first, then more."""
+    wide = replace(effort, beam=3 * effort.beam, patience=3 * effort.patience)
+    for replicas_max in sorted({item.replicas for item in problem.items})[:_CUTS_MAX]:
+        narrow = Generator(problem.packings, problem.items, problem.demand, problem.ranges, wide, replicas_max)
+        narrow.enrich(narrow.generate(narrow.master.relax()))
+        best = _cheaper(best, narrow.whole())
+        if best.usd_per_hour <= bound * (1 + _EQUAL):
+            break
+    return best
+
+
+def _cheaper(best: Whole, other: Whole) -> Whole:
+    return other if other.usd_per_hour < best.usd_per_hour * (1 - _EQUAL) else best
+
+
+def _proven(generator: Generator, relaxation: Relaxation, gap_ratio: float) -> tuple[float, Relaxation, bool]:
+    """The best bound at one gap, the relaxation it ended with, and whether columns were found on the way."""
+    best, more, grew = 0.0, True, False
+    while more:
+        proven, more = generator.prove(relaxation, gap_ratio)
+        best = max(best, proven)
+        if more:
+            grew, relaxation = True, generator.generate(generator.master.relax())
+    return best, relaxation, grew
+
+
+def branch(problem: Problem, generator: Generator, effort: Effort, best: Whole, bound: float) -> tuple[Whole, float]:
+    """Raise the bound of a mixed fleet by settling how many GPUs of each type there are, a case at a time.
+
+    Fractions of a dear GPU are what makes the relaxation cheap; in each case their number is whole.
+    """
+    cases: list[tuple[float, tuple[Range, ...]]] = [(bound, tuple(problem.ranges))]
+    for _ in range(_CASES_MAX):
+        cases.sort(key=lambda case: case[0])
+        lowest, ranges = cases[0]
+        if lowest * (1 + _EQUAL) >= best.usd_per_hour:
+            break
+        relaxation = generator.generate(generator.restrict(ranges))
+        proven, relaxation, _ = _proven(generator, relaxation, effort.gap_ratio)
+        lowest = max(lowest, attainable(problem, proven, ranges))
+        best = _cheaper(best, generator.whole())
+        if lowest * (1 + _EQUAL) >= best.usd_per_hour:
+            cases[0] = (lowest, ranges)
+            continue
+        cut = _most_fractional(relaxation.gpus)
+        if cut is None:
+            break
+        low, high = ranges[cut]
+        whole = math.floor(relaxation.gpus[cut])
+        cases[0] = (lowest, (*ranges[:cut], (low, whole), *ranges[cut + 1 :]))
+        cases.append((lowest, (*ranges[:cut], (whole + 1, high), *ranges[cut + 1 :])))
+    generator.restrict(problem.ranges)
+    return best, min(best.usd_per_hour, *(lowest for lowest, _ in cases))
+
+
+def _most_fractional(gpus: FloatArray) -> int | None:
+    """The dearest of the types with a fractional number of GPUs, None when all are whole."""
+    part = np.abs(gpus - np.rint(gpus))
+    return int(np.argmax(part)) if float(part.max()) > 1e-6 else None
+
+
+def volume(problem: Problem) -> float:
+    """Dollars an hour for the shares everybody needs alone, as if shares could be cut and mixed at will."""
+    cheapest = [math.inf] * len(problem.kinds)
+    for index, item in enumerate(problem.items):
+        for packing in problem.packings:
+            if packing.alone[index] <= packing.capacity:
+                usd = packing.gpu_type.usd_per_hour * float(packing.alone[index]) / packing.capacity * item.replicas
+                cheapest[item.kind] = min(cheapest[item.kind], usd)
+    return math.fsum(usd * n for usd, n in zip(cheapest, problem.demand, strict=True))
+
+
+def volume_bound(workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules) -> PlanBound:
+    """The bound that needs no search: :func:`volume`, in whole GPUs."""
+    problem = problem_of(workloads, types, rules)
+    relaxed = volume(problem)
+    return bound_of(
+        problem,
+        attainable(problem, relaxed, problem.ranges),
+        relaxed,
+        f"{cuts_of(problem)}; sum of the shares needed alone",
+    )
+
+
+def attainable(problem: Problem, usd_per_hour: float, ranges: Sequence[Range]) -> float:
+    """The least that whole numbers of GPUs within the ranges can cost without costing less than this.
+
+    Worked out for one or two types; the value itself for more.
+    """
+    wanted = usd_per_hour * (1 - 1e-9)
+    prices = [gpu_type.usd_per_hour for gpu_type in problem.types]
+    if len(prices) > 2 or wanted <= 0:
+        return usd_per_hour
+    (last_low, last_high), last = ranges[-1], prices[-1]
+    first_low, first_high = ranges[0] if len(prices) == 2 else (0, 0)
+    most = math.ceil(wanted / prices[0])
+    costs = []
+    for count in range(first_low, max(first_low, most if first_high is None else min(most, first_high)) + 1):
+        rest = max(last_low, math.ceil((wanted - count * prices[0]) / last))
+        if last_high is None or rest <= last_high:
+            costs.append(count * prices[0] * (len(prices) - 1) + rest * last)
+    return min(costs, default=usd_per_hour)
+
+
+def placed(problem: Problem, gpus: Sequence[tuple[int, Pattern]]) -> tuple[Placed, ...]:
+    """Name the replicas, drop those beyond what whole services need, and tighten the shares of what is left."""
+    free = _parts(problem, gpus)
+    kept: list[tuple[int, Pattern, list[Part]]] = []
+    for type_index, pattern in sorted(gpus, key=lambda gpu: (-len(gpu[1]), gpu)):
+        named = [(item, free[item].pop()) for item in pattern if free[item]]
+        if named:
+            kept.append((type_index, tuple(item for item, _ in named), [part for _, part in named]))
+    result = []
+    for type_index, pattern, parts in kept:
+        layout = problem.packings[type_index].tightest(pattern)
+        assert layout is not None  # it fitted before replicas were dropped
+        unit = problem.types[type_index].profile.gpu.unit_percent
+        shares = [
+            Share(part, units * unit, option.process.batch)
+            for part, units, option in zip(parts, layout.units, layout.options, strict=True)
+        ]
+        shares.sort(key=lambda share: (-share.share_percent, share.part))
+        result.append(Placed(type_index, tuple(shares)))
+    result.sort(key=lambda gpu: (-problem.types[gpu.type_index].usd_per_hour, gpu.shares[0].part))
+    return tuple(result)
+
+
+def _parts(problem: Problem, gpus: Sequence[tuple[int, Pattern]]) -> list[list[Part]]:
+    """For each item the replicas it has to provide: members of its kind, as many as it makes up whole, in order."""
+    count = Counter(item for _, pattern in gpus for item in pattern)
+    waiting = [list(reversed(kind.members)) for kind in problem.kinds]
+    parts: list[list[Part]] = []
+    for index, item in enumerate(problem.items):
+        mine: list[Part] = []
+        for _ in range(count[index] // item.replicas):
+            if waiting[item.kind]:
+                member = waiting[item.kind].pop()
+                rate_rps = problem.workloads[member].rate_rps / item.replicas
+                mine += [Part(member, replica, item.replicas, rate_rps) for replica in range(item.replicas)]
+        parts.append(mine[::-1])
+    return parts
+
+
+def cost_of(problem: Problem, gpus: Sequence[Placed]) -> float:
+    """Dollars an hour."""
+    return math.fsum(problem.types[gpu.type_index].usd_per_hour for gpu in gpus)
+
+
+def bound_of(problem: Problem, usd_per_hour: float, relaxed_usd_per_hour: float, method: str) -> PlanBound:
+    """The bound on the cost, and on the number of GPUs that follows from it."""
+    dearest = max(gpu_type.usd_per_hour for gpu_type in problem.types)
+    return PlanBound(math.ceil(usd_per_hour / dearest - 1e-6), usd_per_hour, relaxed_usd_per_hour, method)
+
+
+def cuts_of(problem: Problem) -> str:
+    """Within which choices a bound holds, in words."""
+    most = max(item.replicas for item in problem.items)
+    return "services whole" if most == 1 else f"up to {most} replicas a service"
+
+
+def _too_few_gpus(problem: Problem, whole: Whole) -> InfeasibleError:
+    left = [problem.workloads[problem.kinds[kind].members[0]].id for kind, n in enumerate(whole.unserved) if n]
+    there = ", ".join(f"{gpu_type.available} {gpu_type.name}" for gpu_type in problem.types)
+    return InfeasibleError(
+        f"the GPUs there are ({there}) cannot serve everybody: nothing is left for {', '.join(left)}",
+        binding="number of GPUs",
+        nearest={"unserved": left},
+        hint="raise `available` in the fleet, or relax the promises of these services",
+    )

@@ -1,0 +1,172 @@
+"""Column generation: the cheapest mix of layouts, and the proof of how cheap any mix could be.
+
+The master problem prices one more service of each kind; a search finds layouts worth more than their GPU at these
+prices; they join, until none is left. The bound needs no end of that: scale the prices until no layout anywhere is
+worth more than its GPU, and what they say all services are worth is a cost no plan can go below (Farley, 1990).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from joulery.domain.arrays import FloatArray
+from joulery.policies.placement.provisioning.master import Column, Master, Range, Relaxation, Whole
+from joulery.policies.placement.provisioning.options import Item
+from joulery.policies.placement.provisioning.packing import Packing, Pattern
+from joulery.policies.placement.provisioning.pricing import Pricer
+
+_ALMOST = 0.03
+"""Columns that lack this part of the worth of their GPU are added at the end."""
+_TRIES = 3
+"""Patterns tried for each column wanted; the bound lets some through that do not fit."""
+_WIDE = 10
+"""How much wider that last search is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How hard to try. Counts of work rather than seconds, so that the same input gives the same plan.
+
+    Attributes:
+        patience: Rounds of column generation that may pass without a gain of a quarter of ``gap_ratio``.
+        beam: Partial patterns kept a level while looking for new columns.
+        nodes: Partial patterns looked at for the bound, at most.
+        columns: New columns a round and GPU type.
+        gap_ratio: A bound this close is close enough.
+        branchings: After how many the solver of whole numbers stops improving.
+        seconds: When it stops at the latest; a plan that took that long may differ on another day.
+    """
+
+    patience: int = 5
+    beam: int = 200
+    nodes: int = 300_000
+    columns: int = 60
+    gap_ratio: float = 0.002
+    branchings: int = 20_000
+    seconds: float = 20.0
+
+
+class Generator:
+    """Columns, prices and bounds for one set of items on some GPU types.
+
+    With ``replicas_max``, services are cut into no more than that many replicas (more where they have to be); bounds
+    hold for such plans only.
+
+    Attributes:
+        master: The columns so far.
+    """
+
+    def __init__(
+        self,
+        packings: Sequence[Packing],
+        items: Sequence[Item],
+        demand: Sequence[int],
+        ranges: Sequence[Range],
+        effort: Effort,
+        replicas_max: int | None = None,
+    ) -> None:
+        self._packings, self._effort, self._ranges = packings, effort, tuple(ranges)
+        self.master = Master(items, demand, ranges, max(packing.gpu_type.usd_per_hour for packing in packings))
+        self._demand = np.array(demand, np.float64)
+        self._kind = np.array([item.kind for item in items])
+        self._part = np.array([1.0 / item.replicas for item in items])
+        if replicas_max is not None:
+            fewest = [min(item.replicas for item in items if item.kind == kind) for kind in range(len(demand))]
+            over = [item.replicas > max(replicas_max, fewest[item.kind]) for item in items]
+            self._part[over] = 0.0
+        copies = np.array([item.replicas * demand[item.kind] for item in items], np.int64)
+        self._pricers = [Pricer(packing, np.minimum(copies, packing.capacity)) for packing in packings]
+        for index in range(len(packings)):
+            for item in range(len(items)):
+                self._add(index, (item,))
+
+    def restrict(self, ranges: Sequence[Range]) -> Relaxation:
+        """The relaxation with another range of GPUs for each type."""
+        self._ranges = tuple(ranges)
+        self.master.restrict(ranges)
+        return self.master.relax()
+
+    def generate(self, relaxation: Relaxation) -> Relaxation:
+        """Add columns until a narrow search finds none worth its GPU, or the relaxation hardly falls any more."""
+        stale, best = 0, relaxation.usd_per_hour
+        while stale < self._effort.patience:
+            added = 0
+            for index in self._wanted():
+                found = self._pricers[index].search(
+                    self._values(relaxation), self._price(index, relaxation) * (1 + 1e-6), beam=self._effort.beam
+                )
+                added += self._add_some(index, found.patterns, self._effort.columns)
+            if not added:
+                break
+            relaxation = self.master.relax()
+            fell = relaxation.usd_per_hour < best * (1 - self._effort.gap_ratio / 4)
+            stale, best = (0, relaxation.usd_per_hour) if fell else (stale + 1, best)
+        return relaxation
+
+    def prove(self, relaxation: Relaxation, gap_ratio: float) -> tuple[float, bool]:
+        """A bound by a search that misses nothing, and whether it found columns that lower the relaxation.
+
+        Args:
+            relaxation: The prices to prove with.
+            gap_ratio: How much a layout may be worth beyond its GPU; costs the bound as much.
+
+        Returns:
+            Dollars an hour that no plan goes below, in whole numbers or not; 0 when the search was given up.
+        """
+        values, scale, added = self._values(relaxation), 1.0, 0
+        for index in self._wanted():
+            packing, price = self._packings[index], self._price(index, relaxation)
+            threshold = price * (1 + gap_ratio)
+            found = self._pricers[index].search(values, threshold, nodes_max=self._effort.nodes)
+            if not found.complete:
+                return 0.0, False
+            possible = (
+                value for value, one in zip(found.values, found.patterns, strict=True) if not packing.impossible(one)
+            )
+            scale = min(scale, price / max(threshold, next(possible, 0.0)))
+            added += self._add_some(index, found.patterns, self._effort.columns)
+        most = np.array([0.0 if high is None else float(high) for _, high in self._ranges])
+        least = np.array([float(low) for low, _ in self._ranges])
+        rebates = relaxation.rebates
+        ranges = float(np.maximum(rebates, 0.0) @ least + np.minimum(rebates, 0.0) @ most)
+        return scale * float(self._demand @ relaxation.values) + ranges, added > 0
+
+    def whole(self) -> Whole:
+        """The cheapest whole numbers over the columns so far."""
+        return self.master.whole(seconds=self._effort.seconds, branchings=self._effort.branchings)
+
+    def enrich(self, relaxation: Relaxation) -> int:
+        """Add columns worth almost their GPU, which whole numbers may need; returns how many."""
+        added = 0
+        for index in self._wanted():
+            threshold = self._price(index, relaxation) * (1 - _ALMOST)
+            found = self._pricers[index].search(self._values(relaxation), threshold, beam=_WIDE * self._effort.beam)
+            added += self._add_some(index, found.patterns, _WIDE * self._effort.columns)
+        return added
+
+    def _wanted(self) -> list[int]:
+        """The GPU types of which there may be any."""
+        return [index for index, (_, high) in enumerate(self._ranges) if high != 0]
+
+    def _add(self, index: int, pattern: Pattern) -> bool:
+        """Add a pattern as a column, if it fits and is new."""
+        packing = self._packings[index]
+        layout = packing.fit(pattern)
+        return layout is not None and self.master.add(Column(index, packing.gpu_type.usd_per_hour, layout))
+
+    def _add_some(self, index: int, patterns: Sequence[Pattern], most: int) -> int:
+        added = 0
+        for pattern in patterns[: _TRIES * most]:
+            added += self._add(index, pattern)
+            if added >= most:
+                break
+        return added
+
+    def _values(self, relaxation: Relaxation) -> FloatArray:
+        return np.asarray(relaxation.values[self._kind] * self._part, np.float64)
+
+    def _price(self, index: int, relaxation: Relaxation) -> float:
+        return max(self._packings[index].gpu_type.usd_per_hour - float(relaxation.rebates[index]), 1e-9)

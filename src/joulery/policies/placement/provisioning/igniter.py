@@ -1,0 +1,218 @@
+"""Preset ``igniter``: the published provisioning strategy, decision for decision (Alg. 1 and Alg. 2).
+
+Three things make it fast without changing a single decision: a GPU keeps the solo figures of its processes, so a try
+recomputes only the processes whose share grew; tries that cannot succeed are recognised from a few numbers kept with
+each GPU; and no GPU can do better than take a process without anyone's share growing, so the search stops at the first
+that does.
+
+Faithful includes its faults: a GPU opened for a process gives it the lower bound unchecked, so a process that throttles
+the clock all by itself breaks its promise. Whoever assembles the plan reports that (``policies.provision.predict``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from joulery.domain.gpu.provisioning import Workload
+from joulery.perf.interference.model import GpuCoefficients, InterferenceProfile, ModelCoefficients, launch_delay_ms
+from joulery.policies.placement.provisioning.allocate import Figures, Process, process, settle, slowdown, units_of
+from joulery.policies.placement.provisioning.demand import Part, Size, parts_of, slo_ms
+from joulery.policies.placement.provisioning.predict import Share
+
+_ROUNDING = 1e-9
+"""Shortcuts leave this much to the exact comparison, so that they never decide what rounding would."""
+
+
+class _Request(NamedTuple):
+    """A part to place: its constants, the units it needs at least, and its figures with those."""
+
+    part: Part
+    process: Process
+    units: int
+    figures: Figures
+
+
+_Refusals = dict[tuple[int, ...], set[int]]
+"""By the state of a GPU (identities of its processes, then their units): processes for which it has no room."""
+
+
+class _Gpu:
+    """A GPU being filled: its processes in the order they came, and what each does alone with its present share.
+
+    Attributes:
+        delay_ms: Launch delay of a kernel once there is one process more.
+        refused: Constants (by identity) of processes for which there is no room; shared by GPUs in the same state.
+        tensions: For each process, time over limit at full clock once there is one process more, and what that gains
+            per percent of L2 that the newcomer uses; the tightest first.
+    """
+
+    __slots__ = (
+        "cache_percent",
+        "delay_ms",
+        "figures",
+        "parts",
+        "power_w",
+        "processes",
+        "refused",
+        "room",
+        "tensions",
+        "units",
+    )
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.parts: list[Part] = []
+        self.processes: list[Process] = []
+        self.units: list[int] = []
+        self.figures: list[Figures] = []
+        self.power_w = self.cache_percent = self.delay_ms = 0.0
+        self.tensions: list[tuple[float, float]] = []
+        self.refused: set[int] = set()
+
+    def place(self, request: _Request, units: list[int], gpu: GpuCoefficients, refusals: _Refusals) -> None:
+        """Take a process in; ``units`` are everyone's from now on."""
+        self.parts.append(request.part)
+        self.processes.append(request.process)
+        self.units, self.room = units, units_of(gpu) - sum(units)
+        self.refused = refusals.setdefault((*map(id, self.processes), *units), set())
+        unit = gpu.unit_percent
+        self.figures = figures = [one.figures(n * unit) for one, n in zip(self.processes, units, strict=True)]
+        self.power_w = sum([power_w for _, power_w, _ in figures])
+        self.cache_percent = sum([own for _, _, own in figures])
+        self.delay_ms = launch_delay_ms(gpu, len(figures) + 1)
+        self.tensions = sorted(
+            (
+                _tension(one, own, self.delay_ms, self.cache_percent)
+                for one, own in zip(self.processes, figures, strict=True)
+            ),
+            reverse=True,
+        )
+
+
+def _tension(one: Process, figures: Figures, delay_ms: float, cache_percent: float) -> tuple[float, float]:
+    """Time over limit at full clock, and what that gains per percent of L2 more."""
+    active_ms, _, own = figures
+    stretch_ms = active_ms * one.cache_sensitivity
+    time_ms = one.launch_ms + one.kernels * delay_ms + active_ms + stretch_ms * (cache_percent - own)
+    return time_ms / one.limit_ms, stretch_ms / one.limit_ms
+
+
+def plan(workloads: Sequence[Workload], profile: InterferenceProfile) -> tuple[tuple[Share, ...], ...]:
+    """Provision one GPU type as the paper does (Alg. 1).
+
+    Args:
+        workloads: The services, in the order that breaks ties.
+        profile: Coefficients of the GPU type.
+
+    Returns:
+        The processes of each GPU, GPUs in the order they were opened, processes in the order they came. The very
+        first GPU exists before anything is placed and may stay empty.
+
+    Raises:
+        InfeasibleError: A service cannot keep half its SLO on a whole GPU.
+        ConfigError: The profile does not know a model.
+    """
+    unit = profile.gpu.unit_percent
+    dedicated: list[tuple[Share, ...]] = []
+    requests: list[_Request] = []
+    known: dict[Process, Process] = {}
+    for index, workload in enumerate(workloads):
+        for part, need, own_gpu in parts_of(profile, index, workload):
+            if own_gpu:
+                dedicated.append((Share(part, 100.0, need.batch),))
+            else:
+                one = _process(profile.gpu, profile[workload.model], slo_ms(workload) / 2, need)
+                one = known.setdefault(one, one)
+                requests.append(_Request(part, one, need.units, one.figures(need.units * unit)))
+    requests.sort(key=lambda request: -request.units)
+    shared = (
+        tuple(
+            Share(part, units * unit, one.batch)
+            for part, one, units in zip(gpu.parts, gpu.processes, gpu.units, strict=True)
+        )
+        for gpu in _fill(requests, profile.gpu)
+    )
+    return (*dedicated, *shared)
+
+
+def _process(gpu: GpuCoefficients, model: ModelCoefficients, half_ms: float, need: Size) -> Process:
+    transfer_ms = need.batch * (model.load_bytes + model.feedback_bytes) / gpu.pcie_bytes_per_ms
+    shared_ms = half_ms - model.pcie_contention * transfer_ms
+    return process(model, need.batch, limit_ms=shared_ms, limit_alone_ms=half_ms - transfer_ms)
+
+
+def _fill(requests: Sequence[_Request], gpu: GpuCoefficients) -> list[_Gpu]:
+    """Alg. 1, lines 3-18: each process to the GPU where the shares grow least, the first of equals."""
+    most = units_of(gpu)
+    gpus = [_Gpu(most)]
+    open_gpus = list(gpus)
+    smallest = requests[-1].units if requests else 0
+    refusals: _Refusals = {}
+    for request in requests:
+        chosen, units = _choose(open_gpus, request, gpu)
+        if chosen is None:
+            chosen = _Gpu(most)
+            gpus.append(chosen)
+            open_gpus.append(chosen)
+        chosen.place(request, units, gpu, refusals)
+        if chosen.room < smallest:
+            open_gpus.remove(chosen)
+    return gpus
+
+
+def _choose(gpus: Sequence[_Gpu], request: _Request, coefficients: GpuCoefficients) -> tuple[_Gpu | None, list[int]]:
+    """Alg. 1, lines 6-12: the GPU that takes the process with the least growth, and everyone's units there."""
+    _, one, lower, (active_ms, power_w, cache_percent) = request
+    stretch_ms = active_ms * one.cache_sensitivity
+    alone_ms, limit_ms = one.launch_ms + active_ms - _ROUNDING, one.limit_ms
+    spare_w = coefficients.power_cap_w - coefficients.idle_w - power_w
+    clock_per_w = coefficients.clock_mhz_per_w / coefficients.clock_max_mhz
+    least, chosen, best, identity = units_of(coefficients) + 1, None, [lower], id(one)
+    for gpu in gpus:
+        room = gpu.room
+        if lower > room or identity in gpu.refused:
+            continue
+        excess_w = gpu.power_w - spare_w
+        speed = 1.0 if excess_w <= 0 else 1.0 + clock_per_w * excess_w
+        allowed = speed + _ROUNDING
+        bar = room + 1 if room < least else least
+        growth = lower
+        if alone_ms + one.kernels * gpu.delay_ms + stretch_ms * gpu.cache_percent > limit_ms * speed:
+            growth += 1
+        for tension, per_percent in gpu.tensions:
+            if growth >= bar:
+                break
+            if tension + per_percent * cache_percent > allowed:
+                growth += 1
+        units = _try(gpu, request, coefficients, bar) if growth < bar else None
+        if units is not None:
+            least, chosen, best = sum(units) - sum(gpu.units), gpu, units
+            if least <= lower:
+                break
+        elif chosen is None:
+            gpu.refused.add(identity)
+    return chosen, best
+
+
+def _try(gpu: _Gpu, request: _Request, coefficients: GpuCoefficients, bar: int) -> list[int] | None:
+    """Alg. 2 for one process more: everyone's units, or None once they have grown by ``bar`` or more."""
+    if not gpu.processes:
+        return _try_alone(request, coefficients, bar)
+    units = [*gpu.units, request.units]
+    figures = [*gpu.figures, request.figures]
+    spare = bar - 1 - request.units
+    return units if settle(coefficients, [*gpu.processes, request.process], units, figures, spare) else None
+
+
+def _try_alone(request: _Request, coefficients: GpuCoefficients, bar: int) -> list[int] | None:
+    """Alg. 2 on an empty GPU."""
+    one, (active_ms, power_w, _) = request.process, request.figures
+    for units in range(request.units, bar):
+        active_ms, power_w, _ = one.figures(units * coefficients.unit_percent)
+        if (one.launch_alone_ms + active_ms) * slowdown(coefficients, power_w) <= one.limit_alone_ms:
+            return [units]
+    return None
+
+
+__all__ = ["plan"]

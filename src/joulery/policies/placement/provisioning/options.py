@@ -1,0 +1,175 @@
+"""The ways to serve a service: into how many replicas it is cut, and which batches fit on a GPU type.
+
+Services that are alike (same model, promise, rate and arrivals) form one class and are planned as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from joulery.domain.errors import ConfigError, InfeasibleError
+from joulery.domain.gpu.provisioning import Workload
+from joulery.policies.placement.provisioning.allocate import Figures, Process, least_units, process
+from joulery.policies.placement.provisioning.demand import MAX_REPLICAS, alone, slo_ms
+from joulery.policies.placement.provisioning.predict import GpuType
+from joulery.policies.placement.provisioning.rules import Rules, Stream, batch_limit_ms, batches_of, limit_ms, stream_of
+
+
+class Option(NamedTuple):
+    """One batch for a replica on one GPU type.
+
+    Attributes:
+        process: Its constants.
+        units: What it needs when it has the GPU to itself.
+        figures: k_act, p and c with those.
+    """
+
+    process: Process
+    units: int
+    figures: Figures
+
+
+class Item(NamedTuple):
+    """One replica of a service that is cut into ``replicas`` equal ones.
+
+    Attributes:
+        kind: Index of the class of services.
+        replicas: Into how many it is cut.
+        options: For each GPU type the batches with which it fits, the one with the fewest units first.
+    """
+
+    kind: int
+    replicas: int
+    options: tuple[tuple[Option, ...], ...]
+
+
+class Kind(NamedTuple):
+    """A class of services that are alike.
+
+    Attributes:
+        members: Indices of the services.
+        items: The ways to cut one of them, fewest replicas first.
+    """
+
+    members: tuple[int, ...]
+    items: tuple[Item, ...]
+
+
+def kinds_of(workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules) -> tuple[Kind, ...]:
+    """The classes of services and how each can be served, in the order of first appearance.
+
+    Raises:
+        InfeasibleError: A service can be served on none of the types.
+        ConfigError: No GPU types, two services of one name, or a model that no type knows.
+    """
+    if not types:
+        raise ConfigError("the fleet has no GPU type", expected="at least one", hint="add one under fleet.gpus")
+    names = [workload.id for workload in workloads]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError("two services have the same name", got=twice)
+    alike: dict[object, list[int]] = {}
+    for index, workload in enumerate(workloads):
+        alike.setdefault((workload.model, workload.slo, workload.rate_rps, workload.arrivals), []).append(index)
+    return tuple(
+        Kind(tuple(members), items_of(workloads[members[0]], kind, types, rules))
+        for kind, members in enumerate(alike.values())
+    )
+
+
+def items_of(workload: Workload, kind: int, types: Sequence[GpuType], rules: Rules) -> tuple[Item, ...]:
+    """The ways to cut one service: up to ``rules.max_replicas`` replicas, or as few as work when more are needed.
+
+    Raises:
+        InfeasibleError: No number of replicas works on any type.
+        ConfigError: No type knows the model.
+    """
+    known = [gpu_type for gpu_type in types if workload.model in gpu_type.profile.models]
+    if not known:
+        types[0].profile[workload.model]
+    if not any(_options(workload, _HARDLY_ANY, gpu_type, rules) for gpu_type in known):
+        raise _too_fast(workload, known, rules)
+    items = [_item(workload, kind, replicas, types, rules) for replicas in range(1, rules.max_replicas + 1)]
+    items = [item for item in items if any(item.options)]
+    if not items and rules.max_replicas == 1:
+        raise _needs_replicas(workload, _fewest(workload, kind, types, rules))
+    if not items:
+        fewest = _fewest(workload, kind, types, rules)
+        items = [_item(workload, kind, fewest + more, types, rules) for more in range(_MORE_REPLICAS + 1)]
+    return tuple(items)
+
+
+_HARDLY_ANY = Stream(1e-6, 0.0)
+"""Requests so rare that only the latency of a single one can be in the way."""
+_MORE_REPLICAS = 2
+"""How many replicas beyond the fewest are tried when a service needs more than the rules would choose."""
+
+
+def _fewest(workload: Workload, kind: int, types: Sequence[GpuType], rules: Rules) -> int:
+    """The smallest number of replicas that works on some type: fewer requests each never hurt."""
+    low, high = 1, 2
+    while not any(_item(workload, kind, high, types, rules).options):
+        low, high = high, 2 * high
+        if high > 2 * MAX_REPLICAS:
+            raise InfeasibleError(
+                f"service {workload.id}: {workload.rate_rps:g} requests/s of {workload.model} take more than "
+                f"{MAX_REPLICAS} replicas",
+                binding=f"rate of {workload.id}",
+                hint="check the unit of its rate",
+            )
+    while high - low > 1:
+        middle = (low + high) // 2
+        if any(_item(workload, kind, middle, types, rules).options):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _item(workload: Workload, kind: int, replicas: int, types: Sequence[GpuType], rules: Rules) -> Item:
+    stream = stream_of(workload, replicas)
+    return Item(kind, replicas, tuple(_options(workload, stream, gpu_type, rules) for gpu_type in types))
+
+
+def _options(workload: Workload, stream: Stream, gpu_type: GpuType, rules: Rules) -> tuple[Option, ...]:
+    """Every batch with which a replica fits on one type, the one with the fewest units first."""
+    gpu, model = gpu_type.profile.gpu, gpu_type.profile.models.get(workload.model)
+    if model is None:
+        return ()
+    found: list[Option] = []
+    for batch in batches_of(rules, workload, stream):
+        shared_ms = limit_ms(rules, gpu, model, workload, stream, batch, shared=True)
+        alone_ms = shared_ms
+        if model.pcie_contention > 1 and stream.scv == 0:
+            alone_ms = limit_ms(rules, gpu, model, workload, stream, batch, shared=False)
+        one = process(model, batch, shared_ms, alone_ms)
+        units = least_units(gpu, one)
+        if units is not None:
+            found.append(Option(one, units, one.figures(units * gpu.unit_percent)))
+    return tuple(sorted(found, key=lambda option: (option.units, option.process.batch)))
+
+
+def _too_fast(workload: Workload, types: Sequence[GpuType], rules: Rules) -> InfeasibleError:
+    """The error for a promise that no share of any GPU type can keep, naming the best it could get."""
+    best_ms, best = min(
+        ((alone(t.profile, t.profile[workload.model], 1, 100.0).total_ms, t) for t in types), key=lambda found: found[0]
+    )
+    allowed_ms = batch_limit_ms(rules, workload, _HARDLY_ANY, 1) / (1 + rules.margin_ratio)
+    return InfeasibleError(
+        f"service {workload.id}: {workload.model} takes at best {best_ms:.3f} ms, for a single request on a whole "
+        f"{best.name}, but {allowed_ms:.3f} ms is all its SLO of {slo_ms(workload):g} ms leaves for a batch",
+        binding=f"latency of {workload.id}",
+        nearest={"workload": workload.id, "gpu": best.name, "best_latency_s": best_ms / 1e3},
+        hint="relax its SLO, add a faster GPU type, or serve a smaller model",
+    )
+
+
+def _needs_replicas(workload: Workload, replicas: int) -> InfeasibleError:
+    return InfeasibleError(
+        f"service {workload.id}: no GPU type serves {workload.rate_rps:g} requests/s of {workload.model} within "
+        f"{slo_ms(workload):g} ms alone",
+        binding=f"rate of {workload.id}",
+        nearest={"workload": workload.id, "replicas": replicas},
+        hint=f"allow replicas: {replicas} would do",
+    )

@@ -1,0 +1,177 @@
+"""From shares to a plan: what the model predicts for every process, and which promises it would break."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from joulery.domain.gpu.provisioning import (
+    LatencyParts,
+    PlannedGpu,
+    PlannedInstance,
+    Violation,
+    Workload,
+)
+from joulery.perf.interference.model import InterferenceProfile, Neighbourhood, Solo, clock_mhz, demand_w, latency, solo
+from joulery.policies.placement.provisioning.demand import Part
+from joulery.policies.placement.provisioning.rules import Rules, Stream, batch_limit_ms, limit_ms
+
+TOLERANCE = 1e-9
+"""Relative slack granted to rounding when a prediction is held against a limit."""
+
+
+class Share(NamedTuple):
+    """A part of a service on a GPU.
+
+    Attributes:
+        part: Which part of which service.
+        share_percent: Its share of the SMs.
+        batch: Its batch size.
+    """
+
+    part: Part
+    share_percent: float
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuType:
+    """A kind of GPU one can rent.
+
+    Attributes:
+        name: As the site calls it.
+        profile: What is known of it.
+        usd_per_hour: Price of one.
+        available: How many there are; None for as many as wanted.
+    """
+
+    name: str
+    profile: InterferenceProfile
+    usd_per_hour: float
+    available: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A GPU of a plan before anything is predicted.
+
+    Attributes:
+        type_index: Which GPU type.
+        shares: The processes on it.
+    """
+
+    type_index: int
+    shares: tuple[Share, ...]
+
+
+def predict(
+    gpus: Sequence[Placed], workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules
+) -> tuple[PlannedGpu, ...]:
+    """What the model says of every GPU and its processes (Eqs. 1-11), held against what the rules ask for.
+
+    Args:
+        gpus: The GPUs; empty ones are left out.
+        workloads: The services the parts refer to.
+        types: The GPU types.
+        rules: Which latency counts; margins are not held against the plan.
+    """
+    limits = _Limits(workloads, types, rules)
+    return tuple(_gpu(types[gpu.type_index], gpu, workloads, limits) for gpu in gpus if gpu.shares)
+
+
+def _gpu(gpu_type: GpuType, gpu: Placed, workloads: Sequence[Workload], limits: _Limits) -> PlannedGpu:
+    profile = gpu_type.profile
+    solos: list[Solo] = []
+    around = Neighbourhood()
+    for share in gpu.shares:
+        own = solo(profile[workloads[share.part.workload].model], share.batch, share.share_percent)
+        solos.append(own)
+        around = around.with_process(own)
+    demand = demand_w(profile.gpu, around)
+    return PlannedGpu(
+        type=gpu_type.name,
+        usd_per_hour=gpu_type.usd_per_hour,
+        clock_mhz=max(0.0, clock_mhz(profile.gpu, around)),
+        clock_max_mhz=profile.gpu.clock_max_mhz,
+        demand_w=demand,
+        power_w=min(demand, profile.gpu.power_cap_w),
+        instances=tuple(
+            _instance(profile, workloads[share.part.workload], share, own, around, limits.of(gpu, share, len(solos)))
+            for share, own in zip(gpu.shares, solos, strict=True)
+        ),
+    )
+
+
+def _instance(
+    profile: InterferenceProfile,
+    workload: Workload,
+    share: Share,
+    own: Solo,
+    around: Neighbourhood,
+    limit_ms: float,
+) -> PlannedInstance:
+    times = latency(profile.gpu, profile[workload.model], share.batch, own, around)
+    evenly = workload.arrivals.scv == 0
+    return PlannedInstance(
+        workload=workload.id,
+        model=workload.model,
+        replica=share.part.replica,
+        replicas=share.part.replicas,
+        rate_rps=share.part.rate_rps,
+        share_ratio=share.share_percent / 100.0,
+        batch=share.batch,
+        max_delay_s=math.inf if evenly else 0.0,
+        wait_s=(share.batch - 1) / share.part.rate_rps if evenly else math.nan,
+        parts=LatencyParts(
+            load_s=times.load_ms / 1e3,
+            schedule_s=times.schedule_ms / 1e3,
+            active_s=times.active_ms / 1e3,
+            throttle_s=(times.gpu_ms - times.schedule_ms - times.active_ms) / 1e3,
+            feedback_s=times.feedback_ms / 1e3,
+        ),
+        limit_s=limit_ms / 1e3,
+        throughput_rps=times.throughput_rps(share.batch),
+        slo_s=workload.slo.latency_s,
+    )
+
+
+class _Limits:
+    """What a batch may take from loading to feedback, worked out once for processes that are alike."""
+
+    def __init__(self, workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules) -> None:
+        self._workloads, self._types = workloads, types
+        self._rules = Rules(rules.accounting, rules.max_batch, rules.max_replicas)
+        self._known: dict[object, float] = {}
+
+    def of(self, gpu: Placed, share: Share, processes: int) -> float:
+        """Milliseconds."""
+        workload = self._workloads[share.part.workload]
+        stream = Stream(share.part.rate_rps, workload.arrivals.scv / share.part.replicas)
+        if stream.scv == 0:
+            return batch_limit_ms(self._rules, workload, stream, share.batch)
+        key = (gpu.type_index, workload.model, workload.slo, stream, share.batch, processes > 1)
+        if key not in self._known:
+            profile = self._types[gpu.type_index].profile
+            model = profile[workload.model]
+            execution_ms = limit_ms(
+                self._rules, profile.gpu, model, workload, stream, share.batch, shared=processes > 1
+            )
+            transfer = share.batch / profile.gpu.pcie_bytes_per_ms * (model.pcie_contention if processes > 1 else 1.0)
+            self._known[key] = execution_ms + (model.load_bytes + model.feedback_bytes) * transfer
+        return self._known[key]
+
+
+def violations_of(gpus: Sequence[PlannedGpu]) -> tuple[Violation, ...]:
+    """Every promise the plan is predicted to break: latency, throughput, or more than a whole GPU given away."""
+    found: list[Violation] = []
+    for index, gpu in enumerate(gpus):
+        if gpu.share_ratio > 1 + TOLERANCE:
+            found.append(Violation(gpu.instances[-1].workload, index, "share", gpu.share_ratio, 1.0))
+        for each in gpu.instances:
+            if not 0 < each.latency_s <= each.limit_s * (1 + TOLERANCE):
+                found.append(Violation(each.workload, index, "latency", each.latency_s, each.limit_s))
+            elif not each.throughput_rps >= each.rate_rps * (1 - TOLERANCE):
+                found.append(Violation(each.workload, index, "throughput", each.throughput_rps, each.rate_rps))
+    return tuple(found)

@@ -1,0 +1,317 @@
+"""From a running plan to the next: what would move, and how to follow a change of services by moving little.
+
+A *move* is a process that runs in both plans and would run on another GPU. Starting a new process, stopping one, and
+changing a share or batch in place are counted apart: they interrupt nobody.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from joulery.domain.errors import InfeasibleError
+from joulery.domain.gpu.provisioning import PlannedGpu, Workload
+from joulery.policies.placement.provisioning.best import Problem, problem_of
+from joulery.policies.placement.provisioning.demand import Part
+from joulery.policies.placement.provisioning.predict import GpuType, Placed, Share
+from joulery.policies.placement.provisioning.rules import Rules
+
+
+class Running(NamedTuple):
+    """A process of a running plan: which replica of which service, with what."""
+
+    workload: str
+    replica: int
+    share_percent: float
+    batch: int
+
+
+class RunningGpu(NamedTuple):
+    """A GPU of a running plan: its type, and the processes on it."""
+
+    type: str
+    processes: tuple[Running, ...]
+
+
+class Change(NamedTuple):
+    """One process that differs between two plans.
+
+    Attributes:
+        workload, replica: Which.
+        what: ``start``, ``stop``, ``move`` or ``resize``.
+        source, target: Index of its GPU in the old and in the new plan; None where it does not run.
+        before, after: Share in percent and batch; None where it does not run.
+    """
+
+    workload: str
+    replica: int
+    what: str
+    source: int | None
+    target: int | None
+    before: tuple[float, int] | None
+    after: tuple[float, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Two plans held against one another.
+
+    Attributes:
+        changes: Every process that differs.
+        same_gpu: For each GPU of the new plan the GPU of the old one it goes on as; None for one to be rented.
+        opened, closed: GPUs to be rented, GPUs that can be given back.
+    """
+
+    changes: tuple[Change, ...]
+    same_gpu: tuple[int | None, ...]
+    opened: int
+    closed: int
+
+    def count(self, what: str) -> int:
+        """How many changes of one kind."""
+        return sum(change.what == what for change in self.changes)
+
+    @property
+    def moves(self) -> int:
+        """Processes that run in both plans and would run on another GPU."""
+        return self.count("move")
+
+
+def running_of(gpus: Sequence[PlannedGpu]) -> tuple[RunningGpu, ...]:
+    """A plan as something that runs."""
+    return tuple(
+        RunningGpu(
+            gpu.type,
+            tuple(Running(each.workload, each.replica, 100 * each.share_ratio, each.batch) for each in gpu.instances),
+        )
+        for gpu in gpus
+    )
+
+
+def difference(old: Sequence[RunningGpu], new: Sequence[RunningGpu]) -> Difference:
+    """What changes from one plan to another, GPUs matched so that the fewest processes move."""
+    same_gpu = _matched(old, new)
+    was = {(p.workload, p.replica): (index, p) for index, gpu in enumerate(old) for p in gpu.processes}
+    changes: list[Change] = []
+    for index, gpu in enumerate(new):
+        for process in gpu.processes:
+            after = (round(process.share_percent, 9), process.batch)
+            source, before = was.pop((process.workload, process.replica), (None, None))
+            had = None if before is None else (round(before.share_percent, 9), before.batch)
+            what = "start" if source is None else "move" if same_gpu[index] != source else "resize"
+            if what != "resize" or had != after:
+                changes.append(Change(process.workload, process.replica, what, source, index, had, after))
+    changes += [
+        Change(p.workload, p.replica, "stop", source, None, (round(p.share_percent, 9), p.batch), None)
+        for source, p in was.values()
+    ]
+    kept = sum(index is not None for index in same_gpu)
+    return Difference(tuple(changes), same_gpu, len(new) - kept, len(old) - kept)
+
+
+def _matched(old: Sequence[RunningGpu], new: Sequence[RunningGpu]) -> tuple[int | None, ...]:
+    """For each new GPU an old one of its type, so that as many processes as possible stay where they are."""
+    if not old or not new:
+        return (None,) * len(new)
+    from scipy.optimize import linear_sum_assignment
+
+    there = {(p.workload, p.replica): index for index, gpu in enumerate(old) for p in gpu.processes}
+    gain = np.zeros((len(new), len(old)))
+    for index, gpu in enumerate(new):
+        for process in gpu.processes:
+            source = there.get((process.workload, process.replica))
+            if source is not None:
+                gain[index, source] += 1
+    same_type = np.array([[one.type == other.type for other in old] for one in new])
+    rows, columns = linear_sum_assignment(np.where(same_type, gain + 1e-3, -1e6), maximize=True)
+    found: list[int | None] = [None] * len(new)
+    for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
+        if same_type[row, column]:
+            found[row] = column
+    return tuple(found)
+
+
+def follow(
+    running: Sequence[RunningGpu],
+    workloads: Sequence[Workload],
+    types: Sequence[GpuType],
+    rules: Rules,
+    moves_max: int = 0,
+) -> tuple[Placed, ...]:
+    """A plan for today's services that leaves yesterday's where they are, as far as promises allow.
+
+    Shares and batches change in place. A process moves only when its GPU can no longer keep everybody's promises, or,
+    within ``moves_max``, when that empties a GPU.
+
+    Args:
+        running: What runs.
+        workloads: What is to be served from now on.
+        types: GPU types; those of the running plan are found by name.
+        rules: What has to be kept.
+        moves_max: Moves that may be spent on giving GPUs back.
+
+    Returns:
+        The GPUs that go on, in their order, then those to be rented.
+
+    Raises:
+        InfeasibleError: A service can be served on none of the types, or the GPUs there are do not suffice.
+        ConfigError: No GPU types, two services of one name, or a model that no type knows.
+    """
+    fleet = _Fleet(problem_of(workloads, types, rules), running)
+    fleet.evict()
+    fleet.place_waiting()
+    fleet.consolidate(moves_max)
+    return fleet.placed()
+
+
+class _Process(NamedTuple):
+    """A replica of today's plan: what it is as an item, and which part of which service."""
+
+    item: int
+    part: Part
+
+
+class _Fleet:
+    """GPUs while they are being changed.
+
+    Attributes:
+        types: Type of each GPU.
+        gpus: Processes of each GPU.
+        waiting: Processes without a GPU.
+    """
+
+    def __init__(self, problem: Problem, running: Sequence[RunningGpu]) -> None:
+        self.problem = problem
+        names = [gpu_type.name for gpu_type in problem.types]
+        self.types = [names.index(gpu.type) for gpu in running if gpu.type in names]
+        known = [gpu for gpu in running if gpu.type in names]
+        self.gpus: list[list[_Process]] = [[] for _ in known]
+        self.waiting: list[_Process] = []
+        place = {(p.workload, p.replica): index for index, gpu in enumerate(known) for p in gpu.processes}
+        count = Counter(workload for workload, _ in place)
+        indices = {(item.kind, item.replicas): index for index, item in enumerate(problem.items)}
+        for number, kind in enumerate(problem.kinds):
+            for member in kind.members:
+                workload = problem.workloads[member]
+                cuts = [item.replicas for item in kind.items]
+                replicas = next((cut for cut in cuts if cut >= count[workload.id]), cuts[-1])
+                for replica in range(replicas):
+                    part = Part(member, replica, replicas, workload.rate_rps / replicas)
+                    process = _Process(indices[number, replicas], part)
+                    gpu = place.get((workload.id, replica))
+                    (self.waiting if gpu is None else self.gpus[gpu]).append(process)
+
+    def fits(self, gpu: int, processes: Sequence[_Process]) -> int | None:
+        """Units the processes take together on a GPU; None when they do not fit."""
+        if not processes:
+            return 0
+        layout = self.problem.packings[self.types[gpu]].fit(tuple(sorted(p.item for p in processes)))
+        return None if layout is None else layout.total
+
+    def evict(self) -> None:
+        """Take processes off GPUs that can no longer keep everybody's promises, as few as possible."""
+        for gpu, processes in enumerate(self.gpus):
+            alone = self.problem.packings[self.types[gpu]].alone
+            for process in sorted(processes, key=lambda p: int(alone[p.item])):
+                if self.fits(gpu, processes) is not None:
+                    break
+                others = [each for each in processes if each != process]
+                if len(processes) == 1 or self.fits(gpu, others) is not None:
+                    self.waiting.append(process)
+                    processes.remove(process)
+            while self.fits(gpu, processes) is None:
+                largest = max(processes, key=lambda p: int(alone[p.item]))
+                self.waiting.append(largest)
+                processes.remove(largest)
+
+    def place_waiting(self) -> None:
+        """Put every waiting process where shares grow least, those that need most first; rent where nowhere."""
+        need = [
+            min(int(packing.alone[item]) for packing in self.problem.packings)
+            for item in range(len(self.problem.items))
+        ]
+        for process in sorted(self.waiting, key=lambda p: -need[p.item]):
+            gpu = self.best_gpu(process, range(len(self.gpus)))
+            if gpu is None:
+                self.types.append(self._cheapest(process))
+                self.gpus.append([])
+                gpu = len(self.gpus) - 1
+            self.gpus[gpu].append(process)
+        self.waiting = []
+
+    def best_gpu(self, process: _Process, among: Sequence[int]) -> int | None:
+        """The GPU that takes a process with the least growth of shares; None when none does."""
+        best: tuple[int, int] | None = None
+        for gpu in among:
+            if not self.gpus[gpu]:
+                continue
+            after = self.fits(gpu, [*self.gpus[gpu], process])
+            before = self.fits(gpu, self.gpus[gpu])
+            if after is not None and before is not None and (best is None or after - before < best[0]):
+                best = after - before, gpu
+        if best is None:
+            empty = [gpu for gpu in among if not self.gpus[gpu] and self.fits(gpu, [process]) is not None]
+            return min(empty, key=lambda gpu: self.problem.types[self.types[gpu]].usd_per_hour, default=None)
+        return best[1]
+
+    def _cheapest(self, process: _Process) -> int:
+        """The type to rent for a process.
+
+        Raises:
+            InfeasibleError: There are no more GPUs of any type it fits on.
+        """
+        rented = Counter(kind for kind, gpu in zip(self.types, self.gpus, strict=True) if gpu)
+        possible = [
+            (packing.gpu_type.usd_per_hour, index)
+            for index, packing in enumerate(self.problem.packings)
+            if packing.alone[process.item] <= packing.capacity
+            and (packing.gpu_type.available is None or rented[index] < packing.gpu_type.available)
+        ]
+        if not possible:
+            name = self.problem.workloads[process.part.workload].id
+            raise InfeasibleError(
+                f"no GPU is left for service {name}",
+                binding="number of GPUs",
+                nearest={"unserved": [name]},
+                hint="raise `available` in the fleet, or relax its promise",
+            )
+        return min(possible)[1]
+
+    def consolidate(self, moves_max: int) -> None:
+        """Give GPUs back whose processes find room elsewhere, those with the fewest first, within the moves allowed."""
+        left = moves_max
+        for gpu in sorted(range(len(self.gpus)), key=lambda gpu: len(self.gpus[gpu])):
+            if not 0 < len(self.gpus[gpu]) <= left:
+                continue
+            before = [list(processes) for processes in self.gpus]
+            leaving, self.gpus[gpu] = self.gpus[gpu], []
+            others = [other for other in range(len(self.gpus)) if self.gpus[other]]
+            for process in leaving:
+                target = self.best_gpu(process, others)
+                if target is None:
+                    self.gpus = before
+                    break
+                self.gpus[target].append(process)
+            else:
+                left -= len(leaving)
+
+    def placed(self) -> tuple[Placed, ...]:
+        """The plan."""
+        result = []
+        for kind, processes in zip(self.types, self.gpus, strict=True):
+            if not processes:
+                continue
+            ordered = sorted(processes, key=lambda p: (p.item, p.part))
+            layout = self.problem.packings[kind].tightest(tuple(p.item for p in ordered))
+            assert layout is not None  # every change was checked
+            unit = self.problem.types[kind].profile.gpu.unit_percent
+            shares = [
+                Share(p.part, units * unit, option.process.batch)
+                for p, units, option in zip(ordered, layout.units, layout.options, strict=True)
+            ]
+            result.append(Placed(kind, tuple(sorted(shares, key=lambda share: (-share.share_percent, share.part)))))
+        return tuple(result)

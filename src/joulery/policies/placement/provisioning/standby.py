@@ -1,0 +1,237 @@
+"""Shadow instances: what is done when a plan's prediction was wrong (iGniter, section 4.2).
+
+Beside every instance of a plan waits a *shadow*: a second process with a larger share of the same GPU, by the smaller
+of 10 % and what the plan left. Once a second the promised quantile of the latencies is held against the promise; if it
+is broken, and still broken half a second later (section 5.3), the shadow takes over and the original ends. The shadow
+has been loaded beforehand, so this takes no start of a process. What queued up behind the original is late whatever the
+shadow does: for ``settle_s`` after it took over nothing is concluded.
+
+A shadow is refused where the shares of its GPU would exceed the whole; the decision then says that the promise is
+broken and nothing here can mend it, which is the sign to plan anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
+
+from joulery.domain.decisions import Decision, Step
+from joulery.domain.errors import DataError
+from joulery.domain.gpu.provisioning import PlannedGpu
+from joulery.domain.serving.service import Slo
+
+ACTIVATE_SHADOW, PROMISE_BROKEN = "activate_shadow", "promise_broken"
+EXTRA_PERCENT = 10.0
+"""What a shadow has more than its original: the largest prediction error the paper measured."""
+REFUSED_S = 1e9
+"""The latency that a refused request counts with: later than any promise."""
+_ROUNDING_PERCENT = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """One instance of a plan.
+
+    Attributes:
+        workload: Whose.
+        replica: Which of its replicas.
+        gpu: Index of its GPU in the plan.
+        share_percent: What it has.
+        shadow_percent: What its shadow has; the same where the plan left nothing.
+        slo_s: The promised latency.
+        quantile: For which quantile.
+    """
+
+    workload: str
+    replica: int
+    gpu: int
+    share_percent: float
+    shadow_percent: float
+    slo_s: float
+    quantile: float
+
+    @property
+    def key(self) -> str:
+        """Names it in observations and decisions."""
+        return key_of(self.workload, self.replica)
+
+
+def key_of(workload: str, replica: int) -> str:
+    """How an instance is named: ``W1/0``."""
+    return f"{workload}/{replica}"
+
+
+def watched_of(
+    gpus: Sequence[PlannedGpu], slos: Mapping[str, Slo], extra_percent: float = EXTRA_PERCENT
+) -> tuple[Watched, ...]:
+    """The instances of a plan with what their shadows would have.
+
+    Args:
+        gpus: The plan.
+        slos: Promise by workload.
+        extra_percent: The most a shadow has more than its original.
+    """
+    return tuple(
+        Watched(
+            each.workload,
+            each.replica,
+            index,
+            100 * each.share_ratio,
+            100 * each.share_ratio + max(0.0, min(extra_percent, 100 - 100 * gpu.share_ratio)),
+            slos[each.workload].latency_s,
+            slos[each.workload].quantile,
+        )
+        for index, gpu in enumerate(gpus)
+        for each in gpu.instances
+    )
+
+
+class Tail(NamedTuple):
+    """What one instance's requests saw lately.
+
+    Attributes:
+        key: Which instance.
+        latency_s: The promised quantile of their latencies; NaN for none.
+        requests: How many there were.
+    """
+
+    key: str
+    latency_s: float
+    requests: int
+
+
+class ShadowObservation(NamedTuple):
+    """What the policy sees: every instance's latest tail, counted since its shadow took over, if it did."""
+
+    now_s: float
+    tails: tuple[Tail, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        tails = [[t.key, None if math.isnan(t.latency_s) else t.latency_s, t.requests] for t in self.tails]
+        return {"now_s": self.now_s, "tails": tails}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ShadowObservation:
+        """The observation that :meth:`as_dict` made this of."""
+        tails = (Tail(str(k), math.nan if s is None else float(s), int(n)) for k, s, n in data["tails"])
+        return cls(float(data["now_s"]), tuple(tails))
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowState:
+    """What the policy remembers.
+
+    Attributes:
+        late_since_s: When each instance was first seen late, while it stays so.
+        active: Since when the shadow of an instance answers.
+        broken: Instances that were said to be beyond mending.
+    """
+
+    late_since_s: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    active: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    broken: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowPolicy:
+    """Activates shadows of instances that break their promise.
+
+    Attributes:
+        instances: The plan's.
+        confirm_s: A promise must stay broken for so long.
+        fewest: A quantile over fewer requests says nothing.
+        settle_s: How long latencies do not count after a shadow took over.
+        service: What it watches, for the log: a whole plan.
+    """
+
+    instances: tuple[Watched, ...]
+    confirm_s: float = 0.5
+    fewest: int = 5
+    settle_s: float = 2.0
+    name: ClassVar[str] = "shadow"
+    service: ClassVar[str] = "plan"
+
+    def initial(self) -> ShadowState:
+        """Every original answers."""
+        return ShadowState()
+
+    def step(self, state: ShadowState, observation: ShadowObservation, /) -> Step[ShadowState]:
+        """Look at every instance once, in the order of the plan."""
+        tails = {tail.key: tail for tail in observation.tails}
+        decisions: list[Decision] = []
+        for one in self.instances:
+            tail = tails.get(one.key)
+            if tail is None or tail.requests < self.fewest or math.isnan(tail.latency_s):
+                continue
+            if observation.now_s < state.active.get(one.key, -math.inf) + self.settle_s:
+                continue
+            state, decision = self._look(state, one, tail, observation.now_s)
+            decisions += decision
+        return Step(state, tuple(decisions))
+
+    def _look(self, state: ShadowState, one: Watched, tail: Tail, now_s: float) -> tuple[ShadowState, list[Decision]]:
+        late = dict(state.late_since_s)
+        if tail.latency_s <= one.slo_s:
+            late.pop(one.key, None)
+            return replace(state, late_since_s=MappingProxyType(late), broken=state.broken - {one.key}), []
+        since_s = late.setdefault(one.key, now_s)
+        state = replace(state, late_since_s=MappingProxyType(late))
+        # Rounding of the clock may not turn half a second into a little less.
+        if now_s - since_s < self.confirm_s - 1e-6 or one.key in state.broken:
+            return state, []
+        took = (
+            f"{1e3 * tail.latency_s:.1f} ms" if tail.latency_s < REFUSED_S else "beyond all bounds (requests refused)"
+        )
+        seen = f"p{100 * one.quantile:g} of {one.key} {took} of {1e3 * one.slo_s:g} ms"
+        refusal = self._refusal(state, one)
+        if refusal:
+            reason = f"{seen}: {refusal}"
+            broken = Decision(PROMISE_BROKEN, one.key, None, self.name, reason, cause="latency")
+            return replace(state, broken=state.broken | {one.key}), [broken]
+        late.pop(one.key)
+        active = MappingProxyType({**state.active, one.key: now_s})
+        state = replace(state, late_since_s=MappingProxyType(late), active=active)
+        shares = f"{one.shadow_percent:g} % takes over from the original's {one.share_percent:g} %"
+        reason = f"{seen}: the shadow with {shares}"
+        return state, [Decision(ACTIVATE_SHADOW, one.key, one.shadow_percent, self.name, reason, cause="latency")]
+
+    def _refusal(self, state: ShadowState, one: Watched) -> str:
+        """Why its shadow cannot help; empty when it can."""
+        if one.key in state.active:
+            return "its shadow answers already"
+        if one.shadow_percent <= one.share_percent:
+            return "the plan left nothing of its GPU for a shadow"
+        used = math.fsum(
+            other.shadow_percent if other.key in state.active or other is one else other.share_percent
+            for other in self.instances
+            if other.gpu == one.gpu
+        )
+        if used > 100 + _ROUNDING_PERCENT:
+            return "another shadow has what the plan left of its GPU"
+        return ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything it takes to make it again, JSON-ready."""
+        return {
+            "instances": [asdict(one) for one in self.instances],
+            "confirm_s": self.confirm_s,
+            "fewest": self.fewest,
+            "settle_s": self.settle_s,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ShadowPolicy:
+        """The policy that :meth:`as_dict` made this of.
+
+        Raises:
+            DataError: It did not.
+        """
+        try:
+            instances = tuple(Watched(**one) for one in data["instances"])
+            return cls(instances, float(data["confirm_s"]), int(data["fewest"]), float(data["settle_s"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"not a shadow policy: {error!r}") from error

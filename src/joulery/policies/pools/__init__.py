@@ -1,1 +1,0 @@
-"""Which layouts on how many GPUs serve some services together: the column optimiser."""

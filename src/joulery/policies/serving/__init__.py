@@ -1,0 +1,1 @@
+"""Which variants serve on which slices as the grid changes (Clover)."""

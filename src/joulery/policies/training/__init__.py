@@ -1,0 +1,1 @@
+"""Which training jobs run, on how many GPUs: GREEN and its baselines."""

@@ -1,0 +1,130 @@
+"""Training schedulers that GREEN is compared with, on the same cluster and the same power (NSDI'25, section 8).
+
+Each is a pure policy over :class:`~joulery.policies.training.green.ClusterView`. ``Tiresias``: discretised
+two-dimensional least attained service. ``Fifo``: first come, first served, never preempted; in clean hours only, it is
+EcoVisor's rule, and behind :class:`CarbonTime`, which chooses a start time at submission, it is GAIA. Pollux and Zeus
+have files of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+
+from joulery.domain.decisions import Decision, Step
+from joulery.policies.training.allocation import Allocation, ClusterView
+
+_NO_PRESET: Mapping[int, int] = MappingProxyType({})
+
+
+def _step(allocation: Allocation, policy: str, reason: str, wake_s: float | None = None) -> Step[object]:
+    return Step(None, (Decision("allocate", "cluster", allocation, policy, reason),), wake_s)
+
+
+def _pack(wanted: Sequence[tuple[int, int]], gpus: int) -> tuple[dict[int, int], tuple[tuple[int, int], ...]]:
+    """Jobs in order, each if it still fits; who does not waits."""
+    run: dict[int, int] = {}
+    left: list[tuple[int, int]] = []
+    for job, want in wanted:
+        if want <= gpus:
+            run[job], gpus = want, gpus - want
+        else:
+            left.append((job, want))
+    return run, tuple(left)
+
+
+def _wants(view: ClusterView, preset: Mapping[int, int]) -> list[int]:
+    """GPUs of each job: its kind's preset, or what its owner requested."""
+    columns = zip(view.kind.tolist(), view.requested.tolist(), view.max_gpus.tolist(), strict=True)
+    return [min(preset.get(kind, requested), most) for kind, requested, most in columns]
+
+
+@dataclass(frozen=True, slots=True)
+class Tiresias:
+    """Two queues by attained GPU time, first come first served inside each, preemptive every round (NSDI'19).
+
+    Attributes:
+        preset: GPUs of each kind of job; a kind that is absent gets what its owner requested.
+        threshold_gpu_s: Attained service at which a job falls to the second queue.
+    """
+
+    preset: Mapping[int, int] = field(default_factory=lambda: _NO_PRESET)
+    threshold_gpu_s: float = 16 * 3600.0
+    name: str = "tiresias"
+
+    def initial(self) -> object:
+        """Nothing to remember."""
+        return None
+
+    def step(self, state: object, view: ClusterView, /) -> Step[object]:
+        """Rank by queue, then by submission."""
+        second = view.attained_gpu_s >= self.threshold_gpu_s
+        order = np.lexsort((view.job, view.submit_s, second)).tolist()
+        jobs, wants = view.job.tolist(), _wants(view, self.preset)
+        run, left = _pack([(jobs[row], wants[row]) for row in order], view.gpus)
+        reason = f"least attained service first: {int(np.sum(~second))} in the first queue"
+        return _step(Allocation(run, left, self.preset, True), self.name, reason, None if left else float("inf"))
+
+
+@dataclass(frozen=True, slots=True)
+class Fifo:
+    """First come, first served, whoever fits; nobody is moved once it runs.
+
+    Attributes:
+        preset: GPUs of each kind of job; a kind that is absent gets what its owner requested.
+        clean_below_g_per_kwh: Start jobs only while the intensity is at most this (EcoVisor: its 10th percentile).
+    """
+
+    preset: Mapping[int, int] = field(default_factory=lambda: _NO_PRESET)
+    clean_below_g_per_kwh: float = float("inf")
+    name: str = "fifo"
+
+    def initial(self) -> object:
+        """Nothing to remember."""
+        return None
+
+    def step(self, state: object, view: ClusterView, /) -> Step[object]:
+        """Let those run that run, and start others in a clean hour."""
+        clean = view.g_per_kwh <= self.clean_below_g_per_kwh
+        running = {job: gpus for job, gpus in zip(view.job.tolist(), view.running.tolist(), strict=True) if gpus}
+        queue = [
+            (job, want)
+            for job, want in zip(view.job.tolist(), _wants(view, self.preset), strict=True)
+            if job not in running
+        ]
+        started, left = _pack(queue, view.gpus - sum(running.values())) if clean else ({}, tuple(queue))
+        allocation = Allocation(running | started, left, self.preset, True, passive=clean)
+        return _step(allocation, self.name, f"{'clean' if clean else 'dirty'} hour, {len(left)} wait")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CarbonTime:
+    """GAIA's start time (ASPLOS'24): the delay that saves most carbon per hour of completion time.
+
+    For a job of expected length L submitted now, the start ``s`` in 0 … W hours that maximises
+    ``(C(0) - C(s)) / (s + L)``, where ``C(s)`` is the intensity summed over ``[s, s + L]``.
+
+    Attributes:
+        integral: Integral of the intensity from 0 to a time, g·s/kWh: a forecast, or hindsight.
+        short_s, long_s: Expected length of the jobs in the short and the long queue.
+        wait_h: Longest delay, hours (W).
+        short_below_s: Jobs up to this length belong to the short queue.
+    """
+
+    integral: Callable[[float], float]
+    short_s: float
+    long_s: float
+    wait_h: int = 12
+    short_below_s: float = 7200.0
+
+    def start_s(self, submit_s: float, work_s: float) -> float:
+        """When a job submitted at ``submit_s`` may start."""
+        length_s = self.short_s if work_s <= self.short_below_s else self.long_s
+        delays_s = [3600.0 * hour for hour in range(self.wait_h + 1)]
+        begin = [self.integral(submit_s + delay_s) for delay_s in delays_s]
+        cost = [self.integral(submit_s + d + length_s) - b for d, b in zip(delays_s, begin, strict=True)]
+        worth = [(cost[0] - c) / (d + length_s) for d, c in zip(delays_s, cost, strict=True)]
+        return submit_s + delays_s[int(np.argmax(worth))]

@@ -1,0 +1,388 @@
+"""Which training jobs run, on how many GPUs: GREEN's two optimisers in one multilevel feedback queue (NSDI'25).
+
+New jobs enter the upper queue and grow one GPU a round while each more GPU still pays in energy (section 5.1); then
+they move to the lower queue, where those of least footprint go first, high-power jobs in green hours and low-power
+ones in dirty hours (section 5.2). Between rounds waiting jobs start in the order of the last round; nobody is moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from itertools import repeat
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from joulery.domain.arrays import FloatArray, IntArray
+from joulery.domain.decisions import Decision, Step
+from joulery.domain.errors import ConfigError, DataError
+from joulery.policies.training.allocation import Allocation, ClusterView
+from joulery.policies.training.carbon_shift import ShiftRule, shifting_factor
+from joulery.policies.training.queues import TrackedJob, ceiling_kg, elders, fill, in_levels, lesser_kg, uppermost
+
+
+@dataclass(frozen=True, slots=True)
+class GreenState:
+    """Queues, targets and the profile cache.
+
+    Attributes:
+        jobs: What is known of each unfinished job.
+        profile: For each recurring kind, its degradation by number of GPUs, as far as jobs of it were measured.
+    """
+
+    jobs: Mapping[int, TrackedJob]
+    profile: Mapping[int, Mapping[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Green:
+    """GREEN's policy. The defaults are ours; :func:`green_paper` has the paper's.
+
+    Attributes:
+        mu: Strength of the shift, at least 1; 1 switches it off.
+        shift: Which table of factors.
+        theta: Share of the GPUs that the upper queue may take.
+        gamma: Least degradation at which a job still grows; None for the load-dependent rule: ``gamma_low``, rising to
+            0.95 while the GPUs wanted grow from ``gamma_from`` of those there are to half as many more.
+        gamma_low, gamma_from: Of that rule.
+        cap: Most GPUs a job; None for max(2, GPUs / 16).
+        hysteresis: Factor on the priority of running jobs, 1 for none. A quarter: while footprints count in quarters, a
+            running job counts as one level lower than it is.
+        profile_cache: Start a recurring kind of job where the last one of it settled.
+        carbon_gamma: Added to gamma in dirty hours, taken off in green ones.
+        starve_ratio: A job whose present wait exceeds this many times its execution counts as having no footprint;
+            None for never.
+        ceiling_gpu_s: A footprint above that of this much service of the average job counts as that: beyond it jobs go
+            by the hour and by submission, and in an overload the longest end one after another instead of all together
+            at its end; None for no ceiling.
+        levels: Below the ceiling footprints count rounded down to a quarter, a sixteenth … of it, with so many levels:
+            among jobs that have had about as much, the hour and submission decide, not the last gram; None to count
+            every gram.
+        elder_share: Share of the GPUs that goes to the oldest jobs of the lower queue first, whatever they have had:
+            those that footprints put last end during a rush instead of all together after it; 0 for none.
+        elder_age_s: From this age on jobs count as equally old there, and of those who had least goes first.
+        progress_after_s: A job that has run for this long and told its progress counts for a quarter of what it has
+            still to cause, where that is less than what it has caused; of those that count most whoever has most left
+            goes first. None to ask nobody.
+        ageing_s: From this age on a job's priority number falls as its age grows: whatever comes later, it runs at
+            last; None for never.
+        preempt_after_s: A job takes GPUs from one that runs only after having waited this long, all its waits
+            together; until then it starts when GPUs come free.
+        regrow: A job that started narrow in a crowd widens to what its kind pays for once there is room for everybody.
+        lift_after_s: Where kinds of jobs have power limits, jobs start without while somebody has waited for
+            longer than this: what a limit costs in time, everybody behind it waits; None to keep the limits.
+        las: Order the lower queue by attained service instead of carbon (the paper's ablation).
+        fixed_gpus: No scaling: every job on this many (the paper's ablation); None to scale.
+        node_gpus: Beyond one node a job grows by whole nodes of this many GPUs: a node that it only half fills slows
+            it down; None to grow GPU by GPU.
+        defer_ratio: In a dirty hour a job that never ran may be put off for this share of its work on one GPU, while
+            the cluster has room; 0 for never. Jobs whose share is less than half an hour are never put off.
+        defer_load: How full the cluster may be for that, as a share of its GPUs.
+    """
+
+    mu: float = 2.0
+    shift: ShiftRule = ShiftRule.MIRRORED
+    theta: float = 0.3
+    gamma: float | None = None
+    gamma_low: float = 0.90
+    gamma_from: float = 1.0
+    cap: int | None = None
+    hysteresis: float = 0.25
+    profile_cache: bool = True
+    carbon_gamma: float = 0.0
+    starve_ratio: float | None = None
+    ceiling_gpu_s: float | None = 7 * 3600.0
+    levels: int | None = 3
+    elder_share: float = 0.25
+    elder_age_s: float = 3 * 86_400.0
+    progress_after_s: float | None = 1800.0
+    ageing_s: float | None = 4 * 86_400.0
+    preempt_after_s: float = 1800.0
+    regrow: bool = True
+    lift_after_s: float | None = None
+    las: bool = False
+    fixed_gpus: int | None = None
+    node_gpus: int | None = None
+    defer_ratio: float = 0.0
+    defer_load: float = 0.9
+    name: str = "green"
+
+    def __post_init__(self) -> None:
+        if not self.mu >= 1:
+            raise ConfigError("the shifting strength mu must be at least 1", got=str(self.mu))
+        if not 0 < self.theta <= 1:
+            raise ConfigError("theta is a share of the GPUs", got=str(self.theta), expected="above 0, at most 1")
+        if not 0 <= self.elder_share <= 1:
+            raise ConfigError("elder_share is a share of the GPUs", got=str(self.elder_share), expected="0 to 1")
+        if not 0 < self.hysteresis <= 1:
+            raise ConfigError("hysteresis must lie in (0, 1]", got=str(self.hysteresis))
+        if not 0 <= self.defer_ratio < float("inf"):
+            raise ConfigError("a job cannot be put off by a negative share of its work", got=str(self.defer_ratio))
+        for knob, least in _LEAST_OF:
+            value = getattr(self, knob)
+            if value is not None and not value >= least:
+                raise ConfigError(f"{knob} is too short", got=str(value), expected=f"at least {least:g} s")
+        if self.levels is not None and self.levels < 1:
+            raise ConfigError("footprints count in at least one level below the ceiling", got=str(self.levels))
+        if self.node_gpus is not None and self.node_gpus < 1:
+            raise ConfigError("a node has at least one GPU", got=str(self.node_gpus))
+
+    def remember(self, state: GreenState) -> dict[str, object]:
+        """The state, JSON-ready: what a scheduler writes down to go on from after a restart."""
+        return {
+            "jobs": {str(job): list(astuple(known)) for job, known in state.jobs.items()},
+            "profile": {str(kind): {str(n): d for n, d in points.items()} for kind, points in state.profile.items()},
+        }
+
+    def recall(self, document: Mapping[str, Mapping[str, Any]]) -> GreenState:
+        """The state that :meth:`remember` wrote.
+
+        Raises:
+            DataError: It did not write this.
+        """
+        try:
+            jobs = {int(job): TrackedJob(*known) for job, known in document["jobs"].items()}
+            profile = {
+                int(kind): {int(n): float(d) for n, d in points.items()} for kind, points in document["profile"].items()
+            }
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"not the memory of a training policy: {error}") from error
+        return GreenState(MappingProxyType(jobs), MappingProxyType(profile))
+
+    def initial(self) -> GreenState:
+        """Empty queues, nothing known."""
+        return GreenState(MappingProxyType({}), MappingProxyType({}))
+
+    def step(self, state: GreenState, view: ClusterView, /) -> Step[GreenState]:
+        """One round: measure, grow, settle, rank, allocate."""
+        profile = self._learn(state.profile, view)
+        gamma = self._gamma(state, view)
+        jobs = self._settle(state, profile, view, gamma)
+        if self.regrow:
+            self._widen(jobs, profile, gamma, view)
+        hold_s, put_off = self._put_off(view, jobs)
+        upper = [row for row, job in enumerate(view.job.tolist()) if jobs[job].upper and row not in put_off]
+        lower = [row for row, job in enumerate(view.job.tolist()) if not jobs[job].upper and row not in put_off]
+        run, jobs, rest = fill(view, jobs, upper, self._ranked(lower, jobs, view), self.theta)
+        newcomers = {kind: self._newcomer(kind, view.gpus, profile, gamma, view).gpus for kind in profile}
+        hour = "no intensity" if view.hour is None else f"{view.hour} hour"
+        reason = f"{hour}; {len(upper)} in the upper and {len(lower)} in the lower queue, {len(run)} run"
+        if put_off:
+            reason += f", {len(put_off)} put off for a greener one"
+        longest_s = float(np.max(view.now_s - view.submit_s - view.executed_s, initial=0.0))
+        lifted = self.lift_after_s is not None and longest_s > self.lift_after_s
+        allocation = Allocation(run, rest, newcomers, hold_longer_than_s=hold_s, full_power=lifted)
+        decision = Decision("allocate", "cluster", allocation, self.name, reason)
+        # While newcomers may be held, the next round has to say when no longer.
+        wake_s = None if upper or rest or put_off or hold_s < float("inf") else float("inf")
+        return Step(GreenState(MappingProxyType(jobs), profile), (decision,), wake_s)
+
+    def _put_off(self, view: ClusterView, jobs: Mapping[int, TrackedJob]) -> tuple[float, frozenset[int]]:
+        """Work beyond which newcomers wait for the next round, and the rows that wait for a greener hour now."""
+        if not self.defer_ratio or view.hour != "dirty":
+            return float("inf"), frozenset()
+        if sum(jobs[job].gpus for job in view.job.tolist()) > self.defer_load * view.gpus:
+            return float("inf"), frozenset()
+        slack_s = self.defer_ratio * view.remaining_s
+        new = (view.running == 0) & (view.executed_s == 0)
+        late = view.now_s - view.submit_s >= slack_s
+        rows = np.flatnonzero(new & (slack_s >= _LEAST_SLACK_S) & ~late)
+        return _LEAST_SLACK_S / self.defer_ratio, frozenset(rows.tolist())
+
+    def _wider(self, gpus: int) -> int:
+        """The next number of GPUs a job grows to."""
+        if self.node_gpus is None or gpus < self.node_gpus:
+            return gpus + 1
+        return (gpus // self.node_gpus + 1) * self.node_gpus
+
+    def _narrower(self, gpus: int) -> int:
+        if self.node_gpus is None or gpus <= self.node_gpus:
+            return gpus - 1
+        return (-(-gpus // self.node_gpus) - 1) * self.node_gpus
+
+    def _cap(self, view: ClusterView) -> int:
+        return max(2, view.gpus // 16) if self.cap is None else self.cap
+
+    def _gamma(self, state: GreenState, view: ClusterView) -> float:
+        """Load-dependent: the fuller the cluster, the more a GPU must pay."""
+        if self.gamma is not None:
+            base = self.gamma
+        else:
+            wanted = sum(known.gpus for known in state.jobs.values())
+            load = wanted / view.gpus
+            rise = min(max((load - self.gamma_from) / 0.5, 0.0), 1.0)
+            base = self.gamma_low + (_GAMMA_HIGH - self.gamma_low) * rise
+        if view.hour is None:
+            return base
+        return base + (self.carbon_gamma if view.hour == "dirty" else -self.carbon_gamma)
+
+    def _learn(
+        self, profile: Mapping[int, Mapping[int, float]], view: ClusterView
+    ) -> Mapping[int, Mapping[int, float]]:
+        """The profile with every new point that this round's jobs show."""
+        if not self.profile_cache:
+            return profile
+        fresh = [
+            (kind, gpus, degradation)
+            for kind, gpus, degradation in zip(
+                view.kind.tolist(), view.running.tolist(), view.degradation.tolist(), strict=True
+            )
+            if kind >= 0 and gpus > 0 and degradation == degradation and gpus not in profile.get(kind, ())
+        ]
+        if not fresh:
+            return profile
+        learnt = {kind: dict(points) for kind, points in profile.items()}
+        for kind, gpus, degradation in fresh:
+            learnt.setdefault(kind, {})[gpus] = degradation
+        return MappingProxyType(learnt)
+
+    def _settle(
+        self, state: GreenState, profile: Mapping[int, Mapping[int, float]], view: ClusterView, gamma: float
+    ) -> dict[int, TrackedJob]:
+        """Where every job stands after this round's measurements: its queue and its number of GPUs."""
+        cap = self._cap(view)
+        jobs: dict[int, TrackedJob] = {}
+        columns = zip(
+            view.job.tolist(), view.running.tolist(), view.max_gpus.tolist(), view.kind.tolist(),
+            view.remaining_s.tolist(), view.degradation.tolist(),
+            repeat(1, len(view)) if view.min_gpus is None else view.min_gpus.tolist(), strict=True,
+        )  # fmt: skip
+        for job, running, most, kind, remaining_s, degradation, least in columns:
+            known = state.jobs.get(job) or self._newcomer(kind, most, profile, gamma, view, least)
+            if running > 0 and degradation == degradation:
+                if known.degradation != degradation:
+                    known = TrackedJob(known.upper, known.gpus, degradation, known.skipped)
+                if known.upper and running == known.gpus:
+                    known = self._grow(known, max(least, min(most, cap)), gamma, remaining_s, view.restart_s, least)
+            jobs[job] = known
+        return jobs
+
+    def _newcomer(
+        self,
+        kind: int,
+        most: int,
+        profile: Mapping[int, Mapping[int, float]],
+        gamma: float,
+        view: ClusterView,
+        least: int = 1,
+    ) -> TrackedJob:
+        """A new job: at the bottom of its ramp, or past it as far as its kind is known."""
+        most = max(least, min(most, self._cap(view)))
+        if self.fixed_gpus is not None:
+            return TrackedJob(True, max(least, min(self.fixed_gpus, most)))
+        points = profile.get(kind, {})
+        gpus = least
+        while (wider := self._wider(gpus)) <= most and points.get(wider, 0.0) >= gamma:
+            gpus = wider
+        return TrackedJob(wider <= most and wider not in points, gpus)
+
+    def _grow(
+        self, known: TrackedJob, most: int, gamma: float, remaining_s: float, restart_s: float, least: int = 1
+    ) -> TrackedJob:
+        """One more GPU, or down to the lower queue with the last number that paid."""
+        if self.fixed_gpus is not None:
+            return replace(known, upper=False)
+        bar = gamma - (0.05 if remaining_s > 36_000.0 else 0.0)
+        if known.degradation < bar:
+            return replace(known, upper=False, gpus=max(least, self._narrower(known.gpus)))
+        wider = self._wider(known.gpus)
+        if wider > most or remaining_s / known.gpus < 2.0 * restart_s:
+            return replace(known, upper=False)
+        return replace(known, gpus=wider)
+
+    def _widen(
+        self, jobs: dict[int, TrackedJob], profile: Mapping[int, Mapping[int, float]], gamma: float, view: ClusterView
+    ) -> None:
+        """Give what is free to settled jobs that run on fewer GPUs than a new one of their kind would get, in place."""
+        room = view.gpus - sum(jobs[job].gpus for job in view.job.tolist())
+        if room <= 0 or self.fixed_gpus is not None:
+            return
+        worth_s = _WORTH_RESTARTS * view.restart_s
+        for row in np.argsort(-view.remaining_s, kind="stable").tolist():
+            known, running = jobs[int(view.job[row])], int(view.running[row])
+            if known.upper or not running or running != known.gpus or view.remaining_s[row] < worth_s * running:
+                continue
+            least = 1 if view.min_gpus is None else int(view.min_gpus[row])
+            wide = self._newcomer(int(view.kind[row]), int(view.max_gpus[row]), profile, gamma, view, least).gpus
+            if 0 < wide - running <= room:
+                jobs[int(view.job[row])] = replace(known, gpus=wide)
+                room -= wide - running
+
+    def _ranked(self, rows: Sequence[int], jobs: Mapping[int, TrackedJob], view: ClusterView) -> list[int]:
+        """The lower queue, first to run first: ascending ``footprint / degradation × shift`` (Eq. 5), within bounds."""
+        if not rows:
+            return []
+        index = np.asarray(rows, np.int64)
+        degradation = np.array([jobs[job].degradation for job in view.job[index].tolist()])
+        running = view.running[index] > 0
+        waited_s = view.now_s - view.submit_s[index] - view.executed_s[index]
+        counted, among_equals = self._counted(index, waited_s, view)
+        priority = counted / degradation * self._shift(index, view)
+        if self.ageing_s is not None:
+            priority /= np.maximum((view.now_s - view.submit_s[index]) / self.ageing_s, 1.0)
+        priority[running] *= self.hysteresis
+        patient = ~running & (waited_s < self.preempt_after_s)
+        order = np.lexsort((view.job[index], among_equals, priority, patient))
+        wants = [jobs[job].gpus if may else 0 for job, may in zip(view.job[index].tolist(), ~patient, strict=True)]
+        age_s = np.minimum(view.now_s - view.submit_s[index], self.elder_age_s)
+        old = elders(age_s, counted, view.submit_s[index], wants, int(self.elder_share * view.gpus))
+        return [rows[at] for at in (*old, *(at for at in order.tolist() if at not in old))]
+
+    def _counted(self, index: IntArray, waited_s: FloatArray, view: ClusterView) -> tuple[FloatArray, FloatArray]:
+        """What counts of the footprint of each ranked job, and who of equals goes first, least first: whoever came
+        first; of those that count most whoever has most left, or that one ends alone on an idle cluster."""
+        footprint = (view.attained_gpu_s if self.las else view.footprint_kg)[index]
+        attained_s, first = view.attained_gpu_s[index], view.submit_s[index]
+        ceiling = ceiling_kg(footprint, attained_s, self.ceiling_gpu_s)
+        if self.progress_after_s is None:
+            counted = in_levels(footprint, ceiling, self.levels)
+        else:
+            remaining_s = view.remaining_s[index]
+            told = (view.executed_s[index] >= self.progress_after_s) & (attained_s > 0) & ~np.isnan(remaining_s)
+            counted = in_levels(lesser_kg(footprint, attained_s, remaining_s, told), ceiling, self.levels)
+            # Who has told nothing is expected to take as long again, as jobs of heavy-tailed lengths do.
+            left_s = np.where(told, remaining_s, attained_s)
+            first = np.where(uppermost(counted, ceiling, self.levels), -left_s, first)
+        if self.starve_ratio is not None:
+            waits = view.running[index] == 0
+            counted[waits & (waited_s > self.starve_ratio * view.executed_s[index])] = 0.0
+        return counted, first
+
+    def _shift(self, index: IntArray, view: ClusterView) -> FloatArray:
+        """The factor of each ranked job, scaled over every job whose power is known; 1 where it is not."""
+        known = ~np.isnan(view.gpu_w)
+        factor = np.ones(len(view))
+        factor[known] = shifting_factor(view.gpu_w[known], view.g_per_kwh, view.mean_g_per_kwh, self.mu, self.shift)
+        return factor[index]
+
+
+def green_paper(**changes: object) -> Green:
+    """GREEN as published: the literal shifting table, none of our additions."""
+    bare: dict[str, Any] = {
+        "ceiling_gpu_s": None,
+        "levels": None,
+        "elder_share": 0.0,
+        "progress_after_s": None,
+        "ageing_s": None,
+        "preempt_after_s": 0.0,
+        "regrow": False,
+    }
+    bare |= {"hysteresis": 1.0, "profile_cache": False, "gamma_low": 0.80, "gamma_from": 0.5}
+    return Green(**{**bare, "shift": ShiftRule.PAPER, "name": "green-paper", **changes})
+
+
+_LEAST_OF = (
+    ("ceiling_gpu_s", 1.0),
+    ("ageing_s", 1.0),
+    ("preempt_after_s", 0.0),
+    ("lift_after_s", 0.0),
+    ("elder_age_s", 0.0),
+    ("progress_after_s", 0.0),
+)
+_GAMMA_HIGH = 0.95
+_WORTH_RESTARTS = 10.0
+"""A settled job is restarted wider only with so many restarts' time ahead of it."""
+_LEAST_SLACK_S = 1800.0
+"""To put a job off for less than a round would only delay it."""

@@ -1,0 +1,166 @@
+"""What GREEN's two queues are made of: what counts of a footprint, and who gets GPUs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from joulery.domain.arrays import BoolArray, FloatArray
+from joulery.policies.training.allocation import ClusterView
+
+_BLOCKING_ROUNDS = 3
+_LEVEL_RATIO = 4.0
+_LEFT_WEIGHT = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedJob:
+    """What the policy remembers of one job.
+
+    Attributes:
+        upper: Whether it is still being sized.
+        gpus: How many GPUs it is to have.
+        degradation: Efficiency of its GPUs relative to one, as last measured.
+        skipped: Rounds in a row in which it did not fit.
+    """
+
+    upper: bool
+    gpus: int
+    degradation: float = 1.0
+    skipped: int = 0
+
+
+def ceiling_kg(footprint_kg: FloatArray, attained_gpu_s: FloatArray, ceiling_gpu_s: float | None) -> float:
+    """The footprint of so much service of the average job, beyond which none counts for more.
+
+    Args:
+        footprint_kg: Footprints, float64[n]; or service, where that is what is counted.
+        attained_gpu_s: Service of the same jobs, float64[n].
+        ceiling_gpu_s: None for no ceiling.
+
+    Returns:
+        Infinite where there is none, or nobody has had any service.
+    """
+    total_s = float(attained_gpu_s.sum())
+    if ceiling_gpu_s is None or total_s <= 0:
+        return math.inf
+    return ceiling_gpu_s * float(footprint_kg.sum()) / total_s
+
+
+def in_levels(footprint_kg: FloatArray, ceiling: float, levels: int | None) -> FloatArray:
+    """Footprints up to the ceiling, and below it rounded down to a quarter of it, a sixteenth …, the lowest of
+    ``levels`` for whatever is less; every gram without levels or without a ceiling.
+
+    Returns:
+        float64[n], a new array.
+    """
+    counted = np.minimum(footprint_kg, ceiling)
+    if levels is None or ceiling == math.inf:
+        return counted
+    edges = ceiling * _LEVEL_RATIO ** -np.arange(levels, -1.0, -1.0)
+    return np.asarray(edges[np.maximum(np.searchsorted(edges, counted, side="right") - 1, 0)], np.float64)
+
+
+def lesser_kg(
+    footprint_kg: FloatArray, attained_gpu_s: FloatArray, remaining_gpu_s: FloatArray, told: BoolArray
+) -> FloatArray:
+    """What each job has caused, or a quarter of what it has still to cause at its own rate, where it has told how much
+    is left and that is less.
+
+    Args:
+        footprint_kg, attained_gpu_s: So far, float64[n].
+        remaining_gpu_s: Left, float64[n]; looked at where told.
+        told: Whose progress is known, bool[n]; their service is above zero.
+
+    Returns:
+        float64[n], a new array.
+    """
+    lesser = np.array(footprint_kg, np.float64)
+    left_kg = footprint_kg[told] * remaining_gpu_s[told] / attained_gpu_s[told]
+    lesser[told] = np.minimum(lesser[told], _LEFT_WEIGHT * left_kg)
+    return lesser
+
+
+def uppermost(counted: FloatArray, ceiling: float, levels: int | None) -> BoolArray:
+    """Which jobs are in the highest level that anybody is in, unless that is the lowest there is.
+
+    Returns:
+        bool[n].
+    """
+    lowest = 0.0 if levels is None or ceiling == math.inf else ceiling * _LEVEL_RATIO**-levels
+    return np.asarray((counted >= counted.max(initial=0.0)) & (counted > lowest), np.bool_)
+
+
+def elders(
+    age_s: FloatArray, counted_kg: FloatArray, submit_s: FloatArray, wants: Sequence[int], gpus: int
+) -> dict[int, None]:
+    """Which jobs go before all others for their age: the oldest, as many as fit.
+
+    Args:
+        age_s: float64[n]; of those equally old whoever counts for less goes first, then whoever came first.
+        counted_kg: What counts of their footprints, float64[n].
+        submit_s: float64[n].
+        wants: GPUs of each; 0 for a job that may not be one of them.
+        gpus: How many GPUs they may have in all; who does not fit is passed over.
+
+    Returns:
+        Positions, first to run first, as keys.
+    """
+    chosen: dict[int, None] = {}
+    for at in np.lexsort((submit_s, counted_kg, -age_s)).tolist() if gpus else ():
+        if 0 < wants[at] <= gpus:
+            chosen[at], gpus = None, gpus - wants[at]
+        if not gpus:
+            break
+    return chosen
+
+
+def fill(
+    view: ClusterView, jobs: dict[int, TrackedJob], upper: Sequence[int], lower: Sequence[int], theta: float
+) -> tuple[dict[int, int], dict[int, TrackedJob], tuple[tuple[int, int], ...]]:
+    """Hand out GPUs: the upper queue within its share, then the lower one, then what is left to the upper queue.
+
+    A job is tested before it is added and skipped when it does not fit; a job of several GPUs that was skipped for
+    ``_BLOCKING_ROUNDS`` rounds blocks the smaller ones behind it.
+
+    Returns:
+        GPUs of each job that runs; the jobs with their skip counts; who waits, in order, with its GPUs.
+    """
+    number, running = view.job.tolist(), view.running.tolist()
+    free, budget = view.gpus, int(theta * view.gpus)
+    run: dict[int, int] = {}
+    spare: list[int] = []
+    for row in upper:
+        # Growing comes after keeping: a job that runs is first given what it has.
+        job = number[row]
+        want = min(jobs[job].gpus, running[row]) if running[row] else jobs[job].gpus
+        if want <= budget:
+            run[job], budget, free = want, budget - want, free - want
+        else:
+            spare.append(row)
+    growing = [row for row in upper if run.get(number[row], jobs[number[row]].gpus) < jobs[number[row]].gpus]
+    for row in sorted(growing, key=lambda row: (-jobs[number[row]].degradation, row)):
+        job = number[row]
+        more = jobs[job].gpus - run[job]
+        if more <= budget:
+            run[job], budget, free = jobs[job].gpus, budget - more, free - more
+        else:
+            jobs[job] = replace(jobs[job], gpus=run[job])
+    blocked = False
+    left: list[int] = []
+    for row in (*lower, *spare):
+        job = number[row]
+        want = jobs[job].gpus
+        if not blocked and want <= free:
+            run[job], free = want, free - want
+            if jobs[job].skipped:
+                jobs[job] = replace(jobs[job], skipped=0)
+            continue
+        left.append(row)
+        if want > 1:
+            jobs[job] = replace(jobs[job], skipped=jobs[job].skipped + 1)
+            blocked = blocked or jobs[job].skipped > _BLOCKING_ROUNDS
+    return run, jobs, tuple((number[row], jobs[number[row]].gpus) for row in left)

@@ -1,1 +1,0 @@
-"""The same choice by live trials: what is tried, what a trial showed, what is settled on."""

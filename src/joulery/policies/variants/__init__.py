@@ -1,1 +1,0 @@
-"""Which variant runs where: Clover's objective, its searches, the policy that plans again."""

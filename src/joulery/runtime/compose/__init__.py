@@ -1,1 +1,0 @@
-"""The only place that makes adapters: a file a kind of adapter."""

@@ -1,0 +1,1 @@
+"""Language models being served: waiting requests, predicted lengths, joules a request."""

@@ -1,0 +1,203 @@
+"""How long an answer will be, on the path of a request: the semantic cache, then the predictor, then the mean.
+
+Nothing a predictor or a cache does wrong stops a request: what it raises is counted, and the request is taken for an
+average one, which in a queue with aging is first come first served among its like.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from joulery.domain.arrays import FloatArray
+from joulery.domain.serving.generation import TextRequest, TextUsage
+from joulery.perf.lengths.pace import OnlineLengths, OnlinePace, cut_tokens, uncut_tokens
+from joulery.perf.lengths.prompt_templates import Form, FormLengths, prompt_form
+from joulery.store.semantic_cache import SemanticCache
+
+CACHE, PREDICTOR, MEAN = "cache", "predictor", "mean"
+_CHARACTERS_PER_TOKEN = 4
+"""A rough length of a token of English."""
+LONGEST_REMEMBERED = 8_000
+"""Characters of the longest prompt that is kept in the cache: memory is for prompts that come again."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Guess:
+    """What a predictor makes of a prompt.
+
+    Attributes:
+        score: Raw ordinal score, about 0 (short) to 4 (long).
+        embedding: What the prompt means, for the cache; None from a predictor that does not know.
+    """
+
+    score: float
+    embedding: FloatArray | None = None
+
+
+class Guesser(Protocol):
+    """A length predictor with one model's head chosen."""
+
+    @property
+    def class_tokens(self) -> FloatArray:
+        """Mean tokens of the five classes, ascending, float64[5]."""
+        ...
+
+    def guess(self, prompt: str) -> Guess:
+        """Its guess; any exception is the predictor's own failure."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forecast:
+    """What is expected of one request.
+
+    Attributes:
+        tokens: Expected length, within what the client takes at most.
+        service_s: Expected seconds in the engine, the prompt's reading included.
+        source: ``cache``, ``predictor`` or ``mean``.
+        uncut_tokens: Expected length if the client set no limit.
+        guess: The predictor's guess; None where it was not asked, or failed.
+        form: The prompt's, where there is a guess.
+    """
+
+    tokens: float
+    service_s: float
+    source: str
+    uncut_tokens: float
+    guess: Guess | None = None
+    form: Form | None = None
+
+
+class Forecaster:
+    """Forecasts requests of one model, and learns from how they end.
+
+    Args:
+        model: Its name.
+        guesser: The predictor; None to take every request for an average one.
+        cache: Where lengths of answers are remembered; None for nowhere.
+        pace: What is known of the engine's speed.
+
+    Attributes:
+        sources: How often each source answered.
+        failures: How often the predictor or the cache raised, by the exception's name.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        guesser: Guesser | None = None,
+        cache: SemanticCache | None = None,
+        pace: OnlinePace | None = None,
+    ) -> None:
+        self.model, self.guesser, self.cache = model, guesser, cache
+        self.pace = pace or OnlinePace()
+        self.sources: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        self._lengths = None if guesser is None else OnlineLengths(guesser.class_tokens)
+        self._forms = FormLengths()
+        self._mean = 150.0 if guesser is None else float(np.mean(guesser.class_tokens))
+
+    @property
+    def average_s(self) -> float:
+        """Seconds that an average answer is expected to take."""
+        return self.pace.service_s(self._mean)
+
+    def forecast(self, request: TextRequest) -> Forecast:
+        """What to expect of a request; never raises for what a predictor or a cache does."""
+        tokens, source, guess, form = self._mean, MEAN, None, None
+        if self.guesser is not None and self._lengths is not None:
+            # A predictor is somebody's model: whatever it raises must not cost a request its answer.
+            try:
+                guess = self.guesser.guess(request.prompt)
+                if not math.isfinite(guess.score):
+                    raise ArithmeticError(f"a score of {guess.score}")
+                tokens, source = self._lengths.expected(guess.score), PREDICTOR
+            except Exception as error:  # noqa: BLE001 - counted and shown; the request goes on without
+                self._failed(error)
+                guess = None
+        if guess is not None and self._lengths is not None:
+            form = prompt_form(request.prompt)
+            tokens *= self._forms.ratio(form, self._lengths)
+        known = self._remembered(request, guess)
+        if known is not None:
+            tokens, source = known, CACHE
+        self.sources[source] += 1
+        within = _within(tokens, request.most_tokens, exact=known is not None)
+        return Forecast(within, self.pace.service_s(within, prompt_tokens(request)), source, tokens, guess, form)
+
+    def completed(self, request: TextRequest, forecast: Forecast, usage: TextUsage, service_s: float | None) -> None:
+        """Learn from an answer; from its seconds in the engine where those are known.
+
+        One that was cut at the client's limit would have been longer: it says how fast the engine is, and moves
+        expectations upwards alone.
+        """
+        if service_s is not None:
+            self.pace.completed(usage.completion, service_s, prompt_tokens(request))
+        tokens = float(usage.completion)
+        if request.most_tokens is not None and usage.completion >= request.most_tokens:
+            self._cut(request, forecast, tokens)
+            return
+        self._mean += 0.02 * (tokens - self._mean)
+        if forecast.guess is not None and forecast.form is not None and self._lengths is not None:
+            self._forms.completed(forecast.form, forecast.guess.score, tokens)
+            self._lengths.completed(forecast.guess.score, tokens)
+        self._remember(request, forecast, tokens)
+
+    def _cut(self, request: TextRequest, forecast: Forecast, tokens: float) -> None:
+        """The answer would have been longer than the client took."""
+        self._mean += 0.02 * max(0.0, uncut_tokens(self._mean, tokens) - self._mean)
+        likely = uncut_tokens(forecast.uncut_tokens, tokens)
+        if forecast.guess is not None and forecast.form is not None and self._lengths is not None:
+            score = forecast.guess.score
+            if likely > forecast.uncut_tokens:
+                self._forms.completed(forecast.form, score, likely)
+            if likely > self._lengths.expected(score):
+                self._lengths.completed(score, likely)
+        if forecast.source != CACHE or forecast.uncut_tokens <= tokens:
+            self._remember(request, forecast, tokens + forecast.uncut_tokens)
+
+    def _remembered(self, request: TextRequest, guess: Guess | None) -> float | None:
+        if self.cache is None or len(request.prompt) > LONGEST_REMEMBERED:
+            return None
+        try:
+            return self.cache.look_up(self.model, request.prompt, _embedding(guess))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._failed(error)
+            return None
+
+    def _remember(self, request: TextRequest, forecast: Forecast, tokens: float) -> None:
+        if self.cache is None or len(request.prompt) > LONGEST_REMEMBERED:
+            return
+        if forecast.guess is None and self.guesser is not None:
+            return  # the predictor failed: what the prompt means is not known
+        try:
+            self.cache.insert(self.model, request.prompt, _embedding(forecast.guess), tokens)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self.failures[type(error).__name__] += 1
+
+
+def prompt_tokens(request: TextRequest) -> int:
+    """Tokens of a prompt, roughly: engines tell the count only once they have read it."""
+    return 1 + len(request.prompt) // _CHARACTERS_PER_TOKEN
+
+
+def _within(tokens: float, most_tokens: int | None, *, exact: bool) -> float:
+    """Expected length under the client's limit, of an expected or an exactly known one without."""
+    if most_tokens is None:
+        return tokens
+    return min(tokens, float(most_tokens)) if exact else cut_tokens(tokens, float(most_tokens))
+
+
+def _embedding(guess: Guess | None) -> FloatArray:
+    """The embedding, or a zero vector, which meets equal text alone."""
+    if guess is None or guess.embedding is None:
+        return np.zeros(1)
+    return guess.embedding

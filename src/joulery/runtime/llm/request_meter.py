@@ -1,0 +1,196 @@
+"""The meters of this machine, read whenever a request begins or ends, so that each knows what it cost by then."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from joulery.accounting.token_energy import EnergyTotals, TokenBook
+from joulery.domain.energy.channel import Channel, ReadingKind
+from joulery.domain.errors import ConfigError
+from joulery.domain.ports import Meter
+from joulery.domain.quality import Quality, weakest
+from joulery.domain.serving.engine import EnergyShare
+
+JOULES_PER_KWH = 3.6e6
+_CPUS = "cpus"
+
+
+@dataclass(slots=True)
+class _Metered:
+    """One engine as the meters see it."""
+
+    cpu_s: Callable[[], float]
+    device: str | None
+    last_cpu_s: float
+    unmatched_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Reading:
+    """The machine between two looks."""
+
+    busy_s: float = 0.0
+    total_j: float = 0.0
+    idle_j: float = 0.0
+    above_idle_j: dict[str, float] = field(default_factory=dict)
+    known: bool = True
+
+
+class TextMeter:
+    """Charges the requests of language models with what the machine's meters read.
+
+    An engine on the CPU gets its share of the joules above idle by CPU time; an engine that has a device to itself, all
+    of them. An engine far away costs joules that nobody here sees: unknown, not zero.
+
+    Args:
+        meters: Opened; this object closes them.
+        busy_s: CPU seconds of everybody on this machine so far.
+        g_per_kwh: Carbon intensity at a time; NaN while unknown.
+        pue: Facility energy per IT energy.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        meters: Sequence[Meter],
+        busy_s: Callable[[], float],
+        g_per_kwh: Callable[[float], float] = lambda t_s: math.nan,
+        *,
+        pue: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._meters = tuple(meters)
+        self._busy_s, self._g_per_kwh, self._pue, self._clock = busy_s, g_per_kwh, pue, clock
+        self._book = TokenBook()
+        self._engines: dict[str, _Metered] = {}
+        self._values = [meter.read() for meter in self._meters]
+        self._read_s = clock()
+        self._last_busy_s = busy_s()
+
+    @property
+    def totals(self) -> EnergyTotals:
+        """The sums up to the last reading."""
+        return self._book.totals
+
+    def join(self, engine: str, cpu_s: Callable[[], float], device: str | None = None) -> None:
+        """An engine is there.
+
+        Args:
+            engine: Its name.
+            cpu_s: CPU seconds it has used; NaN where that is not known.
+            device: The device it has to itself; None for a share of the CPUs.
+
+        Raises:
+            ConfigError: Another engine has that device.
+        """
+        if device is not None and device in {each.device for each in self._engines.values()}:
+            raise ConfigError("two engines cannot have one device to themselves", pointer=engine, got=device)
+        self._engines[engine] = _Metered(cpu_s, device, cpu_s())
+
+    def quality(self, engine: str) -> Quality:
+        """How well its joules are known."""
+        found = [channel.quality for channel in self._channels() if self._sees(engine, channel)]
+        return weakest(found) if found else Quality.ASSUMED
+
+    def began(self, engine: str, number: int) -> None:
+        """A request was given to an engine."""
+        self.settle()
+        self._book.began(engine, number)
+
+    def moved(self, engine: str, number: int, *, read: int = 0, written: int = 0) -> None:
+        """Tokens were read or written for a request."""
+        self._book.moved(engine, number, read=read, written=written)
+
+    def ended(self, engine: str, number: int) -> EnergyShare | None:
+        """A request left its engine: its share; None where it is not known."""
+        self.settle()
+        energy_j, carbon_g = self._book.ended(engine, number)
+        return None if energy_j is None else EnergyShare(energy_j, carbon_g, self.quality(engine))
+
+    def settle(self) -> None:
+        """Read the meters and book what was used since the last time."""
+        now_s = self._clock()
+        reading = self._look(now_s - self._read_s)
+        self._read_s = now_s
+        g_per_j = self._g_per_kwh(time.time()) * self._pue / JOULES_PER_KWH
+        engines_j = self._shares(reading)
+        self._book.settle(reading.total_j, reading.idle_j, engines_j, g_per_j)
+
+    def close(self) -> None:
+        """Let go of the meters. Safe to call twice."""
+        for meter in self._meters:
+            meter.close()
+
+    def _channels(self) -> list[Channel]:
+        return [channel for meter in self._meters for channel in meter.channels]
+
+    def _sees(self, engine: str, channel: Channel) -> bool:
+        device = self._engines[engine].device
+        return channel.device == device if device is not None else _of_cpus(channel)
+
+    def _look(self, seconds: float) -> _Reading:
+        """What every channel read since the last look, idle power apart."""
+        busy_s = self._busy_s()
+        owned = {engine.device for engine in self._engines.values()}
+        reading = _Reading(max(0.0, busy_s - self._last_busy_s))
+        self._last_busy_s = busy_s
+        for index, meter in enumerate(self._meters):
+            before, now = self._values[index], meter.read()
+            self._values[index] = tuple(b if math.isnan(n) else n for b, n in zip(before, now, strict=True))
+            for channel, old, new in zip(meter.channels, before, now, strict=True):
+                energy_j = _energy_j(channel, old, new, seconds)
+                if math.isnan(energy_j):
+                    reading.known = False
+                    continue
+                idle_j = min(energy_j, channel.idle_w * seconds) if channel.idle_w > 0 else 0.0
+                if _of_cpus(channel) and not reading.busy_s > 0:
+                    idle_j = energy_j
+                reading.total_j += energy_j
+                reading.idle_j += idle_j
+                where = _CPUS if _of_cpus(channel) and channel.device not in owned else channel.device
+                reading.above_idle_j[where] = reading.above_idle_j.get(where, 0.0) + energy_j - idle_j
+        return reading
+
+    def _shares(self, reading: _Reading) -> dict[str, float]:
+        """Joules of each engine since the last look; NaN where they are not known."""
+        on_cpus = [engine for engine in self._engines.values() if engine.device is None]
+        for engine in on_cpus:
+            cpu_s = engine.cpu_s()
+            # The kernel counts everybody's time in ticks of 10 ms: what no tick has covered yet waits.
+            # An engine that was away (its process died) is unknown for as long, and known again afterwards.
+            waited_s = 0.0 if math.isnan(engine.unmatched_s) else engine.unmatched_s
+            used_s = cpu_s - engine.last_cpu_s
+            engine.unmatched_s = math.nan if math.isnan(used_s) else waited_s + max(0.0, used_s)
+            engine.last_cpu_s = cpu_s
+        waiting_s = math.fsum(engine.unmatched_s for engine in on_cpus if not math.isnan(engine.unmatched_s))
+        covered = min(1.0, reading.busy_s / waiting_s) if waiting_s > 0 else 0.0
+        j_per_s = reading.above_idle_j.get(_CPUS, math.nan) / reading.busy_s if reading.busy_s > 0 else 0.0
+        shares = {}
+        for name, engine in self._engines.items():
+            if not reading.known:
+                shares[name] = math.nan
+            elif engine.device is not None:
+                shares[name] = reading.above_idle_j.get(engine.device, math.nan)
+            else:
+                shares[name] = covered * engine.unmatched_s * j_per_s
+                engine.unmatched_s *= 1.0 - covered
+        return shares
+
+
+def _of_cpus(channel: Channel) -> bool:
+    return channel.device.startswith("cpu:") or channel.device == "machine"
+
+
+def _energy_j(channel: Channel, old: float, new: float, seconds: float) -> float:
+    """Joules of a channel between two readings; NaN where one is missing or the counter began again."""
+    if math.isnan(old) or math.isnan(new):
+        return math.nan
+    if channel.kind is not ReadingKind.COUNTER:
+        return new * seconds
+    energy_j = new - old
+    if energy_j < 0 and channel.wrap_j > 0:
+        energy_j += channel.wrap_j
+    return energy_j if energy_j >= 0 else math.nan

@@ -1,0 +1,45 @@
+"""What a sampler process is told to do: the words between it and whoever starts it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from joulery.app.wiring.meters import MeterSpec
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerConfig:
+    """What a sampler is told to do.
+
+    Attributes:
+        folder: Where its files go; it exists.
+        parent: The process whose end is its end.
+        root: The process whose tree is the run.
+        include_root: Whether the root's own CPU time is the run's (it is not where joulery only starts the program).
+        period_s: Time between two readings of a meter that always has a new value.
+        max_cpu_ratio: Share of one core it may take before it reads less often.
+        meters: What to open; None for what this machine has.
+        group: Control group the run is in, and whether it counts CPU by CPU; None where there is none.
+    """
+
+    folder: str
+    parent: int
+    root: int
+    include_root: bool
+    period_s: float
+    max_cpu_ratio: float
+    meters: tuple[MeterSpec, ...] | None = None
+    group: tuple[str, bool] | None = None
+
+    def to_json(self) -> str:
+        """As one argument of a command line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> SamplerConfig:
+        """The reverse of :meth:`to_json`."""
+        fields = json.loads(text)
+        if fields["meters"] is not None:
+            fields["meters"] = tuple(MeterSpec(**spec) for spec in fields["meters"])
+        return cls(**fields)

@@ -1,1 +1,0 @@
-"""Language models being served: who is next, how long it will take, what it cost."""

@@ -1,0 +1,1 @@
+"""Simulated devices whose clock changes while requests run."""

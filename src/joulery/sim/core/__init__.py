@@ -1,0 +1,1 @@
+"""The event kernel, random streams, arrivals, the policy driver, comparisons."""

@@ -1,0 +1,123 @@
+"""Policies in virtual time: the simulator's half of "one policy, two drivers".
+
+A policy is a pure object with ``initial()`` and ``step(state, observation)``; it is handed what it may see and returns
+decisions. :class:`Driver` calls it on a grid of instants, after everything else of the instant
+(:attr:`~joulery.sim.core.kernel.Rank.POLICY`), and skips it until its ``wake_s``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from joulery.domain.decisions import Decision, Step
+from joulery.domain.ports import Policy
+from joulery.sim.core.kernel import Kernel, Rank
+
+S = TypeVar("S")
+Obs = TypeVar("Obs")
+
+
+class Driver(Generic[S, Obs]):
+    """Steps one policy inside a kernel.
+
+    The policy is stepped at ``start_s + k * period_s``. After a step with ``wake_s``, grid instants before ``wake_s``
+    are skipped: for a policy that tells the truth about ``wake_s`` the decisions are those of stepping it every period.
+    Without a period the policy is stepped exactly at ``wake_s``, and otherwise only when :meth:`poke` says that
+    something changed.
+
+    Attributes:
+        state: The policy's state after its last step.
+        steps: How often the policy was stepped.
+
+    Args:
+        kernel: The kernel to run in.
+        name: Unique name of this driver; names its events.
+        policy: The pure policy.
+        observe: What the policy sees at an instant.
+        act: Carries out one decision; called in the policy's order.
+        period_s: Distance of the grid, seconds; None for a policy that acts only when woken.
+        start_s: First step, seconds; now when None.
+        watch: Called after each step with the instant, the observation and the step: a log, a test.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        name: str,
+        policy: Policy[S, Obs],
+        observe: Callable[[float], Obs],
+        act: Callable[[float, Decision], None],
+        *,
+        period_s: float | None,
+        start_s: float | None = None,
+        watch: Callable[[float, Obs, Step[S]], None] | None = None,
+    ) -> None:
+        if period_s is not None and not 0 < period_s < math.inf:
+            raise ValueError(f"{name}: a policy needs a positive, finite period or none, not {period_s} s")
+        self.state: S = policy.initial()
+        self.steps = 0
+        self._kernel, self._kind, self._policy = kernel, f"policy {name}", policy
+        self._observe, self._act, self._watch = observe, act, watch
+        self._period_s = period_s
+        self._start_s = kernel.now_s if start_s is None else start_s
+        self._due_s, self._last_s, self._acting = self._start_s, -math.inf, False
+        kernel.on(self._kind, Rank.POLICY, self._step)
+        kernel.at(self._due_s, self._kind)
+
+    @property
+    def due_s(self) -> float:
+        """When the policy is stepped next, seconds; infinity when only :meth:`poke` can wake it."""
+        return self._due_s
+
+    def poke(self) -> None:
+        """Something changed: step the policy at its next grid instant, or within this instant if it has no grid.
+
+        However many pokes, one step. What the policy's own decisions change does not wake it.
+        """
+        if self._acting:
+            return
+        now_s = self._kernel.now_s
+        if self._period_s is None:
+            due_s = max(now_s, self._start_s)
+        else:
+            due_s = self._grid_at_or_after(now_s if self._last_s < now_s else math.nextafter(now_s, math.inf))
+        if due_s < self._due_s:
+            self._due_s = due_s
+            self._kernel.at(due_s, self._kind)
+
+    def _step(self, t_s: float, _payload: object) -> None:
+        if t_s != self._due_s:
+            return  # a poke moved this step forward; it has been taken
+        observation = self._observe(t_s)
+        step = self._policy.step(self.state, observation)
+        self.state = step.state
+        self.steps += 1
+        self._last_s, self._due_s = t_s, self._next(t_s, step.wake_s)
+        if self._due_s < math.inf:
+            self._kernel.at(self._due_s, self._kind)
+        if self._watch is not None:
+            self._watch(t_s, observation, step)
+        self._acting = True
+        for decision in step.decisions:
+            self._act(t_s, decision)
+        self._acting = False
+
+    def _next(self, t_s: float, wake_s: float | None) -> float:
+        if self._period_s is None:
+            return math.inf if wake_s is None else max(wake_s, math.nextafter(t_s, math.inf))
+        following = self._grid_at_or_after(math.nextafter(t_s, math.inf))
+        return following if wake_s is None or wake_s <= following else self._grid_at_or_after(wake_s)
+
+    def _grid_at_or_after(self, t_s: float) -> float:
+        """The first grid instant at or after ``t_s``, by multiplication: a long run does not drift."""
+        assert self._period_s is not None
+        if not t_s < math.inf:
+            return math.inf
+        count = max(0, math.ceil((t_s - self._start_s) / self._period_s))
+        while count > 0 and self._start_s + (count - 1) * self._period_s >= t_s:
+            count -= 1
+        while self._start_s + count * self._period_s < t_s:
+            count += 1
+        return self._start_s + count * self._period_s

@@ -1,0 +1,1 @@
+"""Plans judged by simulation: shared GPUs, standbys, pools."""

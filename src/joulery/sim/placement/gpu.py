@@ -1,0 +1,131 @@
+"""A simulated GPU: how co-located processes slow one another, at what clock they run, what they draw.
+
+This is the *truth* of a simulation. It has parameters of its own: a plan made with one interference profile can be
+judged on a GPU that behaves by another. One rule unites the clock someone sets and the power cap::
+
+    clock = min(clock set, clock the power cap leaves)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from joulery.domain.errors import ConfigError, InfeasibleError
+from joulery.perf.interference.model import InterferenceProfile, Neighbourhood, clock_mhz, latency, solo
+
+
+class Process(NamedTuple):
+    """One serving process on a GPU.
+
+    Attributes:
+        model: Which model it runs.
+        share_ratio: Its share of the GPU (MPS active thread share), 0 to 1.
+        batch: Requests in the batch it executes.
+    """
+
+    model: str
+    share_ratio: float
+    batch: int
+
+
+class Effect(NamedTuple):
+    """What a GPU does to one of its processes.
+
+    Attributes:
+        load_s: Input of a batch to the GPU; overlaps with execution.
+        busy_s: Execution and feedback of the batch: what occupies the process.
+        dynamic_w: Power it adds while it executes.
+    """
+
+    load_s: float
+    busy_s: float
+    dynamic_w: float
+
+
+class Conditions(NamedTuple):
+    """A GPU while a given set of processes executes.
+
+    Attributes:
+        effects: One per process, in order.
+        clock_mhz: The clock it runs at.
+    """
+
+    effects: tuple[Effect, ...]
+    clock_mhz: float
+
+
+class GpuTruth(Protocol):
+    """How a GPU behaves."""
+
+    @property
+    def idle_w(self) -> float:
+        """Power while nothing executes."""
+        ...
+
+    def conditions(self, executing: Sequence[Process]) -> Conditions:
+        """The effect of everything that executes at one time on each part of it.
+
+        Raises:
+            ConfigError: A model is unknown.
+            InfeasibleError: The processes ask for so much power that no clock is left.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class InterferenceTruth:
+    """iGniter's equations as the law of a simulated GPU, usually with other coefficients than the planner's.
+
+    Attributes:
+        profile: Coefficients of the truth.
+        clock_limit_mhz: Clock someone set; None for the highest.
+        dynamic_ratio: Dynamic power at a clock, as a ratio of that at the highest, against the clock as a ratio of the
+            highest. The default keeps the voltage: no less is saved below the knee of any voltage curve.
+    """
+
+    profile: InterferenceProfile
+    clock_limit_mhz: float | None = None
+    dynamic_ratio: Callable[[float], float] = float
+
+    def __post_init__(self) -> None:
+        highest = self.profile.gpu.clock_max_mhz
+        if self.clock_limit_mhz is not None and not 0 < self.clock_limit_mhz <= highest:
+            raise ConfigError(
+                f"{self.profile.gpu.name} cannot run at this clock",
+                got=f"{self.clock_limit_mhz:g} MHz",
+                expected=f"above 0, at most {highest:g} MHz",
+            )
+
+    @property
+    def idle_w(self) -> float:
+        """Power while nothing executes."""
+        return self.profile.gpu.idle_w
+
+    def conditions(self, executing: Sequence[Process]) -> Conditions:
+        """Eqs. 1-11 for what executes now; the clock is the lower of the one set and the one the cap leaves."""
+        gpu = self.profile.gpu
+        highest = gpu.clock_max_mhz
+        limit = highest if self.clock_limit_mhz is None else self.clock_limit_mhz
+        scale = self.dynamic_ratio(limit / highest) if limit < highest else 1.0
+        solos = [solo(self.profile[each.model], each.batch, 100.0 * each.share_ratio) for each in executing]
+        around = Neighbourhood()
+        for own in solos:
+            around = around.with_process(own)
+        clock = min(limit, clock_mhz(gpu, around._replace(power_w=scale * around.power_w)))
+        if clock <= 0:
+            demand_w = gpu.idle_w + scale * around.power_w
+            raise InfeasibleError(
+                f"the processes on one {gpu.name} ask for {demand_w:.0f} W: no clock is left",
+                binding=f"power cap of {gpu.power_cap_w:g} W",
+                hint="put fewer processes on the GPU or give them smaller shares",
+            )
+        capped = min(scale, (gpu.power_cap_w - gpu.idle_w) / around.power_w) if around.power_w > 0 else scale
+        unthrottled = around._replace(power_w=0.0)
+        effects = []
+        for each, own in zip(executing, solos, strict=True):
+            times = latency(gpu, self.profile[each.model], each.batch, own, unthrottled)
+            busy_ms = times.gpu_ms * (highest / clock) + times.feedback_ms
+            effects.append(Effect(times.load_ms / 1e3, busy_ms / 1e3, capped * own.power_w))
+        return Conditions(tuple(effects), clock)

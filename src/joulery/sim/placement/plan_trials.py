@@ -1,0 +1,114 @@
+"""Plans on trial: several plans for the same services, each judged under the same seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from joulery.domain.gpu.provisioning import Workload
+from joulery.perf.interference.model import InterferenceProfile
+from joulery.policies.placement.provisioning.planner import provision
+from joulery.policies.placement.provisioning.predict import GpuType
+from joulery.policies.placement.provisioning.rules import Rules
+from joulery.sim.core.streams import Streams
+from joulery.sim.placement.batched_serving import Gpu, Instance, Service, Trial, Verdict, judge
+from joulery.sim.placement.gpu import GpuTruth
+from joulery.sim.queues.batching import BatchRule
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One instance of a plan.
+
+    Attributes:
+        service: Whose requests it serves.
+        share_ratio: Its share of the GPU, 0 to 1.
+        batch: Its batch size.
+        weight: Its part of the service's requests, against the service's other instances.
+        max_delay_s: How long it waits for a batch to fill.
+    """
+
+    service: str
+    share_ratio: float
+    batch: int
+    weight: float = 1.0
+    max_delay_s: float = math.inf
+
+
+Plan = tuple[tuple[Placed, ...], ...]
+"""The instances of each GPU."""
+
+
+def make_plan(policy: str, workloads: Sequence[Workload], profile: InterferenceProfile, rules: Rules) -> Plan:
+    """The plan of a policy for GPUs of one type.
+
+    Args:
+        policy: A name in :data:`joulery.policies.placement.provisioning.planner.POLICIES`.
+        workloads: The services, and how the policy takes their requests to come.
+        profile: What the policy knows of the GPU; never the truth the plan is judged on.
+        rules: What ``best`` has to keep.
+
+    Raises:
+        ConfigError: There is no such policy, or the profile lacks a model.
+        InfeasibleError: The policy finds no plan.
+    """
+    made = provision(policy, workloads, [GpuType(profile.gpu.name, profile, usd_per_hour=1.0)], rules)
+    # Only best knows of random requests; every other policy means its batches to be full, as the paper does.
+    return tuple(
+        tuple(
+            Placed(
+                one.workload,
+                one.share_ratio,
+                one.batch,
+                one.rate_rps,
+                one.max_delay_s if made.policy == "best" else math.inf,
+            )
+            for one in gpu.instances
+        )
+        for gpu in made.gpus
+    )
+
+
+def trials(
+    services: Sequence[Service],
+    models: Mapping[str, str],
+    plans: Mapping[str, Plan],
+    truth: GpuTruth,
+    trial: Trial,
+    seeds: Sequence[int],
+    max_delay_s: float | None = None,
+) -> Iterator[tuple[str, int, Verdict]]:
+    """Judge every plan under every seed.
+
+    Args:
+        services: What comes.
+        models: The model of each service.
+        plans: The plans, by name.
+        truth: How every GPU behaves.
+        trial: How plans are judged.
+        seeds: Under one seed all plans face the same requests.
+        max_delay_s: Patience of every instance with a batch that does not fill; as each plan says when None.
+
+    Yields:
+        Name of the plan, seed, verdict; plan by plan within a seed.
+    """
+    for seed in seeds:
+        for name, plan in plans.items():
+            gpus = [
+                Gpu(
+                    truth,
+                    tuple(
+                        Instance(
+                            each.service,
+                            models[each.service],
+                            each.share_ratio,
+                            BatchRule(each.batch, each.max_delay_s if max_delay_s is None else max_delay_s),
+                            each.weight,
+                        )
+                        for each in gpu
+                    ),
+                )
+                for gpu in plan
+            ]
+            yield name, seed, judge(services, gpus, trial, Streams(seed))

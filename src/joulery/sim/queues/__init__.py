@@ -1,0 +1,1 @@
+"""Queues request by request: pools, batches, one server."""

@@ -1,0 +1,163 @@
+"""Fit what requests cost to measured points of the whole service, by simulating each point.
+
+The points show accuracy, a latency quantile and joules a request of a few configurations under a few loads. What is
+fitted are factors on a first guess: host time, device time, dynamic joules, contention, jitter and idle power. The
+simulation draws the same requests for every candidate, so the residuals are smooth enough for least squares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from joulery.domain.arrays import FloatArray
+from joulery.perf.queues.pull_costs import PullPoint, ServiceCosts, VariantCosts
+from joulery.sim.core.streams import Streams
+from joulery.sim.queues.fifo_pull import PullInstance, PullMetrics, Requests, metrics, pull
+
+_ENERGY_WEIGHT = 3.0
+"""A mean over a run is known better than a tail: weight of an energy against a latency quantile."""
+_PRIOR_SPREAD = 0.7
+"""How far, in logarithms, a factor may stray from the first guess before that counts like a bad residual of 100 %."""
+
+
+@dataclass(frozen=True, slots=True)
+class PointError:
+    """How a fitted service reproduces one point.
+
+    Attributes:
+        point: What was measured.
+        accuracy_points: Simulated minus measured accuracy, percentage points.
+        energy_ratio: Simulated over measured energy, minus 1.
+        p95_ratio: Simulated over measured latency quantile, minus 1.
+    """
+
+    point: PullPoint
+    accuracy_points: float
+    energy_ratio: float
+    p95_ratio: float
+
+
+def instances_of(costs: ServiceCosts, edges: Sequence[tuple[str, str]]) -> list[PullInstance]:
+    """The instances of all GPUs of a service, every GPU carrying ``edges`` (variant and slice profile)."""
+    return [_instance(costs[variant], profile) for _ in range(costs.gpus) for variant, profile in edges]
+
+
+def _instance(variant: VariantCosts, profile: str) -> PullInstance:
+    return PullInstance(
+        name=f"{variant.name} on {profile}",
+        host_s=variant.host_s,
+        gpu_s=variant.gpu_s * variant.slowdown[profile],
+        floor_s=0.5 * (variant.host_s + variant.gpu_s),
+        dynamic_j=variant.dynamic_j,
+        accuracy_ratio=variant.accuracy_ratio,
+    )
+
+
+def simulate(
+    costs: ServiceCosts, edges: Sequence[tuple[str, str]], gaps: FloatArray, interarrival_s: float, streams: Streams
+) -> PullMetrics:
+    """One measurement window of a configuration, without warm-up, as the published runs were measured.
+
+    Args:
+        costs: The service.
+        edges: Variant and slice profile of each instance of one GPU.
+        gaps: Times between requests in units of their mean, float64[n].
+        interarrival_s: That mean.
+        streams: Where sizes and jitter are drawn.
+    """
+    pool = instances_of(costs, edges)
+    arrival_s = np.cumsum(gaps) * interarrival_s
+    work = Requests.draw(arrival_s, streams, size_cv=costs.size_cv, jitter_s=costs.jitter_s)
+    pulled = pull(work, pool, contention=costs.contention)
+    return metrics(work, pulled, pool, idle_w=costs.gpus * costs.idle_w)
+
+
+def errors(costs: ServiceCosts, points: Sequence[PullPoint], gaps: FloatArray, seeds: int = 5) -> list[PointError]:
+    """How well a service reproduces measured points, the mean over seeds of sizes and jitter.
+
+    Args:
+        costs: The service.
+        points: What was measured.
+        gaps: Times between requests in units of their mean, at least as many as the longest point has.
+        seeds: How many draws of sizes and jitter.
+    """
+    found = []
+    for point in points:
+        runs = [
+            simulate(costs, point.instances, gaps[: point.requests], point.interarrival_s, Streams(seed))
+            for seed in range(seeds)
+        ]
+        found.append(
+            PointError(
+                point,
+                100 * (float(np.mean([run.accuracy_ratio for run in runs])) - point.accuracy_ratio),
+                float(np.mean([run.energy_j_per_request for run in runs])) / point.energy_j - 1,
+                float(np.mean([run.p95_s for run in runs])) / point.p95_s - 1,
+            )
+        )
+    return found
+
+
+def fit(guess: ServiceCosts, points: Sequence[PullPoint], gaps: FloatArray) -> ServiceCosts:
+    """The service nearest to the measured points.
+
+    Variants that no point shows move with the others: one factor scales all device times that were not seen, and so
+    for hosts and joules; each variant that was seen gets factors of its own.
+
+    Args:
+        guess: First guess; slowdowns and accuracies are taken from it as they are.
+        points: What was measured.
+        gaps: Times between requests in units of their mean.
+
+    Returns:
+        The fitted service; ``source`` says that it is a calibration.
+    """
+    from scipy.optimize import least_squares
+
+    seen = sorted({variant for point in points for variant, _ in point.instances})
+
+    def residuals(x: FloatArray) -> FloatArray:
+        found = errors(scaled(guess, seen, x), points, gaps, seeds=1)
+        energy = [_ENERGY_WEIGHT * math.log1p(error.energy_ratio) for error in found]
+        p95 = [math.log1p(error.p95_ratio) for error in found]
+        return np.array([*energy, *p95, *(0.1 * x / _PRIOR_SPREAD)])
+
+    start = np.zeros(3 * len(seen) + 4)
+    found = least_squares(residuals, start, diff_step=2e-2, bounds=(-2.5, 2.5), max_nfev=60)
+    fitted = scaled(guess, seen, found.x)
+    return replace(fitted, source=f"{guess.source}; calibrated on {len(points)} measured points")
+
+
+def scaled(guess: ServiceCosts, seen: Sequence[str], x: FloatArray) -> ServiceCosts:
+    """The guess with factors ``exp(x)``: host, device and joules of each seen variant, then the service's four.
+
+    The four are contention, jitter, spread of sizes and idle power. Variants not seen take the geometric mean of the
+    seen ones' factors.
+    """
+    factors = np.exp(x[: 3 * len(seen)]).reshape(len(seen), 3)
+    common = np.exp(np.log(factors).mean(axis=0))
+    rows = {name: factors[number] for number, name in enumerate(seen)}
+    variants = []
+    for variant in guess.variants:
+        host, device, joules = rows.get(variant.name, common).tolist()
+        variants.append(
+            replace(
+                variant,
+                host_s=variant.host_s * host,
+                gpu_s=variant.gpu_s * device,
+                dynamic_j=variant.dynamic_j * joules,
+            )
+        )
+    contention, jitter, size, idle = np.exp(x[3 * len(seen) :]).tolist()
+    return replace(
+        guess,
+        variants=tuple(variants),
+        contention=guess.contention * contention,
+        jitter_s=guess.jitter_s * jitter,
+        size_cv=guess.size_cv * size,
+        idle_w=guess.idle_w * idle,
+    )

@@ -1,0 +1,1 @@
+"""Clover's study: schemes that choose configurations hour by hour."""

@@ -1,0 +1,1 @@
+"""A simulated training cluster and the studies on it."""

@@ -1,0 +1,299 @@
+"""A cluster of GPUs that trains: jobs start, grow, shrink, are preempted and restarted; power and grams of all of it.
+
+GPUs are counted, not placed: a job of n GPUs runs as fast as the power table's placement for n. A job that is started
+again or resized first restarts: it holds its GPUs and draws its power but makes no progress for ``restart_s``. Energy
+and grams are integrated exactly between events, over an intensity that is constant within each hour.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from joulery.domain.decisions import Decision, Step
+from joulery.domain.ports import Policy
+from joulery.perf.power.training_power import NodePower, PowerTable
+from joulery.policies.training.allocation import Allocation, ClusterView, start_waiting
+from joulery.sim.core.driver import Driver
+from joulery.sim.core.hourly_intensity import Intensity
+from joulery.sim.core.kernel import Kernel, Rank
+from joulery.sim.training.workload import Jobs
+
+J_PER_KWH = 3.6e6
+Watch = Callable[[float, ClusterView, Step[Any]], None]
+"""Told of every round: when, what the policy saw, what it decided."""
+_MEASURE_S = 300.0
+"""How long a job must run undisturbed on its GPUs before its efficiency there counts as measured (section 5.1)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cluster:
+    """What the jobs run on, in truth.
+
+    Attributes:
+        nodes: How many nodes.
+        node: Their power.
+        table: Speed and power of each kind of job.
+        carbon: Intensity over the whole run, simulated time 0 being its first edge; held at its last value after it.
+        window_s: Length of the window of ``mean_g_per_kwh``, aligned to the start.
+        restart_s: Checkpoint and restart.
+        sleep_after_s: How long a node idles before it is suspended; infinity keeps all nodes awake.
+        wake_s: How long a suspended node takes to come back; its GPUs do nothing meanwhile.
+        full_table: Speed and power of jobs that start without the limits behind ``table``; None where it has none.
+        belief: What schedulers are told of the hours to come; None for the truth. The present hour they can measure.
+        silent: No job tells how much it has left.
+    """
+
+    nodes: int
+    node: NodePower
+    table: PowerTable
+    carbon: Intensity
+    window_s: float = 86_400.0
+    restart_s: float = 120.0
+    sleep_after_s: float = math.inf
+    wake_s: float = 60.0
+    belief: Intensity | None = None
+    full_table: PowerTable | None = None
+    silent: bool = False
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all."""
+        return self.nodes * self.node.gpus
+
+
+class Plant:
+    """A cluster while it runs. Columns are numpy arrays by job; running jobs are integrated lazily, at their events."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        jobs: Jobs,
+        policy: Policy[Any, ClusterView],
+        period_s: float | None,
+        start_s: Callable[[float, float], float] | None,
+        watch: Watch | None = None,
+    ) -> None:
+        self.cluster, self.jobs, self.kernel = cluster, jobs, Kernel()
+        n = len(jobs)
+        self.tables = (cluster.table, cluster.table if cluster.full_table is None else cluster.full_table)
+        self.lifted, self.full_power = [False] * n, False
+        self.gpus_of = np.zeros(n, np.int64)
+        self.left_s = jobs.work_s.copy()
+        self.since_s = np.zeros(n)
+        self.ready_s = np.zeros(n)
+        self.executed_s, self.attained_s = np.zeros(n), np.zeros(n)
+        self.job_j, self.job_kg = np.zeros(n), np.zeros(n)
+        self.gpu_w = np.full(n, np.nan)
+        self.finish_s = np.full(n, np.nan)
+        self.version = [0] * n
+        self.active: dict[int, None] = {}
+        self.waiting: list[tuple[int, int]] = []
+        self.newcomer_gpus: dict[int, int] = {}
+        self.free, self.passive, self.as_requested = cluster.gpus, False, False
+        self.hold_longer_than_s = math.inf
+        self.awake = cluster.nodes
+        self.idle_nodes: deque[float] = deque([0.0] * cluster.nodes)
+        self.choose_start_s = start_s
+        self.power_w, self.peak_w = 0.0, 0.0
+        self.idle_j = self.idle_kg = self.idle_since_s = 0.0
+        self.preemptions = self.rescales = self.most_gpus = 0
+        self.unfinished = n
+        self.hash = hashlib.blake2b(digest_size=16)
+        self.kernel.on("done", Rank.COMPLETION, self._done)
+        self.kernel.on("sleep", Rank.COMPLETION, self._sleep)
+        self.kernel.on("submit", Rank.ARRIVAL, self._submit)
+        self.kernel.on("release", Rank.ARRIVAL, self._release)
+        self.kernel.feed(jobs.submit_s, "submit")
+        if cluster.sleep_after_s < math.inf:
+            self.kernel.at(cluster.sleep_after_s, "sleep")
+        self.course: list[tuple[float, float]] | None = None if watch is None else [(0.0, self._idle_w())]
+        self.driver = Driver(self.kernel, "scheduler", policy, self._view, self._act, period_s=period_s, watch=watch)
+
+    def _submit(self, now_s: float, job: int) -> None:
+        if self.choose_start_s is None:
+            self._release(now_s, job)
+        else:
+            start_s = self.choose_start_s(now_s, float(self.jobs.work_s[job]))
+            self.kernel.at(max(now_s, start_s), "release", job)
+
+    def _release(self, now_s: float, job: int) -> None:
+        self.active[job] = None
+        if self.jobs.work_s[job] > self.hold_longer_than_s:
+            self.driver.poke()
+            return
+        otherwise = int(self.jobs.requested[job]) if self.as_requested else 1
+        want = self.newcomer_gpus.get(int(self.jobs.kind[job]), otherwise)
+        self.waiting.append((job, min(want, int(self.jobs.max_gpus[job]))))
+        self._start_waiting(now_s)
+        self.driver.poke()
+
+    def _done(self, now_s: float, payload: tuple[int, int]) -> None:
+        job, version = payload
+        if version != self.version[job]:
+            return
+        self._stop(now_s, job)
+        self.finish_s[job] = now_s
+        del self.active[job]
+        self.unfinished -= 1
+        self._start_waiting(now_s)
+        self.driver.poke()
+
+    def _start_waiting(self, now_s: float) -> None:
+        if not (self.passive and self.free and self.waiting):
+            return
+        started, self.waiting = start_waiting(self.waiting, self.free)
+        for job, gpus in started:
+            self._start(now_s, job, gpus)
+
+    def _start(self, now_s: float, job: int, gpus: int) -> None:
+        """Give a job GPUs; one that has run before restarts first."""
+        self._idle(now_s)
+        kind = int(self.jobs.kind[job])
+        restart_s = self.cluster.restart_s if self.executed_s[job] > 0 else 0.0
+        if self._occupy(gpus):
+            restart_s = max(restart_s, self.cluster.wake_s)
+        self.gpus_of[job], self.since_s[job], self.ready_s[job] = gpus, now_s, now_s + restart_s
+        self.most_gpus = max(self.most_gpus, self.cluster.gpus - self.free)
+        self.lifted[job] = self.full_power
+        table = self.tables[self.full_power]
+        self.power_w += float(table.job_w[kind, gpus])
+        self._note_power(now_s)
+        self.version[job] += 1
+        finish_s = now_s + restart_s + self.left_s[job] / float(table.speedup[kind, gpus])
+        self.kernel.at(finish_s, "done", (job, self.version[job]))
+        self.hash.update(f"{now_s:.6f},{job},{gpus};".encode())
+
+    def _stop(self, now_s: float, job: int) -> None:
+        """Take a job's GPUs away, its account brought up to date."""
+        self._idle(now_s)
+        self._account(now_s, job)
+        gpus = int(self.gpus_of[job])
+        self.power_w -= float(self.tables[self.lifted[job]].job_w[int(self.jobs.kind[job]), gpus])
+        self.gpus_of[job] = 0
+        self._vacate(now_s, gpus)
+        self._note_power(now_s)
+        self.version[job] += 1
+        self.hash.update(f"{now_s:.6f},{job},0;".encode())
+
+    def _account(self, now_s: float, job: int) -> None:
+        kind, gpus, since_s = int(self.jobs.kind[job]), int(self.gpus_of[job]), float(self.since_s[job])
+        elapsed_s, table = now_s - since_s, self.tables[self.lifted[job]]
+        power_w = float(table.job_w[kind, gpus])
+        self.job_j[job] += power_w * elapsed_s
+        carbon = self.cluster.carbon
+        self.job_kg[job] += power_w * (carbon.integral(now_s) - carbon.integral(since_s)) / J_PER_KWH / 1e3
+        productive_s = max(0.0, now_s - max(since_s, float(self.ready_s[job])))
+        self.left_s[job] = max(0.0, self.left_s[job] - productive_s * float(table.speedup[kind, gpus]))
+        self.executed_s[job] += elapsed_s
+        self.attained_s[job] += elapsed_s * gpus
+        if now_s - self.ready_s[job] >= _MEASURE_S:
+            self.gpu_w[job] = table.gpu_w[kind, gpus]
+        self.since_s[job] = now_s
+
+    def _idle(self, now_s: float) -> None:
+        elapsed_s = now_s - self.idle_since_s
+        if elapsed_s > 0:
+            power_w = self._idle_w()
+            carbon = self.cluster.carbon
+            self.idle_j += power_w * elapsed_s
+            self.idle_kg += power_w * (carbon.integral(now_s) - carbon.integral(self.idle_since_s)) / J_PER_KWH / 1e3
+            self.idle_since_s = now_s
+
+    def _note_power(self, now_s: float) -> None:
+        """The power has changed."""
+        power_w = self.power_w + self._idle_w()
+        self.peak_w = max(self.peak_w, power_w)
+        if self.course is not None:
+            self.course.append((now_s, power_w))
+
+    def _idle_w(self) -> float:
+        """Power of what runs no job: idle GPUs of awake nodes with their share of the node, and suspended nodes."""
+        node, asleep = self.cluster.node, self.cluster.nodes - self.awake
+        return (self.free - asleep * node.gpus) * node.idle_share_w + asleep * node.asleep_w
+
+    def _needed(self) -> int:
+        return -((self.free - self.cluster.gpus) // self.cluster.node.gpus)
+
+    def _occupy(self, gpus: int) -> bool:
+        """Take GPUs, the last idled nodes first; True when a suspended node has to wake for them."""
+        before = self._needed()
+        self.free -= gpus
+        grown = self._needed() - before
+        for _ in range(min(grown, len(self.idle_nodes))):
+            self.idle_nodes.pop()
+        woken = self._needed() + len(self.idle_nodes) - self.awake
+        self.awake += max(0, woken)
+        return woken > 0
+
+    def _vacate(self, now_s: float, gpus: int) -> None:
+        before = self._needed()
+        self.free += gpus
+        for _ in range(before - self._needed()):
+            self.idle_nodes.append(now_s)
+            if self.cluster.sleep_after_s < math.inf:
+                self.kernel.at(now_s + self.cluster.sleep_after_s, "sleep")
+
+    def _sleep(self, now_s: float, _payload: object) -> None:
+        """Suspend the nodes that have idled long enough."""
+        self._idle(now_s)
+        while self.idle_nodes and self.idle_nodes[0] + self.cluster.sleep_after_s <= now_s:
+            self.idle_nodes.popleft()
+            self.awake -= 1
+            self._note_power(now_s)
+
+    def _view(self, now_s: float) -> ClusterView:
+        job = np.fromiter(self.active, np.int64, len(self.active))
+        gpus = self.gpus_of[job]
+        for number in job[gpus > 0].tolist():
+            self._account(now_s, number)
+        kind, carbon, table = self.jobs.kind[job], self.cluster.carbon, self.cluster.table
+        measured = (gpus > 0) & (now_s - self.ready_s[job] >= _MEASURE_S)
+        start_s = math.floor(now_s / self.cluster.window_s) * self.cluster.window_s
+        ahead = carbon if self.cluster.belief is None else self.cluster.belief
+        return ClusterView(
+            now_s=now_s,
+            gpus=self.cluster.gpus,
+            g_per_kwh=carbon.at(now_s),
+            mean_g_per_kwh=ahead.mean(start_s, start_s + self.cluster.window_s),
+            restart_s=self.cluster.restart_s,
+            job=job,
+            submit_s=self.jobs.submit_s[job],
+            running=gpus,
+            max_gpus=self.jobs.max_gpus[job],
+            requested=self.jobs.requested[job],
+            kind=kind,
+            executed_s=self.executed_s[job],
+            attained_gpu_s=self.attained_s[job],
+            remaining_s=np.full(len(job), np.nan) if self.cluster.silent else self.left_s[job],
+            footprint_kg=self.job_kg[job],
+            degradation=np.where(measured, table.degradation[kind, gpus], np.nan),
+            gpu_w=self.gpu_w[job],
+        )
+
+    def _act(self, now_s: float, decision: Decision) -> None:
+        allocation = decision.value
+        assert isinstance(allocation, Allocation)
+        run, self.full_power = allocation.run, allocation.full_power
+        resized = []
+        for job in [job for job in self.active if self.gpus_of[job] > 0]:
+            want, have = run.get(job, 0), int(self.gpus_of[job])
+            if want != have:
+                self._stop(now_s, job)
+                self.preemptions += want == 0
+                self.rescales += want != 0
+                resized.append(job)
+        for job, gpus in run.items():
+            if self.gpus_of[job] == 0:
+                self._start(now_s, job, gpus)
+        self.waiting = list(allocation.waiting)
+        self.newcomer_gpus = dict(allocation.newcomer_gpus)
+        self.passive, self.as_requested = allocation.passive, allocation.newcomers_as_requested
+        self.hold_longer_than_s = allocation.hold_longer_than_s
+        assert self.free >= 0, f"{-self.free} GPUs too many given out at {now_s} s"

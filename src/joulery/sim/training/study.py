@@ -1,0 +1,322 @@
+"""Training schedulers side by side on one workload, one grid and one power model (GREEN, NSDI'25, sections 8 and A).
+
+A scheme is a policy with its rhythm and, for the named additions, the state of the nodes it may ask for: suspended when
+idle, or under a power limit. Every scheme under one seed faces the same jobs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from joulery.domain.arrays import FloatArray, IntArray
+from joulery.domain.errors import ConfigError, DataError
+from joulery.domain.ports import Policy
+from joulery.perf.power.training_power import (
+    RTX3090_CLASSES,
+    RTX3090_W,
+    JobClass,
+    NodePower,
+    PowerTable,
+    limited,
+    power_table,
+    widened,
+)
+from joulery.policies.training.allocation import ClusterView
+from joulery.policies.training.baselines import CarbonTime, Fifo, Tiresias
+from joulery.policies.training.green import Green, green_paper
+from joulery.policies.training.pollux import Pollux, goodput
+from joulery.policies.training.zeus import zeus_limits
+from joulery.sim.core.hourly_intensity import Intensity
+from joulery.sim.core.streams import Streams
+from joulery.sim.training.cluster import TrainingRun, run_training_cluster
+from joulery.sim.training.plant import Cluster, Watch
+from joulery.sim.training.workload import Jobs
+
+_PRESET_BAR = 0.9
+_CAP = 8
+_LIFT_AFTER_S = 2 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What every scheme runs on.
+
+    Attributes:
+        nodes: Nodes of the cluster.
+        node: Their power.
+        restart_s: Checkpoint and restart of a job.
+        window_s: Window of the mean intensity that tells green hours from dirty ones.
+        sleep_after_s, wake_s: For schemes that suspend idle nodes.
+        quantum_s: Distance of the rounds.
+        belief: What schedulers are told of the hours to come; None for hindsight.
+        silent: No job tells how much it has left; otherwise schedulers know it exactly.
+    """
+
+    nodes: int = 32
+    node: NodePower = field(default_factory=NodePower)
+    restart_s: float = 120.0
+    window_s: float = 86_400.0
+    sleep_after_s: float = 600.0
+    wake_s: float = 60.0
+    quantum_s: float = 1800.0
+    belief: Intensity | None = None
+    silent: bool = False
+
+    def cluster(self, carbon: Intensity, scheme: Scheme, widest: int = _CAP) -> Cluster:
+        """The cluster as one scheme runs it, for jobs of up to so many GPUs."""
+        table, full = (
+            power_table(widened(classes, widest), self.node)
+            for classes in (scheme.classes(RTX3090_CLASSES), RTX3090_CLASSES)
+        )
+        sleep_after_s = self.sleep_after_s if scheme.sleeping else math.inf
+        return Cluster(
+            self.nodes,
+            self.node,
+            table,
+            carbon,
+            self.window_s,
+            self.restart_s,
+            sleep_after_s,
+            self.wake_s,
+            self.belief,
+            full,
+            self.silent,
+        )
+
+
+def _as_they_are(classes: tuple[JobClass, ...]) -> tuple[JobClass, ...]:
+    return classes
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """A scheduler to compare.
+
+    Attributes:
+        about: What it is, in a few words.
+        policy: Made from the power table, the jobs and what is believed of the intensity.
+        period_s: Its rounds; None to step it on every submission and completion; ``nan`` for the setting's quantum.
+        start_s: Its choice of a start time at submission, where it makes one.
+        sleeping: It suspends idle nodes.
+        classes: The jobs under the power limits it sets.
+    """
+
+    about: str
+    policy: Callable[[PowerTable, Jobs, Intensity], Policy[Any, ClusterView]]
+    period_s: float | None = math.nan
+    start_s: Callable[[Jobs, Intensity], Callable[[float, float], float]] | None = None
+    sleeping: bool = False
+    classes: Callable[[tuple[JobClass, ...]], tuple[JobClass, ...]] = _as_they_are
+
+
+def _preset(table: PowerTable) -> dict[int, int]:
+    """The largest number of GPUs, of at most 4, at which each kind keeps 90 % of its efficiency."""
+    counts = range(1, min(5, table.degradation.shape[1]))
+    return {
+        kind: max(n for n in counts if table.degradation[kind, n] >= _PRESET_BAR) for kind in range(len(table.classes))
+    }
+
+
+def _carbon_time(jobs: Jobs, carbon: Intensity) -> Callable[[float, float], float]:
+    short = jobs.work_s <= 7200.0
+    means = [float(jobs.work_s[queue].mean()) if queue.any() else 3600.0 for queue in (short, ~short)]
+    return CarbonTime(carbon.integral, means[0], means[1]).start_s
+
+
+def _cleanest(carbon: Intensity) -> float:
+    return float(np.quantile(np.array(carbon.values), 0.10))
+
+
+def _limited_to(limit_ratio: float, classes: tuple[JobClass, ...]) -> tuple[JobClass, ...]:
+    return limited(classes, limit_ratio)
+
+
+def _zeus(classes: tuple[JobClass, ...], eta: float = 0.5) -> tuple[JobClass, ...]:
+    return limited(classes, zeus_limits(classes, RTX3090_W, eta))
+
+
+SCHEMES: Mapping[str, Scheme] = {
+    "green": Scheme("GREEN with a profile cache, hysteresis and bounds on waiting", lambda t, j, c: Green()),
+    "green-paper": Scheme("GREEN as published", lambda t, j, c: green_paper()),
+    "green-unshifted": Scheme("GREEN blind to the hour (mu = 1)", lambda t, j, c: Green(mu=1.0)),
+    "green-sleep": Scheme("GREEN, idle nodes suspended", lambda t, j, c: Green(), sleeping=True),
+    "green-swift": Scheme(
+        "GREEN for speed: wider jobs, their power limited by kind, idle nodes suspended",
+        lambda t, j, c: Green(gamma_low=0.75, cap=_CAP, lift_after_s=_LIFT_AFTER_S),
+        sleeping=True,
+        classes=partial(_zeus, eta=0.5),
+    ),
+    "green-lean": Scheme(
+        "GREEN for both: jobs somewhat wider, power limited by kind, idle nodes suspended",
+        lambda t, j, c: Green(gamma_low=0.80, gamma_from=0.8, cap=_CAP, lift_after_s=_LIFT_AFTER_S),
+        sleeping=True,
+        classes=partial(_zeus, eta=0.7),
+    ),
+    "green-frugal": Scheme(
+        "GREEN for grams: power limited by kind, idle nodes suspended",
+        lambda t, j, c: Green(lift_after_s=_LIFT_AFTER_S),
+        sleeping=True,
+        classes=partial(_zeus, eta=0.5),
+    ),
+    "green-defer": Scheme(
+        "GREEN, idle nodes suspended, long jobs put off in dirty hours while there is room",
+        lambda t, j, c: Green(defer_ratio=0.2),
+        sleeping=True,
+    ),
+    "tiresias": Scheme("Tiresias, GPUs preset where they still pay", lambda t, j, c: Tiresias(_preset(t))),
+    "tiresias-requested": Scheme("Tiresias, GPUs as requested", lambda t, j, c: Tiresias()),
+    "tiresias-sleep": Scheme("Tiresias, idle nodes suspended", lambda t, j, c: Tiresias(_preset(t)), sleeping=True),
+    "gaia": Scheme(
+        "GAIA Carbon-Time, waits of up to 12 h",
+        lambda t, j, c: Fifo(dict.fromkeys(range(len(t.classes)), 1)),
+        start_s=_carbon_time,
+    ),
+    "ecovisor": Scheme(
+        "EcoVisor, starts in the cleanest tenth of the hours",
+        lambda t, j, c: Fifo(_preset(t), _cleanest(c)),
+        period_s=3600.0,
+    ),
+    "pollux": Scheme(
+        "Pollux: GPUs to whom they bring most goodput", lambda t, j, c: Pollux(goodput(t), _CAP), period_s=60.0
+    ),
+    "pollux-like": Scheme(
+        "Pollux blind to statistical efficiency: GPUs to whom they bring most throughput",
+        lambda t, j, c: Pollux(goodput(t, {}), _CAP),
+        period_s=60.0,
+    ),
+    "zeus": Scheme(
+        "Zeus: a power limit for each kind of job, ordered by Tiresias", lambda t, j, c: Tiresias(_preset(t)),
+        classes=_zeus,
+    ),
+    "fifo": Scheme("first come, first served, GPUs as requested", lambda t, j, c: Fifo()),
+}  # fmt: skip
+"""Schemes by name."""
+
+
+def scheme(name: str) -> Scheme:
+    """A scheme of ``SCHEMES``, or one with knobs turned: ``green:theta=0.5:sleep=1:limit=0.75:eta=0.5``.
+
+    ``sleep`` suspends idle nodes, ``limit`` limits every GPU to a share of its power and ``eta`` each kind of job as
+    Zeus would; every other knob is an attribute of the scheme's policy.
+
+    Raises:
+        ConfigError: No such scheme or knob, or a value that is no number.
+    """
+    base, *knobs = name.split(":")
+    if base not in SCHEMES:
+        raise ConfigError("no such training policy", got=base, expected=", ".join(SCHEMES))
+    made = SCHEMES[base]
+    changes: dict[str, Any] = {}
+    for knob in knobs:
+        key, _, text = knob.partition("=")
+        value = _knob(text, name)
+        if key == "sleep":
+            made = replace(made, sleeping=bool(value))
+        elif key == "limit":
+            made = replace(made, classes=partial(_limited_to, value))
+        elif key == "eta":
+            made = replace(made, classes=partial(_zeus, eta=value))
+        else:
+            changes[key] = value
+    return replace(made, policy=partial(_turned, made.policy, changes, name)) if changes else made
+
+
+def _knob(text: str, name: str) -> Any:
+    if text == "none":
+        return None
+    try:
+        return int(text) if text.lstrip("-").isdecimal() else float(text)
+    except ValueError:
+        raise ConfigError("a knob is turned to a number", got=name, expected="such as green:theta=0.5") from None
+
+
+def _turned(
+    make: Callable[[PowerTable, Jobs, Intensity], Any],
+    changes: Mapping[str, Any],
+    name: str,
+    table: PowerTable,
+    jobs: Jobs,
+    belief: Intensity,
+) -> Any:
+    policy = make(table, jobs, belief)
+    known = [field.name for field in fields(policy)]
+    if unknown := [knob for knob in changes if knob not in known]:
+        raise ConfigError(f"{name.partition(':')[0]} has no knob {unknown[0]}", got=name, expected=", ".join(known))
+    return replace(policy, **changes)
+
+
+def run_scheme(name: str, setting: Setting, jobs: Jobs, carbon: Intensity, watch: Watch | None = None) -> TrainingRun:
+    """Run one scheme to the end of its last job.
+
+    Args:
+        name: As :func:`scheme` reads it.
+        setting: What it runs on.
+        jobs: The workload.
+        carbon: The intensity as it comes.
+        watch: Told of every round; the run then keeps the course of its power.
+
+    Raises:
+        ConfigError: No such scheme.
+        DataError: A job can never start.
+    """
+    made = scheme(name)
+    gpus = setting.nodes * setting.node.gpus
+    too_wide = np.flatnonzero(jobs.requested > gpus)
+    if len(too_wide):
+        at = int(too_wide[0])
+        raise DataError(f"job {at} asks for {jobs.requested[at]} GPUs, the cluster has {gpus}", row=at + 2)
+    cluster = setting.cluster(carbon, made, max(_CAP, int(jobs.max_gpus.max(initial=1))))
+    period_s = setting.quantum_s if made.period_s is not None and math.isnan(made.period_s) else made.period_s
+    belief = carbon if setting.belief is None else setting.belief
+    start_s = None if made.start_s is None else made.start_s(jobs, belief)
+    policy = made.policy(cluster.table, jobs, belief)
+    return run_training_cluster(cluster, jobs, policy, period_s=period_s, start_s=start_s, watch=watch)
+
+
+def jobs_from_trace(
+    submit_s: FloatArray, duration_s: FloatArray, streams: Streams, *, requested: IntArray | None = None
+) -> Jobs:
+    """A trace of submissions and durations as jobs of the eight classes, drawn uniformly.
+
+    Owners request 1, 2, 4 or 8 GPUs at 40, 25, 25 and 10 % unless the trace says. Durations are on one GPU.
+
+    Raises:
+        DataError: Submissions step back or a duration is not positive.
+    """
+    n = len(submit_s)
+    if requested is None:
+        requested = np.asarray(streams("requested").choice([1, 2, 4, 8], n, p=[0.40, 0.25, 0.25, 0.10]), np.int64)
+    kind = streams("class").integers(0, len(RTX3090_CLASSES), n)
+    return Jobs(submit_s, duration_s, kind, requested, np.maximum(requested, _CAP))
+
+
+_BOUNDS_S = (60.0, 600.0, 3600.0, 36_000.0, 133_200.0)
+"""Edges of the four sizes of jobs, s: below 10 min, below 1 h, below 10 h, up to 37 h."""
+MIXES: Mapping[str, tuple[float, float, float, float]] = MappingProxyType(
+    {"year": (0.187, 0.395, 0.370, 0.048), "day": (0.22, 0.30, 0.30, 0.18)}
+)
+"""Share of jobs of each size: a year of Alibaba's PAI trace, and GREEN's testbed day (Table 2)."""
+
+
+def synthetic_trace(days: int, jobs_per_day: int, mix: str, streams: Streams) -> tuple[FloatArray, FloatArray]:
+    """Submissions and durations, s, of made-up jobs of a mix of ``MIXES``, busier by day than by night.
+
+    Durations are log-uniform within each size; submissions follow one sine a day that halves the rate at night.
+    """
+    rng = streams("trace")
+    n = days * jobs_per_day
+    day = np.repeat(np.arange(days), jobs_per_day) * 86_400.0
+    grid_s = np.linspace(0.0, 86_400.0, 289)
+    rate = 1.0 - 0.5 * np.cos(2 * np.pi * grid_s / 86_400.0)
+    share = np.concatenate(([0.0], np.cumsum((rate[1:] + rate[:-1]) / 2)))
+    submit_s = np.sort(day + np.interp(rng.uniform(0, share[-1], n), share, grid_s))
+    size = rng.choice(len(MIXES[mix]), n, p=MIXES[mix])
+    edges = np.log(_BOUNDS_S)
+    return submit_s, np.exp(rng.uniform(edges[size], edges[size + 1]))

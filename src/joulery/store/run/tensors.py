@@ -1,0 +1,230 @@
+"""A tensor energy footprint as JSON and as series of a run: the only place that knows its keys.
+
+A run that holds one has ``ops.parquet`` (one row an operation, device and phase) and, in its manifest, ``anatomy``
+(window, devices, how it was accounted, notes); with its events also ``events.parquet`` (one row an event).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from joulery.domain.energy.tensor_footprint import DeviceEnergy, TensorFootprint
+from joulery.domain.errors import DataError
+from joulery.domain.quality import Quality
+from joulery.domain.trace.events import EventTrace
+from joulery.store.run.directory import Run, RunWriter
+
+OPS, EVENTS, ANATOMY = "ops", "events", "anatomy"
+_WHOLE = ("runtime_ns", "uncovered_ns", "count", "samples", "median_ns", "first_ns", "active_ns")
+
+
+_REAL = ("energy_j", "active_j", "carbon_g")
+
+
+def tensor_footprint_to_dict(footprint: TensorFootprint) -> dict[str, Any]:
+    """The object that ``joulery account --json`` prints. Unknown is null, never 0.
+
+    ``devices`` maps names to ``total_j``, ``attributed_j``, ``unattributed_j`` (null without a meter), ``uncovered_s``
+    and more; ``ops`` lists ``op``, ``device``, ``phase``, ``energy_j``, ``runtime_s``, ``count`` and more, by energy.
+    """
+    order = np.argsort(-np.nan_to_num(footprint.energy_j), kind="stable").tolist()
+    return {
+        "schema": "joulery.account/1",
+        "window_ns": list(footprint.window_ns),
+        "estimator": footprint.estimator,
+        "multiplicity": footprint.multiplicity,
+        "devices": {entry.device: _device(entry) for entry in footprint.devices},
+        "ops": [_row(footprint, at) for at in order],
+        "notes": list(footprint.notes),
+    }
+
+
+def _device(entry: DeviceEnergy) -> dict[str, Any]:
+    return {
+        "total_j": known(entry.total_j),
+        "attributed_j": known(entry.attributed_j),
+        "unattributed_j": known(entry.unattributed_j),
+        "uncovered_s": entry.uncovered_s,
+        "covered_s": entry.covered_s,
+        "active_s": entry.active_s,
+        "resolution_s": known(entry.resolution_s),
+        "quality": entry.quality.value if entry.metered else None,
+        "estimator": entry.estimator if entry.metered else None,
+        "other_j": entry.other_j,
+        "idle_j": entry.idle_j,
+        "carbon_g": known(entry.carbon_g),
+    }
+
+
+def _row(footprint: TensorFootprint, at: int) -> dict[str, Any]:
+    runtime_s, active_s = float(footprint.runtime_ns[at]) / 1e9, float(footprint.active_ns[at]) / 1e9
+    energy_j, active_j = float(footprint.energy_j[at]), float(footprint.active_j[at])
+    read = not footprint.unread[at]
+    return {
+        "op": footprint.op[at],
+        "device": footprint.device[at],
+        "phase": footprint.phase[at],
+        "energy_j": known(energy_j),
+        "carbon_g": known(float(footprint.carbon_g[at])),
+        "runtime_s": runtime_s,
+        "count": int(footprint.count[at]),
+        "samples": int(footprint.samples[at]),
+        "uncovered_s": float(footprint.uncovered_ns[at]) / 1e9,
+        "median_s": float(footprint.median_ns[at]) / 1e9,
+        "share_power_w": known(energy_j / runtime_s) if read and runtime_s > 0 else None,
+        "device_power_w": known(active_j / active_s) if read and active_s > 0 else None,
+        "composite": footprint.op[at] in footprint.composite,
+    }
+
+
+def known(value: float) -> float | None:
+    """The value, or None where it is not known."""
+    return None if math.isnan(value) else value
+
+
+def keep_footprint(writer: RunWriter, footprint: TensorFootprint) -> None:
+    """Write a footprint into a run.
+
+    Raises:
+        CapabilityError: The disk refuses.
+    """
+    columns: dict[str, Any] = {"op": footprint.op, "device": footprint.device, "phase": footprint.phase}
+    columns |= {name: getattr(footprint, name) for name in (*_WHOLE, *_REAL)}
+    writer.write_series(OPS, columns)
+    writer.describe(
+        anatomy={
+            "window_ns": list(footprint.window_ns),
+            "devices": {entry.device: _device(entry) for entry in footprint.devices},
+            "estimator": footprint.estimator,
+            "multiplicity": footprint.multiplicity,
+            "composite": sorted(footprint.composite),
+            "feeds": sorted(footprint.feeds),
+            "notes": list(footprint.notes),
+        }
+    )
+
+
+def has_footprint(run: Run) -> bool:
+    """Whether a run holds a tensor energy footprint."""
+    return ANATOMY in run.manifest and OPS in run.series_names
+
+
+def kept_footprint(run: Run) -> TensorFootprint:
+    """The footprint of a run.
+
+    Raises:
+        DataError: It holds none, or it is damaged.
+    """
+    if not has_footprint(run):
+        raise DataError(
+            "the run was not traced, so nothing is known of its operations",
+            file=str(run.path),
+            hint="record it with joulery measure --trace torch|jax|tensorflow, or joulery account --out",
+        )
+    columns, about = run.series(OPS), run.manifest[ANATOMY]
+    try:
+        return TensorFootprint(
+            tuple(about["window_ns"]),
+            [_device_from(name, entry) for name, entry in about["devices"].items()],
+            [str(name) for name in columns["op"]],
+            [str(name) for name in columns["device"]],
+            [str(name) for name in columns["phase"]],
+            **{name: columns[name] for name in (*_WHOLE, *_REAL)},
+            estimator=about["estimator"],
+            multiplicity=about["multiplicity"],
+            composite=frozenset(about["composite"]),
+            feeds=frozenset((str(one), str(other)) for one, other in about.get("feeds", ())),
+            notes=about["notes"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"the footprint is damaged: {type(error).__name__} {error}", file=str(run.path)) from error
+
+
+def _device_from(name: str, entry: dict[str, Any]) -> DeviceEnergy:
+    def number(key: str) -> float:
+        return math.nan if entry[key] is None else float(entry[key])
+
+    return DeviceEnergy(
+        device=name,
+        total_j=number("total_j"),
+        attributed_j=number("attributed_j"),
+        unattributed_j=number("unattributed_j"),
+        covered_s=number("covered_s"),
+        uncovered_s=number("uncovered_s"),
+        active_s=number("active_s"),
+        resolution_s=number("resolution_s"),
+        quality=Quality(entry["quality"] or Quality.MEASURED),
+        estimator=entry["estimator"] or "recency",
+        other_j=number("other_j"),
+        idle_j=number("idle_j"),
+        carbon_g=number("carbon_g"),
+    )
+
+
+def keep_events(writer: RunWriter, trace: EventTrace) -> None:
+    """Write the events of a trace into a run, so that it can be accounted again and drawn.
+
+    Raises:
+        CapabilityError: The disk refuses.
+    """
+    import pyarrow as pa
+
+    def coded(indices: Any, texts: Sequence[str]) -> Any:
+        return pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32()), pa.array(list(texts) or [""], pa.string()))
+
+    writer.write_series(
+        EVENTS,
+        {
+            "op": coded(trace.op, trace.ops),
+            "device": coded(trace.device, trace.devices),
+            "phase": coded(trace.phase, trace.phases),
+            "lane": trace.lane,
+            "start_ns": trace.start_ns,
+            "dur_ns": trace.dur_ns,
+        },
+    )
+
+
+def kept_events(run: Run) -> EventTrace:
+    """The events of a run.
+
+    Raises:
+        DataError: It holds none, or they are damaged.
+    """
+    if EVENTS not in run.series_names:
+        raise DataError("the run keeps no events", file=str(run.path), hint="record it with joulery account --out")
+    columns, tables = _coded_columns(run.path / f"{EVENTS}.parquet", ("op", "device", "phase"))
+    return EventTrace(
+        tables["op"],
+        tables["device"],
+        tables["phase"],
+        **{name: columns[name] for name in ("op", "device", "phase", "lane", "start_ns", "dur_ns")},
+        composite=frozenset(run.manifest.get(ANATOMY, {}).get("composite", ())),
+        notes=run.manifest.get(ANATOMY, {}).get("notes", ()),
+    )
+
+
+def _coded_columns(path: Path, texts: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """The columns of a Parquet file, those of text as indices into tables."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, read_dictionary=list(texts))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"not a readable Parquet file: {error}", file=str(path)) from error
+    columns: dict[str, Any] = {}
+    tables: dict[str, list[str]] = {}
+    for name in table.column_names:
+        if name in texts:
+            coded = table.column(name).unify_dictionaries().combine_chunks()
+            columns[name] = coded.indices.to_numpy(zero_copy_only=False)
+            tables[name] = [str(text) for text in coded.dictionary.to_pylist()] or [""]
+        else:
+            columns[name] = table.column(name).to_numpy()
+    return columns, tables

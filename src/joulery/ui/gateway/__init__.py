@@ -1,1 +1,0 @@
-"""The HTTP gateway: the Open Inference Protocol on raw ASGI, in front of any engine."""

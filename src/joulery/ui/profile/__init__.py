@@ -1,1 +1,0 @@
-"""``joulery profile --clocks``: how a model feels the clock, in text and as a page."""

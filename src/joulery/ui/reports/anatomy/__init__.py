@@ -1,0 +1,1 @@
+"""Energy by operation as text, pages and exports."""

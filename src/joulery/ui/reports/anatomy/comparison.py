@@ -1,0 +1,137 @@
+"""Several traced runs side by side: how alike, what got better or worse, layer by layer.
+
+Source: Smaragdine (ICSE'24), section 6.1 and Figure 9: correlation (PCC) and mean difference (MED) of the summarised
+footprints, joules and watts. Where every run says how many steps it recorded, joules are per step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from joulery.accounting.precision import matrix, mean_difference, pearson
+from joulery.accounting.rows import TRANSFORMERS, Fold, folded, rolled_up
+from joulery.domain.errors import DataError
+from joulery.runtime.tracing.anatomies import RunAnatomy, stef, stpf
+from joulery.store.run.tensors import known
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One row of the table: a layer, module, operation or phase.
+
+    Attributes:
+        name: What it is about.
+        energy_j: Of each run; NaN where the run has no such row.
+    """
+
+    name: str
+    energy_j: tuple[float, ...]
+
+    def change_j(self, run: int) -> float:
+        """Against the first run; NaN where one of the two has no such row."""
+        return self.energy_j[run] - self.energy_j[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Runs compared.
+
+    Attributes:
+        names: Of the runs.
+        per_step: Whether joules are per step.
+        common: Summarised operations that all runs have.
+        energy_pcc, energy_med_j: Every run against every other; MED is the row's run minus the column's.
+        power_pcc, power_med_w: The same of watts.
+        by: What the changes are about.
+        changes: By energy of the first run.
+    """
+
+    names: tuple[str, ...]
+    per_step: bool
+    common: int
+    energy_pcc: list[list[float]]
+    energy_med_j: list[list[float]]
+    power_pcc: list[list[float]]
+    power_med_w: list[list[float]]
+    by: str
+    changes: tuple[Change, ...]
+
+
+def compare(runs: Sequence[RunAnatomy], *, by: str = "layer", folds: Sequence[Fold] = ()) -> Comparison:
+    """Compare traced runs.
+
+    Args:
+        runs: At least two.
+        by: ``module``, ``layer``, ``op`` or ``phase``: what the table of changes is about.
+        folds: How names of different models are made alike; for correlation and mean difference self-similar layers
+            are folded too.
+
+    Raises:
+        DataError: There are fewer than two runs, or two of them share fewer than two operations.
+    """
+    if len(runs) < 2:
+        raise DataError("one run cannot be compared", hint="name two runs or more")
+    steps = [float(run.run.manifest.get("tracing", {}).get("steps", 0)) for run in runs]
+    per_step = all(steps)
+    scale = [1 / count if per_step else 1.0 for count in (steps if per_step else [1.0] * len(runs))]
+    alike = [*folds, *TRANSFORMERS]
+    energies = [_scaled(stef(run.footprint, alike), factor) for run, factor in zip(runs, scale, strict=True)]
+    powers = [stpf(run.footprint, alike) for run in runs]
+    return Comparison(
+        tuple(run.name for run in runs),
+        per_step,
+        len(set(energies[0]).intersection(*energies[1:])),
+        matrix(energies, pearson),
+        matrix(energies, mean_difference),
+        matrix(powers, pearson),
+        matrix(powers, mean_difference),
+        by,
+        _changes([_grouped(run, by, folds, factor) for run, factor in zip(runs, scale, strict=True)]),
+    )
+
+
+def as_object(comparison: Comparison) -> dict[str, Any]:
+    """The object that ``joulery compare --json`` prints."""
+
+    def clean(rows: list[list[float]]) -> list[list[float | None]]:
+        return [[known(v) for v in row] for row in rows]
+
+    return {
+        "schema": "joulery.comparison/1",
+        "runs": list(comparison.names),
+        "per_step": comparison.per_step,
+        "operations": comparison.common,
+        "energy": {"pcc": clean(comparison.energy_pcc), "med_j": clean(comparison.energy_med_j)},
+        "power": {"pcc": clean(comparison.power_pcc), "med_w": clean(comparison.power_med_w)},
+        "by": comparison.by,
+        "rows": [
+            {
+                "name": change.name,
+                "energy_j": [known(value) for value in change.energy_j],
+                "change_j": [known(change.change_j(run)) for run in range(len(comparison.names))],
+            }
+            for change in comparison.changes
+        ],
+    }
+
+
+def _grouped(run: RunAnatomy, by: str, folds: Sequence[Fold], factor: float) -> dict[str, float]:
+    rows = rolled_up(folded(run.footprint, folds), by)
+    summed: dict[str, list[float]] = {}
+    for name, joules in zip(rows.op, rows.energy_j.tolist(), strict=True):
+        if not math.isnan(joules):
+            summed.setdefault(name, []).append(joules)
+    return {name: math.fsum(values) * factor for name, values in summed.items()}
+
+
+def _changes(groups: Sequence[Mapping[str, float]]) -> tuple[Change, ...]:
+    names = set[str]().union(*groups)
+    rows = [Change(name, tuple(group.get(name, math.nan) for group in groups)) for name in names]
+    return tuple(sorted(rows, key=lambda row: (-max(v for v in row.energy_j if not math.isnan(v)), row.name)))
+
+
+def _scaled(values: Mapping[str, float], factor: float) -> dict[str, float]:
+    return {name: value * factor for name, value in values.items()}

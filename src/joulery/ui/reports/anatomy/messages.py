@@ -1,0 +1,37 @@
+"""What a reader must know about a tensor energy footprint, in words."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from joulery.accounting.precision import Sight, resolution
+from joulery.domain.energy.tensor_footprint import TensorFootprint
+from joulery.ui.kit.format import UNKNOWN, percent
+
+_WORDS = {
+    Sight.SHARED: "their energy is their share of the time within its windows; expect an error of about 12 %",
+    Sight.ESTIMATED: "their power was estimated over many of its windows; expect an error of 3 to 6 %",
+}
+
+
+def sight_notes(footprint: TensorFootprint) -> list[str]:
+    """How much of the energy rests on operations the sensor cannot tell apart."""
+    attributed = footprint.attributed_j
+    if not attributed > 0:
+        return []
+    rows = resolution(footprint)
+    notes = []
+    for sight, words in _WORDS.items():
+        seen = [row.sight is sight and energy_j > 0 for row, energy_j in zip(rows, footprint.energy_j, strict=True)]
+        part = float(np.sum(footprint.energy_j[np.array(seen, np.bool_)]))
+        if part > 0:
+            ratio = percent(part / attributed)
+            notes.append(f"{ratio} of it went to operations shorter than the sensor resolves: {words}")
+    return notes
+
+
+def share_text(energy_j: float, whole_j: float) -> str:
+    """Share of the whole in percent; a dash where one is not known."""
+    return percent(energy_j / whole_j) if whole_j > 0 and not math.isnan(energy_j) else UNKNOWN

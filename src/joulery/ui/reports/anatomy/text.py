@@ -1,0 +1,77 @@
+"""A tensor energy footprint for a terminal: devices, then the operations that used most."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from joulery.accounting.edd import powers_w
+from joulery.accounting.precision import Sight, resolution
+from joulery.domain.energy.tensor_footprint import TensorFootprint
+from joulery.ui.kit.format import count, duration, si
+from joulery.ui.reports.anatomy.messages import share_text, sight_notes
+from joulery.ui.reports.anatomy.terminal import plain_table
+
+_SEEN = {Sight.RESOLVED: "yes", Sight.ESTIMATED: "estimated", Sight.SHARED: "time-share", Sight.UNSEEN: "no"}
+
+
+def print_footprint(footprint: TensorFootprint, console: Console, *, top: int = 20, title: str = "operation") -> None:
+    """Print what the devices drew and the ``top`` rows by energy."""
+    window_s = (footprint.window_ns[1] - footprint.window_ns[0]) / 1e9
+    console.print(Text.assemble(("joules by operation ", "bold"), (f"in a session of {duration(window_s)}", "dim")))
+    console.print(_devices(footprint))
+    console.print()
+    console.print(_operations(footprint, top, title))
+    shown = dict.fromkeys((*sight_notes(footprint), *footprint.notes))
+    for note in shown:
+        console.print(Text(f"· {note}", style="yellow"))
+
+
+def _devices(footprint: TensorFootprint) -> Table:
+    columns = ("device", "total", "attributed", "unattributed", "uncovered", "quality", "sensor every")
+    table = plain_table(*columns, words=("device", "quality"))
+    for entry in footprint.devices:
+        table.add_row(
+            entry.device,
+            si(entry.total_j, "J"),
+            si(entry.attributed_j, "J"),
+            si(entry.unattributed_j, "J"),
+            duration(entry.uncovered_s),
+            entry.quality.value if entry.metered else "no meter",
+            duration(entry.resolution_s),
+        )
+    return table
+
+
+def _operations(footprint: TensorFootprint, top: int, title: str) -> Table:
+    attributed = footprint.attributed_j
+    order = np.argsort(-np.nan_to_num(footprint.energy_j), kind="stable")[:top].tolist()
+    shared_w, device_w = powers_w(footprint)
+    sights = resolution(footprint)
+    numbers = ("energy", "share", "time", "count", "W shared", "W device")
+    table = plain_table(*numbers, "seen", "phase", "device", words=("seen", "phase", "device"))
+    table.add_column(title, overflow="fold")
+    for at in order:
+        energy_j = math.nan if footprint.unread[at] else float(footprint.energy_j[at])
+        name = footprint.op[at] + (" (composite)" if footprint.op[at] in footprint.composite else "")
+        table.add_row(
+            si(energy_j, "J"),
+            share_text(energy_j, attributed),
+            duration(float(footprint.runtime_ns[at]) / 1e9),
+            count(int(footprint.count[at])),
+            si(shared_w[at], "W"),
+            si(device_w[at], "W"),
+            _SEEN[sights[at].sight],
+            footprint.phase[at],
+            footprint.device[at],
+            Text(name),
+        )
+    rest = len(footprint) - len(order)
+    if rest > 0:
+        others = float(np.nansum(footprint.energy_j)) - float(np.nansum(footprint.energy_j[order]))
+        table.add_row(si(others, "J"), *[""] * 8, Text(f"{count(rest)} more", style="dim"))
+    return table

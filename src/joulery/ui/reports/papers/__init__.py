@@ -1,0 +1,1 @@
+"""Papers' figures and claims as pages."""

@@ -1,0 +1,367 @@
+"""What ``joulery up`` says: what it found, a live line, what it came to. A terminal gets a line that moves."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from joulery.domain.serving.timeline import DecisionRecord, ServiceLabel, ServiceTick, Tick
+from joulery.policies.placement.provisioning.standby import ShadowPolicy
+from joulery.policies.serving.trial_policy import TrialPolicy
+from joulery.policies.serving.variant_policy import SET_LAYOUT
+from joulery.runtime.serving.driver import APPLIED
+from joulery.runtime.serving.provisioned import RUN_PLAN
+from joulery.ui.kit.format import UNKNOWN, count, duration, grams, number, percent, si
+
+PLAIN_EVERY_S = 5.0
+_COLOURS = ("cyan", "green", "yellow", "magenta", "blue")
+_BAR = 12
+_INDENT = 12
+_WIDE = 120
+
+
+class Screen(Protocol):
+    """Where ``joulery up`` speaks."""
+
+    def fact(self, name: str, text: str) -> None:
+        """One thing that was found."""
+        ...
+
+    def progress(self, done: int, of: int, what: str) -> None:
+        """How far profiling is."""
+        ...
+
+    def begin(self, services: Sequence[ServiceLabel], duration_s: float | None) -> None:
+        """Requests are answered from now on."""
+        ...
+
+    def tick(self, tick: Tick, now_s: float) -> None:
+        """A period has passed; ``now_s`` seconds since the beginning."""
+        ...
+
+    def decision(self, record: DecisionRecord) -> None:
+        """The policy has decided, and this became of it."""
+        ...
+
+    def summary(self, report: Mapping[str, Any]) -> None:
+        """The end."""
+        ...
+
+    def warn(self, text: str) -> None:
+        """Something a person should know."""
+        ...
+
+
+class Silent:
+    """Says nothing: for ``--json``."""
+
+    def fact(self, name: str, text: str) -> None:
+        """Nothing."""
+
+    def progress(self, done: int, of: int, what: str) -> None:
+        """Nothing."""
+
+    def begin(self, services: Sequence[ServiceLabel], duration_s: float | None) -> None:
+        """Nothing."""
+
+    def tick(self, tick: Tick, now_s: float) -> None:
+        """Nothing."""
+
+    def decision(self, record: DecisionRecord) -> None:
+        """Nothing."""
+
+    def summary(self, report: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def warn(self, text: str) -> None:
+        """Nothing."""
+
+
+class Address(Silent):
+    """Says where it serves, once it does, and nothing else.
+
+    Args:
+        say: Called with the address.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+
+    def fact(self, name: str, text: str) -> None:
+        """The address is in what is said of the dashboard."""
+        if name == "dashboard":
+            self._say(text.removesuffix("/dashboard"))
+
+
+class ConsoleScreen:
+    """Speaks to a console. A context manager: the live line ends with it.
+
+    Args:
+        console: Where to.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._services: Sequence[ServiceLabel] = ()
+        self._duration_s: float | None = None
+        self._said_s = -math.inf
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end_live()
+
+    def fact(self, name: str, text: str) -> None:
+        """A name and what there is to say about it."""
+        room = max(20, self._console.width - _INDENT - 1)
+        lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
+        self._console.print(Text(f"  {name:<{_INDENT - 2}}", style="bold") + Text(lines[0], style="not bold"))
+        for line in lines[1:]:
+            self._console.print(Text(" " * _INDENT + line), soft_wrap=True)
+
+    def progress(self, done: int, of: int, what: str) -> None:
+        """One moving line on a terminal, one line a step elsewhere."""
+        text = f"  profiling {done}/{of} {what}".rstrip()
+        if self._console.is_terminal:
+            self._show(Text(text, style="dim"))
+            if done == of:
+                self._end_live()
+        elif what:
+            self._console.print(text)
+
+    def begin(self, services: Sequence[ServiceLabel], duration_s: float | None) -> None:
+        """Remember what the line is about."""
+        self._services, self._duration_s = services, duration_s
+        self._console.print()
+
+    def tick(self, tick: Tick, now_s: float) -> None:
+        """Move the line; elsewhere say it every few seconds."""
+        if not self._services:
+            return
+        line = live_line(tick, now_s, self._services, self._duration_s, wide=self._console.width >= _WIDE)
+        if self._console.is_terminal:
+            self._show(line)
+        elif now_s - self._said_s >= PLAIN_EVERY_S:
+            self._said_s = now_s
+            self._console.print(line, soft_wrap=True)
+
+    def decision(self, record: DecisionRecord) -> None:
+        """Changes and trials are said above the line; what was kept without a trial is in the report."""
+        decision = record.decision
+        changed = decision.kind in (SET_LAYOUT, RUN_PLAN) and decision.cause != "start"
+        if changed or decision.policy in (TrialPolicy.name, ShadowPolicy.name):
+            what = "→" if record.outcome == APPLIED else f"{record.outcome}:"
+            who = f"{decision.target}: " if len(self._services) > 1 else ""
+            self._console.print(Text(f"  {what} {who}{decision.reason}", style="dim"), soft_wrap=True)
+
+    def summary(self, report: Mapping[str, Any]) -> None:
+        """Everything that was asked for, each with how well it is known."""
+        self._end_live()
+        self._console.print()
+        for name, text in summary_lines(report):
+            self.fact(name, text)
+
+    def warn(self, text: str) -> None:
+        """In yellow."""
+        self._console.print(Text(f"  ! {text}", style="yellow"), soft_wrap=True)
+
+    def _show(self, line: Text) -> None:
+        if self._live is None:
+            self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+            self._live.start()
+        self._live.update(line)
+
+    def _end_live(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def live_line(
+    tick: Tick, now_s: float, services: Sequence[ServiceLabel], duration_s: float | None, *, wide: bool = True
+) -> Text:
+    """Seconds, the grid's clock and intensity, watts, mix, latency against the SLO, grams so far; short if need be.
+
+    Of several services each has its latency and its promise; the mix of variants is in the report.
+    """
+    line = Text("  ")
+    line.append(f"{now_s:3.0f}" + (f"/{duration_s:.0f} s" if duration_s is not None else " s"), style="dim")
+    if math.isfinite(tick.grid_s):
+        line.append(f" {datetime.fromtimestamp(tick.grid_s, UTC):%H:%M}", style="dim")
+    line.append(f" {number(tick.g_per_kwh, 'g/kWh'):>9} {si(tick.power_w, 'W'):>6} {tick.quality} ")
+    seen = {one.service: one for one in tick.services}
+    if len(services) == 1:
+        return line.append_text(_one(tick, seen.get(services[0].name), services[0], wide=wide))
+    for service in services:
+        line.append_text(_brief(seen.get(service.name), service))
+    return line.append(f"  {grams(tick.carbon_g)}") if wide else line
+
+
+def _brief(seen: ServiceTick | None, service: ServiceLabel) -> Text:
+    """One of several services."""
+    latency_s = math.nan if seen is None else seen.latency_s
+    text = Text(f"  {service.name} ").append(_ms(latency_s), style="bold red" if latency_s > service.slo_s else "")
+    return text.append(f"/{_ms(service.slo_s)}", style="dim")
+
+
+def _one(tick: Tick, seen: ServiceTick | None, service: ServiceLabel, *, wide: bool) -> Text:
+    """The only service."""
+    line = Text()
+    if seen is None:
+        return line
+    line.append_text(_mix(dict(seen.mix), [name for name, _ in service.variants], wide=wide))
+    keeps = not seen.latency_s > service.slo_s
+    line.append(f" p{100 * service.quantile_ratio:g} ")
+    line.append(_ms(seen.latency_s), style="" if keeps else "bold red")
+    if wide:
+        line.append(f" of {_ms(service.slo_s)}  {seen.requests / tick.period_s:.0f} /s  {grams(tick.carbon_g)}")
+    return line
+
+
+def _mix(shares: Mapping[str, float], names: Sequence[str], *, wide: bool) -> Text:
+    """The variants that answer, least accurate first, with their shares; as a bar too where there is room."""
+    bar, words = Text(), Text()
+    for index, name in enumerate(names):
+        share = shares.get(name, 0.0)
+        if share > 0:
+            colour = _COLOURS[index % len(_COLOURS)]
+            bar.append("█" * round(share * _BAR), style=colour)
+            words.append(f" {name} {100 * share:.0f} %", style=colour)
+    return Text(" ") + bar + Text(" " * max(0, _BAR - len(bar))) + words + Text(" ") if wide else words
+
+
+def summary_lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The summary, name and text."""
+    lines = [("requests", _requests(report))]
+    services = report.get("services") or ()
+    if len(services) > 1:
+        lines += [(str(entry["service"]), _service(entry)) for entry in services]
+    lines += [(str(entry["model"]), _text(entry)) for entry in report.get("language_models") or ()]
+    if report.get("p95_s") is not None:
+        lines += [("latency", _latency(report)), ("accuracy", _accuracy(report)), ("variants", _variants(report))]
+    lines += [("energy", _energy(report)), ("carbon", _carbon(report))]
+    if report.get("saving_ratio") is not None:
+        lines.append(("saving", _saving(report)))
+    if report.get("calibration") is not None:
+        lines.append(("model", _calibration(report)))
+    changes = report["layout_changes"]
+    lines.append(("plans", f"{report['plans']}, {changes} change{'' if changes == 1 else 's'} of layout"))
+    lines += [(name, str(report[name])) for name in ("html", "run") if report.get(name)]
+    return lines
+
+
+def _requests(report: Mapping[str, Any]) -> str:
+    return _requests_of(report, f" in {duration(report['duration_s'])}")
+
+
+def _requests_of(report: Mapping[str, Any], when: str = "") -> str:
+    failed = report["failed"]
+    return f"{count(report['requests'])}{when}, " + ("none failed" if not failed else f"{count(failed)} failed")
+
+
+def _service(entry: Mapping[str, Any]) -> str:
+    """One of several services in one line."""
+    if entry["p95_s"] is None:
+        return f"{_requests_of(entry)}; nothing answered"
+    variants = ", ".join(f"{name} {percent(share, 0)}" for name, share in entry["variants"].items() if share > 0)
+    verdict = "within" if entry["slo_met"] else "BEYOND"
+    return (
+        f"{_requests_of(entry)}; p95 {_ms(entry['p95_s'])}, p{100 * entry['slo_quantile']:g} {verdict} "
+        f"{_ms(entry['slo_s'])}; {variants}; {si(entry['charged_j'], 'J')} in all"
+    )
+
+
+def _text(entry: Mapping[str, Any]) -> str:
+    """A language model in one line."""
+    if not entry["requests"]:
+        return "nothing was asked"
+    words = _requests_of(entry)
+    if entry["p95_s"] is None:
+        return f"{words}; nothing answered"
+    words += (
+        f"; p95 {_ms(entry['p95_s'])}, p50 {_ms(entry['p50_s'])}; {count(entry['completion_tokens'])} tokens written"
+    )
+    if entry["energy_per_request_j"] is None:
+        return f"{words}; joules not known"
+    a_token = entry["energy_per_token_j"]
+    more = "" if a_token is None else f", {si(a_token, 'J')} a token"
+    return f"{words}; {si(entry['energy_per_request_j'], 'J')} a request{more}, {entry['quality']}"
+
+
+def _latency(report: Mapping[str, Any]) -> str:
+    verdict = "within" if report["slo_met"] else "BEYOND"
+    return (
+        f"p95 {_ms(report['p95_s'])}, p50 {_ms(report['p50_s'])}; "
+        f"p{100 * report['slo_quantile']:g} {verdict} the SLO of {_ms(report['slo_s'])}, "
+        f"which {percent(report['attainment_ratio'])} of the answers kept"
+    )
+
+
+def _accuracy(report: Mapping[str, Any]) -> str:
+    return f"{percent(report['accuracy_ratio'], 2)} {report['accuracy_source']}; not measured here"
+
+
+def _variants(report: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {percent(share)}" for name, share in report["variants"].items())
+
+
+def _energy(report: Mapping[str, Any]) -> str:
+    if report.get("energy_j") is None:
+        return f"{UNKNOWN}: nothing was metered"
+    band = f" ± {percent(report['band_j'] / report['energy_j'], 0)}" if report["band_j"] > 0 else ""
+    parts = ", ".join(
+        f"{name} {si(report[key], 'J')}"
+        for name, key in (
+            ("requests", "requests_j"),
+            ("serving", "serving_j"),
+            ("load generator", "load_generator_j"),
+            ("idle", "idle_j"),
+            ("unattributed", "unattributed_j"),
+        )
+    )
+    others = f"; other processes' {si(report['other_j'], 'J')} left out" if report.get("other_j") else ""
+    return f"{si(report['energy_j'], 'J')} {report['quality']}{band} = {parts}{others}"
+
+
+def _carbon(report: Mapping[str, Any]) -> str:
+    if report.get("carbon_g") is None:
+        return f"{UNKNOWN}: {report.get('carbon_reason') or 'no intensity is known'}"
+    words = f"{grams(report['carbon_g'])} CO2e {report['carbon_quality']}, {report['carbon_source']}"
+    return words + (f", PUE {report['pue']:.2f} included" if report["pue"] > 1.0005 else "")
+
+
+def _saving(report: Mapping[str, Any]) -> str:
+    interval = f"{percent(report['saving_low_ratio'])} to {percent(report['saving_high_ratio'])}"
+    words = f"{percent(report['saving_ratio'])} ({interval}) of the {report['saving_of']}, against {report['baseline']}"
+    if report.get("saving_with_idle_ratio") is not None:
+        words += f"; {percent(report['saving_with_idle_ratio'])} with idle power"
+    if not report["baseline_keeps_slo"] and report.get("baseline_p95_s") is not None:
+        words += f"; that would have missed the SLO (p95 {_ms(report['baseline_p95_s'])})"
+    return words
+
+
+def _calibration(report: Mapping[str, Any]) -> str:
+    errors = report["calibration"]
+    live = "" if report["baseline_seen_live"] else "; the baseline's variant never ran, the others bound its cost"
+    return (
+        f"on what really ran, the replay was off by {100 * errors['cpu_error_ratio']:+.1f} % in CPU time and "
+        f"{100 * errors['latency_error_ratio']:+.0f} % in p{100 * report['slo_quantile']:g}{live}"
+    )
+
+
+def _ms(seconds: float | None) -> str:
+    if seconds is None or math.isnan(seconds):
+        return UNKNOWN
+    return f"{1e3 * seconds:.0f} ms" if seconds < 9.9995 else f"{seconds:.1f} s"

@@ -1,0 +1,207 @@
+"""Clocks of a site that serves language models: whose they are, how they are set, and who may not."""
+
+import asyncio
+import os
+from contextlib import AsyncExitStack
+
+import pytest
+
+from joulery.app.serving.governed_llm import govern_text, promises
+from joulery.app.serving.llm import text_site
+from joulery.config import load
+from joulery.domain.errors import CapabilityError, ConfigError
+from joulery.domain.serving.generation import TextKind, TextRequest
+from joulery.store.leases import LeaseBook
+from tests.adapters.engines.remote.openai_server import FakeServer, running
+from tests.adapters.engines.support import until
+from tests.fakes.cpufreq import cpu_machine, settings
+from tests.fakes.nvml import STATE, NvmlFake, gpu
+from tests.runtime.leasing.test_leases import FAKES
+
+SITE = """
+joulery: 1
+mode: act
+meters: {use: [cpu-model], cpu_model: {idle: 10 W, max: 30 W}}
+fleet: {clocks: [{CLOCK}]}
+language_models:
+  - name: here
+    engine: {kind: llama.cpp, path: m.gguf}
+    slo: {latency: 20 s, quantile: 90 %}
+  - name: board
+    engine: {kind: openai, url: "URL", model: fake-1, device: "gpu:0"}
+  - name: far
+    engine: {kind: openai, url: "http://far:1", model: m}
+"""
+
+
+class Governed:
+    """A site's language models with their governors, and what was logged."""
+
+    def __init__(self, text, drivers):
+        self.text, self.drivers, self.logged, self.done, self.told = text, drivers, [], [], []
+
+    async def step(self, now_s):
+        for driver in self.drivers.values():
+            await driver.step(now_s)
+
+
+async def governed(folder, stack, clock, url="http://near:1"):
+    (folder / "m.gguf").write_text("")
+    (folder / "site.yaml").write_text(SITE.replace("CLOCK", clock).replace("URL", url))
+    site = load(folder / "site.yaml")
+    made = Governed(text_site(site, stack=stack), {})
+    made.drivers = await govern_text(
+        site,
+        made.text,
+        stack,
+        lambda kind, **fields: made.logged.append((kind, fields)),
+        made.done.append,
+        made.told.append,
+    )
+    return made
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    return cpu_machine(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def nvml(monkeypatch, tmp_path):
+    from joulery.adapters.devices import nvidia_clock
+
+    fake = NvmlFake(gpu("NVIDIA A100-SXM4-40GB"), file=tmp_path / "boards.json")
+    opened = nvidia_clock.open_board
+    monkeypatch.setattr(nvidia_clock, "open_board", lambda board, module: opened(board, fake))
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setenv("JOULERY_STATE", str(tmp_path / "state"))
+    # The watchdog is a process of its own: it sees the same boards.
+    monkeypatch.setenv(STATE, str(tmp_path / "boards.json"))
+    monkeypatch.setenv("PYTHONPATH", f"{FAKES}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    return fake
+
+
+async def ask(desk, prompt, **fields):
+    request = TextRequest(
+        desk.name, TextKind.CHAT, {"messages": [{"role": "user", "content": prompt}]}, prompt, **fields
+    )
+    return [event async for event in desk.accept(request).events()]
+
+
+async def test_a_cpu_falls_to_its_knee_under_work_and_below_it_when_idle_and_comes_back(tmp_path, tree):
+    before = settings(tree)
+    async with AsyncExitStack() as stack:
+        made = await governed(tmp_path, stack, "device: cpu")
+        (clock,) = made.drivers
+        assert made.text.desks["here"].work_clock.rate == 1.0
+        await made.step(1000.0)
+        assert [(one.decision.value, one.outcome) for one in made.done] == [(clock.clocks_mhz[0], "applied")]
+        desk = made.text.desks["here"]
+        assert desk.work_clock.rate == pytest.approx(clock.clocks_mhz[0] / clock.clocks_mhz[-1])
+        desk.traffic.came(1000.5)
+        desk.traffic.answered(1001.0, 0.5, 0.5, 3.0)
+        await made.step(1001.0)
+        assert float(made.done[-1].decision.value) >= clock.knee_mhz
+        assert "not below the voltage knee" in made.done[-1].decision.reason
+        assert settings(tree) != before
+        kinds = [kind for kind, _ in made.logged]
+        assert kinds == ["clock_step", "clock_step"]
+    assert settings(tree) == before
+    assert LeaseBook(tmp_path / "state/leases").names() == ()
+
+
+async def test_a_backlog_of_long_answers_that_would_be_late_takes_the_highest_clock(tmp_path, nvml):
+    fake = FakeServer()
+    fake.gate.clear()
+    async with running(fake) as url, AsyncExitStack() as stack:
+        made = await governed(tmp_path, stack, "device: nvidia, lease: 60 s", url)
+        (clock,) = made.drivers
+        assert clock.name == "gpu:0"
+        board = made.text.desks["board"]
+        tasks = [asyncio.create_task(ask(board, f"Write a long story, number {index}")) for index in range(3)]
+        await until(lambda: len(board.jobs()) == 3)
+        await made.step(board.jobs()[0].arrival_s)
+        low_mhz = nvml.boards[0]["locked"][1]
+        assert low_mhz < clock.clocks_mhz[-1]  # five minutes are enough for three answers
+        late_s = board.jobs()[0].arrival_s + 299.0
+        await made.step(late_s)
+        assert nvml.boards[0]["locked"][1] == clock.clocks_mhz[-1]
+        assert "no room below the highest clock" in made.done[-1].decision.reason
+        fake.gate.set()
+        await asyncio.gather(*tasks)
+        assert nvml.boards[0]["locked"] is not None
+    assert nvml.boards[0]["locked"] is None
+
+
+async def test_a_board_that_refuses_or_is_lost_costs_no_answer(tmp_path, nvml):
+    fake = FakeServer()
+    async with running(fake) as url, AsyncExitStack() as stack:
+        made = await governed(tmp_path, stack, "device: nvidia, lease: 60 s", url)
+        nvml.fail_from, nvml.code = len(nvml.calls), nvml.NVML_ERROR_GPU_IS_LOST
+        await made.step(1000.0)
+        assert made.done[-1].outcome == "failed"
+        assert any("set_clock" in text for text in made.told)
+        assert len(await ask(made.text.desks["board"], "still there")) == 1
+        nvml.fail_from = None
+        await made.step(1002.0)
+        assert made.done[-1].outcome == "applied"
+
+
+async def test_who_is_governed_by_which_clock(tmp_path, tree):
+    for clock, names in (
+        ("device: cpu", ["here"]),
+        ("device: emulated", ["here", "board"]),
+        ("device: emulated, services: [far]", ["far"]),
+    ):
+        async with AsyncExitStack() as stack:
+            made = await governed(tmp_path, stack, clock)
+            slowed = [name for name, desk in made.text.desks.items() if desk.work_clock.rate != 1.0]
+            assert slowed == []
+            await made.step(1000.0)
+            slowed = [name for name, desk in made.text.desks.items() if desk.work_clock.rate != 1.0]
+            assert slowed == names
+            desks = [made.text.desks[name] for name in ("here", "board")]
+            assert promises(desks) == (
+                "here: 90 % within 20 s, board: 99 % within 300 s (its deadline; no slo is stated)"
+            )
+
+
+@pytest.mark.parametrize(
+    ("clock", "said"),
+    [
+        ("device: cpu}, {device: emulated", "here would have two clocks, cpu and emulated:0"),
+        ("device: cpu, services: [nobody]", "there is no nobody in this site"),
+    ],
+)
+async def test_clocks_that_make_no_sense_are_refused(tmp_path, tree, clock, said):
+    before = settings(tree)
+    async with AsyncExitStack() as stack:
+        with pytest.raises(ConfigError, match=said):
+            await governed(tmp_path, stack, clock)
+    assert settings(tree) == before
+
+
+async def test_a_gpu_that_runs_no_model_of_the_site_is_not_governed_as_idle(tmp_path, nvml):
+    async with AsyncExitStack() as stack:
+        site = SITE.replace(', device: "gpu:0"', "")
+        (tmp_path / "m.gguf").write_text("")
+        (tmp_path / "site.yaml").write_text(site.replace("CLOCK", "device: nvidia").replace("URL", "http://near:1"))
+        loaded = load(tmp_path / "site.yaml")
+        text = text_site(loaded, stack=stack)
+        with pytest.raises(ConfigError, match="no language model of this site runs on gpu:0"):
+            await govern_text(loaded, text, stack, lambda kind, **fields: None, lambda done: None, lambda told: None)
+    assert nvml.boards[0]["locked"] is None
+
+
+async def test_a_clock_that_may_not_be_set_says_what_grants_it_and_advice_needs_no_grant(tmp_path, tree, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    async with AsyncExitStack() as stack:
+        with pytest.raises(CapabilityError, match="may not be set") as caught:
+            await governed(tmp_path, stack, "device: cpu")
+        assert "sudo chmod" in (caught.value.grant or "")
+    monkeypatch.setattr("tests.app.serving.test_governed_llm.SITE", SITE.replace("mode: act", "mode: advise"))
+    async with AsyncExitStack() as stack:
+        made = await governed(tmp_path, stack, "device: cpu")
+        await made.step(1000.0)
+        assert [one.outcome for one in made.done] == ["advised"]
+        assert made.text.desks["here"].work_clock.rate == 1.0

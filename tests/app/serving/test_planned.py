@@ -1,0 +1,51 @@
+"""A plan read back, and what of it does not fit the site."""
+
+import json
+
+import pytest
+
+from joulery.app.planning.request import request_of
+from joulery.app.serving.planned import models_of
+from joulery.config import load
+from joulery.domain.errors import ConfigError, DataError
+from joulery.policies.placement.provisioning.planner import provision
+from joulery.ui.reports.plan.document import document_of, gpus_of
+from tests.runtime.plan_files import planned_site, service
+
+
+@pytest.fixture
+def site(tmp_path):
+    return load(planned_site(tmp_path, service("steady"), service("wide", model="heavy", rate=5)))
+
+
+def planned(site):
+    request = request_of(site)
+    return provision("best", request.workloads, request.types, request.rules)
+
+
+def test_a_plan_that_was_written_is_read_back_as_it_was(site):
+    plan = planned(site)
+    assert gpus_of(json.loads(json.dumps(document_of(plan))), "plan.json") == plan.gpus
+
+
+@pytest.mark.parametrize("wrong", [{}, [], {"gpus": [{}]}, {"gpus": [{"type": "core", "instances": None}]}, None])
+def test_what_is_no_plan(wrong):
+    with pytest.raises(DataError, match="not a plan"):
+        gpus_of(wrong, "plan.json")
+
+
+def test_every_service_loads_the_variant_the_plan_means(site, tmp_path):
+    models = models_of(site, planned(site).gpus, tmp_path)
+    assert {name: model.location for name, model in models.items()} == dict.fromkeys(
+        ("steady", "wide"), "tests.runtime.toy_models:Sum"
+    )
+
+
+def test_a_plan_of_other_services_is_refused(site, tmp_path):
+    gpus = planned(site).gpus
+    with pytest.raises(ConfigError, match="serves steady, which the site file does not name"):
+        models_of(site.model_copy(update={"services": site.services[1:]}), gpus, tmp_path)
+    (gpu,) = gpus
+    without = [type(gpu)(gpu.type, 1.0, 1.0, 1.0, 1.0, 1.0, gpu.instances[:1])]
+    with pytest.raises(ConfigError, match="the plan does not serve"):
+        models_of(site, without, tmp_path)

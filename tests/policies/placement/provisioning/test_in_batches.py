@@ -1,0 +1,70 @@
+"""Many services that all differ: planned in handfuls, none lost, none served twice."""
+
+import random
+
+import pytest
+
+from joulery.domain.gpu.provisioning import Workload
+from joulery.domain.serving.service import Slo
+from joulery.policies.placement.provisioning import best
+from joulery.policies.placement.provisioning.demand import Part
+from joulery.policies.placement.provisioning.in_batches import HANDFUL, plan_in_batches
+from joulery.policies.placement.provisioning.planner import provision
+from joulery.policies.placement.provisioning.predict import Placed, Share
+from joulery.policies.placement.provisioning.rules import Rules
+from tests.policies.placement.provisioning.published import V100
+
+
+def varied(n, seed=3):
+    rng = random.Random(seed)
+    return [
+        Workload(
+            f"w{i}",
+            rng.choice(("alexnet", "resnet50", "vgg19")),
+            Slo(rng.uniform(0.04, 0.1), 0.99),
+            rng.uniform(50, 250),
+        )
+        for i in range(n)
+    ]
+
+
+def one_each(percent):
+    """A planner that gives every service a GPU of its own, this full."""
+
+    def planner(workloads):
+        assert len(workloads) <= HANDFUL
+        return tuple(
+            Placed(0, (Share(Part(at, 0, 1, each.rate_rps), percent, 1),)) for at, each in enumerate(workloads)
+        )
+
+    return planner
+
+
+@pytest.mark.parametrize("percent", [40.0, 100.0])
+@pytest.mark.parametrize("n", [1, HANDFUL, HANDFUL + 1, 50])
+def test_everybody_is_served_once(n, percent):
+    gpus = plan_in_batches(varied(n), one_each(percent))
+    assert sorted(share.part.workload for gpu in gpus for share in gpu.shares) == list(range(n))
+
+
+def test_replicas_on_two_gpus_are_kept_together():
+    def planner(workloads):
+        halves = [Share(Part(0, replica, 2, 10.0), 100.0 - 90 * replica, 1) for replica in (0, 1)]
+        rest = tuple(Share(Part(at, 0, 1, 1.0), 1.0, 1) for at in range(1, len(workloads)))
+        return (Placed(0, (halves[0],)), Placed(0, (halves[1], *rest)))
+
+    gpus = plan_in_batches(varied(40), planner)
+    replicas = [(share.part.workload, share.part.replica) for gpu in gpus for share in gpu.shares]
+    assert len(set(replicas)) == len(replicas)
+    assert {workload for workload, _ in replicas} == set(range(40))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rules", [Rules(max_replicas=1), Rules()], ids=["whole", "cut where it helps"])
+def test_more_kinds_than_are_planned_at_once(rules):
+    workloads = varied(best.KINDS_MAX + 6)
+    result = provision("best", workloads, [V100], rules)
+    assert result.violations == ()
+    assert {each.workload for gpu in result.gpus for each in gpu.instances} == {each.id for each in workloads}
+    assert result.bound.usd_per_hour <= result.usd_per_hour
+    assert len(result.gpus) <= len(provision("igniter", workloads, [V100]).gpus)

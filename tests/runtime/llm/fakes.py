@@ -1,0 +1,95 @@
+"""An engine, a predictor and a meter that do as they are told."""
+
+import asyncio
+import math
+
+import numpy as np
+
+from joulery.domain.energy.channel import Channel, ReadingKind
+from joulery.domain.quality import Quality
+from joulery.domain.serving.engine import Outcome, RequestError
+from joulery.domain.serving.generation import Dialect, TextEvent, TextKind, TextRequest, TextUsage
+from joulery.runtime.llm.length_prediction import Forecaster, Guess
+
+CLASS_TOKENS = np.array([10.0, 50.0, 100.0, 300.0, 600.0])
+
+
+def ask(prompt="p", **fields):
+    return TextRequest("llm", TextKind.CHAT, {"messages": []}, prompt, **fields)
+
+
+class FakeEngine:
+    """Writes three tokens a request when its gate is open; remembers the order."""
+
+    name, variant = "fake://engine", "fake-1"
+
+    def __init__(self, dialect=Dialect.PLAIN):
+        self.dialect, self.ready = dialect, True
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.begun, self.ended, self.priorities = [], [], []
+        self.deaths = 0
+        self.tokens = {}
+        self.used_cpu_s = 0.0
+        self.closed = False
+
+    async def start(self):
+        return None
+
+    def cpu_s(self):
+        return self.used_cpu_s
+
+    async def write(self, request, priority, /):
+        self.begun.append(request.prompt)
+        self.priorities.append(priority)
+        if self.deaths:
+            self.deaths -= 1
+            raise RequestError("died", Outcome.CRASHED)
+        await self.gate.wait()
+        count = self.tokens.get(request.prompt, 3)
+        for _ in range(count):
+            yield TextEvent({"choices": [{}]}, 1)
+            await asyncio.sleep(0)
+        yield TextEvent({"choices": []}, 0, TextUsage(5, count, reported=True))
+        self.ended.append(request.prompt)
+
+    async def close(self):
+        self.closed = True
+
+
+class FakeGuesser:
+    """Scores a prompt by the digit it ends with; the word "boom" makes it throw."""
+
+    class_tokens = CLASS_TOKENS
+
+    def guess(self, prompt):
+        if "boom" in prompt:
+            raise ZeroDivisionError("a predictor of somebody's")
+        return Guess(float(prompt[-1]) if prompt[-1:].isdigit() else 2.0)
+
+
+def forecaster(guesser=None, cache=None):
+    return Forecaster("llm", guesser or FakeGuesser(), cache)
+
+
+class FakeMachine:
+    """One CPU counter that a test moves by hand."""
+
+    def __init__(self, idle_w=10.0, device="cpu:0", kind=ReadingKind.COUNTER):
+        self.channels = (Channel(device, "package", kind, "fake", Quality.MEASURED, idle_w=idle_w, wrap_j=1000.0),)
+        self.value, self.busy_s, self.now_s = 0.0, 0.0, 100.0
+        self.closed = False
+
+    def read(self):
+        return (self.value,)
+
+    def notes(self):
+        return ()
+
+    def close(self):
+        self.closed = True
+
+    def spend(self, seconds, watts, busy_s=math.nan):
+        self.now_s += seconds
+        self.value += seconds * watts
+        self.busy_s += 0.0 if math.isnan(busy_s) else busy_s

@@ -1,0 +1,134 @@
+"""The meters as requests see them."""
+
+import math
+
+import pytest
+
+from joulery.domain.energy.channel import ReadingKind
+from joulery.domain.errors import ConfigError
+from joulery.domain.quality import Quality
+from joulery.runtime.llm.request_meter import TextMeter
+from tests.runtime.llm.fakes import FakeMachine
+
+
+class Cpu:
+    def __init__(self):
+        self.seconds = 0.0
+
+    def __call__(self):
+        return self.seconds
+
+
+def meter_of(machine, **more):
+    return TextMeter([machine], lambda: machine.busy_s, clock=lambda: machine.now_s, **more)
+
+
+def test_an_engine_pays_by_cpu_time_and_ticks_that_come_late_are_not_lost() -> None:
+    machine, cpu = FakeMachine(), Cpu()
+    meter = meter_of(machine)
+    meter.join("llm", cpu)
+    meter.began("llm", 1)
+    cpu.seconds += 0.004  # the kernel has not counted it yet
+    machine.spend(0.005, 10.0)
+    meter.settle()
+    cpu.seconds += 0.001
+    machine.spend(0.005, 30.0, busy_s=0.01)
+    share = meter.ended("llm", 1)
+    assert share is not None
+    assert share.energy_j == pytest.approx(0.005 * 20.0 * 0.5)  # half of the tick was the engine's
+    assert share.carbon_g is None
+    assert share.quality is Quality.MEASURED
+
+
+def test_two_engines_never_pay_for_more_than_there_was() -> None:
+    machine, one, two = FakeMachine(idle_w=math.nan), Cpu(), Cpu()
+    meter = meter_of(machine)
+    meter.join("one", one)
+    meter.join("two", two)
+    meter.began("one", 1)
+    meter.began("two", 2)
+    one.seconds, two.seconds = 3.0, 1.0
+    machine.spend(1.0, 40.0, busy_s=2.0)
+    shares = [meter.ended("one", 1), meter.ended("two", 2)]
+    assert [share and share.energy_j for share in shares] == pytest.approx([30.0, 10.0])
+    assert meter.totals.unattributed_j == pytest.approx(0.0)
+
+
+def test_an_engine_far_away_costs_nobody_knows_what() -> None:
+    machine = FakeMachine()
+    meter = meter_of(machine)
+    meter.join("far", lambda: math.nan)
+    meter.began("far", 1)
+    machine.spend(1.0, 40.0, busy_s=2.0)
+    assert meter.ended("far", 1) is None
+    assert meter.totals.requests_j == 0.0
+
+
+def test_an_engine_that_was_away_is_unknown_meanwhile_and_known_again_afterwards() -> None:
+    machine, cpu = FakeMachine(idle_w=math.nan), Cpu()
+    meter = meter_of(machine)
+    meter.join("llm", cpu)
+    known = []
+    for number, seconds in enumerate((1.0, math.nan, 0.5, 1.5)):  # its process died and began again at 0
+        meter.began("llm", number)
+        cpu.seconds = seconds
+        machine.spend(1.0, 40.0, busy_s=2.0)
+        share = meter.ended("llm", number)
+        known.append(None if share is None else share.energy_j)
+    assert known == [pytest.approx(20.0), None, None, pytest.approx(20.0)]
+
+
+def test_a_device_of_its_own_is_the_engines_above_idle() -> None:
+    board = FakeMachine(idle_w=50.0, device="gpu:0", kind=ReadingKind.POWER)
+    meter = meter_of(board)
+    meter.join("llm", lambda: math.nan, "gpu:0")
+    with pytest.raises(ConfigError, match="to themselves"):
+        meter.join("other", lambda: math.nan, "gpu:0")
+    meter.began("llm", 1)
+    board.now_s, board.value = board.now_s + 2.0, 250.0
+    share = meter.ended("llm", 1)
+    assert share is not None and share.energy_j == pytest.approx(400.0)
+    assert meter.totals.idle_j == pytest.approx(100.0)
+
+
+def test_a_processor_of_its_own_is_one_engines_and_no_part_of_it_the_others() -> None:
+    shared, own, cpu = FakeMachine(), FakeMachine(device="cpu:1"), Cpu()
+    meter = TextMeter([shared, own], lambda: shared.busy_s, clock=lambda: shared.now_s)
+    meter.join("alone", lambda: math.nan, "cpu:1")
+    meter.join("llm", cpu)
+    meter.began("alone", 1)
+    meter.began("llm", 2)
+    cpu.seconds = 1.0
+    own.value += 30.0
+    shared.spend(1.0, 40.0, busy_s=2.0)
+    shares = [meter.ended("alone", 1), meter.ended("llm", 2)]
+    assert [share and share.energy_j for share in shares] == pytest.approx([20.0, 15.0])
+    totals = meter.totals
+    assert totals.idle_j + totals.requests_j + totals.unattributed_j == pytest.approx(70.0)
+
+
+def test_a_device_nobody_meters_is_unknown() -> None:
+    machine = FakeMachine()
+    meter = meter_of(machine)
+    meter.join("llm", lambda: math.nan, "gpu:7")
+    meter.began("llm", 1)
+    machine.spend(1.0, 40.0, busy_s=1.0)
+    assert meter.ended("llm", 1) is None
+
+
+def test_a_counter_that_wraps_goes_on_and_one_that_begins_again_is_unknown() -> None:
+    machine, cpu = FakeMachine(idle_w=math.nan), Cpu()
+    machine.value = 990.0
+    meter = meter_of(machine)
+    meter.join("llm", cpu)
+    meter.began("llm", 1)
+    machine.now_s, machine.value, machine.busy_s, cpu.seconds = 101.0, 5.0, 1.0, 1.0
+    share = meter.ended("llm", 1)
+    assert share is not None and share.energy_j == pytest.approx(15.0)
+    meter.began("llm", 2)
+    machine.now_s, machine.value, machine.busy_s = 102.0, math.nan, 2.0
+    assert meter.ended("llm", 2) is None
+    machine.now_s, machine.value, machine.busy_s, cpu.seconds = 103.0, 25.0, 3.0, 2.0
+    meter.began("llm", 3)
+    meter.close()
+    assert machine.closed

@@ -1,0 +1,31 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from joulery.runtime.serving.trial_arbiter import TrialArbiter
+
+
+def test_whoever_asked_first_goes_first():
+    turn = TrialArbiter()
+    assert turn.ahead_of("a", {"a": False, "b": False}) == ""
+    wants = {"a": False, "b": True, "c": False}
+    assert turn.ahead_of("b", wants) == "" and turn.ahead_of("a", wants) == "b"
+    wants = {"a": True, "b": True, "c": False}
+    assert turn.ahead_of("a", wants) == "b" == turn.ahead_of("c", wants)
+    wants["c"] = True
+    assert turn.ahead_of("c", wants) == "b"
+    wants["b"] = False
+    assert turn.ahead_of("b", wants) == "a", "who has had a turn goes to the end"
+    wants["b"] = True
+    assert [turn.ahead_of(name, wants) for name in "abc"] == ["", "a", "a"]
+    wants["a"] = False
+    assert [turn.ahead_of(name, wants) for name in "abc"] == ["c", "c", ""]
+    assert turn.ahead_of("b", {"b": True}) == "", "a service that is gone holds nobody up"
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abcd"), st.booleans(), min_size=4), max_size=20))
+def test_never_two_at_once_and_nobody_waits_for_one_who_does_not_want(days):
+    turn = TrialArbiter()
+    for wants in days:
+        ahead = {name: turn.ahead_of(name, wants) for name in wants}
+        assert sum(wants[name] and not ahead[name] for name in wants) == (1 if any(wants.values()) else 0)
+        assert all(wants[other] for other in ahead.values() if other)
