@@ -1,4 +1,4 @@
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import pytest
 from pydantic import Field, TypeAdapter
@@ -11,7 +11,7 @@ from joulery.domain.renames import RenamedWarning
 
 
 class Engine(Section):
-    ALIASES = {"lanes": "max_num_seqs"}
+    ALIASES: ClassVar = {"lanes": "max_num_seqs"}
     kind: Literal["embedded"] = "embedded"
     max_num_seqs: int = 8
 
@@ -22,14 +22,14 @@ class Other(Section):
 
 
 class Load(Section):
-    ALIASES = {"lasts": "duration"}
+    ALIASES: ClassVar = {"lasts": "duration"}
     duration_s: Seconds = Field(alias="duration")
 
 
 class Page(Section):
-    ALIASES = {"motors": "engines"}
+    ALIASES: ClassVar = {"motors": "engines"}
     engines: tuple[Annotated[Engine | Other, Field(discriminator="kind")], ...] = ()
-    by_name: dict[str, Load] = {}
+    by_name: dict[str, Load] = Field(default_factory=dict)
     load: Load | None = None
 
 
