@@ -1,10 +1,15 @@
+from pathlib import Path
+
 import click
 import pytest
 from click.testing import CliRunner
 
+from joulery.domain.errors import ConfigError
 from joulery.domain.renames import RenamedWarning
+from joulery.ui import cli
 from joulery.ui.cli import main
-from joulery.ui.cli.options import option
+from joulery.ui.cli.options import chosen_format, option
+from joulery.ui.cli.verbs import JOURNEYS, VERBS
 from tests.config.site_text import SITE, written
 
 
@@ -68,3 +73,59 @@ def test_the_command_line_prints_each_old_name_as_one_line(monkeypatch, capsys, 
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert all(fact in lines[0] for fact in ("site.yaml:", "manner", "mode"))
+
+
+def test_help_groups_every_verb_by_journey(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    places = [text.index(f"\n{journey}:\n") for journey in JOURNEYS]
+    assert places == sorted(places)
+    for verb in VERBS:
+        assert f"\n  {verb} " in text
+    modules = {path.stem.replace("_", "-") for path in Path(cli.__file__).parent.glob("*.py")}
+    assert set(VERBS) <= modules
+
+
+@pytest.mark.parametrize(("words", "near"), [(["reprot"], "report"), (["report", "r", "--fromat", "csv"], "--format")])
+def test_a_mistyped_verb_or_flag_names_the_nearest(capsys, words, near):
+    assert main(words) == 2
+    assert f"'{near}'" in capsys.readouterr().err
+
+
+def test_a_verb_like_no_other_points_at_the_list(capsys):
+    assert main(["xyzzy"]) == 2
+    error = capsys.readouterr().err
+    assert "xyzzy" in error and "joulery --help" in error
+
+
+@pytest.mark.parametrize(
+    ("flags", "chosen"),
+    [
+        ({}, ("text", None)),
+        ({"form": "csv", "out": Path("a")}, ("csv", Path("a"))),
+        ({"as_json": True, "form": "json"}, ("json", None)),
+        ({"html": Path("p.html")}, ("html", Path("p.html"))),
+        ({"html": Path("-")}, ("html", None)),
+    ],
+)
+def test_the_output_format_is_chosen_by_its_flags(flags, chosen):
+    assert chosen_format(**{"form": None, "as_json": False, "html": None, "out": None, **flags}) == chosen
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"form": "csv", "as_json": True},
+        {"form": "csv", "html": Path("p")},
+        {"as_json": True, "html": Path("p")},
+        {"out": Path("o"), "html": Path("p")},
+    ],
+)
+def test_flags_that_contradict_one_another_are_an_error(flags):
+    with pytest.raises(ConfigError):
+        chosen_format(**{"form": None, "as_json": False, "html": None, "out": None, **flags})
+
+
+def test_format_html_is_the_old_name_of_html():
+    with pytest.warns(RenamedWarning, match="--html"):
+        assert chosen_format("html", as_json=False, html=None, out=Path("o")) == ("html", Path("o"))

@@ -1,13 +1,15 @@
-"""Options of the command line: renamed flags keep their old spelling, hidden, for one release."""
+"""Options that several verbs share, and renamed ones: their old spelling is read, hidden, for one release."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
+from joulery.domain.errors import ConfigError
 from joulery.domain.renames import warn_renamed
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -51,3 +53,34 @@ class _Renamed(click.Option):
             raise click.UsageError(f"{self._old} is the old name of {new}: give {new} alone", ctx)
         warn_renamed(self._old, new)
         return opts[self._former], ParameterSource.COMMANDLINE
+
+
+html_option = click.option(
+    "--html", type=click.Path(path_type=Path), metavar="FILE", help="Write one HTML page; - for standard output."
+)
+"""``--html FILE``: one page that needs no other file."""
+
+
+def format_option(*formats: str, help: str) -> Callable[[F], F]:
+    """``--format``, with its former value ``html`` read but not shown."""
+    return click.option(
+        "--format", "form", type=click.Choice((*formats, "html")), metavar=f"[{'|'.join(formats)}]", help=help
+    )
+
+
+def chosen_format(form: str | None, *, as_json: bool, html: Path | None, out: Path | None) -> tuple[str, Path | None]:
+    """The output format and its file, from ``--format``, ``--json``, ``--html`` and ``--out``.
+
+    Raises:
+        ConfigError: Two of them contradict one another.
+    """
+    named = [name for name, given in (("--json", as_json), ("--html", html is not None), ("--format", form)) if given]
+    if len(named) > 1 and not (as_json and form == "json" and html is None):
+        raise ConfigError(f"{named[0]} contradicts {' and '.join(named[1:])}", got=form, hint="give one of them")
+    if html is not None:
+        if out is not None:
+            raise ConfigError("--html names its own file", pointer="--out", got=str(out), hint="leave --out out")
+        return "html", None if str(html) == "-" else html
+    if form == "html":
+        warn_renamed("--format html", "--html FILE")
+    return "json" if as_json else form or "text", out
