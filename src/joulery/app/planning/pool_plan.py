@@ -14,6 +14,7 @@ from rich.text import Text
 
 from joulery.app.planning.pool_request import PoolBaseline, PoolRequest
 from joulery.domain.errors import ConfigError
+from joulery.domain.format import percent, si
 from joulery.policies.placement.pools.pool import Pool, Used, cost_w, idle_shares_w
 from joulery.policies.placement.pools.problem import PoolProblem, edges_of
 from joulery.policies.placement.pools.search import Effort, Judge, PoolPlan, infeasible, plan_pool
@@ -21,7 +22,6 @@ from joulery.policies.serving.annealing import Neighbourhood, TrialMetrics, Vari
 from joulery.policies.serving.configuration_graph import one_gpu, published_odds
 from joulery.sim.core.streams import Streams
 from joulery.sim.placement.pool_trial import judge
-from joulery.ui.kit.format import percent, si
 
 SCHEMA = "joulery.pool-plan/1"
 PRESETS = ("columns", "clover")

@@ -11,8 +11,8 @@ from rich.text import Text
 from joulery.app.planning.request import Request
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
+from joulery.domain.format import percent
 from joulery.policies.placement.provisioning.series import PlannedPeriod, SeriesPlan, periods_of, plan_series
-from joulery.ui.kit.format import percent
 from joulery.ui.reports.plan.document import difference_document, document_of
 from joulery.ui.reports.plan.text import usd
 

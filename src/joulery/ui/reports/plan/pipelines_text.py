@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from joulery.domain.format import number, percent, si
 from joulery.domain.gpu.pipeline_plan import PipelineGpu, PipelinePlan, PlannedPart
-from joulery.ui.kit.format import number, percent, si
 from joulery.ui.reports.plan.pipelines_document import binding_service
 from joulery.ui.reports.plan.text import usd
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from joulery.app.planning.pool_plan import PlannedPool, bound_text, document_of, explanation
+from joulery.domain.format import percent, si
 from joulery.domain.gpu.mig import menu_for
-from joulery.ui.kit.format import percent, si
 from joulery.ui.kit.html import Html, head, static_text, tag, whole_page
 
 _WIDTH, _LEFT, _BAR, _ROW, _GAP = 1040, 150, 870, 46, 12

@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from joulery.domain.format import number, percent, si
 from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance, ProvisionPlan, Violation
 from joulery.policies.placement.provisioning.replan import Change, Difference
-from joulery.ui.kit.format import number, percent, si
 from joulery.ui.reports.plan.document import binding
 
 BAR = 48
