@@ -3,7 +3,7 @@ import json
 import pytest
 
 from joulery.domain.errors import DataError
-from joulery.store.plans import read_clock_bounds, read_hosts
+from joulery.store.plans import read_plan
 
 
 def kept(folder, plan):
@@ -18,11 +18,11 @@ def bounds(floor, ceiling):
 
 def test_the_bounds_of_a_gpu(tmp_path) -> None:
     file = kept(tmp_path, {"gpus": [bounds(200, 1000), bounds(500, 1380)]})
-    assert read_clock_bounds(file, 1) == (200.0, 1000.0)
-    assert read_clock_bounds(file, 2) == (500.0, 1380.0)
+    assert read_plan(file).clock_bounds(1) == (200.0, 1000.0)
+    assert read_plan(file).clock_bounds(2) == (500.0, 1380.0)
     for gpu in (0, 3):
         with pytest.raises(DataError, match=f"has 2 GPUs, not a GPU {gpu}"):
-            read_clock_bounds(file, gpu)
+            read_plan(file).clock_bounds(gpu)
 
 
 @pytest.mark.parametrize(
@@ -37,18 +37,18 @@ def test_the_bounds_of_a_gpu(tmp_path) -> None:
 )
 def test_what_is_no_such_plan(tmp_path, plan, message) -> None:
     with pytest.raises(DataError, match=message) as caught:
-        read_clock_bounds(kept(tmp_path, plan), 1)
+        read_plan(kept(tmp_path, plan)).clock_bounds(1)
     assert "--preset muserve --out" in caught.value.hint
 
 
 def test_a_plan_that_is_not_there(tmp_path) -> None:
     with pytest.raises(DataError, match="cannot read the plan"):
-        read_clock_bounds(tmp_path / "none.json", 1)
+        read_plan(tmp_path / "none.json")
 
 
 def test_who_is_hosted_where(tmp_path) -> None:
     gpus = [{"instances": [{"model": "a"}, {"model": "b"}]}, {"instances": []}, {"instances": [{"model": "c"}]}]
-    assert read_hosts(kept(tmp_path, {"gpus": gpus})) == (("a", 0), ("b", 0), ("c", 2))
+    assert read_plan(kept(tmp_path, {"gpus": gpus})).hosts() == (("a", 0), ("b", 0), ("c", 2))
     for plan, message in (
         ({"gpus": [*gpus, {"instances": [{"model": "a"}]}]}, "has a on several GPUs"),
         ({"gpus": [{"instances": []}]}, "hosts no model"),
@@ -56,4 +56,4 @@ def test_who_is_hosted_where(tmp_path) -> None:
         ("{", "cannot read the plan"),
     ):
         with pytest.raises(DataError, match=message):
-            read_hosts(kept(tmp_path, plan))
+            read_plan(kept(tmp_path, plan)).hosts()

@@ -4,12 +4,13 @@ import json
 
 import pytest
 
-from joulery.app.planning.request import request_of
+from joulery.app.planning.shares import share_request
 from joulery.app.serving.planned import models_of
 from joulery.config import load
 from joulery.domain.errors import ConfigError, DataError
 from joulery.policies.placement.provisioning.planner import provision
-from joulery.ui.reports.plan.document import document_of, gpus_of
+from joulery.store.plan_documents import document_of
+from joulery.store.plans import PlanFile
 from tests.runtime.plan_files import planned_site, service
 
 
@@ -19,7 +20,7 @@ def site(tmp_path):
 
 
 def planned(site):
-    request = request_of(site)
+    request = share_request(site)
     return provision("best", request.workloads, request.types, request.rules)
 
 
