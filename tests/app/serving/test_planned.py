@@ -1,6 +1,7 @@
 """A plan read back, and what of it does not fit the site."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -26,13 +27,13 @@ def planned(site):
 
 def test_a_plan_that_was_written_is_read_back_as_it_was(site):
     plan = planned(site)
-    assert gpus_of(json.loads(json.dumps(document_of(plan))), "plan.json") == plan.gpus
+    assert PlanFile(Path("plan.json"), json.loads(json.dumps(document_of(plan)))).shares() == plan.gpus
 
 
 @pytest.mark.parametrize("wrong", [{}, [], {"gpus": [{}]}, {"gpus": [{"type": "core", "instances": None}]}, None])
 def test_what_is_no_plan(wrong):
     with pytest.raises(DataError, match="not a plan"):
-        gpus_of(wrong, "plan.json")
+        PlanFile(Path("plan.json"), wrong).shares()
 
 
 def test_every_service_loads_the_variant_the_plan_means(site, tmp_path):

@@ -344,10 +344,10 @@ def test_one_that_is_not_ready_in_time_is_said(tmp_path: Path) -> None:
 
 PARENT = """
 import os, sys, time
-from joulery.runtime.measuring.sampler_config import Orders
+from joulery.runtime.measuring.sampler_config import SamplerConfig
 from joulery.runtime.measuring.sampling import SamplerProcess
 text = sys.argv[1]
-fields = Orders.from_json(text)
+fields = SamplerConfig.from_json(text)
 import dataclasses
 sampler = SamplerProcess.start(dataclasses.replace(fields, parent=os.getpid(), root=os.getpid()))
 sampler.wait_ready()

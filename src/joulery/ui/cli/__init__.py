@@ -10,12 +10,15 @@ import importlib
 import json
 import os
 import sys
+import warnings
 from collections.abc import Sequence
+from typing import TextIO
 
 import click
 
 from joulery import __version__
 from joulery.domain.errors import JouleryError
+from joulery.domain.renames import RenamedWarning
 from joulery.ui.cli.verbs import VERBS
 
 
@@ -50,6 +53,13 @@ def cli() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    with warnings.catch_warnings():
+        _print_renamed_names()
+        return _run(arguments)
+
+
+def _run(arguments: list[str]) -> int:
+    """Run the command line; every error a user can meet becomes a message and an exit code."""
     try:
         result = cli.main(args=arguments, prog_name="joulery", standalone_mode=False)
         return result if isinstance(result, int) else 0
@@ -65,6 +75,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _print_renamed_names() -> None:
+    """Print each use of an old name as one line on standard error; leave other warnings as they are."""
+    show = warnings.showwarning
+
+    def print_line(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, RenamedWarning):
+            click.echo(f"joulery: {message}", err=True)
+        else:
+            show(message, category, filename, lineno, file, line)
+
+    warnings.simplefilter("always", RenamedWarning)
+    warnings.showwarning = print_line
 
 
 def report_error(error: JouleryError, *, as_json: bool) -> None:

@@ -105,10 +105,10 @@ def _read(runs: tuple[str, ...], *, with_course: bool, carbon: CarbonSource | No
     """The runs, each once."""
     from joulery.domain.errors import ConfigError
     from joulery.runtime.runs.recorded import load_run
-    from joulery.ui.kit.progress import told
+    from joulery.ui.kit.progress import progress_bar
 
     views: list[RunView] = []
-    with told("reading runs", quiet=not sys.stderr.isatty()) as tell:
+    with progress_bar("reading runs", quiet=not sys.stderr.isatty()) as tell:
         for number, run in enumerate(runs):
             tell(number, len(runs), run)
             views.append(load_run(run, with_course=with_course, carbon=carbon))

@@ -26,7 +26,10 @@ def running_of(gpus: Sequence[PlannedGpu]) -> tuple[RunningGpu, ...]:
     return tuple(
         RunningGpu(
             gpu.type,
-            tuple(RunningProcess(each.workload, each.replica, 100 * each.share_ratio, each.batch) for each in gpu.instances),
+            tuple(
+                RunningProcess(each.workload, each.replica, 100 * each.share_ratio, each.batch)
+                for each in gpu.instances
+            ),
         )
         for gpu in gpus
     )

@@ -1,10 +1,10 @@
-"""Plans for demands that change over time: a plan a period, with as few moves between them as asked for.
+"""Plans for demands that change over time: one plan a period, with few migrations between them.
 
-Planned at its peak, a fleet idles through the night. Planned anew for every period, it is torn up at each step. Here
-each period follows the plan before it (:func:`~joulery.policies.placement.provisioning.replan.follow`): processes are
-resized in place, and at most ``max_migrations`` of them move, to give GPUs back. A fresh plan is taken instead where it is
-cheaper and moves no more. Each period's plan keeps the promises of that period's rates by itself, headroom for random
-arrivals included.
+A fleet planned for the peak idles at night; a fleet planned afresh for every period migrates everything at each step.
+Here each period follows the plan before it (:func:`~joulery.policies.placement.provisioning.replan.follow`): processes
+are resized in place, and at most ``max_migrations`` of them migrate to release GPUs. A fresh plan replaces it where it
+is cheaper and migrates no more. Each period's plan is within the SLOs at that period's rates, with headroom for random
+arrivals.
 """
 
 from __future__ import annotations

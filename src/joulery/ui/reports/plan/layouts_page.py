@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from joulery.domain.format import percent, si
 from joulery.domain.gpu.layout_plan import LayoutPlan, PlannedLayout
 from joulery.domain.gpu.mig import menu_for
-from joulery.ui.kit.format import percent, si
 from joulery.ui.kit.html import Html, head, static_text, tag, whole_page
 from joulery.ui.reports.plan.layouts_text import bound_text, explanation
 

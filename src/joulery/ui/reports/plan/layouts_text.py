@@ -6,8 +6,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from joulery.domain.format import percent, si
 from joulery.domain.gpu.layout_plan import LayoutBound, LayoutPlan
-from joulery.ui.kit.format import percent, si
 
 
 def layouts_view(plan: LayoutPlan, explain: bool) -> list[RenderableType]:
@@ -33,8 +33,7 @@ def _layout_table(plan: LayoutPlan) -> Table:
         clock = "" if each.clock_mhz is None else f" at {each.clock_mhz:.0f} MHz"
         many = len(plan.services) > 1
         placed = [
-            f"{one.slice.partition('.')[0]} {one.service + ' ' if many else ''}{one.variant}"
-            for one in each.instances
+            f"{one.slice.partition('.')[0]} {one.service + ' ' if many else ''}{one.variant}" for one in each.instances
         ]
         table.add_row(str(each.count), each.gpu + clock, ", ".join(placed))
     return table
@@ -81,10 +80,10 @@ def explanation(plan: LayoutPlan) -> list[str]:
             spare = 100 * (each.accuracy_ratio - each.minimum_accuracy_ratio)
             said += f", {spare:.2f} points above the accuracy asked for"
         lines.append(said)
-    for each in plan.by_gpus:
-        if each.gpus != plan.gpus_on:
-            more = each.cost_w / plan.cost_w - 1
-            lines.append(f"with {each.gpus} GPUs the best found costs {percent(more)} more")
+    for other in plan.by_gpus:
+        if other.gpus != plan.gpus_on:
+            more = other.cost_w / plan.cost_w - 1
+            lines.append(f"with {other.gpus} GPUs the best found costs {percent(more)} more")
     if plan.g_per_kwh is not None:
         lines.append(f"accuracy is weighed against carbon at {plan.g_per_kwh:g} g/kWh")
     return lines

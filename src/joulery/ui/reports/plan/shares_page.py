@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from joulery.domain.format import number, percent, si
 from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance, ProvisionPlan
-from joulery.ui.kit.format import number, percent, si
 from joulery.ui.kit.html import Html, head, tag, whole_page
 from joulery.ui.reports.plan.shares_text import alike, bound_text, headline, model_colors, usd
 

@@ -8,10 +8,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from joulery.domain.format import number, percent, si
 from joulery.domain.gpu.plan_change import PlanDifference, ProcessChange
 from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance, ProvisionPlan, Violation
 from joulery.policies.placement.provisioning.series import SeriesPlan
-from joulery.ui.kit.format import number, percent, si
 
 BAR = 48
 """Characters of a whole GPU."""
@@ -199,11 +199,19 @@ def comparison(plans: Sequence[ProvisionPlan]) -> Table:
     return shown
 
 
+_CHANGES = {"move": "migrated", "start": "started", "stop": "stopped", "resize": "resized in place"}
+
+
 def difference_view(difference: PlanDifference) -> Text:
     """What changes against the running plan, one process a line."""
     words = [
         f"{difference.count(what)} {name}"
-        for what, name in (("move", "migrated"), ("start", "started"), ("stop", "stopped"), ("resize", "resized in place"))
+        for what, name in (
+            ("move", "migrated"),
+            ("start", "started"),
+            ("stop", "stopped"),
+            ("resize", "resized in place"),
+        )
         if difference.count(what)
     ]
     text = Text("against the running plan: " + (", ".join(words) or "nothing changes"))
@@ -235,6 +243,7 @@ def usd(amount: float) -> str:
 
 def _replica(each: PlannedInstance) -> str:
     return f"#{each.replica + 1}" if each.replicas > 1 else ""
+
 
 def series_view(series: SeriesPlan) -> RenderableType:
     """One line a period, then the total."""

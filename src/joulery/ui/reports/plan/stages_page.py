@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from joulery.domain.format import number, percent, si
 from joulery.domain.gpu.pipeline_plan import PipelineGpu, PipelinePlan
-from joulery.ui.kit.format import number, percent, si
 from joulery.ui.kit.html import Html, head, static_text, tag, whole_page
 from joulery.ui.reports.plan.stages_text import part_name, pipeline_explanation, pipeline_headline
 

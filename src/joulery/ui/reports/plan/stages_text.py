@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from joulery.domain.format import number, percent, si
 from joulery.domain.gpu.pipeline_plan import PipelineGpu, PipelinePlan, PlannedPart
-from joulery.ui.kit.format import number, percent, si
 from joulery.ui.reports.plan.shares_text import usd
 
 
@@ -37,7 +37,7 @@ def pipeline_violations(plan: PipelinePlan) -> Text:
     """Every predicted SLO violation, one a line."""
     return Text(
         "\n".join(
-            f"{each.workload}: {percent(each.predicted, 2)} of the requests within the SLO, {percent(each.allowed)} required"
+            f"{each.workload}: {percent(each.predicted, 2)} of requests within the SLO, {percent(each.allowed)} required"
             for each in plan.violations
         ),
         "red",
@@ -53,11 +53,7 @@ def pipeline_explanation(plan: PipelinePlan) -> Text:
         f"searched with {plan.simulated_requests:,} simulated requests",
     ]
     if tight is not None:
-        slack = (
-            f"{100 * tight.slack_ratio:.2f} points"
-            if tight.what == "attainment"
-            else percent(tight.slack_ratio)
-        )
+        slack = f"{100 * tight.slack_ratio:.2f} points" if tight.what == "attainment" else percent(tight.slack_ratio)
         lines.insert(0, f"binding: {tight.what} of {tight.workload}, {slack} slack")
     for at, gpu in enumerate(plan.gpus):
         bounds = f"a governor may set {gpu.clock_floor_mhz:.0f} to {gpu.clock_ceiling_mhz:.0f} MHz"
