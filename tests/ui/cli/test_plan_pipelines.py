@@ -58,7 +58,7 @@ def test_text_explanation_and_page(capsys, tmp_path: Path) -> None:
     code, out, _ = plan(capsys, site(tmp_path), "--preset", "best", "--explain", "--html", page, "--out", kept)
     assert code == 0
     assert "best: 2 × V100" in out
-    assert "every promise kept" in out
+    assert "every service within its SLO" in out
     assert "a governor may set" in out
     text = page.read_text()
     assert not re.search(r"(src|href)=", text)

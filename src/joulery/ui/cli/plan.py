@@ -79,7 +79,7 @@ def command(
             raise ConfigError(f"{beside} goes with one plan, --series makes several", pointer=beside)
         _plan_series(site, preset, max_migrations, out, as_json)
         return
-    names = tuple(name.strip() for name in (compare or "").split(","))
+    names = tuple(name.strip() for name in compare.split(",")) if compare else ()
     made = plan_site(site, PlanOptions(preset, names, running, follow, max_migrations, _g_per_kwh(intensity)))
     document = made.document()
     _keep(document, out)

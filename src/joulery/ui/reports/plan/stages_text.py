@@ -37,7 +37,7 @@ def pipeline_violations(plan: PipelinePlan) -> Text:
     """Every predicted SLO violation, one a line."""
     return Text(
         "\n".join(
-            f"{each.workload}: {percent(each.predicted, 2)} of requests within the SLO, {percent(each.allowed)} required"
+            f"{each.workload}: {percent(each.predicted, 2)} within the SLO, {percent(each.allowed)} required"
             for each in plan.violations
         ),
         "red",
