@@ -19,10 +19,9 @@ from joulery.app.wiring.meters import MeterSpec, open_meters
 from joulery.app.wiring.share import open_busy, open_tree
 from joulery.domain.cluster import Placement
 from joulery.domain.errors import CapabilityError, ConfigError
-from joulery.runtime.schedule.agent import AgentTimes, run_agent
 from joulery.runtime.schedule.energy import JobMeter, MachineShares
+from joulery.runtime.schedule.loops import AgentTimes, run_agent, stopped_by_signals
 from joulery.runtime.schedule.spool import SpoolWriter, machine_id
-from joulery.runtime.schedule.stopping import stopped_by_signals
 
 
 @dataclass(frozen=True, slots=True)

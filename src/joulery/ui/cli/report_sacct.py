@@ -13,7 +13,7 @@ from joulery.ui.cli.carbon_flags import carbon_flags
 
 if TYPE_CHECKING:
     from joulery.accounting.past import PastUse
-    from joulery.runtime.runs.past_jobs import PastReport
+    from joulery.app.past_jobs import PastReport
 
 _FLAG = "--from-sacct"
 _BY = ("owner", "account", "partition", "state", "name")
@@ -76,13 +76,13 @@ def sacct_command(
         -o JobID,JobName,User,Account,Partition,State,Submit,Eligible,Start,End,ElapsedRaw,AllocTRES > jobs.txt
     joulery report --from-sacct jobs.txt --gpu-power "250 W" --by owner --zone GB
     """
+    from joulery.app.past_jobs import PastJobsRequest, report_past, write_trace
     from joulery.config.parsing.quantity import POWER, TIME, flag_quantity
-    from joulery.runtime.runs.past_jobs import Wanted, report_past, write_trace
 
     def watts(text: str | None, flag: str) -> float | None:
         return None if text is None else flag_quantity(text, POWER, flag)
 
-    wanted = Wanted(
+    wanted = PastJobsRequest(
         file=file,
         since_s=None if since is None else flag_quantity(since, TIME, "--since"),
         by=by,

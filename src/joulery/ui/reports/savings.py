@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from joulery.app.past_jobs import PastReport, held_gpus, hourly_from
 from joulery.domain.errors import ConfigError, DataError
-from joulery.runtime.runs.past_jobs import PastReport, held_gpus, hourly_from
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.training.savings import BASE, Savings, Spread, most_at_once, savings
 from joulery.sim.training.study import scheme
