@@ -30,7 +30,7 @@ def command(site: Path, cancel: int | None, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from joulery.ui.kit.format import grams, si
+    from joulery.domain.format import grams, si
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("job", "name", "owner", "state", "slots", "done", "restarts", "energy", "carbon"):

@@ -60,7 +60,7 @@ def jobs_command(since: str, by: str, folder: Path, as_json: bool) -> None:
 
 
 def _cells(use: LiveUse) -> tuple[str, ...]:
-    from joulery.ui.kit.format import grams, si
+    from joulery.domain.format import grams, si
 
     carbon = grams(use.carbon_g) if use.carbon_covered_j > 0 else "-"
     energy = si(use.energy_j, "J") if use.energy_j > 0 else "-"

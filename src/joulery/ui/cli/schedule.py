@@ -61,7 +61,7 @@ def _line(entry: Mapping[str, Any]) -> str:
         remark = f" ({entry['remark']})" if entry["remark"] and entry["outcome"] == "failed" else ""
         return f"{entry['do']} {who}{size}: {entry['reason']} [{entry['outcome']}]{remark}"
     if kind == "over":
-        from joulery.ui.kit.format import duration, grams, si
+        from joulery.domain.format import duration, grams, si
 
         known_g = entry["carbon_g"] if entry["carbon_covered_j"] else None
         cost = f"{si(entry['energy_j'], 'J')}, {grams(known_g)}" if entry["energy_j"] else "not metered"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joulery.ui.kit.format import UNKNOWN, count, duration, grams, moment, number, percent, si
+from joulery.domain.format import UNKNOWN, count, duration, grams, moment, number, percent, si
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime
+
+import numpy as np
 
 UNKNOWN = "–"
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
@@ -63,7 +64,7 @@ def moment(t_s: float | None) -> str:
     """Unix seconds as ``2026-11-20 05:12:03 UTC``."""
     if t_s is None or not math.isfinite(t_s):
         return UNKNOWN
-    return f"{datetime.fromtimestamp(t_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return f"{np.datetime64(math.floor(t_s), 's')} UTC".replace("T", " ", 1)
 
 
 def count(value: float) -> str:
