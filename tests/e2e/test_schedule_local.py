@@ -163,7 +163,7 @@ def test_cancelled_jobs_never_start(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("submit", "--min", "3", "--", "true"), "no such job can ever run here (got 3, expected at most 2 slots)"),
+        (("submit", "--min", "3", "--", "true"), "--min: the job can never run here (got 3, expected at most 2 slots)"),
         (("submit", "--min", "2", "--max", "1", "--", "true"), "is less than --min"),
         (("submit", "--site", "none.yaml", "--", "true"), "none.yaml: cannot read"),
         (("schedule", "none.yaml"), "none.yaml: cannot read"),
