@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from joulery.app.planning.request import request_of
+from joulery.app.planning.shares import share_request
 from joulery.app.serving.gateway_handle import GatewayHandle
 from joulery.app.serving.loads import Loads
 from joulery.app.serving.service import fleet_cores, model_ref
@@ -25,8 +25,7 @@ from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.planned import WATCH_S, WINDOW_S, PlanControl, PlanInForce, cores_for
 from joulery.runtime.serving.running_service import RunningService, ServiceSetup
 from joulery.runtime.serving.session import Session
-from joulery.store.files import require_json
-from joulery.ui.reports.plan.document import gpus_of
+from joulery.store.plans import read_plan
 
 _ENOUGH = 50
 """Requests that a quantile of a service should rest on."""
@@ -57,7 +56,7 @@ def planned_control(
             got=site.serving.engine.kind,
             expected="embedded",
         )
-    gpus = gpus_of(require_json(file), str(file))
+    gpus = read_plan(file).shares()
     cores, size = fleet_cores(site), _sizes(site)
     models = models_of(site, gpus, cache)
     shared = () if here is None else _shared(site, here)
@@ -110,7 +109,7 @@ async def follow_site(
 async def _go_over(
     session: Session, control: PlanControl, loads: Loads, site: Site, gate: GatewayHandle, cache: Path
 ) -> None:
-    request, running = request_of(site), control.plan
+    request, running = share_request(site), control.plan
     gpus = await asyncio.to_thread(
         lambda: followed(running.running, request.workloads, request.types, request.rules).gpus
     )

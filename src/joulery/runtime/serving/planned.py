@@ -20,12 +20,13 @@ from joulery.config.site import Mode
 from joulery.domain.decisions import Decision
 from joulery.domain.errors import ActuationError, CapabilityError, JouleryError
 from joulery.domain.gpu.layout import Instance, Layout
+from joulery.domain.gpu.plan_change import RunningGpu
 from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance
 from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import ModelRef, Outcome, ReplicaSpec, ReplicaState, RequestRecord
 from joulery.domain.serving.service import Slice, SliceKind, Slo
 from joulery.domain.serving.timeline import DecisionRecord
-from joulery.policies.placement.provisioning.replan import RunningGpu, difference, running_of
+from joulery.policies.placement.provisioning.replan import difference, running_of
 from joulery.policies.placement.provisioning.standby import (
     ACTIVATE_SHADOW,
     REFUSED_S,

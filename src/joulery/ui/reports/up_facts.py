@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from joulery.app.doctor import Check, Status
+from joulery.domain.format import duration, percent, si
 from joulery.runtime.profiling.obtain import Obtained, age_words
 from joulery.runtime.serving.driver import APPLIED
 from joulery.runtime.serving.planned import PlanInForce
 from joulery.runtime.serving.running_service import ServiceSetup
 from joulery.runtime.serving.session import Session
-from joulery.ui.kit.format import duration, percent, si
 
 Fact = tuple[str, str]
 BUSY_CORES = 0.25

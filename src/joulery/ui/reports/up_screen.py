@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from joulery.app.doctor import Check
+from joulery.domain.format import UNKNOWN, count, duration, grams, number, percent, si
 from joulery.domain.serving.timeline import DecisionRecord, ServiceLabel, ServiceTick, Tick
 from joulery.policies.placement.provisioning.standby import ShadowPolicy
 from joulery.policies.serving.trial_policy import TrialPolicy
@@ -23,7 +24,6 @@ from joulery.runtime.serving.driver import APPLIED
 from joulery.runtime.serving.planned import RUN_PLAN, PlanInForce
 from joulery.runtime.serving.running_service import ServiceSetup
 from joulery.runtime.serving.session import Session
-from joulery.ui.kit.format import UNKNOWN, count, duration, grams, number, percent, si
 from joulery.ui.reports.up_facts import (
     machine_facts,
     plan_facts,
