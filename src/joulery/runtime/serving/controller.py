@@ -39,6 +39,8 @@ class RequestWindow:
         if record.service == self.service:
             self._records.append(record)
             self._first_s = min(self._first_s, record.arrival_s)
+            while self._records[0].end_s < record.end_s - self.span_s:
+                self._records.popleft()
 
     def since(self, now_s: float) -> list[RequestRecord]:
         """The requests that ended within ``span_s`` before ``now_s``; older ones are dropped."""

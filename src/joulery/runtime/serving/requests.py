@@ -32,7 +32,7 @@ ROW = np.dtype(
         ("unused", "<u2"),
     ]
 )
-BLOCK_ROWS = 1 << 20
+BLOCK_ROWS = 1 << 18
 """Rows the report reads at once."""
 OUTCOMES = tuple(Outcome)
 OK = OUTCOMES.index(Outcome.OK)
