@@ -1,4 +1,4 @@
-"""Boards that services run on, where the driver names nobody who kept them busy."""
+"""GPUs that services run on, where the driver names no busy process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from joulery.domain.energy.power import PowerTrace
 from joulery.domain.quality import Quality
 from joulery.domain.serving.engine import Outcome, RequestRecord
 from joulery.runtime.measuring.readings import RunReadings
-from joulery.runtime.serving.boards import OnBoards, of_boards
+from joulery.runtime.serving.finish import GpuService, with_requests
+from joulery.runtime.serving.requests import RequestColumns
 
 START_S = 1_700_000_000
 SECONDS = 10
@@ -28,9 +29,9 @@ def board(device: str = "gpu:0", idle_w: float = math.nan) -> PowerTrace:
     return PowerTrace(channel, edges_ns, np.concatenate(([0.0], np.cumsum(watts))), 1.0)
 
 
-def told(run: float, everybody: float) -> BusyTimes:
+def busy(run: float, everyone: float) -> BusyTimes:
     edges_ns = (START_S + np.arange(SECONDS + 1)) * 1_000_000_000
-    return BusyTimes(edges_ns, np.full(SECONDS, run), np.full(SECONDS, everybody))
+    return BusyTimes(edges_ns, np.full(SECONDS, run), np.full(SECONDS, everyone))
 
 
 def request(at_s: float, service: str = "photos", part: float = 0.5) -> RequestRecord:
@@ -39,15 +40,15 @@ def request(at_s: float, service: str = "photos", part: float = 0.5) -> RequestR
 
 
 ASKED = [request(2.1), request(2.3), request(6.5)]
-ALONE = [OnBoards("photos", ("gpu:0",), 100.0)]
+ALONE = [GpuService("photos", ("gpu:0",), 100.0)]
 
 
 def charged(evidence: RunReadings):
     return charge(evidence.traces, evidence.busy, START_S, START_S + SECONDS, idle=IdleRule.WHOLE)
 
 
-def test_who_nobody_names_is_told_by_the_requests() -> None:
-    evidence, notes = of_boards(RunReadings((board(),), {"gpu:0": told(0.0, 0.0)}), ALONE, ASKED)
+def test_busy_times_that_the_driver_does_not_report_come_from_the_requests() -> None:
+    evidence, notes = with_requests(RunReadings((board(),), {"gpu:0": busy(0.0, 0.0)}), ALONE, RequestColumns.of(ASKED))
     assert evidence.busy["gpu:0"].app_s == pytest.approx([0, 0, 0.4, 0, 0, 0, 0.2, 0, 0, 0])
     found = charged(evidence)
     assert found.run.attributed_j == pytest.approx(400.0), "what is above idle while requests ran"
@@ -57,50 +58,50 @@ def test_who_nobody_names_is_told_by_the_requests() -> None:
 
 
 def test_the_same_run_costs_the_same_where_the_driver_names_its_processes() -> None:
-    named, notes = of_boards(RunReadings((board(),), {"gpu:0": told(1.0, 1.0)}), ALONE, ASKED)
+    named, notes = with_requests(RunReadings((board(),), {"gpu:0": busy(1.0, 1.0)}), ALONE, RequestColumns.of(ASKED))
     found = charged(named)
     assert (found.run.attributed_j, found.run.idle_j) == pytest.approx((400.0, 1000.0))
     assert notes == ()
 
 
-def test_what_the_driver_says_of_others_is_believed() -> None:
-    evidence, notes = of_boards(RunReadings((board(),), {"gpu:0": told(0.0, 1.0)}), ALONE, ASKED)
+def test_the_drivers_report_of_other_processes_counts() -> None:
+    evidence, notes = with_requests(RunReadings((board(),), {"gpu:0": busy(0.0, 1.0)}), ALONE, RequestColumns.of(ASKED))
     found = charged(evidence)
     assert (found.run.attributed_j, found.other_j) == pytest.approx((0.0, 400.0))
     assert notes == ()
 
 
 def test_without_a_profile_seconds_with_a_request_are_the_requests_and_others_idle() -> None:
-    services = [OnBoards("photos", ("gpu:0",))]
-    evidence, _ = of_boards(RunReadings((board(),), {"gpu:0": told(0.0, 0.0)}), services, ASKED)
+    services = [GpuService("photos", ("gpu:0",))]
+    evidence, _ = with_requests(RunReadings((board(),), {"gpu:0": busy(0.0, 0.0)}), services, RequestColumns.of(ASKED))
     assert math.isnan(evidence.traces[0].channel.idle_w)
     found = charged(evidence)
     assert (found.run.attributed_j, found.run.idle_j) == pytest.approx((600.0, 800.0))
 
 
 def test_a_board_without_a_request_idles() -> None:
-    two = RunReadings((board(), board("gpu:1")), {"gpu:0": told(0.0, 0.0), "gpu:1": told(0.0, 0.0)})
-    services = [OnBoards("photos", ("gpu:0",), 100.0), OnBoards("more", ("gpu:1",), 90.0)]
-    found = charged(of_boards(two, services, ASKED)[0])
+    two = RunReadings((board(), board("gpu:1")), {"gpu:0": busy(0.0, 0.0), "gpu:1": busy(0.0, 0.0)})
+    services = [GpuService("photos", ("gpu:0",), 100.0), GpuService("more", ("gpu:1",), 90.0)]
+    found = charged(with_requests(two, services, RequestColumns.of(ASKED))[0])
     assert {part.device: part.energy_j for part in found.run.parts} == pytest.approx({"gpu:0": 400.0, "gpu:1": 0.0})
     assert found.run.energy_j == pytest.approx(2800.0)
 
 
 def test_boards_of_one_service_share_its_idle_power_and_a_shared_board_has_the_lowest() -> None:
     two = RunReadings((board(), board("gpu:1"), board("gpu:2", idle_w=30.0), board("gpu:3")), {})
-    services = [OnBoards("photos", ("gpu:0", "gpu:1"), 160.0), OnBoards("more", ("gpu:1", "gpu:2"), 140.0)]
-    again = [OnBoards("unknown", ("gpu:1",)), *services, OnBoards("unknown", ("gpu:1",))]
+    services = [GpuService("photos", ("gpu:0", "gpu:1"), 160.0), GpuService("more", ("gpu:1", "gpu:2"), 140.0)]
+    again = [GpuService("unknown", ("gpu:1",)), *services, GpuService("unknown", ("gpu:1",))]
     for order in (services, again):
-        evidence, notes = of_boards(two, order, [])
+        evidence, notes = with_requests(two, order, RequestColumns.of([]))
         watts = [trace.channel.idle_w for trace in evidence.traces]
         assert watts[:3] == [80.0, 70.0, 30.0], "what a meter says itself stays"
         assert math.isnan(watts[3]), "no service runs there"
-    assert notes == (), "a device nobody speaks of is its run's alone"
+    assert notes == (), "a device without a report is its run's alone"
 
 
 def test_a_request_of_an_unknown_part_of_a_board_had_it_whole() -> None:
     asked = [*ASKED[:2], ASKED[2]._replace(cpu_s=math.nan)]
-    evidence, _ = of_boards(RunReadings((board(),), {"gpu:0": told(0.0, 0.0)}), ALONE, asked)
+    evidence, _ = with_requests(RunReadings((board(),), {"gpu:0": busy(0.0, 0.0)}), ALONE, RequestColumns.of(asked))
     assert evidence.busy["gpu:0"].app_s == pytest.approx([0, 0, 0.4, 0, 0, 0, 0.4, 0, 0, 0])
     assert charged(evidence).run.attributed_j == pytest.approx(400.0)
 
@@ -108,5 +109,5 @@ def test_a_request_of_an_unknown_part_of_a_board_had_it_whole() -> None:
 def test_services_of_other_boards_and_unfinished_requests_are_left_out() -> None:
     lost = request(4.2)._replace(service_s=0.0, cpu_s=0.0, outcome=Outcome.CRASHED)
     asked = [*ASKED, request(0.2, "elsewhere"), lost]
-    evidence, _ = of_boards(RunReadings((board(),), {"gpu:0": told(0.0, 0.0)}), ALONE, asked)
+    evidence, _ = with_requests(RunReadings((board(),), {"gpu:0": busy(0.0, 0.0)}), ALONE, RequestColumns.of(asked))
     assert evidence.busy["gpu:0"].app_s == pytest.approx([0, 0, 0.4, 0, 0, 0, 0.2, 0, 0, 0])

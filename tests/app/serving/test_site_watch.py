@@ -3,8 +3,8 @@ import os
 import pytest
 
 from joulery.app.serving.service import objectives_from_config, with_terms
+from joulery.app.serving.site_watch import SiteWatch
 from joulery.domain.errors import InfeasibleError
-from joulery.runtime.serving.site_watch import SiteWatch
 from tests.policies.serving.trial_world import trying
 from tests.runtime.site_files import toy_site
 

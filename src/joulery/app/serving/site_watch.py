@@ -1,15 +1,19 @@
-"""The site file while its site runs: what may change without a restart is taken over, once the file is whole again."""
+"""The site file while its site runs: objectives that change in it are taken over without a restart."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from joulery.app.serving.service import objectives_from_config, terms_of, with_terms
 from joulery.config import load
 from joulery.config.services import CloverPolicy, ServiceConfig
 from joulery.config.site import Site
-from joulery.domain.errors import ConfigError
+from joulery.domain.errors import ConfigError, JouleryError
+from joulery.runtime.serving.policy_control import Revision
+from joulery.runtime.serving.running_service import RunningService
 
 _MAY_CHANGE = "the SLO, lambda or accuracy_loss, and minimum_accuracy of a service"
 
@@ -20,7 +24,7 @@ class SiteWatch:
 
     Attributes:
         path: The file.
-        read: What it said last.
+        read: Its content as last read.
     """
 
     path: Path
@@ -31,7 +35,7 @@ class SiteWatch:
         self._stamp, self.read = self._now(), load(self.path)
 
     def changed(self) -> tuple[Site | None, str]:
-        """The site as it is now, None where the file is as it was; and what a person should know, empty for nothing.
+        """The site of a changed file, None for an unchanged one; and a warning, empty for none.
 
         A file that cannot be read or is wrong changes nothing.
         """
@@ -49,6 +53,23 @@ class SiteWatch:
             site,
             f"of a changed site file only {_MAY_CHANGE} are taken over; restart for the rest" if ignored else "",
         )
+
+    def revisions(self, services: Mapping[str, RunningService]) -> tuple[list[Revision], list[str]]:
+        """New objectives of running services, and warnings about those that cannot be met."""
+        site, remark = self.changed()
+        found, warnings = [], [remark] if remark else []
+        for config in () if site is None else site.services:
+            one = services.get(config.name)
+            if one is None or one.chosen is None:
+                continue
+            asked = objectives_from_config(config, one.setup.family.largest.accuracy_ratio)
+            if asked == terms_of(one.chosen.policy):
+                continue
+            try:
+                found.append(Revision(one.name, with_terms(one.chosen.policy, asked), asked.slo))
+            except JouleryError as error:
+                warnings.append(f"the changed site file is not taken over: {error}")
+        return found, warnings
 
     def _now(self) -> tuple[int, int]:
         try:
