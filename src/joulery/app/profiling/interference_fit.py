@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import RenderableType
 from rich.table import Table
 
-from joulery.app.planning.request import read_profile
+from joulery.app.planning.shares import read_profile
 from joulery.domain.format import percent
 from joulery.perf import catalog
 from joulery.perf.interference.calibration import PairLatency, SoloLatency, calibrate, starting_profile

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from joulery.app.planning.request import read_profile
+from joulery.app.planning.shares import read_profile
 from joulery.app.profiling.interference_file import hand_over
 from joulery.app.profiling.kernels import nsight_compute
 from joulery.config.parsing.quantity import TIME, parse_quantity

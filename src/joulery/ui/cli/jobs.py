@@ -15,8 +15,8 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(site: Path, cancel: int | None, as_json: bool) -> None:
     """List the jobs of SITE: state, slots, progress, restarts, joules and grams so far."""
+    from joulery.app.schedule import cancel_job, list_jobs
     from joulery.config import load
-    from joulery.runtime.schedule.listing import cancel_job, list_jobs
 
     jobs = load(site)
     if cancel is not None:

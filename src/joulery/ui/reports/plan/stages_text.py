@@ -1,4 +1,4 @@
-"""A plan of pipelines on the terminal."""
+"""A plan of pipeline stages on the terminal."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from rich.text import Text
 
 from joulery.domain.format import number, percent, si
 from joulery.domain.gpu.pipeline_plan import PipelineGpu, PipelinePlan, PlannedPart
-from joulery.ui.reports.plan.pipelines_document import binding_service
-from joulery.ui.reports.plan.text import usd
+from joulery.ui.reports.plan.shares_text import usd
 
 
 def pipeline_view(plan: PipelinePlan) -> RenderableType:
@@ -20,25 +19,25 @@ def pipeline_view(plan: PipelinePlan) -> RenderableType:
 
 
 def pipeline_headline(plan: PipelinePlan) -> Text:
-    """What it draws, what it costs, whether it keeps the promises."""
+    """Its power, its price, predicted SLO violations."""
     text = Text(f"{plan.policy}: {len(plan.gpus)} × {plan.gpus[0].type}, {usd(plan.usd_per_hour)}/h; ")
     text.append(
         f"{number(plan.power_w, 'W')} at the planned clocks, {plan.saving_ratio:.2f} x less than at full clock; "
     )
     if plan.violations:
-        broken = len(plan.violations)
-        text.append(f"{broken} promise{'s' if broken > 1 else ''} predicted to be broken", "bold red")
+        services = len(plan.violations)
+        text.append(f"{services} service{'s' if services > 1 else ''} predicted to violate the SLO", "bold red")
     else:
-        text.append("every promise kept", "green")
+        text.append("every service within its SLO", "green")
     text.append(f"\n{plan.quality.value}: predicted from clock profiles by a simulated workload", "dim")
     return text
 
 
 def pipeline_violations(plan: PipelinePlan) -> Text:
-    """Every broken promise, one a line."""
+    """Every predicted SLO violation, one a line."""
     return Text(
         "\n".join(
-            f"{each.workload}: {percent(each.predicted, 2)} of the requests in time, {percent(each.allowed)} promised"
+            f"{each.workload}: {percent(each.predicted, 2)} within the SLO, {percent(each.allowed)} required"
             for each in plan.violations
         ),
         "red",
@@ -47,19 +46,15 @@ def pipeline_violations(plan: PipelinePlan) -> Text:
 
 def pipeline_explanation(plan: PipelinePlan) -> Text:
     """Why the plan looks as it does."""
-    tight = binding_service(plan)
+    tight = plan.binding
     lines = [
         f"groups: {plan.grouping}",
         f"placement: {plan.placement}; spread of sensitivity within devices {plan.scatter:.3g}",
         f"searched with {plan.simulated_requests:,} simulated requests",
     ]
     if tight is not None:
-        slack = (
-            f"{100 * tight['slack_ratio']:.2f} points"
-            if tight["what"] == "attainment"
-            else percent(tight["slack_ratio"])
-        )
-        lines.insert(0, f"binding: {tight['what']} of {tight['workload']}, {slack} slack")
+        slack = f"{100 * tight.slack_ratio:.2f} points" if tight.what == "attainment" else percent(tight.slack_ratio)
+        lines.insert(0, f"binding: {tight.what} of {tight.workload}, {slack} slack")
     for at, gpu in enumerate(plan.gpus):
         bounds = f"a governor may set {gpu.clock_floor_mhz:.0f} to {gpu.clock_ceiling_mhz:.0f} MHz"
         idle = "nothing runs here" if not gpu.parts else bounds
@@ -69,7 +64,7 @@ def pipeline_explanation(plan: PipelinePlan) -> Text:
 
 def pipeline_comparison(plans: Sequence[PipelinePlan]) -> Table:
     """Presets side by side."""
-    table = _table("policy", "power", "saving", "scatter", "promises broken")
+    table = _table("policy", "power", "saving", "scatter", "SLO violations")
     for plan in plans:
         broken = ", ".join(each.workload for each in plan.violations)
         table.add_row(
@@ -109,7 +104,7 @@ def _hosts(gpu: PipelineGpu) -> str:
 
 
 def _services(plan: PipelinePlan) -> Table:
-    table = _table("service", "model", "sensitivity", "clusters", "runs as", "latency", "SLO", "in time", "promised")
+    table = _table("service", "model", "sensitivity", "clusters", "runs as", "latency", "SLO", "in time", "required")
     broken = {each.workload for each in plan.violations}
     for each in plan.services:
         copies = f"{each.replicas} × " if each.replicas > 1 else ""
@@ -123,7 +118,7 @@ def _services(plan: PipelinePlan) -> Table:
             si(each.latency_s, "s"),
             si(each.slo_s, "s"),
             percent(each.attainment_ratio, 2),
-            percent(each.promised_ratio),
+            percent(each.required_ratio),
             style="red" if each.workload in broken else None,
         )
     return table
@@ -131,7 +126,7 @@ def _services(plan: PipelinePlan) -> Table:
 
 def _table(*titles: str) -> Table:
     table = Table(box=None, header_style="dim", padding=(0, 1, 0, 0), pad_edge=False)
-    left = {"hosts (sensitivity)", "service", "model", "runs as", "policy", "promises broken"}
+    left = {"hosts (sensitivity)", "service", "model", "runs as", "policy", "SLO violations"}
     for title in titles:
         table.add_column(title, justify="left" if title in left else "right")
     return table

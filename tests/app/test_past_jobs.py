@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from joulery.domain.energy.carbon import CarbonSeries
+from joulery.app.past_jobs import PastJobsRequest, held_gpus, hourly_from, report_past, write_trace
 from joulery.domain.cluster import PastJob
+from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.errors import DataError
-from joulery.runtime.runs.past_jobs import Wanted, held_gpus, hourly_from, report_past, write_trace
 
 
 def past(submit_s: float, start_s: float, gpus: int = 1) -> PastJob:
@@ -67,7 +67,7 @@ def test_the_intensity_of_the_months_before_the_first_start_is_not_needed(tmp_pa
     header = "JobID|JobName|User|Account|Partition|State|Submit|Start|End|ElapsedRaw|AllocTRES\n"
     (tmp_path / "jobs.txt").write_text(f"{header}1{row}")
     carbon = {"carbon": str(tmp_path / "grid.csv"), "column": "g"}
-    report = report_past(Wanted(tmp_path / "jobs.txt", None, "owner", 250.0, 0.0, 0.0, 1.0, "UTC", carbon))
+    report = report_past(PastJobsRequest(tmp_path / "jobs.txt", None, "owner", 250.0, 0.0, 0.0, 1.0, "UTC", carbon))
     assert report.total.carbon_g == pytest.approx(50.0)
     assert report.intensity is not None
     assert report.intensity.start_s == held_gpus(report.jobs).first_s

@@ -6,7 +6,7 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from joulery.app.planning.pool_request import pool_request_of
+from joulery.app.planning.layouts import layout_request
 from joulery.config import load
 from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.perf.catalog.clover_services import CLOVER_SERVICES
@@ -42,7 +42,7 @@ def test_a_plan_says_what_runs_where_and_both_savings(tmp_path):
     kept = tmp_path / "plan.json"
     made = planned(site(tmp_path), "--out", str(kept))
     assert json.loads(kept.read_text()) == made
-    assert made["schema"] == "joulery.pool-plan/1"
+    assert (made["schema"], made["kind"]) == ("joulery.plan/1", "layouts")
     assert made["quality"] == "simulated"
     (service,) = made["services"]
     assert service["accuracy_ratio"] >= 0.86
@@ -86,10 +86,10 @@ def test_costs_of_ones_own_are_read_from_a_file(tmp_path):
     document = as_document(costs)
     document["services"][0]["name"] = "own"
     (tmp_path / "costs.json").write_text(json.dumps(document))
-    request = pool_request_of(load(site(tmp_path, **{"model: albert": "model: own, profile: costs.json"})))
+    request = layout_request(load(site(tmp_path, **{"model: albert": "model: own, profile: costs.json"})))
     assert request.problem.services[0].costs.variants == CLOVER_SERVICES["albert"].variants
     with pytest.raises(ConfigError, match="no costs of requests are known for service language"):
-        pool_request_of(load(site(tmp_path, **{"model: albert": "model: other, profile: costs.json"})))
+        layout_request(load(site(tmp_path, **{"model: albert": "model: other, profile: costs.json"})))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_costs_of_ones_own_are_read_from_a_file(tmp_path):
 def test_what_is_missing_is_said(tmp_path, changes, message):
     rule = changes.pop("rule", "minimum_accuracy: 86 %")
     with pytest.raises(ConfigError, match=message):
-        pool_request_of(load(site(tmp_path, rule, **changes)))
+        layout_request(load(site(tmp_path, rule, **changes)))
 
 
 def test_what_cannot_be_had_comes_with_the_nearest(tmp_path):

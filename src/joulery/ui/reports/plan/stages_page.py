@@ -5,7 +5,7 @@ from __future__ import annotations
 from joulery.domain.format import number, percent, si
 from joulery.domain.gpu.pipeline_plan import PipelineGpu, PipelinePlan
 from joulery.ui.kit.html import Html, head, static_text, tag, whole_page
-from joulery.ui.reports.plan.pipelines_text import part_name, pipeline_explanation, pipeline_headline
+from joulery.ui.reports.plan.stages_text import part_name, pipeline_explanation, pipeline_headline
 
 _WIDTH, _ROW, _LEFT, _BAR = 1000, 46, 70, 560
 _STYLE = """
@@ -111,7 +111,7 @@ def _services(plan: PipelinePlan) -> Html:
             tag("td", str(each.shards)),
             tag("td", si(each.latency_s, "s")),
             tag("td", si(each.slo_s, "s")),
-            tag("td", f"{percent(each.attainment_ratio, 2)} of {percent(each.promised_ratio)}"),
+            tag("td", f"{percent(each.attainment_ratio, 2)} of {percent(each.required_ratio)}"),
             class_="bad" if each.workload in broken else None,
         )
         for each in plan.services

@@ -1,8 +1,7 @@
-"""What a site file asks to be planned: services, GPU types with their coefficients, rules."""
+"""Presets best, igniter and baselines: from a site file to services on MPS shares of its GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,19 +9,18 @@ from joulery.config.arrivals import GammaArrivals, PlannedArrivals, PoissonArriv
 from joulery.config.plan import GpuConfig
 from joulery.config.services import ServiceConfig
 from joulery.config.site import Site
-from joulery.domain.errors import ConfigError, DataError
+from joulery.domain.errors import ConfigError
 from joulery.domain.gpu.provisioning import Arrivals, Workload
 from joulery.perf import catalog
 from joulery.perf.interference.document import from_document
 from joulery.perf.interference.model import InterferenceProfile
 from joulery.policies.placement.provisioning.predict import GpuType
-from joulery.policies.placement.provisioning.replan import Running, RunningGpu
 from joulery.policies.placement.provisioning.rules import Accounting, Rules
 from joulery.store.files import require_json
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ShareRequest:
     """What is to be planned.
 
     Attributes:
@@ -38,7 +36,7 @@ class Request:
     preset: str
 
 
-def request_of(site: Site) -> Request:
+def share_request(site: Site) -> ShareRequest:
     """Read a site as a request.
 
     Raises:
@@ -58,7 +56,7 @@ def request_of(site: Site) -> Request:
     rules = Rules(Accounting(plan.accounting), plan.max_batch, plan.replicas, plan.margin_ratio, plan.noise_cv)
     workloads = tuple(workload_of(site, index, service) for index, service in enumerate(site.services))
     types = tuple(_gpu_type(index, gpu) for index, gpu in enumerate(site.fleet.gpus))
-    return Request(workloads, types, rules, plan.preset)
+    return ShareRequest(workloads, types, rules, plan.preset)
 
 
 def workload_of(site: Site, index: int, service: ServiceConfig) -> Workload:
@@ -137,40 +135,3 @@ def read_profile(file: Path) -> InterferenceProfile:
         DataError: It cannot be read, or is none.
     """
     return from_document(require_json(file), file=str(file))
-
-
-def read_running(file: Path) -> tuple[RunningGpu, ...]:
-    """The plan in a JSON file, as ``joulery plan --out`` wrote it.
-
-    Raises:
-        DataError: It cannot be read, or is no plan.
-    """
-    document = require_json(file)
-    try:
-        return tuple(
-            RunningGpu(
-                str(gpu["type"]),
-                tuple(
-                    Running(
-                        str(each["workload"]),
-                        int(each.get("replica", 0)),
-                        100.0 * float(each["share_ratio"]),
-                        int(each["batch"]),
-                    )
-                    for each in gpu["instances"]
-                ),
-            )
-            for gpu in document["gpus"]
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(
-            f"not a plan: {type(error).__name__} {error}",
-            file=str(file),
-            hint="write one with `joulery plan SITE --out plan.json`",
-        ) from None
-
-
-def named(names: Sequence[str]) -> str:
-    """A few names, and how many more."""
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -1,10 +1,10 @@
-"""From a site file to a plan of pipelines: clock scores from a database or the catalog, one GPU type, the rules."""
+"""Preset muserve: from a site file to models cut into pipeline stages, with a clock for each GPU."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from joulery.app.planning.request import workload_of
+from joulery.app.planning.shares import workload_of
 from joulery.config.plan import GpuConfig, PipelinesSection
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError, DataError, InfeasibleError
@@ -26,7 +26,7 @@ _MOST_GPUS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineRequest:
+class StageRequest:
     """What is to be planned.
 
     Attributes:
@@ -42,7 +42,7 @@ class PipelineRequest:
     rules: PipelineRules
 
 
-def pipeline_request(site: Site) -> PipelineRequest:
+def stage_request(site: Site) -> StageRequest:
     """Read a site as a request for pipelines.
 
     Raises:
@@ -76,10 +76,10 @@ def pipeline_request(site: Site) -> PipelineRequest:
         seed=section.seed,
         beam=section.beam,
     )
-    return PipelineRequest(workloads, profiles, device, rules)
+    return StageRequest(workloads, profiles, device, rules)
 
 
-def planned_pipelines(request: PipelineRequest, preset: str) -> PipelinePlan:
+def plan_stages(request: StageRequest, preset: str) -> PipelinePlan:
     """The plan on the fleet's GPUs; where it does not say how many, on the fewest of 1, 2, 4 … that keep every promise.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from joulery.domain.format import number, percent, si
 from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance, ProvisionPlan
 from joulery.ui.kit.html import Html, head, tag, whole_page
-from joulery.ui.reports.plan.text import alike, bound_text, headline, model_colors, usd
+from joulery.ui.reports.plan.shares_text import alike, bound_text, headline, model_colors, usd
 
 _WIDTH, _ROW, _LEFT, _BAR, _GAP = 960, 44, 96, 640, 12
 _STYLE = """
@@ -27,7 +27,7 @@ th,td{border-color:#333}
 """
 
 
-def page(plan: ProvisionPlan, title: str) -> str:
+def shares_page(plan: ProvisionPlan, title: str) -> str:
     """The page, ready to be written to a file."""
     said = headline(plan).plain.split("\n")[0]
     source = f"Predicted by the interference model; quality of its coefficients: {plan.quality.value}."

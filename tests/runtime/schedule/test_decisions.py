@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulery.domain.cluster import ClusterAction, ClusterJob, ClusterSnapshot, Hold, JobState, Release, Start, Stop
-from joulery.runtime.schedule.reconcile import reconcile, strays
+from joulery.runtime.schedule.decisions import next_actions, orphaned_holds
 
 W, R, S = JobState.WAITING, JobState.RUNNING, JobState.STOPPING
 
@@ -19,7 +19,7 @@ def job(number: int, state: JobState = W, slots: int = 0, *, shape: int = 1, hel
 
 
 def todo(slots: int, jobs: list[ClusterJob], target: dict[int, int], waiting=(), passive: bool = True):
-    found = reconcile(ClusterSnapshot(slots, tuple(jobs)), target, waiting, passive=passive)
+    found = next_actions(ClusterSnapshot(slots, tuple(jobs)), target, waiting, passive=passive)
     return [entry.action for entry in found]
 
 
@@ -78,8 +78,8 @@ def test_exempt_and_ended_jobs_are_not_touched() -> None:
 def test_strays_are_held_in_our_name_and_unknown() -> None:
     seen = ClusterSnapshot(4, (job(1, held=True), job(2, held=True), job(3)))
 
-    assert [entry.action for entry in strays(seen, frozenset({2}))] == [Release(1)]
-    assert strays(replace(seen, self_starting=False), frozenset()) == []
+    assert [entry.action for entry in orphaned_holds(seen, frozenset({2}))] == [Release(1)]
+    assert orphaned_holds(replace(seen, self_starting=False), frozenset()) == []
 
 
 @given(

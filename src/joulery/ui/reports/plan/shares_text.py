@@ -1,4 +1,4 @@
-"""A plan on the terminal: the packed GPUs as bars, every process with its numbers, the proof, the comparison."""
+"""A plan of shares on the terminal: GPUs as bars, processes in a table, the bound, comparisons, periods."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from joulery.domain.format import number, percent, si
+from joulery.domain.gpu.plan_change import PlanDifference, ProcessChange
 from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance, ProvisionPlan, Violation
-from joulery.policies.placement.provisioning.replan import Change, Difference
-from joulery.ui.reports.plan.document import binding
+from joulery.policies.placement.provisioning.series import SeriesPlan
 
 BAR = 48
 """Characters of a whole GPU."""
@@ -27,17 +27,17 @@ def plan_view(plan: ProvisionPlan) -> RenderableType:
 
 
 def headline(plan: ProvisionPlan) -> Text:
-    """What it costs, whether it keeps the promises, how far from the cheapest possible."""
+    """Its price, predicted SLO violations, the distance to the lower bound."""
     counts: dict[str, int] = {}
     for gpu in plan.gpus:
         counts[gpu.type] = counts.get(gpu.type, 0) + 1
     fleet = " + ".join(f"{count} × {name}" for name, count in counts.items()) or "no GPU"
     text = Text(f"{plan.policy}: {fleet}, {usd(plan.usd_per_hour)}/h; ")
     if plan.violations:
-        broken = len({each.workload for each in plan.violations})
-        text.append(f"{broken} promise{'s' if broken > 1 else ''} predicted to be broken", "bold red")
+        services = len({each.workload for each in plan.violations})
+        text.append(f"{services} service{'s' if services > 1 else ''} predicted to violate the SLO", "bold red")
     else:
-        text.append("every promise kept", "green")
+        text.append("every service within its SLO", "green")
     if plan.bound is not None:
         text.append("\n")
         text.append_text(bound_text(plan))
@@ -141,7 +141,7 @@ def model_colors(plan: ProvisionPlan) -> dict[str, str]:
 
 
 def violations_view(violations: Sequence[Violation]) -> Text:
-    """Every broken promise, one a line."""
+    """Every predicted SLO violation, one a line."""
     lines = []
     for each in violations:
         if each.what == "latency":
@@ -157,20 +157,20 @@ def violations_view(violations: Sequence[Violation]) -> Text:
 def explanation(plan: ProvisionPlan) -> Text:
     """Why the plan looks as it does: what binds, and what every process pays for its neighbours."""
     lines = []
-    tightest = binding(plan)
+    tightest = plan.binding
     if tightest is not None:
         lines.append(
-            f"binding: {tightest['what']} of {tightest['workload']} on GPU {tightest['gpu'] + 1}, "
-            f"{percent(tightest['slack_ratio'], 2)} slack"
+            f"binding: {tightest.what} of {tightest.workload} on GPU {(tightest.gpu or 0) + 1}, "
+            f"{percent(tightest.slack_ratio, 2)} slack"
         )
     if plan.bound is not None:
         relaxed, whole = usd(plan.bound.relaxed_usd_per_hour), usd(plan.bound.usd_per_hour)
-        lines.append(f"bound: {relaxed}/h if fractions of GPUs could be rented, {whole}/h in whole ones")
+        lines.append(f"bound: {relaxed}/h if fractions of GPUs could be rented, {whole}/h in whole GPUs")
     for index, gpu in enumerate(plan.gpus):
         for each in gpu.instances:
             parts = each.parts
             share, limit = f"{100 * each.share_ratio:g} %", si(each.limit_s, "s")
-            why = [f"{share} is the least at which a batch of {each.batch} keeps {limit}"]
+            why = [f"{share} is the least share at which a batch of {each.batch} takes at most {limit}"]
             if len(gpu.instances) > 1:
                 why.append(f"beside {', '.join(o.workload for o in gpu.instances if o is not each)}")
             if parts.throttle_s > 0:
@@ -184,8 +184,8 @@ def explanation(plan: ProvisionPlan) -> Text:
 def comparison(plans: Sequence[ProvisionPlan]) -> Table:
     """Policies side by side."""
     shown = Table(box=None, pad_edge=False)
-    for heading in ("policy", "GPUs", "price", "shares", "promises broken"):
-        shown.add_column(heading, justify="left" if heading in ("policy", "promises broken") else "right")
+    for heading in ("policy", "GPUs", "price", "shares", "SLO violations"):
+        shown.add_column(heading, justify="left" if heading in ("policy", "SLO violations") else "right")
     for plan in plans:
         broken = sorted({each.workload for each in plan.violations}, key=lambda name: (len(name), name))
         shown.add_row(
@@ -199,28 +199,36 @@ def comparison(plans: Sequence[ProvisionPlan]) -> Table:
     return shown
 
 
-def difference_view(difference: Difference) -> Text:
+_CHANGES = {"move": "migrated", "start": "started", "stop": "stopped", "resize": "resized in place"}
+
+
+def difference_view(difference: PlanDifference) -> Text:
     """What changes against the running plan, one process a line."""
     words = [
         f"{difference.count(what)} {name}"
-        for what, name in (("move", "moved"), ("start", "started"), ("stop", "stopped"), ("resize", "resized in place"))
+        for what, name in (
+            ("move", "migrated"),
+            ("start", "started"),
+            ("stop", "stopped"),
+            ("resize", "resized in place"),
+        )
         if difference.count(what)
     ]
     text = Text("against the running plan: " + (", ".join(words) or "nothing changes"))
     if difference.opened or difference.closed:
-        text.append(f"; {difference.opened} GPUs rented, {difference.closed} given back")
+        text.append(f"; {difference.opened} GPUs rented, {difference.closed} released")
     for change in difference.changes:
         text.append(f"\n  {_change(change)}")
     return text
 
 
-def _change(change: Change) -> str:
+def _change(change: ProcessChange) -> str:
     def cut(what: tuple[float, int] | None) -> str:
         return "" if what is None else f"{what[0]:g} %, batch {what[1]}"
 
     name = change.workload + (f"#{change.replica + 1}" if change.replica else "")
     if change.what == "move":
-        return f"move {name}: GPU {(change.source or 0) + 1} → {(change.target or 0) + 1} ({cut(change.after)})"
+        return f"migrate {name}: GPU {(change.source or 0) + 1} → {(change.target or 0) + 1} ({cut(change.after)})"
     if change.what == "resize":
         return f"resize {name} on GPU {(change.target or 0) + 1}: {cut(change.before)} → {cut(change.after)}"
     if change.what == "start":
@@ -235,3 +243,33 @@ def usd(amount: float) -> str:
 
 def _replica(each: PlannedInstance) -> str:
     return f"#{each.replica + 1}" if each.replicas > 1 else ""
+
+
+def series_view(series: SeriesPlan) -> RenderableType:
+    """One line a period, then the total."""
+    shown = Table(box=None, pad_edge=False)
+    for heading in ("from", "hours", "demand", "GPUs", "cost", "migrated", "started", "stopped", "resized"):
+        shown.add_column(heading, justify="right")
+    for each in series.periods:
+        change = each.change
+        counts = [str(change.count(what)) if change else "" for what in ("move", "start", "stop", "resize")]
+        shown.add_row(
+            _clock(each.period.from_s),
+            f"{each.period.hours:.3g}",
+            f"{sum(each.period.rates_rps.values()):.4g} /s",
+            str(len(each.plan.gpus)),
+            f"{usd(each.plan.usd_per_hour)}/h",
+            *counts,
+        )
+    saved = 1 - series.usd / series.peak_usd if series.peak_usd > 0 else 0.0
+    total = (
+        f"{usd(series.usd)} over the series, {percent(saved)} less than {len(series.peak.gpus)} GPUs all the time "
+        f"({usd(series.peak_usd)}); {series.migrations} migrations; no plan costs less than {usd(series.bound_usd)}"
+    )
+    return Group(shown, Text(), Text(total))
+
+
+def _clock(seconds: float) -> str:
+    """Hours and minutes since the start."""
+    minutes = round(seconds / 60)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}"

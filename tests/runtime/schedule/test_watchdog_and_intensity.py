@@ -6,7 +6,6 @@ import json
 import math
 import multiprocessing
 import os
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +17,15 @@ from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.policies.training.allocation import ClusterView
 from joulery.policies.training.green import Green
-from joulery.runtime.schedule import run as running
-from joulery.runtime.schedule.intensity import Grid, Intensity
-from joulery.runtime.schedule.lock import SchedulerLock
-from joulery.runtime.schedule.state import Memory
-from joulery.runtime.schedule.view import cluster_view
-from joulery.runtime.schedule.watchdog import take_over, watch
+from joulery.runtime.schedule.decisions import cluster_view
+from joulery.runtime.schedule.intensity import GridIntensity, IntensityTracker
+from joulery.runtime.schedule.state import SchedulerState
+from joulery.runtime.schedule.watchdog import SchedulerLock, take_over, watch
 from tests.runtime.schedule.fake_cluster import FakeCluster
 
 
 def test_one_holder_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("joulery.runtime.schedule.lock._RETRY_S", 0.1)
+    monkeypatch.setattr("joulery.runtime.schedule.watchdog._LOCK_PATIENCE_S", 0.1)
     (tmp_path / "scheduler.lock").write_text("4000000000 and more")
     with SchedulerLock(tmp_path), pytest.raises(ConfigError, match=f"scheduled by process {os.getpid()} already"):
         SchedulerLock(tmp_path).take()
@@ -163,9 +160,9 @@ class Source:
         return self._answer("forecast", t0_s, t1_s)
 
 
-def intensity(source: Source | None) -> tuple[Intensity, list[str]]:
+def intensity(source: Source | None) -> tuple[IntensityTracker, list[str]]:
     said: list[str] = []
-    return Intensity(source, 86_400.0, said.append), said
+    return IntensityTracker(source, 86_400.0, said.append), said
 
 
 def test_now_and_the_mean_ahead() -> None:
@@ -220,73 +217,15 @@ def test_without_a_source_nothing_is_known() -> None:
 
 
 def test_where_the_intensity_is_unknown_no_power_is_shown_and_slots_are_never_negative() -> None:
-    memory = Memory(tallies={1: Tally(slot_w=200.0)})
+    state = SchedulerState(tallies={1: Tally(slot_w=200.0)})
     job = ClusterJob(1, "job", "ada", 0.0, JobState.RUNNING, slots=1)
     others = ClusterJob(2, "other", "bob", 0.0, JobState.RUNNING, slots=3, exempt="left alone")
     seen = ClusterSnapshot(2, (job, others))
-    dark = cluster_view(seen, [job], memory, Grid(math.nan, math.nan, "nothing"), 10.0, 5.0)
-    lit = cluster_view(seen, [job], memory, Grid(100.0, 200.0, "forecast"), 10.0, 5.0)
+    dark = cluster_view(seen, [job], state, GridIntensity(math.nan, math.nan, "nothing"), 10.0, 5.0)
+    lit = cluster_view(seen, [job], state, GridIntensity(100.0, 200.0, "forecast"), 10.0, 5.0)
 
     assert math.isnan(dark.gpu_w[0]) and (dark.g_per_kwh, dark.mean_g_per_kwh, dark.gpus) == (0.0, 0.0, 0)
     assert (lit.gpu_w[0], lit.g_per_kwh, lit.mean_g_per_kwh) == (200.0, 100.0, 200.0)
-
-
-@pytest.fixture
-def slurm_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A site beside a cluster in memory, without a watchdog."""
-    cluster = FakeCluster()
-    site = tmp_path / "site.yaml"
-    site.write_text(
-        "joulery: 1\nmode: act\njobs: {backend: slurm, quantum: 300 s, poll: 10 ms, patience: 10 s, state: state}\n"
-    )
-    monkeypatch.setattr(running, "cluster_backend", lambda jobs: cluster)
-    monkeypatch.setattr(running, "start_watchdog", lambda *_: None)
-    return site
-
-
-def test_a_round_that_is_asked_for_comes_at_once(slurm_site: Path) -> None:
-    said: list[str] = []
-    for _ in range(2):
-        running.schedule(
-            running.Request(slurm_site, once=True), lambda entry: said.append(entry["kind"]), threading.Event()
-        )
-    assert said.count("round") == 2
-
-
-def test_a_journal_that_is_long_is_made_short_and_damage_is_said(
-    slurm_site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = slurm_site.parent / "state" / "journal-act.jsonl"
-    file.parent.mkdir()
-    file.write_text('{"kind": "started", "job": 7, "slots": 2}\n' * 50 + "nonsense\n")
-    monkeypatch.setattr(running, "_COMPACT_BYTES", 1000)
-    said: list[str] = []
-    running.schedule(
-        running.Request(slurm_site, once=True), lambda entry: said.append(str(entry.get("text"))), threading.Event()
-    )
-    assert "journal-act.jsonl: 1 damaged lines are left out" in said
-    assert file.read_text().count("started") == 0 and "nonsense" not in file.read_text()
-
-
-@pytest.mark.parametrize(("once", "patience_s"), [(True, 70.0), (False, 10.0)])
-def test_after_one_round_the_watchdog_waits_for_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, once: bool, patience_s: float
-) -> None:
-    begun: list[float] = []
-
-    def start(site: Path, backend: str, patience_s: float, log: Path) -> None:
-        begun.append(patience_s)
-        stop.set()
-
-    stop, cluster = threading.Event(), FakeCluster()
-    site = tmp_path / "site.yaml"
-    site.write_text(
-        "joulery: 1\nmode: act\njobs: {backend: slurm, quantum: 30 s, poll: 1 s, patience: 10 s, state: state}\n"
-    )
-    monkeypatch.setattr(running, "cluster_backend", lambda jobs: cluster)
-    monkeypatch.setattr(running, "start_watchdog", start)
-    running.schedule(running.Request(site, once=once), lambda entry: None, stop)
-    assert begun == [patience_s]
 
 
 def view(running: list[int], degradation: list[float], least: list[int]) -> ClusterView:

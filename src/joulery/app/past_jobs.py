@@ -1,4 +1,4 @@
-"""The report of past jobs: sacct's file, a stated power, an intensity, and who used what."""
+"""The report of past jobs: energy and carbon by owner from sacct's output, a stated power and an intensity."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import numpy as np
 
 from joulery.accounting.past import HeldPower, PastUse, past_use, within
-from joulery.domain.arrays import FloatArray, IntArray
-from joulery.domain.energy.carbon import CarbonSeries
-from joulery.domain.cluster import PastJob
-from joulery.domain.errors import ConfigError, DataError
+from joulery.adapters.clusters.sacct import read_sacct
 from joulery.app.wiring.carbon import source_from_flags
-from joulery.app.schedule import read_past_jobs
+from joulery.domain.arrays import FloatArray, IntArray
+from joulery.domain.cluster import PastJob
+from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.errors import ConfigError, DataError
 from joulery.store.files import disk_errors, write_atomically
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What to report.
+class PastJobsRequest:
+    """The flags of a report of past jobs.
 
     Attributes:
         file: What sacct printed.
@@ -51,14 +51,14 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class PastReport:
-    """What was used.
+    """Energy and carbon of past jobs.
 
     Attributes:
         uses: By key.
         total: All of it.
         jobs: The jobs counted.
-        left_out: Rows that were not, by reason.
-        notes: What a person should know, one sentence each.
+        left_out: Number of rows left out, by reason.
+        notes: Remarks for the reader, one sentence each.
         intensity: Over the time of the jobs; None where no source was named.
     """
 
@@ -79,14 +79,14 @@ class PastReport:
         }
 
 
-def report_past(wanted: Wanted, now_s: float | None = None) -> PastReport:
-    """What the jobs of a file used.
+def report_past(wanted: PastJobsRequest, now_s: float | None = None) -> PastReport:
+    """Energy and carbon of the jobs of a file.
 
     Raises:
-        ConfigError: A flag makes no sense, or the power of a GPU is needed and not stated.
+        ConfigError: A flag is invalid, or the power of a GPU is needed and not stated.
         DataError: The file cannot be used, or nothing in it is recent enough.
     """
-    log = read_past_jobs(wanted.file, _zone(wanted.timezone))
+    log = read_sacct(wanted.file, _zone(wanted.timezone))
     now_s = time.time() if now_s is None else now_s
     jobs = log.jobs if wanted.since_s is None else within(log.jobs, now_s - wanted.since_s)
     if not jobs:
@@ -97,7 +97,7 @@ def report_past(wanted: Wanted, now_s: float | None = None) -> PastReport:
         raise ConfigError(
             f"{unmeasured} jobs held GPUs and nothing measured them",
             pointer="--gpu-power",
-            hint='state what a GPU draws while a job has it: --gpu-power "250 W"',
+            hint='state the power of a GPU while a job holds it: --gpu-power "250 W"',
         )
     power = HeldPower(wanted.gpu_w or 0.0, wanted.cpu_w, wanted.node_w, wanted.pue)
     carbon = _carbon(wanted.carbon, jobs)
@@ -108,7 +108,7 @@ def report_past(wanted: Wanted, now_s: float | None = None) -> PastReport:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class HeldGpus:
     """The jobs that held GPUs, in order of submission, as a simulation takes them.
 
     Attributes:
@@ -118,8 +118,8 @@ class Held:
         gpus: On how many GPUs, int64[n].
         first_s: The hour of the first submission, Unix seconds.
 
-    What was submitted before any of them started counts as submitted then: of the time before, nothing is recorded, and
-    a simulation would fill it with a cluster that draws power for nobody.
+    What was submitted before any of them started counts as submitted then: nothing is recorded of the time
+    before, and a simulation would add an idle cluster there.
     """
 
     ids: tuple[str, ...]
@@ -130,7 +130,7 @@ class Held:
     first_s: float
 
 
-def held_gpus(jobs: Sequence[PastJob]) -> Held:
+def held_gpus(jobs: Sequence[PastJob]) -> HeldGpus:
     """The jobs that held GPUs.
 
     Raises:
@@ -142,7 +142,7 @@ def held_gpus(jobs: Sequence[PastJob]) -> Held:
     began_s = min(job.start_s for job in held)
     submit_s = np.array([max(_submitted_s(job), began_s) for job in held])
     first_s = math.floor(began_s / 3600.0) * 3600.0
-    return Held(
+    return HeldGpus(
         tuple(job.id for job in held),
         submit_s - first_s,
         np.array([job.start_s - first_s for job in held]),
