@@ -62,9 +62,7 @@ def _clocks(document: dict[str, Any]) -> list[Claim]:
     within = min(miad) >= min(full) - 0.005
     return [
         Claim("3.4", "power, times less (predictive governor)", "1.2 to 2.6", text, verdict(min(saved) >= 1.2)),
-        Claim(
-            "3.4", "SLO attainment under MIAD; at full clock", "kept", f"{_each(miad)}; {_each(full)}", verdict(within)
-        ),
+        Claim("3.4", "SLO attainment under MIAD; at full clock", "kept", kept, verdict(within)),
     ]
 
 
