@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from joulery.ui.cli.options import option
+
 
 @click.command("simulate")
 @click.argument("scenario", type=click.Path())
