@@ -1,22 +1,26 @@
-"""What the paper says of BERT's energy (sections 5.2 and 5.3), looked up in a traced run of BERT-base.
+"""``python -m reproduce smaragdine``: shares of BERT-base's energy (Smaragdine, ICSE 2024, sections 5.2 and 5.3)."""
 
-    OMP_NUM_THREADS=1 joulery measure --trace torch --steps skip=1,warmup=0,active=3,repeat=1 --out runs/base -- \
-        python examples/anatomy/pretrain.py --steps 4
-    python examples/anatomy/checks.py runs/base
-
-Prints each figure beside what it should lie between, and ends with 1 where one does not.
-"""
+from __future__ import annotations
 
 import math
+import os
 import re
 import statistics
+import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
+
+import click
 
 from joulery.accounting.edd import Node, tree
 from joulery.accounting.rows import folded
 from joulery.domain.energy.tensor_footprint import TensorFootprint
+from joulery.domain.errors import DataError
 from joulery.runtime.tracing.anatomies import load_anatomies
+from reproduce.claim import Claim, json_option, print_claims, verdict
+from reproduce.product import EXAMPLES
 
 PRODUCT = re.compile(r"/(addmm|mm|bmm|baddbmm|\w*(flash|efficient|cudnn)_attention\w*)(_\d+)?$")
 """Products of matrices, and the kernels that make attention's two products one."""
@@ -34,6 +38,7 @@ class Check:
 
     @property
     def holds(self) -> bool:
+        """Whether the figure lies in its range."""
         return self.low <= self.value <= self.high
 
 
@@ -104,18 +109,55 @@ def _feed_forward(rows: list[tuple[float, str, str]]) -> int:
 def _at(node: Node, path: str) -> Node:
     found = node.at(path)
     if found is None:
-        sys.exit(f"no {path} in the run: is it one of pretrain.py with a BERT?")
+        raise DataError(f"the run has no module {path}", hint="name a traced run of examples/anatomy/pretrain.py")
     return found
 
 
-def main() -> int:
-    (anatomy,) = load_anatomies(sys.argv[1:2])
-    found = [*shares(anatomy.footprint), *passes(anatomy.footprint)]
-    for check in found:
-        verdict = "holds" if check.holds else "MISSED"
-        print(f"{verdict:6} {check.name:48} {check.value:8.4g}   {check.low:g} to {check.high:g}")
+@click.command("smaragdine")
+@click.argument("run", required=False, type=click.Path(path_type=Path))
+@json_option
+def command(run: Path | None, as_json: bool) -> int:
+    """Check the shares that the paper gives for BERT-base in RUN, a traced run of examples/anatomy/pretrain.py.
+
+    Without RUN, measure one now: three training steps on this machine (needs torch and transformers; some minutes).
+    Exits with 1 if a share is outside its range.
+    """
+    if run is not None:
+        return _report(run, as_json=as_json)
+    with tempfile.TemporaryDirectory() as folder:
+        return _report(_measured(Path(folder) / "run"), as_json=as_json)
+
+
+def _measured(run: Path) -> Path:
+    """Measure the paper's program with one thread."""
+    program = [sys.executable, str(EXAMPLES / "anatomy" / "pretrain.py"), "--steps", "4"]
+    flags = ["--trace", "torch", "--steps", "skip=1,warmup=0,active=3,repeat=1", "--out", str(run)]
+    done = subprocess.run(
+        [sys.executable, "-m", "joulery", "measure", *flags, "--", *program],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=sys.stderr,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise DataError(
+            f"measuring examples/anatomy/pretrain.py ended with exit code {done.returncode}",
+            hint="it needs torch and transformers: pip install 'joulery[torch]' transformers",
+        )
+    return run
+
+
+def _report(run: Path, *, as_json: bool) -> int:
+    anatomies = load_anatomies([str(run)])
+    found = [*shares(anatomies[0].footprint), *passes(anatomies[0].footprint)]
+    claims = [
+        Claim(
+            check.name.split()[0],
+            check.name.partition(" ")[2],
+            f"{check.low:g} to {check.high:g}",
+            f"{check.value:.4g}",
+            verdict(check.holds),
+        )
+        for check in found
+    ]
+    print_claims(claims, {"paper": "smaragdine", "run": str(run)}, as_json=as_json)
     return int(not all(check.holds for check in found))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

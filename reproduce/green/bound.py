@@ -1,7 +1,7 @@
-"""What no schedule can beat: the least grams of a training workload at a price of time, job by job.
+"""A lower bound on the carbon of any schedule of a training workload, at a given mean completion time.
 
 Every job picks, for itself alone, the GPUs, the power limit and the hour of its start that cost least grams plus time
-at a price; idle nodes are asleep. No job gets in another's way, nobody has to measure anything, nothing restarts. Over
+at a price; idle nodes are asleep. Jobs do not contend, no profiling is needed, nothing restarts. Over
 all prices this gives a curve of mean completion time against grams that every schedule of uninterrupted runs on the
 same power model lies above (Lagrange: the sum of the least is the least of the sum).
 """

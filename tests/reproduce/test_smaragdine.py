@@ -1,14 +1,11 @@
-"""``examples/anatomy/checks.py``: the paper's figures looked up in a run."""
-
-import subprocess
-import sys
+import json
 from pathlib import Path
 
 import pytest
 
 from joulery.ui.cli import main
+from reproduce.__main__ import main as reproduce
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "anatomy" / "checks.py"
 LAYER = (
     ("attention/self/query/addmm", 20),
     ("attention/self/bmm", 9),
@@ -37,13 +34,22 @@ def run_of(folder: Path, slow_layer: int) -> str:
     return str(folder / "run")
 
 
-@pytest.mark.parametrize(("slow_layer", "missed"), [(-1, []), (0, ["6 the same", "6 layer_0"])])
-def test_each_figure_stands_beside_its_bar(tmp_path: Path, slow_layer: int, missed: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), run_of(tmp_path, slow_layer)], capture_output=True, text=True, timeout=60
-    )
-    lines = done.stdout.splitlines()
-    assert len(lines) == 11, done.stderr
-    told = [line.split(maxsplit=1)[1] for line in lines if line.startswith("MISSED")]
-    assert len(told) == len(missed) and all(line.startswith(start) for line, start in zip(told, missed, strict=True))
-    assert done.returncode == bool(missed)
+@pytest.mark.parametrize(("slow_layer", "missed"), [(-1, []), (0, ["standard deviation", "layer_0"])])
+def test_each_figure_stands_beside_its_range(tmp_path: Path, capsys, slow_layer: int, missed: list[str]) -> None:
+    run = run_of(tmp_path, slow_layer)
+    capsys.readouterr()
+    code = reproduce(["smaragdine", run, "--json"])
+    claims = json.loads(capsys.readouterr().out)["claims"]
+    assert len(claims) == 11
+    outside = [claim["what"] for claim in claims if claim["verdict"] != "holds"]
+    assert len(outside) == len(missed) and all(word in what for what, word in zip(outside, missed, strict=True))
+    assert code == bool(missed)
+
+
+def test_a_run_of_another_model_is_an_error(tmp_path: Path, capsys) -> None:
+    (tmp_path / "e.csv").write_text("op,start_ns,dur_ns,device,lane,phase\nM/bert/x/addmm,0,100,CPU:0,main,forward\n")
+    (tmp_path / "p.csv").write_text("t_ns,device,power_w\n0,CPU:0,50\n100,CPU:0,50\n")
+    arguments = ["account", "--events", str(tmp_path / "e.csv"), "--power", str(tmp_path / "p.csv"), "--json"]
+    assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
+    assert reproduce(["smaragdine", str(tmp_path / "run")]) == 2
+    assert "bert/encoder" in capsys.readouterr().err

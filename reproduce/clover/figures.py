@@ -1,6 +1,6 @@
 """The figures of Clover's evaluation (SC'23, Figs. 9 to 16), worked out again on a table of trials.
 
-Nothing is drawn here; :mod:`joulery.ui.reports.papers.clover_page` does that.
+Nothing is drawn here; :mod:`reproduce.clover.page` does that.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fewer:
-    """A service on fewer GPUs (Fig. 15): p95 over that of the yardstick, for the equivalent of so many GPUs."""
+    """A service on fewer GPUs (Fig. 15): p95 over that of the baseline, for the equivalent of so many GPUs."""
 
     service: str
     gpus: tuple[int, ...]

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from joulery.domain.format import percent
-from joulery.sim.training.figures import Figures, Outcome
-from joulery.ui.reports.papers.claim import Claim
+from reproduce.claim import Claim
+from reproduce.green.figures import Figures, Outcome
 
 SIZES = ("extra small, below 10 min", "small, below 1 h", "medium, below 10 h", "large")
 """Names of the sizes of jobs."""
@@ -139,12 +139,12 @@ def _frontier(made: Figures) -> list[Claim]:
     near = f"{signed_percent(lean.cluster_kg / bound - 1)} above it; {percent(reached, 0)} of the possible saving"
     return [
         Claim("frontier", what, "aim: -15 %, +5 %, +8 %", ours, ""),
-        Claim("frontier", "green-lean against the bound at its JCT, nobody waiting", "", near, ""),
+        Claim("frontier", "green-lean against the bound at its JCT, no job waiting", "", near, ""),
     ]
 
 
 def bound_at(made: Figures, mean_jct_s: float) -> float:
-    """Grams, kg, that no schedule beats at a mean completion time when nobody waits for a cleaner hour."""
+    """Grams, kg, that no schedule beats at a mean completion time when no job waits for a cleaner hour."""
     curve = sorted((point.mean_jct_s, point.cluster_kg) for point in made.bound_at_once)
     return float(np.interp(mean_jct_s, [x for x, _ in curve], [y for _, y in curve]))
 

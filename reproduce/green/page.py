@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from joulery.domain.format import percent
-from joulery.sim.training.figures import Figures, Outcome
 from joulery.sim.training.study import scheme
-from joulery.ui.kit.html import Html, head, static_text, tag, whole_page
-from joulery.ui.reports.papers.charts import Axes, Dot, Line, Series, bars, legend, lines, points
-from joulery.ui.reports.papers.claim import Claim
-from joulery.ui.reports.papers.green_claims import bound_at, changes, signed_percent
+from joulery.ui.kit.charts import Axes, Dot, Line, Series, bars, legend, lines, points
+from joulery.ui.kit.html import Html, figure, head, static_text, tag, tiles, whole_page
+from reproduce.claim import STYLE, Claim, claims_table
+from reproduce.green.claims import bound_at, changes, signed_percent
+from reproduce.green.figures import Figures, Outcome
 
 _COLORS = {
     "green": "var(--v2)", "green-paper": "var(--good)", "green-paper:mu=1": "var(--idle)", "tiresias": "var(--v0)",
@@ -29,47 +27,29 @@ _NAMES = {
     "tiresias-sleep": "Tiresias + sleep", "zeus:sleep=1": "Zeus + sleep",
     "pollux:sleep=1:eta=0.5": "Pollux + sleep + limits",
 }  # fmt: skip
-_STYLE = """
-main{padding-top:8px}
-main>figure{margin-top:14px}
-table.claims td:nth-child(3),table.claims td:nth-child(4){white-space:nowrap;text-align:right}
-table.claims th:nth-child(3),table.claims th:nth-child(4){text-align:right}
-table.claims td:first-child,table.claims td:last-child{white-space:nowrap}
-table.claims td:nth-child(2){min-width:300px}
-td.holds,td.fails,td.half{font-weight:600}
-td.holds{color:var(--good)} td.fails{color:var(--bad)} td.half{color:var(--warn)}
-figure svg{margin-top:8px;height:auto}
-"""
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where the numbers come from.
+def page(made: Figures, found: Sequence[Claim], source: str) -> str:
+    """The page, ready to be written to a file.
 
-    Attributes:
-        text: In words.
-        folder: The folder with the paper's traces and grids; None for synthetic ones.
+    Args:
+        made: The results.
+        found: The claims.
+        source: Where jobs and intensities come from.
     """
-
-    text: str
-    folder: Path | None
-
-
-def page(made: Figures, found: Sequence[Claim], source: Source) -> str:
-    """The page, ready to be written to a file."""
-    title = "GREEN: grams against completion time"
+    title = "GREEN: carbon against completion time"
     top = tag(
         "header",
         tag(
             "div",
             tag("h1", title),
             tag("span", "simulated", class_="pill warn"),
-            tag("span", source.text, class_="soft small"),
+            tag("span", source, class_="soft small"),
         ),
         class_="top",
     )
     body = tag("main", _tiles(made), _frontier(made), _evaluation(made), _claims(found), _footer())
-    return whole_page(head(title, static_text("joulery.css") + _STYLE), tag("body", top, body))
+    return whole_page(head(title, static_text("joulery.css") + STYLE), tag("body", top, body))
 
 
 def name_of(policy: str) -> str:
@@ -82,22 +62,13 @@ def _tiles(made: Figures) -> Html:
     lean = next(one for one in made.frontier if one.policy == "green-lean")
     bound = bound_at(made, lean.mean_jct_s)
     reached = (base.cluster_kg - lean.cluster_kg) / max(1e-9, base.cluster_kg - bound)
-    tiles = (
+    facts = (
         ("green-lean: CO2e of the cluster", signed_percent(lean.cluster_kg / base.cluster_kg - 1), "against Tiresias"),
         ("its mean completion time", signed_percent(lean.mean_jct_s / base.mean_jct_s - 1), "against Tiresias"),
         ("its slowest hundredth (p99)", signed_percent(lean.p99_jct_s / base.p99_jct_s - 1), "against Tiresias"),
         ("of the possible saving", percent(reached, 0), "no schedule of this speed can go below the bound"),
     )
-    return tag(
-        "dl",
-        (
-            tag(
-                "div", tag("dt", label), tag("dd", value, class_="value"), tag("dd", note, class_="note"), class_="tile"
-            )
-            for label, value, note in tiles
-        ),
-        class_="tiles four",
-    )
+    return tiles(facts, four=True)
 
 
 def _frontier(made: Figures) -> Html:
@@ -115,7 +86,7 @@ def _frontier(made: Figures) -> Html:
         _curve([(p.mean_jct_s, p.cluster_kg) for p in curve], name, dash, (fastest, slowest))
         for curve, name, dash in (
             (made.bound, "bound: start within 12 h", "2 4"),
-            (made.bound_at_once, "bound: nobody waits", "7 4"),
+            (made.bound_at_once, "bound: no job waits", "7 4"),
         )
     ]
     front = _front([(one.mean_jct_s, one.cluster_kg) for one in shown if _is_ours(one.policy)])
@@ -123,12 +94,12 @@ def _frontier(made: Figures) -> Html:
     drawn = points(dots, curves, Axes("mean completion time, h", "CO2e of the cluster, kg", height=420, width=1060))
     words = (
         "The jobs of the first days of the year on one cluster, in the first region. Left and low is better. The bound "
-        "is every job on the GPUs, limit and hour that cost least for itself, idle nodes asleep, nobody in the way."
+        "is every job on the GPUs, limit and hour that cost least for itself, idle nodes asleep, no contention."
     )
     if left_out:
         words += f" Off the picture: {', '.join(left_out)}."
     keys = [(one.name, one.color, one.dash) for one in curves]
-    return _figure("Grams against completion time", "kg, h", words, drawn, legend(keys), wide=True)
+    return figure("Carbon against completion time", words, drawn, legend(keys), unit="kg, h", wide=True)
 
 
 def _curve(pairs: Sequence[tuple[float, float]], name: str, dash: str, within: tuple[float, float]) -> Line:
@@ -176,7 +147,7 @@ def _evaluation(made: Figures) -> Html:
     return Html(tag("h2", "The paper's figures, drawn anew") + tag("div", parts, class_="grid"))
 
 
-def _ratios(figure: str, what: str, ones: Sequence[Outcome], base: str, policies: Sequence[str]) -> list[Html]:
+def _ratios(name: str, what: str, ones: Sequence[Outcome], base: str, policies: Sequence[str]) -> list[Html]:
     """CO2e and completion time of each policy in each region as a ratio to GREEN as published."""
     regions = list(dict.fromkeys(one.region for one in ones))
     shown = [policy for policy in policies if any(one.policy == policy for one in ones)]
@@ -188,7 +159,7 @@ def _ratios(figure: str, what: str, ones: Sequence[Outcome], base: str, policies
         ]
         drawn = bars(regions, series, Axes("", f"{title} / GREEN as published"), line_at=1.0)
         keys = legend([(one.name, one.color, None) for one in series])
-        found.append(_figure(f"{figure}: {title}, {what}", "ratio", "GREEN as published is 1.", drawn, keys))
+        found.append(figure(f"{name}: {title}, {what}", "GREEN as published is 1.", drawn, keys, unit="ratio"))
     return found
 
 
@@ -203,9 +174,13 @@ def _courses(made: Figures) -> list[Html]:
     keys = legend([(one.name, one.color, None) for one in kg])
     words = "First region. EcoVisor goes on beyond the right edge."
     return [
-        _figure("Fig. 9a: carbon so far", "kg", words, lines(kg, Axes("hours since the start", "CO2e, kg")), keys),
-        _figure(
-            "Fig. 9b: power of the cluster", "kW", words, lines(power, Axes("hours since the start", "power, kW")), keys
+        figure("Fig. 9a: carbon so far", words, lines(kg, Axes("hours since the start", "CO2e, kg")), keys, unit="kg"),
+        figure(
+            "Fig. 9b: power of the cluster",
+            words,
+            lines(power, Axes("hours since the start", "power, kW")),
+            keys,
+            unit="kW",
         ),
     ]
 
@@ -223,7 +198,7 @@ def _queues(made: Figures) -> Html:
     axes = Axes("hours since the start", "running jobs", "g/kWh", width=1060, height=320)
     keys = legend([(one.name, one.color, one.dash) for one in drawn])
     words = "GREEN as published, first region: low-power jobs take over while the intensity is above its mean."
-    return _figure("Fig. 10: who runs", "jobs", words, lines(drawn, axes), keys, wide=True)
+    return figure("Fig. 10: running jobs by queue", words, lines(drawn, axes), keys, unit="jobs", wide=True)
 
 
 def _sensitivity(made: Figures) -> list[Html]:
@@ -249,26 +224,16 @@ def _sensitivity(made: Figures) -> list[Html]:
     ablations = three(made.ablations, green)
     names = ["GREEN", "1 GPU", "2 GPUs", "GPU hours", "no shift"]
     return [
-        _figure("Fig. 13a: strength of the shift", "ratio to mu = 1", "First region.",
-                bars([f"mu {mu}" for mu in mus], series, Axes("", "ratio"), line_at=1.0), keys),
-        _figure("Fig. 13b: distance of the rounds", "ratio to 15 min", "First region.",
-                bars(minutes, quanta, Axes("", "ratio"), line_at=1.0), keys),
-        _figure("Table 4: parts taken out", "ratio to GREEN", "First region; GREEN with cache and hysteresis.",
-                bars(names, ablations, Axes("", "ratio"), line_at=1.0), keys),
+        figure("Fig. 13a: strength of the shift", "First region.",
+                bars([f"mu {mu}" for mu in mus], series, Axes("", "ratio"), line_at=1.0), keys, unit="ratio to mu = 1"),
+        figure("Fig. 13b: scheduling interval", "First region.",
+                bars(minutes, quanta, Axes("", "ratio"), line_at=1.0), keys, unit="ratio to 15 min"),
+        figure("Table 4: parts taken out", "First region; GREEN with cache and hysteresis.",
+                bars(names, ablations, Axes("", "ratio"), line_at=1.0), keys, unit="ratio to GREEN"),
     ]  # fmt: skip
 
 
 def _claims(found: Sequence[Claim]) -> Html:
-    classes = {"holds": "holds", "does not hold": "fails", "costs more": "fails", "sign only": "half"}
-    rows = [
-        tag(
-            "tr",
-            (tag("td", text) for text in (claim.figure, claim.what, claim.paper, claim.ours)),
-            tag("td", claim.verdict, class_=classes.get(claim.verdict)),
-        )
-        for claim in found
-    ]
-    names = tag("thead", tag("tr", (tag("th", text) for text in ("figure", "what is compared", "paper", "ours", ""))))
     words = (
         "Means over regions, their range in brackets. The paper's savings of carbon against schedulers that use the "
         "same GPUs do not come out: what re-ordering can save is bounded by how power and intensity vary together."
@@ -278,15 +243,10 @@ def _claims(found: Sequence[Claim]) -> Html:
         + tag(
             "div",
             tag("p", words, class_="soft small"),
-            tag("div", tag("table", names, tag("tbody", rows), class_="claims"), class_="scroll"),
+            claims_table(found),
             class_="card",
         )
     )
-
-
-def _figure(title: str, unit: str, words: str, drawn: Html, keys: Html, *, wide: bool = False) -> Html:
-    heading = tag("h3", title, tag("span", unit, class_="unit"))
-    return tag("figure", heading, tag("figcaption", words), drawn, keys, class_="wide" if wide else None)
 
 
 def _footer() -> Html:

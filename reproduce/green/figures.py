@@ -17,10 +17,10 @@ from joulery.perf.power.training_power import RTX3090_CLASSES
 from joulery.policies.training.allocation import ClusterView
 from joulery.policies.training.green import GreenState
 from joulery.sim.core.hourly_intensity import Intensity
-from joulery.sim.training.bound import BoundPoint, least_grams
 from joulery.sim.training.cluster import TrainingRun
 from joulery.sim.training.study import Setting, run_scheme
 from joulery.sim.training.workload import Jobs
+from reproduce.green.bound import BoundPoint, least_grams
 
 DAY = ("green", "green-paper", "green-paper:mu=1", "tiresias", "tiresias-requested", "gaia", "ecovisor", "green-lean")
 SMALL = ("green-paper", "pollux", "zeus", "green-lean")
@@ -144,22 +144,22 @@ class Figures:
     bound_at_once: tuple[BoundPoint, ...]
 
 
-SpoolFileState = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 
 
-def figures(day: Part, year: Part, frontier: Part, told: SpoolFileState) -> Figures:
+def figures(day: Part, year: Part, frontier: Part, progress: Progress) -> Figures:
     """Run the evaluation.
 
     Args:
         day: The burst of one day.
         year: The long trace; its first seed is used.
         frontier: The jobs of the frontier, usually the beginning of the year.
-        told: Told how many of how many runs are done.
+        progress: Called with how many of how many runs are done.
     """
     first = next(iter(day.grids))
     alone = in_region(day, first)
     small = Part([_head(jobs, SMALL_JOBS) for jobs in day.jobs], day.grids, day.setting)
-    steps = _Steps(told, day, year, frontier)
+    steps = _Steps(progress, day, year, frontier)
     return Figures(
         day=tuple(steps.compare(day, DAY)),
         courses=tuple(steps.course(alone, name) for name in COURSES),
@@ -180,9 +180,9 @@ def figures(day: Part, year: Part, frontier: Part, told: SpoolFileState) -> Figu
 class _Steps:
     """Runs, counted."""
 
-    def __init__(self, told: SpoolFileState, day: Part, year: Part, frontier: Part) -> None:
+    def __init__(self, progress: Progress, day: Part, year: Part, frontier: Part) -> None:
         seeds, regions = len(day.jobs), len(day.grids)
-        self._told, self._done = told, 0
+        self._progress, self._done = progress, 0
         self._all = seeds * (regions * (len(DAY) + len(SMALL)) + len(MUS) + len(QUANTA_MIN) + len(ABLATIONS))
         self._all += len(COURSES) + len(year.jobs) * len(year.grids) * len(YEAR) + len(frontier.jobs) * len(FRONTIER)
 
@@ -205,7 +205,7 @@ class _Steps:
 
     def _count(self) -> None:
         self._done += 1
-        self._told(self._done, self._all)
+        self._progress(self._done, self._all)
 
 
 def outcome(policy: str, region: str, runs: Sequence[tuple[Jobs, TrainingRun]]) -> Outcome:

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from joulery.domain.format import percent
-from joulery.sim.serving.figures import LOSSES, SCHEMES, WEIGHTS, WINDOWS, Figures, Trial
-from joulery.ui.kit.html import Html, head, static_text, tag, whole_page
-from joulery.ui.reports.papers.charts import Axes, Dot, Line, Series, bars, legend, lines, points
-from joulery.ui.reports.papers.claim import Claim
-from joulery.ui.reports.papers.clover_claims import claims
+from joulery.ui.kit.charts import Axes, Dot, Line, Series, bars, legend, lines, points
+from joulery.ui.kit.html import Html, figure, head, static_text, tag, tiles, whole_page
+from reproduce.claim import STYLE, claims_table
+from reproduce.clover.claims import claims
+from reproduce.clover.figures import LOSSES, SCHEMES, WEIGHTS, WINDOWS, Figures, Trial
 
 NAMES = {"yolo": "detection", "efficientnet": "classification", "albert": "language"}
 """Services as people say them."""
@@ -24,19 +24,8 @@ _SCHEME_COLORS = {
     "base": "var(--idle)", "co2opt": "var(--v4)", "blover": "var(--v3)", "clover": "var(--v1)",
     "learning": "var(--v2)", "oracle": "var(--v0)",
 }  # fmt: skip
-_TRIAL_KEYS = (("settled on", "var(--v2)"), ("kept the limit", "var(--v0)"), ("broke it", "var(--bad)"))
+_TRIAL_KEYS = (("chosen", "var(--v2)"), ("within the limit", "var(--v0)"), ("above it", "var(--bad)"))
 _COLORS = ("var(--v0)", "var(--v1)", "var(--v2)", "var(--v3)", "var(--v4)", "var(--v5)")
-_STYLE = """
-main{padding-top:8px}
-table.claims td:nth-child(3),table.claims td:nth-child(4){text-align:right}
-table.claims td:last-child,table.claims td:first-child{white-space:nowrap}
-td.holds,td.fails,td.half{font-weight:600}
-td.holds{color:var(--good)} td.fails{color:var(--bad)} td.half{color:var(--warn)}
-figure svg{margin-top:8px;height:auto}
-figure .legend svg{margin-top:0}
-figcaption{margin-top:2px}
-.three{grid-template-columns:repeat(auto-fit,minmax(min(100%,300px),1fr))}
-"""
 
 
 def page(made: Figures, qualities: Mapping[str, str]) -> str:
@@ -60,7 +49,7 @@ def page(made: Figures, qualities: Mapping[str, str]) -> str:
         tag(
             "p", f"Three figures are those of {', '.join(_name(service) for service in made.services)}.", class_="soft"
         ),
-        _claims(claims(made)),
+        tag("div", claims_table(claims(made)), class_="card"),
         tag("h2", "What is saved, and what it costs in accuracy"),
         tag("div", _figure_9(made), _figure_9_loss(made), _figure_16(made), _figure_9_latency(made), class_="grid"),
         tag("h2", "Fig. 10 · Schemes against one another"),
@@ -77,7 +66,7 @@ def page(made: Figures, qualities: Mapping[str, str]) -> str:
         tag("div", _figure_15(made), _figure_15_mixture(made), class_="grid"),
         _footer(),
     )
-    return whole_page(head(title, static_text("joulery.css") + _STYLE), tag("body", top, body))
+    return whole_page(head(title, static_text("joulery.css") + STYLE), tag("body", top, body))
 
 
 def _name(service: str) -> str:
@@ -90,17 +79,13 @@ def _tiles(made: Figures) -> Html:
     saving, same = (float(np.mean([getattr(m, n) for m in mine])) for n in ("saving_ratio", "saving_same_gpus_ratio"))
     points_lost = float(np.mean([one.loss_points for one in mine]))
     trials = sum(one.trials for one in ours) / max(sum(one.trials for one in mine), 1.0)
-    tiles = (
+    facts = (
         ("CLOVER saves, consolidated", percent(saving), "mean of the services, the other GPUs switched off"),
         ("on the same GPUs, all powered", percent(same), "most of the saving is switching GPUs off"),
         ("and loses", f"{points_lost:.1f} points", "of accuracy, mean of the services"),
         ("our search: trials", percent(trials, 0), "of CLOVER's, closer to ORACLE"),
     )
-    items = (
-        tag("div", tag("dt", label), tag("dd", value, class_="value"), tag("dd", note, class_="note"), class_="tile")
-        for label, value, note in tiles
-    )
-    return tag("dl", items, class_="tiles four")
+    return tiles(facts, four=True)
 
 
 def _figure_9(made: Figures) -> Html:
@@ -137,7 +122,7 @@ def _figure_9_latency(made: Figures) -> Html:
     groups = [_name(service) for service in made.services]
     picture = bars(groups, series, Axes("", "p95 over that of BASE"), line_at=1)
     broken = sum(one.violations for one in made.means)
-    words = f"Of what was settled on, mean over hours. The promise is 1 (dashed); {broken or 'no'} hours broke it."
+    words = f"Of the chosen configurations, mean over hours. The SLO is 1 (dashed); {broken or 'no'} hours violate it."
     return _shown("Fig. 9 · Tail latency", words, picture, _keys(series))
 
 
@@ -202,8 +187,8 @@ def _figure_12a(made: Figures) -> Html:
 def _figure_12b(made: Figures) -> Html:
     names = ("blover", "clover", "learning")
     series = [
-        Series("kept the limit", "var(--v2)", _counts(made, names, within=True)),
-        Series("broke it", "var(--bad)", _counts(made, names, within=False)),
+        Series("within the limit", "var(--v2)", _counts(made, names, within=True)),
+        Series("above it", "var(--bad)", _counts(made, names, within=False)),
     ]
     ratio = sum(made.mean(s, "clover").trials for s in made.services)
     ratio /= max(sum(made.mean(s, "blover").trials for s in made.services), 1.0)
@@ -226,12 +211,12 @@ def _figures_13(made: Figures) -> list[Html]:
     for name, trials in zip(("first", "second", "last"), made.invocations[service], strict=False):
         dots = [Dot(_order(number, one), one.carbon_percent, one.accuracy_percent, _trial_color(one), one.settled)
                 for number, one in enumerate(trials, 1)]  # fmt: skip
-        picture = points(dots, [], Axes("carbon against the yardstick, %", "accuracy, %", width=420))
+        picture = points(dots, [], Axes("carbon against the baseline, %", "accuracy, %", width=420))
         words = f"{_name(service)}: {len(trials)} configurations, in the order of trials."
         keys = [
-            ("settled on", "var(--v2)", None),
-            ("kept the limit", "var(--v0)", None),
-            ("broke it", "var(--bad)", None),
+            ("chosen", "var(--v2)", None),
+            ("within the limit", "var(--v0)", None),
+            ("above it", "var(--bad)", None),
         ]
         shown.append(_shown(f"The {name} invocation", words, picture, keys))
     return shown
@@ -278,7 +263,7 @@ def _figure_14b(made: Figures) -> Html:
     feasible = sum(not math.isnan(one.standard_saving_ratio) for one in made.allowed)
     words = (
         "Ours: every GPU a layout of its own, any number of them. The paper: 60 to 75 % for 0.2 to 0.8 % (dashed: 60). "
-        f"With one configuration on two GPUs, {feasible} of these {len(made.allowed)} can be had at all."
+        f"With one configuration on two GPUs, {feasible} of these {len(made.allowed)} are feasible at all."
     )
     if not series:
         return _shown("Fig. 14b · Accuracy thresholds", "Needs what a request costs (profile.csv).", Html(""))
@@ -310,7 +295,7 @@ def _fewer(made: Figures, title: str, words: str, *, mixture: bool) -> Html:
     groups = [f"{count} GPUs" for count in made.fewer[0].gpus]
     capped = mixture is False and any(float(one.max()) >= 2 for one in (s.values for s in series))
     drawn = [Series(s.name, s.color, np.minimum(s.values, 2.0)) for s in series] if capped else series
-    picture = bars(groups, drawn, Axes("", "p95 over the promise"), line_at=1)
+    picture = bars(groups, drawn, Axes("", "p95 over the SLO"), line_at=1)
     if capped:
         high = [
             f"{one.name} {value:.1f} on {group}"
@@ -321,25 +306,6 @@ def _fewer(made: Figures, title: str, words: str, *, mixture: bool) -> Html:
         over = "; ".join(high)
         words += f" Cut off at 2: {over}."
     return _shown(title, words, picture, _keys(series))
-
-
-def _claims(found: Sequence[Claim]) -> Html:
-    kinds = {"holds": "holds", "does not hold": "fails", "partly": "half"}
-    rows = [
-        tag(
-            "tr",
-            tag("td", one.figure),
-            tag("td", one.what),
-            tag("td", one.paper),
-            tag("td", one.ours),
-            tag("td", one.verdict, class_=kinds.get(one.verdict)),
-        )
-        for one in found
-    ]
-    names = ("figure", "what", "paper", "ours", "")
-    heads = [tag("th", name, class_="number" if name in ("paper", "ours") else None) for name in names]
-    table = tag("table", tag("thead", tag("tr", heads)), tag("tbody", rows), class_="claims")
-    return tag("div", tag("div", table, class_="scroll"), class_="card")
 
 
 def _footer() -> Html:
@@ -361,5 +327,4 @@ def _keys(series: Sequence[Series]) -> list[tuple[str, str, str | None]]:
 def _shown(
     title: str, words: str, picture: Html, keys: Sequence[tuple[str, str, str | None]] = (), *, wide: bool = False
 ) -> Html:
-    parts = [tag("h3", title), tag("figcaption", words), picture]
-    return tag("figure", parts, legend(keys) if keys else None, class_="wide" if wide else None)
+    return figure(title, words, picture, legend(keys) if keys else None, wide=wide)
