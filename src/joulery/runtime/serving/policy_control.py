@@ -20,7 +20,7 @@ from joulery.policies.serving.variant_policy import KEEP_LAYOUT, Observation, Va
 from joulery.runtime.serving.controller import LayoutActuator, ServiceObserver
 from joulery.runtime.serving.driver import ADVISED, SHADOWED, LiveDriver
 from joulery.runtime.serving.history import SessionHistory
-from joulery.runtime.serving.intensity import Grid
+from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.running_service import PolicyBinding, RunningService
 from joulery.runtime.serving.trial_arbiter import TrialArbiter
 
@@ -57,7 +57,7 @@ class PolicyControl:
         services: Mapping[str, RunningService],
         engine: Engine,
         history: SessionHistory,
-        grid: Grid,
+        grid: LiveIntensity,
         mode: Mode,
         period_s: float,
     ) -> None:
@@ -116,7 +116,7 @@ class PolicyControl:
         observer = ServiceObserver(one.window, self._engine, one.setup.slo, self._grid.at, self._power_w, one.sampling)
         seen = observer.observe(now_s)
         if self._mode is not Mode.ACT:
-            # The policy sees its own advice as if it were carried out, and no latency, which is of another layout.
+            # The policy observes its advice as if it were carried out; the latency is of another layout and left out.
             return replace(seen, running=one.advised, latency_s=math.nan, requests=0)
         return replace(seen, waits_for=self._arbiter.ahead_of(one.name, self._wanting()))
 
