@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from joulery.app.profiling.service_profile import Obtained, obtain_profile
 from joulery.app.serving.facts import tell_machine, tell_profile, tell_service, tell_serving
 from joulery.app.serving.gateway_handle import GatewayHandle, front
 from joulery.app.serving.governed import govern, join_keepers
@@ -30,7 +31,6 @@ from joulery.domain.errors import ConfigError
 from joulery.runtime.leasing.lending import lending
 from joulery.runtime.llm.usage import TextLedger
 from joulery.runtime.measuring.measure import RUNS
-from joulery.runtime.profiling.obtain import Obtained, obtain_profile
 from joulery.runtime.runs.recorded import load_run
 from joulery.runtime.serving.controller import RequestWindow
 from joulery.runtime.serving.finish import Finished, finish

@@ -36,8 +36,7 @@ from joulery.policies.serving.trial_policy import TRY_LAYOUT
 from joulery.policies.serving.trial_state import TrialState
 from joulery.policies.serving.variant_policy import KEEP_LAYOUT, Observation
 from joulery.runtime.measuring.live import LAG_S, LiveMeters
-from joulery.runtime.measuring.sampling import SamplerProcess
-from joulery.runtime.profiling.obtain import start_sampler
+from joulery.runtime.measuring.sampling import SamplerProcess, start_sampler
 from joulery.runtime.runs.replay import POLICY, STEP, policy_entry, step_entry
 from joulery.runtime.serving.controller import LayoutActuator, ServiceObserver
 from joulery.runtime.serving.driver import ADVISED, FAILED, SHADOWED, LiveDriver
