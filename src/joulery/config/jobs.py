@@ -33,7 +33,7 @@ class SlotPowerConfig(Section):
 
 
 class GreenConfig(Section):
-    """GREEN's policy; see docs/schedule.md for what each knob does."""
+    """GREEN's policy; see docs/how-to/schedule.md for what each knob does."""
 
     kind: Literal["green", "green-paper"] = "green"
     """green is joulery's improved default, green-paper the rules as published."""

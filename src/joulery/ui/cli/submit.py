@@ -35,7 +35,7 @@ def command(
 
     jobs = jobs_of(load(site))
     if jobs.backend != "local":
-        raise ConfigError("jobs of Slurm are submitted with sbatch", hint="see docs/schedule-slurm.md")
+        raise ConfigError("jobs of Slurm are submitted with sbatch", hint="see docs/how-to/slurm.md")
     most = least if most is None else most
     if most < least:
         raise ConfigError("is less than --min", pointer="--max", got=str(most), expected=f"at least {least}")
