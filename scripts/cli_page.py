@@ -8,7 +8,11 @@ from pathlib import Path
 import click
 
 from joulery.ui.cli import cli
+from joulery.ui.cli.report_jobs import jobs_command
+from joulery.ui.cli.report_sacct import sacct_command
 
+OTHER_FORMS = {"report": (("--from-sacct", sacct_command), ("--since", jobs_command))}
+"""Commands that a verb becomes when a flag is given: verb -> (flag, command)."""
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "cli.md"
 HEAD = """\
 # Command line
@@ -55,6 +59,8 @@ def page() -> str:
     for name, command in verbs:
         assert command is not None
         lines += _command(command, context, name, level=3)
+        for flag, form in OTHER_FORMS.get(name, ()):
+            lines += _command(form, context, f"{name} {flag}", level=4)
     return "\n".join(lines)
 
 

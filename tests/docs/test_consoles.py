@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CONSOLE = re.compile(r"^```\n\$ joulery (simulate [^\n]+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+CONSOLE = re.compile(r"^```console\n\$ joulery (simulate [^\n]+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHOWN = CONSOLE.findall((ROOT / "docs" / "how-to" / "simulate.md").read_text())
 
 
