@@ -10,6 +10,7 @@ import click
 from joulery.ui.cli import cli
 from joulery.ui.cli.report_jobs import jobs_command
 from joulery.ui.cli.report_sacct import sacct_command
+from joulery.ui.cli.verbs import JOURNEYS
 
 OTHER_FORMS = {"report": (("--from-sacct", sacct_command), ("--since", jobs_command))}
 """Commands that a verb becomes when a flag is given: verb -> (flag, command)."""
@@ -17,7 +18,8 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "cli.md"
 HEAD = """\
 # Command line
 
-`joulery VERB --help` prints the same in a terminal. This page is written from the code: `python scripts/cli_page.py`.
+`joulery VERB --help` prints the same in a terminal. This page is written from the code:
+`python -m scripts.reference_pages`.
 
 ## Exit codes
 
@@ -50,13 +52,13 @@ _JOULERY_COMPLETE=fish_source joulery | source
 def page() -> str:
     """The whole page: exit codes, completion, and every verb with its arguments and options."""
     context = click.Context(cli, info_name="joulery")
-    lines = [HEAD, "| verb | purpose |", "| --- | --- |"]
-    verbs = [(name, cli.get_command(context, name)) for name in cli.list_commands(context)]
-    for name, command in verbs:
-        assert command is not None
-        lines.append(f"| [`{name}`](#joulery-{name}) | {_cell(command.get_short_help_str(limit=200))} |")
+    lines = [HEAD, "| to | verb | purpose |", "| --- | --- | --- |"]
+    for journey, verbs in JOURNEYS.items():
+        for verb, text in verbs.items():
+            lines.append(f"| {journey.lower()} | [`{verb}`](#joulery-{verb}) | {_cell(text)} |")
     lines.append("")
-    for name, command in verbs:
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
         assert command is not None
         lines += _command(command, context, name, level=3)
         for flag, form in OTHER_FORMS.get(name, ()):

@@ -27,7 +27,7 @@ def page() -> str:
             "| --- | --- | --- | --- |",
             *rows,
             "",
-            "This page is written from the code: `python scripts/metrics_page.py`.",
+            "This page is written from the code: `python -m scripts.reference_pages`.",
             "",
         )
     )

@@ -4,15 +4,18 @@ import re
 from pathlib import Path
 
 import click
+import pytest
 from scripts import cli_page
+from scripts.reference_pages import written
 
 import joulery
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-def test_the_command_line_page_is_current():
-    assert cli_page.PAGE.read_text() == cli_page.page(), "run: python scripts/cli_page.py"
+@pytest.mark.parametrize(("file", "text"), written().items(), ids=lambda each: getattr(each, "name", ""))
+def test_a_page_from_the_code_is_current(file: Path, text: str) -> None:
+    assert file.read_text() == text, "run: python -m scripts.reference_pages"
 
 
 def test_every_option_of_every_verb_is_on_the_command_line_page():
