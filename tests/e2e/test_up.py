@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from joulery.runtime.profiling.obtain import write_profile
+from joulery.app.profiling.service_profile import write_profile
 from joulery.runtime.runs.replay import decide_again
 from joulery.store.run.directory import open_run
 from tests.app.serving.test_service import profile as toy_profile

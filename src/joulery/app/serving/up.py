@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from joulery.app.doctor import energy, machine_in_words
+from joulery.app.profiling.service_profile import Obtained, obtain_profile
 from joulery.app.serving.gateway_handle import GatewayHandle, Pages, no_pages, open_gateway
 from joulery.app.serving.governed import govern, join_keepers
 from joulery.app.serving.llm_site import keep_text, open_text, start_text
@@ -35,7 +36,7 @@ from joulery.runtime.leasing.lending import lending
 from joulery.runtime.llm.usage import TextLedger
 from joulery.runtime.load import LoadResult
 from joulery.runtime.measuring.measure import RUNS
-from joulery.runtime.profiling.obtain import Obtained, obtain_profile, start_sampler
+from joulery.runtime.measuring.sampling import start_sampler
 from joulery.runtime.serving.controller import RequestWindow
 from joulery.runtime.serving.finish import Finished, finish
 from joulery.runtime.serving.governing import ClockKeeper

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from joulery.app.doctor import Check
+from joulery.app.profiling.service_profile import Obtained
 from joulery.domain.serving.timeline import DecisionRecord, ServiceLabel, Tick
-from joulery.runtime.profiling.obtain import Obtained
 from joulery.runtime.serving.planned import PlanInForce
 from joulery.runtime.serving.running_service import ServiceSetup
 from joulery.runtime.serving.session import ServingSession

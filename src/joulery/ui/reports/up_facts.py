@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from joulery.app.doctor import Check, Status
+from joulery.app.profiling.service_profile import Obtained, age_words
 from joulery.domain.format import duration, percent, si
-from joulery.runtime.profiling.obtain import Obtained, age_words
 from joulery.runtime.serving.driver import APPLIED
 from joulery.runtime.serving.planned import PlanInForce
 from joulery.runtime.serving.running_service import ServiceSetup

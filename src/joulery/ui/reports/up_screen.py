@@ -14,12 +14,12 @@ from rich.live import Live
 from rich.text import Text
 
 from joulery.app.doctor import Check
+from joulery.app.profiling.service_profile import Obtained
 from joulery.domain.format import UNKNOWN, count, duration, grams, number, percent, si
 from joulery.domain.serving.timeline import DecisionRecord, ServiceLabel, ServiceTick, Tick
 from joulery.policies.placement.provisioning.standby import ShadowPolicy
 from joulery.policies.serving.trial_policy import TrialPolicy
 from joulery.policies.serving.variant_policy import SET_LAYOUT
-from joulery.runtime.profiling.obtain import Obtained
 from joulery.runtime.serving.driver import APPLIED
 from joulery.runtime.serving.planned import RUN_PLAN, PlanInForce
 from joulery.runtime.serving.running_service import ServiceSetup

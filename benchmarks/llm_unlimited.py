@@ -1,4 +1,4 @@
-"""The small language model under bursts of clients that do not say how much they want: only the prompt tells."""
+"""A small language model under bursts of clients that state no token limit."""
 
 from __future__ import annotations
 

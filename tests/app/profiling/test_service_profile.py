@@ -6,6 +6,15 @@ import numpy as np
 import pytest
 
 from joulery.accounting.charge import BusyTimes
+from joulery.app.profiling import service_profile as bench
+from joulery.app.profiling.service_profile import (
+    age_words,
+    measure_profile,
+    obtain_profile,
+    power_line,
+    read_profile,
+    write_profile,
+)
 from joulery.app.serving.service import service_setup
 from joulery.app.wiring.meters import MeterSpec
 from joulery.config.parsing.reading import load
@@ -14,15 +23,6 @@ from joulery.domain.energy.power import PowerTrace
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.domain.quality import Quality
 from joulery.runtime.measuring.readings import RunReadings
-from joulery.runtime.profiling import obtain as bench
-from joulery.runtime.profiling.obtain import (
-    age_words,
-    measure_profile,
-    obtain_profile,
-    power_line,
-    read_profile,
-    write_profile,
-)
 from joulery.runtime.profiling.slices import Plan
 from tests.runtime.site_files import toy_site
 

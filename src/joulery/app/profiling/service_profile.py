@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import math
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from joulery.accounting.load_line import cpu_channels, gpu_channels, gpu_points,
 from joulery.app.profiling.inputs import inputs_for
 from joulery.app.wiring.engine import local_engine
 from joulery.app.wiring.meters import MeterSpec
-from joulery.domain.errors import CapabilityError, DataError, JouleryError
+from joulery.domain.errors import CapabilityError, DataError
 from joulery.domain.ports import Engine, Places
 from joulery.domain.quality import weakest
 from joulery.domain.serving.engine import InferResponse, ReplicaSpec
@@ -30,9 +29,7 @@ from joulery.domain.serving.profile import Profile
 from joulery.domain.serving.service import Slice
 from joulery.perf.power.power_line import PowerLine, fit_power_line
 from joulery.runtime.measuring.readings import RunReadings, read_evidence
-from joulery.runtime.measuring.sampler_config import SamplerConfig
-from joulery.runtime.measuring.sampling import SamplerProcess
-from joulery.runtime.measuring.terms import MAX_CPU_RATIO
+from joulery.runtime.measuring.sampling import start_sampler
 from joulery.runtime.profiling.slices import BRIEF, Measured, Plan, Recording, assemble, digest, machine, measure
 from joulery.runtime.serving.running_service import ServiceSetup
 from joulery.store.files import disk_errors, require_json, write_atomically
@@ -134,38 +131,6 @@ async def measure_profile(
             finally:
                 await engine.close()
         return _finished(setup, found, read_evidence(samples), plan, engine.answers)
-
-
-def start_sampler(folder: Path, meters: Sequence[MeterSpec] | None, period_s: float) -> SamplerProcess:
-    """A sampler of this process and all it starts, once it reads.
-
-    Raises:
-        JouleryError: It cannot start, or a meter that was named cannot be read.
-    """
-    orders = SamplerConfig(
-        folder=str(folder.absolute()),
-        parent=os.getpid(),
-        root=os.getpid(),
-        include_root=True,
-        period_s=period_s,
-        max_cpu_ratio=MAX_CPU_RATIO,
-        meters=None if meters is None else tuple(meters),
-    )
-    sampler = SamplerProcess.start(orders)
-    try:
-        sampler.wait_ready()
-    except JouleryError:
-        _end(sampler)
-        raise
-    return sampler
-
-
-def _end(sampler: SamplerProcess) -> None:
-    """End a sampler that never became ready; why it did not is said elsewhere."""
-    try:
-        sampler.stop(timeout_s=1.0)
-    except CapabilityError:
-        return
 
 
 @contextmanager
