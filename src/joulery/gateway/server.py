@@ -1,7 +1,7 @@
 """The gateway's HTTP server: uvicorn behind a guard that bounds what a connection may take.
 
 The guard closes connections that send a request too slowly or do not take their answer, bounds the head of a request
-and the number of connections, answers malformed HTTP as the protocol does, and cancels a request when its client leaves.
+and the number of connections, answers malformed HTTP as JSON, and cancels a request when its client leaves.
 """
 
 from __future__ import annotations
