@@ -411,7 +411,7 @@ def test_trials_on_the_running_service_survive_a_kill_and_a_changed_promise(site
         text = path.read_text()
         path.write_text(text.replace("latency: 500 ms", "latency: 1 ms"))
         up.until("SLO tightened from p95 500 ms to p95 1 ms")
-        up.until("keeps the SLO of 1 ms; back to the yardstick")
+        up.until("keeps the SLO of 1 ms")
         up.process.send_signal(signal.SIGINT)
         code, _, err = up.end()
         assert code == 0, err
@@ -419,7 +419,7 @@ def test_trials_on_the_running_service_survive_a_kill_and_a_changed_promise(site
     decisions = [entry for entry in log if entry["kind"] == "decision"]
     assert {entry["outcome"] for entry in decisions} == {"applied"}
     assert [entry["decision"]["kind"] for entry in decisions][:2] == ["try_layout", "try_layout"]
-    assert "the yardstick" in decisions[0]["decision"]["reason"]
+    assert "the baseline" in decisions[0]["decision"]["reason"]
     outcomes = open_run(tmp_path / "run").series("requests")["outcome"].tolist()
     # The client goes away with the run: what it no longer waits for is cancelled.
     assert outcomes.count("ok") > 100 and set(outcomes) <= {"ok", "cancelled"}, "neither a switch nor a death loses any"

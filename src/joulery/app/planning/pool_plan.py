@@ -17,8 +17,8 @@ from joulery.domain.errors import ConfigError
 from joulery.policies.placement.pools.pool import Pool, Used, cost_w, idle_shares_w
 from joulery.policies.placement.pools.problem import PoolProblem, edges_of
 from joulery.policies.placement.pools.search import Effort, Judge, PoolPlan, infeasible, plan_pool
-from joulery.policies.serving.annealing import Neighbourhood, TrialMetrics, VariantSearch
-from joulery.policies.serving.configuration_graph import one_gpu, published_odds
+from joulery.policies.serving.annealing import TrialMetrics, annealing_search
+from joulery.policies.serving.layout_space import LayoutSpace
 from joulery.sim.core.streams import Streams
 from joulery.sim.placement.pool_trial import judge
 from joulery.ui.kit.format import percent, si
@@ -74,7 +74,8 @@ def _annealed(problem: PoolProblem, trial: Judge) -> PoolPlan:
         )
         fits = set(zip(edges.variant, edges.profile, strict=True))
         disabled = {(name, profile.name) for name in names for profile in machine.menu.profiles} - fits
-        space = one_gpu(machine.menu, names, disabled)
+        layouts = LayoutSpace.of(machine.menu, names, disabled, gpus)
+        space = layouts.graph
 
         def score(metrics: TrialMetrics, at: int = number) -> float:
             one = problem.services[at]
@@ -82,8 +83,8 @@ def _annealed(problem: PoolProblem, trial: Judge) -> PoolPlan:
             return -(problem.energy_weight * metrics.energy_j + one.accuracy_price_j * lost)
 
         start = space.index(space.vector([(names[-1], machine.menu.profiles[0].name)]))
-        search = VariantSearch(
-            Neighbourhood(space, published_odds(space, machine.menu)),
+        search = annealing_search(
+            layouts,
             start,
             {},
             score,
@@ -108,7 +109,7 @@ def _annealed(problem: PoolProblem, trial: Judge) -> PoolPlan:
     return PoolPlan(pool, 0.0, 0.0, {pool.gpus: pool}, 0, trials)
 
 
-def layouts(made: PlannedPool) -> list[dict[str, Any]]:
+def layouts_of(made: PlannedPool) -> list[dict[str, Any]]:
     """The GPUs that are on, alike ones counted: machine, cut, and what runs on each slice."""
     problem, pool = made.request.problem, made.plan.pool
     waiting: dict[tuple[int, int, str], list[tuple[str, str]]] = {}
@@ -146,7 +147,7 @@ def document_of(made: PlannedPool) -> dict[str, Any]:
         "intensity_g_per_kwh": request.g_per_kwh if math.isfinite(request.g_per_kwh) else None,
         "gpus_on": plan.pool.gpus,
         "gpus_off": _off(made),
-        "layouts": layouts(made),
+        "layouts": layouts_of(made),
         "services": [_service(made, number) for number in range(len(request.problem.services))],
         "cost_w": plan.pool.cost_w,
         "bound_w": plan.bound_w if bounded else None,

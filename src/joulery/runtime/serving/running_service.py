@@ -70,5 +70,5 @@ class RunningService:
             self.setup.slo.latency_s,
             self.setup.slo.quantile,
             tuple((variant.name, variant.accuracy_ratio) for variant in ordered),
-            0.0 if self.chosen is None else self.chosen.policy.minimum_accuracy_ratio,
+            0.0 if self.chosen is None else self.chosen.policy.objectives.minimum_accuracy_ratio,
         )

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from joulery.app.serving.service import PolicyBinding, objectives_from_config, terms_of, with_terms
+from joulery.app.serving.service import PolicyBinding, objectives_from_config
 from joulery.app.wiring.meters import MeterSpec
 from joulery.config.site import Mode, Site
 from joulery.domain.decisions import Decision, Step
@@ -32,9 +32,8 @@ from joulery.domain.quality import Quality, weakest
 from joulery.domain.serving.engine import EnergyShare, RequestRecord
 from joulery.domain.serving.timeline import DecisionRecord, NowSnapshot, SiteLabel, Tick
 from joulery.policies.serving.objective import JOULES_PER_KWH
-from joulery.policies.serving.trial_policy import TRY_LAYOUT
-from joulery.policies.serving.trial_state import TrialState
-from joulery.policies.serving.variant_policy import KEEP_LAYOUT, Observation
+from joulery.policies.serving.observation import KEEP_LAYOUT, TRY_LAYOUT, Observation
+from joulery.policies.serving.state import ServiceState
 from joulery.runtime.measuring.live import LAG_S, LiveMeters
 from joulery.runtime.measuring.sampling import SamplerProcess
 from joulery.runtime.profiling.obtain import start_sampler
@@ -147,8 +146,8 @@ class Session:
     def _wanting(self) -> dict[str, bool]:
         """Of each service that tries layouts whether it is on trial, or waits to be."""
         named = zip((one.name for one in self.hosted if one.chosen is not None), self._drivers, strict=True)
-        trying = ((name, driver.state) for name, driver in named if isinstance(driver.state, TrialState))
-        return {name: state.trying is not None or bool(state.owed) for name, state in trying}
+        trying = ((name, driver.state) for name, driver in named if isinstance(driver.state, ServiceState))
+        return {name: state.trying is not None or bool(state.deferred) for name, state in trying}
 
     def follow(self, watch: SiteWatch) -> None:
         """Take over what a person changes in the site file while it is served."""
@@ -345,10 +344,10 @@ class Session:
             if config is None:
                 continue
             asked = objectives_from_config(config, one.setup.family.largest.accuracy_ratio)
-            if asked == terms_of(had.policy):
+            if asked == had.policy.objectives:
                 continue
             try:
-                policy = with_terms(had.policy, asked)
+                policy = replace(had.policy, objectives=asked)
             except JouleryError as error:
                 self.warn(f"the changed site file is not taken over: {error}")
                 continue

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from joulery.domain.serving.timeline import DecisionRecord, ServiceLabel, ServiceTick, Tick
 from joulery.policies.placement.provisioning.standby import ShadowPolicy
-from joulery.policies.serving.trial_policy import TrialPolicy
-from joulery.policies.serving.variant_policy import SET_LAYOUT
+from joulery.policies.serving.observation import SET_LAYOUT
+from joulery.policies.serving.policy import ServicePolicy
 from joulery.runtime.serving.driver import APPLIED
 from joulery.runtime.serving.provisioned import RUN_PLAN
 from joulery.ui.kit.format import UNKNOWN, count, duration, grams, number, percent, si
@@ -161,7 +161,7 @@ class ConsoleScreen:
         """Changes and trials are said above the line; what was kept without a trial is in the report."""
         decision = record.decision
         changed = decision.kind in (SET_LAYOUT, RUN_PLAN) and decision.cause != "start"
-        if changed or decision.policy in (TrialPolicy.name, ShadowPolicy.name):
+        if changed or decision.policy in (ServicePolicy.name, ShadowPolicy.name):
             what = "→" if record.outcome == APPLIED else f"{record.outcome}:"
             who = f"{decision.target}: " if len(self._services) > 1 else ""
             self._console.print(Text(f"  {what} {who}{decision.reason}", style="dim"), soft_wrap=True)
