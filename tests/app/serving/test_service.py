@@ -98,7 +98,7 @@ def test_the_policy_carries_the_users_numbers(tmp_path):
     chosen = choose(site, config, setup, profile(), settle_s=2.0)
     objective = chosen.policy.search.objective
     assert (objective.lambda_ratio, objective.base_g_per_kwh, objective.pue, objective.base_pue) == (0.1, 200, 1.3, 1.3)
-    assert (chosen.policy.replan_ratio, chosen.policy.settle_s, chosen.rate_rps) == (0.05, 2.0, 30.0)
+    assert (chosen.policy.trigger.intensity_ratio, chosen.policy.trigger.settle_s, chosen.rate_rps) == (0.05, 2.0, 30.0)
     assert chosen.base.counts == {"large": 2}, "two slices cost less CPU than one of two cores"
     assert objective.base_energy_j == pytest.approx(0.1) == chosen.base_metrics.energy_j
     assert chosen.policy.search.predictor.quantile == 0.95

@@ -7,6 +7,7 @@ from joulery.config.serving import RayEngine
 from joulery.config.site import Mode
 from joulery.domain.errors import ConfigError
 from joulery.policies.serving.policy import ServicePolicy
+from joulery.policies.serving.predictive_search import PredictiveSearch
 from tests.app.serving.test_service import profile
 from tests.runtime.site_files import toy_site
 
@@ -28,16 +29,16 @@ def test_a_search_by_trials_and_its_budget(tmp_path):
     found = chosen(tmp_path, f"{CLOVER}, search: clover, trials: {{count: 4, clock: 1 min, longest: 5 s, seed: 7}}")
     policy = found.policy
     assert isinstance(policy, ServicePolicy) and policy.search.method == "clover" and policy.search.seed == 7
-    assert (policy.budget.count, policy.budget.clock_s, policy.budget.longest_s) == (4, 60.0, 5.0)
+    assert (policy.search.budget.count, policy.search.budget.clock_s, policy.search.budget.longest_s) == (4, 60.0, 5.0)
     assert policy.search.baseline == found.base and len(policy.candidates) == 5
     assert found.trials is not None and found.trials.confidence_ratio == 0.95
 
 
 def test_without_a_search_or_outside_act_it_decides_by_prediction(tmp_path):
-    assert isinstance(chosen(tmp_path, CLOVER).policy, ServicePolicy)
+    assert isinstance(chosen(tmp_path, CLOVER).policy.search, PredictiveSearch)
     advised = chosen(tmp_path, f"{CLOVER}, search: learning", **{"mode: act": f"mode: {Mode.ADVISE}"})
-    assert isinstance(advised.policy, ServicePolicy) and advised.trials is None
-    assert advised.remark.startswith("sums: mode advise tries nothing on the running service, so search: learning is")
+    assert isinstance(advised.policy.search, PredictiveSearch) and advised.trials is None
+    assert "search: learning" in advised.remark and "mode: act" in advised.remark
     assert chosen(tmp_path, CLOVER, **{"mode: act": "mode: advise"}).remark == "", "prediction is what was asked for"
     assert chosen(tmp_path, f"{CLOVER}, search: learning").remark == ""
 

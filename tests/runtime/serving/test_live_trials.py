@@ -108,7 +108,7 @@ async def test_a_gpu_that_refuses_to_be_cut_stays_as_it_was_and_the_log_says_whi
                 assert record.detail.endswith(f"{short(ran)} serves on")
                 assert (running, cut) == (ran, before), "never between: the old layout, on the old cut"
             ran = running
-        again = next(r for r, _ in live.records if "could not be run" in r.decision.reason)
+        again = next(r for r, _ in live.records if "failed to start" in r.decision.reason)
         assert again is not None and live.failed == 0
         assert live.driver.state.layout == running_layout(live.engine, "toy"), "it settled on what does run"
         assert decide_again(json.loads(json.dumps(live.log))).differences == ()

@@ -28,7 +28,7 @@ from joulery.sim.training.study import Setting, jobs_from_trace, run_scheme, sch
 from joulery.sim.training.workload import Jobs
 from joulery.store.columns import read_column
 
-ACCEPTS = frozenset({"trace", "carbon", "column", "days", "seed", "foresight"})
+ACCEPTS = frozenset({"trace", "carbon", "column", "days", "seed", "carbon_forecast"})
 _DAY_S = 86_400.0
 
 
@@ -167,9 +167,9 @@ def _rows(
         jobs = _trace(scenario, overrides, Streams(seed))
         for region, series in grids.items():
             carbon = Intensity.of(series)
-            told = replace(setting, belief=beliefs[region](seed))
+            believing = replace(setting, belief=beliefs[region](seed))
             for policy in policies:
-                yield _Row(policy, region, seed, len(jobs), run_scheme(policy, told, jobs, carbon))
+                yield _Row(policy, region, seed, len(jobs), run_scheme(policy, believing, jobs, carbon))
 
 
 def _document(scenario: TrainingScenario, grids: Mapping[str, CarbonSeries], rows: Sequence[_Row]) -> dict[str, Any]:
