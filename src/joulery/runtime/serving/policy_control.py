@@ -14,9 +14,9 @@ from joulery.domain.decisions import Decision
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.ports import Engine
 from joulery.domain.serving.service import Slo
-from joulery.policies.serving.trial_policy import TRY_LAYOUT, TrialPolicy
-from joulery.policies.serving.trial_state import TrialState
-from joulery.policies.serving.variant_policy import KEEP_LAYOUT, Observation, VariantPolicy
+from joulery.policies.serving.observation import KEEP_LAYOUT, TRY_LAYOUT, Observation
+from joulery.policies.serving.policy import ServicePolicy
+from joulery.policies.serving.state import ServiceState
 from joulery.runtime.serving.controller import LayoutActuator, ServiceObserver
 from joulery.runtime.serving.driver import ADVISED, SHADOWED, LiveDriver
 from joulery.runtime.serving.history import SessionHistory
@@ -36,7 +36,7 @@ class Revision:
     """
 
     service: str
-    policy: VariantPolicy | TrialPolicy
+    policy: ServicePolicy
     slo: Slo
 
 
@@ -124,9 +124,9 @@ class PolicyControl:
         """Of each service that tries layouts whether it is on trial, or waits for one."""
         states = {name: driver.state for name, driver in self._by_name.items()}
         return {
-            name: state.trying is not None or bool(state.owed)
+            name: state.trying is not None or bool(state.deferred)
             for name, state in states.items()
-            if isinstance(state, TrialState)
+            if isinstance(state, ServiceState)
         }
 
     def _power_w(self) -> float:

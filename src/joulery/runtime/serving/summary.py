@@ -23,8 +23,8 @@ from joulery.domain.serving.service import ModelFamily, Slo
 from joulery.domain.serving.timeline import Tick
 from joulery.perf.counterfactual import Answered, Counterfactual, compare
 from joulery.perf.layouts import Predictor
+from joulery.policies.serving.messages import short
 from joulery.policies.serving.objective import JOULES_PER_KWH
-from joulery.policies.serving.variant_policy import short
 from joulery.runtime.serving.requests import OK, ROW, RequestColumns, Rows
 
 MOST_COMPARED = 2_000_000
