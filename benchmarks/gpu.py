@@ -170,7 +170,7 @@ def board(nvml: Any = None) -> Iterator[tuple[Any, Any]]:
 
 @contextmanager
 def instants(driver: Any, handle: Any) -> Iterator[list[tuple[int, float]]]:
-    """Instantaneous power of a board below, (Unix nanoseconds, watts); empty where the driver does not tell it."""
+    """Instantaneous power of a board below, (Unix nanoseconds, watts); empty where the driver does not report it."""
     found: list[tuple[int, float]] = []
     over = threading.Event()
     field = [(driver.NVML_FI_DEV_POWER_INSTANT, driver.NVML_POWER_SCOPE_GPU)]

@@ -1,11 +1,11 @@
-"""Writes docs/metrics.md from the metric families declared in code."""
+"""Writes docs/reference/metrics.md from the metric families declared in code."""
 
 from pathlib import Path
 
 from joulery.gateway.llm_metrics import TEXT_METRICS
 from joulery.gateway.metrics import MAX_LABELS, METRICS, OTHER
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "metrics.md"
 
 
 def page() -> str:
@@ -27,7 +27,7 @@ def page() -> str:
             "| --- | --- | --- | --- |",
             *rows,
             "",
-            "This page is written from the code: `python scripts/metrics_page.py`.",
+            "This page is written from the code: `python -m scripts.reference_pages`.",
             "",
         )
     )

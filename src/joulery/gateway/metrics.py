@@ -2,7 +2,7 @@
 
 Requests and decisions are counted as they happen; everything else is read from the latest
 :class:`~joulery.domain.serving.timeline.NowSnapshot` at the moment of the scrape, so a scrape and the dashboard never
-disagree. ``METRICS`` declares every family; ``docs/metrics.md`` is written from it.
+disagree. ``METRICS`` declares every family; ``docs/reference/metrics.md`` is written from it.
 """
 
 from __future__ import annotations

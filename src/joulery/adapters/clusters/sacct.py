@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from pathlib import Path
 
+from joulery.adapters.clusters.tres import parse_gpus
 from joulery.domain.cluster import PastJob
 from joulery.domain.errors import DataError
 from joulery.tabular import read_csv
@@ -30,8 +31,6 @@ ENDED = frozenset(
 RUNNING = frozenset({"RUNNING", "SUSPENDED", "RESIZING", "COMPLETING", "CONFIGURING"})
 WAITING = frozenset({"PENDING"})
 _SPAN = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
-_GPUS = re.compile(r"(?:^|,)gres/gpu=(\d+)(?=,|$)")
-_TYPED_GPUS = re.compile(r"(?:^|,)gres/gpu:[^=,]+=(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,17 +135,11 @@ def _job(row: Mapping[str, str], state: str, zone: tzinfo | None) -> PastJob | s
         start_s=start_s,
         end_s=start_s + elapsed_s,
         elapsed_s=elapsed_s,
-        gpus=_gpus(tres),
+        gpus=parse_gpus(tres).total,
         cpus=_count(held.get("cpu", "") or row.get("alloccpus", "")),
         nodes=_count(held.get("node", "") or row.get("allocnodes", "") or row.get("nnodes", "")),
         measured_j=_joules(row),
     )
-
-
-def _gpus(tres: str) -> int:
-    """The plain count where it is given, else the sum over types."""
-    plain = _GPUS.findall(tres)
-    return int(plain[0]) if plain else sum(int(count) for count in _TYPED_GPUS.findall(tres))
 
 
 def _count(text: str) -> int:

@@ -83,8 +83,8 @@ def play(scenario: Scenario, overrides: Overrides, progress: Progress) -> Played
     module = importlib.import_module(KINDS[scenario.kind])
     for name in overrides.inputs:
         if name not in module.ACCEPTS:
-            takes = ", ".join(f"--{flag}" for flag in sorted(module.ACCEPTS)) or "none of its kind"
-            raise ConfigError(f"a scenario of kind {scenario.kind} takes no --{name}", expected=takes)
+            takes = ", ".join(f"--{flag.replace('_', '-')}" for flag in sorted(module.ACCEPTS)) or "none of its kind"
+            raise ConfigError(f"a scenario of kind {scenario.kind} takes no --{name.replace('_', '-')}", expected=takes)
     played = module.play(scenario, overrides, progress)
     assert isinstance(played, Played)
     return played

@@ -29,7 +29,7 @@ from joulery.sim.training.workload import Jobs
 from joulery.store.columns import read_column
 from joulery.tabular import csv_header
 
-ACCEPTS = frozenset({"trace", "carbon", "column", "days", "seed", "foresight"})
+ACCEPTS = frozenset({"trace", "carbon", "column", "days", "seed", "carbon_forecast"})
 _DAY_S = 86_400.0
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from joulery.ui.cli.options import option
+
 
 @click.command("simulate")
 @click.argument("scenario", type=click.Path())
@@ -28,10 +30,11 @@ import click
 )
 @click.option("--arrivals", metavar="FILE", help="kind clocks: a Parquet log of arrivals (t_s).")
 @click.option("--plan", metavar="FILE", help="kind clocks: a plan (joulery plan --out) says who shares a GPU.")
-@click.option(
-    "--foresight",
+@option(
+    "--carbon-forecast",
+    old="--foresight",
     metavar="F",
-    help="kind training: what schedulers know of coming hours: oracle, typical, an error (27 %), a forecast's file.",
+    help="kind training: the schedulers' forecast: oracle, typical, recorded, an error (27 %), or a file.",
 )
 @click.option("--days", metavar="N", help="kind training: only the jobs of the first N days.")
 @click.option("--seed", metavar="N", help="kinds training and clocks: this one seed.")

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from joulery.adapters.engines.embedded.failures import rebuilt
 from joulery.adapters.engines.embedded.service import check_inputs
+from joulery.adapters.engines.embedded.wire import unpack_error
 from joulery.adapters.engines.ray_serve.calls import RayCall, RayReplica, RayService, fail, response
 from joulery.adapters.engines.ray_serve.cluster import RayCluster, RayPlace, ReplicaGoneError
 from joulery.adapters.engines.ray_serve.plan import RayApp, apps_of, entry_of
@@ -302,7 +302,7 @@ class RayServeEngine:
                 told.add(app.name)
                 for info in infos:
                     if info["failed"] and wanted and info["failed"]["entry"] in map(entry_of, app.plan):
-                        raise rebuilt(info["failed"]["error"])
+                        raise unpack_error(info["failed"]["error"])
                     seen.add(info["id"])
                     self._met(app, info)
             gone = [each for each in self._found.values() if each.app in told and each.id not in seen]

@@ -13,8 +13,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from joulery.adapters.engines.embedded.failures import packed
 from joulery.adapters.engines.embedded.models import LoadedModel, failure, load, warm_up
+from joulery.adapters.engines.embedded.wire import pack_error
 from joulery.domain.errors import JouleryError
 from joulery.domain.serving.engine import ModelKind, ModelRef
 from joulery.domain.serving.tensors import Tensor
@@ -64,7 +64,7 @@ class Instances:
         try:
             model = await asyncio.to_thread(load, reference, entry["threads"])
         except JouleryError as error:
-            self._failed = {"entry": entry, "error": packed(error)}
+            self._failed = {"entry": entry, "error": pack_error(error)}
             return
         note = await asyncio.to_thread(warm_up, model)
         async with self._turn:
