@@ -20,8 +20,9 @@ from joulery.domain.serving.engine import (
 from joulery.domain.serving.service import Slice, Slo
 from joulery.policies.serving.observation import KEEP_LAYOUT, SET_LAYOUT
 from joulery.runtime.runs.replay import POLICY, STEP, decide_again, policy_entry, step_entry
-from joulery.runtime.serving.controller import LayoutActuator, RequestWindow, ServiceObserver, running_layout, summarise
+from joulery.runtime.serving.controller import LayoutActuator, ServiceObserver, running_layout
 from joulery.runtime.serving.driver import LiveDriver
+from joulery.runtime.serving.requests import RequestWindow, summarise
 from tests.policies.serving.test_predictive_policy import ONE, TWO, policy
 
 MODELS = {name: ModelRef(ModelKind.ONNX, f"{name}.onnx") for name in ("lite0", "lite1", "lite2")}

@@ -37,14 +37,14 @@ from joulery.runtime.llm.usage import TextLedger
 from joulery.runtime.load import LoadResult
 from joulery.runtime.measuring.measure import RUNS
 from joulery.runtime.measuring.sampling import start_sampler
-from joulery.runtime.serving.controller import RequestWindow
+from joulery.runtime.serving.controller import PolicyControl
 from joulery.runtime.serving.finish import Finished, finish
 from joulery.runtime.serving.governing import ClockKeeper
 from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.live_sample import LiveSample
 from joulery.runtime.serving.planned import PlanControl
-from joulery.runtime.serving.policy_control import PolicyControl
+from joulery.runtime.serving.requests import RequestWindow
 from joulery.runtime.serving.running_service import RunningService, ServiceSetup
 from joulery.runtime.serving.session import Control, Pace, ServingSession
 from joulery.store.run.directory import SAMPLES, RunWriter, create_run, new_run_id

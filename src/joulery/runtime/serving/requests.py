@@ -1,12 +1,13 @@
-"""Requests that ended: written to the run folder in rows of 48 bytes, read back as columns.
+"""Requests that ended: the latest in memory, all of them in the run folder in rows of 48 bytes.
 
-A session keeps only the rows of the current interval in memory, so its memory does not grow with the number of
-requests. The report reads the file in blocks.
+A session's memory does not grow with the number of requests. The report reads the file as columns, in blocks.
 """
 
 from __future__ import annotations
 
+import math
 import struct
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from joulery.domain.serving.engine import Outcome, RequestRecord
+from joulery.domain.serving.service import Slo
 from joulery.store.files import disk_errors
 
 ROW = np.dtype(
@@ -174,3 +176,52 @@ def series_columns(rows: Rows, names: RequestColumns) -> dict[str, Sequence[Any]
         **{name: rows[name] for name in numbers[3:]},
         "attempts": rows["attempts"].astype(np.int64),
     }
+
+
+class RequestWindow:
+    """The latest requests of one service.
+
+    Args:
+        service: The service; records of others are left out.
+        span_s: Its length, seconds.
+    """
+
+    def __init__(self, service: str, span_s: float) -> None:
+        self.service, self.span_s = service, span_s
+        self._records: deque[RequestRecord] = deque()
+        self._first_s = math.inf
+
+    def add(self, record: RequestRecord) -> None:
+        """Add a request that ended."""
+        if record.service == self.service:
+            self._records.append(record)
+            self._first_s = min(self._first_s, record.arrival_s)
+            while self._records[0].end_s < record.end_s - self.span_s:
+                self._records.popleft()
+
+    def since(self, now_s: float) -> list[RequestRecord]:
+        """The requests that ended within ``span_s`` before ``now_s``; older ones are dropped."""
+        while self._records and self._records[0].end_s < now_s - self.span_s:
+            self._records.popleft()
+        return [record for record in self._records if record.end_s >= now_s - self.span_s]
+
+    def rate_rps(self, now_s: float) -> float:
+        """Requests a second over the last ``span_s``; NaN before so much time has passed since the first request."""
+        if now_s - self._first_s < self.span_s:
+            return math.nan
+        return len(self.since(now_s)) / self.span_s
+
+
+def summarise(records: Sequence[RequestRecord], slo: Slo) -> tuple[float, float, int, dict[str, int]]:
+    """Latency quantile (NaN for none), share within the SLO (NaN for none), answers, answers by variant."""
+    answered = [record for record in records if record.outcome is Outcome.OK]
+    if not answered:
+        return math.nan, math.nan, 0, {}
+    latency_s = np.array([record.latency_s for record in answered])
+    served = Counter(record.variant for record in answered)
+    return (
+        float(np.quantile(latency_s, slo.quantile)),
+        float(np.mean(latency_s <= slo.latency_s)),
+        len(answered),
+        dict(sorted(served.items())),
+    )
