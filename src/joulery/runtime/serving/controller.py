@@ -8,15 +8,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from joulery.config.site import Mode
 from joulery.domain.decisions import Decision
 from joulery.domain.errors import ActuationError, JouleryError
 from joulery.domain.gpu.layout import Instance, Layout
-from joulery.domain.ports import Engine
-from joulery.domain.serving.engine import ModelRef, ReplicaSpec, ReplicaState
-from joulery.domain.serving.service import Slo
+from joulery.domain.ports import Admission, Backlog, Engine
+from joulery.domain.serving.engine import ModelRef, QueuedRequest, ReplicaSpec, ReplicaState
+from joulery.domain.serving.service import Slo, SloScope
 from joulery.policies.placement.pools.gpu_groups import Seats
 from joulery.policies.serving.messages import short
 from joulery.policies.serving.observation import KEEP_LAYOUT, TRY_LAYOUT, Observation
@@ -29,6 +29,9 @@ from joulery.runtime.serving.live_sample import LiveSample
 from joulery.runtime.serving.requests import RequestWindow, summarise
 from joulery.runtime.serving.running_service import PolicyBinding, RunningService
 from joulery.runtime.serving.trial_arbiter import TrialArbiter
+
+_FLOOD_RPS = 1e12
+"""A demand that saturates every layout: its utilisation gives the capacity."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,6 +101,7 @@ class PolicyControl:
             await driver.step(time.time())
             if driver.failure is not None:
                 raise driver.failure
+            self._limit_queue(name)
 
     def revise(self, revision: Revision) -> None:
         """Go on with new objectives."""
@@ -107,6 +111,16 @@ class PolicyControl:
         one.setup = replace(one.setup, slo=revision.slo)
         one.chosen = replace(one.chosen, policy=revision.policy)
         self._history.add_policy(revision.policy)
+        self._limit_queue(revision.service)
+
+    def _limit_queue(self, name: str) -> None:
+        """Have the engine refuse requests that would be late under the leanest layout; in mode act only.
+
+        In other modes the layout never changes, and nothing the policy would do may reach a client.
+        """
+        chosen = self._services[name].chosen
+        if chosen is not None and self._mode is Mode.ACT and hasattr(self._engine, "limit_queue"):
+            cast(Admission, self._engine).limit_queue(name, queue_limit(chosen))
 
     def _driver(self, one: RunningService, chosen: PolicyBinding) -> LiveDriver[Any, Observation]:
         return LiveDriver(
@@ -187,12 +201,17 @@ class ServiceObserver:
         if self.sampling is not None:
             self.sampling.watch(running, self.engine.replicas(), now_s)
             sample = self.sampling.sample(self.slo)
-        records = self.window.since(now_s)
+        records, pending = self.window.since(now_s), backlog_of(self.engine, self.window.service)
         latency_s, _, count, served = summarise(records, self.slo)
+        arrivals_s = [request.arrival_s for request in pending]
+        waiting_s = [request.arrival_s for request in pending if math.isnan(request.start_s)]
         return Observation(
             now_s=now_s,
             g_per_kwh=self.g_per_kwh(now_s),
-            rate_rps=self.window.rate_rps(now_s),
+            rate_rps=self.window.rate_rps(now_s, arrivals_s),
+            arrival_rps=self.window.recent_rps(now_s, arrivals_s),
+            queued=len(waiting_s),
+            oldest_wait_s=max(0.0, now_s - min(waiting_s)) if waiting_s else 0.0,
             latency_s=latency_s,
             requests=count,
             served=served,
@@ -200,6 +219,34 @@ class ServiceObserver:
             running=running,
             sample=sample,
         )
+
+
+def backlog_of(engine: Engine, service: str) -> list[QueuedRequest]:
+    """Requests of a service that the engine has not answered; none where the engine does not report them."""
+    found = cast(Backlog, engine).backlog() if hasattr(engine, "backlog") else ()
+    return [request for request in found if request.service == service]
+
+
+def queue_limit(chosen: PolicyBinding) -> int | None:
+    """Requests of a service that may wait: more would miss the SLO under its leanest layout too.
+
+    The leanest layout is the candidate with the largest capacity that reaches the minimum accuracy. None where the SLO
+    leaves waiting out, or no candidate reaches the accuracy.
+    """
+    objectives, predictor = chosen.policy.objectives, chosen.predictor
+    if objectives.slo.scope is not SloScope.END_TO_END:
+        return None
+    capacity_rps, leanest = 0.0, None
+    for layout in chosen.policy.candidates:
+        saturated = predictor.predict(layout, _FLOOD_RPS)
+        here_rps = _FLOOD_RPS / saturated.utilisation_ratio
+        if saturated.accuracy_ratio >= objectives.minimum_accuracy_ratio - 1e-9 and here_rps > capacity_rps:
+            capacity_rps, leanest = here_rps, layout
+    if leanest is None:
+        return None
+    own_s = max(each.loaded.quantile_s(objectives.slo.quantile) for each in predictor.instances(leanest))
+    room_s = max(0.0, objectives.slo.latency_s - own_s)
+    return max(len(leanest.instances), math.ceil(capacity_rps * room_s))
 
 
 def running_layout(engine: Engine, service: str) -> Layout | None:

@@ -34,6 +34,9 @@ ROW = np.dtype(
         ("unused", "<u2"),
     ]
 )
+RECENT_S = 2.0
+RECENT_REQUESTS = 50
+"""A rate over fewer arrivals is noise, unless they are all there were."""
 BLOCK_ROWS = 1 << 18
 """Rows the report reads at once."""
 OUTCOMES = tuple(Outcome)
@@ -205,11 +208,41 @@ class RequestWindow:
             self._records.popleft()
         return [record for record in self._records if record.end_s >= now_s - self.span_s]
 
-    def rate_rps(self, now_s: float) -> float:
-        """Requests a second over the last ``span_s``; NaN before so much time has passed since the first request."""
-        if now_s - self._first_s < self.span_s:
+    def rate_rps(self, now_s: float, pending_s: Sequence[float] = ()) -> float:
+        """Arrivals a second over the last ``span_s``, refused requests included.
+
+        Args:
+            now_s: Unix seconds.
+            pending_s: Arrivals of the requests that have not ended, Unix seconds.
+
+        Returns:
+            Requests a second; NaN before ``span_s`` has passed since the first arrival.
+        """
+        times_s = self._arrivals(now_s, pending_s)
+        return math.nan if now_s - self._first_s < self.span_s else len(times_s) / self.span_s
+
+    def recent_rps(self, now_s: float, pending_s: Sequence[float] = ()) -> float:
+        """Arrivals a second over the shortest span that tells a rate: two seconds, more at a low rate.
+
+        Args:
+            now_s, pending_s: As for :meth:`rate_rps`.
+
+        Returns:
+            Requests a second; NaN before that span has passed since the first arrival.
+        """
+        times_s = self._arrivals(now_s, pending_s)
+        enough = times_s[-RECENT_REQUESTS] if len(times_s) >= RECENT_REQUESTS else -math.inf
+        span_s = max(RECENT_S, min(now_s - enough, self.span_s))
+        if now_s - self._first_s < span_s:
             return math.nan
-        return len(self.since(now_s)) / self.span_s
+        return sum(at_s > now_s - span_s for at_s in times_s) / span_s
+
+    def _arrivals(self, now_s: float, pending_s: Sequence[float]) -> list[float]:
+        """Arrivals within ``span_s``, sorted: of requests that ended, and of those that have not."""
+        if pending_s:
+            self._first_s = min(self._first_s, *pending_s)
+        ended_s = (record.arrival_s for record in self.since(now_s))
+        return sorted(at_s for at_s in (*ended_s, *pending_s) if now_s - self.span_s < at_s <= now_s)
 
 
 def summarise(records: Sequence[RequestRecord], slo: Slo) -> tuple[float, float, int, dict[str, int]]:
