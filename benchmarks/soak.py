@@ -21,10 +21,10 @@ from joulery.domain.serving.service import ModelFamily, ModelVariant, Slo
 from joulery.runtime.serving.controller import RequestWindow
 from joulery.runtime.serving.finish import write_requests
 from joulery.runtime.serving.history import SessionHistory
-from joulery.runtime.serving.intensity import Grid
+from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.running_service import RunningService, ServiceSetup
-from joulery.runtime.serving.session import Pace, Session
-from joulery.runtime.serving.summary import Served, Totals
+from joulery.runtime.serving.session import Pace, ServingSession
+from joulery.runtime.serving.summary import ServedService, Totals
 from joulery.store.run.directory import SAMPLES, create_run
 
 REQUESTS = int(os.environ.get("JOULERY_SOAK_REQUESTS", "10_000_000"))
@@ -86,11 +86,11 @@ def _soak(folder: Path) -> Result:
     return Result("Soak: a session's memory", ("what", "measured"), rows, (note,), checks)
 
 
-def _report(session: Session) -> tuple[float, int, Totals]:
+def _report(session: ServingSession) -> tuple[float, int, Totals]:
     """Seconds and peak memory of the figures and the series, and the totals."""
     before, start_s = anonymous_bytes(), time.monotonic()
     requests = session.history.requests.columns()
-    served = Served(requests, [], FAMILY, SLO, None, None, None, name="sums")
+    served = ServedService(requests, [], FAMILY, SLO, None, None, None, name="sums")
     totals = served.totals
     peak = anonymous_bytes()
     np.quantile(totals.latency_s, [0.5, 0.95])
@@ -98,13 +98,13 @@ def _report(session: Session) -> tuple[float, int, Totals]:
     return time.monotonic() - start_s, max(peak, anonymous_bytes()) - before, totals
 
 
-def _session(history: SessionHistory) -> Session:
+def _session(history: SessionHistory) -> ServingSession:
     setup = ServiceSetup("sums", "me", FAMILY, {}, SLO, (0,), (), ())
     services = {"sums": RunningService(setup, None, None, RequestWindow("sums", 4.0), planned_rps=RATE_RPS)}
     idle: Any = SimpleNamespace(drivers=(), on_trial=False)
-    grid = Grid(None, lambda section: cast(Any, None), time.time)
+    grid = LiveIntensity(None, lambda section: cast(Any, None), time.time)
     site = Site.model_validate({"joulery": 1, "name": "soak"})
-    session = Session(
+    session = ServingSession(
         site, services, history, idle, idle, start_sampler=lambda: cast(Any, None), grid=grid, pace=Pace()
     )
     session.begin(1_700_000_000.0)

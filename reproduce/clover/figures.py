@@ -17,8 +17,7 @@ from joulery.policies.serving.annealing import TrialMetrics
 from joulery.policies.serving.objective import Objective
 from joulery.sim.core.streams import Streams
 from joulery.sim.serving.outcome import SchemeOutcome, StudySettings, Timetable, hourly, objective_of, outcome
-from joulery.sim.serving.schemes import SEARCHING
-from joulery.sim.serving.study import run, timetable_of
+from joulery.sim.serving.schemes import SEARCHING, run, timetable_of
 from joulery.sim.serving.trial_table import Bench, bench
 
 SCHEMES = ("base", "co2opt", "blover", "clover", "learning", "oracle")

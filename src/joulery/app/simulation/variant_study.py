@@ -22,12 +22,10 @@ from joulery.domain.serving.variant_table import VariantTable
 from joulery.perf.catalog.clover_services import CLOVER_SERVICES
 from joulery.sim.core.comparison import Interval, interval
 from joulery.sim.core.streams import Streams
-from joulery.sim.serving.exhaustive_profile import exhaustive_table
 from joulery.sim.serving.mixed_table import mixed
 from joulery.sim.serving.outcome import SchemeOutcome, StudySettings
-from joulery.sim.serving.schemes import SCHEMES, SEARCHING
-from joulery.sim.serving.study import run
-from joulery.sim.serving.trial_table import Bench, bench
+from joulery.sim.serving.schemes import SCHEMES, SEARCHING, run
+from joulery.sim.serving.trial_table import Bench, bench, exhaustive_table
 from joulery.store.columns import read_column
 from joulery.store.variant_tables import read_tables
 

@@ -16,7 +16,8 @@ from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import ModelRef, Outcome, ReplicaSpec, ReplicaState, RequestRecord
 from joulery.domain.serving.service import Slo
 from joulery.policies.placement.pools.gpu_groups import Seats
-from joulery.policies.serving.variant_policy import KEEP_LAYOUT, Observation, short
+from joulery.policies.serving.messages import short
+from joulery.policies.serving.observation import KEEP_LAYOUT, Observation
 from joulery.runtime.serving.driver import APPLIED
 from joulery.runtime.serving.live_sample import LiveSample
 

@@ -117,7 +117,7 @@ class PlanInForce:
 
     @property
     def running(self) -> tuple[RunningGpu, ...]:
-        """The plan as it runs; an instance whose standby is active has the standby's share."""
+        """The plan as it runs; an instance with an active standby has the standby's share."""
         active = {one.watched.key: one.watched.shadow_percent for one in self.replicas}
         return tuple(
             gpu._replace(

@@ -14,13 +14,13 @@ from joulery.domain.decisions import Decision
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.ports import Engine
 from joulery.domain.serving.service import Slo
-from joulery.policies.serving.trial_policy import TRY_LAYOUT, TrialPolicy
-from joulery.policies.serving.trial_state import TrialState
-from joulery.policies.serving.variant_policy import KEEP_LAYOUT, Observation, VariantPolicy
+from joulery.policies.serving.observation import KEEP_LAYOUT, TRY_LAYOUT, Observation
+from joulery.policies.serving.policy import ServicePolicy
+from joulery.policies.serving.state import ServiceState
 from joulery.runtime.serving.controller import LayoutActuator, ServiceObserver
 from joulery.runtime.serving.driver import ADVISED, SHADOWED, LiveDriver
 from joulery.runtime.serving.history import SessionHistory
-from joulery.runtime.serving.intensity import Grid
+from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.running_service import PolicyBinding, RunningService
 from joulery.runtime.serving.trial_arbiter import TrialArbiter
 
@@ -36,7 +36,7 @@ class Revision:
     """
 
     service: str
-    policy: VariantPolicy | TrialPolicy
+    policy: ServicePolicy
     slo: Slo
 
 
@@ -57,7 +57,7 @@ class PolicyControl:
         services: Mapping[str, RunningService],
         engine: Engine,
         history: SessionHistory,
-        grid: Grid,
+        grid: LiveIntensity,
         mode: Mode,
         period_s: float,
     ) -> None:
@@ -116,7 +116,7 @@ class PolicyControl:
         observer = ServiceObserver(one.window, self._engine, one.setup.slo, self._grid.at, self._power_w, one.sampling)
         seen = observer.observe(now_s)
         if self._mode is not Mode.ACT:
-            # The policy sees its own advice as if it were carried out, and no latency, which is of another layout.
+            # The policy observes its advice as if it were carried out; the latency is of another layout and left out.
             return replace(seen, running=one.advised, latency_s=math.nan, requests=0)
         return replace(seen, waits_for=self._arbiter.ahead_of(one.name, self._wanting()))
 
@@ -124,9 +124,9 @@ class PolicyControl:
         """Of each service that tries layouts whether it is on trial, or waits for one."""
         states = {name: driver.state for name, driver in self._by_name.items()}
         return {
-            name: state.trying is not None or bool(state.owed)
+            name: state.trying is not None or bool(state.deferred)
             for name, state in states.items()
-            if isinstance(state, TrialState)
+            if isinstance(state, ServiceState)
         }
 
     def _power_w(self) -> float:

@@ -2,7 +2,7 @@
 
 ::
 
-    session = Session(...)                        # nothing runs yet
+    session = ServingSession(...)                        # nothing runs yet
     await session.serve()                         # sampler, grid, the first plans and their replicas
     ... a gateway in front of the engine, with session.attribute and session.telemetry ...
     await session.run()                           # controllers and ticks, until cancelled
@@ -33,7 +33,7 @@ from joulery.runtime.measuring.sampling import SamplerProcess
 from joulery.runtime.serving.driver import LiveDriver
 from joulery.runtime.serving.governing import ClockKeeper
 from joulery.runtime.serving.history import SessionHistory
-from joulery.runtime.serving.intensity import Grid
+from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.policy_control import Revision
 from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.ticker import Ticker
@@ -94,7 +94,7 @@ class Control(Protocol):
         ...
 
 
-class Session:
+class ServingSession:
     """Services being served and measured.
 
     Args:
@@ -122,7 +122,7 @@ class Session:
         control: Control,
         *,
         start_sampler: Callable[[], SamplerProcess],
-        grid: Grid,
+        grid: LiveIntensity,
         pace: Pace,
     ) -> None:
         self.site, self.services, self.history = site, services, history

@@ -10,7 +10,7 @@ from joulery.domain.format import duration, percent, si
 from joulery.runtime.serving.driver import APPLIED
 from joulery.runtime.serving.planned import PlanInForce
 from joulery.runtime.serving.running_service import ServiceSetup
-from joulery.runtime.serving.session import Session
+from joulery.runtime.serving.session import ServingSession
 
 Fact = tuple[str, str]
 BUSY_CORES = 0.25
@@ -76,7 +76,7 @@ def plan_facts(plan: PlanInForce) -> Iterator[Fact]:
     yield "standbys", text or "none: the plan leaves no room for them"
 
 
-def serving_facts(session: Session, url: str) -> Iterator[Fact]:
+def serving_facts(session: ServingSession, url: str) -> Iterator[Fact]:
     """The grid, the demand and the first plan of each service, and the dashboard."""
     label = session.site_label.carbon
     if label is None:

@@ -106,7 +106,7 @@ class LocalEngine:
         return tuple(sorted(found, key=lambda request: request.arrival_s))
 
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
-        """The answer of the replica whose turn it is.
+        """The answer of the next free replica.
 
         Raises:
             RequestError: It was not answered; ``outcome`` says why.
@@ -168,7 +168,7 @@ class LocalEngine:
         self._drop_all("the engine was closed before this request was done")
         if self._timer is not None:
             self._timer.cancel()
-        async with self._changing:  # a change that was cut off has cleaned up after itself
+        async with self._changing:  # a change that was cancelled has cleaned up after itself
             return
 
     def _replicas(self) -> list[WorkerReplica]:

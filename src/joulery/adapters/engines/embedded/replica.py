@@ -1,4 +1,4 @@
-"""One replica: its life across worker processes, and one worker process as its parent sees it."""
+"""One replica: its life across worker processes, and one worker process seen from its parent."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class WorkerProcess(asyncio.Protocol):
         self.platform, self.note, self.startup_cpu_s = header["platform"], header["note"], header["cpu_s"]
 
     def send(self, pieces: list[Piece]) -> None:
-        """Write one frame. On a pipe that has ended it goes nowhere: ``gone`` tells."""
+        """Write one frame. On a pipe that has ended it is lost; ``gone`` reports that."""
         if self._transport is None or self._transport.is_closing():
             return
         if len(pieces) == 1:
@@ -301,7 +301,7 @@ class WorkerReplica:
         return self.spec.threads or self.spec.slice.cores or 1
 
     def _server(self) -> Server[Any, WorkerReplica]:
-        """This replica as a queue sees it, from its next worker on."""
+        """A new server of the queue, for its next worker."""
         return Server(self, self.spec.variant, batch=self.spec.batch, max_delay_s=self.spec.max_delay_s)
 
     async def start(self) -> None:

@@ -84,7 +84,7 @@ class ServiceQueue:
         self._hang_s, self._wake_at = hang_s, wake_at
 
     async def infer(self, request: InferRequest, deadline_s: float, now_s: float) -> InferResponse:
-        """The answer of the replica whose turn it is.
+        """The answer of the next free replica.
 
         Args:
             request: The request.
@@ -189,7 +189,7 @@ class ServiceQueue:
 
     def drop(self, message: str, variants: frozenset[str] | None = None) -> None:
         """Answer waiting requests with an error: all, or those for a variant that is not among ``variants``."""
-        for ticket in self.queue.strand(variants) if variants is not None else self.queue.strand():
+        for ticket in self.queue.drop_waiting(variants) if variants is not None else self.queue.drop_waiting():
             ticket.payload.fail(RequestError(message, Outcome.UNAVAILABLE))
         self.pump()
 

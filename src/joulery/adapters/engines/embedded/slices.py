@@ -95,7 +95,7 @@ class GpuParts:
         return await asyncio.to_thread(self.places.vacate, wanted)
 
     async def settle(self, target: Sequence[ReplicaSpec]) -> None:
-        """Have the GPUs cut and shared for the target.
+        """Have the GPUs partitioned and shared for the target.
 
         Raises:
             CapabilityError: There are no GPUs to run on here.

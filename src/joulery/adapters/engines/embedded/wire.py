@@ -91,7 +91,7 @@ def decode(header: Piece, body: Piece) -> Frame:
 
 
 class FrameReader:
-    """Cuts a stream into frames, whatever the chunks it comes in."""
+    """Splits a stream into frames, from chunks of any size."""
 
     def __init__(self) -> None:
         self._chunks: list[bytes] = []

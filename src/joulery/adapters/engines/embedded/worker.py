@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     threads = int(arguments[3])
     die_with(parent)
     os.sched_setaffinity(0, cores)
-    # Before numpy and whatever the model brings are imported: their thread pools are sized at import.
+    # Before numpy and the model's packages are imported: their thread pools are sized at import.
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
     os.set_inheritable(descriptor, False)
     # A pipe that breaks under an answer has ended, as one that ends under a read: the engine is gone.
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, whatever kills the parent."""
+    """Have the kernel kill this process when its parent dies, also from SIGKILL."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")

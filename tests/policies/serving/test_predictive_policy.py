@@ -13,9 +13,12 @@ from joulery.domain.quality import Quality
 from joulery.domain.serving.profile import Profile, SliceProfile, Timings
 from joulery.domain.serving.service import Slice, SliceKind, Slo
 from joulery.perf.layouts import Predictor
-from joulery.policies.serving.objective import Objective
-from joulery.policies.serving.spaces import core_partitions, cpu_slices, layouts
-from joulery.policies.serving.variant_policy import KEEP_LAYOUT, SET_LAYOUT, Observation, VariantPolicy, baseline, short
+from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts
+from joulery.policies.serving.messages import short
+from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
+from joulery.policies.serving.observation import KEEP_LAYOUT, SET_LAYOUT, Observation
+from joulery.policies.serving.policy import ServicePolicy
+from joulery.policies.serving.predictive_search import PredictiveSearch, baseline_layout
 
 ONE, TWO = (Slice(SliceKind.CPU, cores=n) for n in (1, 2))
 ACCURACY = {"lite0": 0.751, "lite1": 0.767, "lite2": 0.776}
@@ -30,7 +33,15 @@ def entry(variant: str, piece: Slice, slow: float = 1.0) -> SliceProfile:
     return SliceProfile(variant, piece, timings, timings, 10.0)
 
 
-def policy(slow: float = 1.0, requests: int = 1500, **changes) -> VariantPolicy:
+def policy(
+    slow: float = 1.0,
+    requests: int = 1500,
+    *,
+    slo_s: float = 0.1,
+    rate_rps: float = 60.0,
+    minimum_accuracy_ratio: float = 0.0,
+    gain: float = 0.0,
+) -> ServicePolicy:
     profile = Profile(
         {},
         tuple(entry(name, piece, slow) for name in ACCURACY for piece in (ONE, TWO)),
@@ -40,10 +51,11 @@ def policy(slow: float = 1.0, requests: int = 1500, **changes) -> VariantPolicy:
     )
     predictor = Predictor(profile, ACCURACY, requests=requests)
     space = layouts([cpu_slices(p) for p in core_partitions(2)], sorted(ACCURACY))
-    slo = Slo(0.1)
-    _, base = baseline(space, "lite2", predictor, slo, 60.0)
-    objective = Objective(0.055, 0.776, base.energy_j, 200.0)
-    return replace(VariantPolicy("photos", space, predictor, objective, slo, rate_rps=60.0), **changes)
+    slo = Slo(slo_s)
+    _, base = baseline_layout(space, "lite2", predictor, Slo(0.1), 60.0)
+    search = PredictiveSearch(space, predictor, Objective(0.055, 0.776, base.energy_j, 200.0), gain=gain)
+    goals = ServiceObjectives(0.055, slo, minimum_accuracy_ratio)
+    return ServicePolicy("photos", search, goals, rate_rps, ReplanTrigger(200.0))
 
 
 def seen(now_s: float = 0.0, g: float = 150.0, **changes) -> Observation:
@@ -55,7 +67,7 @@ def chosen(step) -> dict[str, int]:
     return Layout.parse(step.decisions[0].value).counts
 
 
-def decide(p: VariantPolicy, g: float) -> dict[str, int]:
+def decide(p: ServicePolicy, g: float) -> dict[str, int]:
     return chosen(p.step(p.initial(), seen(g=g)))
 
 
@@ -69,11 +81,11 @@ def test_clean_grid_runs_the_accurate_variant_dirty_grid_the_lean_one():
 def test_every_choice_is_the_best_by_brute_force():
     p = policy()
     for g in (1.0, 60.0, 120.0, 180.0, 260.0, 500.0):
-        metrics = {layout: p.predictor.predict(layout, 60.0) for layout in p.candidates}
+        metrics = {layout: p.search.predictor.predict(layout, 60.0) for layout in p.candidates}
         scores = {
-            layout: p.objective.score(m.accuracy_ratio, m.energy_j, g)
+            layout: p.search.objective.score(m.accuracy_ratio, m.energy_j, g)
             for layout, m in metrics.items()
-            if m.latency_s <= p.slo.latency_s
+            if m.latency_s <= p.objectives.slo.latency_s
         }
         assert decide(p, g) == max(scores, key=scores.get).counts
 
@@ -96,7 +108,7 @@ def test_a_move_of_more_than_five_percent_of_the_base_plans_again():
     assert up.decisions[0].kind == KEEP_LAYOUT and up.decisions[0].cause == "intensity"
     assert up.decisions[0].reason.startswith("grid up from 190 to 201 g/kWh: ")
     assert down.decisions[0].reason.startswith("grid down from 190 to 179 g/kWh: ")
-    assert up.state.planned_g_per_kwh == 201.0, "the next move is measured from here"
+    assert up.state.g_per_kwh == 201.0, "the next move is measured from here"
 
 
 def test_equal_scores_go_to_the_layout_with_fewer_joules():
@@ -110,16 +122,18 @@ def test_the_reason_is_a_sentence_with_the_numbers():
     assert decision.reason.startswith("grid up from 20 to 400 g/kWh: lite0+lite0 scores best of 9: carbon ")
     assert "accuracy -3.2 %" in decision.reason and "ms of 100 ms" in decision.reason
     clean = p.step(p.initial(), seen(g=20.0)).decisions[0].reason
-    assert "carbon -90 %" in clean, "a tenth of the base intensity with the yardstick itself"
+    assert "carbon -90 %" in clean, "a tenth of the base intensity with the baseline itself"
 
 
 def test_infeasible_variants_are_left_out_however_clean_the_grid():
     p = policy(slow=1.0, rate_rps=220.0)
-    metrics = p.predictor.predict(baseline(p.candidates, "lite2", p.predictor, p.slo, 10.0)[0], 220.0)
-    assert metrics.latency_s > p.slo.latency_s, "else this tests nothing"
+    metrics = p.search.predictor.predict(
+        baseline_layout(p.candidates, "lite2", p.search.predictor, p.objectives.slo, 10.0)[0], 220.0
+    )
+    assert metrics.latency_s > p.objectives.slo.latency_s, "else this tests nothing"
     counts = decide(p, 5.0)
     assert "lite2" not in counts or counts["lite2"] == 1
-    assert p.predictor.predict(p.step(p.initial(), seen(g=5.0)).state.layout, 220.0).latency_s <= 0.1
+    assert p.search.predictor.predict(p.step(p.initial(), seen(g=5.0)).state.layout, 220.0).latency_s <= 0.1
 
 
 def test_when_nothing_keeps_the_slo_the_nearest_runs_and_it_is_said():
@@ -247,34 +261,34 @@ def test_pure_total_and_replayable_from_json(rows):
         state = step.state
         assert state.layout in p.candidates and 1.0 <= state.delay_ratio <= 8.0
         assert all(decision.reason and decision.cause for decision in step.decisions)
-    state, p = p.initial(), VariantPolicy.from_dict(json.loads(json.dumps(p.as_dict())))
+    state, p = p.initial(), ServicePolicy.from_dict(json.loads(json.dumps(p.as_dict())))
     for line, decisions in log:
         step = p.step(state, Observation.from_dict(json.loads(line)))
         assert step.decisions == decisions
         state = step.state
 
 
-@pytest.mark.parametrize("key", ["service", "candidates", "predictor", "objective", "slo"])
+@pytest.mark.parametrize("key", ["service", "search", "objectives", "trigger", "rate_rps"])
 def test_a_damaged_policy_is_one_clear_error(key):
     data = policy(requests=10).as_dict()
     with pytest.raises(DataError):
-        VariantPolicy.from_dict({name: value for name, value in data.items() if name != key})
+        ServicePolicy.from_dict({name: value for name, value in data.items() if name != key})
     with pytest.raises(DataError):
-        VariantPolicy.from_dict({**data, key: "moon" if key != "service" else data, "surprise": 1})
+        ServicePolicy.from_dict({**data, key: "moon" if key != "service" else None, "search": {"kind": "moon"}})
 
 
-def test_the_yardstick_is_the_thriftiest_partition_that_keeps_the_slo():
+def test_the_baseline_is_the_leanest_partition_that_keeps_the_slo():
     p = policy()
-    layout, metrics = baseline(p.candidates, "lite2", p.predictor, p.slo, 60.0)
+    layout, metrics = baseline_layout(p.candidates, "lite2", p.search.predictor, p.objectives.slo, 60.0)
     assert layout.counts == {"lite2": 2}, "two slices of one core cost less CPU than one of two"
     tight = Slo(0.0075)
-    fast, _ = baseline(p.candidates, "lite2", p.predictor, tight, 1.0)
+    fast, _ = baseline_layout(p.candidates, "lite2", p.search.predictor, tight, 1.0)
     assert fast.counts == {"lite2": 1}, "only the wide slice is fast enough"
-    worst, overloaded = baseline(p.candidates, "lite2", p.predictor, p.slo, 5000.0)
+    worst, overloaded = baseline_layout(p.candidates, "lite2", p.search.predictor, p.objectives.slo, 5000.0)
     assert overloaded.latency_s == math.inf and worst.counts == {"lite2": 2}
     assert metrics.energy_j == pytest.approx(0.087, rel=0.02)
     with pytest.raises(InfeasibleError, match="no layout runs other alone"):
-        baseline(p.candidates, "other", p.predictor, p.slo, 60.0)
+        baseline_layout(p.candidates, "other", p.search.predictor, p.objectives.slo, 60.0)
 
 
 def test_short_names():
