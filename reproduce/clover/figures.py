@@ -1,6 +1,6 @@
 """The figures of Clover's evaluation (SC'23, Figs. 9 to 16), worked out again on a table of trials.
 
-Nothing is drawn here; :mod:`reproduce.clover.page` does that.
+Results only; :mod:`reproduce.clover.page` draws them.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Queues:
         t_s: Times, float64[m].
         upper, low_power, high_power: Running jobs of the upper queue, and of the lower one by power, float64[m].
         g_per_kwh: Intensity, float64[m].
-        mean_g_per_kwh: What tells green hours from dirty ones, float64[m].
+        mean_g_per_kwh: Threshold between green and dirty hours, float64[m].
     """
 
     t_s: FloatArray

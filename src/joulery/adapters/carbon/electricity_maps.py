@@ -43,7 +43,7 @@ class ElectricityMaps:
         token: API token. Never shown.
         scope: Life-cycle or direct emission factors.
         estimates: False to leave out the hours the provider estimated; they are gaps then.
-        service: Whom to ask.
+        service: HTTP client of the service.
     """
 
     zone: str

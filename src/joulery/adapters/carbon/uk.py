@@ -61,7 +61,7 @@ class UkCarbon:
         zone: ``GB``; ``GB-1`` to ``GB-17`` or ``GB-London`` for a region; ``GB-RG10`` for an outward postcode.
         forecast_as_history: Take the forecast, flagged as estimated, where no actual value is published. For a region
             that is everywhere.
-        service: Whom to ask.
+        service: HTTP client of the service.
 
     Raises:
         ConfigError: No such zone.

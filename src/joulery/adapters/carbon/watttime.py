@@ -42,7 +42,7 @@ class WattTime:
         user: Account name.
         password: Its password. Never shown.
         estimates: False to leave out points with imputed data; they are gaps then.
-        service: Whom to ask.
+        service: HTTP client of the service.
     """
 
     zone: str

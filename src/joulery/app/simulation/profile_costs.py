@@ -24,7 +24,7 @@ _COLUMNS = ("service", "char", "slice", "allowed", "host_s", "gpu_s", "dynamic_e
 
 
 def read_costs(folder: Path, tables: Mapping[str, VariantTable]) -> dict[str, ServiceCosts]:
-    """The services of a folder whose costs are told; none where there is no ``profile.csv``.
+    """Costs of the services of a folder; empty where there is no ``profile.csv``.
 
     Raises:
         DataError: A file lacks a column, or holds what is no cost; file and row are named.

@@ -118,7 +118,7 @@ def _replayed(source: CarbonSource, replay: ReplayConfig | None, now_s: Callable
     except DataError as error:
         raise ConfigError("is no day of the calendar", pointer="carbon.replay.day", got=replay.day) from error
     stretch = source.history(from_s, from_s + replay.span_s)
-    return Replay(stretch, from_s, replay.span_s, begins_s=now_s(), lasts_s=replay.lasts_s)
+    return Replay(stretch, from_s, replay.span_s, begins_s=now_s(), duration_s=replay.duration_s)
 
 
 def _plugin(config: CarbonPlugin) -> CarbonSource:
