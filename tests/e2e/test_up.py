@@ -438,8 +438,6 @@ def test_two_services_are_never_on_trial_at_once(tmp_path, two):
     text = text.replace("load: {kind: poisson, rate: 30 /s, duration: 3 s, seed: 3}", f"load: {_LONG}")
     text = text.replace('14", duration: 3 s', '14", duration: 3000 s').replace("quantile: 99 %", "quantile: 95 %")
     two.write_text(text)
-        text.replace('14", duration: 3 s', '14", duration: 3000 s').replace("quantile: 99 %", "quantile: 95 %")
-    )
     with Up(two, tmp_path) as up:
         up.until("more: start, after waiting: trial 1")
         up.heard = ""
