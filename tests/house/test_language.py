@@ -27,7 +27,8 @@ PLAIN = {
 """Word not to use: word to use."""
 WORDS = re.compile(rf"\b({'|'.join(PLAIN)})\b", re.IGNORECASE)
 TECHNICAL = re.compile(
-    r"kube\w*|Kubernetes'? pods?|pods? of Kubernetes|Alibaba's pods|ALIASES.*|old=.*|warn_renamed\(.*|\bold: .*|`\w+` → .*",
+    r"kube\w*|Kubernetes'? pods?|pods? of Kubernetes|Alibaba's pods"
+    r"|ALIASES.*|old=.*|warn_renamed\(.*|\bold: .*|`\w+` → .*",
     re.IGNORECASE,
 )
 """Terms of other systems, and the old names that are still read."""

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from joulery.adapters.carbon.replay import Replay, Scripted
+from joulery.adapters.carbon.replay import ReplayedCarbon, Scripted
 from joulery.domain.energy.carbon import CarbonSeries, Scope
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import Quality
@@ -11,8 +11,8 @@ DAY = CarbonSeries(
 )
 
 
-def replay(**changes: float) -> Replay:
-    return Replay(DAY, **{"from_s": 0.0, "span_s": 86400.0, "begins_s": 1000.0, "duration_s": 96.0, **changes})  # type: ignore[arg-type]
+def replay(**changes: float) -> ReplayedCarbon:
+    return ReplayedCarbon(DAY, **{"from_s": 0.0, "span_s": 86400.0, "begins_s": 1000.0, "duration_s": 96.0, **changes})  # type: ignore[arg-type]
 
 
 def test_a_day_passes_in_seconds() -> None:

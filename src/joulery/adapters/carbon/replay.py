@@ -17,7 +17,7 @@ from joulery.domain.quality import Quality
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class ReplayedCarbon:
     """Replays a stretch of a series: its ``span_s`` seconds pass in ``duration_s`` seconds from ``begins_s`` on.
 
     Real second ``begins_s + x`` has the intensity of ``from_s + (x mod duration_s) * span_s / duration_s``: the replay
