@@ -33,8 +33,8 @@ from joulery.adapters.tracers.kineto.reader import read_columns
 from joulery.domain.errors import CapabilityError
 from joulery.domain.trace.events import UNNAMED
 from joulery.domain.trace.tracing import Steps
-from joulery.runtime.measuring.readings import unfold
 from joulery.store.run.directory import open_run
+from joulery.store.run.readings import load_readings
 
 INSTANT_PERIOD_S = 0.02
 
@@ -153,7 +153,7 @@ def measured_totals(step: Callable[[], None], seconds: float, nvml: Any = None) 
                 step()
             end, after_j = time.time_ns(), driver.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
             zeus_j = zeus() if zeus else None
-        traces = [trace for trace in unfold(open_run(run_folder)).traces if trace.channel.device == "gpu:0"]
+        traces = [trace for trace in load_readings(open_run(run_folder)).traces if trace.channel.device == "gpu:0"]
         ours = sum(float(energy_by_bin(power_steps(one), np.array([begin, end]))[0].sum()) for one in traces)
     return Totals((end - begin) / 1e9, ours, after_j - before_j, integral_j(watts, begin, end), zeus_j)
 

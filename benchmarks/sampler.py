@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import Result
-from joulery.app.wiring.meters import MeterSpec
+from joulery.domain.energy.channel import MeterSpec
 from joulery.runtime.measuring.sampler_config import SamplerConfig
 from joulery.runtime.measuring.sampling import SamplerProcess
-from joulery.store.run.recordings import Recording, read_recordings
+from joulery.store.run.readings import Recording, read_recordings
 
 PERIOD_S = 0.004
 ALONE_S = 10.0

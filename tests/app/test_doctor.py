@@ -21,8 +21,7 @@ from joulery.app.doctor import (
     perf,
     quota,
 )
-from joulery.app.wiring.meters import MeterSpec
-from joulery.domain.energy.channel import ReadingKind
+from joulery.domain.energy.channel import MeterSpec, ReadingKind
 from joulery.domain.errors import CapabilityError
 from joulery.domain.ports import Meter
 from tests.fakes.nvml import NvmlFake, gpu

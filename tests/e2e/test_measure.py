@@ -51,7 +51,7 @@ def gone(pid: int, within_s: float = 10.0) -> bool:
 
 def samplers_of(pid: int) -> list[int]:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(c) for c in children if b"joulery.runtime.measuring.sampler" in Path(f"/proc/{c}/cmdline").read_bytes()]
+    return [int(c) for c in children if b"joulery.app.sampler" in Path(f"/proc/{c}/cmdline").read_bytes()]
 
 
 def groups() -> set[Path]:
@@ -281,7 +281,7 @@ def test_ctrl_c_at_any_moment_ends_cleanly(tmp_path: Path, after_s: float) -> No
         time.sleep(0.05)
     if (tmp_path / "run/manifest.json").exists():
         assert open_run(tmp_path / "run").manifest["kind"] == "measure"
-    assert "joulery.runtime.measuring.sampler" not in stderr
+    assert "joulery.app.sampler" not in stderr
 
 
 def cmdlines() -> list[bytes]:

@@ -18,9 +18,9 @@ from joulery.adapters.engines.embedded.cgroups import DELEGATE, CpuGroups
 from joulery.adapters.meters.cgroup import make_group
 from joulery.adapters.meters.cpu_model import cpu_power
 from joulery.app.wiring.devices import open_device
-from joulery.app.wiring.meters import MeterSpec, open_meter
+from joulery.app.wiring.meters import open_meter
 from joulery.app.wiring.models import cache_folder
-from joulery.domain.energy.channel import ReadingKind
+from joulery.domain.energy.channel import MeterSpec, ReadingKind
 from joulery.domain.errors import CapabilityError, ConfigError, JouleryError
 from joulery.domain.gpu.device import DeviceCapability, DeviceSpec
 from joulery.domain.ports import Device, Meter

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from joulery.adapters.clusters.slurm_node import job_of, node_placements
-from joulery.app.wiring.meters import MeterSpec, open_meters
+from joulery.app.wiring.meters import open_meters
 from joulery.app.wiring.share import open_busy, open_tree
 from joulery.domain.cluster import Placement
+from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.runtime.schedule.agent import AgentTimes, run_agent
 from joulery.runtime.schedule.energy import JobMeter, MachineShares

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 from joulery.domain.cluster import ClusterAction, ClusterSnapshot
 from joulery.domain.decisions import Step
 from joulery.domain.energy.carbon import CarbonSeries
-from joulery.domain.energy.power import Channel
+from joulery.domain.energy.channel import Channel
 from joulery.domain.gpu.device import (
     ClockSetting,
     DeviceCapability,

@@ -4,13 +4,12 @@ import time
 import numpy as np
 import pytest
 
-from joulery.app.wiring.meters import MeterSpec
 from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.energy.channel import MeterSpec
 from joulery.runtime.measuring.live import LiveMeters
-from joulery.runtime.measuring.readings import read_evidence
 from joulery.runtime.measuring.sampler_config import SamplerConfig
 from joulery.runtime.measuring.sampling import SamplerProcess
-from joulery.store.run.recordings import RecordingTail, read_recording
+from joulery.store.run.readings import RecordingTail, read_recording, read_samples
 from joulery.store.run.samples import SampleWriter
 
 HEADER = {"unix_ns": 1_700_000_000_000_000_000, "monotonic_ns": 1_000, "period_s": 0.1}
@@ -117,6 +116,6 @@ def test_a_sampler_that_slows_itself_down_is_understood(tmp_path):
         time.sleep(2.5)
     finally:
         process.stop()
-    evidence = read_evidence(tmp_path)
-    assert any("of a core" in note for note in evidence.notes)
-    assert evidence.traces[0].period_s >= 0.02, "held across the longer period"
+    readings = read_samples(tmp_path)
+    assert any("of a core" in note for note in readings.notes)
+    assert readings.traces[0].period_s >= 0.02, "held across the longer period"

@@ -11,10 +11,10 @@ from joulery.app.serving.gateway_handle import GatewayHandle
 from joulery.app.serving.loads import Loads
 from joulery.app.serving.service import ServiceSetup, fleet_cores, model_ref
 from joulery.app.wiring.gpus import LocalGpus
-from joulery.app.wiring.meters import MeterSpec
 from joulery.config.services import ServiceConfig
 from joulery.config.serving import EmbeddedEngine
 from joulery.config.site import Site
+from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import ConfigError, JouleryError
 from joulery.domain.gpu.provisioning import PlannedGpu
 from joulery.domain.ports import Engine

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from joulery.app.runs import load_run
 from joulery.app.serving.facts import tell_machine, tell_profile, tell_service, tell_serving
 from joulery.app.serving.gateway_handle import GatewayHandle, front
 from joulery.app.serving.governed import govern, join_keepers
@@ -20,18 +21,17 @@ from joulery.app.serving.service import ServiceSetup, choose, service_setup
 from joulery.app.wiring.carbon import carbon_source
 from joulery.app.wiring.gpu_groups import pods_of
 from joulery.app.wiring.gpus import LocalGpus, local_gpus
-from joulery.app.wiring.meters import MeterSpec
 from joulery.app.wiring.models import cache_folder
 from joulery.app.wiring.site_meters import meter_specs
 from joulery.config.carbon import CarbonConfig
 from joulery.config.services import ServiceConfig
 from joulery.config.site import Mode, Site
+from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import ConfigError
 from joulery.runtime.leasing.lending import lending
 from joulery.runtime.llm.usage import TextLedger
 from joulery.runtime.measuring.measure import RUNS
 from joulery.runtime.profiling.obtain import Obtained, obtain_profile
-from joulery.runtime.runs.recorded import load_run
 from joulery.runtime.serving.controller import RequestWindow
 from joulery.runtime.serving.finish import Finished, finish
 from joulery.runtime.serving.governing import ClockKeeper
@@ -338,7 +338,7 @@ def _with_page(
 ) -> dict[str, Any]:
     """The report with what is known only now: the page, where everything is, what the clients saw."""
     page = finished.path / "report.html"
-    text = render_html(roll_up([load_run(finished.path, with_course=True)], "component"))
+    text = render_html(roll_up([load_run(finished.path, with_timeline=True)], "component"))
     write_atomically(page, lambda file: file.write(text.encode()))
     profiled = {one.name: one.profiled for one in hosted}
     services = [

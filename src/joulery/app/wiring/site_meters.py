@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from joulery.app.wiring.meters import PREFERRED, MeterSpec, open_meter
+from joulery.app.wiring.meters import PREFERRED, open_meter
 from joulery.config.meters import MetersConfig
+from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import CapabilityError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-JOULES_PER_KWH = 3.6e6
+from joulery.domain.energy.carbon import JOULES_PER_KWH
 
 
 def accuracy_change_ratio(accuracy_ratio: float, base_accuracy_ratio: float) -> float:

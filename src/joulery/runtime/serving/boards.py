@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from joulery.accounting.charge import BusyTimes
 from joulery.accounting.load_line import work_by_bin
 from joulery.domain.arrays import FloatArray
-from joulery.domain.energy.power import PowerTrace
+from joulery.domain.energy.power import BusyTimes, PowerTrace
 from joulery.domain.serving.engine import RequestRecord
-from joulery.runtime.measuring.readings import RunReadings
+from joulery.store.run.readings import RunReadings
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from joulery.accounting.charge import BusyTimes
+from joulery.accounting.steps import NS_PER_S
+from joulery.domain.energy.power import BusyTimes
 from joulery.domain.serving.engine import RequestRecord
 from joulery.runtime.measuring.account import Basis, account
-from joulery.runtime.measuring.readings import NS_PER_S, fold, read_evidence
 from joulery.runtime.measuring.terms import Span, Terms
 from joulery.runtime.serving.boards import OnBoards, of_boards
 from joulery.runtime.serving.running_service import RunningService
@@ -23,6 +23,7 @@ from joulery.runtime.serving.summary import RunCost, Served, compared, summarise
 from joulery.store.run.directory import SAMPLES, RunWriter
 from joulery.store.run.footprints import footprint_to_dict
 from joulery.store.run.intensity import write_intensity
+from joulery.store.run.readings import read_samples, save_readings
 from joulery.store.run.timeline import write_ticks
 
 
@@ -54,11 +55,11 @@ def finish(
     """
     writer = session.writer
     boards = [_on_boards(one) for one in session.hosted if one.setup.gpus]
-    evidence, remarks = of_boards(read_evidence(writer.path / SAMPLES), boards, session.ran.records)
+    readings, remarks = of_boards(read_samples(writer.path / SAMPLES), boards, session.ran.records)
     unix_offset_ns = round(session.started_s * NS_PER_S) - session.start_ns
     span = Span(session.start_ns, session.end_ns, unix_offset_ns)
     terms = Terms(idle="whole", pue=session.site.pue)
-    made = account(evidence, span, terms, session.grid.source, (*remarks, *session.ran.warnings))
+    made = account(readings, span, terms, session.grid.source, (*remarks, *session.ran.warnings))
     basis, charged = made.basis, made.charged
     served = [_served(session, one, basis) for one in session.hosted]
     found = [compared(one) for one in served]
@@ -76,7 +77,7 @@ def finish(
     report = known_numbers({**made.report, **figures, **control, **written, "charges": charges})
     write_ticks(writer, with_baseline(session.ran.ticks, served, found, cost))
     write_requests(writer, [record for record in session.ran.records if record.service in session.names])
-    fold(evidence, writer)
+    save_readings(readings, writer)
     if basis.carbon is not None:
         write_intensity(writer, basis.carbon)
     writer.write_report(report)

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from joulery.app.wiring.meters import MeterSpec
 from joulery.config.site import Mode, Site
 from joulery.domain.decisions import Decision, Step
+from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import JouleryError
 from joulery.domain.gpu.layout import Instance, Layout
 from joulery.domain.gpu.provisioning import PlannedGpu

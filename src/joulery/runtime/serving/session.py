@@ -22,16 +22,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from joulery.app.serving.service import PolicyBinding, objectives_from_config, terms_of, with_terms
-from joulery.app.wiring.meters import MeterSpec
 from joulery.config.site import Mode, Site
 from joulery.domain.decisions import Decision, Step
+from joulery.domain.energy.carbon import JOULES_PER_KWH
+from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import JouleryError
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.ports import Engine
 from joulery.domain.quality import Quality, weakest
 from joulery.domain.serving.engine import EnergyShare, RequestRecord
 from joulery.domain.serving.timeline import DecisionRecord, NowSnapshot, SiteLabel, Tick
-from joulery.policies.serving.objective import JOULES_PER_KWH
 from joulery.policies.serving.trial_policy import TRY_LAYOUT
 from joulery.policies.serving.trial_state import TrialState
 from joulery.policies.serving.variant_policy import KEEP_LAYOUT, Observation

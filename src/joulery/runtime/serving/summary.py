@@ -15,7 +15,7 @@ import numpy as np
 
 from joulery.accounting.charge import Charged
 from joulery.domain.arrays import FloatArray
-from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.energy.carbon import JOULES_PER_KWH, CarbonSeries
 from joulery.domain.energy.footprint import Footprint
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.engine import Outcome, RequestRecord
@@ -24,7 +24,6 @@ from joulery.domain.serving.service import ModelFamily, Slo
 from joulery.domain.serving.timeline import Tick
 from joulery.perf.counterfactual import Answered, Counterfactual, compare
 from joulery.perf.layouts import Predictor
-from joulery.policies.serving.objective import JOULES_PER_KWH
 from joulery.policies.serving.variant_policy import short
 
 SCHEMA = "joulery.up/1"

@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from joulery.domain.energy.carbon import JOULES_PER_KWH
 from joulery.domain.energy.footprint import Footprint
 from joulery.domain.serving.engine import Outcome, RequestRecord
 from joulery.domain.serving.timeline import Charge, DecisionRecord, NowSnapshot, ServiceTick, SiteLabel, Tick
-from joulery.policies.serving.objective import JOULES_PER_KWH
 from joulery.runtime.measuring.live import LiveMeters
 from joulery.runtime.serving.controller import summarise
 from joulery.runtime.serving.intensity import Grid

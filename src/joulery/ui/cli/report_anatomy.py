@@ -55,7 +55,8 @@ def render(runs: Sequence[str], cut: Cut, form: str) -> bytes:
         DataError: A run was not traced, or a form needs a single run, or events it does not keep.
         ConfigError: The cut makes no sense.
     """
-    from joulery.runtime.tracing.anatomies import load_anatomies, together
+    from joulery.app.runs import load_anatomies
+    from joulery.runtime.tracing.anatomies import together
     from joulery.ui.reports.anatomy import exports
 
     anatomies = load_anatomies(runs)

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from joulery.accounting.align import align
-from joulery.accounting.integrate import Metered
 from joulery.accounting.session import session
 from joulery.accounting.steps import PowerSteps
 from joulery.adapters.tracers.kineto.names import GRAPH, name_events, read_kineto
 from joulery.adapters.tracers.kineto.reader import Kind, read_columns
-from joulery.domain.energy.power import Channel, ReadingKind
+from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality
 from joulery.domain.trace.events import EventTrace, module_components
@@ -98,9 +97,7 @@ def test_every_kernel_of_the_golden_gpu_traces_is_linked_and_busy_time_is_exact(
     assert not [note for note in trace.notes if "launch" in note]
     device = next(name for name in trace.devices if name.startswith("GPU"))
     window = trace.hull_ns
-    one_watt = Metered(
-        Channel(device, "board", ReadingKind.POWER, "fake", Quality.MEASURED), PowerSteps(list(window), [1.0])
-    )
+    one_watt = PowerSteps(Channel(device, "board", ReadingKind.POWER, "fake", Quality.MEASURED), list(window), [1.0])
     got = {entry.device: entry for entry in align(trace, {device: [one_watt]}, window).devices}[device]
     assert round(got.active_s * 1e9) == int(fact["union_busy_ns"])
     assert got.attributed_j == pytest.approx(int(fact["union_busy_ns"]) / 1e9, rel=1e-12)

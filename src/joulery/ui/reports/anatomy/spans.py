@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from joulery.accounting.devices import canonical
+from joulery.accounting.align import canonical
 from joulery.accounting.session import is_accelerator
 from joulery.accounting.steps import PowerSteps, power_steps
 from joulery.domain.arrays import FloatArray, IntArray
