@@ -3,11 +3,12 @@
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
 PATIENCE_S = 240.0
-"""Longer than anything takes beside a load on every core, shorter than pytest's limit, so that the error names what never came."""
+"""Longer than anything takes on a loaded machine; shorter than pytest's limit: the error names what is missing."""
 INTERVAL_S = 0.02
 
 
@@ -33,3 +34,11 @@ async def eventually(condition: Callable[[], T], what: str = "the condition", pa
             raise TimeoutError(f"{what} never came")
         await asyncio.sleep(INTERVAL_S)
     return value
+
+
+def ended(pid: int) -> bool:
+    """True when a process is gone, or only waits for its parent to read its exit code."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from joulery.accounting.edd import Node, tree
 from joulery.accounting.rows import folded
+from joulery.app.runs import load_anatomies
 from joulery.domain.energy.tensor_footprint import TensorFootprint
-from joulery.runtime.tracing.anatomies import load_anatomies
 
 PRODUCT = re.compile(r"/(addmm|mm|bmm|baddbmm|\w*(flash|efficient|cudnn)_attention\w*)(_\d+)?$")
 """Products of matrices, and the kernels that make attention's two products one."""

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from joulery.adapters.cgroups import DELEGATE, CpuGroups, GroupFiles
 from joulery.adapters.devices.mig_smi import GRANT as SMI_GRANT
-from joulery.adapters.engines.embedded.cgroups import DELEGATE, CpuGroups, GroupFiles
 from joulery.adapters.meters.fake import FakeMeter, Script
 from joulery.adapters.meters.rapl import GRANT
 from joulery.app import doctor

@@ -13,9 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from joulery.adapters.cgroups import DELEGATE, CpuGroups, make_group
 from joulery.adapters.devices.cpufreq import GRANT
-from joulery.adapters.engines.embedded.cgroups import DELEGATE, CpuGroups
-from joulery.adapters.meters.cgroup import make_group
 from joulery.adapters.meters.cpu_model import cpu_power
 from joulery.app.wiring.devices import open_device
 from joulery.app.wiring.meters import open_meter

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import Counter, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from joulery.domain.serving.engine import RequestRecord
 from joulery.domain.serving.generation import TextCost
-from joulery.gateway.metrics import Family
+from joulery.gateway.metrics import Family, Registry
 from joulery.runtime.llm.request_meter import TextMeter
 from joulery.runtime.llm.service import LLMService
 
@@ -66,7 +66,8 @@ class TextMetrics:
         meter: Their meter.
     """
 
-    def __init__(self, registry: CollectorRegistry, desks: Mapping[str, LLMService], meter: TextMeter) -> None:
+    def __init__(self, registry: Registry, desks: Mapping[str, LLMService], meter: TextMeter) -> None:
+        registry.declare(TEXT_METRICS)
         tokens = _BY_NAME["joulery_text_tokens_total"]
         self._tokens = Counter(tokens.name.removesuffix("_total"), tokens.help, tokens.labels, registry=registry)
         energy, grams = (_BY_NAME[f"joulery_text_{name}"] for name in ("token_energy_joules", "request_carbon_grams"))

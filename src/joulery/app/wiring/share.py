@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from joulery.adapters.meters.cgroup import RunGroup, make_group, open_group
+from joulery.adapters.cgroups import RunGroup, make_group, open_group
 from joulery.adapters.meters.cputimes import open_cpu_times, sockets_of_cpus
 from joulery.adapters.meters.tree import ProcessTree
 from joulery.domain.errors import CapabilityError

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from joulery.adapters.cgroups import CpuGroups
 from joulery.adapters.engines.embedded.batches import kind_of
-from joulery.adapters.engines.embedded.cgroups import CpuGroups
 from joulery.adapters.engines.embedded.gpu_parts import GpuParts
 from joulery.adapters.engines.embedded.replica import Launch, Replica, gone_within, promoted_standbys
 from joulery.adapters.engines.embedded.service import Call, encoded, response

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from joulery.adapters.engines.embedded.cgroups import CpuGroups
+from joulery.adapters.cgroups import CpuGroups
 from joulery.adapters.engines.embedded.process import WorkerProcess
 from joulery.adapters.engines.embedded.slices import limited
 from joulery.adapters.engines.embedded.wire import Frame, Piece
