@@ -138,7 +138,7 @@ def _account(
     multiplicity: Multiplicity,
     columns: _Columns,
 ) -> DeviceEnergy:
-    """Fill the rows of one device and say what the device drew in all."""
+    """Fill the rows of one device and return the energy of the whole device."""
     here, size = cut.on(device), len(cut.rows)
     rows = np.flatnonzero([name == device for name in cut.rows.device])
     row, start_ns, end_ns = cut.row[here], cut.start_ns[here], cut.end_ns[here]
@@ -274,7 +274,7 @@ def canonical(device: str) -> str:
 
 
 def _host(device: str, channels: dict[str, list[PowerSteps]], by_name: dict[str, str], notes: list[str]) -> str | None:
-    """Meter of a host whose sockets the trace does not tell apart; sockets are put together under ``device``."""
+    """Meter of a host; where the trace names no socket, all sockets are put together under ``device``."""
     sockets = sorted(name for name in by_name if name.startswith("cpu:"))
     if len(sockets) == 1:
         return by_name[sockets[0]]

@@ -31,7 +31,7 @@ def power_timeline(
 ) -> tuple[Tick, ...]:
     """Ticks of equal length over ``[t0_s, t1_s)``; the last cumulative values are the charge of the whole window.
 
-    The arguments are those of :func:`~joulery.accounting.charge.charge`, whose additivity over splits this rests on.
+    The arguments are those of :func:`~joulery.accounting.charge.charge`, which are additive over splits of the window.
     Power is that of what the run pays for, idle by the rule included; NaN where nothing was read.
     """
     edges = np.linspace(t0_s, t1_s, windows + 1).tolist() if t1_s > t0_s else []

@@ -135,7 +135,7 @@ class CpuGroups:
         return group
 
     def remove(self, group: Path) -> None:
-        """Remove a group whose processes have ended. One that is still busy stays for the next engine to sweep."""
+        """Remove a group without processes. A busy group stays for the next engine to sweep."""
         with suppress(OSError):
             self._files.remove(group)
 
@@ -233,7 +233,7 @@ def group_name(pid: int) -> str:
 
 
 def make_group(pid: int, proc: Path = Path("/proc")) -> RunGroup:
-    """Make a group for a run inside the group of this process, and sweep those whose process is no more.
+    """Make a group for a run inside the group of this process, and sweep those of dead processes.
 
     Args:
         pid: The process that starts the run.
@@ -266,7 +266,7 @@ def make_group(pid: int, proc: Path = Path("/proc")) -> RunGroup:
 
 
 def _sweep(place: Path, proc: Path) -> None:
-    """Delete the empty groups of runs whose starter was killed before it could."""
+    """Delete the empty groups that killed starters left."""
     for folder in place.glob("joulery-*"):
         match = _RUN_GROUP.fullmatch(folder.name)
         if match and not (proc / match[1]).exists():

@@ -28,7 +28,7 @@ from joulery.runtime.measuring.sampling import SamplerProcess
 from joulery.runtime.measuring.terms import MAX_CPU_RATIO, PERIOD_S
 
 LOOK_S = 0.3
-"""How long meters are watched to tell their watts, and how long the sampler is tried."""
+"""Time over which meters are read for their watts, and the sampler is tried."""
 
 
 class Status(StrEnum):
@@ -121,9 +121,9 @@ def _watts(meter: Meter) -> str:
 def sampler() -> Check:
     """Whether the sampler runs, and what it takes."""
     with tempfile.TemporaryDirectory(prefix="joulery-") as folder:
-        orders = SamplerConfig(folder, os.getpid(), os.getpid(), True, PERIOD_S, MAX_CPU_RATIO)
+        config = SamplerConfig(folder, os.getpid(), os.getpid(), True, PERIOD_S, MAX_CPU_RATIO)
         try:
-            process = SamplerProcess.start(orders)
+            process = SamplerProcess.start(config)
             process.wait_ready()
             time.sleep(LOOK_S)
             process.stop()

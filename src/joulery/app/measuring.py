@@ -89,7 +89,7 @@ def measure(
         print(m.footprint.energy_j, m.footprint.carbon_g)
 
     Args:
-        zone: Grid zone whose intensity is looked up after the block: ``GB``, ``typical:FR``, ``electricity-maps:DE``.
+        zone: Grid zone of the intensity, looked up after the block: ``GB``, ``typical:FR``, ``electricity-maps:DE``.
         carbon: A CSV or Parquet file with the intensity, or a stated one such as ``"250 g/kWh"``. Without ``zone`` and
             ``carbon`` no grams are known.
         column, timezone, scope, fill: How the file is read, as on the command line.

@@ -259,7 +259,7 @@ def test_the_environment_keeps_what_was_there(tmp_path: Path) -> None:
     made = TorchTracer().environment(str(tmp_path), Steps(1, 2, 3, 4), {"PYTHONPATH": "/mine"})
     start_up, mine = made["PYTHONPATH"].split(":")
     assert mine == "/mine" and (Path(start_up) / "sitecustomize.py").exists()
-    assert json.loads(made[inject.ORDERS]) == {
+    assert json.loads(made[inject.SETTINGS]) == {
         "framework": "torch",
         "folder": str(tmp_path.resolve()),
         "skip": 1,
@@ -267,4 +267,4 @@ def test_the_environment_keeps_what_was_there(tmp_path: Path) -> None:
         "active": 3,
         "repeat": 4,
     }
-    assert f'ORDERS = "{inject.ORDERS}"' in (Path(start_up) / "sitecustomize.py").read_text()
+    assert f'SETTINGS = "{inject.SETTINGS}"' in (Path(start_up) / "sitecustomize.py").read_text()

@@ -1,4 +1,4 @@
-"""Read a recorded trace of any known form, told apart by what is in it."""
+"""Read a recorded trace of any known format, recognised by its content."""
 
 from __future__ import annotations
 

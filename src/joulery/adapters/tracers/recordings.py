@@ -1,4 +1,4 @@
-"""What recorders inside traced programs leave in a folder, whatever the framework: orders, marks, clocks.
+"""What recorders inside traced programs leave in a folder, whatever the framework: settings, marks, clocks.
 
 The recording itself runs inside the program (:mod:`joulery.adapters.tracers.inject`), which is started through the
 program's environment, so that neither its code nor its command changes.
@@ -30,7 +30,7 @@ class RecordingTracer:
         framework: Which one; files are named after it.
         called: What a program calls that is recorded, in words.
         read: The events of one cycle's file, and where its clock ranges begin (nanoseconds, of the trace's clock); is
-            told whether repeated calls of one module are to be numbered.
+            called with whether repeated calls of one module are numbered.
     """
 
     def __init__(self, framework: str, called: str, read: Callable[[Path, bool], tuple[EventTrace, IntArray]]) -> None:
@@ -40,8 +40,8 @@ class RecordingTracer:
         """Variables that have a Python program recorded into ``folder`` (which exists), on top of those it inherits."""
         start_up = str(Path(inject.__file__).resolve().parent)
         path = os.pathsep.join(filter(None, (start_up, inherited.get("PYTHONPATH"))))
-        orders = json.dumps({"framework": self._framework, "folder": str(Path(folder).resolve()), **asdict(steps)})
-        return {"PYTHONPATH": path, inject.ORDERS: orders}
+        settings = json.dumps({"framework": self._framework, "folder": str(Path(folder).resolve()), **asdict(steps)})
+        return {"PYTHONPATH": path, inject.SETTINGS: settings}
 
     def recorded(
         self, folder: str, sampler_offset_ns: int | None, *, calls: bool = False
@@ -120,7 +120,7 @@ def clock_fit(starts: IntArray, marks: IntArray, sampler_offset_ns: int | None) 
         low, high = marks[:, 0], marks[:, 3]
     else:
         low, high = marks[:, 1] + sampler_offset_ns, marks[:, 2] + sampler_offset_ns
-    # A mark during which the program was held up says little: the narrower half tells.
+    # A mark during which the program was held up says little: the narrower half decides.
     narrow = np.argsort(high - low, kind="stable")[: max(1, len(marks) // 2)]
     distances = ((low + high) // 2 - np.sort(starts))[narrow]
     offset = int(np.median(distances))

@@ -1,4 +1,4 @@
-"""The meters that a site file asks for, as orders for the sampler."""
+"""The meters that a site file asks for."""
 
 from __future__ import annotations
 

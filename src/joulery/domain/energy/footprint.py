@@ -46,8 +46,8 @@ class Footprint:
 
     Attributes:
         parts: Energy charged to the work itself, one entry a (device, component, quality, meter), sorted by key.
-        idle_j: Energy its devices drew without running anything, as far as the chosen rule charges it to this work.
-        unattributed_j: Metered energy of its scope that could be given to nobody.
+        idle_j: Energy of its idle devices, as far as the idle rule charges it to this work.
+        unattributed_j: Metered energy of its scope without an owner.
         carbon_g: Grams of CO2-equivalent of ``carbon_covered_j`` joules, facility overhead (``pue``) included.
         carbon_covered_j: Joules (IT side) with a known intensity; 0 when no carbon source was given.
         embodied_g: Embodied grams charged to the work; 0 when not asked for.
@@ -119,7 +119,7 @@ class Footprint:
         return weakest((*(part.quality for part in self.parts if part.energy_j > 0), *rest))
 
     def portion(self, ratio: float) -> Footprint:
-        """A share of it, 0 to 1, time included: portions whose ratios add up to 1 add up to the whole."""
+        """A share of it, 0 to 1, time included: portions of ratios that sum to 1 add up to the whole."""
         return replace(
             self,
             parts=tuple(

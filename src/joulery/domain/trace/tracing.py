@@ -62,7 +62,7 @@ class ClockFit:
     """How the clock of a trace was tied to the clock of the power readings.
 
     Attributes:
-        offset_ns: What was added to the stamps of the trace; None when no mark told it (then nothing was added).
+        offset_ns: Added to the stamps of the trace; None without a clock mark (then nothing was added).
         residual_ns: Largest distance of a mark from that offset.
         uncertainty_ns: Half the time that taking a mark took: what no offset can be better than.
     """

@@ -201,7 +201,7 @@ def moved(series: CarbonSeries, by_s: float) -> CarbonSeries:
 
 
 def account_again(run: Run, source: CarbonSource | None, *, regardless: bool = False) -> Account:
-    """The account of a run from what it keeps: also of one whose measuring process was killed.
+    """Account a run again from its files, also after its measuring process was killed.
 
     Args:
         run: A run of kind ``measure``.
@@ -246,7 +246,7 @@ def _coarser(times: BusyTimes, window_s: float) -> BusyTimes:
 
 
 def _completed(busy: Mapping[str, BusyTimes], cpu_s: float) -> dict[str, BusyTimes]:
-    """Busy times whose sum over the run is not below what the system says it used: ticks of 10 ms round down."""
+    """Busy times scaled so that their sum is at least the CPU time the system reports: ticks of 10 ms round down."""
     sockets = [device for device in busy if device.startswith("cpu:")]
     seen_s = math.fsum(float(np.sum(busy[device].app_s)) for device in sockets)
     if not sockets or seen_s >= cpu_s:

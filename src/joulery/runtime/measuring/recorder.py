@@ -52,7 +52,7 @@ class RunRecorder:
         """Start the sampler; every meter was read once when this returns.
 
         Args:
-            root: The process whose tree is the run.
+            root: Root of the process tree that is the run.
             include_root: Whether its own CPU time is the run's.
             group: Control group of the run, and whether it counts CPU by CPU.
 

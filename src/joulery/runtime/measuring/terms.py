@@ -12,7 +12,7 @@ from joulery.domain.errors import ConfigError
 IDLE_RULES = ("whole", "share", "none")
 """The values of ``accounting.charge.IdleRule``."""
 PERIOD_S = 0.01
-"""Default time between two readings: finer tells no two GPU kernels apart, coarser loses short phases."""
+"""Default time between two readings: finer separates no GPU kernels, coarser loses short phases."""
 SHORTEST_PERIOD_S, LONGEST_PERIOD_S = 0.001, 1.0
 MAX_CPU_RATIO = 0.03
 """Share of one core the sampler may take before it reads less often."""

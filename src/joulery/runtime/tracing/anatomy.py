@@ -65,7 +65,7 @@ class Accounted:
 
 
 def account_run(path: Path, openers: RunOpeners, estimator: Estimator | None = None) -> Accounted:
-    """Account a traced run; one whose measuring process was killed is accounted from the files it left.
+    """Account a traced run; after a killed measuring process, from the files it left.
 
     Args:
         path: The run directory; no file in it is changed.

@@ -51,7 +51,7 @@ class BlockRecorder(Protocol):
 
 
 class TraceBlock(Measurement):
-    """A block of Python whose PyTorch operations are recorded; their energy is known when the block has ended."""
+    """A block of Python with recorded PyTorch operations; their energy is known when the block has ended."""
 
     def __init__(
         self,

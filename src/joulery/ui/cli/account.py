@@ -54,7 +54,7 @@ def command(
     Events: PyTorch profiler (Kineto) JSON, TensorFlow 1 timeline, JAX trace, XLA profile (.xplane.pb), or CSV
     op,start_ns,dur_ns,device,lane,phase. Power: CSV t_ns,device and power_w or counter_j. Gzip is seen through.
 
-    Or name a traced RUN whose measuring process was killed: what it left is accounted.
+    Or name a traced RUN of a killed measuring process: its remaining files are accounted.
     """
     from joulery.app.measuring import open_carbon
     from joulery.app.runs import account_files, account_run

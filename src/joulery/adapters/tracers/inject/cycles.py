@@ -1,9 +1,9 @@
 """The schedule of a recorder that lives in a traced program, and the file in which it says what it recorded.
 
-A recorder must never be the program's problem: nothing of it raises into the program; when the profiler or the disk
+A recorder never disturbs the program: it raises nothing into the program. When the profiler or the disk
 refuses, recording ends and the reason goes to the marks file. After the last cycle nothing of it is active.
 
-Files, in the folder of the orders: ``FRAMEWORK-PID.marks`` (one JSON object a line) and one file a cycle.
+Files, in the folder of the settings: ``FRAMEWORK-PID.marks`` (one JSON object a line) and one file a cycle.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Cycles(ABC):
 
     @abstractmethod
     def _stop(self, stem: Path) -> Path:
-        """Have the profiler stop and write what it saw to a file whose name begins with the stem's; that file."""
+        """Have the profiler stop and write what it saw to a file named after the stem; that file."""
 
     @abstractmethod
     def _drop(self) -> None:

@@ -15,7 +15,7 @@ from types import ModuleType
 
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  # pathlib is a slow import at start-up
 _PACKAGE = "joulery.adapters.tracers.inject"
-ORDERS = "JOULERY_TRACE"
+SETTINGS = "JOULERY_TRACE"
 _RECORDERS = {
     "torch": ("cycles", "torch_recorder"),
     "jax": ("cycles", "xla_cycles", "jax_recorder"),
@@ -27,9 +27,9 @@ _RECORDERS = {
 class FrameworkImport:
     """A finder that steps aside when the framework is imported, and installs the recorder behind it."""
 
-    def __init__(self, orders: dict[str, object]) -> None:
-        self._orders = orders
-        self._framework = str(orders["framework"])
+    def __init__(self, settings: dict[str, object]) -> None:
+        self._settings = settings
+        self._framework = str(settings["framework"])
 
     def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """The framework's own spec, with the recorder behind its loader; None for anything else."""
@@ -45,7 +45,7 @@ class FrameworkImport:
             run(module)
             for part in _RECORDERS[self._framework]:
                 loaded = _load(part)
-            loaded.install_from(self._orders)
+            loaded.install_from(self._settings)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -70,10 +70,10 @@ def _start() -> None:
         module = importlib.util.module_from_spec(own)
         sys.modules["sitecustomize"] = module
         own.loader.exec_module(module)
-    orders = os.environ.get(ORDERS)
-    if orders:
-        sys.meta_path.insert(0, FrameworkImport(json.loads(orders)))
+    settings = os.environ.get(SETTINGS)
+    if settings:
+        sys.meta_path.insert(0, FrameworkImport(json.loads(settings)))
 
 
-if os.environ.get(ORDERS):
+if os.environ.get(SETTINGS):
     _start()

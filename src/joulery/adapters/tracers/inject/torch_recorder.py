@@ -24,9 +24,11 @@ _PATIENCE = 3
 """Calls of a model in a row without any optimizer's step, after which a call counts as a step."""
 
 
-def install_from(orders: dict[str, Any]) -> Recorder:
-    """Install a recorder as told by the environment of the program."""
-    recorder = Recorder(Path(orders["folder"]), orders["skip"], orders["warmup"], orders["active"], orders["repeat"])
+def install_from(settings: dict[str, Any]) -> Recorder:
+    """Install a recorder with the settings in the environment of the program."""
+    recorder = Recorder(
+        Path(settings["folder"]), settings["skip"], settings["warmup"], settings["active"], settings["repeat"]
+    )
     recorder.install()
     return recorder
 
@@ -51,7 +53,7 @@ class Names:
         return name
 
     def root(self, module: Any, kind: str) -> str:
-        """Name of a module that nobody calls: its class, numbered where several with parameters are alive."""
+        """Name of a top-level module: its class, numbered where several with parameters are alive."""
         if getattr(module, "_is_replica", False) or next(module.parameters(), None) is None:
             return kind
         alive = self._roots.setdefault(kind, weakref.WeakSet())
@@ -149,7 +151,7 @@ class Recorder(Cycles):
 
     def _leave(self, module: Any) -> None:
         stack = self._stack()
-        # A call whose own hook never came (an exception in another hook) is left together with its caller.
+        # A call that missed its own hook (an exception in another hook) ends with its caller.
         while stack:
             left, _, opened = stack.pop()
             if opened is not None:
@@ -164,7 +166,7 @@ class Recorder(Cycles):
         return stack
 
     def _called(self, module: Any) -> None:
-        """A module was called by nobody: perhaps the beginning of a step."""
+        """A top-level module is called: this may begin a step."""
         if self._thread is None:
             self._model = weakref.ref(module)
             self.begin()

@@ -21,13 +21,13 @@ from joulery.domain.arrays import IntArray
 from joulery.domain.trace.events import SELF, UNNAMED, WAIT, EventTrace, module_components, qualified
 
 ROOT = "<root>"
-"""Component for the operations of a root module whose range carries no name."""
+"""Component for the operations of a root module with an unnamed range."""
 
 HOST = "CPU"
 """Device of host threads: a trace does not say which socket a thread ran on."""
 
 GRAPH = "<CUDA graph>"
-"""Leaf of the kernels of a captured graph: one launch for all of them, so nobody can tell them apart."""
+"""Leaf of the kernels of a captured graph: one launch for all of them, so they cannot be separated."""
 
 PHASES = ("", "forward", "backward", "recompute", "optimizer", "data")
 _NOWHERE, _FORWARD, _BACKWARD, _RECOMPUTE, _OPTIMIZER, _DATA = range(6)
