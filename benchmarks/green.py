@@ -39,11 +39,11 @@ from joulery.policies.training.allocation import ClusterView
 from joulery.policies.training.green import Green, GreenState
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.streams import Streams
-from joulery.sim.training.bound import least_grams
 from joulery.sim.training.cluster import TrainingRun, run_training_cluster
 from joulery.sim.training.plant import Cluster
 from joulery.sim.training.study import Setting, jobs_from_trace, run_scheme, scheme
 from joulery.sim.training.workload import Jobs
+from reproduce.green.bound import least_grams
 
 REGIONS = ("GB", "US-CAL-CISO", "SE", "PL", "CA-ON")
 

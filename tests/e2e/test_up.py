@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 import uuid
 from dataclasses import replace
@@ -217,7 +216,8 @@ def test_it_stays_when_asked_to(tmp_path, site):
         text = up.until("/dashboard")
         address = re.search(r"(http://[0-9.:]+)/dashboard", text)
         assert address is not None
-        time.sleep(4)
+        wait_until(lambda: any("joulery.runtime.load" in line for line in up._marked()), "the load generator")
+        wait_until(lambda: not any("joulery.runtime.load" in line for line in up._marked()), "its end")
         assert up.process.poll() is None, "the load has ended, the service has not"
         body = json.dumps({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [2, 3]}]}).encode()
         request = urllib.request.Request(f"{address[1]}/v2/models/sums/infer", body)

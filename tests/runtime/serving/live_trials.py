@@ -37,12 +37,12 @@ class Live:
         self.g_per_kwh, self.failed = 300.0, 0
         self.records: list[tuple[Any, Layout | None]] = []
         self.log: list[dict[str, Any]] = [{"kind": POLICY, **policy_entry(policy)}]
-        eye = ServiceObserver(
+        observer = ServiceObserver(
             self.window, self.engine, policy.terms.slo, lambda now_s: self.g_per_kwh, lambda: 0.0, self.sample
         )
         self.driver: LiveDriver[Any, Any] = LiveDriver(
             policy,
-            eye.look,
+            observer.observe,
             LayoutActuator(self.engine, self.service, dict.fromkeys(policy.problem.accuracy_ratio, model)).carry_out,
             watch=lambda seen, step: self.log.append({"kind": STEP, **step_entry(self.service, seen, step)}),
             record=lambda record: self.records.append((record, running_layout(self.engine, self.service))),

@@ -78,7 +78,7 @@ def test_a_summary_counts_answers_only():
     assert math.isnan(nothing[0]) and math.isnan(nothing[1]) and nothing[2:] == (0, {})
 
 
-def eye(engine: PaperEngine, window: RequestWindow) -> ServiceObserver:
+def observer(engine: PaperEngine, window: RequestWindow) -> ServiceObserver:
     return ServiceObserver(window, engine, Slo(0.1), lambda now_s: 100.0 + now_s, lambda: 42.0)
 
 
@@ -91,7 +91,7 @@ async def test_the_eye_sees_requests_grid_power_and_what_runs():
     for k in range(40):
         window.add(record(8.0 + 0.05 * k, 0.02))
     window.add(record(9.97, 0.5, outcome=Outcome.FAILED))
-    seen = eye(engine, window).look(10.0)
+    seen = observer(engine, window).observe(10.0)
     assert (seen.now_s, seen.g_per_kwh, seen.power_w) == (10.0, 110.0, 42.0)
     assert seen.rate_rps == pytest.approx(20.5), "a failed request was demand too"
     assert (seen.requests, seen.served) == (40, {"lite2": 40}) and seen.latency_s == pytest.approx(0.02)
@@ -149,7 +149,7 @@ async def test_a_day_of_the_controller_replays_from_its_log_alone():
     watched = ServiceObserver(window, engine, chosen.slo, lambda now_s: float(grid[int(now_s)]), lambda: 42.0)
     loop = LiveDriver(
         chosen,
-        watched.look,
+        watched.observe,
         LayoutActuator(engine, "photos", MODELS).carry_out,
         watch=lambda seen, step: log.append({"kind": STEP, **step_entry("photos", seen, step)}),
         record=records.append,
@@ -177,7 +177,7 @@ async def test_what_is_asked_for_changes_while_it_runs_and_the_log_replays():
     log.append({"kind": POLICY, **policy_entry(chosen)})
     loop = LiveDriver(
         chosen,
-        ServiceObserver(window, engine, chosen.slo, lambda now_s: 400.0, lambda: 42.0).look,
+        ServiceObserver(window, engine, chosen.slo, lambda now_s: 400.0, lambda: 42.0).observe,
         LayoutActuator(engine, "photos", MODELS).carry_out,
         watch=lambda seen, step: log.append({"kind": STEP, **step_entry("photos", seen, step)}),
         record=records.append,

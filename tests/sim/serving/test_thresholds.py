@@ -12,15 +12,15 @@ from joulery.domain.gpu.mig import A100_40GB
 from joulery.policies.serving.annealing import Neighbourhood, TrialMetrics, VariantSearch
 from joulery.policies.serving.configuration_graph import one_gpu, published_odds
 from joulery.sim.core.streams import Streams
-from joulery.sim.serving.figures import LOSSES, figures
 from joulery.sim.serving.outcome import StudySettings
 from joulery.sim.serving.schemes import co2opt_row
 from joulery.sim.serving.study import run
 from joulery.sim.serving.trial_cost import trial_cost
 from joulery.sim.serving.trial_table import bench
 from joulery.store.variant_tables import read_tables
-from joulery.ui.reports.papers.clover_claims import claims
-from joulery.ui.reports.papers.clover_page import page
+from reproduce.clover.claims import claims
+from reproduce.clover.figures import LOSSES, figures
+from reproduce.clover.page import page
 from tests.data_folder import data_folder
 
 GRID = [100.0, 300.0, 104.0, 250.0]

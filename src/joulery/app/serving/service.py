@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from joulery.app.profiling.inputs import read_arrivals
@@ -15,13 +15,11 @@ from joulery.config.fleet import CpuConfig
 from joulery.config.loadgen import TraceLoad
 from joulery.config.services import CloverPolicy, ModelConfig, OnnxModel, PythonModel, ServiceConfig
 from joulery.config.site import Mode, Site
-from joulery.config.trials import TrialsConfig
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.engine import ModelKind, ModelRef
 from joulery.domain.serving.profile import Profile
-from joulery.domain.serving.service import ModelFamily, Slice, Slo
-from joulery.perf.layouts import LayoutMetrics, Predictor
+from joulery.perf.layouts import Predictor
 from joulery.perf.queues.pull_queue import capacity_rps
 from joulery.policies.placement.pools.gpu_groups import Seats, split
 from joulery.policies.serving.objective import Objective
@@ -31,62 +29,11 @@ from joulery.policies.serving.trial_search import TrialProblem
 from joulery.policies.serving.trial_space import misfits, slice_menu
 from joulery.policies.serving.trial_state import Budget, TrialTerms
 from joulery.policies.serving.variant_policy import VariantPolicy, baseline
+from joulery.runtime.serving.running_service import PolicyBinding, ServiceSetup
 
 PREDICT = "predict"
 _NEVER = 1e6
 """A move of the intensity, as a multiple of the base, that does not happen."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceSetup:
-    """One service on this machine.
-
-    Attributes:
-        name: Its name.
-        owner: Whom it is charged to.
-        family: Its variants.
-        models: What each variant loads.
-        slo: What was promised.
-        cores: The CPU cores it may use.
-        partitions: The ways its cores may be cut.
-        candidates: The layouts there are to choose from.
-        gpus: The GPUs its replicas run on (``gpu:0``); empty on the CPU.
-        seats: Of each partition, which GPU has which slice; empty on the CPU.
-    """
-
-    name: str
-    owner: str
-    family: ModelFamily
-    models: Mapping[str, ModelRef]
-    slo: Slo
-    cores: tuple[int, ...]
-    partitions: tuple[tuple[Slice, ...], ...]
-    candidates: tuple[Layout, ...]
-    gpus: tuple[str, ...] = ()
-    seats: Seats = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PolicyBinding:
-    """How a service is run.
-
-    Attributes:
-        policy: Chooses its layouts.
-        predictor: What the profile says of them.
-        rate_rps: The demand it is planned for.
-        base: The layout it is compared with.
-        base_metrics: What that would do under the demand.
-        trials: How trials are measured; None where nothing is tried.
-        remark: What a person should know of how it decides; empty for nothing.
-    """
-
-    policy: VariantPolicy | TrialPolicy
-    predictor: Predictor
-    rate_rps: float
-    base: Layout
-    base_metrics: LayoutMetrics
-    trials: TrialsConfig | None = None
-    remark: str = ""
 
 
 def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpus | None = None) -> ServiceSetup:

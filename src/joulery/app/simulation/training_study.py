@@ -28,7 +28,7 @@ from joulery.sim.training.study import Setting, jobs_from_trace, run_scheme, sch
 from joulery.sim.training.workload import Jobs
 from joulery.store.columns import read_column
 
-ACCEPTS = frozenset({"trace", "carbon", "column", "days", "seed", "foresight"})
+ACCEPTS = frozenset({"trace", "carbon", "column", "days", "seed", "carbon_forecast"})
 _DAY_S = 86_400.0
 
 

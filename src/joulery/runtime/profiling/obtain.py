@@ -21,7 +21,6 @@ import orjson
 from joulery.accounting.load_line import cpu_channels, gpu_channels, gpu_points, power_points
 from joulery.accounting.steps import power_steps
 from joulery.app.profiling.inputs import inputs_for
-from joulery.app.serving.service import ServiceSetup
 from joulery.app.wiring.engine import local_engine
 from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import CapabilityError, DataError, JouleryError
@@ -35,6 +34,7 @@ from joulery.runtime.measuring.sampler_config import SamplerConfig
 from joulery.runtime.measuring.sampling import SamplerProcess
 from joulery.runtime.measuring.terms import MAX_CPU_RATIO
 from joulery.runtime.profiling.slices import BRIEF, Measured, Plan, Recording, assemble, digest, machine, measure
+from joulery.runtime.serving.running_service import ServiceSetup
 from joulery.store.files import disk_errors, require_json, write_atomically
 from joulery.store.run.readings import RunReadings, read_samples
 

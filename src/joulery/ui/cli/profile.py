@@ -12,10 +12,10 @@ import click
 from joulery.domain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from joulery.app.serving.service import ServiceSetup
     from joulery.config.services import ServiceConfig
     from joulery.config.site import Site
     from joulery.domain.serving.profile import Profile
+    from joulery.runtime.serving.running_service import ServiceSetup
 
 
 @click.command("profile")

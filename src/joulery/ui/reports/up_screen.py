@@ -1,25 +1,37 @@
-"""What ``joulery up`` says: what it found, a live line, what it came to. A terminal gets a line that moves."""
+"""The screen of ``joulery up``: facts, a live line, the summary. A terminal gets a line that moves."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from joulery.app.doctor import Check
 from joulery.domain.format import UNKNOWN, count, duration, grams, number, percent, si
 from joulery.domain.serving.timeline import DecisionRecord, ServiceLabel, ServiceTick, Tick
 from joulery.policies.placement.provisioning.standby import ShadowPolicy
 from joulery.policies.serving.trial_policy import TrialPolicy
 from joulery.policies.serving.variant_policy import SET_LAYOUT
+from joulery.runtime.profiling.obtain import Obtained
 from joulery.runtime.serving.driver import APPLIED
-from joulery.runtime.serving.provisioned import RUN_PLAN
+from joulery.runtime.serving.planned import RUN_PLAN, PlanInForce
+from joulery.runtime.serving.running_service import ServiceSetup
+from joulery.runtime.serving.session import Session
+from joulery.ui.reports.up_facts import (
+    machine_facts,
+    plan_facts,
+    profile_facts,
+    profile_warning,
+    service_facts,
+    serving_facts,
+)
 
 PLAIN_EVERY_S = 5.0
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue")
@@ -28,42 +40,25 @@ _INDENT = 12
 _WIDE = 120
 
 
-class Screen(Protocol):
-    """Where ``joulery up`` speaks."""
-
-    def fact(self, name: str, text: str) -> None:
-        """One thing that was found."""
-        ...
-
-    def progress(self, done: int, of: int, what: str) -> None:
-        """How far profiling is."""
-        ...
-
-    def begin(self, services: Sequence[ServiceLabel], duration_s: float | None) -> None:
-        """Requests are answered from now on."""
-        ...
-
-    def tick(self, tick: Tick, now_s: float) -> None:
-        """A period has passed; ``now_s`` seconds since the beginning."""
-        ...
-
-    def decision(self, record: DecisionRecord) -> None:
-        """The policy has decided, and this became of it."""
-        ...
-
-    def summary(self, report: Mapping[str, Any]) -> None:
-        """The end."""
-        ...
-
-    def warn(self, text: str) -> None:
-        """Something a person should know."""
-        ...
-
-
 class Silent:
-    """Says nothing: for ``--json``."""
+    """Shows nothing: for ``--json``. Implements :class:`joulery.app.serving.view.ServeView`."""
+
+    def machine(self, machine: Mapping[str, str], checks: Sequence[Check]) -> None:
+        """Nothing."""
+
+    def service(self, setup: ServiceSetup) -> None:
+        """Nothing."""
+
+    def profile(self, obtained: Obtained, setup: ServiceSetup) -> None:
+        """Nothing."""
 
     def fact(self, name: str, text: str) -> None:
+        """Nothing."""
+
+    def plan(self, plan: PlanInForce) -> None:
+        """Nothing."""
+
+    def serving(self, session: Session, url: str) -> None:
         """Nothing."""
 
     def progress(self, done: int, of: int, what: str) -> None:
@@ -78,34 +73,30 @@ class Silent:
     def decision(self, record: DecisionRecord) -> None:
         """Nothing."""
 
-    def summary(self, report: Mapping[str, Any]) -> None:
-        """Nothing."""
-
     def warn(self, text: str) -> None:
         """Nothing."""
 
 
-class Address(Silent):
-    """Says where it serves, once it does, and nothing else.
+class AddressOnly(Silent):
+    """Reports the address once requests are answered, and nothing else.
 
     Args:
-        say: Called with the address.
+        report: Called with the address.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
 
-    def fact(self, name: str, text: str) -> None:
-        """The address is in what is said of the dashboard."""
-        if name == "dashboard":
-            self._say(text.removesuffix("/dashboard"))
+    def serving(self, session: Session, url: str) -> None:
+        """Report the address."""
+        self._report(url)
 
 
 class ConsoleScreen:
-    """Speaks to a console. A context manager: the live line ends with it.
+    """Prints to a console. A context manager: the live line ends with it.
 
     Args:
-        console: Where to.
+        console: The console.
     """
 
     def __init__(self, console: Console) -> None:
@@ -123,8 +114,37 @@ class ConsoleScreen:
     ) -> None:
         self._end_live()
 
+    def machine(self, machine: Mapping[str, str], checks: Sequence[Check]) -> None:
+        """Print the machine and its meters."""
+        self._facts(machine_facts(machine, checks))
+
+    def service(self, setup: ServiceSetup) -> None:
+        """Print a service."""
+        self._facts(service_facts(setup))
+
+    def profile(self, obtained: Obtained, setup: ServiceSetup) -> None:
+        """Print a profile, with a warning where the machine was busy."""
+        self._facts(profile_facts(obtained, setup))
+        if warning := profile_warning(obtained):
+            self.warn(warning)
+
+    def plan(self, plan: PlanInForce) -> None:
+        """Print a plan."""
+        self._facts(plan_facts(plan))
+
+    def serving(self, session: Session, url: str) -> None:
+        """Print the demand, the first plans, their remarks and the address."""
+        self._facts(serving_facts(session, url))
+        for one in session.services.values():
+            if one.chosen is not None and one.chosen.remark:
+                self.warn(one.chosen.remark)
+
+    def _facts(self, facts: Iterable[tuple[str, str]]) -> None:
+        for name, text in facts:
+            self.fact(name, text)
+
     def fact(self, name: str, text: str) -> None:
-        """A name and what there is to say about it."""
+        """Print a name and a text, wrapped."""
         room = max(20, self._console.width - _INDENT - 1)
         lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
         self._console.print(Text(f"  {name:<{_INDENT - 2}}", style="bold") + Text(lines[0], style="not bold"))
