@@ -20,7 +20,7 @@ from joulery.adapters.tracers import inject
 from joulery.domain.arrays import IntArray
 from joulery.domain.errors import DataError
 from joulery.domain.trace.events import EventTrace, shifted
-from joulery.domain.trace.tracing import ClockFit, Steps, TracedSession
+from joulery.domain.trace.tracing import ClockFit, StepCounts, Steps, TracedSession
 
 
 class RecordingTracer:
@@ -87,6 +87,15 @@ class RecordingTracer:
             )
         return sessions, notes
 
+    def step_counts(self, folder: str) -> StepCounts:
+        """Steps of the processes that recorded themselves into a folder and ended orderly, recorded or not."""
+        total = StepCounts()
+        for entry in _marks(Path(folder), self._framework, []):
+            if entry["kind"] == "end":
+                known = {name: int(entry.get(name, 0)) for name in ("training", "evaluation")}
+                total += StepCounts(**known, other=int(entry["steps"]) if "training" not in entry else entry["other"])
+        return total
+
     def leftovers(self, folder: str) -> None:
         """Delete what was recorded, after it has been read.
 
@@ -146,4 +155,11 @@ def _session(
         window = int(begin[-1, 3]), int(end[0, 0])
     else:
         window = int(begin[-1, 2]) + sampler_offset_ns, int(end[0, 1]) + sampler_offset_ns
-    return TracedSession(shifted(trace, fit.offset_ns or 0), window, int(entry["steps"]), int(entry["pid"]), fit)
+    return TracedSession(
+        shifted(trace, fit.offset_ns or 0),
+        window,
+        int(entry["steps"]),
+        int(entry["pid"]),
+        fit,
+        entry.get("what", "other"),
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from joulery.domain.energy.tensor_footprint import DeviceEnergy, TensorFootprint
 from joulery.domain.errors import DataError
 from joulery.domain.ports import CarbonSource, Tracer
 from joulery.domain.trace.events import EventTrace, joined
-from joulery.domain.trace.tracing import Steps, TracedSession
+from joulery.domain.trace.tracing import StepCounts, Steps, TracedSession
 from joulery.runtime.measuring.account import Account, Basis, account_again
 from joulery.store.files import disk_errors
 from joulery.store.run.directory import Run, RunWriter
@@ -111,7 +111,8 @@ def keep_anatomy(writer: RunWriter, tracing: Tracing, basis: Basis, offset_ns: i
     anatomy = dissect(sessions, basis, tracing.estimator, notes)
     keep_events(writer, anatomy.trace)
     keep_footprint(writer, anatomy.footprint)
-    writer.describe(tracing=_described(tracing, sessions))
+    counts = tracer.step_counts(str(folder))
+    writer.describe(tracing=_described(tracing, sessions, counts, basis.t1_s - basis.t0_s))
     tracer.leftovers(str(folder))
     return anatomy
 
@@ -242,6 +243,17 @@ def _together(sessions: Sequence[TracedSession]) -> list[list[TracedSession]]:
     return groups
 
 
+def _union(windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Windows merged where they overlap, by start."""
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(windows):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
+        else:
+            merged.append((start, end))
+    return merged
+
+
 def clock_note(sessions: Sequence[TracedSession]) -> str:
     """Remark on the offset between the clocks of trace and sampler."""
     known = [session.clock for session in sessions if session.clock.offset_ns is not None]
@@ -264,15 +276,22 @@ def _share_notes(devices: Sequence[DeviceEnergy]) -> list[str]:
     ]
 
 
-def _described(tracing: Tracing, sessions: Sequence[TracedSession]) -> dict[str, Any]:
+def _described(tracing: Tracing, sessions: Sequence[TracedSession], counts: StepCounts, run_s: float) -> dict[str, Any]:
+    recorded_ns = sum(group[1] - group[0] for group in _union([session.window_ns for session in sessions]))
     return {
         "framework": tracing.framework,
         "estimator": tracing.estimator,
         "calls": tracing.calls,
         "steps": sum(session.steps for session in sessions),
+        "step_counts": {
+            **asdict(counts),
+            "recorded": sum(session.steps for session in sessions),
+            "share_of_run_ratio": recorded_ns / NS_PER_S / run_s if run_s > 0 else None,
+        },
         "sessions": [
             {
                 "process": session.process,
+                "kind": session.kind,
                 "steps": session.steps,
                 "start_s": session.window_ns[0] / NS_PER_S,
                 "end_s": session.window_ns[1] / NS_PER_S,

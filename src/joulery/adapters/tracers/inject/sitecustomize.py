@@ -43,12 +43,26 @@ class FrameworkImport:
 
         def exec_module(module: ModuleType) -> None:
             run(module)
-            for part in _RECORDERS[self._framework]:
-                loaded = _load(part)
-            loaded.install_from(self._settings)
+            try:
+                for part in _RECORDERS[self._framework]:
+                    loaded = _load(part)
+                loaded.install_from(self._settings)
+            except Exception as error:  # noqa: BLE001  # whatever this version lacks, the program runs on
+                self._note(module, error)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+    def _note(self, module: ModuleType, error: Exception) -> None:
+        """Leave the reason why this version of the framework is not recorded, for the report."""
+        version = getattr(module, "__version__", "")
+        text = f"{self._framework} {version} cannot be recorded: {type(error).__name__}: {error}"
+        file = os.path.join(str(self._settings["folder"]), f"{self._framework}-{os.getpid()}.marks")  # noqa: PTH118
+        try:
+            with open(file, "a", encoding="utf-8") as marks:  # noqa: PTH123
+                marks.write(json.dumps({"kind": "note", "text": text}) + "\n")
+        except OSError as refused:
+            sys.stderr.write(f"joulery: warning: {text} ({refused.strerror})\n")
 
 
 def _load(name: str) -> ModuleType:
