@@ -59,7 +59,7 @@ def test_a_gap_in_carbon_lowers_the_carbon_coverage() -> None:
 
 def test_without_carbon_there_are_no_grams_and_no_scope() -> None:
     fp = integrate([power([0], [10])], 0.0, 1.0)
-    assert (fp.carbon_g, fp.carbon_covered_j, fp.signal, fp.scope) == (0.0, 0.0, None, None)
+    assert (fp.carbon_g, fp.carbon_covered_j, fp.signal, fp.scope) == (None, 0.0, None, None)
     assert (fp.embodied_g, fp.pue) == (0.0, 1.0)
     assert fp.energy_j == 10.0
 

@@ -293,7 +293,7 @@ def build_footprint(
         parts=merge_parts(tuple(_part(channel, energy_j, bins, pue) for channel, energy_j in parts)),
         idle_j=sum(float(np.sum(energy_j)) for _, energy_j in idle),
         unattributed_j=sum(float(np.sum(energy_j)) for _, energy_j in unattributed),
-        carbon_g=carbon_g * pue,
+        carbon_g=None if bins.carbon is None else carbon_g * pue,
         carbon_covered_j=covered_j,
         embodied_g=embodied_g,
         facility_j=float(np.sum(total_j)) * pue,

@@ -39,7 +39,7 @@ def power_timeline(
     for start_s, end_s in itertools.pairwise(edges):
         run = charge(power, busy, start_s, end_s, idle=idle, exclusive=exclusive, carbon=carbon, pue=pue).run
         length_s = end_s - start_s
-        energy_j, carbon_g = energy_j + run.energy_j, carbon_g + run.carbon_g
+        energy_j, carbon_g = energy_j + run.energy_j, carbon_g + run.counted_g
         ticks.append(
             Tick(
                 end_s,

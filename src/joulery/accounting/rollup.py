@@ -84,7 +84,7 @@ def by_name(footprints: Iterable[tuple[str, Footprint]]) -> tuple[Row, ...]:
 
 
 def _row(name: str, footprint: Footprint) -> Row:
-    grams = footprint.carbon_g if footprint.signal is not None else math.nan
+    grams = footprint.counted_g if footprint.signal is not None else math.nan
     return Row(name, footprint.energy_j, grams, footprint.quality, footprint.band_j)
 
 

@@ -90,7 +90,7 @@ def test_the_three_parts_of_a_divided_power_add_up() -> None:
 
 def test_processes_that_ran_at_once_share_and_are_told_apart_in_time() -> None:
     both = dissect([session(0, 10, 1, "a/mm"), session(5, 15, 2, "b/mm")], basis(), "recency")
-    assert both.footprint.energy_by_op == pytest.approx({"a/mm": 250.0, "b/mm": 250.0})
+    assert both.footprint.energy_by_op == pytest.approx({"a/mm": 750.0, "b/mm": 750.0})
     assert any("2 processes were traced" in note for note in both.footprint.notes)
     apart = dissect([session(0, 10, 1, "a/mm"), session(20, 30, 2, "b/mm")], basis(), "recency")
     assert apart.footprint.energy_by_op == pytest.approx({"a/mm": 1000.0, "b/mm": 1000.0})

@@ -19,7 +19,9 @@ _SIGNS = (
     ("jax", re.compile(rb'"hlo_op"\s*:')),
     (
         "kineto",
-        re.compile(rb'"cat"\s*:\s*"(cpu_op|user_annotation|cuda_runtime|kernel)"|"deviceProperties"|"schemaVersion"'),
+        re.compile(
+            rb'"cat"\s*:\s*"(cpu_op|user_annotation|cuda_runtime|kernel|Operator|Kernel|mtia_\w+)"|"deviceProperties"|"schemaVersion"'
+        ),
     ),
 )
 

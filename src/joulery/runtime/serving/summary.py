@@ -256,7 +256,7 @@ def summarise_run(served: Sequence[Served], cost: RunCost, found: Sequence[Count
         "other_j": cost.charged.other_j,
     }
     if "saving_ratio" in figures:
-        figures["saving_with_idle_ratio"] = _with_idle(figures, cost.charged.run.carbon_g)
+        figures["saving_with_idle_ratio"] = _with_idle(figures, cost.charged.run.counted_g)
     portions = cost.portions(served)
     figures["services"] = [
         {"service": one.name, "owner": one.owner, **entry, "charged_j": part.energy_j, "charged_g": _grams(part)}
@@ -375,7 +375,7 @@ def _with_idle(figures: Mapping[str, Any], carbon_g: float) -> float:
 
 
 def _grams(part: Footprint) -> float:
-    return part.carbon_g if part.signal is not None else math.nan
+    return part.counted_g if part.signal is not None else math.nan
 
 
 def with_baseline(

@@ -58,6 +58,29 @@ class RunAnatomy:
         return found or [self.footprint.window_ns]
 
 
+def step_counts(anatomies: Sequence[RunAnatomy]) -> dict[str, float | int | None]:
+    """Steps of traced runs: ``training``, ``evaluation``, ``other``, ``recorded``, and ``share_of_run_ratio``.
+
+    The ratio is the recorded share of one run's time; None for several runs, and for runs of before it was kept.
+    """
+    found = [one.run.manifest.get("tracing", {}).get("step_counts", {}) for one in anatomies]
+    names = ("training", "evaluation", "other", "recorded")
+    total: dict[str, float | int | None] = {name: sum(int(one.get(name, 0)) for one in found) for name in names}
+    return {**total, "share_of_run_ratio": found[0].get("share_of_run_ratio") if len(found) == 1 else None}
+
+
+def ranks(anatomies: Sequence[RunAnatomy]) -> list[dict[str, float | int | str]]:
+    """The recorded processes of traced runs: ``run``, ``process``, ``steps`` and ``recorded_s``."""
+    rows: dict[tuple[str, int], dict[str, float | int | str]] = {}
+    for one in anatomies:
+        for session in one.run.manifest.get("tracing", {}).get("sessions", ()):
+            key = one.name, int(session["process"])
+            row = rows.setdefault(key, {"run": key[0], "process": key[1], "steps": 0, "recorded_s": 0.0})
+            row["steps"] = int(row["steps"]) + int(session["steps"])
+            row["recorded_s"] = float(row["recorded_s"]) + session["end_s"] - session["start_s"]
+    return [rows[key] for key in sorted(rows)]
+
+
 def load_anatomies(paths: Sequence[str | Path], openers: RunOpeners) -> list[RunAnatomy]:
     """Load traced runs.
 

@@ -163,13 +163,13 @@ def dissect(
 ) -> Anatomy:
     """Account sessions with the power of a run: of each shared device the run's share of it alone.
 
-    Sessions of several processes that overlap in time are accounted together, in the time all of them recorded.
+    Sessions of several processes that overlap in time are accounted together, over the union of their windows.
     """
     parts: list[TensorFootprint] = []
     traces: list[EventTrace] = []
     for group in _together(sessions):
         events = joined([session.trace for session in group])
-        window = max(s.window_ns[0] for s in group), min(s.window_ns[1] for s in group)
+        window = min(s.window_ns[0] for s in group), max(s.window_ns[1] for s in group)
         part, trace = _dissect(events, window, basis, estimator)
         parts.append(part)
         traces.append(trace)
@@ -235,7 +235,7 @@ def _together(sessions: Sequence[TracedSession]) -> list[list[TracedSession]]:
     groups: list[list[TracedSession]] = []
     for session in sorted(sessions, key=lambda s: s.window_ns):
         last = groups[-1] if groups else []
-        meets = last and session.window_ns[0] < min(s.window_ns[1] for s in last)
+        meets = last and session.window_ns[0] < max(s.window_ns[1] for s in last)
         if meets and session.process not in {s.process for s in last}:
             last.append(session)
         else:
