@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from joulery.accounting.integrate import Metered
-from joulery.accounting.steps import power_steps
-from joulery.domain.energy.power import Channel, PowerTrace, ReadingKind
+from joulery.accounting.steps import PowerSteps, power_steps
+from joulery.domain.energy.channel import Channel, ReadingKind
+from joulery.domain.energy.power import PowerTrace
 from joulery.domain.quality import Quality
 from joulery.domain.trace.events import EventTrace
 
@@ -17,7 +17,7 @@ DEVICE = "GPU:0"
 @dataclass(frozen=True)
 class Simulated:
     trace: EventTrace
-    meter: Metered
+    meter: PowerSteps
     power: PowerTrace
     window_ns: tuple[int, int]
     truth_j: dict[str, float]
@@ -56,7 +56,7 @@ def simulate(seed: int, update_s: float, seconds: float = 14.0, noise: float = 0
     truth = np.bincount(trace.op, seen, OPS)
     return Simulated(
         trace,
-        Metered(channel, power_steps(power)),
+        power_steps(power),
         power,
         (int(stamps[0]), int(stamps[-1])),
         {f"net/op{i:02d}": float(truth[i]) for i in range(OPS)},

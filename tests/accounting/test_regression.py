@@ -53,17 +53,16 @@ def test_it_declines_where_the_sensor_is_too_slow_or_too_little_was_read() -> No
 
 def test_one_power_everywhere_is_found_exactly() -> None:
     sim = simulate(3, 0.004, seconds=1.0, noise=0.0)
-    flat = type(sim.meter.steps)(sim.meter.steps.edges_ns, np.full(len(sim.meter.steps), 70.0))
-    meter = type(sim.meter)(sim.meter.channel, flat)
+    meter = type(sim.meter)(sim.meter.channel, sim.meter.edges_ns, np.full(len(sim.meter), 70.0))
     got = align(sim.trace, {DEVICE: [meter]}, sim.window_ns, estimator="regression")
     np.testing.assert_allclose(got.energy_j, 70.0 * got.runtime_ns / 1e9, rtol=1e-6)
 
 
 def test_gaps_in_the_readings_are_left_out() -> None:
     sim = simulate(4, 0.004, seconds=2.0)
-    watts = sim.meter.steps.watts.copy()
+    watts = sim.meter.watts.copy()
     watts[100:150] = np.nan
-    meter = type(sim.meter)(sim.meter.channel, type(sim.meter.steps)(sim.meter.steps.edges_ns, watts))
+    meter = type(sim.meter)(sim.meter.channel, sim.meter.edges_ns, watts)
     got = align(sim.trace, {DEVICE: [meter]}, sim.window_ns, estimator="regression")
     (device,) = got.devices
     assert device.uncovered_s == pytest.approx(0.2)

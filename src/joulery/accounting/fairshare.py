@@ -73,7 +73,7 @@ class DevicePower:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shares:
-    """What each interval got, and what nobody got.
+    """Energy of each interval, and of the time without intervals.
 
     Attributes:
         energy_j: Of each interval, float64[n].
@@ -158,14 +158,14 @@ def _slice_shares(start_ns: IntArray, end_ns: IntArray, power: DevicePower, begi
     change[:] = 0
     change[2 * count : 2 * count + len(changes)] = 1
     at = step + np.cumsum(change[order])[:-1]
-    drawn = power.watts[at] * passed / NS_PER_S
+    energy_delta = power.watts[at] * passed / NS_PER_S
     busy = running > 0
     position = np.empty(len(order), np.int64)
     position[order] = np.arange(len(order))
     from_at, to_at = position[:count], position[count : 2 * count]
 
     clock = np.zeros(len(time))
-    np.cumsum(np.divide(drawn, running, out=np.zeros(len(drawn)), where=busy), out=clock[1:])
+    np.cumsum(np.divide(energy_delta, running, out=np.zeros(len(energy_delta)), where=busy), out=clock[1:])
     uncovered = np.zeros(count, np.int64)
     if bool(power.missing[step:beyond].any()):
         blind = np.zeros(len(time), np.int64)
@@ -174,6 +174,6 @@ def _slice_shares(start_ns: IntArray, end_ns: IntArray, power: DevicePower, begi
     return Shares(
         clock[to_at] - clock[from_at],
         uncovered,
-        float(np.sum(drawn[~busy])),
+        float(np.sum(energy_delta[~busy])),
         int(np.sum(passed[busy])),
     )

@@ -21,10 +21,10 @@ from joulery.domain.errors import DataError
 
 
 class Sight(StrEnum):
-    """What a sensor tells of an operation."""
+    """How well a sensor resolves an operation."""
 
     RESOLVED = "resolved"
-    """It lasts longer than the sensor's resolution: its own power was seen."""
+    """Longer than the sensor's resolution: its own power was measured."""
     ESTIMATED = "estimated"
     """It is shorter; its power was estimated over many readings (regression)."""
     SHARED = "time-share within windows"

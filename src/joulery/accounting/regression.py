@@ -1,7 +1,7 @@
 """Powers of operations that a sensor is too slow to see one by one, from many of its windows.
 
 Every update of the sensor gives one equation: its energy is the sum over operations of power times the time each had
-in that window. Windows cut the steps of a program at different places, so hundreds of them tell the powers apart even
+in that window. Windows cut the steps of a program at different places, so hundreds of them separate the powers even
 where a window holds ten operations. Ridge regression towards the mean power; how hard it pulls is chosen by generalised
 cross-validation; the result is scaled so that the meter's total is kept. Specs: Smaragdine report, section 2.
 """
@@ -19,10 +19,10 @@ from joulery.accounting.steps import NS_PER_S
 from joulery.domain.arrays import FloatArray, IntArray
 
 MAX_RESOLUTION_S = 0.020
-"""Slowest sensor whose windows still tell operations of a millisecond apart; beyond it ridge is no better than time."""
+"""Slowest updates that separate operations of 1 ms; beyond it ridge is no better than time."""
 
 MAX_ROWS = 1500
-"""Rows whose power is estimated, longest first; the rest run at the mean power."""
+"""Rows with an estimated power, longest first; the others run at the mean power."""
 
 MIN_WINDOWS = 50
 _IDLE_PULL = 1e-3

@@ -58,7 +58,7 @@ def fold_from(text: str) -> Fold:
 
 
 def folded(footprint: TensorFootprint, folds: Sequence[Fold] = TRANSFORMERS) -> TensorFootprint:
-    """The summarised footprint (STEF): rows whose names become equal are added up."""
+    """The summarised footprint (STEF): rows with equal new names are added up."""
     return regrouped(footprint, lambda op, phase: (fold_name(op, folds), phase))
 
 
@@ -116,7 +116,7 @@ def regrouped(footprint: TensorFootprint, rename: Callable[[str, str], tuple[str
 
 
 def _still_apart(one: str, other: str, new_one: str, new_other: str) -> bool:
-    """Whether two operations part where they parted before: what layer 0 feeds layer 1, a folded layer feeds nobody."""
+    """Whether two operations still differ at the same component: an edge between merged layers does not."""
     at = next(
         (i for i, pair in enumerate(zip(one.split("/"), other.split("/"), strict=False)) if pair[0] != pair[1]), None
     )

@@ -167,7 +167,7 @@ def _device_from(name: str, entry: dict[str, Any]) -> DeviceEnergy:
 
 
 def keep_events(writer: RunWriter, trace: EventTrace) -> None:
-    """Write the events of a trace into a run, so that it can be accounted again and drawn.
+    """Write the events of a trace into a run, so that it can be accounted again and plotted.
 
     Raises:
         CapabilityError: The disk refuses.

@@ -64,7 +64,7 @@ def _body(comparison: Comparison, runs: Sequence[RunAnatomy], top: int) -> Itera
 
 
 def _heat_table(names: Sequence[str], rows: Sequence[Sequence[float]], cell: Cell) -> Html:
-    """A matrix whose cells are the darker the higher they lie between the lowest value and the highest (Fig. 9)."""
+    """A matrix with darker cells for higher values, between the lowest and the highest (Fig. 9)."""
     known = [value for row in rows for value in row if not math.isnan(value)]
     low, high = min(known, default=0.0), max(known, default=0.0)
 
@@ -101,14 +101,16 @@ def _matrices(comparison: Comparison) -> list[tuple[str, list[list[float]], Cell
 
 def _changes_table(comparison: Comparison, top: int) -> Table:
     first, *others = comparison.names
-    told = len(others) <= CHANGES
-    kinds = [word for name in others for word in ((name, "change") if told else (name,))]
+    with_change = len(others) <= CHANGES
+    kinds = [word for name in others for word in ((name, "change") if with_change else (name,))]
     table = plain_table(first, *kinds)
     table.add_column(comparison.by, overflow="fold", min_width=_NAME)
     for row in comparison.changes[:top]:
         cells = enumerate(_changed(row))
         styled = [
-            Text(cell, style=_style(row, at // 2 + 1) if at % 2 else "") for at, cell in cells if told or not at % 2
+            Text(cell, style=_style(row, at // 2 + 1) if at % 2 else "")
+            for at, cell in cells
+            if with_change or not at % 2
         ]
         table.add_row(si(row.energy_j[0], "J"), *styled, Text(row.name))
     return table

@@ -21,7 +21,7 @@ from joulery.ui.reports.anatomy.terminal import plain_table, print_titled
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one device's sensor tells of its operations.
+    """How well one device's sensor resolves its operations.
 
     Attributes:
         device: Its name.
