@@ -12,7 +12,7 @@ from joulery.config.parsing.section import Section
 
 
 class TrialsConfig(Section):
-    """Trials on the running service; see docs/serve-within-a-carbon-budget.md."""
+    """Trials on the running service; see docs/how-to/serve-carbon-aware.md."""
 
     ALIASES: ClassVar = {"fewest": "min_requests"}
 
