@@ -35,7 +35,7 @@ def on_gpu(folder: Path, device: str, mode: str = "act") -> Path:
         SMALL: SMALL.replace(":Sum", ":GpuSum"),
         LARGE: LARGE.replace(":Sum", ":GpuSum"),
     }
-    return toy_site(folder, duration="2 s", lasts="2 s", changed=changed)
+    return toy_site(folder, duration="2 s", replay="2 s", changed=changed)
 
 
 def test_a_service_on_shares_of_a_gpu_whose_clock_is_governed(tmp_path: Path, nvml: NvmlFake) -> None:
