@@ -43,6 +43,8 @@ from joulery.store.jobs import JobBook
 from joulery.store.journal import Journal
 from joulery.store.run.directory import create_run, new_run_id
 
+_LEAST_RUN_S = 300.0
+
 Log = Callable[[Mapping[str, Any]], None]
 """Receives every line of the scheduler's log."""
 
@@ -131,7 +133,14 @@ def _scheduler(
         IntensityTracker(site_intensity(site), jobs.window_s, note),
         log,
         mode=mode,
-        timing=SchedulerTiming(jobs.quantum_s, jobs.restart_s, MeasureRules(jobs.measure_s)),
+        timing=SchedulerTiming(
+            jobs.quantum_s,
+            jobs.restart_s,
+            MeasureRules(jobs.measure_s),
+            least_run_s=min(_LEAST_RUN_S, jobs.quantum_s / 4) if jobs.least_run_s is None else jobs.least_run_s,
+            start_s=jobs.start_within_s,
+        ),
+        priority_step=jobs.slurm.priority_step if jobs.backend == "slurm" else 0.0,
     )
 
 

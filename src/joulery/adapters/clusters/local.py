@@ -217,7 +217,9 @@ class LocalBackend:
         run = self._book.read(number, "run")
         if run is None:
             return job
-        started = replace(job, restarts=run["restarts"], slots=len(run["slots"]), held_by_us=False)
+        started = replace(
+            job, restarts=run["restarts"], slots=len(run["slots"]), held_by_us=False, start_s=run["since_s"]
+        )
         stop = self._book.read(number, "stop")
         if _alive(run):
             if stop is None:
