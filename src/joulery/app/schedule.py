@@ -168,13 +168,14 @@ def release_now(site_file: Path, backend_kind: str | None) -> list[int]:
         return release_all(backend)
 
 
-def submit_job(site: Site, job: Mapping[str, Any], min_slots: int, max_slots: int) -> int:
+def submit_job(site: Site, job: Mapping[str, Any], min_slots: int, max_slots: int, *, stoppable: bool = True) -> int:
     """Queue a command for this machine's scheduler and return its number.
 
     Args:
         site: The site.
         job: Command, cwd, environment, name and owner.
         min_slots, max_slots: Slots it can use.
+        stoppable: Whether the scheduler may stop it while it runs.
 
     Raises:
         ConfigError: The jobs are Slurm's, or this machine has fewer slots than ``min_slots``.
@@ -187,7 +188,7 @@ def submit_job(site: Site, job: Mapping[str, Any], min_slots: int, max_slots: in
         raise ConfigError(
             "the job can never run here", pointer="--min", got=str(min_slots), expected=f"at most {slots} slots"
         )
-    sizes = {"min_slots": min_slots, "max_slots": min(max_slots, slots)}
+    sizes = {"min_slots": min_slots, "max_slots": min(max_slots, slots), "stoppable": stoppable}
     return JobBook(jobs.state).add({**job, **sizes, "submit_s": time.time()})
 
 

@@ -741,6 +741,21 @@ def test_a_cluster_is_never_idler_than_under_plain_backfill(
     assert play(scheduled=True) >= 0.98 * play(scheduled=False)
 
 
+def test_a_job_that_saves_nothing_is_not_stopped_twice(world) -> None:
+    world = world(FakeCluster(slots=1, rate=0.001))
+    world.cluster.submit(1)
+    world.run(100)
+    world.cluster.apply(Stop(1))
+    world.run(20)
+    world.cluster.jobs[1] = replace(world.cluster.jobs[1], progress_ratio=0.01)
+    for number in (2, 3):
+        world.cluster.submit(number)
+    world.run(300)
+
+    assert world.scheduler.state.unsaved == {1} and world.cluster.running() == {1: 1}
+    assert not [fields for fields in world.said("action") if fields["do"] == "stop"]
+
+
 def test_jobs_of_a_higher_class_of_the_clusters_priority_go_first(world) -> None:
     world = world(FakeCluster(slots=1, rate=0.001), priority_step=1000.0)
     for number, priority in ((1, 10.0), (2, 20.0), (3, 5000.0)):

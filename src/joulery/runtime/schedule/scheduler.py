@@ -55,6 +55,8 @@ COMPACT_BYTES = 8 << 20
 
 
 _REFUSED_QUANTA = 4
+_LEAST_PROGRESS = 0.02
+"""Less progress than this is nothing to lose."""
 
 
 class JournaledPolicy(Protocol):
@@ -363,6 +365,7 @@ class Scheduler:
             if (total := totals.get(job.id)) is not None:
                 energy_j, slot_j, seen[job.id] = energy_delta(seen.get(job.id, NO_TOTALS), total)
                 quality = total.quality
+            self._check_saved(job)
             look = Look(now_s, elapsed_s, job.slots, job.restarts, job.progress_ratio, energy_j, slot_j, quality)
             tallies[job.id] = observe(tallies.get(job.id, Tally()), look, self._timing.measure, carbon)
             who[job.id] = (job.owner, job.name, job.partition)
@@ -371,6 +374,15 @@ class Scheduler:
         changed = [job for job in changed if job not in state.tallies or _differs(state, new, job)]
         if changed:
             self.record("tallies", **tallies_event(new, changed))
+
+    def _check_saved(self, job: ClusterJob) -> None:
+        """Record a job that lost most of its progress when it was stopped, so that it is never stopped again."""
+        before = self.state.tallies.get(job.id)
+        if before is None or before.progress_ratio < _LEAST_PROGRESS or job.id in self.state.unsaved:
+            return
+        if job.progress_ratio < before.progress_ratio / 2 and job.restarts:
+            self.record("unsaved", job=job.id)
+            self._log("note", {"text": f"job {job.id} saves no progress: it is not stopped again", "job": job.id})
 
     def _forget(self, snapshot: ClusterSnapshot) -> None:
         """Jobs that are over, or that the cluster no longer knows, leave the state; their cost goes to the log."""
