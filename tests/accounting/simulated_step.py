@@ -21,6 +21,7 @@ class Simulated:
     power: PowerTrace
     window_ns: tuple[int, int]
     truth_j: dict[str, float]
+    instant: PowerSteps
 
 
 def simulate(seed: int, update_s: float, seconds: float = 14.0, noise: float = 0.01) -> Simulated:
@@ -52,6 +53,9 @@ def simulate(seed: int, update_s: float, seconds: float = 14.0, noise: float = 0
     counter = np.concatenate([[0.0], np.cumsum(true_j * rng.normal(1, noise, len(true_j)))])
     channel = Channel(DEVICE, "board", ReadingKind.COUNTER, "fake", Quality.MEASURED)
     power = PowerTrace(channel, stamps, counter, update_s)
+    at = np.searchsorted(np.cumsum(length_ns.ravel()), stamps, "right")
+    instant_w = drawn_w[np.minimum(at, len(drawn_w) - 1)] * rng.normal(1, noise, len(stamps))
+    instants = Channel(DEVICE, "board", ReadingKind.POWER, "fake", Quality.MEASURED)
     seen = trace.dur_ns / 1e9 * watts[trace.op]
     truth = np.bincount(trace.op, seen, OPS)
     return Simulated(
@@ -60,4 +64,5 @@ def simulate(seed: int, update_s: float, seconds: float = 14.0, noise: float = 0
         power,
         (int(stamps[0]), int(stamps[-1])),
         {f"net/op{i:02d}": float(truth[i]) for i in range(OPS)},
+        power_steps(PowerTrace(instants, stamps, instant_w, update_s)),
     )

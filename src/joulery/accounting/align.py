@@ -18,7 +18,7 @@ from joulery.accounting.fairshare import DevicePower, device_power, fair_shares
 from joulery.accounting.regression import regress, why_not
 from joulery.accounting.session import Session, session, unions
 from joulery.accounting.steps import NS_PER_S, PowerSteps, carbon_steps
-from joulery.domain.arrays import IntArray
+from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.energy.tensor_footprint import DeviceEnergy, TensorFootprint
 from joulery.domain.errors import DataError
@@ -41,6 +41,7 @@ def align(
     estimator: Estimator = "recency",
     carbon: CarbonSeries | None = None,
     pue: float = 1.0,
+    steps: int = 0,
 ) -> TensorFootprint:
     """Divide the power of each instant equally among the events that run on the device at that instant.
 
@@ -59,6 +60,7 @@ def align(
             where it does not.
         carbon: Intensity of the grid, for grams; None when they are not asked for.
         pue: Facility energy per IT energy; multiplies grams, never joules.
+        steps: Equal steps that the session consists of, for standard errors over them; 0 when not known.
 
     Raises:
         DataError: The window is empty, or regression is asked for in ``set`` multiplicity.
@@ -66,7 +68,7 @@ def align(
     if estimator == "regression" and multiplicity == "set":
         raise DataError("regression works on events, not on sets of operations", hint="use --multiplicity events")
     cut = session(trace, window_ns)
-    columns = _Columns(len(cut.rows))
+    columns = _Columns(len(cut.rows), steps)
     devices, notes = [], list(trace.notes)
     for name in sorted({*cut.rows.device, *(name for name, channels in power.items() if channels)}):
         channels = power.get(name, ())
@@ -99,6 +101,7 @@ def align(
         active_ns=columns.active_ns,
         active_j=columns.active_j,
         carbon_g=columns.carbon_g,
+        error_j=columns.error_j,
         estimator=estimator,
         multiplicity=multiplicity,
         composite=trace.composite & set(cut.rows.op),
@@ -124,8 +127,9 @@ def _blind_notes(cut: Session, devices: Sequence[DeviceEnergy], columns: _Column
 class _Columns:
     """The columns of a footprint while its devices are being filled in."""
 
-    def __init__(self, count: int) -> None:
-        self.energy_j, self.active_j, self.carbon_g = np.full((3, count), np.nan)
+    def __init__(self, count: int, steps: int) -> None:
+        self.steps = steps
+        self.energy_j, self.active_j, self.carbon_g, self.error_j = np.full((4, count), np.nan)
         self.runtime_ns, self.uncovered_ns = np.zeros(count, np.int64), np.zeros(count, np.int64)
         self.samples, self.active_ns = np.zeros(count, np.int64), np.zeros(count, np.int64)
 
@@ -160,6 +164,8 @@ def _account(
     shares = fair_shares(start_ns, end_ns, meter)
     columns.energy_j[rows] = np.bincount(row, shares.energy_j, size)[rows]
     columns.uncovered_ns[rows] = _sums(row, shares.uncovered_ns, size)[rows]
+    if columns.steps > 1:
+        columns.error_j[rows] = _step_errors(cut, row, start_ns, shares.energy_j, columns.steps)[rows]
     return DeviceEnergy(
         device=device,
         total_j=meter.known_j,
@@ -171,6 +177,17 @@ def _account(
         resolution_s=meter.resolution_s,
         quality=weakest(channel.channel.quality for channel in channels),
     )
+
+
+def _step_errors(cut: Session, row: IntArray, start_ns: IntArray, energy_j: FloatArray, steps: int) -> FloatArray:
+    """Standard error of each row's energy from its variation over equal steps of the session, joules, float64[k].
+
+    Any stretch as long as a step holds every operation of a step once, wherever it begins.
+    """
+    t0, t1 = cut.window_ns
+    step = np.minimum((start_ns - t0) * steps // (t1 - t0), steps - 1)
+    by_step = np.bincount(step * len(cut.rows) + row, energy_j, steps * len(cut.rows)).reshape(steps, len(cut.rows))
+    return np.asarray(np.sqrt(steps) * np.std(by_step, axis=0, ddof=1), np.float64)
 
 
 def _weighed(
@@ -209,6 +226,7 @@ def _regressed(
     with np.errstate(invalid="ignore", divide="ignore"):
         scale = np.where(columns.energy_j[rows] > 0, estimate.energy_j[rows] / columns.energy_j[rows], 1.0)
     columns.carbon_g[rows] *= scale
+    columns.error_j[rows] *= scale
     columns.energy_j[rows] = estimate.energy_j[rows]
     return replace(
         entry,

@@ -18,6 +18,7 @@ import numpy as np
 
 from joulery.accounting.steps import NS_PER_S, PowerSteps
 from joulery.domain.arrays import BoolArray, FloatArray, IntArray
+from joulery.domain.energy.channel import ReadingKind
 
 CHUNK = 1 << 17
 """Intervals that begin in one slice of time."""
@@ -32,6 +33,7 @@ class DevicePower:
         watts: Known power of each step, 0 where nothing is known, float64[k].
         missing: Steps where the power of a component is unknown, bool[k].
         updates_ns: When the sensor gave a new value inside the window, some of the edges, int64[u].
+        instant: Whether each reading is the power of one instant, not the mean of its step.
         resolution_s: Median distance of two updates, or what the sensor resolves if that is longer; NaN when unknown.
     """
 
@@ -40,6 +42,7 @@ class DevicePower:
     missing: BoolArray
     updates_ns: IntArray
     resolution_s: float
+    instant: bool = False
 
     @property
     def known_j(self) -> float:
@@ -110,6 +113,7 @@ def device_power(components: list[PowerSteps], window_ns: tuple[int, int], resol
         missing,
         begins[(begins >= t0) & (begins < t1)],
         max(float(np.median(spacing)) / NS_PER_S, resolved_s) if len(spacing) else float("nan"),
+        instant=all(steps.channel.kind is ReadingKind.POWER for steps in components),
     )
 
 

@@ -74,6 +74,8 @@ class TensorFootprint:
         active_ns: Time with at least one event of the row running, int64[n].
         active_j: Energy of the whole device during that time, float64[n]; NaN where the device has no meter.
         carbon_g: Grams of CO2-equivalent of ``energy_j``, facility overhead included, float64[n]; NaN where unknown.
+        error_j: Standard error of ``energy_j`` over the steps, float64[n]; NaN where no steps are known. The systematic
+            error of operations shorter than the sensor resolves is not in it.
         estimator: ``recency`` or ``regression``, as asked for; each device says what it got.
         multiplicity: ``events`` or ``set``.
         composite: Operations that stand for many the framework does not show.
@@ -96,6 +98,7 @@ class TensorFootprint:
     active_ns: IntArray
     active_j: FloatArray
     carbon_g: FloatArray
+    error_j: FloatArray
     estimator: str = "recency"
     multiplicity: str = "events"
     composite: frozenset[str] = frozenset()
@@ -120,6 +123,7 @@ class TensorFootprint:
         active_ns: npt.ArrayLike,
         active_j: npt.ArrayLike,
         carbon_g: npt.ArrayLike | None = None,
+        error_j: npt.ArrayLike | None = None,
         estimator: str = "recency",
         multiplicity: str = "events",
         composite: frozenset[str] = frozenset(),
@@ -139,6 +143,7 @@ class TensorFootprint:
         columns |= {"energy_j": readonly(energy_j, np.float64), "active_j": readonly(active_j, np.float64)}
         unknown = np.full(len(columns["energy_j"]), np.nan)
         columns["carbon_g"] = readonly(unknown if carbon_g is None else carbon_g, np.float64)
+        columns["error_j"] = readonly(unknown if error_j is None else error_j, np.float64)
         names = {"op": tuple(op), "device": tuple(device), "phase": tuple(phase)}
         lengths = {name: len(column) for name, column in (*columns.items(), *names.items())}
         if len(set(lengths.values())) > 1:

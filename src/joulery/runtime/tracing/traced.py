@@ -170,7 +170,8 @@ def dissect(
     for group in _together(sessions):
         events = joined([session.trace for session in group])
         window = min(s.window_ns[0] for s in group), max(s.window_ns[1] for s in group)
-        part, trace = _dissect(events, window, basis, estimator)
+        steps = group[0].steps if len(group) == 1 else 0
+        part, trace = _dissect(events, window, basis, estimator, steps)
         parts.append(part)
         traces.append(trace)
     whole = added(parts)
@@ -183,7 +184,7 @@ def dissect(
 
 
 def _dissect(
-    events: EventTrace, window: tuple[int, int], basis: Basis, estimator: Estimator
+    events: EventTrace, window: tuple[int, int], basis: Basis, estimator: Estimator, steps: int
 ) -> tuple[TensorFootprint, EventTrace]:
     shared = {
         item.channel: divide_power(item, basis.busy[item.channel.device])
@@ -192,7 +193,9 @@ def _dissect(
     }
     ours = [shared[item.channel].run if item.channel in shared else item for item in basis.power]
     trace, channels = matched(events, ours)
-    footprint = align(trace, channels, window, estimator=estimator, carbon=basis.carbon, pue=basis.terms.pue)
+    footprint = align(
+        trace, channels, window, estimator=estimator, carbon=basis.carbon, pue=basis.terms.pue, steps=steps
+    )
     rest = {
         name: [shared[item.channel] for item in items if item.channel in shared] for name, items in channels.items()
     }

@@ -86,8 +86,10 @@ def _card(*children: Html) -> Html:
 
 def _heading(comparison: Comparison) -> str:
     unit = "joules per step" if comparison.per_step else "joules of the whole recording"
+    marked = any(not all(map(math.isnan, change.significant_j)) for change in comparison.changes)
+    stars = "; * beyond what steps vary by (5 % for the whole table)" if marked else ""
     alike = f"{comparison.common} operations in common once self-similar layers are folded"
-    return f"{len(comparison.names)} runs, {alike}; {unit}"
+    return f"{len(comparison.names)} runs, {alike}; {unit}{stars}"
 
 
 def _matrices(comparison: Comparison) -> list[tuple[str, list[list[float]], Cell]]:
@@ -122,7 +124,7 @@ def _changed(row: Change) -> Iterable[str]:
         change = row.change_j(run)
         ratio = percent(change / row.energy_j[0]) if row.energy_j[0] > 0 and not math.isnan(change) else UNKNOWN
         yield si(row.energy_j[run], "J")
-        yield f"{'+' if change > 0 else ''}{ratio}"
+        yield f"{'+' if change > 0 else ''}{ratio}{' *' if row.significant(run) else ''}"
 
 
 def _style(row: Change, run: int) -> str:

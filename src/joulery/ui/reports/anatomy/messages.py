@@ -11,8 +11,8 @@ from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.format import UNKNOWN, percent
 
 _WORDS = {
-    Sight.SHARED: "their energy is their share of the time within its windows; expect an error of about 12 %",
-    Sight.ESTIMATED: "their power was estimated over many of its windows; expect an error of 3 to 6 %",
+    Sight.SHARED: "their energy is their share of the time within its windows",
+    Sight.ESTIMATED: "their power was estimated over many of its windows",
 }
 
 
