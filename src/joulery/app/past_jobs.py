@@ -118,8 +118,8 @@ class HeldGpus:
         gpus: On how many GPUs, int64[n].
         first_s: The hour of the first submission, Unix seconds.
 
-    What was submitted before any of them started counts as submitted then: of the time before, nothing is recorded, and
-    a simulation would fill it with a cluster that draws power for nobody.
+    What was submitted before any of them started counts as submitted then: nothing is recorded of the time
+    before, and a simulation would add an idle cluster there.
     """
 
     ids: tuple[str, ...]

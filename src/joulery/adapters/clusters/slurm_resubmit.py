@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from joulery.adapters.clusters.slurm_commands import Done, Runner
-from joulery.adapters.clusters.slurm_records import SlurmRecord, gpus_of
+from joulery.adapters.clusters.slurm_records import SlurmRecord
+from joulery.adapters.clusters.tres import parse_gpus
 from joulery.domain.errors import ActuationError
 
 _PLACE = re.compile(r"\s*\bjoulery:(?:after|family)=\d+")
@@ -26,22 +27,23 @@ def resubmission(record: SlurmRecord, gpus: int, gpus_per_node: int) -> tuple[st
     Raises:
         ActuationError: Its GPUs hang on its tasks and the number does not go up in them.
     """
-    each = gpus_of(record.tres_per_task)
+    each = parse_gpus(record.tres_per_task).total
     if each and gpus % each:
         raise ActuationError(f"job {record.id} has {each} GPUs a task: {gpus} do not go up in them")
     tasks_per_gpu = max(1, record.tasks // max(1, record.gpus))
     cpus_per_task = max(1, record.cpus // max(1, record.tasks))
+    kind = f"{record.gpu_type}:" if record.gpu_type else ""
     if each:
-        shape = [f"--ntasks={gpus // each}", f"--gpus-per-task={each}"]
-    elif gpus_of(record.tres_per_job):
-        shape = [f"--gpus={gpus}", f"--ntasks={gpus * tasks_per_gpu}"]
+        shape = [f"--ntasks={gpus // each}", f"--gpus-per-task={kind}{each}"]
+    elif parse_gpus(record.tres_per_job).total:
+        shape = [f"--gpus={kind}{gpus}", f"--ntasks={gpus * tasks_per_gpu}"]
     else:
         nodes = -(-gpus // gpus_per_node)
         while gpus % nodes:
             nodes += 1
-        shape = [f"--nodes={nodes}", f"--gres=gpu:{gpus // nodes}", f"--ntasks={gpus * tasks_per_gpu}"]
+        shape = [f"--nodes={nodes}", f"--gres=gpu:{kind}{gpus // nodes}", f"--ntasks={gpus * tasks_per_gpu}"]
     comment = _PLACE.sub("", record.comment).strip()
-    told = {
+    values = {
         "job-name": record.name, "partition": record.partition, "chdir": record.folder, "output": record.output,
         "account": record.account, "qos": record.qos, "time": str(record.limit_min) if record.limit_min else "",
         "comment": f"{comment} joulery:family={record.family} joulery:after={record.id}".strip(),
@@ -49,7 +51,7 @@ def resubmission(record: SlurmRecord, gpus: int, gpus_per_node: int) -> tuple[st
     return (
         "--parsable", "--requeue", "--open-mode=append", f"--dependency=afterany:{record.id}",
         *shape, f"--cpus-per-task={cpus_per_task}",
-        *(f"--{flag}={value}" for flag, value in told.items() if value),
+        *(f"--{flag}={value}" for flag, value in values.items() if value),
         f"--export=ALL,JOULERY_JOB={record.family}", *_as_owner(record.user),
     )  # fmt: skip
 
@@ -62,9 +64,9 @@ def resubmit(run: Runner, record: SlurmRecord, flags: Sequence[str]) -> int:
     """
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "script"
-        told = run(("scontrol", "write", "batch_script", str(record.id), str(script)))
-        if told.code != 0 or not script.exists():
-            raise ActuationError(f"the script of job {record.id} cannot be read: {_said(told)}")
+        written = run(("scontrol", "write", "batch_script", str(record.id), str(script)))
+        if written.code != 0 or not script.exists():
+            raise ActuationError(f"the script of job {record.id} cannot be read: {_said(written)}")
         done = run(("sbatch", *flags, str(script)))
     number = done.out.strip().partition(";")[0]
     if done.code != 0 or not number.isdecimal():
@@ -76,7 +78,7 @@ def _as_owner(user: str) -> tuple[str, ...]:
     """Flags that make the new job its owner's.
 
     Raises:
-        ActuationError: It is somebody else's, and only root may submit for others.
+        ActuationError: It belongs to another user, and only root may submit for others.
     """
     if user == pwd.getpwuid(os.geteuid()).pw_name:
         return ()

@@ -409,12 +409,12 @@ def _cost(tally: Tally | None) -> dict[str, Any]:
 
 def _seen(snapshot: ClusterSnapshot, view: ClusterView, basis: str) -> dict[str, Any]:
     """The policy's view, for the log."""
-    columns = ("job", "submit_s", "running", "max_gpus", "requested", "kind", "executed_s", "attained_gpu_s",
+    names = ("job", "submit_s", "running", "max_gpus", "requested", "kind", "executed_s", "attained_gpu_s",
                "remaining_s", "footprint_kg", "degradation", "gpu_w", "min_gpus")  # fmt: skip
     return {
         "view": {
             **{name: getattr(view, name) for name in ("now_s", "gpus", "g_per_kwh", "mean_g_per_kwh", "restart_s")},
-            **{name: getattr(view, name) for name in columns},
+            **{name: getattr(view, name) for name in names},
         },
         "mean_of": basis,
         "free": snapshot.free,

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from joulery.app.serving.service import ServiceSetup
     from joulery.config.services import ServiceConfig
     from joulery.config.site import Site
     from joulery.perf.interference.model import InterferenceProfile
+    from joulery.runtime.serving.running_service import ServiceSetup
 
 
 @click.command("profile")
@@ -276,7 +276,7 @@ def _named(site: Site, what: str) -> tuple[ServiceConfig, tuple[str, ...]]:
 def _narrowed(setup: ServiceSetup, variants: tuple[str, ...], cuts: tuple[str, ...]) -> ServiceSetup:
     from dataclasses import replace
 
-    from joulery.policies.serving.spaces import cpu_slices
+    from joulery.policies.serving.layout_space import cpu_slices
 
     partitions = tuple(cpu_slices(_cores(cut, len(setup.cores))) for cut in cuts) or setup.partitions
     return replace(setup, models={name: setup.models[name] for name in variants}, partitions=partitions, candidates=())

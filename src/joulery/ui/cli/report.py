@@ -56,7 +56,7 @@ def command(
     out: Path | None,
     **carbon: str | None,
 ) -> None:
-    """Report what RUN cost: joules, grams, of whom, how well known. Several runs are added up.
+    """Report what RUN cost: joules, grams, owners, and how well each is known. Several runs are added up.
 
     With --zone or --carbon, the grams of measured runs are counted again on that grid; their joules stay.
 
@@ -104,9 +104,9 @@ def _read(runs: tuple[str, ...], *, with_course: bool, carbon: CarbonSource | No
     from joulery.ui.kit.progress import progress_bar
 
     views: list[RunView] = []
-    with progress_bar("reading runs", quiet=not sys.stderr.isatty()) as tell:
+    with progress_bar("reading runs", quiet=not sys.stderr.isatty()) as report_progress:
         for number, run in enumerate(runs):
-            tell(number, len(runs), run)
+            report_progress(number, len(runs), run)
             views.append(load_run(run, with_course=with_course, carbon=carbon))
     names = [view.name for view in views]
     if twice := [name for name in names if names.count(name) > 1]:
