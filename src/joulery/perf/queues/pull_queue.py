@@ -49,14 +49,14 @@ class Replay:
 
 def replay(
     arrival_s: FloatArray,
-    draws: FloatArray,
+    picks: FloatArray,
     layouts: Sequence[tuple[float, Sequence[SliceProfile]]],
 ) -> Replay:
     """Replay requests through the queue.
 
     Args:
         arrival_s: Arrival times, not decreasing, float64[n].
-        draws: One number in [0, 1) a request that picks its service time; the same draws make comparisons paired.
+        picks: One number in [0, 1) a request that selects its service time; equal picks make comparisons paired.
         layouts: ``(from_s, instances)`` in order of time; the first holds from the beginning. A request is answered by
             the layout in force when it arrives; instances of a new layout start idle.
     """
@@ -66,10 +66,10 @@ def replay(
     begins = [0, *np.searchsorted(arrival_s, [from_s for from_s, _ in layouts[1:]], "left").tolist(), n]
     for number, (_, items) in enumerate(layouts):
         part = slice(begins[number], max(begins[number], begins[number + 1]))
-        picks = draws[part]
+        part_picks = picks[part]
         tables: dict[int, _Sampled] = {}
         for item in items:
-            tables.setdefault(id(item), _Sampled.of(item, picks, len(items) - 1))
+            tables.setdefault(id(item), _Sampled.of(item, part_picks, len(items) - 1))
         mine = [tables[id(item)] for item in items]
         run = serve(arrival_s[part].tolist(), [PoolInstance(one.alone_s, one.stretch_s) for one in mine])
         server[part], epoch[part], start_s[part] = run.instance, number, run.start_s
