@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from joulery.adapters.engines.embedded.cgroups import CpuGroups
+from joulery.adapters.cgroups import CpuGroups
 from joulery.domain.errors import CapabilityError
 from joulery.store.run.directory import open_run
 from tests.e2e.test_up import Up
