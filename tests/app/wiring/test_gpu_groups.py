@@ -33,7 +33,7 @@ services:
 FAMILY = """{variants: [
       {name: small, accuracy: 70 %, accuracy_source: made up, model: {kind: python, target: "toys:gpu"}},
       {name: large, accuracy: 80 %, accuracy_source: made up, model: {kind: python, target: "toys:gpu"}}]}"""
-CUTS = "mode: mig, cuts: [[7g.40gb], [3g.20gb, 4g.20gb]]"
+CUTS = "mode: mig, mig_partitions: [[7g.40gb], [3g.20gb, 4g.20gb]]"
 TWO = f"{{gpu: 0, {CUTS}}}, {{gpu: 1, {CUTS}}}"
 
 
@@ -92,11 +92,11 @@ def test_shared_gpus_are_cut_once(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "words", "pointer"),
     [
-        ({"a": ", gpus: []"}, "a pod has one GPU or more", "services.0.gpus"),
+        ({"a": ", gpus: []"}, "one GPU or more", "services.0.gpus"),
         ({"a": ", gpus: [0, 0]"}, "stands twice", "services.0.gpus.1"),
         (
             {"a": ", gpus: [0, 1]", "b": ", gpus: [1]"},
-            "service a has that GPU; pods do not overlap",
+            "service a has that GPU",
             "services.1.gpus.0",
         ),
         ({"b": ", gpus: [7]"}, "is not listed under fleet.devices", "services.1.gpus.0"),

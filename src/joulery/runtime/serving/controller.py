@@ -17,7 +17,7 @@ from joulery.domain.gpu.layout import Instance, Layout
 from joulery.domain.ports import Admission, Backlog, Engine
 from joulery.domain.serving.engine import ModelRef, QueuedRequest, ReplicaSpec, ReplicaState
 from joulery.domain.serving.service import Slo, SloScope
-from joulery.policies.placement.pools.gpu_groups import Seats
+from joulery.policies.placement.pools.gpu_groups import SliceAssignment
 from joulery.policies.serving.messages import short
 from joulery.policies.serving.observation import KEEP_LAYOUT, TRY_LAYOUT, Observation
 from joulery.policies.serving.policy import ServicePolicy
@@ -273,7 +273,7 @@ class LayoutActuator:
     engine: Engine
     service: str
     models: Mapping[str, ModelRef]
-    seats: Seats = field(default_factory=dict)
+    seats: SliceAssignment = field(default_factory=dict)
 
     async def carry_out(self, decision: Decision) -> tuple[str, str]:
         """Carry out one decision; its outcome, and a sentence about what changed.

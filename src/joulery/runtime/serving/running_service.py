@@ -14,7 +14,7 @@ from joulery.domain.serving.profile import Profile
 from joulery.domain.serving.service import ModelFamily, Slice, Slo
 from joulery.domain.serving.timeline import ServiceLabel
 from joulery.perf.layouts import LayoutMetrics, Predictor
-from joulery.policies.placement.pools.gpu_groups import Seats
+from joulery.policies.placement.pools.gpu_groups import SliceAssignment
 from joulery.policies.serving.policy import ServicePolicy
 from joulery.runtime.serving.live_sample import LiveSample
 from joulery.runtime.serving.requests import RequestWindow
@@ -46,7 +46,7 @@ class ServiceSetup:
     partitions: tuple[tuple[Slice, ...], ...]
     candidates: tuple[Layout, ...]
     gpus: tuple[str, ...] = ()
-    seats: Seats = field(default_factory=dict)
+    seats: SliceAssignment = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
