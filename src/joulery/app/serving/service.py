@@ -21,7 +21,7 @@ from joulery.domain.serving.engine import ModelKind, ModelRef
 from joulery.domain.serving.profile import Profile
 from joulery.perf.layouts import Predictor
 from joulery.perf.queues.pull_queue import capacity_rps
-from joulery.policies.placement.pools.gpu_groups import Seats, split
+from joulery.policies.placement.pools.gpu_groups import SliceAssignment, split
 from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts, misfits, slice_menu
 from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.policy import ServicePolicy
@@ -52,10 +52,10 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
     cores, cpu = cores_of(site)[config.name], config.cpu or site.fleet.cpu
     fixed = None if cpu is None else cpu.as_slices()
     partitions = (fixed,) if fixed is not None else tuple(cpu_slices(cut) for cut in core_partitions(len(cores)))
-    seats: Seats = {}
+    assignment: SliceAssignment = {}
     if gpus is not None:
-        seats = split(gpus.partitions)
-        partitions = tuple(seats)
+        assignment = split(gpus.partitions)
+        partitions = tuple(assignment)
     family = config.family.as_family(config.name)
     names = [variant.name for variant in family.variants]
     return ServiceSetup(
@@ -68,7 +68,7 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
         partitions=partitions,
         candidates=layouts(partitions, names),
         gpus=() if gpus is None else gpus.names,
-        seats=seats,
+        slice_assignment=assignment,
     )
 
 
