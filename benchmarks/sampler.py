@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import Result
-from joulery.app.wiring.meters import MeterSpec
+from joulery.domain.energy.channel import MeterSpec
 from joulery.runtime.measuring.sampler_config import SamplerConfig
 from joulery.runtime.measuring.sampling import SamplerProcess
-from joulery.store.run.recordings import Recording, read_recordings
+from joulery.store.run.readings import Recording, read_recordings
 
 PERIOD_S = 0.004
 ALONE_S = 10.0
@@ -45,7 +45,7 @@ NOTE = (
     "`pread` as the real ones are; CPU shares of the run every 100 ms. CPU is that of the sampler process while it "
     f"samples, over {ALONE_S:.0f} s beside one busy process. For the slowdown, one process a core runs pure Python "
     "without a pause and counts its rounds; the sampler is stopped and let go in turn (SIGSTOP, SIGCONT), "
-    f"{SLICE_S:.0f} s each, the order of each pair drawn by lot; slowdown is rounds without over rounds with, less one."
+    f"{SLICE_S:.0f} s each, each pair in random order; slowdown is rounds without over rounds with, less one."
 )
 
 
@@ -98,7 +98,7 @@ def powercap(root: Path) -> Path:
 def sampling(root: Path, tree: Path) -> Iterator[tuple[SamplerProcess, Path]]:
     """A sampler that reads, and the folder it writes to."""
     folder = Path(tempfile.mkdtemp(dir=root))
-    orders = SamplerConfig(
+    config = SamplerConfig(
         folder=str(folder),
         parent=os.getpid(),
         root=os.getpid(),
@@ -107,7 +107,7 @@ def sampling(root: Path, tree: Path) -> Iterator[tuple[SamplerProcess, Path]]:
         max_cpu_ratio=1.0,
         meters=(MeterSpec("rapl", {"root": str(tree)}),),
     )
-    sampler = SamplerProcess.start(orders)
+    sampler = SamplerProcess.start(config)
     sampler.wait_ready()
     yield sampler, folder
     sampler.stop()

@@ -5,34 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from joulery.app.serving.facts import tell_clock
 from joulery.app.serving.governed_llm import claim, governed_desks
 from joulery.app.serving.llm import TextSite
-from joulery.app.wiring.clocks import governed_clocks
+from joulery.app.serving.view import ServeView
+from joulery.app.wiring.clocks import clock_fact, governed_clocks
 from joulery.runtime.llm.governed import desk_residents
 from joulery.runtime.llm.service import LLMService
 from joulery.runtime.serving.colocated import Residents
 from joulery.runtime.serving.governed_services import hosted_residents
 from joulery.runtime.serving.governing import ClockKeeper
-from joulery.runtime.serving.session import Session
-from joulery.ui.reports.up_screen import Screen
+from joulery.runtime.serving.session import ServingSession
 
 
-async def govern(session: Session, stack: AsyncExitStack, screen: Screen) -> list[ClockKeeper]:
+async def govern(session: ServingSession, stack: AsyncExitStack, view: ServeView) -> list[ClockKeeper]:
     """Have the clocks that the site file names governed; those that are set are on loan until the stack unwinds."""
     clocks, holder = await governed_clocks(session.site, stack, session.warn)
     keepers = []
     for clock in clocks:
         keeper = ClockKeeper(
             clock,
-            lambda now_s: hosted_residents(session.hosted, session.engine, now_s),
+            lambda now_s: hosted_residents(tuple(session.services.values()), session.engine, now_s),
             session.site.mode,
             holder,
             lambda: session.on_trial,
             tell=session.warn,
         )
         session.govern(keeper)
-        tell_clock(screen, clock, session.site.mode)
+        view.fact("clock", clock_fact(clock, session.site.mode))
         keepers.append(keeper)
     return keepers
 

@@ -1,4 +1,4 @@
-"""Scenarios played: a file a kind, each from its section of the scenario file to a table and a JSON object.
+"""Runs scenarios: a module a kind, each from its section of the scenario file to a table and a JSON object.
 
 A new kind is a section in :mod:`joulery.config.scenarios.scenario`, a module here with ``ACCEPTS`` and ``play``, and
 one line in ``KINDS``.
@@ -26,14 +26,13 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "clocks": "joulery.app.simulation.clock_study",
         "ordering": "joulery.app.simulation.ordering_study",
         "training": "joulery.app.simulation.training_study",
-        "training-figures": "joulery.app.simulation.training_figures",
         "variants": "joulery.app.simulation.variant_study",
     }
 )
 """Kind of scenario to the module that plays it."""
 
 Progress = Callable[[int, int], None]
-"""Told how many of how many parts are done."""
+"""Called with the parts done and the parts in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +61,10 @@ class Played:
     Attributes:
         document: JSON-ready; what ``--json`` prints and a run directory keeps.
         view: The same for a terminal.
-        page: Makes the same as one HTML page, for the kinds that have pictures.
     """
 
     document: dict[str, Any]
     view: Sequence[RenderableType]
-    page: Callable[[], str] | None = None
 
 
 def play(scenario: Scenario, overrides: Overrides, progress: Progress) -> Played:
@@ -77,6 +74,12 @@ def play(scenario: Scenario, overrides: Overrides, progress: Progress) -> Played
         ConfigError: A flag that this kind does not take, or an unknown policy.
         JouleryError: As the kind's own ``play``.
     """
+    if scenario.kind == "training-figures":
+        raise ConfigError(
+            "kind training-figures has moved to a command of the repository",
+            got=scenario.kind,
+            hint="in a clone of joulery: python -m reproduce green --html green.html",
+        )
     module = importlib.import_module(KINDS[scenario.kind])
     for name in overrides.inputs:
         if name not in module.ACCEPTS:

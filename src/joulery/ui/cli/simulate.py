@@ -38,15 +38,7 @@ from joulery.ui.cli.options import option
 )
 @click.option("--days", metavar="N", help="kind training: only the jobs of the first N days.")
 @click.option("--seed", metavar="N", help="kinds training and clocks: this one seed.")
-@click.option("--data", metavar="DIR", help="kind training-figures: a folder with the traces and grids of the paper.")
-@option(
-    "--html",
-    "page",
-    old="--page",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="kinds training-figures and variants: write the figures as one page.",
-)
+@click.option("--html", "--page", "page", type=click.Path(path_type=Path), metavar="FILE", hidden=True)
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep the outcome as a run in this new folder."
 )
@@ -71,9 +63,12 @@ def command(
     from joulery.domain.errors import ConfigError
 
     made = load_scenario(scenario)
-    if page is not None and made.kind not in ("training-figures", "variants"):
+    if page is not None:
+        paper = {"variants": "clover", "training-figures": "green"}.get(made.kind)
         raise ConfigError(
-            f"a scenario of kind {made.kind} has no pictures", pointer="--html", expected="training-figures, variants"
+            f"a scenario of kind {made.kind} has no page",
+            pointer="--html",
+            hint=f"the paper's figures: python -m reproduce {paper} --html {page}, in a clone" if paper else "",
         )
     names = tuple(name for entry in policies for name in entry.split(",") if name)
     given = {name: value for name, value in inputs.items() if value is not None}
@@ -86,11 +81,6 @@ def command(
             for result in played.document["results"]:
                 run.log("result", **result)
             run.write_report(played.document)
-    if page is not None and played.page is not None:
-        from joulery.store.files import write_named
-
-        write_named(page, played.page())
-        click.echo(f"{page}", err=True)
     if as_json:
         click.echo(json.dumps(played.document))
         return
