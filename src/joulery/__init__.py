@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from joulery.runtime.measuring.measure import Measurement as Measurement
     from joulery.runtime.measuring.measure import MeasureWarning as MeasureWarning
     from joulery.runtime.measuring.measure import measure as measure
+    from joulery.runtime.tracing.trace_block import trace as trace
 
 __version__ = "0.1.0"
 

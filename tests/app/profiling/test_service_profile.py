@@ -58,10 +58,30 @@ async def test_a_service_is_profiled_for_real_and_the_profile_kept(tmp_path, set
     # 40 W above idle spread over the machine's CPUs; kernel ticks of 10 ms make it uncertain over so short a time.
     cpus = profile.machine["logical_cpus"]
     assert profile.entries[0].active_w == pytest.approx(40.0 / cpus, rel=0.25)
+    profile = replace(profile, machine={**profile.machine, "others_busy_cores": 0.1})  # on any machine
+    write_profile(first.file, profile)
     again = await obtain_profile(setup, **common)
     assert again.source == "kept from an earlier start" and again.profile.as_dict() == profile.as_dict()
     given = await obtain_profile(setup, **{**common, "given": first.file})
     assert given.source == f"from {first.file}"
+
+
+async def test_a_profile_of_a_busy_machine_is_not_reused_and_says_so(tmp_path, setup, monkeypatch):
+    from tests.app.serving.test_service import profile
+
+    busy = [1.2, 0.0]
+
+    async def measured(*args, **options):
+        return replace(profile(), machine={"others_busy_cores": busy.pop(0)})
+
+    monkeypatch.setattr(bench, "measure_profile", measured)
+    common = {"given": None, "cache": tmp_path / "cache", "folder": None, "meters": METERS}
+    first = await obtain_profile(setup, **common)
+    assert first.source == "measured now" and bench.busy_cores(first.profile) == 1.2
+    second = await obtain_profile(setup, **common)
+    assert second.source.startswith("measured now") and "1.2 cores" in second.source
+    third = await obtain_profile(setup, **common)
+    assert third.source == "kept from an earlier start" and not bench.busy_cores(third.profile)
 
 
 async def test_what_a_kept_profile_depends_on(setup, monkeypatch):
@@ -95,7 +115,7 @@ async def test_a_profile_that_cannot_be_kept_is_used_all_the_same(tmp_path, setu
     monkeypatch.setattr(bench, "measure_profile", measured)
     (tmp_path / "cache").write_text("in the way")
     found = await obtain_profile(setup, given=None, cache=tmp_path / "cache", folder=None, meters=METERS)
-    assert found.file is None and found.source.startswith("measured now, not kept: cannot write")
+    assert found.file is None and found.source.startswith("measured now; not kept: cannot write")
 
 
 async def test_photographs_for_a_model_of_numbers_are_refused_and_nothing_is_left_running(tmp_path, setup):

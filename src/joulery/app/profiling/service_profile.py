@@ -34,6 +34,8 @@ from joulery.runtime.profiling.slices import BRIEF, Measured, Plan, Recording, a
 from joulery.runtime.serving.running_service import ServiceSetup
 from joulery.store.files import disk_errors, require_json, write_atomically
 
+BUSY_CORES = 0.25
+"""Other processes that keep more cores busy than this distort a profile."""
 REST_S = 1.0
 """How long the machine is watched doing nothing: one end of the power line."""
 _BIN_S = 0.25
@@ -90,14 +92,22 @@ async def obtain_profile(
         _require(profile, setup)
         return Obtained(profile, f"from {given}", given)
     file = cache / "profiles" / f"{setup.name}-{_key(setup, meters)}.json"
-    if file.exists() and not fresh:
-        return Obtained(read_profile(file), "kept from an earlier start", file)
+    kept = read_profile(file) if file.exists() and not fresh else None
+    if kept is not None and not busy_cores(kept):
+        return Obtained(kept, "kept from an earlier start", file)
     profile = await measure_profile(setup, folder=folder, meters=meters, plan=plan, progress=progress, places=places)
+    again = "" if kept is None else f", as {busy_cores(kept):.1f} cores were busy when the kept one was measured"
     try:
         write_profile(file, profile)
     except CapabilityError as error:
-        return Obtained(profile, f"measured now, not kept: {error}", None)
-    return Obtained(profile, "measured now", file)
+        return Obtained(profile, f"measured now{again}; not kept: {error}", None)
+    return Obtained(profile, f"measured now{again}", file)
+
+
+def busy_cores(profile: Profile) -> float:
+    """Cores that other processes kept busy while a profile was measured; 0 where too few to distort it."""
+    others = profile.machine.get("others_busy_cores")
+    return others if isinstance(others, float) and others > BUSY_CORES else 0.0
 
 
 async def measure_profile(

@@ -30,11 +30,11 @@ from joulery.domain.serving.timeline import DecisionRecord, NowSnapshot, SiteLab
 from joulery.policies.serving.objective import JOULES_PER_KWH
 from joulery.runtime.measuring.live import LAG_S, LiveMeters
 from joulery.runtime.measuring.sampling import SamplerProcess
+from joulery.runtime.serving.controller import Revision
 from joulery.runtime.serving.driver import LiveDriver
 from joulery.runtime.serving.governing import ClockKeeper
 from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.intensity import LiveIntensity
-from joulery.runtime.serving.policy_control import Revision
 from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.ticker import Ticker
 from joulery.store.files import disk_errors

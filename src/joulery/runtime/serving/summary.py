@@ -27,6 +27,8 @@ from joulery.policies.serving.messages import short
 from joulery.policies.serving.objective import JOULES_PER_KWH
 from joulery.runtime.serving.requests import OK, ROW, RequestColumns, Rows
 
+BASELINE_BASIS = "modelled"
+"""The baseline is replayed from profiles and never observed; ``measured`` would be a switchback."""
 MOST_COMPARED = 2_000_000
 """Answered requests of a service that are replayed under the baseline; of more, evenly spaced stretches are."""
 _STRETCH = 1000
@@ -260,6 +262,8 @@ def summarise_run(
     }
     if "saving_ratio" in figures:
         figures["saving_with_idle_ratio"] = _with_idle(figures, cost.charged.run.carbon_g)
+        figures["saving_machine_ratio"] = figures["saving_with_idle_ratio"]
+        figures["baseline_basis"] = BASELINE_BASIS
     portions = cost.portions(served)
     figures["services"] = [
         {"service": one.name, "owner": one.owner, **entry, "charged_j": part.energy_j, "charged_g": _grams(part)}
