@@ -16,9 +16,9 @@ import click
 
 from joulery.accounting.edd import Node, tree
 from joulery.accounting.rows import folded
+from joulery.app.runs import load_anatomies
 from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.errors import DataError
-from joulery.runtime.tracing.anatomies import load_anatomies
 from reproduce.claim import Claim, json_option, print_claims, verdict
 from reproduce.product import EXAMPLES
 

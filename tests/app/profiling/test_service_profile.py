@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from joulery.accounting.charge import BusyTimes
 from joulery.app.profiling import service_profile as bench
 from joulery.app.profiling.service_profile import (
     age_words,
@@ -16,14 +15,13 @@ from joulery.app.profiling.service_profile import (
     write_profile,
 )
 from joulery.app.serving.service import service_setup
-from joulery.app.wiring.meters import MeterSpec
 from joulery.config.parsing.reading import load
-from joulery.domain.energy.channel import Channel, ReadingKind
-from joulery.domain.energy.power import PowerTrace
+from joulery.domain.energy.channel import Channel, MeterSpec, ReadingKind
+from joulery.domain.energy.power import BusyTimes, PowerTrace
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.domain.quality import Quality
-from joulery.runtime.measuring.readings import RunReadings
 from joulery.runtime.profiling.slices import Plan
+from joulery.store.run.readings import RunReadings
 from tests.runtime.site_files import toy_site
 
 METERS = (MeterSpec("cpu-model", {"idle_w": 20.0, "max_w": 60.0, "band_ratio": 0.3}),)
@@ -140,7 +138,7 @@ def test_a_damaged_profile_is_one_clear_error(tmp_path):
         read_profile(tmp_path / "none.json")
 
 
-def evidence(idle_w: float = float("nan")) -> RunReadings:
+def readings(idle_w: float = float("nan")) -> RunReadings:
     """Ten seconds of a machine whose power is 10 W + 5 W a busy core, load rising from 0 to 2 cores."""
     t_ns = 1_700_000_000_000_000_000 + np.arange(101) * 100_000_000
     cores = np.repeat(np.linspace(0, 2, 10), 10)
@@ -150,18 +148,18 @@ def evidence(idle_w: float = float("nan")) -> RunReadings:
 
 
 def test_the_power_line_of_recorded_evidence():
-    line, others_cores = power_line(evidence())
+    line, others_cores = power_line(readings())
     assert line.idle_w == pytest.approx(10.0, abs=0.05) and line.active_w == pytest.approx(5.0, rel=0.01)
     assert others_cores == pytest.approx(0.25, abs=0.01)
-    assert power_line(evidence(10.0))[0].idle_w == 10.0
-    gpu = replace(evidence().traces[0].channel, device="gpu:0")
+    assert power_line(readings(10.0))[0].idle_w == 10.0
+    gpu = replace(readings().traces[0].channel, device="gpu:0")
     blind = RunReadings(
-        (PowerTrace(gpu, evidence().traces[0].t_ns, evidence().traces[0].values, 0.1),), evidence().busy
+        (PowerTrace(gpu, readings().traces[0].t_ns, readings().traces[0].values, 0.1),), readings().busy
     )
     with pytest.raises(DataError, match="no meter sees the power of the CPUs"):
         power_line(blind)
     with pytest.raises(DataError, match="no meter sees"):
-        power_line(RunReadings(evidence().traces, {}))
+        power_line(RunReadings(readings().traces, {}))
 
 
 def test_age_in_words():

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from joulery.app.runs import load_run
 from joulery.domain.energy.footprint import Footprint
 from joulery.domain.quality import Quality
 from joulery.domain.serving.timeline import CarbonBasis
-from joulery.runtime.runs.recorded import load_run
 from joulery.store.run.directory import create_run
 from joulery.store.run.footprints import footprint_to_dict
 from joulery.store.run.timeline import log_tick, write_site

@@ -18,9 +18,10 @@ import numpy as np
 import orjson
 
 from joulery.accounting.load_line import cpu_channels, gpu_channels, gpu_points, power_points
+from joulery.accounting.steps import power_steps
 from joulery.app.profiling.inputs import inputs_for
 from joulery.app.wiring.engine import local_engine
-from joulery.app.wiring.meters import MeterSpec
+from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import CapabilityError, DataError
 from joulery.domain.ports import Engine, Places
 from joulery.domain.quality import weakest
@@ -28,11 +29,11 @@ from joulery.domain.serving.engine import InferResponse, ReplicaSpec
 from joulery.domain.serving.profile import Profile
 from joulery.domain.serving.service import Slice
 from joulery.perf.power.power_line import PowerLine, fit_power_line
-from joulery.runtime.measuring.readings import RunReadings, read_evidence
 from joulery.runtime.measuring.sampling import start_sampler
 from joulery.runtime.profiling.slices import BRIEF, Measured, Plan, Recording, assemble, digest, machine, measure
 from joulery.runtime.serving.running_service import ServiceSetup
 from joulery.store.files import disk_errors, require_json, write_atomically
+from joulery.store.run.readings import RunReadings, read_samples
 
 BUSY_CORES = 0.25
 """Other processes that keep more cores busy than this distort a profile."""
@@ -140,7 +141,7 @@ async def measure_profile(
                     await asyncio.to_thread(sampler.stop)
             finally:
                 await engine.close()
-        return _finished(setup, found, read_evidence(samples), plan, engine.answers)
+        return _finished(setup, found, read_samples(samples), plan, engine.answers)
 
 
 @contextmanager
@@ -201,7 +202,7 @@ def power_line(evidence: RunReadings) -> tuple[PowerLine, float]:
     start_ns = max(int(times.edges_ns[0]) for times in sockets)
     end_ns = min(int(times.edges_ns[-1]) for times in sockets)
     bins_ns = np.arange(start_ns, end_ns, round(_BIN_S * 1e9))
-    cores, watts = power_points(evidence.traces, evidence.busy, bins_ns)
+    cores, watts = power_points([power_steps(trace) for trace in evidence.traces], evidence.busy, bins_ns)
     idle_w = math.fsum(channel.idle_w for channel in channels)
     seconds = (end_ns - start_ns) / 1e9
     others_s = sum(float(np.nansum(np.maximum(times.all_s - times.app_s, 0.0))) for times in sockets)
@@ -227,7 +228,7 @@ def gpu_power_line(evidence: RunReadings, answers: Sequence[InferResponse], gpus
     end_ns = min(int(trace.t_ns[-1]) for trace in traces)
     bins_ns = np.arange(start_ns, end_ns, round(_BIN_S * 1e9))
     times = np.array([(one.start_s, one.start_s + one.service_s, one.cpu_s) for one in answers]).reshape(-1, 3)
-    return fit_power_line(*gpu_points(traces, times, bins_ns))
+    return fit_power_line(*gpu_points([power_steps(trace) for trace in traces], times, bins_ns))
 
 
 def write_profile(file: Path, profile: Profile) -> None:

@@ -24,12 +24,12 @@ from joulery.app.serving.view import ServeView
 from joulery.app.wiring.carbon import carbon_source
 from joulery.app.wiring.gpu_groups import pods_of
 from joulery.app.wiring.gpus import LocalGpus, local_gpus
-from joulery.app.wiring.meters import MeterSpec
 from joulery.app.wiring.models import cache_folder
 from joulery.app.wiring.site_meters import meter_specs
 from joulery.config.carbon import CarbonConfig
 from joulery.config.services import ServiceConfig
 from joulery.config.site import Mode, Site
+from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import ConfigError
 from joulery.domain.ports import Engine
 from joulery.runtime.leasing.lending import lending

@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 _MARKS = {"ok": ("✓", "green"), "partly": ("~", "yellow"), "denied": ("!", "red"), "absent": ("–", None)}
 _AREAS = {
     "energy": "Energy: what measures it",
-    "share": "Share: whose energy it is",
+    "share": "Share: energy by process",
     "settings": "Settings: what can be changed",
     "carbon": "Carbon: where the intensity comes from",
 }
 
 
 @click.command("doctor")
-@click.option("--reset", is_flag=True, help="Set everything on loan (clocks, partitions) back to what it was.")
+@click.option("--reset", is_flag=True, help="Set every leased setting (clocks, partitions) back.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def command(reset: bool, as_json: bool) -> None:
     """Check what joulery can read and set on this machine, what is missing, and the exact line that grants it.
 
-    Nothing is changed, unless --reset is given, and no network is touched. What a controller has set is on loan and
+    Nothing is changed, unless --reset is given, and no network is touched. Settings of a controller are leased and
     listed; it goes back by itself when the controller stops or dies.
     """
     from dataclasses import asdict
@@ -61,7 +61,7 @@ def command(reset: bool, as_json: bool) -> None:
 
 
 def _show_loans(found: tuple[Loan, ...]) -> None:
-    """What is on loan; nothing where nothing is."""
+    """Print the leased settings, if there are any."""
     if not found:
         return
     click.secho("\nLoans: what is set and will go back", bold=True)
@@ -83,4 +83,4 @@ def _reset(as_json: bool) -> None:
     for line in said:
         click.echo(line)
     if not said:
-        click.echo("nothing is on loan")
+        click.echo("no setting is leased")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from joulery import __version__
-from joulery.accounting.thin import thin
+from joulery.accounting.power_timeline import downsample_ticks
 from joulery.domain.format import duration, grams, moment, percent, si
 from joulery.domain.serving.timeline import CarbonBasis, DecisionRecord
 from joulery.runtime.runs.recorded import RunView
@@ -185,7 +185,7 @@ def _charts(view: RunView | None, script: str) -> Html:
     if view is None or view.site is None or not view.ticks:
         return Html("")
     started_s = view.ticks[0].t_s - view.ticks[0].period_s
-    recorded = {"site": view.site, "started_s": started_s, "ticks": thin(view.ticks, MAX_POINTS)}
+    recorded = {"site": view.site, "started_s": started_s, "ticks": downsample_ticks(view.ticks, MAX_POINTS)}
     return join((data_block("recorded", recorded), tag("script", Html(script))))
 
 

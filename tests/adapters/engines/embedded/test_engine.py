@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from joulery.adapters.engines.embedded.cgroups import CpuGroups
+from joulery.adapters.cgroups import CpuGroups
 from joulery.adapters.engines.embedded.engine import LocalEngine
 from joulery.domain.errors import CapabilityError
 from joulery.domain.serving.engine import Outcome, RequestError

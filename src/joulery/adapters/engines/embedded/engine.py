@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from joulery.adapters.engines.embedded.cgroups import CpuGroups
+from joulery.adapters.cgroups import CpuGroups
 from joulery.adapters.engines.embedded.replica import Launch, WorkerReplica, gone_within, promoted_standbys
 from joulery.adapters.engines.embedded.service import INFINITY, ServiceQueue
 from joulery.adapters.engines.embedded.slices import GpuParts, assign_cores, limited, on_gpu

@@ -223,6 +223,8 @@ def _by_patterns(problem: Problem, effort: Effort) -> Solution:
         if best.usd_per_hour <= bound * (1 + _EQUAL) or reachable <= bound * (1 + _EQUAL):
             break
         proven, relaxation, grew = _proven(generator, relaxation, gap_ratio)
+        if proven == 0.0:  # too many patterns at this gap, and a smaller gap lets more through
+            break
         relaxed = max(relaxed, proven)
         bound = max(bound, attainable(problem, relaxed, problem.ranges))
         if grew and best.usd_per_hour > bound * (1 + _EQUAL):

@@ -106,7 +106,7 @@ def as_tree(node: Node, level: int = 0) -> dict[str, Any]:
 
 
 def devices_table(footprint: TensorFootprint) -> Html:
-    """What each device drew."""
+    """Energy of each device."""
     names = ("Device", "Total", "Attributed", "Unattributed", "Others", "Idle", "Uncovered", "Carbon", "Known")
     rows = (
         (
@@ -157,7 +157,7 @@ def operations_table(footprint: TensorFootprint) -> Html:
 
 
 def html_table(names: Sequence[str], rows: Iterable[Sequence[str]], *, text: set[int]) -> Html:
-    """A table; columns whose index is in ``text`` are words, the others numbers."""
+    """A table; columns with an index in ``text`` are words, the others numbers."""
     kinds = [None if at in text else "number" for at in range(len(names))]
     head = tag("thead", tag("tr", (tag("th", name, class_=kind) for name, kind in zip(names, kinds, strict=True))))
     body = (tag("tr", (tag("td", cell, class_=kind) for cell, kind in zip(row, kinds, strict=True))) for row in rows)
