@@ -23,7 +23,8 @@ from joulery.domain.quality import Quality
 from joulery.policies.training.green import Green
 from joulery.runtime.schedule.energy import SourceTotal
 from joulery.runtime.schedule.intensity import IntensityTracker
-from joulery.runtime.schedule.scheduler import Scheduler, SchedulerTiming, TickResult, release_all
+from joulery.runtime.schedule.rounds import SchedulerTiming
+from joulery.runtime.schedule.scheduler import Scheduler, TickResult, release_all
 from joulery.runtime.schedule.state import SchedulerState, apply_event, compacted, plan_event, tallies_event
 from joulery.store.journal import Journal
 from tests.runtime.schedule.fake_cluster import FakeCluster
