@@ -51,6 +51,8 @@ COMPACT_BYTES = 8 << 20
 """A journal longer than this is rewritten as the two events that give the same state."""
 
 
+_PAUSE_S = 300.0
+"""Without the rights to change jobs nothing is tried for this long."""
 _REFUSED_QUANTA = 4
 _LEAST_PROGRESS = 0.02
 """Less progress than this is nothing to lose."""
@@ -72,12 +74,14 @@ class TickResult:
         snapshot: The cluster; None when it did not answer.
         round: Whether the policy made a round.
         unreachable: Whether the cluster stopped answering during the actions; no further action was tried.
+        refused: The error, where the cluster refuses changes by this user.
         done: Actions in order: action, reason, outcome (``applied``, ``advised``, ``shadow``, ``failed``).
     """
 
     snapshot: ClusterSnapshot | None = None
     round: bool = False
     unreachable: bool = False
+    refused: str = ""
     done: list[tuple[ClusterAction, str, str]] = field(default_factory=list)
 
     @property
@@ -128,7 +132,7 @@ class Scheduler:
             log("note", {"text": f"{unread} journal events cannot be read and are left out"})
         self._check_policy()
         self._looked_s, self._compact_bytes = math.nan, COMPACT_BYTES
-        self._first = True
+        self._first, self._pause_end_s = True, -math.inf
         self._shadowed: dict[int, ClusterAction] = {}
 
     def tick(self, now_s: float, elapsed_s: float | None = None, *, round_now: bool = False) -> TickResult:
@@ -166,8 +170,12 @@ class Scheduler:
             self.record("plan", **plan_event(self.state, **changes))
         self._queue_new(snapshot)
         self._adopt(snapshot)
-        if self._mode is not Mode.ADVISE or tick.round:
+        paused = 0 < self._pause_end_s - now_s <= _PAUSE_S  # a clock that was set back ends it
+        if (self._mode is not Mode.ADVISE or tick.round) and not paused:
             self._act(snapshot, now_s, tick)
+            if tick.refused:
+                self._pause_end_s = now_s + _PAUSE_S
+                self._log("note", {"text": f"no rights: nothing is tried for {_PAUSE_S:g} s. {tick.refused}"})
         if self._mode is not Mode.ADVISE and self._journal.size_bytes > self._compact_bytes:
             self._journal.replace(compacted(self.state))
             self._compact_bytes = max(COMPACT_BYTES, 2 * self._journal.size_bytes)
@@ -342,6 +350,7 @@ class Scheduler:
             except (ActuationError, CapabilityError, DataError) as error:
                 outcome, remark = "failed", str(error)
                 tick.unreachable = not isinstance(error, ActuationError)
+                tick.refused = str(error) if isinstance(error, CapabilityError) and error.grant else ""
                 if isinstance(action, Start) and not tick.unreachable:
                     self._keep_shape(action, tick)
         tick.done.append((action, planned.reason, outcome))
