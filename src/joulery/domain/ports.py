@@ -200,6 +200,14 @@ class Backlog(Protocol):
         ...
 
 
+class Admission(Protocol):
+    """An engine with a limit on waiting requests a service."""
+
+    def limit_queue(self, service: str, waiting: int | None, /) -> None:
+        """Refuse requests (``OVERLOADED``) while so many wait for a service; None for the engine's own limit."""
+        ...
+
+
 class Places(Protocol):
     """Hands out the parts of GPUs that replicas run on, and has the GPUs cut so that there are enough of them.
 

@@ -1,6 +1,6 @@
 """What Prometheus scrapes of language models: tokens, joules and grams a request and a token, forecasts, the queue.
 
-``TEXT_METRICS`` declares every family; ``docs/metrics.md`` is written from it and
+``TEXT_METRICS`` declares every family; ``docs/reference/metrics.md`` is written from it and
 :data:`joulery.gateway.metrics.METRICS`.
 """
 

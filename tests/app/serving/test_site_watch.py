@@ -1,8 +1,9 @@
 import os
+from dataclasses import replace
 
 import pytest
 
-from joulery.app.serving.service import objectives_from_config, with_terms
+from joulery.app.serving.service import objectives_from_config
 from joulery.app.serving.site_watch import SiteWatch
 from joulery.domain.errors import InfeasibleError
 from tests.policies.serving.trial_world import trying
@@ -59,4 +60,4 @@ def test_an_accuracy_loss_is_carbon_alone_within_a_floor(tmp_path):
     asked = objectives_from_config(site.services[0], 0.8)
     assert (asked.lambda_ratio, asked.minimum_accuracy_ratio) == (1.0, pytest.approx(0.76))
     with pytest.raises(InfeasibleError):
-        with_terms(trying(), objectives_from_config(site.services[0], 1.0))
+        replace(trying(), objectives=objectives_from_config(site.services[0], 1.0))

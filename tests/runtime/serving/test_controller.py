@@ -4,7 +4,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from joulery.app.serving.service import terms_of, with_terms
 from joulery.domain.decisions import Decision
 from joulery.domain.errors import ActuationError, DataError
 from joulery.domain.gpu.layout import Instance, Layout
@@ -12,6 +11,7 @@ from joulery.domain.serving.engine import (
     ModelKind,
     ModelRef,
     Outcome,
+    QueuedRequest,
     ReplicaSpec,
     ReplicaState,
     ReplicaView,
@@ -19,11 +19,12 @@ from joulery.domain.serving.engine import (
     Transition,
 )
 from joulery.domain.serving.service import Slice, Slo
-from joulery.policies.serving.variant_policy import KEEP_LAYOUT, SET_LAYOUT
+from joulery.policies.serving.observation import KEEP_LAYOUT, SET_LAYOUT
 from joulery.runtime.runs.replay import POLICY, STEP, decide_again, policy_entry, step_entry
-from joulery.runtime.serving.controller import LayoutActuator, RequestWindow, ServiceObserver, running_layout, summarise
+from joulery.runtime.serving.controller import LayoutActuator, ServiceObserver, running_layout
 from joulery.runtime.serving.driver import LiveDriver
-from tests.policies.serving.test_variant_policy import ONE, TWO, policy
+from joulery.runtime.serving.requests import RequestWindow, summarise
+from tests.policies.serving.test_predictive_policy import ONE, TWO, policy
 
 MODELS = {name: ModelRef(ModelKind.ONNX, f"{name}.onnx") for name in ("lite0", "lite1", "lite2")}
 
@@ -82,7 +83,7 @@ def observer(engine: PaperEngine, window: RequestWindow) -> ServiceObserver:
     return ServiceObserver(window, engine, Slo(0.1), lambda now_s: 100.0 + now_s, lambda: 42.0)
 
 
-async def test_the_eye_sees_requests_grid_power_and_what_runs():
+async def test_an_observation_has_requests_grid_power_and_the_running_layout():
     engine, window = PaperEngine(), RequestWindow("photos", 2.0)
     await LayoutActuator(engine, "photos", MODELS).carry_out(
         Decision(SET_LAYOUT, "photos", layout(("lite2", TWO)).names(), "p", "r")
@@ -93,15 +94,51 @@ async def test_the_eye_sees_requests_grid_power_and_what_runs():
     window.add(record(9.97, 0.5, outcome=Outcome.FAILED))
     seen = observer(engine, window).observe(10.0)
     assert (seen.now_s, seen.g_per_kwh, seen.power_w) == (10.0, 110.0, 42.0)
-    assert seen.rate_rps == pytest.approx(20.5), "a failed request was demand too"
+    assert seen.rate_rps == pytest.approx(20.0), "one arrived before the window; a failed request is demand too"
     assert (seen.requests, seen.served) == (40, {"lite2": 40}) and seen.latency_s == pytest.approx(0.02)
     assert seen.running == layout(("lite2", TWO))
+
+
+class Overloaded(PaperEngine):
+    """Answers 10 of the 100 requests that arrive each second."""
+
+    def backlog(self):
+        waiting = [QueuedRequest("photos", 7.0 + k / 100) for k in range(30, 300)]
+        return (QueuedRequest("photos", 7.29, "lite2", 9.9), QueuedRequest("other", 1.0), *waiting)
+
+
+def test_demand_counts_arrivals_when_the_service_is_overloaded():
+    engine, window = Overloaded(), RequestWindow("photos", 3.0)
+    for k in range(30):
+        window.add(record(7.2 + k / 10, 7.2 + k / 10 - (7.0 + k / 100)))
+    seen = observer(engine, window).observe(10.0)
+    assert seen.rate_rps == pytest.approx(100.0, abs=1.0), "not the 10 a second that are answered"
+    assert seen.arrival_rps == pytest.approx(100.0, abs=1.0)
+    assert (seen.queued, seen.oldest_wait_s) == (270, pytest.approx(2.7))
+    assert seen.latency_s > 2.0
+
+
+def test_a_burst_shows_within_two_seconds_and_a_low_rate_is_no_noise():
+    window = RequestWindow("photos", 10.0)
+    for k in range(50):
+        window.add(record(0.2 * k, 0.0))
+    assert window.recent_rps(10.0) == pytest.approx(5.0, abs=0.5)
+    for k in range(200):
+        window.add(record(10.0 + k / 100, 0.0))
+    assert window.recent_rps(12.0) == pytest.approx(100.0, abs=1.0)
+    assert window.rate_rps(12.0) < 30.0
+    slow = RequestWindow("photos", 10.0)
+    for k in range(11):
+        slow.add(record(float(k), 0.0))
+    assert slow.recent_rps(10.5) == slow.rate_rps(10.5) == 1.0
+    assert math.isnan(RequestWindow("photos", 10.0).recent_rps(5.0))
 
 
 def test_a_window_that_has_hardly_begun_gives_no_rate():
     window = RequestWindow("photos", 2.0)
     assert math.isnan(window.rate_rps(10.0))
     window.add(record(10.4, 0.4))
+    window.add(record(11.0, 0.4))
     assert math.isnan(window.rate_rps(11.9)) and window.rate_rps(12.1) == 0.5
     assert window.rate_rps(20.0) == 0.0, "a service that is not asked any more has no demand"
 
@@ -146,7 +183,9 @@ async def test_a_day_of_the_controller_replays_from_its_log_alone():
     chosen = policy(requests=200)
     log.append({"kind": POLICY, **policy_entry(chosen)})
     grid = 190 + 180 * np.sin(np.arange(60) / 9.0)
-    watched = ServiceObserver(window, engine, chosen.slo, lambda now_s: float(grid[int(now_s)]), lambda: 42.0)
+    watched = ServiceObserver(
+        window, engine, chosen.objectives.slo, lambda now_s: float(grid[int(now_s)]), lambda: 42.0
+    )
     loop = LiveDriver(
         chosen,
         watched.observe,
@@ -177,16 +216,16 @@ async def test_what_is_asked_for_changes_while_it_runs_and_the_log_replays():
     log.append({"kind": POLICY, **policy_entry(chosen)})
     loop = LiveDriver(
         chosen,
-        ServiceObserver(window, engine, chosen.slo, lambda now_s: 400.0, lambda: 42.0).observe,
+        ServiceObserver(window, engine, chosen.objectives.slo, lambda now_s: 400.0, lambda: 42.0).observe,
         LayoutActuator(engine, "photos", MODELS).carry_out,
         watch=lambda seen, step: log.append({"kind": STEP, **step_entry("photos", seen, step)}),
         record=records.append,
     )
     await loop.step(1.0)
     assert set(loop.state.layout.counts) == {"lite0"}
-    terms = replace(terms_of(chosen), minimum_accuracy_ratio=0.776)
-    loop.policy = with_terms(chosen, terms)
-    assert terms_of(loop.policy) == terms
+    terms = replace(chosen.objectives, minimum_accuracy_ratio=0.776)
+    loop.policy = replace(chosen, objectives=terms)
+    assert loop.policy.objectives == terms
     log.append({"kind": POLICY, **policy_entry(loop.policy)})
     await loop.step(2.0)
     assert set(loop.state.layout.counts) == {"lite2"} and records[-1].decision.cause == "terms"

@@ -19,7 +19,15 @@ from joulery.domain.serving.timeline import Tick
 from joulery.perf.layouts import Predictor
 from joulery.runtime.serving.finish import known_numbers
 from joulery.runtime.serving.requests import RequestColumns
-from joulery.runtime.serving.summary import RunCost, Served, compared, cpu_shares, divide, summarise_run, with_baseline
+from joulery.runtime.serving.summary import (
+    RunCost,
+    ServedService,
+    compared,
+    cpu_shares,
+    divide,
+    summarise_run,
+    with_baseline,
+)
 from tests.app.serving.test_service import profile
 
 ONE = Slice(SliceKind.CPU, cores=1)
@@ -44,9 +52,9 @@ def record(k: int, variant: str, outcome: Outcome = Outcome.OK) -> RequestRecord
 HALF = [record(k, "large" if k < 50 else "small") for k in range(100)]
 
 
-def served(records=HALF, **changes) -> Served:
+def served(records=HALF, **changes) -> ServedService:
     name = changes.setdefault("name", "sums")
-    blank = Served(
+    blank = ServedService(
         requests=RequestColumns.of(one._replace(service=name) for one in records),
         layouts=[(99.0, LARGE), (104.95, SMALL)],
         family=FAMILY,
@@ -194,7 +202,7 @@ def test_a_share_of_energy_is_not_needed_for_the_account():
     assert summarise_run([run], cost(), [compared(run)]) == summarise_run([same], cost(), [compared(same)])
 
 
-def pair() -> list[Served]:
+def pair() -> list[ServedService]:
     """The run of the other tests, and a service that never saves anything."""
     steady = [record(k, "large") for k in range(40)]
     return [served(name="sums"), served(name="more", owner="others", records=steady, layouts=[(99.0, LARGE)])]

@@ -17,7 +17,7 @@ from joulery.gateway.admin import admin_app
 from joulery.gateway.app import Gateway
 from joulery.gateway.metrics import Metrics
 from joulery.gateway.server import GatewayServer, ServerLimits
-from joulery.runtime.serving.session import Session
+from joulery.runtime.serving.session import ServingSession
 from joulery.store.files import disk_errors
 from joulery.store.run.directory import RunWriter
 
@@ -41,7 +41,7 @@ class GatewayHandle:
     """
 
     def __init__(self, site: Site, names: Sequence[str], workers_log: int, pages: Pages = no_pages) -> None:
-        self._session: Session | None = None
+        self._session: ServingSession | None = None
         self.workers_log = workers_log
         self.token = site_token(site.serving)
         self.metrics = Metrics([*names, *(model.name for model in site.language_models)], self._latest, site.mode.value)
@@ -63,7 +63,7 @@ class GatewayHandle:
         """The engine that the site file asks for, on these cores, and on GPUs where it names some."""
         return site_engine(site.serving, cores=cores, stderr=self.workers_log, places=places)
 
-    def open_to(self, session: Session) -> None:
+    def open_to(self, session: ServingSession) -> None:
         """Answer with a session's engine from now on; charge and record every request."""
         self._session = session
         self.gateway.engine = session.engine

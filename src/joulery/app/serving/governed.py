@@ -14,10 +14,10 @@ from joulery.runtime.llm.service import LLMService
 from joulery.runtime.serving.colocated import Residents
 from joulery.runtime.serving.governed_services import hosted_residents
 from joulery.runtime.serving.governing import ClockKeeper
-from joulery.runtime.serving.session import Session
+from joulery.runtime.serving.session import ServingSession
 
 
-async def govern(session: Session, stack: AsyncExitStack, view: ServeView) -> list[ClockKeeper]:
+async def govern(session: ServingSession, stack: AsyncExitStack, view: ServeView) -> list[ClockKeeper]:
     """Have the clocks that the site file names governed; those that are set are on loan until the stack unwinds."""
     clocks, holder = await governed_clocks(session.site, stack, session.warn)
     keepers = []

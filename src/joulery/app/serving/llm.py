@@ -28,7 +28,7 @@ from joulery.runtime.llm.length_prediction import Forecaster
 from joulery.runtime.llm.request_meter import TextMeter
 from joulery.runtime.llm.service import DeskSettings, LLMService
 from joulery.runtime.measuring.share import OpenMeters
-from joulery.runtime.serving.intensity import Grid
+from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.store.answer_log import AnswerLog
 from joulery.store.semantic_cache import SemanticCache
 
@@ -50,7 +50,7 @@ class TextSite:
 
     desks: dict[str, LLMService]
     meter: TextMeter
-    grid: Grid
+    grid: LiveIntensity
     notes: tuple[str, ...]
     devices: dict[str, str | None]
 
@@ -108,7 +108,7 @@ def text_site(
     def opened(section: CarbonConfig) -> CarbonSource:
         return carbon_source(section, cache_folder())
 
-    grid = Grid(site.carbon, opened, now_s)
+    grid = LiveIntensity(site.carbon, opened, now_s)
     found = open_meters(meter_specs(site.meters))
     times = open_cpu_times()
     stack.callback(times.close)

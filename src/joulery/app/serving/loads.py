@@ -18,7 +18,7 @@ from joulery.config.site import Site
 from joulery.domain.serving.tensors import Tensor
 from joulery.runtime.load import Load, LoadPlan, LoadResult, start
 from joulery.runtime.serving.running_service import RunningService
-from joulery.runtime.serving.session import Session
+from joulery.runtime.serving.session import ServingSession
 from joulery.store.files import disk_errors
 from joulery.store.run.directory import SAMPLES
 
@@ -51,7 +51,7 @@ def scaled(site: Site, duration_s: float | None) -> Site:
     }
     replay = getattr(site.carbon, "replay", None)
     if site.carbon is not None and replay is not None:
-        shown = replay.model_copy(update={"lasts_s": replay.lasts_s * factor})
+        shown = replay.model_copy(update={"duration_s": replay.duration_s * factor})
         changed["carbon"] = site.carbon.model_copy(update={"replay": shown})
     return site.model_copy(update=changed)
 
@@ -69,7 +69,7 @@ class Loads:
         gate: The gateway in front of them.
     """
 
-    def __init__(self, session: Session, gate: GatewayHandle) -> None:
+    def __init__(self, session: ServingSession, gate: GatewayHandle) -> None:
         self._session, self._gate = session, gate
         self._loads: dict[str, Load] = {}
         self._waiting: dict[str, asyncio.Task[LoadResult]] = {}

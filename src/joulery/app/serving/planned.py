@@ -20,11 +20,11 @@ from joulery.domain.gpu.provisioning import PlannedGpu
 from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import ModelRef
 from joulery.policies.placement.provisioning.planner import followed
-from joulery.runtime.serving.controller import RequestWindow
 from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.planned import WATCH_S, WINDOW_S, PlanControl, PlanInForce, cores_for
+from joulery.runtime.serving.requests import RequestWindow
 from joulery.runtime.serving.running_service import RunningService, ServiceSetup
-from joulery.runtime.serving.session import Session
+from joulery.runtime.serving.session import ServingSession
 from joulery.store.plans import read_plan
 
 _ENOUGH = 50
@@ -90,7 +90,7 @@ def _shared(site: Site, here: LocalGpus) -> tuple[str, ...]:
 
 
 async def follow_site(
-    session: Session, control: PlanControl, loads: Loads, watch: SiteWatch, gate: GatewayHandle, cache: Path
+    session: ServingSession, control: PlanControl, loads: Loads, watch: SiteWatch, gate: GatewayHandle, cache: Path
 ) -> None:
     """Whenever the site file changes, plan with few migrations and go over to that plan. Until cancelled."""
     while True:
@@ -107,7 +107,7 @@ async def follow_site(
 
 
 async def _go_over(
-    session: Session, control: PlanControl, loads: Loads, site: Site, gate: GatewayHandle, cache: Path
+    session: ServingSession, control: PlanControl, loads: Loads, site: Site, gate: GatewayHandle, cache: Path
 ) -> None:
     request, running = share_request(site), control.plan
     gpus = await asyncio.to_thread(

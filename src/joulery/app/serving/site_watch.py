@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from joulery.app.serving.service import objectives_from_config, terms_of, with_terms
+from joulery.app.serving.service import objectives_from_config
 from joulery.config import load
 from joulery.config.services import CloverPolicy, ServiceConfig
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError, JouleryError
-from joulery.runtime.serving.policy_control import Revision
+from joulery.runtime.serving.controller import Revision
 from joulery.runtime.serving.running_service import RunningService
 
 _MAY_CHANGE = "the SLO, lambda or accuracy_loss, and minimum_accuracy of a service"
@@ -63,10 +63,10 @@ class SiteWatch:
             if one is None or one.chosen is None:
                 continue
             asked = objectives_from_config(config, one.setup.family.largest.accuracy_ratio)
-            if asked == terms_of(one.chosen.policy):
+            if asked == one.chosen.policy.objectives:
                 continue
             try:
-                found.append(Revision(one.name, with_terms(one.chosen.policy, asked), asked.slo))
+                found.append(Revision(one.name, replace(one.chosen.policy, objectives=asked), asked.slo))
             except JouleryError as error:
                 warnings.append(f"the changed site file is not taken over: {error}")
         return found, warnings

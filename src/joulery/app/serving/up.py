@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from joulery.app.doctor import energy, machine_in_words
+from joulery.app.profiling.service_profile import Obtained, busy_cores, obtain_profile
 from joulery.app.serving.gateway_handle import GatewayHandle, Pages, no_pages, open_gateway
 from joulery.app.serving.governed import govern, join_keepers
 from joulery.app.serving.llm_site import keep_text, open_text, start_text
@@ -35,17 +36,17 @@ from joulery.runtime.leasing.lending import lending
 from joulery.runtime.llm.usage import TextLedger
 from joulery.runtime.load import LoadResult
 from joulery.runtime.measuring.measure import RUNS
-from joulery.runtime.profiling.obtain import Obtained, obtain_profile, start_sampler
-from joulery.runtime.serving.controller import RequestWindow
+from joulery.runtime.measuring.sampling import start_sampler
+from joulery.runtime.serving.controller import PolicyControl
 from joulery.runtime.serving.finish import Finished, finish
 from joulery.runtime.serving.governing import ClockKeeper
 from joulery.runtime.serving.history import SessionHistory
-from joulery.runtime.serving.intensity import Grid
+from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.live_sample import LiveSample
 from joulery.runtime.serving.planned import PlanControl
-from joulery.runtime.serving.policy_control import PolicyControl
+from joulery.runtime.serving.requests import RequestWindow
 from joulery.runtime.serving.running_service import RunningService, ServiceSetup
-from joulery.runtime.serving.session import Control, Pace, Session
+from joulery.runtime.serving.session import Control, Pace, ServingSession
 from joulery.store.run.directory import SAMPLES, RunWriter, create_run, new_run_id
 
 SCHEMA = "joulery.up/1"
@@ -134,11 +135,11 @@ class _Start:
     gpus: LocalGpus | None
     cache: Path = field(default_factory=cache_folder)
 
-    async def session(self) -> Session:
+    async def session(self) -> ServingSession:
         """The session of a plan, or of the services' own policies; it runs nothing yet."""
         site, options, writer = self.site, self.options, self.history.writer
         meters, pace = meter_specs(site.meters), Pace.over(longest_s(site))
-        grid = Grid(site.carbon, self._carbon_source, time.time)
+        grid = LiveIntensity(site.carbon, self._carbon_source, time.time)
         control: Control
         if options.plan is not None:
             services, engine, control = planned_control(
@@ -148,7 +149,7 @@ class _Start:
         else:
             services, engine = await self._services(meters, pace)
             control = PolicyControl(services, engine, self.history, grid, site.mode, pace.step_s)
-        session = Session(
+        session = ServingSession(
             site,
             services,
             self.history,
@@ -167,14 +168,16 @@ class _Start:
         self, meters: tuple[MeterSpec, ...] | None, pace: Pace
     ) -> tuple[dict[str, RunningService], Engine]:
         """The services, profiled, each with its policy, and the engine for them."""
-        pods = {} if self.gpus is None else pods_of(self.site, self.gpus)
-        setups = [service_setup(self.site, one, self.cache, pods.get(one.name)) for one in self.site.services]
+        groups = {} if self.gpus is None else pods_of(self.site, self.gpus)
+        setups = [service_setup(self.site, one, self.cache, groups.get(one.name)) for one in self.site.services]
         services = {}
         for config, setup in zip(self.site.services, setups, strict=True):
             self.view.service(setup)
-            profiling = self._profile(config, setup, meters, pods.get(config.name))
+            profiling = self._profile(config, setup, meters, groups.get(config.name))
             obtained = await _unless_stopped(profiling, self.stop)
             self.view.profile(obtained, setup)
+            if busy := busy_cores(obtained.profile):
+                self.history.warn(f"{setup.name}: other processes kept {busy:.1f} cores busy while it was profiled")
             services[setup.name] = self._running(config, setup, obtained, pace)
         cores = tuple(sorted({core for one in services.values() for core in one.setup.cores}))
         return services, self.gate.engine(self.site, cores, None if self.gpus is None else self.gpus.places)
@@ -274,7 +277,7 @@ async def _gpus(site: Site, stack: AsyncExitStack, view: ServeView) -> LocalGpus
 
 
 async def _serve(
-    options: Options, session: Session, gate: GatewayHandle, view: ServeView, stop: asyncio.Event
+    options: Options, session: ServingSession, gate: GatewayHandle, view: ServeView, stop: asyncio.Event
 ) -> dict[str, LoadResult]:
     """Serve until the loads have ended (``stay``: until stopped).
 
@@ -314,7 +317,7 @@ async def _serve(
     return results
 
 
-async def _run_session(options: Options, session: Session, loads: Loads, gate: GatewayHandle) -> None:
+async def _run_session(options: Options, session: ServingSession, loads: Loads, gate: GatewayHandle) -> None:
     """Control and tick; a plan also follows its site file."""
     control = session.control
     if options.file is None or not isinstance(control, PlanControl):

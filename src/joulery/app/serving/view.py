@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from joulery.app.doctor import Check
+from joulery.app.profiling.service_profile import Obtained
 from joulery.domain.serving.timeline import DecisionRecord, ServiceLabel, Tick
-from joulery.runtime.profiling.obtain import Obtained
 from joulery.runtime.serving.planned import PlanInForce
 from joulery.runtime.serving.running_service import ServiceSetup
-from joulery.runtime.serving.session import Session
+from joulery.runtime.serving.session import ServingSession
 
 
 class ServeView(Protocol):
@@ -36,7 +36,7 @@ class ServeView(Protocol):
         """The plan that is to run."""
         ...
 
-    def serving(self, session: Session, url: str) -> None:
+    def serving(self, session: ServingSession, url: str) -> None:
         """Requests are answered at ``url`` from now on."""
         ...
 

@@ -20,13 +20,14 @@ from joulery.config.scenarios.training_study import RecordedTrace, SyntheticTrac
 from joulery.domain.arrays import FloatArray
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.errors import ConfigError, DataError
-from joulery.sim.core.comparison import Interval, paired
+from joulery.sim.core.comparison import MeanInterval, paired
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.streams import Streams
 from joulery.sim.training.cluster import TrainingRun
 from joulery.sim.training.study import Setting, jobs_from_trace, run_scheme, scheme, synthetic_trace
 from joulery.sim.training.workload import Jobs
 from joulery.store.columns import read_column
+from joulery.tabular import csv_header
 
 ACCEPTS = frozenset({"trace", "carbon", "column", "days", "seed", "carbon_forecast"})
 _DAY_S = 86_400.0
@@ -142,9 +143,7 @@ def jobs_of(trace: SyntheticTrace | RecordedTrace, streams: Streams, days: int |
 
 def _requested(file: Path) -> FloatArray | None:
     """GPUs asked for, where the trace says (``num_gpus``); PAI's ``width`` is no GPU count and is not used."""
-    with file.open(encoding="utf-8-sig") as lines:
-        header = lines.readline().strip().split(",")
-    return read_column(file, "num_gpus") if "num_gpus" in header else None
+    return read_column(file, "num_gpus") if "num_gpus" in csv_header(file) else None
 
 
 def _rows(
@@ -249,7 +248,7 @@ def _mean(rows: Sequence[dict[str, Any]], key: str) -> float:
     return float(np.mean([row[key] for row in rows]))
 
 
-def _change(mine: Sequence[dict[str, Any]], first: Sequence[dict[str, Any]], key: str) -> Interval:
+def _change(mine: Sequence[dict[str, Any]], first: Sequence[dict[str, Any]], key: str) -> MeanInterval:
     """Relative change against the first policy, paired by seed; in units of the first policy's mean."""
     base = _mean(first, key) or 1.0
     return paired([row[key] / base for row in mine], [row[key] / base for row in first])

@@ -196,7 +196,7 @@ class _Connection(asyncio.Protocol):
         self._transport.writelines(pieces)
 
     def close(self) -> None:
-        """End it, whatever it carries."""
+        """End it, with the request it carries."""
         if self._transport is not None:
             self._transport.abort()
 

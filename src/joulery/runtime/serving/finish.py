@@ -1,6 +1,6 @@
 """The end of a served run: accounted, compared with its baseline, written.
 
-A GPU's driver may name no process, in a container for instance, though requests ran there. The requests themselves say
+A GPU's driver may name no process, in a container for instance, though requests ran there. The requests themselves show
 when the GPU was busy: each has a start, a duration and the share of a GPU it had.
 """
 
@@ -23,8 +23,8 @@ from joulery.runtime.measuring.account import Basis, account
 from joulery.runtime.measuring.terms import Span, Terms
 from joulery.runtime.serving.requests import RequestColumns, series_columns
 from joulery.runtime.serving.running_service import RunningService
-from joulery.runtime.serving.session import Session
-from joulery.runtime.serving.summary import RunCost, Served, compared, summarise_run, with_baseline
+from joulery.runtime.serving.session import ServingSession
+from joulery.runtime.serving.summary import RunCost, ServedService, compared, summarise_run, with_baseline
 from joulery.store.run.directory import SAMPLES, RunWriter, open_run
 from joulery.store.run.footprints import footprint_to_dict
 from joulery.store.run.intensity import write_intensity
@@ -47,7 +47,7 @@ class Finished:
 
 
 def finish(
-    session: Session, *, load_cpu_s: float = math.nan, language_models: Sequence[Mapping[str, Any]] = ()
+    session: ServingSession, *, load_cpu_s: float = math.nan, language_models: Sequence[Mapping[str, Any]] = ()
 ) -> Finished:
     """Account for a session that was stopped, and write its report and series.
 
@@ -100,8 +100,8 @@ def _gpu_service(one: RunningService) -> GpuService:
     return GpuService(one.name, one.setup.gpus, math.nan if one.profile is None else one.profile.idle_w)
 
 
-def _served(session: Session, one: RunningService, requests: RequestColumns, basis: Basis) -> Served:
-    return Served(
+def _served(session: ServingSession, one: RunningService, requests: RequestColumns, basis: Basis) -> ServedService:
+    return ServedService(
         requests=requests,
         layouts=one.layouts,
         family=one.setup.family,

@@ -36,9 +36,9 @@ from joulery.policies.placement.provisioning.standby import (
     Watched,
     watched_of,
 )
+from joulery.runtime.serving.controller import Revision
 from joulery.runtime.serving.driver import ADVISED, APPLIED, FAILED, SHADOWED, LiveDriver
 from joulery.runtime.serving.history import SessionHistory
-from joulery.runtime.serving.policy_control import Revision
 from joulery.runtime.serving.running_service import RunningService
 
 RUN_PLAN = "run_plan"
@@ -117,7 +117,7 @@ class PlanInForce:
 
     @property
     def running(self) -> tuple[RunningGpu, ...]:
-        """The plan as it runs; an instance whose standby is active has the standby's share."""
+        """The plan as it runs; an instance with an active standby has the standby's share."""
         active = {one.watched.key: one.watched.shadow_percent for one in self.replicas}
         return tuple(
             gpu._replace(

@@ -15,10 +15,9 @@ from joulery.domain.serving.service import ModelFamily, Slice, Slo
 from joulery.domain.serving.timeline import ServiceLabel
 from joulery.perf.layouts import LayoutMetrics, Predictor
 from joulery.policies.placement.pools.gpu_groups import Seats
-from joulery.policies.serving.trial_policy import TrialPolicy
-from joulery.policies.serving.variant_policy import VariantPolicy
-from joulery.runtime.serving.controller import RequestWindow
+from joulery.policies.serving.policy import ServicePolicy
 from joulery.runtime.serving.live_sample import LiveSample
+from joulery.runtime.serving.requests import RequestWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class PolicyBinding:
         remark: A warning about how it decides; empty for none.
     """
 
-    policy: VariantPolicy | TrialPolicy
+    policy: ServicePolicy
     predictor: Predictor
     rate_rps: float
     base: Layout
@@ -129,5 +128,5 @@ class RunningService:
             self.setup.slo.latency_s,
             self.setup.slo.quantile,
             tuple((variant.name, variant.accuracy_ratio) for variant in ordered),
-            0.0 if self.chosen is None else self.chosen.policy.minimum_accuracy_ratio,
+            0.0 if self.chosen is None else self.chosen.policy.objectives.minimum_accuracy_ratio,
         )

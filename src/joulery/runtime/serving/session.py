@@ -2,7 +2,7 @@
 
 ::
 
-    session = Session(...)                        # nothing runs yet
+    session = ServingSession(...)                        # nothing runs yet
     await session.serve()                         # sampler, grid, the first plans and their replicas
     ... a gateway in front of the engine, with session.attribute and session.telemetry ...
     await session.run()                           # controllers and ticks, until cancelled
@@ -30,11 +30,11 @@ from joulery.domain.serving.engine import EnergyShare, RequestRecord
 from joulery.domain.serving.timeline import DecisionRecord, NowSnapshot, SiteLabel, Tick
 from joulery.runtime.measuring.live import LAG_S, LiveMeters
 from joulery.runtime.measuring.sampling import SamplerProcess
+from joulery.runtime.serving.controller import Revision
 from joulery.runtime.serving.driver import LiveDriver
 from joulery.runtime.serving.governing import ClockKeeper
 from joulery.runtime.serving.history import SessionHistory
-from joulery.runtime.serving.intensity import Grid
-from joulery.runtime.serving.policy_control import Revision
+from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.ticker import Ticker
 from joulery.store.files import disk_errors
@@ -94,7 +94,7 @@ class Control(Protocol):
         ...
 
 
-class Session:
+class ServingSession:
     """Services being served and measured.
 
     Args:
@@ -122,7 +122,7 @@ class Session:
         control: Control,
         *,
         start_sampler: Callable[[], SamplerProcess],
-        grid: Grid,
+        grid: LiveIntensity,
         pace: Pace,
     ) -> None:
         self.site, self.services, self.history = site, services, history
@@ -167,8 +167,12 @@ class Session:
         await self.grid.refresh()
         self.relabel()
         await self.control.start()
-        self.started_s, self.start_ns = time.time(), time.monotonic_ns()
-        self._ticked_s = self.started_s
+        self.begin(time.time())
+
+    def begin(self, now_s: float) -> None:
+        """Count from now on: requests can be answered."""
+        self.started_s, self.start_ns = now_s, time.monotonic_ns()
+        self._ticked_s = now_s
 
     async def run(self) -> None:
         """Control and tick until cancelled.
@@ -252,7 +256,7 @@ class Session:
         except JouleryError as error:
             self.warn(f"not all of the run was measured: {error}")
         if end_s > self._ticked_s:
-            self._tick(end_s)
+            self.tick(end_s)
 
     async def _tick_along(self) -> None:
         start = time.monotonic()
@@ -264,7 +268,7 @@ class Session:
                 self.warn(self.grid.trouble)
             self._revise()
             if time.time() - LAG_S > self._ticked_s:
-                self._tick(time.time() - LAG_S)
+                self.tick(time.time() - LAG_S)
 
     def _revise(self) -> None:
         """Go on with the objectives of a changed site file."""
@@ -277,8 +281,13 @@ class Session:
             labels = tuple(one.label() for one in self.services.values())
             self.site_label = replace(self.site_label, services=labels)
 
-    def _tick(self, until_s: float) -> None:
-        """Sum up the period until then, log it, show it."""
+    def tick(self, until_s: float) -> None:
+        """Sum up the period since the last tick, log it, show it.
+
+        Raises:
+            DataError: The sampler's files are damaged.
+            CapabilityError: The disk refuses the log.
+        """
         records, self._since_tick = self._since_tick, []
         tick = self._ticker.tick(self._ticked_s, until_s, records)
         self._ticked_s = until_s

@@ -23,9 +23,11 @@ from joulery.domain.serving.service import ModelFamily, Slo
 from joulery.domain.serving.timeline import Tick
 from joulery.perf.counterfactual import Answered, Counterfactual, compare
 from joulery.perf.layouts import Predictor
-from joulery.policies.serving.variant_policy import short
+from joulery.policies.serving.messages import short
 from joulery.runtime.serving.requests import OK, ROW, RequestColumns, Rows
 
+BASELINE_BASIS = "modelled"
+"""The baseline is replayed from profiles and never observed; ``measured`` would be a switchback."""
 MOST_COMPARED = 2_000_000
 """Answered requests of a service that are replayed under the baseline; of more, evenly spaced stretches are."""
 _STRETCH = 1000
@@ -33,7 +35,7 @@ _STRETCH = 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Served:
+class ServedService:
     """One service of a run.
 
     Attributes:
@@ -111,7 +113,7 @@ class Totals:
     latency_s: FloatArray
 
 
-def _totals(served: Served) -> Totals:
+def _totals(served: ServedService) -> Totals:
     requests, latency_s, sums, weighted = 0, [], [], 0.0
     counts = np.zeros(len(served.requests.variants), np.int64)
     for block in served.requests.blocks(served.name):
@@ -127,7 +129,7 @@ def _totals(served: Served) -> Totals:
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class EnergyShares:
     """Division of the joules charged to the run; they add up to the footprint's parts.
 
     Attributes:
@@ -160,7 +162,7 @@ class RunCost:
     load_cpu_s: float
     boards: frozenset[str] = frozenset()
 
-    def shares(self, served: Sequence[Served]) -> Shares:
+    def shares(self, served: Sequence[ServedService]) -> EnergyShares:
         """Division of its joules, these services' requests taken together.
 
         Joules above idle of the GPUs are the requests'. Gateway and load generator use the CPU, and divide its
@@ -178,10 +180,10 @@ class RunCost:
             self.cpu_s,
         )
         if not requests_cpu_s > 0:
-            return Shares(0.0, rest.load_j, rest.serving_j + boards_j, 0.0)
-        return Shares(boards_j, rest.load_j, rest.serving_j, boards_j / requests_cpu_s)
+            return EnergyShares(0.0, rest.load_j, rest.serving_j + boards_j, 0.0)
+        return EnergyShares(boards_j, rest.load_j, rest.serving_j, boards_j / requests_cpu_s)
 
-    def portions(self, served: Sequence[Served]) -> list[Footprint]:
+    def portions(self, served: Sequence[ServedService]) -> list[Footprint]:
         """The charge of each service, idle and overhead included: a portion by CPU seconds."""
         return [self.charged.run.portion(ratio) for ratio in cpu_shares([one.requests_cpu_s for one in served])]
 
@@ -192,7 +194,7 @@ def cpu_shares(cpu_s: Sequence[float]) -> list[float]:
     return [one / total_s for one in cpu_s] if total_s > 0 else [1 / len(cpu_s)] * len(cpu_s)
 
 
-def divide(attributed_j: float, requests_cpu_s: float, load_cpu_s: float, cpu_s: float) -> Shares:
+def divide(attributed_j: float, requests_cpu_s: float, load_cpu_s: float, cpu_s: float) -> EnergyShares:
     """Divide the run's joules in proportion to CPU seconds.
 
     Args:
@@ -204,13 +206,13 @@ def divide(attributed_j: float, requests_cpu_s: float, load_cpu_s: float, cpu_s:
     load_cpu_s = 0.0 if math.isnan(load_cpu_s) else load_cpu_s
     whole_s = max(cpu_s, requests_cpu_s + load_cpu_s)
     if whole_s < 1e-9:
-        return Shares(0.0, 0.0, attributed_j, 0.0)
+        return EnergyShares(0.0, 0.0, attributed_j, 0.0)
     rate = attributed_j / whole_s
     requests_j, load_j = requests_cpu_s * rate, load_cpu_s * rate
-    return Shares(requests_j, load_j, attributed_j - requests_j - load_j, rate)
+    return EnergyShares(requests_j, load_j, attributed_j - requests_j - load_j, rate)
 
 
-def compared(served: Served) -> Counterfactual | None:
+def compared(served: ServedService) -> Counterfactual | None:
     """The answered requests under the baseline; None where none was answered, or there is no baseline."""
     answered, predictor = served.answered, served.predictor
     if not len(answered) or predictor is None or served.base is None:
@@ -234,13 +236,15 @@ def compared(served: Served) -> Counterfactual | None:
     )
 
 
-def _intensities(served: Served, rows: Rows) -> FloatArray:
+def _intensities(served: ServedService, rows: Rows) -> FloatArray:
     if served.carbon is None or not len(rows):
         return np.full(len(rows), np.nan)
     return served.carbon.at(rows["end_s"])
 
 
-def summarise_run(served: Sequence[Served], cost: RunCost, found: Sequence[Counterfactual | None]) -> dict[str, Any]:
+def summarise_run(
+    served: Sequence[ServedService], cost: RunCost, found: Sequence[Counterfactual | None]
+) -> dict[str, Any]:
     """The figures, JSON-ready but for NaN; ``services`` has those of each service.
 
     Conservation: ``requests_j + serving_j + load_generator_j + idle_j + unattributed_j == energy_j``; ``requests_j`` of
@@ -257,6 +261,8 @@ def summarise_run(served: Sequence[Served], cost: RunCost, found: Sequence[Count
     }
     if "saving_ratio" in figures:
         figures["saving_with_idle_ratio"] = _with_idle(figures, cost.charged.run.counted_g)
+        figures["saving_machine_ratio"] = figures["saving_with_idle_ratio"]
+        figures["baseline_basis"] = BASELINE_BASIS
     portions = cost.portions(served)
     figures["services"] = [
         {"service": one.name, "owner": one.owner, **entry, "charged_j": part.energy_j, "charged_g": _grams(part)}
@@ -265,7 +271,7 @@ def summarise_run(served: Sequence[Served], cost: RunCost, found: Sequence[Count
     return figures
 
 
-def _service(served: Served, shares: Shares, found: Counterfactual | None) -> dict[str, Any]:
+def _service(served: ServedService, shares: EnergyShares, found: Counterfactual | None) -> dict[str, Any]:
     """The figures of one service."""
     totals = served.totals
     latency_s, answered = totals.latency_s, totals.answered
@@ -298,7 +304,7 @@ _OF_ONE = ("p95_s", "p50_s", "slo_s", "slo_quantile", "accuracy_ratio")
 """Figures of one service by itself: NaN in the total, never an average of unlike things."""
 
 
-def _together(served: Sequence[Served], each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _together(served: Sequence[ServedService], each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The total of several services."""
     counts = [entry["requests"] - entry["failed"] for entry in each]
     kept = math.fsum(entry["attainment_ratio"] * n for entry, n in zip(each, counts, strict=True) if n)
@@ -314,7 +320,7 @@ def _together(served: Sequence[Served], each: Sequence[Mapping[str, Any]]) -> di
     return figures | _saved_together(served, compared_too) if compared_too else figures
 
 
-def _saved_together(served: Sequence[Served], each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _saved_together(served: Sequence[ServedService], each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Savings of several services: of all their grams (joules where none are known), the bounds taken together."""
     grams = served[0].carbon is not None
     unit = "g" if grams else "j"
@@ -327,7 +333,7 @@ def _saved_together(served: Sequence[Served], each: Sequence[Mapping[str, Any]])
     def bound(name: str) -> float:
         return against([own / (1 - entry[name]) for entry, own in zip(each, spent, strict=True)])
 
-    estimate = against(bases)  # the bounds contain it, whatever is lost in rounding
+    estimate = against(bases)  # the bounds contain it, also after rounding
     return {
         **{name: math.fsum(entry[name] for entry in each) for name in ("requests_g", "baseline_requests_g")},
         "baseline_requests_j": math.fsum(entry["baseline_requests_j"] for entry in each),
@@ -340,7 +346,7 @@ def _saved_together(served: Sequence[Served], each: Sequence[Mapping[str, Any]])
     }
 
 
-def _saving(served: Served, found: Counterfactual, shares: Shares) -> dict[str, Any]:
+def _saving(served: ServedService, found: Counterfactual, shares: EnergyShares) -> dict[str, Any]:
     per_g = served.pue * shares.joules_per_cpu_s / JOULES_PER_KWH
     g_per_kwh = np.nan_to_num(_intensities(served, served.answered))
     requests_g = served.totals.answered_cpu_g * per_g
@@ -379,7 +385,7 @@ def _grams(part: Footprint) -> float:
 
 
 def with_baseline(
-    ticks: Sequence[Tick], served: Sequence[Served], found: Sequence[Counterfactual | None], cost: RunCost
+    ticks: Sequence[Tick], served: Sequence[ServedService], found: Sequence[Counterfactual | None], cost: RunCost
 ) -> tuple[Tick, ...]:
     """The ticks with the grams of the baseline: emitted grams, plus what it adds for the requests so far."""
     pairs = [(one, other) for one, other in zip(served, found, strict=True) if other is not None]
@@ -398,7 +404,7 @@ def with_baseline(
     )
 
 
-def _extra(ticks: Sequence[Tick], served: Served, found: Counterfactual) -> FloatArray:
+def _extra(ticks: Sequence[Tick], served: ServedService, found: Counterfactual) -> FloatArray:
     """By how much the baseline of one service exceeds it by each tick, CPU s x g/kWh, float64[ticks, 3].
 
     The columns are the estimate, its lower and its upper bound.
@@ -416,7 +422,7 @@ def _extra(ticks: Sequence[Tick], served: Served, found: Counterfactual) -> Floa
     return np.asarray(base[:, None] * factors - actual[:, None])
 
 
-def _accuracy(served: Served, variants: Mapping[str, float]) -> float:
+def _accuracy(served: ServedService, variants: Mapping[str, float]) -> float:
     if not variants:
         return math.nan
     return math.fsum(share * served.family[name].accuracy_ratio for name, share in variants.items())

@@ -12,8 +12,8 @@ from joulery.domain.energy.footprint import Footprint
 from joulery.domain.serving.engine import Outcome, RequestRecord
 from joulery.domain.serving.timeline import Charge, DecisionRecord, NowSnapshot, ServiceTick, SiteLabel, Tick
 from joulery.runtime.measuring.live import LiveMeters
-from joulery.runtime.serving.controller import summarise
-from joulery.runtime.serving.intensity import Grid
+from joulery.runtime.serving.intensity import LiveIntensity
+from joulery.runtime.serving.requests import summarise
 from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.summary import cpu_shares
 
@@ -35,7 +35,7 @@ class Ticker:
     """
 
     services: Mapping[str, RunningService]
-    grid: Grid
+    grid: LiveIntensity
     live: LiveMeters
     pue: float
     spent: dict[str, Footprint] = field(default_factory=dict)

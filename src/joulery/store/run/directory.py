@@ -61,7 +61,7 @@ def create_run(
         kind: ``measure``, ``up``, ``simulate`` ...
         argv: The command line this is a run of.
         zone: Carbon zone, where one was named.
-        owner: Owner of the run, where one was named.
+        owner: Who pays; None without one.
         details: Further keys of the manifest, JSON-ready.
 
     Raises:
@@ -157,7 +157,7 @@ class RunWriter:
             for file in (*named, *self.path.glob("*.parquet")):
                 file.unlink(missing_ok=True)
         shutil.rmtree(self.path / SAMPLES, ignore_errors=True)
-        with suppress(OSError):  # it holds files of another program
+        with suppress(OSError):  # it holds other files
             self.path.rmdir()
 
     def __enter__(self) -> Self:

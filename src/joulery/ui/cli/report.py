@@ -56,7 +56,7 @@ def command(
     out: Path | None,
     **carbon: str | None,
 ) -> None:
-    """Report RUN: joules and grams by owner, with their quality. Several runs are added up.
+    """Report what RUN cost: joules, grams, owners, and how well each is known. Several runs are added up.
 
     With --zone or --carbon, the grams of measured runs are counted again on that grid; their joules stay.
 
@@ -104,9 +104,9 @@ def _read(runs: tuple[str, ...], *, with_timeline: bool, carbon: CarbonSource | 
     from joulery.ui.kit.progress import progress_bar
 
     views: list[RunView] = []
-    with progress_bar("reading runs", quiet=not sys.stderr.isatty()) as show:
+    with progress_bar("reading runs", quiet=not sys.stderr.isatty()) as report_progress:
         for number, run in enumerate(runs):
-            show(number, len(runs), run)
+            report_progress(number, len(runs), run)
             views.append(load_run(run, with_timeline=with_timeline, carbon=carbon))
     names = [view.name for view in views]
     if twice := [name for name in names if names.count(name) > 1]:

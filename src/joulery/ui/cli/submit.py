@@ -16,7 +16,7 @@ from joulery.domain.errors import ConfigError
 @click.option("--site", type=click.Path(path_type=Path), default=Path("site.yaml"), help="The site file (site.yaml).")
 @click.option("--name", help="Name of this kind of job; the command's name unless given.")
 @click.option("--owner", help="Owner of the job; the user unless given.")
-@click.option("--min", "least", type=click.IntRange(1), default=1, help="Fewest slots it can use (1).")
+@click.option("--min", "least", type=click.IntRange(1), default=1, help="Least number of slots it can use (1).")
 @click.option("--max", "most", type=click.IntRange(1), help="Most slots it can use; as many as --min unless given.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.argument("cmd", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD...")

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from joulery.adapters.engines.embedded.failures import rebuilt
 from joulery.adapters.engines.embedded.service import check_inputs
+from joulery.adapters.engines.embedded.wire import unpack_error
 from joulery.adapters.engines.ray_serve.calls import RayCall, RayReplica, RayService, fail, response
 from joulery.adapters.engines.ray_serve.cluster import RayCluster, RayPlace, ReplicaGoneError
 from joulery.adapters.engines.ray_serve.plan import RayApp, apps_of, entry_of
@@ -28,6 +28,7 @@ from joulery.domain.serving.engine import (
     InferRequest,
     InferResponse,
     Outcome,
+    QueuedRequest,
     ReplicaSpec,
     ReplicaState,
     ReplicaView,
@@ -44,6 +45,8 @@ _PATIENCE = 20
 _WATCH_S = 1.0
 """Between two looks at replicas that are not."""
 _STUCK = "DEPLOY_FAILED"
+_RETRY_AFTER_S = 1.0
+"""What a refused client is asked to wait; Ray keeps no service times that would give a better answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class RayServeEngine:
         self._changing, self._looking = asyncio.Lock(), asyncio.Lock()
         self._sending: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
+        self._limits: dict[str, int] = {}
         self._closed = False
 
     def replicas(self) -> tuple[ReplicaView, ...]:
@@ -104,8 +108,25 @@ class RayServeEngine:
                     views.append(ReplicaView(f"{app.name}#{rank}", spec, ReplicaState.RESTARTING, restarts=restarts))
         return tuple(sorted(views, key=lambda view: view.id))
 
+    def backlog(self) -> tuple[QueuedRequest, ...]:
+        """Every request in a replica or waiting, by arrival."""
+        unix_s = time.time() - time.monotonic()
+        found = []
+        for name, entry in self._services.items():
+            running = {id(ticket): server for server in entry.queue.servers for ticket in server.held}
+            for ticket in entry.queue.open_tickets():
+                variant = running[id(ticket)].variant if id(ticket) in running else ""
+                found.append(QueuedRequest(name, ticket.since_s + unix_s, variant, ticket.payload.start_s))
+        return tuple(sorted(found, key=lambda request: request.arrival_s))
+
+    def limit_queue(self, service: str, waiting: int | None, /) -> None:
+        """Refuse requests while so many wait for a service; None for the engine's own limit."""
+        self._limits[service] = self.settings.queue if waiting is None else min(waiting, self.settings.queue)
+        if service in self._services:
+            self._services[service].queue.bound = self._limits[service]
+
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
-        """The answer of the replica whose turn it is.
+        """The answer of the next free replica.
 
         Raises:
             RequestError: It was not answered; ``outcome`` says why.
@@ -116,9 +137,14 @@ class RayServeEngine:
         patience_s = self.settings.deadline_s
         if request.timeout_s is not None:
             patience_s = min(patience_s, request.timeout_s)
-        ticket = Ticket(call, time.monotonic() + patience_s, request.variant)
+        now_s = time.monotonic()
+        ticket = Ticket(call, now_s + patience_s, request.variant, since_s=now_s)
         if not entry.queue.offer(ticket):
-            raise RequestError(f"{service} has {entry.queue.waiting} requests waiting", Outcome.OVERLOADED)
+            raise RequestError(
+                f"{service} has {entry.queue.waiting} requests waiting, its limit",
+                Outcome.OVERLOADED,
+                retry_after_s=_RETRY_AFTER_S,
+            )
         self._pump(entry)
         try:
             async with asyncio.timeout(patience_s):
@@ -150,9 +176,11 @@ class RayServeEngine:
                 raise
             self._apps = wanted
             for name in {spec.service for spec in target} | set(self._services):
-                entry = self._services.setdefault(name, RayService(Dispatcher(self.settings.queue)))
+                entry = self._services.setdefault(
+                    name, RayService(Dispatcher(self._limits.get(name, self.settings.queue)))
+                )
                 entry.variants = frozenset(spec.variant for spec in target if spec.service == name)
-                for ticket in entry.queue.strand(entry.variants) if entry.variants else ():
+                for ticket in entry.queue.drop_waiting(entry.variants) if entry.variants else ():
                     gone = f"{name} does not run the requested variant any more"
                     fail(ticket, RequestError(gone, Outcome.UNAVAILABLE))
             self._take_over(wanted)
@@ -176,7 +204,7 @@ class RayServeEngine:
         """Let running requests finish within ``drain_s``, give up those that wait, leave nothing behind."""
         self._closed = True
         for entry in self._services.values():
-            for ticket in entry.queue.strand():
+            for ticket in entry.queue.drop_waiting():
                 fail(ticket, RequestError("the engine is closing", Outcome.UNAVAILABLE))
         if self._sending:
             await asyncio.wait(self._sending, timeout=self.settings.drain_s)
@@ -213,13 +241,14 @@ class RayServeEngine:
     async def _send(self, entry: RayService, ticket: Ticket[RayCall], server: Server[RayCall, RayReplica]) -> None:
         """One request to one replica and back."""
         replica, start_s = server.payload, time.time()
+        ticket.payload.start_s = start_s
         try:
             answer = await self._cluster.infer(replica.app, replica.id, ticket.payload.request)
         except ReplicaGoneError as error:
             self._lost(entry, replica, f"two replicas died under this request; the last: {error}")
             return
         if answer.get("moved"):
-            # Another replica took the call, because this one is gone, or it runs another variant by now: nobody has
+            # Another replica took the call, because this one is gone, or it runs another variant by now: no replica has
             # tried the request yet. Outside a change Ray ends none that lives.
             ticket.attempts -= 1
             self._lost(entry, replica, "" if self._changing.locked() else "Ray ended it")
@@ -289,30 +318,30 @@ class RayServeEngine:
         """See which replicas there are and what each runs.
 
         Args:
-            wanted: The applications that are on their way, where that is not what serves; their errors raise.
+            wanted: The applications that are starting, where they differ from those that serve; their errors raise.
         """
         async with self._looking:
             apps = {**self._apps, **(wanted or {})}
             seen: set[str] = set()
-            told: set[str] = set()
+            described: set[str] = set()
             for app in apps.values():
                 infos = await self._cluster.describe(app.name)
                 if infos is None:
                     continue
-                told.add(app.name)
+                described.add(app.name)
                 for info in infos:
                     if info["failed"] and wanted and info["failed"]["entry"] in map(entry_of, app.plan):
-                        raise rebuilt(info["failed"]["error"])
+                        raise unpack_error(info["failed"]["error"])
                     seen.add(info["id"])
                     self._met(app, info)
-            gone = [each for each in self._found.values() if each.app in told and each.id not in seen]
+            gone = [each for each in self._found.values() if each.app in described and each.id not in seen]
             for replica in gone:
                 if replica.server.ticket is not None and replica.unseen < _PATIENCE:
                     # Ray lets one that it ends answer what it holds; one that died makes its call fail.
                     replica.unseen += 1
                     replica.server.leaving = True
                     continue
-                # While a change is under way Ray ends replicas because it is told to.
+                # While a change is under way Ray ends replicas because the change asks for it.
                 self._lost(self._services.get(replica.spec.service), replica, "Ray ended it" if wanted is None else "")
             if wanted is None:
                 self._take_over(self._apps)

@@ -10,7 +10,7 @@ from joulery.accounting.edd import Node, powers_w, tree
 from joulery.accounting.precision import resolution
 from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.format import count, duration, grams, percent, si
-from joulery.ui.kit.figures import legend
+from joulery.ui.kit.charts import class_legend
 from joulery.ui.kit.html import Html, content_hash, data_block, head, static_text, tag, whole_page
 from joulery.ui.reports.anatomy.bars import bars_svg
 from joulery.ui.reports.anatomy.edd import edd_svg
@@ -82,7 +82,7 @@ def _shades(shades: Sequence[tuple[str, str]]) -> Html:
         )
         for name, label in shades
     )
-    return tag("ul", swatch, class_="legend") if shades else legend([])
+    return tag("ul", swatch, class_="legend") if shades else class_legend([])
 
 
 def phase_trees(footprint: TensorFootprint) -> list[Node]:
