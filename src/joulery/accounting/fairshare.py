@@ -113,7 +113,7 @@ def device_power(components: list[PowerSteps], window_ns: tuple[int, int], resol
         missing,
         begins[(begins >= t0) & (begins < t1)],
         max(float(np.median(spacing)) / NS_PER_S, resolved_s) if len(spacing) else float("nan"),
-        instant=all(steps.channel.kind is ReadingKind.POWER for steps in components),
+        instant=all(s.channel.kind is ReadingKind.POWER and not s.channel.update_s for s in components),
     )
 
 
