@@ -150,7 +150,7 @@ def test_no_driver(code: int, says: str) -> None:
 
 @pytest.mark.parametrize("driver", [True, False])
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: bool) -> None:
-    """Whoever has no GPU is not told to install something."""
+    """A machine without a GPU gets no hint to install a package."""
 
     def missing(name: str) -> object:
         raise ModuleNotFoundError(name)
