@@ -349,7 +349,7 @@ def two(tmp_path, site):
     return site({"serving:": SECOND})
 
 
-def test_two_services_each_with_its_queue_its_promise_and_its_load(tmp_path, two):
+def test_two_services_each_with_its_queue_its_slo_and_its_load(tmp_path, two):
     with Up(two, tmp_path, "--json") as up:
         code, said, complaint = up.end()
         assert code == 0, complaint
@@ -394,7 +394,7 @@ def test_serve_takes_a_site_file_and_sends_nothing_itself(tmp_path, two):
     assert [entry["requests"] for entry in json.loads(said.splitlines()[-1])["services"]] == [1, 1]
 
 
-def test_trials_on_the_running_service_survive_a_kill_and_a_changed_promise(site, tmp_path):
+def test_trials_on_the_running_service_survive_a_kill_and_a_changed_slo(site, tmp_path):
     """Configurations are tried live; the SLO is tightened and a replica killed meanwhile; the log decides the same."""
     trials = "{count: 3, longest: 2 s, clock: 60 s, warm_up: 100 ms, min_requests: 75}"
     policy = f"base_intensity: 200 g/kWh, search: clover, trials: {trials}"
@@ -430,7 +430,7 @@ _LONG = "{kind: constant, rate: 20 /s, duration: 300 s}"
 
 
 def test_two_services_are_never_on_trial_at_once(tmp_path, two):
-    """The second waits, says for whom, and has its turn; what it decided can be decided again from the log."""
+    """The second waits, names the first, and has its turn; what it decided can be decided again from the log."""
     search = "search: learning, trials: {count: 2, longest: 2 s, clock: 60 s, warm_up: 100 ms, min_requests: 20}"
     text = two.read_text().replace("base_intensity: 200 g/kWh", f"base_intensity: 200 g/kWh, {search}")
     policy = f"    policy: {{kind: clover, lambda: 10 %, base_intensity: 200 g/kWh, {search}}}\n"

@@ -1,4 +1,4 @@
-"""What a layout would do under a demand: latency, energy, accuracy, from measured profiles."""
+"""Predicts a layout under a demand: latency, energy and accuracy, from measured profiles."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SATURATION_RATIO = 0.95
 
 @dataclass(frozen=True, slots=True)
 class LayoutMetrics:
-    """What one layout does under one demand.
+    """Prediction of one layout under one demand.
 
     Attributes:
-        latency_s: The asked quantile of arrival-to-answer; infinite when the demand saturates it.
+        latency_s: The quantile of arrival-to-answer; infinite when the demand saturates it.
         energy_j: Joules above idle a request.
         accuracy_ratio: Mean over requests.
         shares: Share of the requests each variant answers, by variant.
@@ -48,17 +48,17 @@ class LayoutMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Predictor:
-    """Judges layouts by playing requests through a queue of their measured service times.
+    """Predicts layouts by replaying requests through a queue of their measured service times.
 
-    Deterministic: the same arrivals and draws for every layout, so differences are the layouts' own.
+    Deterministic: the same arrivals and service-time samples for every layout, so differences are the layouts' own.
 
     Attributes:
         profile: Measured times and joules of each variant on each slice.
         accuracy_ratio: Accuracy of each variant.
-        quantile: Which quantile of the latency is asked for.
-        overhead_s: What a request spends outside queue and replica (HTTP, copying).
-        requests: How many requests are played; the first tenth only fills the queue.
-        seed: Of arrivals and draws.
+        quantile: Quantile of the latency.
+        overhead_s: Time of a request outside queue and replica (HTTP, copying).
+        requests: Requests replayed; the first tenth only fills the queue.
+        seed: Of arrivals and samples.
     """
 
     profile: Profile
@@ -67,6 +67,28 @@ class Predictor:
     overhead_s: float = 0.0
     requests: int = 3000
     seed: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        numbers = {name: getattr(self, name) for name in ("quantile", "overhead_s", "requests", "seed")}
+        return {"profile": self.profile.as_dict(), "accuracy_ratio": dict(self.accuracy_ratio), **numbers}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Predictor:
+        """The inverse of :meth:`as_dict`.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is not what ``as_dict`` writes.
+        """
+        return cls(**{**data, "profile": Profile.from_dict(data["profile"])})
+
+    def utilisation_ratio(self, layout: Layout, rate_rps: float) -> float:
+        """Demand over the layout's capacity; above 1 its queue grows.
+
+        Raises:
+            DataError: A variant was not measured on its slice.
+        """
+        return rate_rps / capacity_rps(self.instances(layout))
 
     def instances(self, layout: Layout) -> tuple[SliceProfile, ...]:
         """What was measured of each instance.
@@ -85,7 +107,7 @@ class Predictor:
         instances = self.instances(layout)
         utilisation_ratio = rate_rps / capacity_rps(instances)
         if utilisation_ratio > SATURATION_RATIO:
-            return self._saturated(instances, utilisation_ratio)
+            return self.when_busy(layout, rate_rps)
         played = replay(
             poisson_arrivals(rate_rps, self.requests, self.seed),
             uniform_draws(self.requests, self.seed),
@@ -103,7 +125,13 @@ class Predictor:
             utilisation_ratio=utilisation_ratio,
         )
 
-    def _saturated(self, instances: tuple[SliceProfile, ...], utilisation_ratio: float) -> LayoutMetrics:
+    def when_busy(self, layout: Layout, rate_rps: float) -> LayoutMetrics:
+        """The layout while all its replicas are busy: requests are shared by speed, the latency is unbounded.
+
+        Raises:
+            DataError: A variant was not measured on its slice.
+        """
+        instances = self.instances(layout)
         speed = np.array([1.0 / item.loaded.mean_s for item in instances])
         weight = speed / speed.sum()
         energy_j = float(np.dot(weight, [item.energy_j for item in instances]))
@@ -112,7 +140,7 @@ class Predictor:
             weight.tolist(),
             energy_j=energy_j,
             latency_s=math.inf,
-            utilisation_ratio=utilisation_ratio,
+            utilisation_ratio=rate_rps / capacity_rps(instances),
         )
 
     def _metrics(

@@ -30,7 +30,7 @@ MODELS = {name: ModelRef(ModelKind.ONNX, f"{name}.onnx") for name in ("lite0", "
 
 
 class PaperEngine:
-    """Runs nothing, but remembers what it was told to run."""
+    """Runs nothing, but remembers its target."""
 
     def __init__(self) -> None:
         self.views: list[ReplicaView] = []
@@ -66,7 +66,7 @@ def test_a_window_keeps_what_ended_lately():
     window.add(record(3.6, service="other"))
     assert [r.end_s for r in window.since(4.0)] == [2.0, 3.0, 3.5]
     assert [r.end_s for r in window.since(5.2)] == [3.5]
-    assert window.since(9.0) == [] == window.since(4.0), "what is forgotten stays forgotten"
+    assert window.since(9.0) == [] == window.since(4.0), "what was dropped stays dropped"
 
 
 def test_a_summary_counts_answers_only():
@@ -143,7 +143,7 @@ def test_a_window_that_has_hardly_begun_gives_no_rate():
     assert window.rate_rps(20.0) == 0.0, "a service that is not asked any more has no demand"
 
 
-def test_replicas_on_their_way_out_and_other_services_do_not_run():
+def test_draining_replicas_and_other_services_do_not_run():
     engine = PaperEngine()
     assert running_layout(engine, "photos") is None
     spec = ReplicaSpec("photos", "lite0", ONE, MODELS["lite0"])

@@ -40,7 +40,7 @@ class MeasureWarning(UserWarning):
     """A problem of measuring; the measured program went on."""
 
 
-class RunGroup(Protocol):
+class EnterableGroup(Protocol):
     """A control group of a run."""
 
     @property
@@ -108,7 +108,7 @@ def measure_command(
     owner: str | None = None,
     out: Path | None = None,
     ended: Callable[[int], None] = lambda exit_code: None,
-    make_group: Callable[[int], RunGroup | None] = lambda pid: None,
+    make_group: Callable[[int], EnterableGroup | None] = lambda pid: None,
     tracing: RunTracing | None = None,
 ) -> Measured:
     """Run a command and measure it and everything it starts.
@@ -159,7 +159,7 @@ def measure_command(
             group.remove()
 
 
-def _enter(group: RunGroup | None) -> None:
+def _enter(group: EnterableGroup | None) -> None:
     """Put this process, about to become the command, into the control group of the run."""
     if group is None:
         return

@@ -22,7 +22,7 @@ _ALMOST = 0.03
 """Patterns that lack this part of the worth of their GPU are added at the end."""
 _TRIES = 3
 """Patterns tried for each one wanted; the bound lets some through that do not fit."""
-_WIDE = 10
+_WIDE = 4
 """How much wider that last search is."""
 
 
@@ -42,7 +42,7 @@ class Effort:
 
     patience: int = 5
     beam: int = 200
-    nodes: int = 300_000
+    nodes: int = 100_000
     patterns: int = 60
     gap_ratio: float = 0.002
     branchings: int = 20_000
