@@ -146,7 +146,7 @@ def test_zones(zone: str, model: type, name: str) -> None:
     ("flags", "says"),
     [
         ({"zone": "GB", "file": "x"}, "--zone and --carbon both say"),
-        ({"zone": "DE"}, "which service knows this zone? (got DE"),
+        ({"zone": "DE"}, "unknown grid zone (got DE"),
         ({"zone": "co2signal:DE"}, "unknown service of carbon intensity (got co2signal:DE"),
         ({"zone": "typical:SE"}, "--zone"),
         ({"zone": "electricity-maps:"}, "--zone"),

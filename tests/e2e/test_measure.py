@@ -167,7 +167,7 @@ def test_options_of_the_command_are_not_ours(tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         (("--carbon", "nothing.csv"), "nothing.csv"),
-        (("--zone", "Atlantis"), "which service knows this zone?"),
+        (("--zone", "Atlantis"), "unknown grid zone"),
         (("--zone", "GB", "--carbon", "1 g/kWh"), "--zone and --carbon"),
         (("--carbon", "1 g/kWh", "--carbon-at", "yesterday"), "no moment"),
         (("--period", "4"), "a time needs a unit"),

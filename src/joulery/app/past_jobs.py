@@ -21,6 +21,9 @@ from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.cluster import PastJob
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.errors import ConfigError, DataError
+from joulery.sim.core.hourly_intensity import Intensity
+from joulery.sim.training.savings import Savings, most_at_once, savings
+from joulery.sim.training.study import scheme
 from joulery.store.files import disk_errors, write_atomically
 
 
@@ -237,3 +240,21 @@ def _row(use: PastUse) -> dict[str, Any]:
         "carbon_g": use.carbon_g if use.carbon_covered_j > 0 else None,
         "quality": str(use.quality),
     }
+
+
+def simulated_savings(report: PastReport, policy: str, gpus: int | None, samples: int) -> Savings:
+    """Simulate the report's jobs under another scheduler.
+
+    Raises:
+        ConfigError: No such scheduler, or no source of intensity was named.
+        DataError: No job held a GPU, one held more than there are, or the intensity has holes.
+    """
+    if report.intensity is None:
+        raise ConfigError("grams need an intensity", pointer="--what-if", hint="name a source with --zone or --carbon")
+    scheme(policy)
+    held = held_gpus(report.jobs)
+    at_once = most_at_once(held.start_s, held.elapsed_s, held.gpus)
+    if gpus is not None and gpus < int(held.gpus.max()):
+        raise DataError(f"a job held {int(held.gpus.max())} GPUs", hint=f"--gpus {at_once} or more")
+    carbon = Intensity(hourly_from(report.intensity, held.first_s))
+    return savings(held.submit_s, held.elapsed_s, held.gpus, carbon, policy, at_once if gpus is None else gpus, samples)

@@ -263,7 +263,7 @@ def _from_zone(zone: str, given: dict[str, str]) -> CarbonConfig:
         kind = "uk"
     if kind not in SERVICES:
         raise ConfigError(
-            "which service knows this zone?" if not kind else "unknown service of carbon intensity",
+            "unknown grid zone" if not kind else "unknown service of carbon intensity",
             got=zone,
             expected="GB or a region of it, electricity-maps:ZONE, watttime:REGION, typical:GB (FR, DE)",
             hint='without a network: --carbon FILE, or --carbon "250 g/kWh"',

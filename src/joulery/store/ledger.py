@@ -45,7 +45,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 _LEDGER = DatabaseKind(
     noun="ledger",
     migrations=MIGRATIONS,
-    absent_hint="record a run first",
+    absent_hint="record a run first: joulery ledger add RUN",
     outdated_hint="record a run once to bring it up to date",
     damaged_hint="move it away to start a new one, or restore a copy; the runs themselves are in their folders",
 )

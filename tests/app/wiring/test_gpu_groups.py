@@ -61,7 +61,7 @@ def test_each_service_has_a_pod_and_what_it_may_do_there(tmp_path):
     a, b = (service_setup(site, config, tmp_path, pods[config.name]) for config in site.services)
     assert (a.gpus, b.gpus) == (("gpu:0",), ("gpu:1",))
     assert len(a.candidates) == len(b.candidates) == 2 + 4
-    assert {device for seats in b.seats.values() for _, device in seats} == {"gpu:1"}
+    assert {device for parts in b.slice_assignment.values() for _, device in parts} == {"gpu:1"}
     named = written(tmp_path, a=", gpus: [1]", b=", gpus: [0]")
     assert {name: pod.names for name, pod in pods_of(named, opened(named, boards())).items()} == {
         "a": ("gpu:1",),
@@ -138,7 +138,7 @@ async def test_replicas_stay_in_their_pods_and_a_new_cut_leaves_the_other_pod_al
 
     def actuator(name: str) -> LayoutActuator:
         config = site.service(name)
-        return LayoutActuator(engine, name, models, service_setup(site, config, tmp_path, pods[name]).seats)
+        return LayoutActuator(engine, name, models, service_setup(site, config, tmp_path, pods[name]).slice_assignment)
 
     def places(name: str) -> dict[str, int]:
         return {view.place: view.pid for view in engine.replicas() if view.spec.service == name}
@@ -165,8 +165,8 @@ async def test_what_runs_stays_on_its_gpu_where_a_pod_has_several(tmp_path):
     site = written(tmp_path, a=", gpus: [0, 1]", b=", gpus: [0]", colocate=True)
     here = LocalGpus(cutting(nvml), dict.fromkeys(("gpu:0", "gpu:1"), ((Slice(SliceKind.MIG, profile="7g.40gb"),),)))
     engine = LocalEngine(LocalSettings(drain_s=2.0), places=here.places)
-    seats = service_setup(site, site.services[0], tmp_path, here).seats
-    actuator = LayoutActuator(engine, "a", dict.fromkeys(("small", "large", "tiny"), toy("gpu").model), seats)
+    assignment = service_setup(site, site.services[0], tmp_path, here).slice_assignment
+    actuator = LayoutActuator(engine, "a", dict.fromkeys(("small", "large", "tiny"), toy("gpu").model), assignment)
     try:
         await actuator.run(Layout.parse(["large on 7g.40gb", "small on 7g.40gb"]))
         stays = {view.spec.variant: view.place for view in engine.replicas()}["small"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from joulery.config.parsing.reading import check_document
+from joulery.config.parsing.reading import check_document, load
 from joulery.config.scenarios.scenario import (
     SCENARIO,
     BatchedServingScenario,
@@ -131,3 +131,15 @@ def test_every_key_is_described():
         for key, field in part.get("properties", {}).items():
             if key != "kind":
                 assert field.get("description") or "$ref" in field or "const" in field, f"{name}.{key}"
+
+
+def test_a_site_file_and_a_scenario_file_are_distinguished(tmp_path):
+    site, scenario = tmp_path / "site.yaml", tmp_path / "scenario.yaml"
+    site.write_text("name: s\njoulery: 1\n")
+    scenario.write_text("scenario: 1\nkind: ordering\n")
+    with pytest.raises(ConfigError, match="site file") as caught:
+        load_scenario(site)
+    assert caught.value.line == 2
+    with pytest.raises(ConfigError, match="scenario file") as caught:
+        load(scenario)
+    assert "joulery simulate" in caught.value.hint

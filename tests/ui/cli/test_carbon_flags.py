@@ -57,7 +57,7 @@ def test_a_bad_file(measured, rows: list[str], says: str) -> None:
         (["--carbon", "grid.csv", "--timezone", "Mars/Olympus"], "unknown time zone (got Mars/Olympus"),
         (["--carbon", "grid.csv", "--fill", "zero"], "--fill not a rule for gaps"),
         (["--carbon", "grid.csv", "--zone", "GB"], "--zone and --carbon both say"),
-        (["--zone", "DE"], "which service knows this zone? (got DE"),
+        (["--zone", "DE"], "unknown grid zone (got DE"),
         (["--zone", "GB-99"], "unknown zone of Great Britain (got GB-99"),
         (["--zone", "electricity-maps:DE"], "Electricity Maps needs a token"),
         (["--zone", "watttime:CAISO_NORTH"], "WattTime needs an account"),

@@ -14,7 +14,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from joulery.config.parsing.explain import explain
 from joulery.config.parsing.renames import with_new_keys
-from joulery.config.parsing.tree import MAX_BYTES, parse_yaml
+from joulery.config.parsing.tree import MAX_BYTES, Tree, parse_yaml
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
 
@@ -36,6 +36,11 @@ class Document(Generic[D]):
     starts: str
     adapter: TypeAdapter[D]
     schema: Callable[[], dict[str, Any]]
+
+    @property
+    def first_key(self) -> str:
+        """The key that this kind of file has and other kinds lack."""
+        return self.starts.partition(":")[0]
 
 
 def load(path: str | os.PathLike[str]) -> Site:
@@ -143,8 +148,28 @@ def _parse(text: str, file: str, folder: Path, kind: Document[D]) -> tuple[D | N
     tree = parse_yaml(text, file)
     if not isinstance(tree.data, dict):
         return None, (ConfigError(f"{kind.noun} is a mapping", file=file, line=tree.line(()), expected=kind.starts),)
+    if mistaken := _other_kind(tree, kind):
+        return None, (mistaken,)
     tree = with_new_keys(tree, kind.schema())
     try:
         return kind.adapter.validate_json(json.dumps(tree.data), context={"folder": folder}), ()
     except ValidationError as error:
         return None, explain(error, tree, kind.schema())
+
+
+_FIRST_KEYS = {
+    "joulery": ("a site file", "joulery up, plan, serve, schedule and config take it"),
+    "scenario": ("a scenario file", "joulery simulate takes it"),
+}
+
+
+def _other_kind(tree: Tree, kind: Document[D]) -> ConfigError | None:
+    """The error for a valid-looking file of another kind."""
+    if kind.first_key in tree.data:
+        return None
+    for key, (noun, hint) in _FIRST_KEYS.items():
+        if key in tree.data and noun != kind.noun and key != kind.first_key:
+            return ConfigError(
+                f"this is {noun}, expected {kind.noun}", file=tree.file, line=tree.line((key,)), hint=hint
+            )
+    return None

@@ -34,7 +34,7 @@ class ServiceSetup:
         partitions: The ways its cores may be partitioned.
         candidates: The layouts to choose from.
         gpus: The GPUs its replicas run on (``gpu:0``); empty on the CPU.
-        seats: Of each partition, which GPU has which slice; empty on the CPU.
+        slice_assignment: Of each partition, which GPU has which slice; empty on the CPU.
     """
 
     name: str
@@ -46,7 +46,7 @@ class ServiceSetup:
     partitions: tuple[tuple[Slice, ...], ...]
     candidates: tuple[Layout, ...]
     gpus: tuple[str, ...] = ()
-    seats: SliceAssignment = field(default_factory=dict)
+    slice_assignment: SliceAssignment = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -52,9 +52,9 @@ def command(
     """Account recorded events with recorded power: joules by operation, device and phase; idle and unknown apart.
 
     Events: PyTorch profiler (Kineto) JSON, TensorFlow 1 timeline, JAX trace, XLA profile (.xplane.pb), or CSV
-    op,start_ns,dur_ns,device,lane,phase. Power: CSV t_ns,device and power_w or counter_j. Gzip is seen through.
+    op,start_ns,dur_ns,device,lane,phase. Power: CSV t_ns,device and power_w or counter_j. Files may be gzipped.
 
-    Or name a traced RUN of a killed measuring process: its remaining files are accounted.
+    Or name a traced RUN whose measuring process was killed, to account for its recordings.
     """
     from joulery.app.measuring import open_carbon
     from joulery.app.runs import account_files, account_run

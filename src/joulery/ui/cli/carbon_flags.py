@@ -1,4 +1,4 @@
-"""The flags that say where carbon intensity comes from, the same for every verb that needs it."""
+"""The flags of the carbon intensity's source, shared by every verb that needs one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 _FLAGS = (
     click.option("--zone", metavar="Z", help="Grid zone: GB, electricity-maps:DE, watttime:CAISO_NORTH, typical:FR."),
     click.option(
-        "--carbon", metavar="FILE", help='Carbon intensity from a CSV or Parquet file, or stated: "250 g/kWh".'
+        "--carbon", metavar="FILE", help='Carbon intensity: a CSV or Parquet file, or a constant: "250 g/kWh".'
     ),
     click.option("--column", metavar="NAME", help="Column of the file that holds g/kWh."),
-    click.option("--timezone", metavar="TZ", help="Time zone of the file's stamps, where they carry no offset."),
-    click.option("--scope", type=click.Choice(["lifecycle", "direct"]), help="Which emissions to count."),
-    click.option("--fill", metavar="RULE", help="Gaps in the intensity: error, gap, previous:3h, linear:3h, forecast."),
+    click.option("--timezone", metavar="TZ", help="Time zone of timestamps without an offset."),
+    click.option("--scope", type=click.Choice(["lifecycle", "direct"]), help="Emissions to count."),
+    click.option("--fill", metavar="RULE", help="Gaps: error, gap, previous:3h, linear:3h, forecast."),
 )
 
 

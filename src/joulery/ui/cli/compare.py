@@ -17,14 +17,14 @@ from joulery.ui.cli.report_anatomy import write
     "--by",
     type=click.Choice(["layer", "module", "op", "phase"]),
     default="layer",
-    help="What changes are about (layer).",
+    help="Grouping of the changes (layer).",
 )
 @click.option(
     "--pattern",
     "patterns",
     multiple=True,
     metavar="P=NAME",
-    help="Call components that match P so; P= leaves them out.",
+    help="Rename components that match P; P= leaves them out.",
 )
 @click.option("--top", type=click.IntRange(min=1), default=20, metavar="N", help="Changes to show (20).")
 @format_option("text", "json", help="Output format (text).")
@@ -41,7 +41,7 @@ def command(
     html: Path | None,
     out: Path | None,
 ) -> None:
-    """Compare what the operations of traced runs cost: how alike they are, and what got better or worse."""
+    """Compare the energy of operations in traced runs: similarity, and what got better or worse."""
     from joulery.accounting.rows import fold_from
     from joulery.app.runs import load_anatomies
     from joulery.ui.reports.anatomy.compared import comparison_page, print_comparison, text_width

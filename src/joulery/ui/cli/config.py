@@ -20,7 +20,7 @@ def command() -> None:
 @site_file
 @as_json
 def check(file: str, as_json: bool) -> None:
-    """Say whether FILE is a valid site file; list everything that is wrong with it."""
+    """Check FILE and list every error in it."""
     from joulery.config import check as check_site
 
     site, errors = check_site(file)
@@ -43,7 +43,7 @@ def check(file: str, as_json: bool) -> None:
 @site_file
 @as_json
 def show(file: str, as_json: bool) -> None:
-    """Print FILE with every default filled in and every quantity in SI units; secrets are masked."""
+    """Print FILE with all defaults, in SI units, secrets masked."""
     import yaml
 
     from joulery.config import load
@@ -57,7 +57,7 @@ def show(file: str, as_json: bool) -> None:
 @command.command()
 @as_json
 def schema(as_json: bool) -> None:
-    """Print the JSON schema of a site file, for editors and validators."""
+    """Print the JSON schema of a site file."""
     from joulery.config import schema as site_schema
 
     click.echo(json.dumps(site_schema(), indent=None if as_json else 2))

@@ -23,7 +23,7 @@ _AREAS = {
 @click.option("--reset", is_flag=True, help="Set every leased setting (clocks, partitions) back.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def command(reset: bool, as_json: bool) -> None:
-    """Say what joulery can read and set on this machine, what is missing, and the exact line that grants it.
+    """Check what joulery can read and set on this machine, what is missing, and the exact line that grants it.
 
     Nothing is changed, unless --reset is given, and no network is touched. Settings of a controller are leased and
     listed; it goes back by itself when the controller stops or dies.

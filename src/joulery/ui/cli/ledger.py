@@ -1,4 +1,4 @@
-"""``joulery ledger``: what all runs cost, and what is left of each budget."""
+"""``joulery ledger``: energy and carbon of all runs, and what is left of each budget."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ledger_option = click.option(
     "--ledger",
     "path",
     type=click.Path(path_type=Path),
-    help="The ledger's file ($JOULERY_LEDGER, or in the state folder).",
+    help="Ledger file ($JOULERY_LEDGER, or in the state folder).",
 )
 
 
@@ -34,7 +34,7 @@ def command() -> None:
 @ledger_option
 @as_json_option
 def add(runs: tuple[str, ...], path: Path | None, as_json: bool) -> None:
-    """Record RUN; a run that was recorded before is replaced, never counted twice."""
+    """Record RUN; recording a run again replaces it."""
     from joulery.app.runs import load_run
     from joulery.runtime.runs.bookkeeping import book
 
@@ -47,14 +47,14 @@ def add(runs: tuple[str, ...], path: Path | None, as_json: bool) -> None:
 
 
 @command.command()
-@click.option("--by", type=click.Choice(BY), default="owner", show_default=True, help="What the lines are about.")
-@click.option("--owner", help="Only what is charged to this owner.")
+@click.option("--by", type=click.Choice(BY), default="owner", show_default=True, help="Grouping of the table.")
+@click.option("--owner", help="Only runs charged to this owner.")
 @click.option("--since", help="Only hours from this UTC time on, such as 2026-11-01.")
 @click.option("--until", help="Only hours before this UTC time.")
 @ledger_option
 @as_json_option
 def show(by: str, owner: str | None, since: str | None, until: str | None, path: Path | None, as_json: bool) -> None:
-    """Print what was spent."""
+    """Print energy and carbon."""
     with _open(path, read_only=True) as ledger:
         rows = ledger.rows(by, owner=owner, start_s=_time(since, "--since"), end_s=_time(until, "--until"))
     lines = [
@@ -83,14 +83,14 @@ def show(by: str, owner: str | None, since: str | None, until: str | None, path:
 @command.command()
 @click.argument("owner", required=False)
 @click.argument("amount", required=False)
-@click.option("--from", "since", help="When it begins, UTC, such as 2026-11-01.")
-@click.option("--to", "until", help="When it ends, UTC.")
+@click.option("--from", "since", help="Start of the budget, UTC, such as 2026-11-01.")
+@click.option("--to", "until", help="End of the budget, UTC.")
 @ledger_option
 @as_json_option
 def budget(
     owner: str | None, amount: str | None, since: str | None, until: str | None, path: Path | None, as_json: bool
 ) -> None:
-    """Print the budgets in force and what is left; with OWNER AMOUNT (such as '5 kg'), grant one."""
+    """Print the current budgets and their remainder; with OWNER AMOUNT (such as '5 kg'), set one."""
     from joulery.domain.errors import ConfigError
 
     if owner is not None:

@@ -66,7 +66,7 @@ def command(
     as_json: bool,
     **flags: str | None,
 ) -> int:
-    """Run CMD and measure it with everything it starts: joules by device, grams of CO2-equivalent.
+    """Run CMD and measure it with its child processes: joules by device, grams of CO2-equivalent.
 
     CMD keeps its standard streams, its signals and its exit code. The footprint goes to standard error and, with the
     readings, to a run directory that `joulery report` renders.

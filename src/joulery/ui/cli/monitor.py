@@ -18,7 +18,9 @@ from joulery.domain.errors import ConfigError
 @click.option(
     "--socket", "path", required=True, type=click.Path(path_type=Path), metavar="PATH", help="Where to listen."
 )
-@click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"), metavar="DIR", help="For runs (runs).")
+@click.option(
+    "--runs", type=click.Path(path_type=Path), default=Path("runs"), metavar="DIR", help="Runs go here (runs)."
+)
 @click.option("--period", metavar="T", help="Time between two readings, such as 4 ms (10 ms).")
 @click.option("--meter", "meters", multiple=True, metavar="M", help="As for joulery measure. Repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print startup details as one JSON object.")

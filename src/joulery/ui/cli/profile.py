@@ -37,7 +37,11 @@ if TYPE_CHECKING:
     help="Fit a service's costs on measured runs of it: a folder, or the 18 published points.",
 )
 @click.option(
-    "--slices", "cuts", multiple=True, metavar="N,N…", help="A cut of the cores, such as 1,1. Repeatable; all cuts."
+    "--slices",
+    "cuts",
+    multiple=True,
+    metavar="N,N…",
+    help="A partition of the cores, such as 1,1. Repeatable.",
 )
 @click.option("--runs", type=click.IntRange(2, 100_000), default=100, help="Requests timed on each slice (100).")
 @click.option("--warmup", type=click.IntRange(0, 100_000), default=10, help="Requests before them, not kept (10).")
@@ -63,7 +67,7 @@ if TYPE_CHECKING:
 @click.option("--kernels", type=click.IntRange(0), default=0, help="With --mps: kernels of one inference, if known.")
 @click.option("--ncu/--no-ncu", default=True, help="With --mps: count with Nsight Compute, where installed (yes).")
 @click.option("--launch", metavar="TIME", help="With --mps: launch delay of all of them, such as 32 us.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Where the profile goes.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="File to write the profile to.")
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as one JSON object.")
 def command(
     what: str | None,

@@ -28,15 +28,15 @@ FORMATS = ("text", "json", "csv")
 @click.option(
     "--by",
     type=click.Choice((*BY, *report_anatomy.BY)),
-    help="What the table's lines are about (component, unless given); the last four need a traced run.",
+    help="Grouping of the table (component); the last four need a traced run.",
 )
 @format_option(*FORMATS, *report_anatomy.FORMATS, help="Output format (text); the last five need a traced run.")
 @click.option("--depth", type=click.IntRange(min=1), metavar="N", help="Traced: cut names after N components.")
 @click.option("--top", type=click.IntRange(min=1), default=20, metavar="N", help="Traced: operations to show (20).")
 @click.option("--fold", is_flag=True, help="Traced: add up self-similar layers (layer_0, layer_1 ... as transformer).")
 @click.option("--pattern", "patterns", multiple=True, metavar="P=NAME", help="Traced: fold components that match P.")
-@click.option("--phase", metavar="P", help="Traced: forward, backward, recompute, optimizer or other alone.")
-@click.option("--device", metavar="D", help="Traced: this device alone.")
+@click.option("--phase", metavar="P", help="Traced: only this phase: forward, backward, recompute, optimizer or other.")
+@click.option("--device", metavar="D", help="Traced: only this device.")
 @carbon_flags
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @html_option
@@ -58,7 +58,7 @@ def command(
 ) -> None:
     """Report what RUN cost: joules, grams, owners, and how well each is known. Several runs are added up.
 
-    With --zone or --carbon, the grams of measured runs are counted again on that grid; their joules stay.
+    With --zone or --carbon, the grams of measured runs are recomputed on that grid; their joules stay.
 
     A traced run (measure --trace, account --out) is reported by operation too: --by module, layer, op or phase.
 

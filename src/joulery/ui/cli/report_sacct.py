@@ -102,9 +102,10 @@ def sacct_command(
         )
     saved = None
     if what_if is not None:
-        from joulery.ui.reports.savings import savings_report
+        from joulery.app.past_jobs import simulated_savings
+        from joulery.ui.reports.savings import SavingsReport
 
-        saved = savings_report(report, what_if, gpus, samples)
+        saved = SavingsReport(simulated_savings(report, what_if, gpus, samples), report.total.carbon_g / 1e3)
     if as_json:
         click.echo(json.dumps(report.document() | ({} if saved is None else {"what_if": saved.document()})))
         return

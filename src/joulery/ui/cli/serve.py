@@ -38,7 +38,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 @click.option("--cores", type=click.IntRange(1), default=1, help="CPU cores of each replica (1).")
 @click.option("--share", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Share of their time (1).")
 @click.option(
-    "--on", metavar="SLICE", help="Run on a GPU instead: whole, mps:0.4 (a share of it), or a MIG profile: 3g.20gb."
+    "--on", metavar="SLICE", help="GPU slice to run on: whole, mps:0.4 (a share of it), or a MIG profile: 3g.20gb."
 )
 @click.option("--gpu", "gpus", multiple=True, metavar="GPU", help="With --on: which, by index or UUID (0). Repeatable.")
 @click.option("--threads", type=click.IntRange(0), default=0, help="Threads inside an operator (one a core).")

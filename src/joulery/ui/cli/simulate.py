@@ -1,4 +1,4 @@
-"""``joulery simulate``: play a scenario through and compare policies."""
+"""``joulery simulate``: run a scenario and compare policies."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from joulery.ui.cli.options import option
 @click.command("simulate")
 @click.argument("scenario", type=click.Path())
 @click.option(
-    "--policy", "--policies", "policies", multiple=True, metavar="P[,P]", help="Compare these instead. Repeatable."
+    "--policy",
+    "--policies",
+    "policies",
+    multiple=True,
+    metavar="P[,P]",
+    help="Policies to compare. Repeatable.",
 )
-@click.option(
-    "--seeds", type=click.IntRange(1, 10_000), metavar="N", help="How many seeds; the file's number unless given."
-)
+@click.option("--seeds", type=click.IntRange(1, 10_000), metavar="N", help="Number of seeds (the scenario's).")
 @click.option("--profile", metavar="DIR", help="kind variants: a folder of exhaustive profiles.")
 @click.option("--carbon", metavar="FILE", help="kinds variants and training: a CSV file of carbon intensity.")
 @click.option("--column", metavar="NAME", help="kinds variants and training: its column in g/kWh.")
@@ -29,18 +32,18 @@ from joulery.ui.cli.options import option
     help="kind ordering: a Parquet log (output_tokens, pred_cls5 and, if there, pred_cls3).",
 )
 @click.option("--arrivals", metavar="FILE", help="kind clocks: a Parquet log of arrivals (t_s).")
-@click.option("--plan", metavar="FILE", help="kind clocks: a plan (joulery plan --out) says who shares a GPU.")
+@click.option("--plan", metavar="FILE", help="kind clocks: a plan (joulery plan --out) says which models share a GPU.")
 @option(
     "--carbon-forecast",
     old="--foresight",
     metavar="F",
     help="kind training: the schedulers' forecast: oracle, typical, recorded, an error (27 %), or a file.",
 )
-@click.option("--days", metavar="N", help="kind training: only the jobs of the first N days.")
+@click.option("--days", metavar="N", help="kind training: only jobs of the first N days.")
 @click.option("--seed", metavar="N", help="kinds training and clocks: this one seed.")
 @click.option("--html", "--page", "page", type=click.Path(path_type=Path), metavar="FILE", hidden=True)
 @click.option(
-    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep the outcome as a run in this new folder."
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep the result as a run in this new folder."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -52,9 +55,9 @@ def command(
     as_json: bool,
     **inputs: str | None,
 ) -> None:
-    """Play SCENARIO in virtual time: the policies of the live system, side by side on the same requests.
+    """Run SCENARIO in virtual time: the policies of the live system, side by side on the same requests or jobs.
 
-    Nothing is touched, no GPU is needed. The same file and seeds give the same bytes.
+    It needs no GPU and changes nothing. The same file and seeds give the same output.
     """
     import json
 

@@ -38,7 +38,7 @@ _FILE = click.Path(path_type=Path)
     help="Add what a small language model makes of the prompt (auto: minilm where it is installed; "
     "distilled: its five layers taught to three, needs PyTorch and a few minutes).",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the distilling.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the distillation.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     data: tuple[Path, ...],
@@ -49,7 +49,7 @@ def command(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Train a predictor of answer lengths and judge it on the prompts of --evaluate.
+    """Train a predictor of output lengths and score it on the prompts of --evaluate.
 
     Classes are the quartiles and the 99th percentile of each model's own answers. Nothing is downloaded.
     """

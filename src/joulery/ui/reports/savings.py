@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from joulery.app.past_jobs import PastReport, held_gpus, hourly_from
-from joulery.domain.errors import ConfigError, DataError
-from joulery.sim.core.hourly_intensity import Intensity
-from joulery.sim.training.savings import BASE, Savings, Spread, most_at_once, savings
+from joulery.sim.training.savings import BASE, Savings, Spread
 from joulery.sim.training.study import scheme
 
 
@@ -61,27 +58,6 @@ class SavingsReport:
         change = self.savings.job_carbon
         low, high = -change.high * self.reported_kg, -change.low * self.reported_kg
         return f"{low:.3g} to {high:.3g} kg less of the {self.reported_kg:.3g} kg above"
-
-
-def savings_report(report: PastReport, policy: str, gpus: int | None, samples: int) -> SavingsReport:
-    """Simulate the report's jobs under another scheduler.
-
-    Raises:
-        ConfigError: No such scheduler, or no source of intensity was named.
-        DataError: No job held a GPU, one held more than there are, or the intensity has holes.
-    """
-    if report.intensity is None:
-        raise ConfigError("grams need an intensity", pointer="--what-if", hint="name a source with --zone or --carbon")
-    scheme(policy)
-    held = held_gpus(report.jobs)
-    at_once = most_at_once(held.start_s, held.elapsed_s, held.gpus)
-    if gpus is not None and gpus < int(held.gpus.max()):
-        raise DataError(f"a job held {int(held.gpus.max())} GPUs", hint=f"--gpus {at_once} or more")
-    carbon = Intensity(hourly_from(report.intensity, held.first_s))
-    found = savings(
-        held.submit_s, held.elapsed_s, held.gpus, carbon, policy, at_once if gpus is None else gpus, samples
-    )
-    return SavingsReport(found, report.total.carbon_g / 1e3)
 
 
 def _percent(change: Spread) -> str:
