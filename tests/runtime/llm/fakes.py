@@ -8,14 +8,14 @@ import numpy as np
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.quality import Quality
 from joulery.domain.serving.engine import Outcome, RequestError
-from joulery.domain.serving.generation import Dialect, TextEvent, TextKind, TextRequest, TextUsage
+from joulery.domain.serving.generation import Dialect, GenerationEvent, GenerationKind, GenerationRequest, TokenUsage
 from joulery.runtime.llm.length_prediction import Forecaster, Guess
 
 CLASS_TOKENS = np.array([10.0, 50.0, 100.0, 300.0, 600.0])
 
 
 def ask(prompt="p", **fields):
-    return TextRequest("llm", TextKind.CHAT, {"messages": []}, prompt, **fields)
+    return GenerationRequest("llm", GenerationKind.CHAT, {"messages": []}, prompt, **fields)
 
 
 class FakeEngine:
@@ -48,9 +48,9 @@ class FakeEngine:
         await self.gate.wait()
         count = self.tokens.get(request.prompt, 3)
         for _ in range(count):
-            yield TextEvent({"choices": [{}]}, 1)
+            yield GenerationEvent({"choices": [{}]}, 1)
             await asyncio.sleep(0)
-        yield TextEvent({"choices": []}, 0, TextUsage(5, count, reported=True))
+        yield GenerationEvent({"choices": []}, 0, TokenUsage(5, count, reported=True))
         self.ended.append(request.prompt)
 
     async def close(self):

@@ -7,7 +7,7 @@ import pytest
 from joulery.domain.energy.channel import ReadingKind
 from joulery.domain.errors import ConfigError
 from joulery.domain.quality import Quality
-from joulery.runtime.llm.request_meter import TextMeter
+from joulery.runtime.llm.request_meter import RequestMeter
 from tests.runtime.llm.fakes import FakeMachine
 
 
@@ -20,7 +20,7 @@ class Cpu:
 
 
 def meter_of(machine, **more):
-    return TextMeter([machine], lambda: machine.busy_s, clock=lambda: machine.now_s, **more)
+    return RequestMeter([machine], lambda: machine.busy_s, clock=lambda: machine.now_s, **more)
 
 
 def test_an_engine_pays_by_cpu_time_and_ticks_that_come_late_are_not_lost() -> None:
@@ -93,7 +93,7 @@ def test_a_device_of_its_own_is_the_engines_above_idle() -> None:
 
 def test_a_processor_of_its_own_is_one_engines_and_no_part_of_it_the_others() -> None:
     shared, own, cpu = FakeMachine(), FakeMachine(device="cpu:1"), Cpu()
-    meter = TextMeter([shared, own], lambda: shared.busy_s, clock=lambda: shared.now_s)
+    meter = RequestMeter([shared, own], lambda: shared.busy_s, clock=lambda: shared.now_s)
     meter.join("alone", lambda: math.nan, "cpu:1")
     meter.join("llm", cpu)
     meter.began("alone", 1)

@@ -20,8 +20,8 @@ from joulery.domain.serving.service import Slo
 from joulery.runtime.leasing.leases import LeaseHolder
 from joulery.runtime.serving.colocated import ColocatedService, Pending, Work
 from joulery.runtime.serving.controller import RequestWindow
-from joulery.runtime.serving.governed_services import hosted_residents
-from joulery.runtime.serving.governing import ClockKeeper
+from joulery.runtime.serving.governed_services import colocated_services
+from joulery.runtime.serving.governing import ClockController
 from joulery.store.leases import LeaseBook
 from tests.fakes.cpufreq import cpu_machine, settings
 from tests.runtime.leasing.test_leases import nobody
@@ -58,10 +58,10 @@ class Site:
         )
         self.engine: Any = SimpleNamespace(replicas=lambda: replicas, backlog=lambda: queued)
 
-    def keeper(self, clock: ClockConfig, mode: Mode = Mode.ACT, holder: LeaseHolder | None = None) -> ClockKeeper:
-        return ClockKeeper(
+    def keeper(self, clock: ClockConfig, mode: Mode = Mode.ACT, holder: LeaseHolder | None = None) -> ClockController:
+        return ClockController(
             governed_clock(clock, mode),
-            lambda now_s: hosted_residents([self.hosted], self.engine, now_s),
+            lambda now_s: colocated_services([self.hosted], self.engine, now_s),
             mode,
             holder,
             tell=self.told.append,
@@ -100,9 +100,9 @@ def test_services_that_share_a_device_share_its_time(tree: Path) -> None:
     records = [answered(0.02, NOW_S - 3.9 + k / 50) for k in range(190)]
     alone, site = Site(*records), Site(*records)
     one = alone.keeper(config())
-    both = ClockKeeper(
+    both = ClockController(
         one.clock,
-        lambda now_s: hosted_residents([site.hosted, alone.hosted], site.engine, now_s),
+        lambda now_s: colocated_services([site.hosted, alone.hosted], site.engine, now_s),
         Mode.ACT,
         None,
     )
@@ -222,7 +222,7 @@ def test_residents_take_turns_by_arrival_each_in_an_order_of_its_own(tree: Path)
         "llm", slo, work, [Pending(5.0, 0.5, 0.0), Pending(1.0, 2.0, 0.0), Pending(7.0, 3.0, 0.0)], []
     )
     sums = ColocatedService("sums", slo, work, [Pending(2.0, 0.25, 0.0), Pending(6.0, 0.25, 0.0)], [])
-    keeper = ClockKeeper(governed_clock(config(), Mode.ADVISE), lambda now_s: [text, sums], Mode.ADVISE, None)
+    keeper = ClockController(governed_clock(config(), Mode.ADVISE), lambda now_s: [text, sums], Mode.ADVISE, None)
     view = keeper.look(8.0)
     assert [float(one.remaining_s[-1]) for one in view.waiting] == [0.25, 0.5, 2.0, 0.25, 3.0]
     assert [one.deadline_s for one in view.waiting] == [12.0, 15.0, 11.0, 16.0, 17.0]

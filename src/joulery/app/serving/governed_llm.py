@@ -6,59 +6,59 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from joulery.app.serving.llm import TextSite
-from joulery.app.wiring.clocks import GovernedClock, governed_clocks
+from joulery.app.serving.llm import LLMSite
+from joulery.app.wiring.clocks import governed_clocks
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
 from joulery.domain.serving.timeline import DecisionRecord
 from joulery.policies.clocks.governor import DeviceView, GovernorState
-from joulery.runtime.llm.governed import desk_residents, promise
+from joulery.runtime.llm.governed import colocated_llms, promise
 from joulery.runtime.llm.service import LLMService
 from joulery.runtime.serving.driver import FAILED, LiveDriver
-from joulery.runtime.serving.governing import ClockKeeper
+from joulery.runtime.serving.governing import ClockController, GovernedClock
 
 
-def governed_desks(text: TextSite, clock: GovernedClock) -> tuple[LLMService, ...]:
+def governed_llms(text: LLMSite, clock: GovernedClock) -> tuple[LLMService, ...]:
     """The language models whose promises a clock keeps: those it names, else those its device runs.
 
     An emulated device runs all that run on this machine.
     """
     named = clock.config.services
     if named:
-        return tuple(desk for name, desk in text.desks.items() if name in named)
+        return tuple(llm for name, llm in text.llms.items() if name in named)
     emulated = clock.device.capability().emulated
     return tuple(
-        desk
-        for name, desk in text.desks.items()
+        llm
+        for name, llm in text.llms.items()
         if (device := text.devices[name]) is not None and (emulated or device == clock.name)
     )
 
 
-def claim(desks: Sequence[LLMService], keeper: ClockKeeper, owners: dict[str, str]) -> None:
+def claim(llms: Sequence[LLMService], keeper: ClockController, owners: dict[str, str]) -> None:
     """Have the work of these models counted at the speed of a keeper's device.
 
     Args:
-        desks: The models.
+        llms: The models.
         keeper: Of the device that runs them.
         owners: Whose they are already, by name; these are added.
 
     Raises:
         ConfigError: One of them has another clock already.
     """
-    for desk in desks:
-        other = owners.setdefault(desk.name, keeper.clock.name)
+    for llm in llms:
+        other = owners.setdefault(llm.name, keeper.clock.name)
         if other != keeper.clock.name:
             raise ConfigError(
-                f"{desk.name} would have two clocks, {other} and {keeper.clock.name}",
+                f"{llm.name} would have two clocks, {other} and {keeper.clock.name}",
                 pointer="fleet.clocks",
                 hint="name the services of each clock",
             )
-        desk.work_clock = keeper.work_clock
+        llm.work_clock = keeper.work_clock
 
 
-async def govern_text(
+async def govern_llms(
     site: Site,
-    text: TextSite,
+    text: LLMSite,
     stack: AsyncExitStack,
     log: Callable[..., None],
     record: Callable[[DecisionRecord], None],
@@ -79,34 +79,34 @@ async def govern_text(
         ConfigError: A clock has nothing to govern, or a model has two.
     """
     clocks, holder = await governed_clocks(site, stack, tell)
-    governed = {clock: governed_desks(text, clock) for clock in clocks}
-    for index, (clock, desks) in enumerate(governed.items()):
-        if not desks:
+    governed = {clock: governed_llms(text, clock) for clock in clocks}
+    for index, (clock, llms) in enumerate(governed.items()):
+        if not llms:
             raise ConfigError(
                 f"no language model of this site runs on {clock.name}",
                 pointer=f"fleet.clocks.{index}",
                 expected="an engine on this machine's CPU, or one with device: " + clock.name,
             )
     drivers, owners = {}, dict[str, str]()
-    for clock, desks in governed.items():
-        keeper = ClockKeeper(clock, _seen(desks), site.mode, holder, tell=tell)
-        claim(desks, keeper, owners)
+    for clock, llms in governed.items():
+        keeper = ClockController(clock, _seen(llms), site.mode, holder, tell=tell)
+        claim(llms, keeper, owners)
         drivers[clock] = keeper.driver(log, lambda done: _told(done, record, tell))
     return drivers
 
 
-def promises(desks: Sequence[LLMService]) -> str:
+def promises(llms: Sequence[LLMService]) -> str:
     """What is kept, for people: ``small: 99 % within 300 s (its deadline)``."""
     said = []
-    for desk in desks:
-        slo = promise(desk)
-        assumed = " (its deadline; no slo is stated)" if desk.settings.slo is None else ""
-        said.append(f"{desk.name}: {100 * slo.quantile:g} % within {slo.latency_s:g} s{assumed}")
+    for llm in llms:
+        slo = promise(llm)
+        assumed = " (its deadline; no slo is stated)" if llm.settings.slo is None else ""
+        said.append(f"{llm.name}: {100 * slo.quantile:g} % within {slo.latency_s:g} s{assumed}")
     return ", ".join(said)
 
 
-def _seen(desks: Sequence[LLMService]) -> Callable[[float], Any]:
-    return lambda now_s: desk_residents(desks, now_s)
+def _seen(llms: Sequence[LLMService]) -> Callable[[float], Any]:
+    return lambda now_s: colocated_llms(llms, now_s)
 
 
 def _told(done: DecisionRecord, record: Callable[[DecisionRecord], None], tell: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""Language models of the site file as desks: their engines, predictors, order and meter."""
+"""Language models of the site file as llms: their engines, predictors, order and meter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from joulery.adapters.engines.remote.openai import OpenAiEngine, Upstream
 from joulery.adapters.meters.cputimes import open_cpu_times
 from joulery.adapters.models import smollm2
 from joulery.app.wiring.carbon import carbon_source
-from joulery.app.wiring.length_predictor import length_guesser
+from joulery.app.wiring.length_predictor import length_predictor
 from joulery.app.wiring.meters import OpenMeters, open_meters
 from joulery.app.wiring.models import cache_folder
 from joulery.app.wiring.site_meters import meter_specs
@@ -22,11 +22,11 @@ from joulery.config.language import LanguageModelConfig, LlamaEngineConfig, Upst
 from joulery.config.site import Site
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.ports import CarbonSource
-from joulery.domain.serving.generation import TextEngine, TextRequest
+from joulery.domain.serving.generation import GenerationRequest, LLMEngine
 from joulery.policies.ordering import Aging
 from joulery.runtime.llm.length_prediction import Forecaster
-from joulery.runtime.llm.request_meter import TextMeter
-from joulery.runtime.llm.service import DeskSettings, LLMService
+from joulery.runtime.llm.request_meter import RequestMeter
+from joulery.runtime.llm.service import LLMService, LLMSettings
 from joulery.runtime.serving.intensity import Grid
 from joulery.store.answer_log import AnswerLog
 from joulery.store.semantic_cache import SemanticCache
@@ -36,25 +36,25 @@ _OWN_RETRIES = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TextSite:
+class LLMSite:
     """The language models of a site, ready to be started.
 
     Attributes:
-        desks: By name.
+        llms: By name.
         meter: Charges their requests.
         grid: The carbon intensity.
         notes: What a person should know about the meters, a sentence each.
         devices: Which device of this machine runs each model (``cpu``, ``gpu:0``); None for one far away.
     """
 
-    desks: dict[str, LLMService]
-    meter: TextMeter
+    llms: dict[str, LLMService]
+    meter: RequestMeter
     grid: Grid
     notes: tuple[str, ...]
     devices: dict[str, str | None]
 
 
-def text_engine(config: LanguageModelConfig, stderr: int | None = None) -> TextEngine:
+def llm_engine(config: LanguageModelConfig, stderr: int | None = None) -> LLMEngine:
     """The engine of a language model; nothing is started.
 
     Raises:
@@ -69,7 +69,7 @@ def text_engine(config: LanguageModelConfig, stderr: int | None = None) -> TextE
             path,
             name,
             threads=engine.threads,
-            lanes=engine.lanes,
+            max_num_seqs=engine.max_num_seqs,
             context_tokens=engine.context_tokens,
             stderr=stderr,
         )
@@ -95,9 +95,9 @@ def _upstream(config: LanguageModelConfig, engine: UpstreamConfig) -> Upstream:
     )
 
 
-def text_site(
+def open_llm_site(
     site: Site, *, stderr: int | None = None, stack: AsyncExitStack, now_s: Callable[[], float] = time.time
-) -> TextSite:
+) -> LLMSite:
     """The site's language models; what is opened is closed with the stack.
 
     Raises:
@@ -111,30 +111,30 @@ def text_site(
     found = open_meters(meter_specs(site.meters))
     times = open_cpu_times()
     stack.callback(times.close)
-    meter = TextMeter(found.meters, lambda: sum(times.read()), grid.at, pue=site.pue)
+    meter = RequestMeter(found.meters, lambda: sum(times.read()), grid.at, pue=site.pue)
     stack.callback(meter.close)
-    desks = {config.name: _desk(config, meter, stderr, stack) for config in site.language_models}
-    for desk in desks.values():
-        stack.push_async_callback(desk.close)
+    llms = {config.name: _llm(config, meter, stderr, stack) for config in site.language_models}
+    for llm in llms.values():
+        stack.push_async_callback(llm.close)
     devices = {config.name: _device(config) for config in site.language_models}
-    return TextSite(desks, meter, grid, _notes(found), devices)
+    return LLMSite(llms, meter, grid, _notes(found), devices)
 
 
 def _device(config: LanguageModelConfig) -> str | None:
     return config.engine.device if isinstance(config.engine, UpstreamConfig) else "cpu"
 
 
-def _desk(config: LanguageModelConfig, meter: TextMeter, stderr: int | None, stack: AsyncExitStack) -> LLMService:
-    engine = text_engine(config, stderr)
+def _llm(config: LanguageModelConfig, meter: RequestMeter, stderr: int | None, stack: AsyncExitStack) -> LLMService:
+    engine = llm_engine(config, stderr)
     guesser = (
         None
         if config.order.kind == "fcfs"
-        else length_guesser(config.predictor.path, config.predictor.head or config.name)
+        else length_predictor(config.predictor.path, config.predictor.head or config.name)
     )
     cache = SemanticCache(config.predictor.cache) if guesser is not None and config.predictor.cache else None
     own = isinstance(config.engine, LlamaEngineConfig)
-    settings = DeskSettings(
-        lanes=config.engine.lanes,
+    settings = LLMSettings(
+        max_num_seqs=config.engine.max_num_seqs,
         aging=None if config.order.kind == "fcfs" else Aging(config.order.aging_ratio, config.order.grace_s),
         queue=config.queue,
         deadline_s=config.deadline_s,
@@ -148,7 +148,7 @@ def _desk(config: LanguageModelConfig, meter: TextMeter, stderr: int | None, sta
     return LLMService(config.name, engine, forecaster, settings, meter, owner=config.owner, keep=keep)
 
 
-def _keeper(config: LanguageModelConfig, stack: AsyncExitStack) -> Callable[[TextRequest, int], None]:
+def _keeper(config: LanguageModelConfig, stack: AsyncExitStack) -> Callable[[GenerationRequest, int], None]:
     """Writes what was answered where the site file asks for it; a disk that refuses later costs no answer."""
     if config.log is None:
         return lambda request, tokens: None
@@ -156,11 +156,11 @@ def _keeper(config: LanguageModelConfig, stack: AsyncExitStack) -> Callable[[Tex
     stack.callback(log.close)
     refused: list[str] = []
 
-    def keep(request: TextRequest, tokens: int) -> None:
+    def keep(request: GenerationRequest, tokens: int) -> None:
         if refused:
             return
         try:
-            cut = request.most_tokens is not None and tokens >= request.most_tokens
+            cut = request.max_tokens is not None and tokens >= request.max_tokens
             log.add(config.name, request.prompt, tokens, cut=cut)
         except CapabilityError as error:
             refused.append(str(error))

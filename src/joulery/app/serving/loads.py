@@ -7,14 +7,14 @@ from typing import Any
 
 from joulery.app.serving.gateway_handle import GatewayHandle
 from joulery.config.language import LanguageModelConfig
-from joulery.config.loadgen import LoadConfig, TextLoad
+from joulery.config.loadgen import LLMLoad, LoadConfig
 from joulery.config.site import Site
 from joulery.runtime.serving.loading import Load, LoadResult, start_load, start_text_load
 from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.session import Session
 from joulery.store.run.directory import SAMPLES
 
-AnyLoad = LoadConfig | TextLoad
+AnyLoad = LoadConfig | LLMLoad
 
 
 def longest_s(site: Site) -> float | None:
@@ -88,7 +88,7 @@ class Loads:
         )
         self._await(one.name, load)
 
-    def start_text(self, model: LanguageModelConfig) -> None:
+    def start_llm(self, model: LanguageModelConfig) -> None:
         """Start what is sent to a language model, if anything is; its result is kept under :func:`text_key`.
 
         Raises:

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from joulery.app.serving.facts import tell_machine, tell_profile, tell_service, tell_serving
+from joulery.app.serving.facts import tell_clock, tell_machine, tell_profile, tell_service, tell_serving
 from joulery.app.serving.gateway_handle import GatewayHandle, front
 from joulery.app.serving.governed import govern, join_keepers
-from joulery.app.serving.llm_site import keep_text, open_text, start_text
+from joulery.app.serving.llm_site import mount_llms, settle_llm_meter, start_llms
 from joulery.app.serving.loads import Loads, longest_s, scaled, text_key
 from joulery.app.serving.planned import follow_site, planned_session, tell_plan
 from joulery.app.serving.service import ServiceSetup, choose, service_setup
 from joulery.app.wiring.carbon import carbon_source
 from joulery.app.wiring.gpu_groups import pods_of
 from joulery.app.wiring.gpus import LocalGpus, local_gpus
+from joulery.app.wiring.leases import held_leases
 from joulery.app.wiring.meters import MeterSpec
 from joulery.app.wiring.models import cache_folder
 from joulery.app.wiring.site_meters import meter_specs
@@ -27,14 +28,13 @@ from joulery.config.carbon import CarbonConfig
 from joulery.config.services import ServiceConfig
 from joulery.config.site import Mode, Site
 from joulery.domain.errors import ConfigError
-from joulery.runtime.leasing.lending import lending
-from joulery.runtime.llm.usage import TextLedger
+from joulery.runtime.llm.usage import LLMUsage
 from joulery.runtime.measuring.measure import RUNS
 from joulery.runtime.profiling.obtain import Obtained, obtain_profile
 from joulery.runtime.runs.recorded import load_run
 from joulery.runtime.serving.controller import RequestWindow
 from joulery.runtime.serving.finish import Finished, finish
-from joulery.runtime.serving.governing import ClockKeeper
+from joulery.runtime.serving.governing import ClockController
 from joulery.runtime.serving.intensity import Grid
 from joulery.runtime.serving.live_sample import LiveSample
 from joulery.runtime.serving.loading import LoadResult
@@ -115,10 +115,10 @@ async def up(options: Options, screen: Screen, stop: asyncio.Event) -> dict[str,
                 session.follow(SiteWatch(options.file))
         stack.push_async_callback(session.engine.close)
         stack.push_async_callback(session.stop)
-        keepers = await govern(session, stack, screen)
+        keepers = await govern(session, stack, lambda clock: tell_clock(screen, clock, site.mode))
         await _unless_stopped(session.serve(), stop)
         gate.open_to(session)
-        ledger = TextLedger({model.name: model.owner for model in site.language_models})
+        ledger = LLMUsage({model.name: model.owner for model in site.language_models})
         await _language_models(site, gate, ledger, keepers, stack, stop)
         tell_serving(screen, session, gate.server)
         results = await _serve(options, session, gate, screen, stop)
@@ -132,18 +132,18 @@ async def up(options: Options, screen: Screen, stop: asyncio.Event) -> dict[str,
 async def _language_models(
     site: Site,
     gate: GatewayHandle,
-    ledger: TextLedger,
-    keepers: Sequence[ClockKeeper],
+    ledger: LLMUsage,
+    keepers: Sequence[ClockController],
     stack: AsyncExitStack,
     stop: asyncio.Event,
 ) -> None:
-    """Put the site's language models beside its services; they have desks and meters of their own."""
+    """Put the site's language models beside its services; each has its own queue and meter."""
     if not site.language_models:
         return
-    text = open_text(site, gate.gateway, gate.metrics, stack, gate.workers_log, ledger)
+    text = mount_llms(site, gate.gateway, gate.metrics, stack, gate.workers_log, ledger)
     join_keepers(keepers, text)
-    await _unless_stopped(start_text(text), stop)
-    keeping = asyncio.create_task(keep_text(text), name="text meter")
+    await _unless_stopped(start_llms(text), stop)
+    keeping = asyncio.create_task(settle_llm_meter(text), name="text meter")
     stack.callback(keeping.cancel)
 
 
@@ -249,7 +249,7 @@ async def _gpus(site: Site, stack: AsyncExitStack, screen: Screen) -> LocalGpus 
             expected="act",
             hint="mode: act; or leave out fleet.devices to try the services on the CPU",
         )
-    holder = await stack.enter_async_context(lending(screen.warn))
+    holder = await stack.enter_async_context(held_leases(screen.warn))
     found = await asyncio.to_thread(local_gpus, site.fleet.devices, holder)
     stack.callback(found.close)
     return found
@@ -277,7 +277,7 @@ async def _serve(
             for one in session.hosted:
                 loads.start(one)
             for model in session.site.language_models:
-                loads.start_text(model)
+                loads.start_llm(model)
             loading = asyncio.create_task(loads.outcomes(), name="load")
             await asyncio.wait({running, stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 
 import numpy as np
 
 from joulery.app.wiring.devices import cpufreq_spec, open_clock
+from joulery.app.wiring.leases import held_leases
 from joulery.config.devices import ClockConfig
 from joulery.config.site import Mode, Site
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import CapabilityError, ConfigError
-from joulery.domain.gpu.device import ClockSetting, DeviceSpec
-from joulery.domain.ports import Device, Policy
+from joulery.domain.gpu.device import DeviceSpec
+from joulery.domain.ports import Policy
 from joulery.perf.power.clock_curves import V100
 from joulery.perf.power.clock_scaling import stretched_knee_mhz
 from joulery.policies.clocks.governor import (
@@ -27,37 +27,12 @@ from joulery.policies.clocks.governor import (
 )
 from joulery.policies.clocks.lowest_clock import ClockRange
 from joulery.runtime.leasing.leases import LeaseHolder
-from joulery.runtime.leasing.lending import lending
+from joulery.runtime.serving.governing import GovernedClock
 from joulery.store.leases import state_folder
 from joulery.store.plans import read_clock_bounds
 
 _EMULATED_MHZ = (*range(200, 1400, 60), 1380)
 """Clocks of the emulated V100, MHz."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GovernedClock:
-    """One device and who decides on its clock.
-
-    Attributes:
-        config: What the site file says.
-        device: The device; nothing is set yet.
-        spec: How whoever resets it opens it.
-        name: ``cpu``, ``gpu:0``, ``emulated:0``.
-        policy: The governor, kept above the knee.
-        clocks_mhz: Clocks it may choose among, ascending, float64[clocks].
-        knee_mhz: Where the voltage begins to rise.
-        knee_assumed: True where that is another chip's, stretched.
-    """
-
-    config: ClockConfig
-    device: Device[ClockSetting]
-    spec: DeviceSpec
-    name: str
-    policy: Policy[GovernorState, DeviceView]
-    clocks_mhz: FloatArray
-    knee_mhz: float
-    knee_assumed: bool
 
 
 def governed_clock(config: ClockConfig, mode: Mode) -> GovernedClock:
@@ -112,7 +87,7 @@ async def governed_clocks(
     if not clocks or site.mode is not Mode.ACT:
         return clocks, None
     shortest_s = min(clock.config.lease_s for clock in clocks)
-    return clocks, await stack.enter_async_context(lending(tell, shortest_s))
+    return clocks, await stack.enter_async_context(held_leases(tell, shortest_s))
 
 
 def clock_fact(clock: GovernedClock, mode: Mode) -> str:

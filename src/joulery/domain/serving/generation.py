@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from joulery.domain.serving.engine import EnergyShare
 
 
-class TextKind(StrEnum):
+class GenerationKind(StrEnum):
     """Which of OpenAI's two ways of asking it is."""
 
     CHAT = "chat.completion"
@@ -38,7 +38,7 @@ class Dialect(StrEnum):
         return -rank if self is Dialect.SGLANG else rank
 
 
-class TextRequest(NamedTuple):
+class GenerationRequest(NamedTuple):
     """One request for text.
 
     Attributes:
@@ -49,20 +49,20 @@ class TextRequest(NamedTuple):
         stream: Whether the client wants pieces as they are written.
         wants_usage: Whether it asked for usage at the end of a stream.
         timeout_s: Seconds from arrival in which it must be answered; None for the service's own limit.
-        most_tokens: Tokens it wants at most; None where it does not say.
+        max_tokens: Tokens it wants at most; None where it does not say.
     """
 
     model: str
-    kind: TextKind
+    kind: GenerationKind
     body: Mapping[str, Any]
     prompt: str
     stream: bool = False
     wants_usage: bool = False
     timeout_s: float | None = None
-    most_tokens: int | None = None
+    max_tokens: int | None = None
 
 
-class TextUsage(NamedTuple):
+class TokenUsage(NamedTuple):
     """Tokens of one answer.
 
     Attributes:
@@ -75,7 +75,7 @@ class TextUsage(NamedTuple):
     reported: bool
 
 
-class TextEvent(NamedTuple):
+class GenerationEvent(NamedTuple):
     """One message of an engine about a request.
 
     Attributes:
@@ -86,10 +86,10 @@ class TextEvent(NamedTuple):
 
     data: dict[str, Any]
     tokens: int = 0
-    usage: TextUsage | None = None
+    usage: TokenUsage | None = None
 
 
-class TextCost(NamedTuple):
+class GenerationCost(NamedTuple):
     """What one answer took.
 
     Attributes:
@@ -107,7 +107,7 @@ class TextCost(NamedTuple):
     arrival_s: float
     start_s: float
     end_s: float
-    usage: TextUsage
+    usage: TokenUsage
     energy: EnergyShare | None
     predicted_tokens: float
     source: str
@@ -120,7 +120,7 @@ class TextCost(NamedTuple):
         return self.energy.energy_j / self.usage.completion
 
 
-class TextEngine(Protocol):
+class LLMEngine(Protocol):
     """Writes text for one model. Lives on one asyncio event loop."""
 
     @property
@@ -151,7 +151,7 @@ class TextEngine(Protocol):
         """
         ...
 
-    def write(self, request: TextRequest, priority: int | None, /) -> AsyncGenerator[TextEvent, None]:
+    def write(self, request: GenerationRequest, priority: int | None, /) -> AsyncGenerator[GenerationEvent, None]:
         """The answer as it comes: chunks of a stream, or one whole answer. Closing the iterator stops the engine.
 
         Raises:

@@ -13,25 +13,25 @@ import numpy as np
 
 from joulery.domain.serving.service import Slo
 from joulery.runtime.llm.service import LLMService
-from joulery.runtime.llm.traffic import Served
+from joulery.runtime.llm.statistics import Served
 from joulery.runtime.serving.colocated import Answered, ColocatedService, Pending, Work
 
 DEADLINE_QUANTILE = 0.99
 """The share of answers within the deadline that is kept where no SLO is stated."""
 
 
-def promise(desk: LLMService) -> Slo:
+def promise(llm: LLMService) -> Slo:
     """What is promised of its answers: its SLO, else its deadline."""
-    return desk.settings.slo or Slo(desk.settings.deadline_s, DEADLINE_QUANTILE)
+    return llm.settings.slo or Slo(llm.settings.deadline_s, DEADLINE_QUANTILE)
 
 
-def desk_residents(desks: Iterable[LLMService], now_s: float) -> tuple[ColocatedService, ...]:
+def colocated_llms(llms: Iterable[LLMService], now_s: float) -> tuple[ColocatedService, ...]:
     """Every model with what its requests take, and what of them is not answered yet, in the order of its queue."""
-    return tuple(_resident(desk, now_s) for desk in desks)
+    return tuple(_resident(llm, now_s) for llm in llms)
 
 
-def _resident(desk: LLMService, now_s: float) -> ColocatedService:
-    slo, served = promise(desk), desk.traffic.served(now_s)
+def _resident(llm: LLMService, now_s: float) -> ColocatedService:
+    slo, served = promise(llm), llm.traffic.served(now_s)
     j_per_s = _watts(served)
     pending = [
         Pending(
@@ -40,22 +40,22 @@ def _resident(desk: LLMService, now_s: float) -> ColocatedService:
             j_per_s * job.forecast.service_s,
             job.start_s if job.in_engine else math.nan,
         )
-        for job in desk.jobs()
+        for job in llm.jobs()
     ]
     answered = [Answered(each.end_s, each.latency_s) for each in served]
-    return ColocatedService(desk.name, slo, _work(desk, slo, served, j_per_s, now_s), pending, answered)
+    return ColocatedService(llm.name, slo, _work(llm, slo, served, j_per_s, now_s), pending, answered)
 
 
-def _work(desk: LLMService, slo: Slo, served: tuple[Served, ...], j_per_s: float, now_s: float) -> Work:
+def _work(llm: LLMService, slo: Slo, served: tuple[Served, ...], j_per_s: float, now_s: float) -> Work:
     """By its latest answers; by what an average one is forecast to take where there are none."""
-    took_s = np.array([each.work_s for each in served] or [desk.forecaster.average_s])
+    took_s = np.array([each.work_s for each in served] or [llm.forecaster.average_s])
     mean_s = float(took_s.mean())
     return Work(
         service_s=mean_s,
         own_tail_s=float(np.quantile(took_s, slo.quantile)),
         energy_j=j_per_s * mean_s,
-        servers=desk.settings.lanes,
-        rate_rps=desk.traffic.rate_rps(now_s),
+        servers=llm.settings.max_num_seqs,
+        rate_rps=llm.traffic.rate_rps(now_s),
     )
 
 

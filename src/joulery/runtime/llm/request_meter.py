@@ -39,7 +39,7 @@ class _Reading:
     known: bool = True
 
 
-class TextMeter:
+class RequestMeter:
     """Charges the requests of language models with what the machine's meters read.
 
     An engine on the CPU gets its share of the joules above idle by CPU time; an engine that has a device to itself, all

@@ -16,21 +16,21 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from joulery.domain.serving.engine import EnergyShare, Outcome, RequestError
-from joulery.domain.serving.generation import TextCost, TextEngine, TextEvent, TextRequest, TextUsage
+from joulery.domain.serving.generation import GenerationCost, GenerationEvent, GenerationRequest, LLMEngine, TokenUsage
 from joulery.domain.serving.service import Slo
 from joulery.policies.ordering import Aging, SpeculativeQueue
 from joulery.runtime.llm.length_prediction import Forecast, Forecaster, prompt_tokens
-from joulery.runtime.llm.request_meter import TextMeter
-from joulery.runtime.llm.traffic import Traffic
+from joulery.runtime.llm.request_meter import RequestMeter
+from joulery.runtime.llm.statistics import RecentTraffic
 from joulery.runtime.serving.colocated import ProgressClock
 
 
 @dataclass(frozen=True, slots=True)
-class DeskSettings:
+class LLMSettings:
     """How one model's requests are treated.
 
     Attributes:
-        lanes: Requests given at once to an engine that keeps no order of its own.
+        max_num_seqs: Requests given at once to an engine that keeps no order of its own.
         aging: Of the order; None for first come first served.
         queue: Requests that may wait.
         deadline_s: A request that names no shorter limit is answered within this.
@@ -38,7 +38,7 @@ class DeskSettings:
         slo: What is promised of answers, for whoever governs the clock of the device; the deadline where it is None.
     """
 
-    lanes: int = 1
+    max_num_seqs: int = 1
     aging: Aging | None = field(default_factory=Aging)
     queue: int = 1024
     deadline_s: float = 300.0
@@ -80,20 +80,20 @@ class LLMService:
     def __init__(
         self,
         name: str,
-        engine: TextEngine,
+        engine: LLMEngine,
         forecaster: Forecaster,
-        settings: DeskSettings = DeskSettings(),
-        meter: TextMeter | None = None,
+        settings: LLMSettings = LLMSettings(),
+        meter: RequestMeter | None = None,
         *,
         owner: str = "default",
-        keep: Callable[[TextRequest, int], None] = lambda request, tokens: None,
+        keep: Callable[[GenerationRequest, int], None] = lambda request, tokens: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name, self.owner, self.engine, self.forecaster, self.settings = name, owner, engine, forecaster, settings
         self.keep = keep
         self._meter, self._clock = meter, clock
-        self.work_clock, self.traffic = ProgressClock(clock), Traffic()
-        self._jobs: dict[int, TextJob] = {}
+        self.work_clock, self.traffic = ProgressClock(clock), RecentTraffic()
+        self._jobs: dict[int, GenerationTask] = {}
         self._queue = SpeculativeQueue(settings.aging or Aging(0.0))
         self._turns: dict[int, _Turn] = {}
         self._numbers = itertools.count()
@@ -111,17 +111,17 @@ class LLMService:
         """Requests the engine has."""
         return self._working
 
-    def accept(self, request: TextRequest) -> TextJob:
+    def accept(self, request: GenerationRequest) -> GenerationTask:
         """Take a request in: it is forecast, and has a place in the queue when its events are asked for.
 
         Raises:
-            RequestError: The queue is full, or the desk is closing.
+            RequestError: The queue is full, or the llm is closing.
         """
         if self._closed:
             raise RequestError("the service is closing", Outcome.UNAVAILABLE)
         held = self._working if self.engine.dialect.orders else len(self._queue)
         if held >= self.settings.queue:
-            retry_s = held * self.forecaster.average_s / self.settings.lanes
+            retry_s = held * self.forecaster.average_s / self.settings.max_num_seqs
             raise RequestError(
                 f"{self.name} has {held} requests waiting, which is all it takes",
                 Outcome.OVERLOADED,
@@ -129,13 +129,13 @@ class LLMService:
             )
         arrival_s, asked_s = time.time(), self._clock()
         self.traffic.came(arrival_s)
-        return TextJob(self, next(self._numbers), request, self.forecaster.forecast(request), arrival_s, asked_s)
+        return GenerationTask(self, next(self._numbers), request, self.forecaster.forecast(request), arrival_s, asked_s)
 
-    def jobs(self) -> tuple[TextJob, ...]:
+    def jobs(self) -> tuple[GenerationTask, ...]:
         """Requests that were accepted and have not ended: first those the engine has, then as they would be served."""
         now_s, aging = self._clock(), self.settings.aging
 
-        def turn(job: TextJob) -> tuple[bool, float, int]:
+        def turn(job: GenerationTask) -> tuple[bool, float, int]:
             waited_s = now_s - job.asked_s
             key_s = -waited_s if aging is None else aging.key_s(job.forecast.service_s, waited_s)
             return (not job.in_engine, job.asked_s if job.in_engine else key_s, job.number)
@@ -158,20 +158,20 @@ class LLMService:
         since_s = self._clock() - self._epoch_s
         return round(1000 * (since_s if aging is None else forecast.service_s + aging.rate * since_s))
 
-    def begin(self, job: TextJob) -> None:
+    def begin(self, job: GenerationTask) -> None:
         """A request's events are asked for."""
         self._jobs[job.number] = job
 
-    def end(self, job: TextJob) -> None:
+    def end(self, job: GenerationTask) -> None:
         """A request has ended, however it did."""
         del self._jobs[job.number]
 
     async def enter(self, number: int, forecast: Forecast, arrival_s: float) -> None:
         """Wait for a lane; on return the request has one, which ``leave`` gives back.
 
-        ``arrival_s`` is on the desk's clock.
+        ``arrival_s`` is on the llm's clock.
         """
-        if not self.engine.dialect.orders and (self._working >= self.settings.lanes or len(self._queue)):
+        if not self.engine.dialect.orders and (self._working >= self.settings.max_num_seqs or len(self._queue)):
             turn = _Turn(number, asyncio.get_running_loop().create_future())
             self._turns[number] = turn
             predicted_s = 0.0 if self.settings.aging is None else forecast.service_s
@@ -203,14 +203,14 @@ class LLMService:
 
     def _free(self) -> None:
         self._working -= 1
-        while len(self._queue) and self._working < self.settings.lanes:
+        while len(self._queue) and self._working < self.settings.max_num_seqs:
             turn = self._turns[self._queue.pop(self._clock())]
             if not turn.called.done():
                 self._working += 1
                 turn.called.set_result(None)
 
 
-class TextJob:
+class GenerationTask:
     """One request on its way. Ask for ``events`` once.
 
     Attributes:
@@ -218,31 +218,31 @@ class TextJob:
         forecast: What was expected of it.
         cost: What it took; set when its events have ended, however they did.
         started: Whether the engine has begun to answer.
-        number: Its number at this desk.
-        arrival_s, asked_s: When it came, Unix seconds and on the desk's clock.
+        number: Its number at this llm.
+        arrival_s, asked_s: When it came, Unix seconds and on the llm's clock.
         start_s: When the engine got it last, Unix seconds; NaN before that.
     """
 
     def __init__(
         self,
-        desk: LLMService,
+        llm: LLMService,
         number: int,
-        request: TextRequest,
+        request: GenerationRequest,
         forecast: Forecast,
         arrival_s: float,
         asked_s: float,
     ) -> None:
         self.request, self.forecast = request, forecast
         self.started = False
-        self.cost: TextCost | None = None
+        self.cost: GenerationCost | None = None
         self.number, self.arrival_s, self.asked_s = number, arrival_s, asked_s
-        self._desk = desk
+        self._llm = llm
         self._attempt = 0
         self.start_s = math.nan
         self._met_prompt = False
         self._begun_work_s = 0.0
         self._written = 0
-        self._usage: TextUsage | None = None
+        self._usage: TokenUsage | None = None
         self._energy: list[EnergyShare | None] = []
 
     @property
@@ -253,20 +253,20 @@ class TextJob:
     @property
     def in_engine(self) -> bool:
         """Whether the engine works on it: has it, or, where it keeps a queue of its own, has begun to answer."""
-        return self.started if self._desk.engine.dialect.orders else not math.isnan(self.start_s)
+        return self.started if self._llm.engine.dialect.orders else not math.isnan(self.start_s)
 
-    async def events(self) -> AsyncGenerator[TextEvent, None]:
+    async def events(self) -> AsyncGenerator[GenerationEvent, None]:
         """The engine's messages, one request or none of it: an answer that has begun is never begun again.
 
         Raises:
             RequestError: It was not answered, or not to the end.
         """
-        desk = self._desk
-        patience_s = desk.settings.deadline_s
+        llm = self._llm
+        patience_s = llm.settings.deadline_s
         if self.request.timeout_s is not None:
             patience_s = min(patience_s, self.request.timeout_s)
         deadline_s = asyncio.get_running_loop().time() + patience_s
-        desk.begin(self)
+        llm.begin(self)
         try:
             while True:
                 try:
@@ -277,26 +277,26 @@ class TextJob:
                     break
                 except RequestError as error:
                     again = error.outcome is Outcome.CRASHED and not self.started
-                    if not again or self._attempt > desk.settings.retries:
+                    if not again or self._attempt > llm.settings.retries:
                         raise
             self._learn()
         except TimeoutError:
             raise RequestError(
-                f"not answered within {patience_s:g} s", Outcome.DEADLINE, variant=desk.engine.variant
+                f"not answered within {patience_s:g} s", Outcome.DEADLINE, variant=llm.engine.variant
             ) from None
         finally:
-            desk.end(self)
+            llm.end(self)
             self.cost = self._make_cost()
 
-    async def _written_by_engine(self, deadline_s: float) -> AsyncGenerator[TextEvent, None]:
+    async def _written_by_engine(self, deadline_s: float) -> AsyncGenerator[GenerationEvent, None]:
         """One attempt, lane and charge included."""
-        desk = self._desk
+        llm = self._llm
         async with asyncio.timeout_at(deadline_s):
-            await desk.enter(self.number, self.forecast, self.asked_s)
+            await llm.enter(self.number, self.forecast, self.asked_s)
         self._attempt += 1
-        self.start_s, self._begun_work_s = time.time(), desk.work_clock.now_s()
+        self.start_s, self._begun_work_s = time.time(), llm.work_clock.now_s()
         try:
-            async with aclosing(desk.engine.write(self.request, desk.rank(self.forecast))) as events:
+            async with aclosing(llm.engine.write(self.request, llm.rank(self.forecast))) as events:
                 while True:
                     try:
                         async with asyncio.timeout_at(deadline_s):
@@ -306,45 +306,45 @@ class TextJob:
                     self._count(event)
                     yield event
         finally:
-            self._energy.append(desk.leave(self.number))
+            self._energy.append(llm.leave(self.number))
 
-    def _count(self, event: TextEvent) -> None:
+    def _count(self, event: GenerationEvent) -> None:
         if not self._met_prompt:
             self._met_prompt = True
-            if self._desk.engine.dialect.orders:
-                self._begun_work_s = self._desk.work_clock.now_s()  # what came before was its queue
+            if self._llm.engine.dialect.orders:
+                self._begun_work_s = self._llm.work_clock.now_s()  # what came before was its queue
             read = event.usage.prompt if event.usage is not None else prompt_tokens(self.request)
-            self._desk.moved(self.number, read=read)
+            self._llm.moved(self.number, read=read)
         if event.tokens:
             self._written += event.tokens
-            self._desk.moved(self.number, written=event.tokens)
+            self._llm.moved(self.number, written=event.tokens)
         if event.usage is not None:
             self._usage = event.usage
 
     @property
-    def _counted(self) -> TextUsage:
+    def _counted(self) -> TokenUsage:
         """Its tokens: as reported, else as counted; none where the engine never answered."""
         if self._usage is not None or not self.started:
-            return self._usage or TextUsage(0, 0, reported=False)
-        return TextUsage(prompt_tokens(self.request), self._written, reported=False)
+            return self._usage or TokenUsage(0, 0, reported=False)
+        return TokenUsage(prompt_tokens(self.request), self._written, reported=False)
 
     def _learn(self) -> None:
         """The answer came to its end: let the forecaster know."""
-        usage, desk = self._counted, self._desk
+        usage, llm = self._counted, self._llm
         # An engine with a queue of its own says when it began only where the answer comes in pieces.
-        told = self.request.stream or not desk.engine.dialect.orders
-        took_s = max(0.0, desk.work_clock.now_s() - self._begun_work_s) if told else None
-        desk.forecaster.completed(self.request, self.forecast, usage, took_s)
+        told = self.request.stream or not llm.engine.dialect.orders
+        took_s = max(0.0, llm.work_clock.now_s() - self._begun_work_s) if told else None
+        llm.forecaster.completed(self.request, self.forecast, usage, took_s)
         share = _sum(self._energy)
         work_s = self.forecast.service_s if took_s is None else took_s
         energy_j = None if share is None else share.energy_j
-        desk.traffic.answered(time.time(), time.time() - self.arrival_s, work_s, energy_j)
-        desk.keep(self.request, usage.completion)
+        llm.traffic.answered(time.time(), time.time() - self.arrival_s, work_s, energy_j)
+        llm.keep(self.request, usage.completion)
 
-    def _make_cost(self) -> TextCost:
-        return TextCost(
-            variant=self._desk.engine.variant,
-            replica=self._desk.engine.name,
+    def _make_cost(self) -> GenerationCost:
+        return GenerationCost(
+            variant=self._llm.engine.variant,
+            replica=self._llm.engine.name,
             arrival_s=self.arrival_s,
             start_s=self.start_s,
             end_s=time.time(),

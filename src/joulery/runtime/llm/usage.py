@@ -12,7 +12,7 @@ import numpy as np
 
 from joulery.domain.quality import Quality, weakest
 from joulery.domain.serving.engine import Outcome, RequestRecord
-from joulery.domain.serving.generation import TextCost
+from joulery.domain.serving.generation import GenerationCost
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class _Account:
         }
 
 
-class TextLedger:
+class LLMUsage:
     """Counts the requests of language models.
 
     Args:
@@ -82,7 +82,7 @@ class TextLedger:
         else:
             account.failed += 1
 
-    def took(self, model: str, record: RequestRecord, cost: TextCost) -> None:
+    def took(self, model: str, record: RequestRecord, cost: GenerationCost) -> None:
         """What a request took that an engine had, answered or not."""
         account = self._accounts[model]
         account.prompt_tokens += cost.usage.prompt

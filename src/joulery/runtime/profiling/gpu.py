@@ -14,6 +14,7 @@ import numpy as np
 from joulery.app.profiling.kernels import NsightCompute
 from joulery.app.wiring.engine import local_engine
 from joulery.app.wiring.gpus import BoardWatch, board_watch, local_gpus
+from joulery.app.wiring.leases import held_leases
 from joulery.config.devices import GpuDeviceConfig
 from joulery.domain.errors import CapabilityError, DataError
 from joulery.domain.ports import Engine
@@ -30,7 +31,6 @@ from joulery.perf.interference.runs import (
     configurations,
     profile_of_runs,
 )
-from joulery.runtime.leasing.lending import lending
 from joulery.runtime.profiling.kernels import count_kernels
 
 _LOOK_S = 0.02
@@ -86,7 +86,7 @@ async def profile_under_mps(
         hardware = base.gpu.name != watch.name
         wanted = configurations(hardware=hardware)
         idle_w, _ = await _watched(watch, asyncio.sleep(plan.seconds))
-        async with lending(tell) as holder:
+        async with held_leases(tell) as holder:
             with closing(local_gpus([GpuDeviceConfig(gpu=gpu, mode="mps")], holder)) as here:
                 engine = local_engine(places=here.places)
                 try:

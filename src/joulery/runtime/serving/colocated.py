@@ -71,7 +71,7 @@ class ColocatedService:
     answered: Sequence[Answered]
 
 
-Residents = Callable[[float], Sequence[ColocatedService]]
+ColocatedServices = Callable[[float], Sequence[ColocatedService]]
 """Who is there at an instant, Unix seconds."""
 
 

@@ -14,7 +14,7 @@ from joulery.runtime.serving.colocated import Answered, ColocatedService, Pendin
 from joulery.runtime.serving.running_service import RunningService
 
 
-def hosted_residents(hosted: Sequence[RunningService], engine: Engine, now_s: float) -> tuple[ColocatedService, ...]:
+def colocated_services(hosted: Sequence[RunningService], engine: Engine, now_s: float) -> tuple[ColocatedService, ...]:
     """Every service with what its requests take and what of them the engine has not answered yet."""
     queued = _backlog(engine)
     return tuple(_resident(one, engine, queued, now_s) for one in hosted)

@@ -13,17 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from joulery.app.wiring.clocks import GovernedClock
+from joulery.config.devices import ClockConfig
 from joulery.config.site import Mode
 from joulery.domain.arrays import FloatArray
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import CapabilityError
-from joulery.domain.gpu.device import ClockSetting
+from joulery.domain.gpu.device import ClockSetting, DeviceSpec
+from joulery.domain.ports import Device, Policy
 from joulery.perf.power.clock_scaling import above_idle_ratio, slowdown_ratio, tail_s
 from joulery.policies.clocks.governor import ArrivalForecast, DeviceView, GovernorState, Waiting
 from joulery.policies.clocks.lowest_clock import PartitionLatency
 from joulery.runtime.leasing.leases import LeaseHolder
-from joulery.runtime.serving.colocated import ColocatedService, Pending, ProgressClock, Residents
+from joulery.runtime.serving.colocated import ColocatedService, ColocatedServices, Pending, ProgressClock
 from joulery.runtime.serving.driver import ADVISED, APPLIED, SHADOWED, LiveDriver
 
 CLOCK_STEP = "clock_step"
@@ -36,8 +37,33 @@ _LEAST_LEFT_RATIO = 0.02
 """What is left at least of a request that runs, as a ratio of what it was expected to take."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class GovernedClock:
+    """A device whose clock is governed, and its governor.
+
+    Attributes:
+        config: Its section of the site file.
+        device: The device.
+        spec: How the lease watchdog opens the device.
+        name: ``cpu``, ``gpu:0``, ``emulated:0``.
+        policy: The governor, kept at or above the voltage knee while the device works.
+        clocks_mhz: Clocks the governor may choose, ascending, float64[clocks].
+        knee_mhz: Clock below which the voltage does not fall further.
+        knee_assumed: True where the knee is scaled from another GPU.
+    """
+
+    config: ClockConfig
+    device: Device[ClockSetting]
+    spec: DeviceSpec
+    name: str
+    policy: Policy[GovernorState, DeviceView]
+    clocks_mhz: FloatArray
+    knee_mhz: float
+    knee_assumed: bool
+
+
 @dataclass(slots=True, eq=False)
-class ClockKeeper:
+class ClockController:
     """Sees, decides and sets for one device.
 
     Attributes:
@@ -52,7 +78,7 @@ class ClockKeeper:
     """
 
     clock: GovernedClock
-    residents: Residents
+    residents: ColocatedServices
     mode: Mode
     holder: LeaseHolder | None
     pinned: Callable[[], bool] = lambda: False
@@ -91,7 +117,7 @@ class ClockKeeper:
         for one in residents:
             turn_s = 0.0
             for each in one.pending:
-                # Residents take turns by arrival, each in an order of its own.
+                # ColocatedServices take turns by arrival, each in an order of its own.
                 turn_s = max(turn_s, each.arrival_s)
                 waiting.append((turn_s, self._waiting(each, one, now_s)))
         waiting.sort(key=lambda entry: entry[0])

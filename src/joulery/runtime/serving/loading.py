@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 
 from joulery.app.profiling.inputs import inputs_for, read_arrivals, read_prompts
-from joulery.config.loadgen import ConstantLoad, LoadConfig, TextLoad, TraceLoad
+from joulery.config.loadgen import ConstantLoad, LLMLoad, LoadConfig, TraceLoad
 from joulery.domain.errors import ActuationError
 from joulery.domain.serving.tensors import Tensor, TensorSpec
 from joulery.runtime.load import LoadPlan, start
@@ -162,7 +162,7 @@ def start_load(
 
 
 def start_text_load(
-    config: TextLoad,
+    config: LLMLoad,
     *,
     model: str,
     timeout_s: float,

@@ -41,7 +41,7 @@ from joulery.runtime.profiling.obtain import start_sampler
 from joulery.runtime.runs.replay import POLICY, STEP, policy_entry, step_entry
 from joulery.runtime.serving.controller import LayoutActuator, ServiceObserver
 from joulery.runtime.serving.driver import ADVISED, FAILED, SHADOWED, LiveDriver
-from joulery.runtime.serving.governing import ClockKeeper
+from joulery.runtime.serving.governing import ClockController
 from joulery.runtime.serving.intensity import Grid
 from joulery.runtime.serving.pace import Pace
 from joulery.runtime.serving.running_service import RunningService
@@ -154,7 +154,7 @@ class Session:
         """Take over what a person changes in the site file while it is served."""
         self._file = watch
 
-    def govern(self, keeper: ClockKeeper) -> None:
+    def govern(self, keeper: ClockController) -> None:
         """Have a device's clock governed while the services run."""
         self._governors.append(keeper.driver(self.writer.log, self._record))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from joulery.app.wiring.leases import Loan
+    from joulery.app.wiring.leases import LeaseStatus
 
 _MARKS = {"ok": ("✓", "green"), "partly": ("~", "yellow"), "denied": ("!", "red"), "absent": ("–", None)}
 _AREAS = {
@@ -31,7 +31,7 @@ def command(reset: bool, as_json: bool) -> None:
     from dataclasses import asdict
 
     from joulery.app.doctor import examine, machine_in_words
-    from joulery.app.wiring.leases import loans
+    from joulery.app.wiring.leases import lease_statuses
 
     if reset:
         _reset(as_json)
@@ -39,7 +39,7 @@ def command(reset: bool, as_json: bool) -> None:
     machine = machine_in_words()
     if as_json:
         checks = [asdict(check) for check in examine()]
-        leases = [loan.as_dict() for loan in loans()]
+        leases = [lease.as_dict() for lease in lease_statuses()]
         document = {"schema": "joulery.doctor/1", "machine": machine, "checks": checks, "leases": leases}
         click.echo(json.dumps(document, indent=2))
         return
@@ -56,11 +56,11 @@ def command(reset: bool, as_json: bool) -> None:
             click.secho(f"      {check.advice}", dim=True)
         if check.grant:
             click.echo(f"      to have it: {click.style(check.grant, bold=True)}")
-    _show_loans(loans())
+    _show_leases(lease_statuses())
     click.echo("\n✓ works   ~ works with less than there could be   ! here, not permitted   – not here")
 
 
-def _show_loans(found: tuple[Loan, ...]) -> None:
+def _show_leases(found: tuple[LeaseStatus, ...]) -> None:
     """What is on loan; nothing where nothing is."""
     if not found:
         return

@@ -14,8 +14,8 @@ from joulery.gateway.server import GatewayServer, ServerLimits
 
 
 class FakeServer:
-    def __init__(self, model="fake-1", order="plain", lanes=1):
-        self.model, self.order, self.lanes = model, order, lanes
+    def __init__(self, model="fake-1", order="plain", max_num_seqs=1):
+        self.model, self.order, self.max_num_seqs = model, order, max_num_seqs
         self.words = {}  # prompt -> words of its answer
         self.asked, self.begun, self.ended = [], [], []
         self.cancelled = 0
@@ -93,7 +93,7 @@ class FakeServer:
             raise
 
     def next(self):
-        while self._waiting and self._running < self.lanes:
+        while self._waiting and self._running < self.max_num_seqs:
             entry = min(self._waiting, key=lambda entry: entry[:2])
             self._waiting.remove(entry)
             if not entry[2].done():

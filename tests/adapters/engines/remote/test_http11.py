@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from joulery.adapters.engines.remote.http11 import NearTransport
+from joulery.adapters.engines.remote.http11 import Http11Transport
 from tests.adapters.engines.support import until
 
 PATIENCE = {"connect": 5.0, "read": 5.0, "write": 5.0, "pool": None}
@@ -44,7 +44,7 @@ async def talking(*script, keep_alive_s=4.0):
     scripted = Scripted(*script)
     server = await asyncio.start_server(scripted, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    transport = NearTransport("127.0.0.1", port, keep_alive_s=keep_alive_s)
+    transport = Http11Transport("127.0.0.1", port, keep_alive_s=keep_alive_s)
     try:
         yield scripted, transport, f"http://127.0.0.1:{port}/v1/x?y=1"
     finally:
@@ -123,7 +123,7 @@ async def test_silence_is_an_error_before_the_head_and_within_the_body() -> None
 
 
 async def test_nobody_there_is_an_error() -> None:
-    transport = NearTransport("127.0.0.1", 9)
+    transport = Http11Transport("127.0.0.1", 9)
     with pytest.raises(httpx.ConnectError):
         await ask(transport, post("http://127.0.0.1:9/"))
 

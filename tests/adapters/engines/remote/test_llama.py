@@ -10,16 +10,16 @@ from joulery.adapters.engines.remote.llama import LlamaEngine, LlamaSettings
 from joulery.adapters.models import smollm2
 from joulery.domain.errors import ActuationError, CapabilityError
 from joulery.domain.serving.engine import Outcome, RequestError
-from joulery.domain.serving.generation import TextKind, TextRequest
+from joulery.domain.serving.generation import GenerationKind, GenerationRequest
 from joulery.runtime.llm.length_prediction import Forecaster
-from joulery.runtime.llm.service import DeskSettings, LLMService
+from joulery.runtime.llm.service import LLMService, LLMSettings
 from tests.adapters.engines.support import until
 
 FAKE = "tests.adapters.engines.remote.fake_llama"
 
 
 def ask(prompt="p", **body):
-    return TextRequest("m", TextKind.COMPLETION, {"prompt": prompt, **body}, prompt)
+    return GenerationRequest("m", GenerationKind.COMPLETION, {"prompt": prompt, **body}, prompt)
 
 
 def engine_of(tmp_path, behaviour="ok", **settings):
@@ -74,11 +74,11 @@ async def test_a_process_that_dies_is_started_again_and_its_request_is_told(tmp_
 async def test_a_request_that_dies_with_the_process_is_answered_by_the_next(tmp_path):
     engine = engine_of(tmp_path)
     await engine.start()
-    desk = LLMService("m", engine, Forecaster("m"), DeskSettings(retries=1))
-    job = desk.accept(ask("die once"))
+    llm = LLMService("m", engine, Forecaster("m"), LLMSettings(retries=1))
+    job = llm.accept(ask("die once"))
     assert len([event async for event in job.events()]) == 1
     assert (job.attempts, engine.restarts) == (2, 1)
-    await desk.close()
+    await llm.close()
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,8 @@ async def test_the_real_one(tmp_path):
     engine = LlamaEngine(LlamaSettings(smollm2.weights(), smollm2.NAME, context_tokens=512))
     await engine.start()
     try:
-        whole = TextRequest(
-            "m", TextKind.CHAT, {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 4}, ""
+        whole = GenerationRequest(
+            "m", GenerationKind.CHAT, {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 4}, ""
         )
         (event,) = await read(engine, whole)
         assert event.data["model"] == smollm2.NAME

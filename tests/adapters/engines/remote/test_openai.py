@@ -8,14 +8,14 @@ import pytest
 from joulery.adapters.engines.remote.openai import OpenAiEngine, Upstream
 from joulery.domain.errors import CapabilityError
 from joulery.domain.serving.engine import Outcome, RequestError
-from joulery.domain.serving.generation import Dialect, TextKind, TextRequest
+from joulery.domain.serving.generation import Dialect, GenerationKind, GenerationRequest
 from tests.adapters.engines.remote.openai_server import FakeServer, running
 from tests.adapters.engines.support import until
 
 
 def chat(prompt="hello", *, stream=True, **body):
     messages = [{"role": "user", "content": prompt}]
-    return TextRequest("m", TextKind.CHAT, {"model": "m", "messages": messages, **body}, prompt, stream)
+    return GenerationRequest("m", GenerationKind.CHAT, {"model": "m", "messages": messages, **body}, prompt, stream)
 
 
 async def answers(url, request, priority=None, **options):
@@ -47,7 +47,7 @@ async def test_a_whole_answer_is_one_event() -> None:
     fake = FakeServer()
     async with running(fake) as url:
         (event,) = await answers(url, chat(stream=False))
-        (text,) = await answers(url, TextRequest("m", TextKind.COMPLETION, {"prompt": "p"}, "p"))
+        (text,) = await answers(url, GenerationRequest("m", GenerationKind.COMPLETION, {"prompt": "p"}, "p"))
     assert event.data["choices"][0]["message"]["content"] == "w0 w1 w2 "
     assert (event.tokens, event.usage) == (3, (7, 3, True))
     assert text.data["choices"][0]["text"] == "w0 w1 w2 "

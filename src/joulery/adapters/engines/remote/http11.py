@@ -19,7 +19,7 @@ _FULL_BYTES = 1 << 18
 """Bytes of a body that may lie here unread before the server is made to wait."""
 
 
-class NearTransport(httpx.AsyncBaseTransport):
+class Http11Transport(httpx.AsyncBaseTransport):
     """Connections to one server.
 
     Args:
@@ -200,7 +200,7 @@ class _Connection(asyncio.Protocol):
 class _Body(httpx.AsyncByteStream):
     """The body of a response, as it comes."""
 
-    def __init__(self, transport: NearTransport, connection: _Connection, patience_s: float | None) -> None:
+    def __init__(self, transport: Http11Transport, connection: _Connection, patience_s: float | None) -> None:
         self._transport, self._connection, self._patience_s = transport, connection, patience_s
         self._open = True
 

@@ -17,12 +17,12 @@ from typing import Any
 import httpx
 import orjson
 
-from joulery.adapters.engines.remote.http11 import NearTransport
+from joulery.adapters.engines.remote.http11 import Http11Transport
 from joulery.domain.errors import CapabilityError
 from joulery.domain.serving.engine import Outcome, RequestError
-from joulery.domain.serving.generation import Dialect, TextEvent, TextKind, TextRequest, TextUsage
+from joulery.domain.serving.generation import Dialect, GenerationEvent, GenerationKind, GenerationRequest, TokenUsage
 
-PATHS = {TextKind.CHAT: "/v1/chat/completions", TextKind.COMPLETION: "/v1/completions"}
+PATHS = {GenerationKind.CHAT: "/v1/chat/completions", GenerationKind.COMPLETION: "/v1/completions"}
 _LONGEST_ANSWER_BYTES = 64 << 20
 _LONGEST_LINE_BYTES = 8 << 20
 _KEEP_ALIVE_S = 4.0
@@ -59,7 +59,7 @@ class Upstream:
 
 
 class OpenAiEngine:
-    """A server as a :class:`~joulery.domain.serving.generation.TextEngine`.
+    """A server as a :class:`~joulery.domain.serving.generation.LLMEngine`.
 
     Args:
         upstream: The server.
@@ -122,8 +122,8 @@ class OpenAiEngine:
                 f"{self.name} does not list its models: {type(error).__name__} {error}", resource=self.name
             ) from error
 
-    async def write(self, request: TextRequest, priority: int | None, /) -> AsyncGenerator[TextEvent, None]:
-        """The answer as it comes; see :meth:`joulery.domain.serving.generation.TextEngine.write`."""
+    async def write(self, request: GenerationRequest, priority: int | None, /) -> AsyncGenerator[GenerationEvent, None]:
+        """The answer as it comes; see :meth:`joulery.domain.serving.generation.LLMEngine.write`."""
         try:
             async with self._open().stream(
                 "POST", PATHS[request.kind], content=self._body(request, priority), timeout=self._timeout(request)
@@ -160,11 +160,11 @@ class OpenAiEngine:
             )
         return self._client
 
-    def _timeout(self, request: TextRequest) -> httpx.Timeout:
+    def _timeout(self, request: GenerationRequest) -> httpx.Timeout:
         silence_s = self.upstream.stall_s if request.stream else self.upstream.answer_s
         return httpx.Timeout(silence_s, connect=self.upstream.connect_s, pool=None)
 
-    def _body(self, request: TextRequest, priority: int | None) -> bytes:
+    def _body(self, request: GenerationRequest, priority: int | None) -> bytes:
         body: dict[str, Any] = {key: value for key, value in request.body.items() if key not in _OURS}
         body["model"] = self.upstream.model
         body["stream"] = request.stream
@@ -175,15 +175,17 @@ class OpenAiEngine:
             body["priority"] = self.dialect.priority(priority)
         return orjson.dumps(body)
 
-    def _whole(self, request: TextRequest, content: bytes) -> TextEvent:
+    def _whole(self, request: GenerationRequest, content: bytes) -> GenerationEvent:
         data = self._checked(_object(self.name, content, self.variant))
         choices = data.get("choices")
         if not isinstance(choices, list) or not choices:
             raise _broken(self.name, "sent an answer without choices", self.variant)
         usage = _usage(data)
-        return TextEvent(data, usage.completion if usage is not None else 0, usage)
+        return GenerationEvent(data, usage.completion if usage is not None else 0, usage)
 
-    async def _stream(self, answer: httpx.Response, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
+    async def _stream(
+        self, answer: httpx.Response, request: GenerationRequest
+    ) -> AsyncGenerator[GenerationEvent, None]:
         finished = False
         async with aclosing(_messages(answer, self.name, self.variant)) as messages:
             async for message in messages:
@@ -191,7 +193,7 @@ class OpenAiEngine:
                     finished = True
                     break
                 data = self._checked(_object(self.name, message, self.variant))
-                yield TextEvent(data, _tokens(data), _usage(data))
+                yield GenerationEvent(data, _tokens(data), _usage(data))
         if not finished:
             raise _broken(self.name, "ended its stream before it was done", self.variant)
 
@@ -207,12 +209,12 @@ class OpenAiEngine:
         return data
 
 
-def _near(url: str) -> NearTransport | None:
+def _near(url: str) -> Http11Transport | None:
     """The light transport for plain HTTP; None, which is httpx's own, for anything else."""
     parsed = httpx.URL(url)
     if parsed.scheme != "http":
         return None
-    return NearTransport(parsed.host, parsed.port or 80, keep_alive_s=_KEEP_ALIVE_S)
+    return Http11Transport(parsed.host, parsed.port or 80, keep_alive_s=_KEEP_ALIVE_S)
 
 
 def _same_model(named: Any, asked: str) -> bool:
@@ -274,14 +276,14 @@ def _has_text(choice: dict[str, Any]) -> bool:
     return any(delta.get(key) for key in ("content", "reasoning_content", "tool_calls", "refusal"))
 
 
-def _usage(data: dict[str, Any]) -> TextUsage | None:
+def _usage(data: dict[str, Any]) -> TokenUsage | None:
     usage = data.get("usage")
     if not isinstance(usage, dict):
         return None
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
     if not (isinstance(prompt, int) and isinstance(completion, int)):
         return None
-    return TextUsage(max(0, prompt), max(0, completion), reported=True)
+    return TokenUsage(max(0, prompt), max(0, completion), reported=True)
 
 
 def _broken(name: str, what: str, variant: str) -> RequestError:

@@ -28,7 +28,7 @@ class Served(NamedTuple):
     energy_j: float | None
 
 
-class Traffic:
+class RecentTraffic:
     """Arrivals and answers of the last :data:`SPAN_S` seconds, the latest two thousand of them."""
 
     def __init__(self) -> None:
