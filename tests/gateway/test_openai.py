@@ -243,7 +243,7 @@ async def test_an_upstream_that_fails_before_it_begins_has_a_status(fault, statu
         assert len(served.fake.asked) == 2  # nothing was sent twice
 
 
-@pytest.mark.parametrize(("fault", "said"), [("stall", "fallen silent"), ("break", "ended its stream")])
+@pytest.mark.parametrize(("fault", "said"), [("stall", "does not answer"), ("break", "ended its stream")])
 async def test_an_upstream_that_fails_in_the_middle_ends_the_stream_with_an_error(fault, said) -> None:
     async with serving(upstream={"stall_s": 1.0}) as served:
         served.fake.fault = fault
@@ -285,7 +285,7 @@ async def test_clients_that_vanish_free_the_engine_wherever_their_request_is() -
         writer.close()
         await writer.wait_closed()
         await until(lambda: served.fake.cancelled == 2)
-        await until(lambda: served.llm.working == 0)
+        await until(lambda: served.llm.running == 0)
         assert [record.outcome for record in served.records] == [Outcome.CANCELLED] * 3
         served.fake.fault = ""
         assert (await served.ask("next")).status_code == 200
@@ -371,4 +371,4 @@ async def test_a_hundred_requests_under_faults_are_each_answered_exactly_once() 
         assert {each.status_code for each in answers} <= {200, 502}
         prompts = [asked["messages"][0]["content"] for asked in served.fake.asked]
         assert len(prompts) == len(set(prompts))
-        assert (served.llm.waiting, served.llm.working) == (0, 0)
+        assert (served.llm.waiting, served.llm.running) == (0, 0)

@@ -112,7 +112,7 @@ class _LLMCollector(Collector):
         forecasts, failures = (_counter(f"joulery_text_{n}_total") for n in ("forecasts", "forecast_failures"))
         for name, llm in self._llms.items():
             waiting.add_metric((name,), llm.waiting)
-            working.add_metric((name,), llm.working)
+            working.add_metric((name,), llm.running)
             for source, count in sorted(llm.forecaster.sources.items()):
                 forecasts.add_metric((name, source), count)
             for error, count in sorted(llm.forecaster.failures.items()):

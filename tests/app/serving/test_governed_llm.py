@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from joulery.app.serving.governed_llm import govern_llms, promises
+from joulery.app.serving.governed_llm import describe_slos, govern_llms
 from joulery.app.serving.llm import open_llm_site
 from joulery.config import load
 from joulery.domain.errors import CapabilityError, ConfigError
@@ -98,7 +98,7 @@ async def test_a_cpu_falls_to_its_knee_under_work_and_below_it_when_idle_and_com
         assert [(one.decision.value, one.outcome) for one in made.done] == [(clock.clocks_mhz[0], "applied")]
         llm = made.text.llms["here"]
         assert llm.work_clock.rate == pytest.approx(clock.clocks_mhz[0] / clock.clocks_mhz[-1])
-        llm.traffic.came(1000.5)
+        llm.traffic.arrived(1000.5)
         llm.traffic.answered(1001.0, 0.5, 0.5, 3.0)
         await made.step(1001.0)
         assert float(made.done[-1].decision.value) >= clock.knee_mhz
@@ -119,11 +119,11 @@ async def test_a_backlog_of_long_answers_that_would_be_late_takes_the_highest_cl
         assert clock.name == "gpu:0"
         board = made.text.llms["board"]
         tasks = [asyncio.create_task(ask(board, f"Write a long story, number {index}")) for index in range(3)]
-        await until(lambda: len(board.jobs()) == 3)
-        await made.step(board.jobs()[0].arrival_s)
+        await until(lambda: len(board.tasks()) == 3)
+        await made.step(board.tasks()[0].arrival_s)
         low_mhz = nvml.boards[0]["locked"][1]
         assert low_mhz < clock.clocks_mhz[-1]  # five minutes are enough for three answers
-        late_s = board.jobs()[0].arrival_s + 299.0
+        late_s = board.tasks()[0].arrival_s + 299.0
         await made.step(late_s)
         assert nvml.boards[0]["locked"][1] == clock.clocks_mhz[-1]
         assert "no room below the highest clock" in made.done[-1].decision.reason
@@ -141,7 +141,7 @@ async def test_a_board_that_refuses_or_is_lost_costs_no_answer(tmp_path, nvml):
         await made.step(1000.0)
         assert made.done[-1].outcome == "failed"
         assert any("set_clock" in text for text in made.told)
-        assert len(await ask(made.text.llms["board"], "still there")) == 1
+        assert (await ask(made.text.llms["board"], "still there"))[-1].usage is not None
         nvml.fail_from = None
         await made.step(1002.0)
         assert made.done[-1].outcome == "applied"
@@ -161,7 +161,7 @@ async def test_who_is_governed_by_which_clock(tmp_path, tree):
             slowed = [name for name, llm in made.text.llms.items() if llm.work_clock.rate != 1.0]
             assert slowed == names
             llms = [made.text.llms[name] for name in ("here", "board")]
-            assert promises(llms) == (
+            assert describe_slos(llms) == (
                 "here: 90 % within 20 s, board: 99 % within 300 s (its deadline; no slo is stated)"
             )
 

@@ -31,7 +31,8 @@ class FakeEngine:
         self.deaths = 0
         self.tokens = {}
         self.used_cpu_s = 0.0
-        self.closed = False
+        self.closed, self.whole = False, False
+        self.on_token = lambda: None
 
     async def start(self):
         return None
@@ -39,7 +40,7 @@ class FakeEngine:
     def cpu_s(self):
         return self.used_cpu_s
 
-    async def write(self, request, priority, /):
+    async def generate(self, request, priority, /):
         self.begun.append(request.prompt)
         self.priorities.append(priority)
         if self.deaths:
@@ -47,7 +48,12 @@ class FakeEngine:
             raise RequestError("died", Outcome.CRASHED)
         await self.gate.wait()
         count = self.tokens.get(request.prompt, 3)
+        if self.whole:
+            yield GenerationEvent({"choices": [{}]}, count, TokenUsage(5, count, reported=True))
+            self.ended.append(request.prompt)
+            return
         for _ in range(count):
+            self.on_token()
             yield GenerationEvent({"choices": [{}]}, 1)
             await asyncio.sleep(0)
         yield GenerationEvent({"choices": []}, 0, TokenUsage(5, count, reported=True))

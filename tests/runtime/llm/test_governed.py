@@ -8,7 +8,7 @@ import pytest
 from joulery.domain.serving.generation import Dialect
 from joulery.domain.serving.service import Slo
 from joulery.policies.ordering import Aging
-from joulery.runtime.llm.governed import colocated_llms, promise
+from joulery.runtime.llm.governed import colocated_llms, slo_of
 from joulery.runtime.llm.request_meter import RequestMeter
 from joulery.runtime.llm.statistics import SPAN_S, RecentTraffic
 from joulery.runtime.serving.colocated import ProgressClock
@@ -21,7 +21,7 @@ async def waiting_for(llm, engine, prompts):
     """Tasks whose requests the llm has, the engine held."""
     engine.gate.clear()
     tasks = [asyncio.create_task(read(llm.accept(ask(prompt)))) for prompt in prompts]
-    await until(lambda: len(llm.jobs()) == len(prompts) and llm.working + llm.waiting == len(prompts))
+    await until(lambda: len(llm.tasks()) == len(prompts) and llm.running + llm.waiting == len(prompts))
     return tasks
 
 
@@ -29,9 +29,9 @@ async def test_who_runs_comes_first_then_the_queue_in_its_own_order() -> None:
     engine = FakeEngine()
     llm = service_of(engine, slo=Slo(8.0, 0.9))
     tasks = await waiting_for(llm, engine, ["runs 4", "long 3", "short 0", "middle 1"])
-    now_s = llm.jobs()[0].arrival_s + 1.0
+    now_s = llm.tasks()[0].arrival_s + 1.0
     (seen,) = colocated_llms([llm], now_s)
-    assert [job.request.prompt for job in llm.jobs()] == ["runs 4", "short 0", "middle 1", "long 3"]
+    assert [task.request.prompt for task in llm.tasks()] == ["runs 4", "short 0", "middle 1", "long 3"]
     assert [math.isnan(each.start_s) for each in seen.pending] == [False, True, True, True]
     forecast = llm.forecaster.forecast(ask("long 3")).service_s
     assert seen.pending[-1].service_s == pytest.approx(forecast)
@@ -52,8 +52,8 @@ async def test_waiting_moves_a_request_forward_as_it_does_in_the_queue() -> None
         tasks = await waiting_for(llm, engine, ["runs 4", "old 3"])
         now[0] += 1000.0
         tasks.append(asyncio.create_task(read(llm.accept(ask("new 0")))))
-        await until(lambda llm=llm: len(llm.jobs()) == 3)
-        assert [job.request.prompt for job in llm.jobs()] == order
+        await until(lambda llm=llm: len(llm.tasks()) == 3)
+        assert [task.request.prompt for task in llm.tasks()] == order
         engine.gate.set()
         await asyncio.gather(*tasks)
 
@@ -63,12 +63,12 @@ async def test_an_engine_with_a_queue_of_its_own_works_on_what_it_has_begun_to_a
     llm = service_of(engine, max_num_seqs=4)
     tasks = await waiting_for(llm, engine, ["a 3", "b 0"])
     await until(lambda: len(engine.begun) == 2)
-    (seen,) = colocated_llms([llm], llm.jobs()[0].arrival_s)
+    (seen,) = colocated_llms([llm], llm.tasks()[0].arrival_s)
     assert [math.isnan(each.start_s) for each in seen.pending] == [True, True]
     assert seen.work.servers == 4
     engine.gate.set()
     await asyncio.gather(*tasks)
-    assert llm.jobs() == ()
+    assert llm.tasks() == ()
 
 
 async def test_work_is_learned_in_seconds_at_full_clock_and_in_joules_a_second() -> None:
@@ -101,29 +101,29 @@ async def test_requests_that_fail_or_go_away_are_not_seen_any_more() -> None:
     for task in reversed(tasks):
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert llm.jobs() == ()
+    assert llm.tasks() == ()
     assert llm.traffic.served(0.0) == ()
 
 
 def test_a_promise_is_the_slo_or_the_deadline() -> None:
-    assert promise(service_of(FakeEngine(), slo=Slo(2.0, 0.9))) == Slo(2.0, 0.9)
-    assert promise(service_of(FakeEngine(), deadline_s=30.0)) == Slo(30.0, 0.99)
+    assert slo_of(service_of(FakeEngine(), slo=Slo(2.0, 0.9))) == Slo(2.0, 0.9)
+    assert slo_of(service_of(FakeEngine(), deadline_s=30.0)) == Slo(30.0, 0.99)
 
 
 def test_rates_and_answers_are_of_the_last_minute() -> None:
     traffic = RecentTraffic()
     assert traffic.rate_rps(0.0) == 0.0
     for second in range(100):
-        traffic.came(1000.0 + second)
+        traffic.arrived(1000.0 + second)
         traffic.answered(1000.5 + second, 0.5, 0.4, None)
     assert traffic.rate_rps(1100.0) == pytest.approx(1.0, abs=0.02)
     assert len(traffic.served(1100.0)) == SPAN_S
     assert traffic.rate_rps(1130.0) == pytest.approx(0.5, abs=0.02)
     assert (traffic.rate_rps(1300.0), traffic.served(1300.0)) == (0.0, ())
     few = RecentTraffic()
-    few.came(5.0)
+    few.arrived(5.0)
     assert few.rate_rps(5.0) == pytest.approx(0.1)
     many = RecentTraffic()
     for request in range(10_000):
-        many.came(request / 1000)
+        many.arrived(request / 1000)
     assert many.rate_rps(10.0) == pytest.approx(1000, rel=0.01)

@@ -12,14 +12,14 @@ from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
 from joulery.domain.serving.timeline import DecisionRecord
 from joulery.policies.clocks.governor import DeviceView, GovernorState
-from joulery.runtime.llm.governed import colocated_llms, promise
+from joulery.runtime.llm.governed import colocated_llms, slo_of
 from joulery.runtime.llm.service import LLMService
 from joulery.runtime.serving.driver import FAILED, LiveDriver
 from joulery.runtime.serving.governing import ClockController, GovernedClock
 
 
 def governed_llms(text: LLMSite, clock: GovernedClock) -> tuple[LLMService, ...]:
-    """The language models whose promises a clock keeps: those it names, else those its device runs.
+    """The language models whose describe_slos a clock keeps: those it names, else those its device runs.
 
     An emulated device runs all that run on this machine.
     """
@@ -95,11 +95,11 @@ async def govern_llms(
     return drivers
 
 
-def promises(llms: Sequence[LLMService]) -> str:
+def describe_slos(llms: Sequence[LLMService]) -> str:
     """What is kept, for people: ``small: 99 % within 300 s (its deadline)``."""
     said = []
     for llm in llms:
-        slo = promise(llm)
+        slo = slo_of(llm)
         assumed = " (its deadline; no slo is stated)" if llm.settings.slo is None else ""
         said.append(f"{llm.name}: {100 * slo.quantile:g} % within {slo.latency_s:g} s{assumed}")
     return ", ".join(said)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from joulery.app.serving.governed_llm import govern_llms, governed_llms, promises
+from joulery.app.serving.governed_llm import describe_slos, govern_llms, governed_llms
 from joulery.app.serving.llm import LLMSite, open_llm_site
 from joulery.app.wiring.clocks import clock_fact
 from joulery.app.wiring.engine import local_engine
@@ -24,7 +24,7 @@ from joulery.gateway.metrics import Metrics
 from joulery.gateway.openai import OpenAIRoutes
 from joulery.gateway.server import GatewayServer, ServerLimits
 from joulery.policies.clocks.governor import DeviceView, GovernorState
-from joulery.runtime.llm.usage import LLMUsage
+from joulery.runtime.llm.statistics import LLMUsage
 from joulery.runtime.measuring.measure import RUNS
 from joulery.runtime.serving.driver import LiveDriver
 from joulery.store.run.directory import create_run, new_run_id
@@ -116,7 +116,7 @@ async def _governors(
     drivers = await govern_llms(site, text, stack, writer.log, record, _Told())
     for clock in drivers:
         fact(f"clock {clock_fact(clock, site.mode)}")
-        fact(f"kept by {clock.name}: {promises(governed_llms(text, clock))}")
+        fact(f"kept by {clock.name}: {describe_slos(governed_llms(text, clock))}")
     return list(drivers.values())
 
 
@@ -163,7 +163,7 @@ def mount_llms(
     sinks, watches = [metrics.request], [watch.ended]
     if ledger is not None:
         sinks.append(ledger.request)
-        watches.append(ledger.took)
+        watches.append(ledger.charge)
     gateway.text = OpenAIRoutes(text.llms, gateway.bodies, sinks, watches)
     return text
 

@@ -28,7 +28,7 @@ from joulery.config.carbon import CarbonConfig
 from joulery.config.services import ServiceConfig
 from joulery.config.site import Mode, Site
 from joulery.domain.errors import ConfigError
-from joulery.runtime.llm.usage import LLMUsage
+from joulery.runtime.llm.statistics import LLMUsage
 from joulery.runtime.measuring.measure import RUNS
 from joulery.runtime.profiling.obtain import Obtained, obtain_profile
 from joulery.runtime.runs.recorded import load_run

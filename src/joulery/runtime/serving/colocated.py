@@ -45,7 +45,7 @@ class Pending(NamedTuple):
     start_s: float = math.nan
 
 
-class Answered(NamedTuple):
+class CompletedRequest(NamedTuple):
     """An answer: when it ended, Unix seconds, and how long after its arrival."""
 
     end_s: float
@@ -68,7 +68,7 @@ class ColocatedService:
     slo: Slo
     work: Work
     pending: Sequence[Pending]
-    answered: Sequence[Answered]
+    answered: Sequence[CompletedRequest]
 
 
 ColocatedServices = Callable[[float], Sequence[ColocatedService]]

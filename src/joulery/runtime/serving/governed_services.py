@@ -10,7 +10,7 @@ import numpy as np
 
 from joulery.domain.ports import Backlog, Engine
 from joulery.domain.serving.engine import Outcome, QueuedRequest
-from joulery.runtime.serving.colocated import Answered, ColocatedService, Pending, Work
+from joulery.runtime.serving.colocated import ColocatedService, CompletedRequest, Pending, Work
 from joulery.runtime.serving.running_service import RunningService
 
 
@@ -28,7 +28,9 @@ def _resident(one: RunningService, engine: Engine, queued: Sequence[QueuedReques
         if request.service == one.name
     ]
     answered = [
-        Answered(record.end_s, record.latency_s) for record in one.window.since(now_s) if record.outcome is Outcome.OK
+        CompletedRequest(record.end_s, record.latency_s)
+        for record in one.window.since(now_s)
+        if record.outcome is Outcome.OK
     ]
     return ColocatedService(one.name, one.setup.slo, work, pending, answered)
 

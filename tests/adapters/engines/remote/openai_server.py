@@ -20,12 +20,18 @@ class FakeServer:
         self.asked, self.begun, self.ended = [], [], []
         self.cancelled = 0
         self.fault = ""
+        self.probed, self.deaf = 0, False
+        self.on_word = lambda: None
         self.gate = asyncio.Event()
         self.gate.set()
         self._waiting, self._running, self._arrived = [], 0, itertools.count()
 
     async def __call__(self, scope, receive, send):
         if scope["path"] == "/v1/models":
+            self.probed += 1
+            if self.deaf:
+                await self.leaves(receive)
+                return
             await answer(send, 200, {"object": "list", "data": [{"id": self.model, "object": "model"}]})
             return
         body = b""
@@ -126,6 +132,7 @@ class FakeServer:
                 return
             choice = {"index": 0, "finish_reason": None}
             choice |= {"delta": {"content": word}} if chat else {"text": word}
+            self.on_word()
             await send(piece(event({**base, "choices": [choice]})))
             await asyncio.sleep(0)
         if data.get("stream_options", {}).get("include_usage") and self.fault != "no-usage":

@@ -29,7 +29,7 @@ def engine_of(tmp_path, behaviour="ok", **settings):
 
 
 async def read(engine, request):
-    return [event async for event in engine.write(request, None)]
+    return [event async for event in engine.generate(request, None)]
 
 
 def alive(pid):
@@ -115,16 +115,38 @@ async def test_the_real_one(tmp_path):
         whole = GenerationRequest(
             "m", GenerationKind.CHAT, {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 4}, ""
         )
-        (event,) = await read(engine, whole)
+        *_, event = await read(engine, whole)
         assert event.data["model"] == smollm2.NAME
         assert event.usage is not None and 1 <= event.usage.completion <= 4
-        events = engine.write(whole._replace(stream=True, body={**whole.body, "max_tokens": 400}), None)
+        events = engine.generate(whole._replace(stream=True, body={**whole.body, "max_tokens": 400}), None)
         assert (await anext(events)).data["choices"]
-        await events.aclose()  # a client that vanished: the lane is free again at once
+        await events.aclose()  # the client is gone: the slot is free at once
         async with asyncio.timeout(60):
-            assert len(await read(engine, whole)) == 1
+            assert (await read(engine, whole))[-1].usage is not None
         with pytest.raises(RequestError) as caught:
             await read(engine, ask("word " * 2000, max_tokens=1))
         assert caught.value.outcome is Outcome.INVALID
     finally:
         await engine.close()
+
+
+async def test_sixteen_streams_at_once_are_all_answered(tmp_path):
+    pytest.importorskip("xllamacpp", reason="joulery[llm] is not installed")
+    if not smollm2.installed():
+        pytest.skip(f"the small language model is not installed: {smollm2.HOW}")
+    engine = LlamaEngine(LlamaSettings(smollm2.weights(), smollm2.NAME, context_tokens=512))
+    await engine.start()
+    llm = LLMService("m", engine, Forecaster("m"), LLMSettings(max_num_seqs=1))
+    body = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 3}
+    request = GenerationRequest("m", GenerationKind.CHAT, body, "Say hello.", stream=True)
+
+    async def answered():
+        task = llm.accept(request)
+        events = [event async for event in task.events()]
+        return events[-1].usage is not None and task.attempts == 1
+
+    try:
+        assert all(await asyncio.gather(*(answered() for _ in range(16))))
+        assert engine.restarts == 0
+    finally:
+        await llm.close()

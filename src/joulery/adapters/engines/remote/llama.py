@@ -110,7 +110,9 @@ class LlamaEngine:
         await self._spawn()
         self._life = asyncio.get_running_loop().create_task(self._live(), name=f"llama.cpp {self.pid}")
 
-    async def write(self, request: GenerationRequest, priority: int | None, /) -> AsyncGenerator[GenerationEvent, None]:
+    async def generate(
+        self, request: GenerationRequest, priority: int | None, /
+    ) -> AsyncGenerator[GenerationEvent, None]:
         """The answer as it comes; a request waits for a process that is being started again."""
         try:
             async with asyncio.timeout(self.settings.launch_s):
@@ -121,7 +123,7 @@ class LlamaEngine:
             raise RequestError("the engine is closing", Outcome.UNAVAILABLE)
         gone = self._gone
         try:
-            async with aclosing(self._asked.write(request, None)) as events:
+            async with aclosing(self._asked.generate(request, None)) as events:
                 async for event in events:
                     yield event
         except RequestError as error:

@@ -9,7 +9,7 @@ import pytest
 from joulery.domain.quality import Quality
 from joulery.domain.serving.engine import EnergyShare, Outcome, RequestRecord
 from joulery.domain.serving.generation import GenerationCost, TokenUsage
-from joulery.runtime.llm.usage import LLMUsage
+from joulery.runtime.llm.statistics import LLMUsage
 
 
 def ended(
@@ -22,7 +22,7 @@ def ended(
 ) -> None:
     record = RequestRecord(model, "v", "r", 100.0, 100.0, 100.0 + latency_s, outcome, latency_s, 0.0, 1, energy)
     ledger.request(record)
-    ledger.took(
+    ledger.charge(
         model, record, GenerationCost("v", "r", 100.0, 100.0, 101.0, TokenUsage(7, tokens, True), energy, 4.0, "mean")
     )
 
