@@ -2,8 +2,12 @@
 
 import os
 import signal
+from collections import Counter
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.skips import allowed_as
 
 # Wall time is no assertion: a loaded machine is slow, not wrong. New examples are drawn in every run, and found faults
 # kept; in CI they are the same each time, so that a change is not judged by the luck of a draw.
@@ -14,3 +18,40 @@ settings.load_profile("same" if os.environ.get("JOULERY_SAME_EXAMPLES") else "ho
 # A shell that runs `make test &` has it ignore Ctrl-C, and everything a test starts would ignore it too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+IN_CI = bool(os.environ.get("CI"))
+
+
+def skips(config: pytest.Config) -> tuple[Counter[str], list[str]]:
+    """How often each allowed reason was given, and every skip without one."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    counts: Counter[str] = Counter()
+    others: list[str] = []
+    for report in reporter.stats.get("skipped", []) if reporter else []:
+        reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+        if hasattr(report, "wasxfail"):
+            continue
+        if name := allowed_as(reason, ci=IN_CI):
+            counts[name] += 1
+        else:
+            others.append(f"{report.nodeid}: {reason}")
+    return counts, others
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A skip that nobody allowed fails the run."""
+    if not hasattr(session.config, "workerinput") and exitstatus == 0 and skips(session.config)[1]:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Skips by reason, and those that fail the run."""
+    counts, others = skips(config)
+    if counts:
+        terminalreporter.write_line("skipped: " + ", ".join(f"{n} {name}" for name, n in sorted(counts.items())))
+    if others:
+        terminalreporter.section("skipped for a reason that is not allowed (tests/skips.py)", red=True)
+        for line in others:
+            terminalreporter.write_line(line)

@@ -1,80 +1,72 @@
+"""The scheduler of a site: one round, the journal's length, the watchdog's patience."""
+
+from __future__ import annotations
+
+import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from joulery.app.schedule import energy_source, green_policy
-from joulery.config.jobs import JobsConfig
-from joulery.config.parsing.reading import load
-from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState
-from joulery.domain.quality import Quality
-from joulery.policies.training.carbon_shift import ShiftRule
-from joulery.policies.training.green import Green, green_paper
+from joulery.app import schedule
+from joulery.runtime.schedule import scheduler
 from tests.runtime.schedule.fake_cluster import FakeCluster
 
-RUNNING = ClusterSnapshot(4, (ClusterJob(1, "job", "ada", 0.0, JobState.RUNNING, slots=1),))
+
+@pytest.fixture
+def slurm_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A site beside a cluster in memory, without a watchdog."""
+    cluster = FakeCluster()
+    site = tmp_path / "site.yaml"
+    site.write_text(
+        "joulery: 1\nmode: act\njobs: {backend: slurm, quantum: 300 s, poll: 10 ms, patience: 10 s, state: state}\n"
+    )
+    monkeypatch.setattr(schedule, "cluster_backend", lambda jobs: cluster)
+    monkeypatch.setattr(schedule, "start_watchdog", lambda *_: None)
+    return site
 
 
-@pytest.mark.parametrize(
-    ("section", "field", "expected"),
-    [
-        ({"mu": 1.5}, "mu", 1.5),
-        ({"theta": "50 %"}, "theta", 0.5),
-        ({"gamma": 0.8}, "gamma", 0.8),
-        ({"cap": 3}, "cap", 3),
-        ({"shift": "paper"}, "shift", ShiftRule.PAPER),
-        ({"hysteresis": 1.0}, "hysteresis", 1.0),
-        ({"profiles": False}, "profile_cache", False),
-        ({"carbon_gamma": 0.05}, "carbon_gamma", 0.05),
-        ({"starve": 3.0}, "starve_ratio", 3.0),
-        ({"node_slots": 2}, "node_gpus", 2),
-        ({"ceiling": "2 h"}, "ceiling_gpu_s", 7200.0),
-        ({"levels": 6}, "levels", 6),
-        ({"elders": "40 %"}, "elder_share", 0.4),
-        ({"elders": "0 %"}, "elder_share", 0.0),
-        ({"by_progress": True}, "progress_after_s", 1800.0),
-        ({"by_progress": False}, "progress_after_s", None),
-        ({"ageing": "1 d"}, "ageing_s", 86_400.0),
-        ({"preempt_after": "5 min"}, "preempt_after_s", 300.0),
-    ],
-)
-def test_every_knob_of_a_site_reaches_the_policy(section: dict[str, Any], field: str, expected: object) -> None:
-    for kind, preset in (("green", Green()), ("green-paper", green_paper())):
-        made = green_policy(JobsConfig.model_validate({"policy": {"kind": kind, **section}}))
-        changed = {name for name in Green.__dataclass_fields__ if getattr(made, name) != getattr(preset, name)}
-        assert getattr(made, field) == expected
-        assert changed <= {field}
-    plain = green_policy(JobsConfig())
-    assert plain == Green() and plain.theta == 0.3
+def test_a_round_that_is_asked_for_comes_at_once(slurm_site: Path) -> None:
+    said: list[str] = []
+    for _ in range(2):
+        schedule.run_schedule(
+            schedule.ScheduleRequest(slurm_site, once=True), lambda entry: said.append(entry["kind"]), threading.Event()
+        )
+    assert said.count("round") == 2
 
 
-def test_bounds_on_waiting_are_counted_in_quanta_unless_the_site_says_otherwise() -> None:
-    quick: dict[str, Any] = {"quantum": "20 s", "poll": "1 s"}
-    policy = green_policy(JobsConfig.model_validate(quick))
-    assert (policy.preempt_after_s, policy.progress_after_s, policy.ceiling_gpu_s) == (20.0, 20.0, 280.0)
-    stated = green_policy(JobsConfig.model_validate({**quick, "policy": {"ceiling": "2 h", "preempt_after": "5 min"}}))
-    assert stated.preempt_after_s == 300.0 and stated.ceiling_gpu_s == 7200.0
-    published = green_policy(JobsConfig.model_validate({**quick, "policy": {"kind": "green-paper"}}))
-    assert published.preempt_after_s == 0.0 and published.ceiling_gpu_s is None
-
-
-@pytest.mark.parametrize(("meters", "assumed"), [("", {1}), (", slurm: {meters: spool}", set())])
-def test_a_stated_power_counts_at_once_unless_agents_may_measure(
-    tmp_path: Path, meters: str, assumed: set[int]
+def test_a_journal_that_is_long_is_made_short_and_damage_is_said(
+    slurm_site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = tmp_path / "site.yaml"
-    site.write_text(f"joulery: 1\njobs: {{backend: slurm, power: {{slot: 200 W}}{meters}}}\n")
+    file = slurm_site.parent / "state" / "journal-act.jsonl"
+    file.parent.mkdir()
+    file.write_text('{"kind": "started", "job": 7, "slots": 2}\n' * 50 + "nonsense\n")
+    monkeypatch.setattr(scheduler, "COMPACT_BYTES", 1000)
     said: list[str] = []
-    source = energy_source(load(site), FakeCluster(), said.append)
-    totals = source.read(RUNNING)
+    schedule.run_schedule(
+        schedule.ScheduleRequest(slurm_site, once=True),
+        lambda entry: said.append(str(entry.get("text"))),
+        threading.Event(),
+    )
+    assert "journal-act.jsonl: 1 damaged lines are left out" in said
+    assert file.read_text().count("started") == 0 and "nonsense" not in file.read_text()
 
-    assert set(totals) == assumed and not said
-    assert all(total.quality is Quality.ASSUMED for total in totals.values())
 
+@pytest.mark.parametrize(("once", "patience_s"), [(True, 70.0), (False, 10.0)])
+def test_after_one_round_the_watchdog_waits_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, once: bool, patience_s: float
+) -> None:
+    begun: list[float] = []
 
-def test_a_site_that_measures_nothing_is_told_so(tmp_path: Path) -> None:
+    def start(site: Path, backend: str, patience_s: float, log: Path) -> None:
+        begun.append(patience_s)
+        stop.set()
+
+    stop, cluster = threading.Event(), FakeCluster()
     site = tmp_path / "site.yaml"
-    site.write_text("joulery: 1\njobs: {backend: slurm}\n")
-    said: list[str] = []
-    assert energy_source(load(site), FakeCluster(), said.append).read(RUNNING) == {}
-    assert "nothing measures the jobs" in said[0]
+    site.write_text(
+        "joulery: 1\nmode: act\njobs: {backend: slurm, quantum: 30 s, poll: 1 s, patience: 10 s, state: state}\n"
+    )
+    monkeypatch.setattr(schedule, "cluster_backend", lambda jobs: cluster)
+    monkeypatch.setattr(schedule, "start_watchdog", start)
+    schedule.run_schedule(schedule.ScheduleRequest(site, once=once), lambda entry: None, stop)
+    assert begun == [patience_s]

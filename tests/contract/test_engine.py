@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import tempfile
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -72,7 +71,10 @@ def made(name: str, folder: str) -> Engine:
     scope="module",
     params=[
         "embedded",
-        pytest.param("ray", marks=pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason=NO_RAY)),
+        pytest.param(
+            "ray",
+            marks=[pytest.mark.ray, pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason=NO_RAY)],
+        ),
     ],
 )
 def house(request: pytest.FixtureRequest) -> Iterator[House]:
@@ -94,7 +96,7 @@ def test_a_request_is_answered_and_its_cost_is_known(house: House) -> None:
     async def work(engine: Engine) -> None:
         answer = await ask(engine, seconds=[0.02])
         assert (answer.variant, answer.attempts) == ("v", 1)
-        assert 0.02 <= answer.cpu_s < 0.2 and answer.service_s >= 0.015
+        assert 0.02 <= answer.cpu_s <= answer.service_s + 0.011, "one thread, clock ticks of 10 ms"
         assert answer.arrival_s <= answer.start_s <= answer.end_s
         (view,) = engine.replicas()
         assert view.state is ReplicaState.READY and view.id == answer.replica and view.served >= 1
@@ -222,12 +224,13 @@ def test_a_replica_that_is_killed_comes_back_and_its_request_is_tried_again(hous
         attempts = sorted(answer.attempts for answer in answers)
         # Ray may not have handed the request over yet: then nobody had tried it.
         assert attempts == [1, 2] or (house.name == "ray" and attempts == [1, 1])
-        end_s = time.monotonic() + 60
-        while time.monotonic() < end_s:
-            views = {view.id: view for view in engine.replicas()}
-            if views[killed.id].state is ReplicaState.READY and views[killed.id].pid not in (0, killed.pid):
-                break
-            await asyncio.sleep(0.05)
+
+        def again() -> bool:
+            view = {view.id: view for view in engine.replicas()}[killed.id]
+            return view.state is ReplicaState.READY and view.pid not in (0, killed.pid)
+
+        await until(again, "the killed replica")
+        views = {view.id: view for view in engine.replicas()}
         assert views[killed.id].restarts == 1 and not alive(killed.pid)
         assert (await ask(engine, seconds=[0.0], variant="b")).variant == "b"
 

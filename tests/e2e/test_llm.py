@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from joulery.adapters.models import smollm2
 from tests.runtime.site_files import toy_site
+from tests.waiting import wait_until
 
 SITE = """
 joulery: 1
@@ -48,13 +48,6 @@ def gone(pid):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except FileNotFoundError:
         return True
-
-
-def wait_for(condition, seconds=30.0):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -99,7 +92,7 @@ def test_nothing_outlives_a_gateway_that_is_killed(tmp_path, installed):
         os.kill(process.pid, signal.SIGKILL)
         process.wait(30)
         assert workers
-        wait_for(lambda: all(gone(pid) for pid in workers))
+        wait_until(lambda: all(gone(pid) for pid in workers))
 
 
 @pytest.mark.e2e
@@ -140,7 +133,7 @@ def test_language_models_are_served_and_governed_beside_other_services(tmp_path,
                 assert 'joulery_requests_total{outcome="ok",workload="small"} 1.0' in text
                 assert 'joulery_requests_total{outcome="ok",workload="sums"} 1.0' in text
             log = tmp_path / "run/log.jsonl"
-            wait_for(lambda: any(row["slack_ratio"] is not None for row in clock_steps(log)))
+            wait_until(lambda: any(row["slack_ratio"] is not None for row in clock_steps(log)))
             process.terminate()
             process.communicate(timeout=60)
             assert process.returncode == 0

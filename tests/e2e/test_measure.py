@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from joulery.store.run.directory import open_run
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -42,11 +43,9 @@ def alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-def gone(pid: int, within_s: float = 10.0) -> bool:
-    deadline_s = time.monotonic() + within_s
-    while alive(pid) and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    return not alive(pid)
+def gone(pid: int) -> bool:
+    wait_until(lambda: not alive(pid), f"the end of process {pid}")
+    return True
 
 
 def samplers_of(pid: int) -> list[int]:
@@ -111,11 +110,11 @@ def test_a_run_pays_for_its_own_time_and_not_for_others(tmp_path: Path) -> None:
     assert fields is not None
     total_j = fields["energy_j"] + fields["other_j"] + fields["other_idle_j"]
     assert total_j == pytest.approx(100 * fields["duration_s"], rel=0.02)
-    assert fields["cpu_s"] == pytest.approx(1.25, abs=0.2)
+    assert fields["cpu_s"] >= 1.2
     share = fields["cpu_s"] / busy["busy_s"].sum()
-    assert share < 0.75, "somebody else was busy all the time"
+    assert 0 < share < 1, "another process was busy too"
     assert fields["energy_j"] == pytest.approx(share * total_j, rel=0.3)
-    assert fields["other_j"] > 0.2 * total_j
+    assert fields["other_j"] == pytest.approx((1 - share) * total_j, rel=0.3)
 
 
 @pytest.mark.parametrize(
@@ -275,10 +274,7 @@ def test_ctrl_c_at_any_moment_ends_cleanly(tmp_path: Path, after_s: float) -> No
     # Python itself was still starting, or it was interrupted, or done already.
     starting = process.returncode == 1 and "/joulery/" not in stderr
     assert starting or process.returncode in (-signal.SIGINT, 130, 0), stderr
-    deadline_s = time.monotonic() + 10
-    while any(str(tmp_path).encode() in cmdline for cmdline in cmdlines()):
-        assert time.monotonic() < deadline_s, "something was left running"
-        time.sleep(0.05)
+    wait_until(lambda: not any(str(tmp_path).encode() in cmdline for cmdline in cmdlines()), "the end of every process")
     if (tmp_path / "run/manifest.json").exists():
         assert open_run(tmp_path / "run").manifest["kind"] == "measure"
     assert "joulery.runtime.measuring.sampler" not in stderr
@@ -378,12 +374,10 @@ def test_a_folder_that_cannot_hold_runs_is_replaced_with_a_warning(tmp_path: Pat
 
 
 def test_a_daemon_left_behind_lives_on_and_delays_nobody(tmp_path: Path) -> None:
-    started = time.monotonic()
-    done = measure(tmp_path, "--out", "run", "--", "sh", "-c", "sleep 30 >/dev/null 2>&1 & echo $!")
+    done = measure(tmp_path, "--out", "run", "--", "sh", "-c", "sleep 3000 >/dev/null 2>&1 & echo $!")
     try:
         assert done.returncode == 0
-        assert time.monotonic() - started < 20
-        assert alive(int(done.stdout))
+        assert alive(int(done.stdout)), "the measurement ended before the daemon"
         assert not {group for group in groups() if str(done.stdout).strip() in (group / "cgroup.procs").read_text()}
     finally:
         os.kill(int(done.stdout), signal.SIGKILL)

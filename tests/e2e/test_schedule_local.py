@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.slurm_jobs import Daemon, whole
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -137,9 +137,7 @@ def test_once_makes_one_round_and_ends(desk: Desk) -> None:
     lines = [json.loads(line) for line in desk("schedule", "site.yaml", "--once", "--json").splitlines()]
 
     assert len([line for line in lines if line["kind"] == "round"]) >= 1
-    end_s = time.monotonic() + 20
-    while desk.jobs()[job]["state"] != "done":
-        assert time.monotonic() < end_s
+    wait_until(lambda: desk.jobs()[job]["state"] == "done", "the end of the job")
     assert desk.output(job).read_text() == "hello\n"
 
 
@@ -165,7 +163,7 @@ def test_cancelled_jobs_never_start(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("submit", "--min", "3", "--", "true"), "no such job can ever run here (got 3, expected at most 2 slots)"),
+        (("submit", "--min", "3", "--", "true"), "--min: the job can never run here (got 3, expected at most 2 slots)"),
         (("submit", "--min", "2", "--max", "1", "--", "true"), "is less than --min"),
         (("submit", "--site", "none.yaml", "--", "true"), "none.yaml: cannot read"),
         (("schedule", "none.yaml"), "none.yaml: cannot read"),

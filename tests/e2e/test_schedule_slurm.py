@@ -18,7 +18,7 @@ import pytest
 from joulery.adapters.clusters.slurm import open_slurm
 from joulery.adapters.clusters.slurm_rest import RestPlace
 from joulery.domain.cluster import Hold, JobState, Order, Start, Stop
-from joulery.runtime.schedule.daemon import release_all
+from joulery.runtime.schedule.scheduler import release_all
 from tests.e2e.slurm_forty import SHORT, good, play, torch_interpreter
 from tests.e2e.slurm_jobs import JOB, Daemon
 from tests.slurm_cluster import SlurmCluster, missing, slurm_cluster

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,16 +15,9 @@ import pytest
 
 from tests.fakes.mps import PATH, daemon, no_daemon_left, on_path
 from tests.fakes.nvml import STATE, NvmlFake, gpu
+from tests.waiting import wait_until
 
-PATIENCE_S = 60.0
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def until(what: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -81,7 +73,7 @@ def test_a_cut_made_for_replicas_goes_with_them(
     assert (leases / "gpu-0.mig.json").exists()
     process.send_signal(number)
     process.wait()
-    until(lambda: not (leases / "gpu-0.mig.json").exists())
+    wait_until(lambda: not (leases / "gpu-0.mig.json").exists())
     assert nvml.layout() == (False, ())
 
 
@@ -93,4 +85,4 @@ def test_a_daemon_started_for_replicas_goes_with_them(
     assert seen(url, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") == "40"
     process.kill()
     process.wait()
-    until(lambda: daemon(tmp_path) is None)
+    wait_until(lambda: daemon(tmp_path) is None)

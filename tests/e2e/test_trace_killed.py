@@ -15,6 +15,7 @@ import pytest
 
 from joulery.runtime.measuring.readings import read_evidence
 from joulery.store.run.directory import open_run
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -98,15 +99,15 @@ def command_of(folder: Path) -> int:
 
 def sampled_until_now(folder: Path) -> None:
     """Wait until the sampler has written what it read of power and CPU time up to this moment."""
-    now_ns, end_s = time.time_ns(), time.monotonic() + 30
-    while time.monotonic() < end_s:
-        evidence = read_evidence(folder / "run" / "samples")
-        stamps = [int(times.edges_ns[-1]) for times in evidence.busy.values()]
-        stamps += [int(trace.t_ns[-1]) for trace in evidence.traces if len(trace)]
-        if evidence.busy and evidence.traces and min(stamps) > now_ns:
-            return
-        time.sleep(0.1)
-    raise AssertionError("the sampler wrote nothing")
+    now_ns = time.time_ns()
+
+    def written() -> bool:
+        readings = read_evidence(folder / "run" / "samples")
+        stamps = [int(times.edges_ns[-1]) for times in readings.busy.values()]
+        stamps += [int(trace.t_ns[-1]) for trace in readings.traces if len(trace)]
+        return bool(readings.busy and readings.traces) and min(stamps) > now_ns
+
+    wait_until(written, "a reading after this moment")
 
 
 def check(answer: dict[str, Any]) -> None:

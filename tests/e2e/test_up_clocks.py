@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from tests.app.serving.test_service import profile as toy_profile
 from tests.e2e.test_up import Up
 from tests.fakes.cpufreq import cpu_machine, settings
 from tests.runtime.site_files import toy_site
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up")]
 
@@ -61,14 +61,9 @@ def test_a_session_that_is_killed_gives_the_clock_back(tmp_path: Path, tree: Pat
     fixed = "{device: cpu, governor: fixed, clock: 2.4 GHz}"
     with Up(site(tmp_path, fixed, duration="60 s", lasts="60 s"), tmp_path) as up:
         up.until("/60 s ")
-        end = time.monotonic() + 30
-        while settings(tree) == before and time.monotonic() < end:
-            time.sleep(0.05)
+        wait_until(lambda: settings(tree) != before, "another clock")
         assert settings(tree)["cpufreq/policy0/scaling_max_freq"] == "2400000"
         os.kill(up.process.pid, signal.SIGKILL)
         up.end()
-        end = time.monotonic() + 30
-        while settings(tree) != before and time.monotonic() < end:
-            time.sleep(0.05)
-        assert settings(tree) == before
+        wait_until(lambda: settings(tree) == before, "the clock as it was")
         assert up.survivors() == []

@@ -2,6 +2,7 @@ import math
 import re
 
 import pytest
+from prometheus_client import Counter, Gauge, Histogram, generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from scripts.metrics_page import PAGE, page
@@ -24,7 +25,7 @@ from joulery.domain.serving.timeline import (
     SiteLabel,
     Tick,
 )
-from joulery.gateway.metrics import ENERGY_BUCKETS_J, LATENCY_BUCKETS_S, MAX_LABELS, METRICS, Metrics
+from joulery.gateway.metrics import ENERGY_BUCKETS_J, LATENCY_BUCKETS_S, MAX_LABELS, METRICS, Family, Metrics, Registry
 
 NAN = math.nan
 
@@ -204,3 +205,26 @@ def test_names_end_in_a_base_unit():
 
 def test_the_reference_page_is_current():
     assert PAGE.read_text() == page(), "run: python scripts/metrics_page.py"
+
+
+def test_a_renamed_family_is_exported_under_both_names():
+    families = (
+        Family("app_running_requests", "gauge", ("model",), "Requests that run.", old="app_working_requests"),
+        Family("app_answers_total", "counter", (), "Answers.", old="app_replies_total"),
+        Family("app_wait_seconds", "histogram", (), "Time in the queue.", old="app_rest_seconds"),
+        Family("app_plain", "gauge", (), "Never renamed."),
+    )
+    registry = Registry(families)
+    Gauge("app_running_requests", "h", ["model"], registry=registry).labels("a").set(3)
+    Counter("app_answers", "h", registry=registry).inc(2)
+    Histogram("app_wait_seconds", "h", buckets=(1.0,), registry=registry).observe(0.5)
+    Gauge("app_plain", "h", registry=registry).set(1)
+    text = generate_latest(registry).decode()
+    values = {
+        (s.name, tuple(s.labels.items())): s.value for f in text_string_to_metric_families(text) for s in f.samples
+    }
+    assert values["app_running_requests", (("model", "a"),)] == values["app_working_requests", (("model", "a"),)] == 3
+    assert values["app_answers_total", ()] == values["app_replies_total", ()] == 2
+    for suffix in ("sum", "count"):
+        assert values[f"app_wait_seconds_{suffix}", ()] == values[f"app_rest_seconds_{suffix}", ()]
+    assert "Old name of app_running_requests" in text

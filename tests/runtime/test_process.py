@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from joulery import __version__
+from joulery.app.schedule import start_watchdog
 from joulery.runtime.load import LoadPlan, start
 from joulery.runtime.process import spawn_process
-from joulery.runtime.schedule.watchdog import start_watchdog
 
 
 @pytest.fixture

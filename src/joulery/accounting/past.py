@@ -49,7 +49,7 @@ class PastUse:
     """What some jobs used, added up.
 
     Attributes:
-        key: Whose, or where.
+        key: Value of the grouping key.
         jobs: How many.
         gpu_s, cpu_s: GPU- and core-seconds held.
         energy_j: Joules of them all.
@@ -76,7 +76,7 @@ class PastUse:
 def within(jobs: Sequence[PastJob], since_s: float) -> tuple[PastJob, ...]:
     """The jobs that ran after a time, cut to what they ran after it: measured energy by its share of the time.
 
-    Who was submitted before it was submitted then, as far as what is left can tell.
+    A job submitted before the window counts as submitted at its start.
     """
     kept = []
     for job in jobs:

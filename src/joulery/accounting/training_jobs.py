@@ -1,4 +1,4 @@
-"""What a training job cost and how well it uses its slots, from looks at it (GREEN, NSDI'25, sections 4 and 5.1).
+"""Cost and efficiency of a training job from successive looks at it (GREEN, NSDI'25, sections 4 and 5.1).
 
 Efficiency is progress per joule over a window at one number of slots. A window opens at the first progress after a
 start, so restoring a checkpoint is not in it, and is read where progress moves, so whole epochs are compared with the
@@ -21,15 +21,15 @@ LEAST_DEGRADATION, MOST_DEGRADATION = 0.05, 1.0
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at a job, and what it drew since the look before.
+    """One look at a job, and its energy since the look before.
 
     Attributes:
         t_s: When, Unix seconds.
         elapsed_s: Time since the look before; at least 0, whatever the clock was set to.
         slots: Slots it holds; 0 while it waits.
         restarts: How often it was started again.
-        progress_ratio: Share of its work that is done; NaN where it does not say.
-        energy_j, slot_j: What it and its slots drew meanwhile; NaN where nothing measures it.
+        progress_ratio: Share of its work that is done; NaN where it does not report progress.
+        energy_j, slot_j: Energy of the job and of its slots since then; NaN where nothing measures it.
         quality: Of that energy.
     """
 
@@ -67,13 +67,13 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Everything known about one job's running.
+    """What was measured of one job.
 
     Attributes:
         executed_s: Time it has held slots.
         slot_s: Slot-seconds it has held.
         energy_j: Joules counted.
-        unmetered_s: Time it held slots and nothing measured it.
+        unmetered_s: Time it held slots while nothing measured it.
         carbon_g: Grams of the joules whose intensity was known.
         carbon_covered_j: Those joules.
         slot_w: Power of one slot in the last window; NaN before.
@@ -136,7 +136,7 @@ def observe(tally: Tally, look: Look, rules: MeasureRules, carbon: CarbonSeries 
         carbon: Intensity over the time since the look before; None or a gap where unknown.
     """
     if look.slots == 0:
-        # What it drew up to its stop is told after it: that counts, and the time since does not.
+        # Energy up to its stop is reported after the stop: it counts, and the time since does not.
         tally = _charged(tally, look, carbon) if look.energy_j > 0 else tally
         return replace(tally, window=None, progress_ratio=_later(tally.progress_ratio, look.progress_ratio))
     tally = _charged(tally, look, carbon)

@@ -1,4 +1,4 @@
-"""What meters the jobs of one machine, without its site file: what reads that file takes more memory than all of this.
+"""Metering of one machine's jobs without its site file, whose reader takes more memory than all of this.
 
 ``joulery agent`` reads the site, then becomes a process that is given :class:`AgentOrders`.
 """
@@ -19,10 +19,9 @@ from joulery.app.wiring.meters import MeterSpec, open_meters
 from joulery.app.wiring.share import open_busy, open_tree
 from joulery.domain.cluster import Placement
 from joulery.domain.errors import CapabilityError, ConfigError
-from joulery.runtime.schedule.agent import AgentTimes, run_agent
 from joulery.runtime.schedule.energy import JobMeter, MachineShares
+from joulery.runtime.schedule.loops import AgentTimes, run_agent, stopped_by_signals
 from joulery.runtime.schedule.spool import SpoolWriter, machine_id
-from joulery.runtime.schedule.stopping import stopped_by_signals
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +71,14 @@ class AgentOrders:
 
 
 def run_node_agent(orders: AgentOrders, say: Callable[[Mapping[str, Any]], None]) -> None:
-    """Meter the jobs of this node until told to stop.
+    """Meter the jobs of this node until a signal ends it.
 
     Args:
         orders: What to do.
-        say: Told of each sample.
+        say: Receives each sample.
 
     Raises:
-        CapabilityError: No meter answers, or the socket cannot be had.
+        CapabilityError: No meter answers, or the socket cannot be opened.
     """
     with ExitStack() as stack:
         if orders.progress is not None:
@@ -96,7 +95,7 @@ def run_node_agent(orders: AgentOrders, say: Callable[[Mapping[str, Any]], None]
 def job_meter(
     specs: Sequence[MeterSpec] | None, placements: Callable[[], tuple[Placement, ...]], slots: int
 ) -> JobMeter:
-    """The meters of this machine, told apart by job.
+    """The meters of this machine, split by job.
 
     Args:
         specs: Which; None for the preferred ones of this machine.
@@ -120,7 +119,7 @@ def job_meter(
 
 
 def node_meter(specs: Sequence[MeterSpec] | None, node: str, prolog: Path | None) -> JobMeter:
-    """The meters of this node of Slurm, told apart by job.
+    """The meters of this node of Slurm, split by job.
 
     Args:
         specs: Which; None for the preferred ones of this machine.

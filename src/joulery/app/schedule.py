@@ -1,209 +1,252 @@
-"""The scheduler of training jobs from a site file."""
+"""Training jobs of a site: schedule them, release their holds, submit, list and cancel them.
+
+``joulery schedule`` is :func:`run_schedule`: it opens what the site names, takes the lock of the state folder, and
+drives a :class:`~joulery.runtime.schedule.scheduler.Scheduler` until a signal ends it.
+"""
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Callable
-from dataclasses import replace
+import math
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from joulery.adapters.clusters.local import LocalBackend, Slot
-from joulery.adapters.clusters.progress import Progress, output_pattern
-from joulery.app.node_agent import job_meter, machine_gpus
-from joulery.app.wiring.carbon import carbon_source
-from joulery.app.wiring.models import cache_folder
-from joulery.app.wiring.site_meters import meter_specs
-from joulery.config.jobs import JobsConfig, SlotsConfig, SlurmRestConfig
-from joulery.config.site import Site
-from joulery.domain.cluster import ClusterSnapshot
-from joulery.domain.errors import CapabilityError, ConfigError
-from joulery.domain.ports import CarbonSource, ClusterBackend
-from joulery.policies.training.carbon_shift import ShiftRule
-from joulery.policies.training.green import Green, green_paper
-from joulery.runtime.schedule.energy import FirstOf, StatedPower
-from joulery.runtime.schedule.spool import SpoolReader
+from joulery.accounting.training_jobs import MeasureRules
+from joulery.app.wiring.cluster import (
+    cluster_backend,
+    energy_source,
+    green_policy,
+    jobs_of,
+    local_backend,
+    machine_slots,
+    site_intensity,
+)
+from joulery.config.jobs import JobsConfig
+from joulery.config.parsing.reading import load
+from joulery.config.site import Mode, Site
+from joulery.domain.cluster import ClusterJob
+from joulery.domain.errors import ConfigError
+from joulery.domain.ports import ClusterBackend
+from joulery.runtime.process import part_environment, process_command
+from joulery.runtime.schedule.intensity import IntensityTracker
+from joulery.runtime.schedule.loops import run_one_round, run_scheduler
+from joulery.runtime.schedule.scheduler import Scheduler, SchedulerTiming, release_all
+from joulery.runtime.schedule.state import SchedulerState
+from joulery.runtime.schedule.usage import ended_jobs, live_state
+from joulery.runtime.schedule.watchdog import SchedulerLock
 from joulery.store.jobs import JobBook
+from joulery.store.journal import Journal
+from joulery.store.run.directory import create_run, new_run_id
 
-if TYPE_CHECKING:
-    from datetime import tzinfo
-
-    from joulery.adapters.clusters.sacct import SacctLog
-    from joulery.adapters.clusters.slurm_rest import RestPlace
-    from joulery.runtime.schedule.energy import Totals
+Log = Callable[[Mapping[str, Any]], None]
+"""Receives every line of the scheduler's log."""
 
 
-_CEILING_QUANTA = 14
-"""Carbon ranks a job no further back than so many quanta of the average job's: 7 h at the usual half hour."""
-_AGENT_S = 120.0
-"""How long a node's agent, which samples every 30 s, may take to tell of a job before its power is assumed."""
+@dataclass(frozen=True, slots=True)
+class ScheduleRequest:
+    """The flags of ``joulery schedule``; None where the site file decides.
+
+    Attributes:
+        site: The site file.
+        backend: ``local`` or ``slurm``.
+        mode: advise, shadow or act.
+        once: One round and its actions instead of a loop.
+        argv: The command line, for the manifest.
+    """
+
+    site: Path
+    backend: str | None = None
+    mode: Mode | None = None
+    once: bool = False
+    argv: Sequence[str] = ()
 
 
-def jobs_of(site: Site) -> JobsConfig:
-    """The ``jobs`` section.
+def run_schedule(request: ScheduleRequest, say: Log, stop: threading.Event) -> None:
+    """Schedule the jobs of a site until ``stop`` is set, or for one round.
+
+    Args:
+        request: The flags.
+        say: Receives every line of the log.
+        stop: Ends the scheduler.
 
     Raises:
-        ConfigError: The site has none.
+        ConfigError: The site is wrong, or another scheduler holds its state folder.
+        CapabilityError: The cluster cannot be used from here.
     """
-    if site.jobs is None:
-        raise ConfigError("this site has no jobs section", pointer="jobs", hint="add, for this machine: jobs: {}")
-    return site.jobs
+    site = load(request.site)
+    jobs = _with_backend(jobs_of(site), request.backend)
+    site = site.model_copy(update={"jobs": jobs})
+    mode = request.mode or site.mode
+    folder = jobs.state.absolute()
+    with _closing(cluster_backend(jobs)) as backend, SchedulerLock(folder):
+        details = {"mode": mode, "backend": jobs.backend, "policy": green_policy(jobs).name, "site": str(request.site)}
+        run_folder = folder / "runs" / new_run_id(time.time())
+        with (
+            create_run(run_folder, kind="schedule", argv=request.argv, details=details) as run,
+            Journal(folder / f"journal-{mode}.jsonl") as journal,
+        ):
+
+            def log(kind: str, fields: Mapping[str, Any]) -> None:
+                run.log(kind, **fields)
+                say({"kind": kind, **fields})
+
+            scheduler = _scheduler(site, mode, backend, journal, log)
+            acts = mode is Mode.ACT and jobs.backend != "local"
+            patience_s = 2 * jobs.quantum_s + jobs.patience_s if request.once else jobs.patience_s
+            watchdog = start_watchdog(request.site, jobs.backend, patience_s, folder / "watchdog.log") if acts else None
+            if request.once:
+                run_one_round(scheduler, jobs.poll_s, jobs.grace_s, stop)
+                return
+            run_scheduler(scheduler, jobs.poll_s, stop)
+            if acts:
+                released = release_all(backend)
+                log("note", {"text": f"stopped: released {len(released)} held jobs"})
+            if watchdog is not None:
+                watchdog.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    watchdog.wait(5)
 
 
-def cluster_backend(jobs: JobsConfig) -> ClusterBackend:
-    """The cluster that a ``jobs`` section describes.
+def _scheduler(
+    site: Site, mode: Mode, backend: ClusterBackend, journal: Journal, log: Callable[[str, Mapping[str, Any]], None]
+) -> Scheduler:
+    """The scheduler of a site beside an open cluster."""
 
-    Raises:
-        CapabilityError: It cannot be used from here.
-    """
-    if jobs.backend == "local":
-        return local_backend(jobs)
-    from joulery.adapters.clusters.slurm import open_slurm
+    def note(text: str) -> None:
+        log("note", {"text": text})
 
-    return open_slurm(
-        partitions=jobs.slurm.partitions,
-        user_range=jobs.slurm.user_range,
-        progress=Progress(jobs.slurm.progress, _pattern(jobs)),
-        timeout_s=jobs.slurm.timeout_s,
-        resubmit=jobs.slurm.resubmit,
-        rest=None if jobs.slurm.rest is None else _rest_place(jobs.slurm.rest, jobs.slurm.timeout_s),
-    )
-
-
-def _rest_place(config: SlurmRestConfig, timeout_s: float) -> RestPlace:
-    from joulery.adapters.clusters.slurm_rest import RestPlace
-
-    return RestPlace(
-        url=config.url or "",
-        socket=config.socket,
-        user=config.user or "",
-        token=lambda: os.environ.get(config.token_env, ""),
-        timeout_s=timeout_s,
-    )
-
-
-def _pattern(jobs: JobsConfig) -> re.Pattern[str] | None:
-    return None if jobs.output_pattern is None else output_pattern(jobs.output_pattern)
-
-
-def progress_folder(site: Site) -> Path:
-    """Where the scheduler looks for progress.
-
-    Raises:
-        ConfigError: The site names no folder for it.
-    """
-    folder = jobs_of(site).slurm.progress
-    if folder is None:
-        raise ConfigError("says nowhere to leave progress", pointer="jobs.slurm.progress", hint="name a shared folder")
-    return folder
-
-
-def local_backend(jobs: JobsConfig) -> LocalBackend:
-    """This machine's jobs and slots.
-
-    Raises:
-        ConfigError: There are fewer cores or GPUs than the section says.
-        CapabilityError: No GPU answers.
-    """
-    slots = machine_slots(jobs.slots)
-    return LocalBackend(JobBook(jobs.state), slots, grace_s=jobs.grace_s, pattern=_pattern(jobs))
-
-
-def machine_slots(slots: SlotsConfig) -> tuple[Slot, ...]:
-    """The slots of this machine.
-
-    Raises:
-        ConfigError: There are fewer cores or GPUs than the section says.
-        CapabilityError: No GPU answers.
-    """
-    if slots.kind == "gpu":
-        boards = machine_gpus()
-        count = len(boards) if slots.count is None else slots.count
-        if count > len(boards):
-            raise ConfigError(f"this machine has {len(boards)} GPUs", pointer="jobs.slots.count", got=str(count))
-        return tuple(Slot(gpu=board) for board in boards[:count])
-    cores = sorted(os.sched_getaffinity(0))
-    count = len(cores) // slots.cores if slots.count is None else slots.count
-    if count * slots.cores > len(cores) or count < 1:
-        raise ConfigError(
-            f"{max(1, count)} slots of {slots.cores} cores need more than the {len(cores)} cores there are",
-            pointer="jobs.slots",
-        )
-    return tuple(Slot(cores=tuple(cores[at * slots.cores : (at + 1) * slots.cores])) for at in range(count))
-
-
-def site_intensity(site: Site) -> CarbonSource | None:
-    """The site's source of intensity; None where it has none."""
-    return None if site.carbon is None else carbon_source(site.carbon, cache_folder())
-
-
-def green_policy(jobs: JobsConfig) -> Green:
-    """The policy that the ``jobs`` section describes.
-
-    Raises:
-        ConfigError: A knob makes no sense.
-    """
-    config = jobs.policy
-    quantum_s = jobs.quantum_s
-    own_bounds = Green(preempt_after_s=quantum_s, progress_after_s=quantum_s, ceiling_gpu_s=_CEILING_QUANTA * quantum_s)
-    policy = own_bounds if config.kind == "green" else green_paper()
-    if config.by_progress is not None:
-        policy = replace(policy, progress_after_s=quantum_s if config.by_progress else None)
-    own: dict[str, Any] = {
-        "gamma": config.gamma,
-        "shift": None if config.shift is None else ShiftRule(config.shift),
-        "hysteresis": config.hysteresis,
-        "profile_cache": config.profiles,
-        "ceiling_gpu_s": config.ceiling_s,
-        "levels": config.levels,
-        "elder_share": config.elders,
-        "ageing_s": config.ageing_s,
-        "preempt_after_s": config.preempt_after_s,
-    }
-    return replace(
-        policy,
-        mu=config.mu,
-        theta=config.theta,
-        cap=config.cap,
-        carbon_gamma=config.carbon_gamma,
-        starve_ratio=config.starve,
-        node_gpus=config.node_slots,
-        **{knob: value for knob, value in own.items() if value is not None},
-    )
-
-
-def energy_source(site: Site, backend: ClusterBackend, note: Callable[[str], None]) -> FirstOf:
-    """Who tells what jobs draw: this machine's meters or the nodes' agents, then a stated power."""
     jobs = jobs_of(site)
-    sources: list[Callable[[ClusterSnapshot], Totals]] = []
-    if isinstance(backend, LocalBackend):
-        try:
-            meter = job_meter(meter_specs(site.meters), backend.placements, len(machine_slots(jobs.slots)))
-            sources.append(meter.read)
-        except CapabilityError as error:
-            note(f"jobs are not metered: {error}")
-    elif jobs.slurm.meters is not None:
-        sources.append(SpoolReader(jobs.slurm.meters, note).read)
-    if jobs.power is not None:
-        after_s = _AGENT_S if jobs.backend == "slurm" and jobs.slurm.meters is not None else 0.0
-        sources.append(StatedPower(jobs.power.slot_w, jobs.power.share_w, after_s=after_s).read)
-    if not sources:
-        note("nothing measures the jobs and jobs.power states nothing: no footprints, and no job grows")
-    return FirstOf(sources)
+    if journal.damaged:
+        note(f"{journal.path.name}: {journal.damaged} damaged lines are left out")
+    return Scheduler(
+        backend,
+        green_policy(jobs),
+        journal,
+        energy_source(site, backend, note),
+        IntensityTracker(site_intensity(site), jobs.window_s, note),
+        log,
+        mode=mode,
+        timing=SchedulerTiming(jobs.quantum_s, jobs.restart_s, MeasureRules(jobs.measure_s)),
+    )
 
 
-def state_folder(site: Site) -> Path:
-    """Where the scheduler of a site keeps what it must remember."""
-    return jobs_of(site).state.absolute()
+def start_watchdog(site: Path, backend: str, patience_s: float, log: Path) -> subprocess.Popen[bytes]:
+    """Start the watchdog of a site in a session of its own: a signal to the scheduler's group does not end it."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            process_command("joulery.app.schedule_watchdog", str(site), backend, str(patience_s)),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=part_environment(),
+            start_new_session=True,
+        )
 
 
-def read_past_jobs(path: Path, zone: tzinfo | None) -> SacctLog:
-    """The past jobs in what sacct printed.
+def release_now(site_file: Path, backend_kind: str | None) -> list[int]:
+    """Release every job that joulery holds, while no scheduler runs.
 
     Raises:
-        DataError: As :func:`~joulery.adapters.clusters.sacct.read_sacct`.
+        ConfigError: A scheduler runs.
     """
-    from joulery.adapters.clusters.sacct import read_sacct
+    jobs = _with_backend(jobs_of(load(site_file)), backend_kind)
+    with _closing(cluster_backend(jobs)) as backend, SchedulerLock(jobs.state.absolute()):
+        return release_all(backend)
 
-    return read_sacct(path, zone)
+
+def submit_job(site: Site, job: Mapping[str, Any], min_slots: int, max_slots: int) -> int:
+    """Queue a command for this machine's scheduler and return its number.
+
+    Args:
+        site: The site.
+        job: Command, cwd, environment, name and owner.
+        min_slots, max_slots: Slots it can use.
+
+    Raises:
+        ConfigError: The jobs are Slurm's, or this machine has fewer slots than ``min_slots``.
+    """
+    jobs = jobs_of(site)
+    if jobs.backend != "local":
+        raise ConfigError("jobs of Slurm are submitted with sbatch", hint="see docs/schedule-slurm.md")
+    slots = len(machine_slots(jobs.slots))
+    if min_slots > slots:
+        raise ConfigError(
+            "the job can never run here", pointer="--min", got=str(min_slots), expected=f"at most {slots} slots"
+        )
+    sizes = {"min_slots": min_slots, "max_slots": min(max_slots, slots)}
+    return JobBook(jobs.state).add({**job, **sizes, "submit_s": time.time()})
+
+
+def cancel_job(site: Site, job: int) -> str:
+    """End a job of this machine for good and return its state.
+
+    Raises:
+        ConfigError: The jobs are Slurm's.
+        ActuationError: There is no such job, or it is over.
+    """
+    jobs = jobs_of(site)
+    if jobs.backend != "local":
+        raise ConfigError("jobs of Slurm are cancelled with scancel", got=f"--cancel {job}", hint=f"scancel {job}")
+    return local_backend(jobs).cancel(job)
+
+
+def list_jobs(site: Site) -> list[dict[str, Any]]:
+    """One row for each job that is not over or ended within a day; unknown values are None.
+
+    Raises:
+        CapabilityError: The cluster does not answer.
+    """
+    jobs = jobs_of(site)
+    with _closing(cluster_backend(jobs)) as backend:
+        snapshot = backend.snapshot()
+    folder = jobs.state.absolute()
+    state = live_state(folder)
+    ended = {int(entry["job"]): entry for entry in ended_jobs(folder)}
+    return [_row(job, state, ended.get(job.id, {})) for job in snapshot.jobs]
+
+
+def _row(job: ClusterJob, state: SchedulerState, ended: Mapping[str, Any]) -> dict[str, Any]:
+    """A job with its cost: from the scheduler's state while it is known there, else from the log of its end."""
+    tally = state.tallies.get(job.id)
+    energy_j = tally.energy_j if tally is not None and tally.energy_j > 0 else ended.get("energy_j") or None
+    if tally is not None and tally.carbon_covered_j > 0:
+        carbon_g: Any = tally.carbon_g
+    else:
+        carbon_g = ended.get("carbon_g") if ended.get("carbon_covered_j") else None
+    return {
+        "job": job.id,
+        "name": job.name,
+        "owner": job.owner,
+        "partition": job.partition or None,
+        "state": str(job.state),
+        "slots": job.slots,
+        "min_slots": job.min_slots,
+        "max_slots": job.max_slots,
+        "meant_slots": state.target.get(job.id),
+        "progress_ratio": None if math.isnan(job.progress_ratio) else job.progress_ratio,
+        "restarts": job.restarts,
+        "submit_s": job.submit_s,
+        "exit_code": job.exit_code,
+        "held": job.held_by_us,
+        "left_alone": job.exempt or None,
+        "energy_j": energy_j,
+        "carbon_g": carbon_g,
+        "quality": str(tally.quality) if tally is not None and energy_j else ended.get("quality"),
+    }
+
+
+def _with_backend(jobs: JobsConfig, backend: str | None) -> JobsConfig:
+    return jobs if backend is None else jobs.model_copy(update={"backend": backend})
+
+
+@contextmanager
+def _closing(backend: ClusterBackend) -> Iterator[ClusterBackend]:
+    try:
+        yield backend
+    finally:
+        backend.close()

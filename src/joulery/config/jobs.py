@@ -1,4 +1,4 @@
-"""``jobs``: training jobs, what runs them and the policy that orders them."""
+"""``jobs``: training jobs, the backend that runs them and the policy that orders them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from joulery.config.parsing.section import Name, OutputPath, Section, Text
 
 
 class SlotsConfig(Section):
-    """What a job is given pieces of on this machine (backend local)."""
+    """The slots of this machine that jobs run on (backend local)."""
 
     kind: Literal["cpu", "gpu"] = "cpu"
     """gpu: one GPU a slot; cpu: some cores a slot."""
@@ -24,16 +24,16 @@ class SlotsConfig(Section):
 
 
 class SlotPowerConfig(Section):
-    """Stated power of jobs that no meter reads; everything from it is labelled assumed."""
+    """Stated power of jobs that no meter reads; energy from it is labelled assumed."""
 
     slot_w: Watts = Field(alias="slot")
     """Power of one busy slot, such as 250 W."""
     share_w: Watts = Field(alias="share", default=0.0)
-    """What a slot's share of its machine adds: processors, fans, disks."""
+    """Power of a slot's share of its machine: processors, fans, disks."""
 
 
 class GreenConfig(Section):
-    """GREEN's policy; see docs/schedule.md for what each knob does."""
+    """GREEN's policy; see docs/schedule.md for what each key does."""
 
     kind: Literal["green", "green-paper"] = "green"
     """green is joulery's improved default, green-paper the rules as published."""
@@ -65,8 +65,8 @@ class GreenConfig(Section):
     """Share of the slots that goes to the oldest jobs first, whatever carbon they have caused; the kind's own (25 %, as
     published none) when left out."""
     by_progress: bool | None = None
-    """Whether a job that has run for a quantum and told its progress is ranked by what it has still to cause, where
-    that is little; the kind's own (true, as published false) when left out."""
+    """Whether a job that has run for a quantum and reports progress is ranked by the carbon it has still to cause,
+    where that is little; the kind's own (true, as published false) when left out."""
     ageing_s: Seconds | None = Field(alias="ageing", default=None)
     """Age from which a job moves forward as it grows older; the kind's own (4 d, as published never) when left out."""
     preempt_after_s: Seconds | None = Field(alias="preempt_after", default=None)
@@ -77,14 +77,14 @@ class GreenConfig(Section):
 
 
 class SlurmRestConfig(Section):
-    """slurmrestd, to read jobs and nodes from; what is changed still goes through scontrol."""
+    """slurmrestd, to read jobs and nodes from; changes still go through scontrol."""
 
     url: Url | None = None
     """Its address, such as http://127.0.0.1:6820."""
     socket: OutputPath | None = None
     """Its UNIX socket, instead of a url."""
     user: Name | None = None
-    """Whose token it is; the token's own when left out."""
+    """User of the token; the token's own when left out."""
     token_env: Variable = "SLURM_JWT"
     """Environment variable with the token; renewed with scontrol token when it has expired."""
 
@@ -96,10 +96,10 @@ class SlurmRestConfig(Section):
 
 
 class SlurmConfig(Section):
-    """How to find and treat jobs of Slurm (backend slurm)."""
+    """Which jobs of Slurm to schedule, and how (backend slurm)."""
 
     partitions: tuple[Name, ...] = ()
-    """Partitions to schedule; all when left out. Jobs of others are left alone."""
+    """Partitions to schedule; all when left out. Jobs of other partitions are left alone."""
     user_range: bool = True
     """Whether owners set how far their jobs may be resized, with --comment=joulery:min=1,max=4."""
     meters: OutputPath | None = None
@@ -107,7 +107,7 @@ class SlurmConfig(Section):
     progress: OutputPath | None = None
     """Folder on a shared disk where jobs append their progress, each to a file named by its number."""
     resubmit: bool = False
-    """Whether a job whose resize Slurm refuses is submitted anew in its place, under a new number."""
+    """Whether a job whose resize Slurm refuses is submitted again in its place, under a new number."""
     rest: SlurmRestConfig | None = None
     """Read Slurm through slurmrestd; through its commands when left out."""
     timeout_s: Seconds = Field(alias="timeout", default=30.0)
@@ -122,29 +122,29 @@ class JobsConfig(Section):
     state: Annotated[OutputPath, Field(strict=False)] = Field(default="joulery-jobs", validate_default=True)
     """Folder for the journal, the log and, on this machine, the jobs."""
     quantum_s: Seconds = Field(alias="quantum", default=1800.0)
-    """Distance of the rounds in which running jobs may be moved."""
+    """Interval between rounds, in which running jobs may be moved."""
     poll_s: Seconds = Field(alias="poll", default=5.0)
-    """How often the cluster is looked at; waiting jobs start between rounds."""
+    """Interval between looks at the cluster; waiting jobs also start between rounds."""
     grace_s: Seconds = Field(alias="grace", default=120.0)
     """How long a job may take to save itself after SIGTERM (backend local; Slurm has KillWait)."""
     restart_s: Seconds = Field(alias="restart", default=120.0)
-    """What stopping and starting a job again costs it."""
+    """Time a job loses when it is stopped and started again."""
     measure_s: Seconds = Field(alias="measure", default=300.0)
     """How long a job must run undisturbed before its efficiency counts as known."""
     window_s: Seconds = Field(alias="window", default=86400.0)
     """An hour is green when it is below the mean intensity of this long around it."""
     patience_s: Seconds = Field(alias="patience", default=60.0)
-    """How long after the scheduler died the watchdog gives every held job back to the cluster."""
+    """How long after the scheduler died the watchdog releases every held job."""
     output_pattern: Text | None = None
-    """A regular expression that finds progress in the output of jobs that say none, such as Epoch (\\d+)/(\\d+)."""
+    """A regular expression that finds progress in the output of jobs that report none, such as Epoch (\\d+)/(\\d+)."""
     slots: SlotsConfig = SlotsConfig()
-    """What this machine offers."""
+    """The slots of this machine."""
     power: SlotPowerConfig | None = None
     """Power to assume where nothing measures a job; without it such a job has no footprint."""
     policy: GreenConfig = GreenConfig()
-    """What decides."""
+    """The policy."""
     slurm: SlurmConfig = SlurmConfig()
-    """How to treat jobs of Slurm."""
+    """Settings for Slurm."""
 
     @model_validator(mode="after")
     def _poll_within_quantum(self) -> JobsConfig:

@@ -17,13 +17,13 @@ class JobState(StrEnum):
     RUNNING = "running"
     """Has slots and computes."""
     STOPPING = "stopping"
-    """Was told to stop and still has its slots."""
+    """Is stopping and still has its slots."""
     DONE = "done"
     """Ended well."""
     FAILED = "failed"
     """Ended otherwise, by itself."""
     CANCELLED = "cancelled"
-    """Ended because somebody said so."""
+    """Cancelled by a user."""
 
     @property
     def over(self) -> bool:
@@ -37,18 +37,18 @@ class ClusterJob:
 
     Attributes:
         id: The cluster's number of it; kept through stops and restarts.
-        name, owner, partition: What it is, whose, where.
+        name, owner, partition: Name, owner and partition.
         submit_s: When it was submitted, Unix seconds.
         state: Where it is in its life.
         slots: Slots it holds now; 0 while it waits.
         shape: Slots it will get when it starts without being resized.
-        min_slots, max_slots: Between which its owner lets it be resized; equal when not.
-        held_by_us: It waits because this scheduler holds it.
-        exempt: Why it is left alone (an array, held by its owner …); empty when it is ours to schedule.
+        min_slots, max_slots: Range within which it may be resized; equal when it may not.
+        held_by_us: joulery holds it.
+        exempt: Why joulery leaves it alone (interactive, held by its owner …); empty when joulery schedules it.
         restarts: How often it was started again.
-        progress_ratio: Share of its work that is done, 0 to 1; NaN where it does not say.
-        exit_code: How it ended; None before, and where nobody knows.
-        follows: The job it was submitted in place of, whose work it goes on with; 0 for none.
+        progress_ratio: Share of its work that is done, 0 to 1; NaN where it does not report progress.
+        exit_code: How it ended; None before, and where unknown.
+        follows: The job it replaces and whose work it continues; 0 for none.
     """
 
     id: int
@@ -94,13 +94,13 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class JobEnergy:
-    """What a job drew so far; totals only grow.
+    """Energy of a job so far; totals only grow.
 
     Attributes:
         energy_j: Joules, its share of its machines included.
         slot_j: Joules of its slots alone (GPU boards, or the share of the processor), for power per slot.
         quality: The weakest of its parts.
-        source: Who counts; totals of one source only grow, another starts at 0.
+        source: What counted it; totals of one source only grow, another starts at 0.
     """
 
     energy_j: float
@@ -116,7 +116,7 @@ class ClusterSnapshot:
     Attributes:
         slots: Slots of the nodes that are up.
         jobs: Every job that is not over, and those that ended lately; by number.
-        notes: What a person should know, one sentence each.
+        notes: Remarks for the operator, one sentence each.
         self_starting: Whether jobs start by themselves unless they are held.
     """
 
@@ -127,20 +127,20 @@ class ClusterSnapshot:
 
     @property
     def free(self) -> int:
-        """Slots that nobody holds."""
+        """Slots that no job holds."""
         return max(0, self.slots - sum(job.slots for job in self.jobs))
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Keep a waiting job from starting by itself."""
+    """Hold a waiting job, so that the cluster does not start it."""
 
     job: int
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Take our hold off a waiting job and leave the rest to the cluster."""
+    """Remove joulery's hold from a waiting job; the cluster decides when it starts."""
 
     job: int
 
@@ -155,7 +155,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Have a running job save itself and wait, held, under the same number."""
+    """Stop a running job, which may save its state; it waits, held, under the same number."""
 
     job: int
 
@@ -176,12 +176,12 @@ class PastJob:
 
     Attributes:
         id: Its number, as text: arrays have ``17_3``.
-        name, owner, account, partition: What it was, whose, where.
-        state: The accounting's word for how it ended.
-        submit_s, start_s, end_s: Unix seconds; NaN where it does not say. ``submit_s`` is when it could start at the
-            earliest, where the accounting tells that from its submission.
+        name, owner, account, partition: Name, owner, account and partition.
+        state: Final state in the accounting's own word.
+        submit_s, start_s, end_s: Unix seconds; NaN where unknown. ``submit_s`` is the earliest possible start where
+            the accounting gives that beside the submission.
         elapsed_s: Time it held its resources.
-        gpus, cpus, nodes: What it held.
+        gpus, cpus, nodes: Resources it held.
         measured_j: Energy the cluster itself measured; NaN where it did not.
     """
 

@@ -33,12 +33,48 @@ ENERGY_BUCKETS_J = tuple(round(step * 10.0**power, 9) for power in range(-4, 5) 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A metric family as declared: ``name`` as it is exposed, ``kind`` in Prometheus' words."""
+    """A metric family as declared: ``name`` as it is exposed, ``kind`` in Prometheus' words.
+
+    ``old`` is the name it had in the release before; :class:`Registry` exports it beside the new one.
+    """
 
     name: str
     kind: str
     labels: tuple[str, ...]
     help: str
+    old: str = ""
+
+
+class Registry(CollectorRegistry):
+    """A registry that exports renamed families under their old names, too, for one release."""
+
+    def __init__(self, families: Iterable[Family] = ()) -> None:
+        super().__init__()
+        self._renamed: dict[str, Family] = {}
+        self.declare(families)
+
+    def declare(self, families: Iterable[Family]) -> None:
+        """Note which of ``families`` have an old name."""
+        self._renamed.update((_base(family.name), family) for family in families if family.old)
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family; behind a renamed one, its copy under the old name."""
+        for metric in super().collect():
+            yield metric
+            if metric.name in self._renamed:
+                yield _copy(metric, self._renamed[metric.name])
+
+
+def _base(name: str) -> str:
+    return name.removesuffix("_total")
+
+
+def _copy(metric: Metric, family: Family) -> Metric:
+    """``metric`` under its old name; its help names the new one."""
+    new, old = _base(family.name), _base(family.old)
+    copy = Metric(old, f"Old name of {family.name}; the next release does not export it.", metric.type)
+    copy.samples = [sample._replace(name=old + sample.name.removeprefix(new)) for sample in metric.samples]
+    return copy
 
 
 _WHO = ("workload", "owner")
@@ -173,7 +209,7 @@ class Metrics:
         latest: Callable[[], NowSnapshot | None] = lambda: None,
         mode: str = "advise",
     ) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = Registry(METRICS)
         self._services = set(services)
         self._mode = mode
         self._requests = self._counter("joulery_requests_total")

@@ -44,7 +44,7 @@ class SpeculativeQueue:
     """Waiting requests of one model instance, shortest predicted first, ties by arrival and then by number.
 
     Young requests (waited at most the grace) lie in a heap by predicted time, aged ones in a heap by their static
-    key; an entry moves over once. Push and pop are O(log n); what was cancelled stays in its heap until it surfaces.
+    key; an entry changes heaps once. Push and pop are O(log n); a cancelled entry stays in its heap until it surfaces.
     """
 
     __slots__ = ("_aged", "_due", "_live", "_ticket_of", "_tickets", "_young", "aging")

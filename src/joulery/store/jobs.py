@@ -4,11 +4,11 @@
 
     FOLDER/jobs/000017/job.json      what was submitted (the submitter's environment too: the folder is the owner's)
     FOLDER/jobs/000017/run.json      the process that runs it now
-    FOLDER/jobs/000017/stop.json     it was told to stop, and when
+    FOLDER/jobs/000017/stop.json     the stop that was sent, and when
     FOLDER/jobs/000017/over.json     how it ended
     FOLDER/jobs/000017/output.log    what it printed, over all its starts
-    FOLDER/jobs/000017/progress      what it said of its progress
-    FOLDER/jobs/lock                 held by whoever looks at jobs and acts on what is seen
+    FOLDER/jobs/000017/progress      the progress it reports
+    FOLDER/jobs/lock                 held while a process reads jobs and acts on them
 
 A job's number is the name of its folder, which only one submitter can make: submitting needs no lock.
 """
@@ -54,7 +54,7 @@ class JobBook:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else who asks for this changes facts meanwhile; the kernel lets go when its holder dies.
+        """Hold the lock of the book; the kernel frees it when its holder dies.
 
         Raises:
             CapabilityError: The disk refuses.

@@ -7,6 +7,7 @@ again; a damaged line elsewhere is left out and counted.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,10 +18,11 @@ from joulery.store.files import disk_errors, write_atomically
 
 
 class Journal:
-    """One journal, read at once and open for more.
+    """A journal file, read when it is opened and then appended to.
 
     Attributes:
-        entries: What was in it when it was opened.
+        path: The file.
+        entries: Its objects when it was opened.
         damaged: Lines that could not be read.
 
     Raises:
@@ -28,7 +30,7 @@ class Journal:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -40,14 +42,17 @@ class Journal:
         self.entries, broken = _parse(content[:whole])
         self.damaged = broken + torn
 
-    def append(self, kind: str, **fields: Any) -> None:
-        """Add one object and have it on the disk.
+    def append(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Append one object and write it to the disk.
+
+        Returns:
+            The object as it will be read back from JSON.
 
         Raises:
-            CapabilityError: The disk refuses; the journal is as it was.
+            CapabilityError: The disk refuses; the journal is unchanged.
         """
-        line = orjson.dumps({"kind": kind, **fields}, option=orjson.OPT_NON_STR_KEYS) + b"\n"
-        with disk_errors(self._path):
+        line = _line(kind, fields)
+        with disk_errors(self.path):
             length = os.fstat(self._fd).st_size
             try:
                 written = 0
@@ -57,22 +62,24 @@ class Journal:
             except OSError:
                 os.ftruncate(self._fd, length)
                 raise
+        entry: dict[str, Any] = orjson.loads(line)
+        return entry
 
     def replace(self, entries: list[dict[str, Any]]) -> None:
-        """Put fewer lines that say the same in the place of all lines."""
+        """Replace the whole journal by these objects, atomically."""
         text = b"".join(orjson.dumps(entry, option=orjson.OPT_NON_STR_KEYS) + b"\n" for entry in entries)
-        write_atomically(self._path, lambda file: file.write(text))
-        with disk_errors(self._path):
+        write_atomically(self.path, lambda file: file.write(text))
+        with disk_errors(self.path):
             os.close(self._fd)
-            self._fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+            self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
 
     @property
     def size_bytes(self) -> int:
-        """How long it is."""
+        """Length of the file."""
         return os.fstat(self._fd).st_size
 
     def close(self) -> None:
-        """Let go of the file. Safe to call twice."""
+        """Close the file; idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -84,6 +91,16 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def read_back(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry as a journal would read it back from JSON: NaN as None, tuples as lists, keys as text."""
+    entry: dict[str, Any] = orjson.loads(_line(kind, fields))
+    return entry
+
+
+def _line(kind: str, fields: Mapping[str, Any]) -> bytes:
+    return orjson.dumps({"kind": kind, **fields}, option=orjson.OPT_NON_STR_KEYS) + b"\n"
 
 
 def _parse(content: bytes) -> tuple[list[dict[str, Any]], int]:

@@ -1,68 +1,317 @@
-"""What a kept plan (``joulery.plan/1``) says to whoever owns a clock."""
+"""Plan files: the one reader of every plan that :mod:`joulery.store.plan_documents` writes.
+
+Read as well: files without ``kind``, files of schema ``joulery.pool-plan/1`` and the key ``promised_ratio``.
+"""
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from joulery.domain.errors import DataError
+from joulery.domain.gpu.layout_plan import (
+    LayoutBaseline,
+    LayoutBound,
+    LayoutInstance,
+    LayoutPlan,
+    LayoutService,
+    PlannedLayout,
+    PoolOfSize,
+)
+from joulery.domain.gpu.pipeline_plan import PipelineGpu, PipelinePlan, PlannedPart, PlannedService
+from joulery.domain.gpu.plan_change import RunningGpu, RunningProcess
+from joulery.domain.gpu.provisioning import (
+    LatencyParts,
+    PlanBound,
+    PlannedGpu,
+    PlannedInstance,
+    ProvisionPlan,
+    Violation,
+)
+from joulery.domain.quality import Quality
+from joulery.store.files import require_json
+from joulery.store.plan_documents import Plan
 
-_HINT = "write one with: joulery plan SITE --preset muserve --out FILE"
+_T = TypeVar("_T")
+_HINT = "write one with `joulery plan SITE --out plan.json`"
+_CLOCK_HINT = "write one with: joulery plan SITE --preset muserve --out FILE"
 
 
-def read_hosts(file: Path) -> tuple[tuple[str, int], ...]:
-    """Which GPU of a plan, counted from 0, hosts each model.
+@dataclass(frozen=True, slots=True)
+class PlanFile:
+    """A plan file, parsed as JSON; each method reads the part it needs and raises :class:`DataError` without it.
 
-    Args:
-        file: The plan, as ``joulery plan --out`` wrote it.
+    Attributes:
+        file: Where it was read from.
+        document: The object.
+    """
+
+    file: Path
+    document: Any
+
+    @property
+    def kind(self) -> str:
+        """``shares``, ``stages`` or ``layouts``."""
+        document = self.document
+        if not isinstance(document, Mapping) or not ("gpus" in document or "layouts" in document):
+            raise self._wrong("not a plan: no key gpus or layouts")
+        if "kind" in document:
+            return str(document["kind"])
+        if "layouts" in document:
+            return "layouts"
+        return "stages" if "services" in document else "shares"
+
+    def plan(self) -> Plan:
+        """The whole plan.
+
+        Raises:
+            DataError: A key is missing or holds another type.
+        """
+        readers: dict[str, Callable[[Mapping[str, Any]], Plan]] = {
+            "shares": _shares_plan,
+            "stages": _stages_plan,
+            "layouts": _layouts_plan,
+        }
+        read = readers.get(self.kind)
+        if read is None:
+            raise self._wrong(f"no such kind of plan: {self.kind}, expected shares, stages or layouts")
+        return self._read(read)
+
+    def shares(self) -> tuple[PlannedGpu, ...]:
+        """The GPUs of a plan of shares, with what is predicted of every instance.
+
+        Raises:
+            DataError: It is no plan of shares.
+        """
+        if self.kind != "shares":
+            raise self._wrong(f"a plan of {self.kind}, expected a plan of shares", "plan with preset best or igniter")
+        return self._read(lambda document: tuple(_shares_gpu(gpu) for gpu in document["gpus"]))
+
+    def running(self) -> tuple[RunningGpu, ...]:
+        """The processes of a plan of shares: replica, share and batch.
+
+        Raises:
+            DataError: It is no plan of shares.
+        """
+        return self._read(
+            lambda document: tuple(
+                RunningGpu(str(gpu["type"]), tuple(_running(each) for each in gpu["instances"]))
+                for gpu in document["gpus"]
+            )
+        )
+
+    def hosts(self) -> tuple[tuple[str, int], ...]:
+        """The GPU that hosts each model, counted from 0.
+
+        Raises:
+            DataError: The plan has no instances, or a model on more than one GPU.
+        """
+        found: dict[str, int] = {}
+        try:
+            placed = [
+                (str(each["model"]), at) for at, gpu in enumerate(self.document["gpus"]) for each in gpu["instances"]
+            ]
+        except (KeyError, TypeError):
+            raise self._wrong("not a plan of pipelines", _CLOCK_HINT) from None
+        for model, at in placed:
+            if found.setdefault(model, at) != at:
+                raise self._wrong(
+                    f"the plan has {model} on several GPUs",
+                    "plan with devices_per_model: 1 and one replica a model, or simulate without the plan",
+                )
+        if not found:
+            raise self._wrong("the plan hosts no model", _CLOCK_HINT)
+        return tuple(found.items())
+
+    def clock_bounds(self, gpu: int) -> tuple[float, float]:
+        """Lowest and highest clock that the plan allows a governor of one GPU, MHz.
+
+        Args:
+            gpu: The GPU, counted from 1.
+
+        Raises:
+            DataError: The plan has no such GPU, or no clock bounds.
+        """
+        try:
+            gpus = self.document["gpus"]
+            if not 1 <= gpu <= len(gpus):
+                raise self._wrong(f"the plan has {len(gpus)} GPUs, not a GPU {gpu}", "count from 1")
+            floor, ceiling = float(gpus[gpu - 1]["clock_floor_mhz"]), float(gpus[gpu - 1]["clock_ceiling_mhz"])
+        except (KeyError, TypeError, ValueError):
+            raise self._wrong("the plan bounds no clocks", _CLOCK_HINT) from None
+        if not 0 < floor <= ceiling < math.inf:
+            raise self._wrong(f"a clock cannot be kept between {floor} and {ceiling} MHz", _CLOCK_HINT)
+        return floor, ceiling
+
+    def _read(self, read: Callable[[Mapping[str, Any]], _T]) -> _T:
+        try:
+            return read(self.document)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise self._wrong(f"not a plan: {type(error).__name__} {error}") from None
+
+    def _wrong(self, message: str, hint: str = _HINT) -> DataError:
+        return DataError(message, file=str(self.file), hint=hint)
+
+
+def read_plan(file: Path) -> PlanFile:
+    """Read a plan file.
 
     Raises:
-        DataError: It cannot be read, or a model is on more than one GPU.
-    """
-    hosts: dict[str, int] = {}
-    try:
-        for index, gpu in enumerate(_read(file)["gpus"]):
-            for instance in gpu["instances"]:
-                model = str(instance["model"])
-                if hosts.setdefault(model, index) != index:
-                    raise DataError(
-                        f"the plan has {model} on several GPUs",
-                        file=str(file),
-                        hint="plan with devices_per_model: 1 and one replica a model, or simulate without the plan",
-                    )
-    except (KeyError, TypeError):
-        raise DataError("not a plan of pipelines", file=str(file), hint=_HINT) from None
-    if not hosts:
-        raise DataError("the plan hosts no model", file=str(file), hint=_HINT)
-    return tuple(hosts.items())
-
-
-def read_clock_bounds(file: Path, gpu: int) -> tuple[float, float]:
-    """Lowest and highest clock that a plan leaves the governor of one of its GPUs, MHz.
-
-    Args:
-        file: The plan, as ``joulery plan --out`` wrote it.
-        gpu: Which of its GPUs, counted from 1.
-
-    Raises:
-        DataError: It cannot be read, has no such GPU, or no clock bounds.
+        DataError: It does not exist, or is not JSON.
     """
     try:
-        gpus = _read(file)["gpus"]
-        if not 1 <= gpu <= len(gpus):
-            raise DataError(f"the plan has {len(gpus)} GPUs, not a GPU {gpu}", file=str(file), hint="count from 1")
-        floor, ceiling = float(gpus[gpu - 1]["clock_floor_mhz"]), float(gpus[gpu - 1]["clock_ceiling_mhz"])
-    except (KeyError, TypeError, ValueError):
-        raise DataError("the plan bounds no clocks", file=str(file), hint=_HINT) from None
-    if not 0 < floor <= ceiling < math.inf:
-        raise DataError(f"a clock cannot be kept between {floor} and {ceiling} MHz", file=str(file), hint=_HINT)
-    return floor, ceiling
+        return PlanFile(file, require_json(file))
+    except DataError as error:
+        raise DataError(f"cannot read the plan: {error.message}", file=str(file), hint=_HINT) from None
 
 
-def _read(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read the plan: {error}", file=str(file), hint=_HINT) from None
+def _violations(document: Mapping[str, Any]) -> tuple[Violation, ...]:
+    return tuple(
+        Violation(each["workload"], each["gpu"], each["what"], _known(each["predicted"]), each["allowed"])
+        for each in document["violations"]
+    )
+
+
+def _running(each: Mapping[str, Any]) -> RunningProcess:
+    replica, share_percent = int(each.get("replica", 0)), 100.0 * float(each["share_ratio"])
+    return RunningProcess(str(each["workload"]), replica, share_percent, int(each["batch"]))
+
+
+def _known(value: float | None) -> float:
+    return math.inf if value is None else float(value)
+
+
+def _shares_plan(document: Mapping[str, Any]) -> ProvisionPlan:
+    bound = document["bound"]
+    return ProvisionPlan(
+        policy=str(document["policy"]),
+        gpus=tuple(_shares_gpu(gpu) for gpu in document["gpus"]),
+        violations=_violations(document),
+        bound=None
+        if bound is None
+        else PlanBound(
+            bound["gpus"], bound["cost_usd_per_hour"], bound["relaxed_cost_usd_per_hour"], str(bound["method"])
+        ),
+        quality=Quality(document["quality"]),
+    )
+
+
+def _shares_gpu(gpu: Mapping[str, Any]) -> PlannedGpu:
+    return PlannedGpu(
+        type=str(gpu["type"]),
+        usd_per_hour=float(gpu["usd_per_hour"]),
+        clock_mhz=float(gpu["frequency_mhz"]),
+        clock_max_mhz=float(gpu["frequency_max_mhz"]),
+        demand_w=float(gpu["power_demand_w"]),
+        power_w=float(gpu["power_w"]),
+        instances=tuple(_instance(each) for each in gpu["instances"]),
+    )
+
+
+def _instance(each: Mapping[str, Any]) -> PlannedInstance:
+    return PlannedInstance(
+        workload=str(each["workload"]),
+        model=str(each["model"]),
+        replica=int(each["replica"]),
+        replicas=int(each["replicas"]),
+        rate_rps=float(each["rate_rps"]),
+        share_ratio=float(each["share_ratio"]),
+        batch=int(each["batch"]),
+        max_delay_s=_known(each["max_delay_s"]),
+        wait_s=math.nan if each["wait_s"] is None else float(each["wait_s"]),
+        parts=LatencyParts(**{f"{name}_s": _known(value) for name, value in each["latency_parts_s"].items()}),
+        limit_s=float(each["limit_s"]),
+        throughput_rps=float(each["throughput_rps"]),
+        slo_s=float(each["slo_s"]),
+    )
+
+
+def _stages_plan(document: Mapping[str, Any]) -> PipelinePlan:
+    return PipelinePlan(
+        policy=str(document["policy"]),
+        gpus=tuple(_stages_gpu(gpu) for gpu in document["gpus"]),
+        services=tuple(_stages_service(each) for each in document["services"]),
+        violations=_violations(document),
+        quality=Quality(document["quality"]),
+        grouping=str(document["grouping"]),
+        placement=str(document["placement"]),
+        scatter=float(document["scatter"]),
+        simulated_requests=int(document["simulated_requests"]),
+    )
+
+
+def _stages_gpu(gpu: Mapping[str, Any]) -> PipelineGpu:
+    return PipelineGpu(
+        type=str(gpu["type"]),
+        usd_per_hour=float(gpu["usd_per_hour"]),
+        clock_mhz=float(gpu["frequency_mhz"]),
+        clock_max_mhz=float(gpu["frequency_max_mhz"]),
+        clock_floor_mhz=float(gpu["clock_floor_mhz"]),
+        clock_ceiling_mhz=float(gpu["clock_ceiling_mhz"]),
+        power_w=float(gpu["power_w"]),
+        full_power_w=float(gpu["power_full_clock_w"]),
+        busy_ratio=float(gpu["busy_ratio"]),
+        memory_bytes=float(gpu["memory_bytes"]),
+        parts=tuple(_part(each) for each in gpu["instances"]),
+    )
+
+
+def _part(each: Mapping[str, Any]) -> PlannedPart:
+    same = _fields(PlannedPart, each, "latency_s", "operators")
+    first, last = each["operators"]
+    return PlannedPart(latency_s=float(each["stage_latency_s"]), operators=(int(first), int(last)), **same)
+
+
+def _stages_service(each: Mapping[str, Any]) -> PlannedService:
+    required = each.get("required_ratio", each.get("promised_ratio"))
+    same = _fields(PlannedService, each, "required_ratio", "latency_s")
+    return PlannedService(required_ratio=float(required), latency_s=_known(each["latency_s"]), **same)
+
+
+def _layouts_plan(document: Mapping[str, Any]) -> LayoutPlan:
+    bound_w = document["bound_w"]
+    return LayoutPlan(
+        policy=str(document.get("policy", document.get("preset"))),
+        layouts=tuple(
+            PlannedLayout(
+                str(each["gpu"]),
+                each["clock_mhz"],
+                int(each["count"]),
+                tuple(LayoutInstance(one["slice"], one["service"], one["variant"]) for one in each["instances"]),
+                float(each.get("usd_per_hour", 0.0)),
+            )
+            for each in document["layouts"]
+        ),
+        services=tuple(
+            LayoutService(
+                baseline=LayoutBaseline(**_fields(LayoutBaseline, each["baseline"])),
+                **_fields(LayoutService, each, "baseline"),
+            )
+            for each in document["services"]
+        ),
+        gpus_off=int(document["gpus_off"]),
+        cost_w=float(document["cost_w"]),
+        idle_w=float(document.get("idle_w", math.nan)),
+        g_per_kwh=document["intensity_g_per_kwh"],
+        bound=None
+        if bound_w is None
+        else LayoutBound(
+            bound_w, document["gap_ratio"], document["corrected_bound_w"], document["corrected_gap_ratio"]
+        ),
+        boxes=int(document["boxes"]),
+        trials=int(document["trials"]),
+        by_gpus=tuple(
+            PoolOfSize(one["gpus"], one["cost_w"], tuple(one["accuracy_ratio"]), tuple(one["latency_s"]))
+            for one in document["by_gpus"]
+        ),
+        quality=str(document["quality"]),
+    )
+
+
+def _fields(noun: Any, document: Mapping[str, Any], *without: str) -> dict[str, Any]:
+    """What a document holds under the names of a dataclass's fields."""
+    return {field.name: document[field.name] for field in dataclasses.fields(noun) if field.name not in without}

@@ -18,6 +18,7 @@ from joulery.adapters.clusters.progress import output_pattern
 from joulery.domain.cluster import ClusterJob, Hold, JobState, Order, Release, Start, Stop
 from joulery.domain.errors import ActuationError
 from joulery.store.jobs import JobBook
+from tests.waiting import wait_until
 
 SLEEP = "import time\nwhile True: time.sleep(0.02)"
 SAVES = (
@@ -63,21 +64,15 @@ class Machine:
     def until(
         self, number: int, ready: Callable[[ClusterJob], bool], backend: LocalBackend | None = None
     ) -> ClusterJob:
-        end_s = time.monotonic() + 20
-        while not ready(job := self.job(number, backend)):
-            assert time.monotonic() < end_s, job
-            time.sleep(0.01)
-        return job
+        wait_until(lambda: ready(self.job(number, backend)), f"the awaited state of job {number}")
+        return self.job(number, backend)
 
     def output(self, number: int) -> str:
         file = self.book.folder(number) / "output.log"
         return file.read_text() if file.exists() else ""
 
     def said(self, number: int, text: str) -> None:
-        end_s = time.monotonic() + 20
-        while text not in self.output(number):
-            assert time.monotonic() < end_s, self.output(number)
-            time.sleep(0.01)
+        wait_until(lambda: text in self.output(number), f"{text!r} in the output of job {number}")
 
 
 @pytest.fixture
@@ -87,9 +82,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     for placement in machine.backend.placements():
         for pid in placement.pids:
             os.killpg(pid, signal.SIGKILL)
-    end_s = time.monotonic() + 10
-    while machine.backend.placements() and time.monotonic() < end_s:
-        time.sleep(0.01)
+    wait_until(lambda: not machine.backend.placements(), "the end of all jobs")
     machine.backend.snapshot()
 
 
@@ -202,7 +195,7 @@ def test_a_job_whose_documents_are_damaged_is_left_alone_and_keeps_nobody_from_r
     assert machine.until(fine, lambda job: job.state.over).state is JobState.DONE
     (machine.book.folder(lost) / "run.json").write_text("{")
     assert machine.job(lost).exempt
-    with pytest.raises(ActuationError, match="nobody knows which slots are free"):
+    with pytest.raises(ActuationError, match="which slots are free"):
         machine.backend.apply(Start(machine.submit(SLEEP), 1))
 
 

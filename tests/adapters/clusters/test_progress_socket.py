@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -13,19 +12,12 @@ from joulery.adapters.clusters.progress import Progress, output_pattern, read_ou
 from joulery.adapters.clusters.progress_socket import open_progress_socket
 from joulery.adapters.clusters.slurm_node import job_of
 from joulery.domain.errors import CapabilityError, ConfigError
+from tests.waiting import wait_until
 
 
 def send(path: Path, text: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
         client.sendto(text.encode(), str(path))
-
-
-def until(ready: object) -> None:
-    assert callable(ready)
-    end_s = time.monotonic() + 30
-    while not ready():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
 
 
 def test_the_kernel_says_whose_line_it_is(tmp_path: Path) -> None:
@@ -35,10 +27,10 @@ def test_the_kernel_says_whose_line_it_is(tmp_path: Path) -> None:
         assert (tmp_path / "s").stat().st_mode & 0o777 == 0o666, "anybody's job may write"
         send(tmp_path / "s", "epoch 1/4")
         send(tmp_path / "s", "epoch 2/4\n")
-        until(lambda: Progress(tmp_path / "progress").of(7) == 0.5)
+        wait_until(lambda: Progress(tmp_path / "progress").of(7) == 0.5)
         owners.clear()
         send(tmp_path / "s", "epoch 4/4\n")
-        until(lambda: listener.strangers == 1)
+        wait_until(lambda: listener.strangers == 1)
     finally:
         listener.close()
     assert (tmp_path / "progress" / "7").read_text() == "epoch 1/4\nepoch 2/4\n"
@@ -51,9 +43,9 @@ def test_a_folder_that_is_away_for_a_while_gets_the_last_word_of_each_job(tmp_pa
         (tmp_path / "progress").rmdir()
         send(tmp_path / "s", "epoch 1/4")
         send(tmp_path / "s", "epoch 2/4")
-        until(lambda: listener._kept.get(7) == b"epoch 2/4\n")
+        wait_until(lambda: listener._kept.get(7) == b"epoch 2/4\n")
         (tmp_path / "progress").mkdir()
-        until(lambda: Progress(tmp_path / "progress").of(7) == 0.5)
+        wait_until(lambda: Progress(tmp_path / "progress").of(7) == 0.5)
     finally:
         listener.close()
 
@@ -63,7 +55,7 @@ def test_a_socket_left_behind_is_replaced_and_an_impossible_place_is_said(tmp_pa
         left.bind(str(tmp_path / "s"))
     listener = open_progress_socket(tmp_path / "s", tmp_path, lambda pid: 3)
     send(tmp_path / "s", "1/2")
-    until(lambda: Progress(tmp_path).of(3) == 0.5)
+    wait_until(lambda: Progress(tmp_path).of(3) == 0.5)
     listener.close()
     with pytest.raises(CapabilityError, match="cannot listen"):
         open_progress_socket(tmp_path / "none" / "s", tmp_path, lambda pid: 3)

@@ -14,7 +14,7 @@ from joulery.adapters.clusters.slurm_commands import Done, command_runner
 from joulery.adapters.clusters.slurm_records import HELD_TAG, parse_jobs
 from joulery.domain.cluster import Hold, JobState, Order, Release, Start, Stop
 from joulery.domain.errors import ActuationError, CapabilityError, DataError
-from joulery.runtime.schedule.daemon import release_all
+from joulery.runtime.schedule.scheduler import release_all
 from tests.adapters.clusters.fake_slurm import FakeSlurm
 
 

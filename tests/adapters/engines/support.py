@@ -1,16 +1,14 @@
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
-import pytest
 
 from joulery.adapters.engines.embedded.engine import LocalEngine, LocalSettings
 from joulery.domain.serving.engine import InferRequest, InferResponse, ModelKind, ModelRef, ReplicaSpec
 from joulery.domain.serving.service import Slice, SliceKind
+from tests.waiting import ended, eventually
 
 CORE = Slice(SliceKind.CPU, cores=1)
 
@@ -41,18 +39,13 @@ async def running(*specs: ReplicaSpec, **settings: Any) -> AsyncIterator[LocalEn
 
 async def until(condition: Callable[[], bool], what: str = "") -> None:
     """Wait for something that must come; how long is not what is tested."""
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail(f"never came: {what or condition}")
+    await eventually(condition, what or "the condition")
 
 
 def alive(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/stat")
-    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+    return not ended(pid)
 
 
 def children() -> set[int]:
-    """The children of this process, unburied ones included; a test looks at those that were not there before it."""
+    """The children of this process, zombies included; a test looks at those that were not there before it."""
     return {child.pid for child in psutil.Process().children()}

@@ -10,7 +10,7 @@ from joulery.adapters.models.photos import photo_files, read_photo
 from joulery.adapters.models.torch_checkpoint import read_checkpoint
 from joulery.domain.errors import CapabilityError, DataError
 
-ort = pytest.importorskip("onnxruntime")
+ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'joulery[vision]'")
 PHOTOS = Path(__file__).parents[3] / "examples" / "photos"
 NAMES = [variant.name for variant in lite.LITE_VARIANTS]
 RIGHT = {"chelsea": {281, 282, 285}, "coffee": {967}, "camera": {872}}

@@ -25,7 +25,7 @@ def log_of(prompts):
 
 
 def test_the_graph_and_the_numbers_agree(tmp_path):
-    pytest.importorskip("onnx")
+    pytest.importorskip("onnx", reason="onnx is not installed: pip install 'joulery[llm]'")
     features = feature_rows(PROMPTS)
     model = fit_lengths(features, [len(FEATURES)], log_of(PROMPTS).answers)
     file = tmp_path / "p.onnx"
@@ -61,7 +61,7 @@ def test_what_is_kept_is_run_from_its_onnx_file_with_the_encoder_inside(tmp_path
 
 
 def test_without_something_to_run_it_with_the_numbers_are_used(tmp_path, monkeypatch):
-    pytest.importorskip("onnx")
+    pytest.importorskip("onnx", reason="onnx is not installed: pip install 'joulery[llm]'")
     log = log_of(PROMPTS)
     trained = lt.train(log, None)
     lf.save(tmp_path, trained, log, [], length_guess.predictor_graph(trained))
@@ -78,7 +78,7 @@ def test_without_something_to_run_it_with_the_numbers_are_used(tmp_path, monkeyp
 
 
 def test_files_that_are_no_predictor_are_refused(tmp_path):
-    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'joulery[vision]'")
     file = tmp_path / "p.onnx"
     file.write_bytes(b"nonsense")
     with pytest.raises(DataError, match="cannot be run"):

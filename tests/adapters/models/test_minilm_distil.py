@@ -20,7 +20,7 @@ SCORES = np.random.default_rng(0).normal(size=(40, 3))
 
 @pytest.fixture(scope="module")
 def teacher():
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="torch is not installed: pip install 'joulery[torch]'")
     if not minilm.installed():
         pytest.skip(f"the prompt encoder is not installed: {minilm.HOW}")
     return minilm.PromptEncoder(2)
@@ -69,7 +69,9 @@ def test_the_layers_that_are_trained_are_the_layers_that_run(teacher):
     tokens = [teacher.pieces(prompt) for prompt in (PROMPTS[0], PROMPTS[3])]
     trained = minilm_distil._meaning(minilm_distil._parameters(teacher.weights, 2), tokens, 2).numpy()
     graph = minilm._graph(teacher.weights, 2).SerializeToString()
-    runner = pytest.importorskip("onnxruntime").InferenceSession(graph, providers=["CPUExecutionProvider"])
+    runner = pytest.importorskip(
+        "onnxruntime", reason="onnxruntime is not installed: pip install 'joulery[vision]'"
+    ).InferenceSession(graph, providers=["CPUExecutionProvider"])
     for row, each in zip(trained, tokens, strict=True):
         assert runner.run(None, {"tokens": np.array(each, np.int64)})[0] == pytest.approx(row, abs=1e-4)
 

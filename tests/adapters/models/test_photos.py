@@ -6,7 +6,7 @@ import pytest
 from joulery.adapters.models.photos import photo_files, read_photo
 from joulery.domain.errors import DataError
 
-Image = pytest.importorskip("PIL.Image")
+Image = pytest.importorskip("PIL.Image", reason="PIL.Image is not installed: pip install 'joulery[vision]'")
 PHOTOS = Path(__file__).parents[3] / "examples" / "photos"
 
 

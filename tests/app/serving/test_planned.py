@@ -1,15 +1,17 @@
 """A plan read back, and what of it does not fit the site."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from joulery.app.planning.request import request_of
+from joulery.app.planning.shares import share_request
 from joulery.app.serving.planned import models_of
 from joulery.config import load
 from joulery.domain.errors import ConfigError, DataError
 from joulery.policies.placement.provisioning.planner import provision
-from joulery.ui.reports.plan.document import document_of, gpus_of
+from joulery.store.plan_documents import document_of
+from joulery.store.plans import PlanFile
 from tests.runtime.plan_files import planned_site, service
 
 
@@ -19,19 +21,19 @@ def site(tmp_path):
 
 
 def planned(site):
-    request = request_of(site)
+    request = share_request(site)
     return provision("best", request.workloads, request.types, request.rules)
 
 
 def test_a_plan_that_was_written_is_read_back_as_it_was(site):
     plan = planned(site)
-    assert gpus_of(json.loads(json.dumps(document_of(plan))), "plan.json") == plan.gpus
+    assert PlanFile(Path("plan.json"), json.loads(json.dumps(document_of(plan)))).shares() == plan.gpus
 
 
 @pytest.mark.parametrize("wrong", [{}, [], {"gpus": [{}]}, {"gpus": [{"type": "core", "instances": None}]}, None])
 def test_what_is_no_plan(wrong):
     with pytest.raises(DataError, match="not a plan"):
-        gpus_of(wrong, "plan.json")
+        PlanFile(Path("plan.json"), wrong).shares()
 
 
 def test_every_service_loads_the_variant_the_plan_means(site, tmp_path):

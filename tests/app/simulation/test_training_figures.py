@@ -36,7 +36,7 @@ def simulate(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def test_one_command_draws_every_figure_and_table(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(SCENARIO)
     page = tmp_path / "green.html"
-    done = simulate(tmp_path / "s.yaml", "--page", page, "--json")
+    done = simulate(tmp_path / "s.yaml", "--html", page, "--json")
     assert done.returncode == 0, done.stderr
     text, document = page.read_text(), json.loads(done.stdout)
     for figure in ("Fig. 8", "Fig. 9a", "Fig. 9b", "Fig. 10", "Fig. 11", "Fig. 12", "Fig. 13a", "Fig. 13b", "Table 2",
@@ -58,7 +58,7 @@ def test_one_command_draws_every_figure_and_table(tmp_path: Path) -> None:
 
 def test_pictures_are_for_one_kind_of_scenario_alone(tmp_path: Path) -> None:
     examples = Path(__file__).resolve().parents[3] / "examples"
-    done = simulate(examples / "green-day.yaml", "--page", tmp_path / "x.html")
+    done = simulate(examples / "green-day.yaml", "--html", tmp_path / "x.html")
     assert done.returncode == 2 and "has no pictures" in done.stderr and not (tmp_path / "x.html").exists()
     done = simulate(examples / "green-figures.yaml", "--data", tmp_path)
     assert done.returncode == 2 and "lacks green/testbed_day_791.csv" in done.stderr

@@ -8,7 +8,7 @@ import pytest
 
 from joulery.adapters.engines.embedded.engine import LocalEngine
 from joulery.adapters.engines.remote.open_inference import OpenInferenceEngine
-from joulery.app.planning.request import request_of
+from joulery.app.planning.shares import share_request
 from joulery.app.wiring.engine import engine_for
 from joulery.app.wiring.triton import write_triton
 from joulery.config import load
@@ -22,7 +22,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "igniter-12.yaml"
 
 def written(folder: Path, file: Path = EXAMPLE, preset: str = "igniter"):
     site = load(file)
-    request = request_of(site)
+    request = share_request(site)
     plan = provision(preset, request.workloads, request.types, request.rules)
     return plan, write_triton(site, plan.gpus, folder, {one.id: one.slo for one in request.workloads})
 

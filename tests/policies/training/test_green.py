@@ -9,7 +9,7 @@ from joulery.domain.errors import ConfigError
 from joulery.policies.training.allocation import ClusterView, start_waiting
 from joulery.policies.training.carbon_shift import ShiftRule, normalised_power, shifting_factor
 from joulery.policies.training.green import Green, green_paper
-from joulery.policies.training.queues import TrackedJob, elders, lesser_kg
+from joulery.policies.training.queues import TrackedJob, lesser_kg, oldest_first
 
 powers = st.lists(st.floats(50, 400), min_size=1, max_size=20)
 
@@ -231,7 +231,7 @@ service = st.lists(st.tuples(st.floats(1.0, 5e5), st.floats(0.0, 3e6), st.floats
 def test_whoever_goes_before_an_old_job_has_had_little(
     jobs: list[tuple[float, float, float]], high_w: float, now: float
 ) -> None:
-    """The starvation bound, elders aside: of those ahead of a job of age A, whoever is younger counts for no more than
+    """The starvation bound, the oldest share aside: a younger job ahead of a job of age A counts for no more than
     mu^2 ceilings times four days / A; and what a job counts for is more than a quarter of its footprint, up to the
     ceiling."""
     attained_s, age_s, rate = (np.array(column) for column in zip(*jobs, strict=True))
@@ -258,9 +258,9 @@ old = st.lists(
 
 
 @given(old, st.integers(0, 16))
-def test_elders_are_the_oldest_that_fit_and_no_more(jobs: list[tuple[float, float, float, int]], gpus: int) -> None:
+def test_the_oldest_share_goes_to_the_oldest_that_fit(jobs: list[tuple[float, float, float, int]], gpus: int) -> None:
     age_s, counted, submit_s, wants = (np.array(column) for column in zip(*jobs, strict=True))
-    chosen = list(elders(age_s, counted, submit_s, wants.tolist(), gpus))
+    chosen = list(oldest_first(age_s, counted, submit_s, wants.tolist(), gpus))
     assert sum(wants[chosen]) <= gpus and all(wants[at] > 0 for at in chosen)
     order = [(-age_s[at], counted[at], submit_s[at]) for at in chosen]
     assert order == sorted(order)
@@ -273,7 +273,7 @@ def test_elders_are_the_oldest_that_fit_and_no_more(jobs: list[tuple[float, floa
         assert wants[at] == 0 or wants[at] > gpus - sum(wants[before]), "passed over for those before it alone"
 
 
-def running_elders(policy: Green, running: list[int] | None = None, gpus: int = 4, **columns: object) -> list[int]:
+def running_jobs(policy: Green, running: list[int] | None = None, gpus: int = 4, **columns: object) -> list[int]:
     """Who runs, first to run first, of settled jobs of one GPU each, at 1e6 s."""
     arrays = {name: np.asarray(column, np.float64) for name, column in columns.items()}
     n = len(arrays["submit_s"])
@@ -285,11 +285,11 @@ def running_elders(policy: Green, running: list[int] | None = None, gpus: int = 
 
 def test_a_quarter_of_the_gpus_goes_to_the_oldest_whatever_they_have_had() -> None:
     columns = {"submit_s": [9e5, 8.9e5, 9.4e5, 9.5e5, 9.6e5], "attained_gpu_s": [9e4, 8e4, 30.0, 20.0, 10.0]}
-    assert running_elders(Green(mu=1.0), **columns) == [1, 2, 3, 4]
-    assert running_elders(Green(mu=1.0, elder_share=0.5), **columns) == [1, 0, 2, 3]
-    assert running_elders(Green(mu=1.0, elder_share=0.0), **columns) == [2, 3, 4, 0], "one is left to the longest"
-    assert running_elders(Green(mu=1.0), gpus=3, **columns) == [2, 3, 4], "less than one GPU is none"
-    assert running_elders(green_paper(mu=1.0), **columns) == [4, 3, 2, 1]
+    assert running_jobs(Green(mu=1.0), **columns) == [1, 2, 3, 4]
+    assert running_jobs(Green(mu=1.0, oldest_share=0.5), **columns) == [1, 0, 2, 3]
+    assert running_jobs(Green(mu=1.0, oldest_share=0.0), **columns) == [2, 3, 4, 0], "one is left to the longest"
+    assert running_jobs(Green(mu=1.0), gpus=3, **columns) == [2, 3, 4], "less than one GPU is none"
+    assert running_jobs(green_paper(mu=1.0), **columns) == [4, 3, 2, 1]
 
 
 def test_beyond_three_days_all_are_equally_old_and_who_had_least_goes_first() -> None:
@@ -298,19 +298,19 @@ def test_beyond_three_days_all_are_equally_old_and_who_had_least_goes_first() ->
 
     def first(older_d: float, younger_d: float, policy: Green = policy) -> int:
         submit_s = [1e6 - older_d * day_s, 1e6 - younger_d * day_s, 9.9e5, 9.9e5, 9.9e5]
-        return running_elders(policy, submit_s=submit_s, **columns)[0]
+        return running_jobs(policy, submit_s=submit_s, **columns)[0]
 
     assert first(2.9, 2.8) == 0 and first(3.2, 3.1) == 1
-    assert first(3.2, 3.1, dataclasses.replace(policy, elder_age_s=1e6)) == 0
+    assert first(3.2, 3.1, dataclasses.replace(policy, oldest_age_s=1e6)) == 0
     same = {"attained_gpu_s": [9e4] * 4, "submit_s": [5e5, 4e5, 6e5, 7e5]}
-    assert running_elders(policy, gpus=4, **same)[0] == 1, "of those who had as much who came first"
+    assert running_jobs(policy, gpus=4, **same)[0] == 1, "of those who had as much who came first"
 
 
-def test_a_newcomer_is_no_elder_before_it_may_preempt() -> None:
+def test_a_newcomer_has_no_oldest_share_before_it_may_preempt() -> None:
     columns = {"submit_s": [1e6 - 900.0, 1e6 - 600.0], "attained_gpu_s": [1.0, 9e4], "executed_s": [0.0, 600.0]}
-    policy = Green(mu=1.0, elder_share=1.0)
-    assert running_elders(policy, [0, 1], gpus=1, **columns) == [1]
-    assert running_elders(dataclasses.replace(policy, preempt_after_s=0.0), [0, 1], gpus=1, **columns) == [0]
+    policy = Green(mu=1.0, oldest_share=1.0)
+    assert running_jobs(policy, [0, 1], gpus=1, **columns) == [1]
+    assert running_jobs(dataclasses.replace(policy, preempt_after_s=0.0), [0, 1], gpus=1, **columns) == [0]
 
 
 def test_a_job_that_has_little_left_goes_before_one_that_has_had_less() -> None:
@@ -449,9 +449,9 @@ def test_passive_scheduling_backfills_in_order() -> None:
         {"ageing_s": 0.0},
         {"lift_after_s": -1.0},
         {"ageing_s": -1.0},
-        {"elder_share": -0.1},
-        {"elder_share": 1.1},
-        {"elder_age_s": -1.0},
+        {"oldest_share": -0.1},
+        {"oldest_share": 1.1},
+        {"oldest_age_s": -1.0},
         {"progress_after_s": -1.0},
         {"preempt_after_s": -1.0},
     ],

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,9 @@ from joulery.runtime.leasing.watchdog import Watchdog, revert_lease
 from joulery.store.leases import LeaseBook, lives, owner_of
 from tests.fakes.cpufreq import cpufreq_tree, settings
 from tests.fakes.nvml import STATE, NvmlFake, gpu
+from tests.waiting import ended, wait_until
 
 FAKES = Path(__file__).resolve().parents[2] / "fakes/path"
-PATIENCE_S = 30.0
 
 HOLDER = """
 import json, os, signal, sys, time
@@ -46,18 +45,6 @@ while True:
     time.sleep(0.1)
     holder.renew()
 """
-
-
-def until(what: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.05)
-
-
-def ended(pid: int) -> bool:
-    """True when it is gone or only waits to be buried."""
-    return owner_of(pid) is None
 
 
 class Holding:
@@ -84,7 +71,7 @@ class Holding:
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
             self.process.wait()
-        until(lambda: ended(self.watchdog))
+        wait_until(lambda: ended(self.watchdog))
 
 
 @pytest.fixture
@@ -119,9 +106,9 @@ def test_the_cpu_clock_comes_back_when_its_controller_is_killed_or_stopped(
     assert settings(tree)["cpufreq/policy0/scaling_max_freq"] == "2000000"
     assert book.names() == ("cpu.clock",)
     held.kill(number)
-    until(lambda: book.names() == ())
+    wait_until(lambda: book.names() == ())
     assert settings(tree) == before
-    until(lambda: ended(held.watchdog))
+    wait_until(lambda: ended(held.watchdog))
 
 
 def test_the_gpu_clock_comes_back_when_its_controller_is_killed(
@@ -134,7 +121,7 @@ def test_the_gpu_clock_comes_back_when_its_controller_is_killed(
     held = hold("nvidia-clock", {"gpu": nvml.boards[0]["uuid"]}, 1005.0)
     assert nvml.boards[0]["locked"] == [210, 1005]
     held.kill(signal.SIGKILL)
-    until(lambda: book.names() == ())
+    wait_until(lambda: book.names() == ())
     assert nvml.boards[0]["locked"] is None
 
 
@@ -143,7 +130,7 @@ def test_a_controller_that_hangs_loses_its_lease(hold: Callable[..., Holding], t
     before = settings(tree)
     held = hold("cpufreq", {"root": str(tree)}, 2000.0, lasts_s=2.0)
     held.process.send_signal(signal.SIGSTOP)
-    until(lambda: book.names() == ())
+    wait_until(lambda: book.names() == ())
     assert settings(tree) == before
     assert held.process.poll() is None
 
@@ -152,7 +139,7 @@ def test_a_lease_that_is_renewed_outlives_its_term(hold: Callable[..., Holding],
     hold("cpufreq", {"root": str(tree)}, 2000.0, lasts_s=4.0)
     first = book.read("cpu.clock")
     assert first is not None
-    until(lambda: (book.read("cpu.clock") or first).renewed_s > first.renewed_s + 4.2)
+    wait_until(lambda: (book.read("cpu.clock") or first).renewed_s > first.renewed_s + 4.2)
     assert settings(tree)["cpufreq/policy0/scaling_max_freq"] == "2000000"
 
 
@@ -160,13 +147,13 @@ def test_a_watchdog_that_is_killed_is_replaced(hold: Callable[..., Holding], tre
     before = settings(tree)
     held = hold("cpufreq", {"root": str(tree)}, 2000.0)
     os.kill(held.watchdog, signal.SIGKILL)
-    until(lambda: bool(children(held.process.pid) - {held.watchdog}))
+    wait_until(lambda: bool(children(held.process.pid) - {held.watchdog}))
     (successor,) = children(held.process.pid) - {held.watchdog}
-    until(lambda: b"joulery.app.wiring.lease_watchdog" in Path(f"/proc/{successor}/cmdline").read_bytes())
+    wait_until(lambda: b"joulery.app.wiring.lease_watchdog" in Path(f"/proc/{successor}/cmdline").read_bytes())
     held.kill(signal.SIGKILL)
-    until(lambda: book.names() == ())
+    wait_until(lambda: book.names() == ())
     assert settings(tree) == before
-    until(lambda: ended(successor))
+    wait_until(lambda: ended(successor))
 
 
 def children(pid: int) -> set[int]:

@@ -4,11 +4,9 @@ import contextlib
 import json
 import os
 import pty
-import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,17 +132,17 @@ def test_signals_are_passed_on_and_the_command_answers(
     drivers: list[subprocess.Popen[str]], tmp_path: Path, number: int
 ) -> None:
     script = (
-        "import signal, sys, time\n"
-        f"signal.signal({int(number)}, lambda n, f: (print('got', n, flush=True), sys.exit(33)))\n"
-        "print('listening', flush=True)\n"
-        "time.sleep(60)\n"
+        "import os, signal, sys, time\n"
+        f"signal.signal({int(number)}, lambda n, f: (os.write(1, b'got %d\\n' % n), sys.exit(33)))\n"
+        "os.write(1, b'listening\\n')\n"
+        "while True: time.sleep(60)\n"
     )
     driver, _ = driven(drivers, tmp_path, sys.executable, "-c", script)
     assert driver.stdout is not None
     assert driver.stdout.readline() == "listening\n"
     os.kill(driver.pid, number)
     assert driver.stdout.readline() == f"got {int(number)}\n"
-    assert driver.wait(20) == 33
+    assert driver.wait() == 33
 
 
 def test_a_command_that_ignores_a_signal_goes_on(drivers: list[subprocess.Popen[str]], tmp_path: Path) -> None:
@@ -152,7 +150,7 @@ def test_a_command_that_ignores_a_signal_goes_on(drivers: list[subprocess.Popen[
     assert driver.stdout is not None
     assert driver.stdout.readline() == "ready\n"
     os.kill(driver.pid, signal.SIGTERM)
-    assert driver.wait(20) == 4
+    assert driver.wait() == 4
 
 
 def test_a_signal_from_the_command_itself_is_not_sent_back(
@@ -160,7 +158,7 @@ def test_a_signal_from_the_command_itself_is_not_sent_back(
 ) -> None:
     """A program may tell its parent that it is ready; that must not kill it."""
     driver, _ = driven(drivers, tmp_path, "sh", "-c", "kill -USR1 $PPID; sleep 0.2; exit 6")
-    assert driver.wait(20) == 6
+    assert driver.wait() == 6
 
 
 def test_a_default_signal_kills_the_command_and_is_told_as_a_shell_would(
@@ -168,24 +166,24 @@ def test_a_default_signal_kills_the_command_and_is_told_as_a_shell_would(
 ) -> None:
     driver, pid = driven(drivers, tmp_path, "sleep", "60")
     os.kill(driver.pid, signal.SIGTERM)
-    assert driver.wait(20) == 143
+    assert driver.wait() == 143
     assert not Path(f"/proc/{pid}").exists()
 
 
 def test_what_the_terminal_sends_reaches_the_command_once(tmp_path: Path) -> None:
     """Ctrl-C goes to the whole foreground group: passing it on would make it two.
 
-    The driver is held until the command has seen its own, so that a second one could not melt into the first.
+    The driver is held until the command has seen its own interrupt. Then it handles its interrupt and a SIGUSR1, in
+    this order (the kernel delivers the lower number first); the SIGUSR1 that it passes on closes the count.
     """
     counter = (
-        "import signal, sys, time\n"
+        "import os, signal, sys, time\n"
         "seen = []\n"
-        "signal.signal(signal.SIGINT, lambda n, f: (seen.append(n), print('interrupt', len(seen), flush=True)))\n"
-        "print('listening', sys.stdin.isatty(), flush=True)\n"
-        "while not seen: time.sleep(0.02)\n"
-        "end = time.monotonic() + 1\n"
-        "while time.monotonic() < end: time.sleep(0.02)\n"
-        "print('in all', len(seen), flush=True)\n"
+        "count = lambda n, f: (seen.append(n), os.write(1, b'interrupt %d\\n' % len(seen)))\n"
+        "signal.signal(signal.SIGINT, count)\n"
+        "signal.signal(signal.SIGUSR1, lambda n, f: (os.write(1, b'in all %d\\n' % len(seen)), sys.exit(0)))\n"
+        "os.write(1, b'listening %d\\n' % sys.stdin.isatty())\n"
+        "while True: time.sleep(60)\n"
     )
     driver, terminal = pty.fork()
     if driver == 0:
@@ -193,10 +191,11 @@ def test_what_the_terminal_sends_reaches_the_command_once(tmp_path: Path) -> Non
             sys.executable, [sys.executable, "-c", DRIVER, str(tmp_path / "o.json"), sys.executable, "-c", counter]
         )
     try:
-        read_until(terminal, b"listening True")
+        read_until(terminal, b"listening 1")
         os.kill(driver, signal.SIGSTOP)
         os.write(terminal, b"\x03")
         read_until(terminal, b"interrupt 1")
+        os.kill(driver, signal.SIGUSR1)
         os.kill(driver, signal.SIGCONT)
         assert b"in all 1" in read_until(terminal, b"in all ")
     finally:
@@ -207,19 +206,16 @@ def test_what_the_terminal_sends_reaches_the_command_once(tmp_path: Path) -> Non
 
 def read_until(terminal: int, text: bytes) -> bytes:
     """What a terminal shows up to the end of the line that holds ``text``."""
-    seen, deadline_s = b"", time.monotonic() + 30
+    seen = b""
     while text not in seen or not seen.endswith(b"\n"):
-        assert time.monotonic() < deadline_s, seen
-        if select.select([terminal], [], [], 0.1)[0]:
-            seen += os.read(terminal, 4096)
+        seen += os.read(terminal, 4096)
     return seen
 
 
 def test_cpu_time_holds_children_and_grandchildren(tmp_path: Path) -> None:
     burn = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass"
     done = outcome(tmp_path, "sh", "-c", f"{sys.executable} -c '{burn}'; {sys.executable} -c '{burn}'")
-    assert 0.4 <= done["cpu_s"] < 5
-    assert done["wall_s"] >= 0.35
+    assert done["cpu_s"] >= 0.4
 
 
 def test_the_callers_own_children_are_left_alone(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_hours_of_a_measured_run(tmp_path, capsys):
 
 def test_the_page_of_a_measured_run_has_plots_and_notes(tmp_path, capsys):
     folder = measured_run(tmp_path / "run")
-    assert main(["report", str(folder), "--format", "html"]) == 0
+    assert main(["report", str(folder), "--html", "-"]) == 0
     page = capsys.readouterr().out
     assert [name in page for name in ('data-chart="power"', 'data-chart="intensity"', 'data-chart="carbon"')] == [
         True

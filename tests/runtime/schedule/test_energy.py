@@ -15,8 +15,8 @@ import pytest
 from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobEnergy, JobState, Placement
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.quality import Quality
-from joulery.runtime.schedule.agent import AgentTimes, run_agent
-from joulery.runtime.schedule.energy import FirstOf, JobMeter, MachineShares, StatedPower
+from joulery.runtime.schedule.energy import FirstSource, JobMeter, MachineShares, StatedPower
+from joulery.runtime.schedule.loops import AgentTimes, run_agent
 from joulery.runtime.schedule.spool import SpoolReader, SpoolWriter
 
 
@@ -229,7 +229,7 @@ def test_stated_power_is_assumed_and_counts_held_slots() -> None:
 def test_what_agents_measure_is_not_assumed_before_they_say_so(tmp_path: Path) -> None:
     now = [0.0]
     stated = StatedPower(200.0, 50.0, lambda: now[0], after_s=120.0)
-    sources = FirstOf([SpoolReader(tmp_path, print).read, stated.read])
+    sources = FirstSource([SpoolReader(tmp_path, print).read, stated.read])
     both = snapshot(job(1), job(2))
     for now[0] in (0.0, 15.0, 30.0):
         assert sources.read(both) == {}
@@ -249,7 +249,7 @@ def test_the_first_source_that_knows_a_job_counts() -> None:
 
         return read
 
-    found = FirstOf([told(j1=1.0), told(j1=9.0, j2=2.0)]).read(snapshot())
+    found = FirstSource([told(j1=1.0), told(j1=9.0, j2=2.0)]).read(snapshot())
     assert {number: total.energy_j for number, total in found.items()} == {1: 1.0, 2: 2.0}
 
 

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from joulery.domain.cluster import JobEnergy
 from joulery.domain.quality import Quality
-from joulery.runtime.schedule.energy_delta import NOBODY, SourceTotal, drawn
+from joulery.runtime.schedule.energy import NO_TOTALS, SourceTotal, energy_delta
 
 
 def booked(*totals: tuple[str, float]) -> tuple[list[float], Mapping[str, SourceTotal]]:
     """What is booked look by look, where slots draw half."""
-    seen, joules = NOBODY, []
+    seen, joules = NO_TOTALS, []
     for source, energy_j in totals:
-        grown_j, slot_j, seen = drawn(seen, JobEnergy(energy_j, energy_j / 2, Quality.MEASURED, source))
+        grown_j, slot_j, seen = energy_delta(seen, JobEnergy(energy_j, energy_j / 2, Quality.MEASURED, source))
         assert slot_j == pytest.approx(grown_j / 2)
         joules.append(grown_j)
     return joules, seen
@@ -28,9 +28,9 @@ def test_what_a_total_grew_by_and_a_counter_that_starts_anew() -> None:
 
 
 def test_either_total_that_falls_starts_both_anew() -> None:
-    _, _, seen = drawn(NOBODY, JobEnergy(10.0, 8.0, Quality.MEASURED, "a"))
-    assert drawn(seen, JobEnergy(12.0, 3.0, Quality.MEASURED, "a"))[:2] == (12.0, 3.0)
-    assert drawn(seen, JobEnergy(9.0, 8.5, Quality.MEASURED, "a"))[:2] == (9.0, 8.5)
+    _, _, seen = energy_delta(NO_TOTALS, JobEnergy(10.0, 8.0, Quality.MEASURED, "a"))
+    assert energy_delta(seen, JobEnergy(12.0, 3.0, Quality.MEASURED, "a"))[:2] == (12.0, 3.0)
+    assert energy_delta(seen, JobEnergy(9.0, 8.5, Quality.MEASURED, "a"))[:2] == (9.0, 8.5)
 
 
 def test_a_source_that_is_back_adds_what_was_not_booked_in_its_place() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulery.domain.errors import DataError
-from joulery.sim import kernel as kernel_module
+from joulery.sim.core import kernel as kernel_module
 from joulery.sim.core.kernel import Kernel, Rank
 
 KINDS = {"completion": Rank.COMPLETION, "arrival": Rank.ARRIVAL, "telemetry": Rank.TELEMETRY, "policy": Rank.POLICY}

@@ -6,7 +6,7 @@ from joulery.perf.power.training_power import RTX3090_CLASSES, NodePower, power_
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.streams import Streams
 from joulery.sim.training import savings as training_savings
-from joulery.sim.training.savings import _drawn, most_at_once, savings
+from joulery.sim.training.savings import _sampled_jobs, most_at_once, savings
 from joulery.sim.training.study import Setting
 
 DAY = Intensity(200.0 + 150.0 * np.sin(np.arange(24) / 24 * 2 * np.pi))
@@ -18,16 +18,16 @@ def past(count: int = 60) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def test_the_same_scheduler_saves_exactly_nothing() -> None:
-    found = savings(*past(), DAY, "fifo", 32, draws=3)
+    found = savings(*past(), DAY, "fifo", 32, samples=3)
     for spread in (found.cluster_carbon, found.cluster_energy, found.job_carbon, found.mean_jct, found.p99_jct):
         assert (spread.mean, spread.low, spread.high) == (0.0, 0.0, 0.0)
 
 
 def test_sleeping_and_limits_save_and_the_interval_holds_the_mean() -> None:
-    found = savings(*past(), DAY, "green-lean", 32, draws=6)
+    found = savings(*past(), DAY, "green-lean", 32, samples=6)
     assert found.cluster_carbon.low < found.cluster_carbon.mean < found.cluster_carbon.high < 0
-    assert found.cluster_energy.mean < 0 and (found.jobs, found.gpus, found.draws) == (60, 32, 6)
-    assert savings(*past(), DAY, "green-lean", 32, draws=6) == found
+    assert found.cluster_energy.mean < 0 and (found.jobs, found.gpus, found.samples) == (60, 32, 6)
+    assert savings(*past(), DAY, "green-lean", 32, samples=6) == found
 
 
 def test_the_interval_leaves_one_draw_in_ten_out_and_restarts_differ(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,11 +41,11 @@ def test_the_interval_leaves_one_draw_in_ten_out_and_restarts_differ(monkeypatch
         return run(policy, setting, *more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(training_savings, "run_scheme", seen)
-    change = savings(*past(20), DAY, "green-lean", 32, draws=8).job_carbon
+    change = savings(*past(20), DAY, "green-lean", 32, samples=8).job_carbon
     monkeypatch.undo()
-    each = [savings(*past(20), DAY, "green-lean", 32, draws=n).job_carbon.mean * n for n in range(1, 9)]
-    draws = np.diff([0.0, *each])
-    assert (change.low, change.high) == pytest.approx(tuple(np.quantile(draws, (0.05, 0.95))))
+    each = [savings(*past(20), DAY, "green-lean", 32, samples=n).job_carbon.mean * n for n in range(1, 9)]
+    each_sample = np.diff([0.0, *each])
+    assert (change.low, change.high) == pytest.approx(tuple(np.quantile(each_sample, (0.05, 0.95))))
     assert restarts[::2] == restarts[1::2], "both schedulers in the same world"
     assert all(silent), "no log says that a job told its progress"
     assert len(set(restarts[::2])) == 8 and 30.0 <= min(restarts) < max(restarts) <= 300.0
@@ -53,7 +53,7 @@ def test_the_interval_leaves_one_draw_in_ten_out_and_restarts_differ(monkeypatch
 
 def test_elapsed_time_comes_back_on_the_gpus_a_job_had() -> None:
     submit_s, elapsed_s, gpus = past()
-    jobs = _drawn(submit_s, elapsed_s, gpus, Streams(0)("x"))
+    jobs = _sampled_jobs(submit_s, elapsed_s, gpus, Streams(0)("x"))
     table = power_table(RTX3090_CLASSES, NodePower())
     assert jobs.work_s / table.speedup[jobs.kind, gpus] == pytest.approx(elapsed_s)
 
@@ -63,7 +63,7 @@ def test_jobs_wider_than_any_measurement_are_as_busy_as_the_widest_measured() ->
     assert table.speedup.shape == (8, 17)
     assert table.speedup[:, 16] == pytest.approx(2 * table.speedup[:, 8])
     assert widened(RTX3090_CLASSES, 4) == RTX3090_CLASSES
-    wide = savings(np.zeros(3), np.full(3, 3600.0), np.array([16, 1, 2]), DAY, "green-lean", 32, draws=2)
+    wide = savings(np.zeros(3), np.full(3, 3600.0), np.array([16, 1, 2]), DAY, "green-lean", 32, samples=2)
     assert wide.jobs == 3
 
 
@@ -78,6 +78,6 @@ def test_what_cannot_be_answered_is_said() -> None:
     with pytest.raises(DataError, match="no job held a GPU"):
         savings(np.zeros(0), np.zeros(0), np.zeros(0, int), DAY, "green", 2)
     with pytest.raises(ConfigError, match="no such training policy"):
-        savings(*past(), DAY, "greener", 32, draws=2)
+        savings(*past(), DAY, "greener", 32, samples=2)
     with pytest.raises(DataError, match="asks for 8 GPUs, the cluster has 4"):
-        savings(np.zeros(1), np.ones(1), np.array([8]), DAY, "green", 4, draws=2)
+        savings(np.zeros(1), np.ones(1), np.array([8]), DAY, "green", 4, samples=2)

@@ -216,7 +216,7 @@ def test_in_a_burst_of_a_week_the_slowest_end_sooner_than_under_tiresias() -> No
 @pytest.mark.parametrize(
     ("scheme", "without", "what", "at_least"),
     [
-        ("green", "elder_share=0", "p99", 1.05),
+        ("green", "oldest_share=0", "p99", 1.05),
         ("green", "progress_after_s=none", "mean", 1.4),
         ("green", "ageing_s=none", "p99", 1.10),
         ("green", "ceiling_gpu_s=none", "p99", 1.10),

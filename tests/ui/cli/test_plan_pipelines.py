@@ -47,7 +47,7 @@ def test_the_contract_for_scripts(capsys, tmp_path: Path) -> None:
     )
     instance = next(each for each in document["gpus"] for each in each["instances"])
     assert instance.keys() >= {"workload", "model", "replica", "replicas", "rate_rps", "latency_s", "slack_s", "slo_s"}
-    assert {each["workload"]: each["promised_ratio"] for each in document["services"]} == {"photos": 0.99, "chat": 0.95}
+    assert {each["workload"]: each["required_ratio"] for each in document["services"]} == {"photos": 0.99, "chat": 0.95}
     (best,) = document["compare"]
     assert best["policy"] == "best"
     assert best["power_w"] <= document["power_w"] + 1e-6
@@ -58,7 +58,7 @@ def test_text_explanation_and_page(capsys, tmp_path: Path) -> None:
     code, out, _ = plan(capsys, site(tmp_path), "--preset", "best", "--explain", "--html", page, "--out", kept)
     assert code == 0
     assert "best: 2 × V100" in out
-    assert "every promise kept" in out
+    assert "every service within its SLO" in out
     assert "a governor may set" in out
     text = page.read_text()
     assert not re.search(r"(src|href)=", text)

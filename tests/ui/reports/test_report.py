@@ -163,7 +163,7 @@ def test_a_killed_run_is_reported_from_its_ticks(tmp_path, capsys):
     assert answer["carbon_g"] == pytest.approx(last.carbon_g)
     assert (answer["carbon_signal"], answer["quality"], answer["duration_s"]) == ("average", "modelled", 45.0)
     assert answer["runs"][0]["interrupted"] is True
-    assert "interrupted" in printed(capsys, folder, "--format", "html").out
+    assert "interrupted" in printed(capsys, folder, "--html", "-").out
 
 
 def test_a_torn_last_line_does_not_matter(tmp_path, capsys):
@@ -230,7 +230,7 @@ def test_a_failed_run_says_so(tmp_path, capsys):
         writer.write_report(footprint_to_dict(footprint()))
         raise RuntimeError
     assert "ended with an error" in printed(capsys, tmp_path / "run").out
-    assert "ended with an error" in printed(capsys, tmp_path / "run", "--format", "html").out
+    assert "ended with an error" in printed(capsys, tmp_path / "run", "--html", "-").out
 
 
 def test_the_page_needs_nothing_from_anywhere(tmp_path):
@@ -261,7 +261,7 @@ def test_a_measure_run_without_ticks_has_a_page_without_plots(tmp_path):
 
 def test_a_run_of_no_energy_has_a_page(tmp_path, capsys):
     folder = run_of(tmp_path / "run", footprint_to_dict(Footprint(duration_s=1.0, covered_s=1.0)))
-    assert "No energy was metered." in printed(capsys, folder, "--format", "html").out
+    assert "No energy was metered." in printed(capsys, folder, "--html", "-").out
     assert "0 J" in printed(capsys, folder).out
 
 

@@ -2,8 +2,8 @@
 
 A job is its command line. It is started in a session of its own with ``JOULERY_GPUS`` (slots it has),
 ``JOULERY_RESTART_COUNT``, ``JOULERY_JOB`` and ``JOULERY_PROGRESS`` (a file to append progress to); what it prints is
-appended to one file over all its starts. Told to stop it gets SIGTERM and the grace to save itself; whatever code it
-ends with then, it waits to be started again with the same command, unless its progress says that all is done.
+appended to one file over all its starts. A stop is SIGTERM and a grace period to save state; whatever its
+exit code then, the job waits to be started again with the same command, unless its progress reports 100 %.
 
 Everything that matters is on disk before it is relied on, and processes are known by number and start time: a scheduler
 that is killed finds its jobs again, a machine that went down starts them again.
@@ -35,8 +35,8 @@ from joulery.domain.cluster import (
 )
 from joulery.domain.errors import ActuationError, CapabilityError, DataError
 
-# The shell begins when it is told that its number is on the disk, and never when whoever should tell it has died. It
-# waits for the command whatever signal comes, and leaves its exit code behind in one step.
+# The shell starts the command once the scheduler has written its process id to the disk, and exits if the scheduler
+# died before. It waits for the command through any signal and writes the exit code in one step.
 _RUNNER = (
     'read -r go || exit 125; exec </dev/null; cd "$1" || exit 126; exit_file=$2; shift 2; trap : TERM INT HUP; '
     '"$@"; code=$?; '
@@ -48,10 +48,10 @@ _KEPT_S = 86_400.0
 
 
 class Book(Protocol):
-    """Where the facts about jobs are kept."""
+    """Documents about jobs."""
 
     def locked(self) -> AbstractContextManager[None]:
-        """Nobody else changes facts meanwhile."""
+        """Hold the lock of the book; no other process changes it meanwhile."""
         ...
 
     def ids(self) -> Sequence[int]:
@@ -92,7 +92,7 @@ class LocalBackend:
         grace_s: From SIGTERM to SIGKILL.
         pattern: Finds progress in the output of jobs that say none.
         now_s: Unix seconds, for people.
-        boot_s: Seconds since boot, for the grace: no clock setting moves it.
+        boot_s: Seconds since boot, for the grace: a change of the clock does not affect it.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class LocalBackend:
         self._children: set[int] = set()
 
     def snapshot(self) -> ClusterSnapshot:
-        """Every job as its processes and files say; whoever outlived the grace is killed."""
+        """Every job as its processes and files show; a job that outlived its grace is killed."""
         self._reap()
         now_s = self._now_s()
         jobs = []
@@ -135,7 +135,7 @@ class LocalBackend:
     def apply(self, action: ClusterAction, /) -> str:
         """Start or stop a process; holding, releasing and ordering need nothing: no job here starts by itself."""
         if isinstance(action, (Hold, Release, Order)):
-            return "nothing to do: jobs of this machine start only when told to"
+            return "nothing to do: jobs of this machine start only on Start"
         self._reap()
         with self._book.locked():
             job = self._look(action.job)
@@ -168,11 +168,11 @@ class LocalBackend:
             return f"{self._look(job).state}"
 
     def close(self) -> None:
-        """Jobs go on; nothing is open. Those that ended are buried."""
+        """Reap ended children; jobs continue."""
         self._reap()
 
     def _look_past_damage(self, number: int) -> ClusterJob:
-        """One job now; one whose documents are damaged is left alone, and keeps nobody else from running."""
+        """One job now; one whose documents are damaged is exempt, and does not stop other jobs from running."""
         try:
             return self._look(number)
         except DataError as damaged:
@@ -183,7 +183,7 @@ class LocalBackend:
         return replace(lost, state=JobState.RUNNING, slots=len(run["slots"]))
 
     def _run(self, number: int) -> dict[str, Any] | None:
-        """The process of a job; None where there is none, or nobody can tell."""
+        """The process of a job; None where there is none, or its document is damaged."""
         try:
             return self._book.read(number, "run")
         except DataError:
@@ -222,8 +222,8 @@ class LocalBackend:
         if _alive(run):
             if stop is None:
                 return replace(started, state=JobState.RUNNING)
-            if not stop.get("told", True):  # whoever wrote that died before it said so
-                self._tell(number, run, stop)
+            if not stop.get("told", True):  # the scheduler that wrote this died before it sent the signal
+                self._send_stop(number, run, stop)
             self._enforce(run, stop)
             return replace(started, state=JobState.STOPPING)
         return self._ended(started, run, stop)
@@ -289,7 +289,7 @@ class LocalBackend:
             runs = [self._book.read(number, "run") for number in self._book.ids() if number not in self._over]
         except DataError as error:
             hint = "end that job and delete its folder"
-            raise ActuationError(f"nobody knows which slots are free: {error}", hint=hint) from error
+            raise ActuationError(f"it is unknown which slots are free: {error}", hint=hint) from error
         return {slot for run in runs if run is not None and _alive(run) for slot in run["slots"]}
 
     def _spawn(self, asked: Mapping[str, Any], folder: Path, restarts: int, slots: Sequence[Slot], wait: int) -> int:
@@ -334,11 +334,11 @@ class LocalBackend:
             os.close(log)
 
     def _reap(self) -> None:
-        """Bury our children that ended; the jobs of an earlier scheduler are not ours to bury."""
+        """Reap children of this process that ended."""
         for pid in tuple(self._children):
             try:
                 ended = os.waitpid(pid, os.WNOHANG)[0] == pid
-            except ChildProcessError:  # somebody else in this process did
+            except ChildProcessError:  # reaped elsewhere in this process
                 ended = True
             if ended:
                 self._children.discard(pid)
@@ -346,11 +346,11 @@ class LocalBackend:
     def _stop(self, job: int) -> str:
         run = self._book.read(job, "run")
         assert run is not None, "it was running a moment ago"
-        self._tell(job, run, {"boot_s": self._boot_s(), "at_s": self._now_s()})
+        self._send_stop(job, run, {"boot_s": self._boot_s(), "at_s": self._now_s()})
         return f"SIGTERM, and {self._grace_s:g} s to save itself"
 
-    def _tell(self, job: int, run: Mapping[str, Any], stop: Mapping[str, Any]) -> None:
-        """SIGTERM, meant before and done after it is sent: killed in between it is sent again."""
+    def _send_stop(self, job: int, run: Mapping[str, Any], stop: Mapping[str, Any]) -> None:
+        """Send SIGTERM, recorded before and after: a scheduler killed in between sends it again."""
         self._book.write(job, "stop", {**stop, "told": False})
         _signal(run, signal.SIGTERM)
         self._book.write(job, "stop", {**stop, "told": True})
@@ -363,7 +363,7 @@ class LocalBackend:
 def _alive(run: Mapping[str, Any]) -> bool:
     """Whether the process that was started then still runs: same number, same start, same boot.
 
-    One that had ended before anybody saw it start has no start, and does not run.
+    A process that ended before its start time was read does not run.
     """
     start_ticks = _start_ticks(run["pid"])
     return start_ticks is not None and bool(run["boot"] == _boot_id() and start_ticks == run["start_ticks"])

@@ -1,6 +1,6 @@
-"""Progress that a job says of itself: lines ``epoch k/K``, ``k/K`` or a share such as ``0.25``; the last one counts.
+"""Progress that a job reports: lines ``epoch k/K``, ``k/K`` or a share such as ``0.25``; the last one counts.
 
-Where a job says nothing of the kind, a pattern may find it in what the job prints.
+Where a job reports none, a pattern may find it in the job's output.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SHARE = re.compile(r"(\d*\.?\d+)(\s*%)?")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where jobs say how far they are.
+    """Where jobs report their progress.
 
     Attributes:
         folder: A file a job, named by its number; None where there is none.
@@ -36,7 +36,7 @@ class Progress:
 
         Args:
             job: Its number.
-            output: The file its output goes to; empty where nobody knows.
+            output: The file its output goes to; empty where unknown.
         """
         ratio = float("nan") if self.folder is None else read_progress(self.folder / str(job))
         if ratio == ratio or self.pattern is None or not output:
@@ -65,16 +65,16 @@ def output_pattern(text: str) -> re.Pattern[str]:
 
 
 def read_output(file: Path, pattern: re.Pattern[str]) -> float:
-    """The share that the last match in the end of a job's output tells, 0 to 1; NaN where there is none."""
+    """Progress in the last match at the end of a job's output, 0 to 1; NaN where there is none."""
     ratio = float("nan")
     for match in pattern.finditer(_tail(file, _OUTPUT_TAIL_BYTES)):
-        told = parse_progress("/".join(group or "" for group in match.groups()))
-        ratio = told if told == told else ratio
+        found = parse_progress("/".join(group or "" for group in match.groups()))
+        ratio = found if found == found else ratio
     return ratio
 
 
 def read_progress(file: Path) -> float:
-    """The share of the work done that the file's last whole line tells, 0 to 1; NaN where it tells none."""
+    """Progress in the file's last whole line that contains one, 0 to 1; NaN where there is none."""
     lines = _tail(file, _TAIL_BYTES).split("\n")[:-1]
     for line in reversed(lines):
         ratio = parse_progress(line)
@@ -84,7 +84,7 @@ def read_progress(file: Path) -> float:
 
 
 def parse_progress(line: str) -> float:
-    """The share that one line tells, clamped to 0 … 1; NaN when it tells none."""
+    """Progress in one line, clamped to 0 … 1; NaN where there is none."""
     text = line.strip()
     if match := _OF.fullmatch(text):
         done, whole = float(match[1]), float(match[2])

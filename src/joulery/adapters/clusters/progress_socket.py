@@ -81,7 +81,7 @@ class ProgressSocket:
 
 
 def open_progress_socket(path: Path, folder: Path, job_of: Callable[[int], int]) -> ProgressSocket:
-    """Listen at ``path``; a socket that nobody listens to any more is replaced.
+    """Listen at ``path``; a socket without a listener is replaced.
 
     Raises:
         CapabilityError: The place or the folder cannot be used.

@@ -1,4 +1,4 @@
-"""What ``sacct`` printed, as past jobs: pipe- or comma-separated with a header, holes and all.
+"""Reader of ``sacct`` output as past jobs: pipe- or comma-separated with a header, holes and all.
 
 :data:`COMMAND` gives everything that is used; a missing column costs only what it says. Steps (``17.batch``) are left
 out: their job has their time. A job that was held, or waited for another, counts as submitted when it could start.
@@ -77,7 +77,7 @@ def read_sacct(path: Path, zone: tzinfo | None = None) -> SacctLog:
         if not isinstance(made, PastJob):
             left[made] += 1
             continue
-        # One run may be told twice, by files that overlap; a requeued job has several, which began at other times.
+        # One run may appear twice, in files that overlap; a requeued job has several, which began at other times.
         before = jobs.get((made.id, made.start_s))
         left.update(["the same run again"] * (before is not None))
         if before is None or made.elapsed_s > before.elapsed_s:

@@ -3,7 +3,7 @@
 A process belongs to the job of its cgroup (``.../job_7/step_batch``), which it cannot change; where Slurm makes no
 cgroups, to the one that Slurm put into its environment (``SLURM_JOB_ID``). The ones on top are those whose parent does
 not. A job's GPUs are in ``SLURM_JOB_GPUS`` (the board's own numbers), or in what a prolog wrote to a file named by the
-job, which counts first: inside a device cgroup ``CUDA_VISIBLE_DEVICES`` starts at 0 for everybody.
+job, which counts first: inside a device cgroup ``CUDA_VISIBLE_DEVICES`` starts at 0 for every job.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def node_placements(proc: Path = Path("/proc"), prolog: Path | None = None, node
         node: Only processes that Slurm started under this node name; all when empty.
     """
     jobs: dict[int, list[int]] = {}
-    told: dict[int, Mapping[str, str]] = {}
+    variables_of: dict[int, Mapping[str, str]] = {}
     environments = {pid: _environment(proc / str(pid)) for pid in _pids(proc)}
     owners = {pid: owner for pid, read in environments.items() if (owner := _job(proc / str(pid), read))}
     for pid, job in owners.items():
@@ -35,12 +35,12 @@ def node_placements(proc: Path = Path("/proc"), prolog: Path | None = None, node
         if node and variables.get("SLURMD_NODENAME", node) != node:
             continue
         if variables.get("SLURM_JOB_ID") == str(job):
-            told.setdefault(job, variables)
+            variables_of.setdefault(job, variables)
         if owners.get(_parent(proc / str(pid))) != job:
             jobs.setdefault(job, []).append(pid)
     found = []
     for number, pids in sorted(jobs.items()):
-        gpus = _gpus(number, told.get(number, {}), prolog)
+        gpus = _gpus(number, variables_of.get(number, {}), prolog)
         found.append(Placement(number, tuple(sorted(pids)), max(1, len(gpus)), gpus))
     return tuple(found)
 

@@ -50,7 +50,7 @@ _OURS_TO_WAIT = ("Dependency", "BeginTime", "Reservation", "DependencyNeverSatis
 
 @dataclass(frozen=True, slots=True)
 class SlurmRecord:
-    """One job as Slurm tells it.
+    """One job as Slurm reports it.
 
     Attributes:
         id, name, user, partition: As Slurm names them.
@@ -66,7 +66,7 @@ class SlurmRecord:
         priority: 0 when held.
         output: The file its output goes to; empty where Slurm does not say.
         folder: Where it runs.
-        account, qos: Whose time it is.
+        account, qos: Charged account and quality of service.
         limit_min: Its time limit in minutes; 0 for none.
     """
 
@@ -105,7 +105,7 @@ class SlurmRecord:
 
     @property
     def family(self) -> int:
-        """The number that its owner knows it by: that of the first of those that follow one another."""
+        """The number its owner knows it by: the first number of jobs that follow one another."""
         found = _FAMILY.search(self.comment)
         return int(found[1]) if found else self.id
 
@@ -117,7 +117,7 @@ class SlurmRecord:
 
     @property
     def held(self) -> bool:
-        """Whether somebody holds it."""
+        """Whether it is held."""
         return self.priority == 0 or "Held" in self.reason or "held state" in self.reason
 
 
@@ -152,7 +152,7 @@ def to_job(
         record: What Slurm says.
         partitions: Those to schedule; all when empty.
         user_range: Whether the owner's Comment says how far it may be resized.
-        progress_ratio: What it said of its progress.
+        progress_ratio: Its reported progress.
     """
     gpus = record.gpus
     if gpus == 0:
@@ -269,7 +269,7 @@ def _record(job: Mapping[str, Any]) -> SlurmRecord:
 
 
 def _output(job: Mapping[str, Any]) -> str:
-    """The file a batch job prints to: as it asked, or Slurm's default; empty where that cannot be told."""
+    """The file a batch job prints to: as it asked, or Slurm's default; empty where it is unknown."""
     number, folder = str(int(job["job_id"])), _text(job.get("current_working_directory"))
     said = _text(job.get("standard_output")) or (f"{folder}/slurm-%j.out" if folder else "")
     letters = {"j": number, "A": number, "x": _text(job.get("name")), "u": _text(job.get("user_name"))}

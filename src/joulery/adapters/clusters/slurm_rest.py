@@ -41,7 +41,7 @@ class RestPlace:
     Attributes:
         url: Its address over TCP; empty where it has a socket.
         socket: Its UNIX socket.
-        user: Whose token it is; this user when empty.
+        user: User of the token; this user when empty.
         token: Reads the token; empty where the socket says who we are.
         timeout_s: How long an answer may take.
     """
@@ -70,7 +70,7 @@ class SlurmRest:
         """As a runner: ``squeue --json`` and ``sinfo`` are answered by the service, everything else runs.
 
         Raises:
-            CapabilityError: It does not answer, or does not let us in.
+            CapabilityError: It does not answer, or refuses access.
             DataError: Its answer is not understood.
         """
         if tuple(command[:2]) == ("squeue", "--json"):
@@ -106,7 +106,7 @@ class SlurmRest:
             if again and self._renewed():
                 return self._ask(path, again=False)
             raise CapabilityError(
-                f"slurmrestd does not let us in (HTTP {answer.status_code})",
+                f"slurmrestd refuses access (HTTP {answer.status_code})",
                 resource="slurmrestd",
                 grant="export $(scontrol token lifespan=86400)",
             )
@@ -124,7 +124,7 @@ class SlurmRest:
         return {**user, "X-SLURM-USER-TOKEN": self._token}
 
     def _renewed(self) -> bool:
-        """Whether Slurm gave a new token: they expire, and nobody is there to renew them."""
+        """Whether Slurm gave a new token: tokens expire."""
         found = _TOKEN.search(self._run(("scontrol", "token", "lifespan=86400")).out)
         if found is None or found[1] == self._token:
             return False
@@ -179,7 +179,7 @@ def _as_sinfo(text: str, partitions: Sequence[str]) -> str:
 
 
 def _state(node: Mapping[str, Any]) -> str:
-    """The state in sinfo's words: older versions tell a state and flags, newer ones a list of both."""
+    """The state in sinfo's words: older versions give a state and flags, newer ones a list of both."""
     state = node["state"]
     words = [state] if isinstance(state, str) else list(state)
     flags = [str(flag).upper() for flag in (*words[1:], *(node.get("state_flags") or ()))]

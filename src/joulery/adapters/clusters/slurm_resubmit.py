@@ -41,7 +41,7 @@ def resubmission(record: SlurmRecord, gpus: int, gpus_per_node: int) -> tuple[st
             nodes += 1
         shape = [f"--nodes={nodes}", f"--gres=gpu:{gpus // nodes}", f"--ntasks={gpus * tasks_per_gpu}"]
     comment = _PLACE.sub("", record.comment).strip()
-    told = {
+    values = {
         "job-name": record.name, "partition": record.partition, "chdir": record.folder, "output": record.output,
         "account": record.account, "qos": record.qos, "time": str(record.limit_min) if record.limit_min else "",
         "comment": f"{comment} joulery:family={record.family} joulery:after={record.id}".strip(),
@@ -49,7 +49,7 @@ def resubmission(record: SlurmRecord, gpus: int, gpus_per_node: int) -> tuple[st
     return (
         "--parsable", "--requeue", "--open-mode=append", f"--dependency=afterany:{record.id}",
         *shape, f"--cpus-per-task={cpus_per_task}",
-        *(f"--{flag}={value}" for flag, value in told.items() if value),
+        *(f"--{flag}={value}" for flag, value in values.items() if value),
         f"--export=ALL,JOULERY_JOB={record.family}", *_as_owner(record.user),
     )  # fmt: skip
 
@@ -62,9 +62,9 @@ def resubmit(run: Runner, record: SlurmRecord, flags: Sequence[str]) -> int:
     """
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "script"
-        told = run(("scontrol", "write", "batch_script", str(record.id), str(script)))
-        if told.code != 0 or not script.exists():
-            raise ActuationError(f"the script of job {record.id} cannot be read: {_said(told)}")
+        written = run(("scontrol", "write", "batch_script", str(record.id), str(script)))
+        if written.code != 0 or not script.exists():
+            raise ActuationError(f"the script of job {record.id} cannot be read: {_said(written)}")
         done = run(("sbatch", *flags, str(script)))
     number = done.out.strip().partition(";")[0]
     if done.code != 0 or not number.isdecimal():
@@ -76,7 +76,7 @@ def _as_owner(user: str) -> tuple[str, ...]:
     """Flags that make the new job its owner's.
 
     Raises:
-        ActuationError: It is somebody else's, and only root may submit for others.
+        ActuationError: It belongs to another user, and only root may submit for others.
     """
     if user == pwd.getpwuid(os.geteuid()).pw_name:
         return ()

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from joulery.domain.arrays import FloatArray
+from joulery.domain.format import percent, si
 from joulery.domain.gpu.mig import A100_40GB
 from joulery.perf.catalog.clover_points import CLOVER_POINTS
 from joulery.perf.catalog.clover_services import CLOVER_SERVICES
@@ -21,7 +22,6 @@ from joulery.perf.queues.pull_document import as_document
 from joulery.perf.queues.pull_guess import first_guess
 from joulery.sim.queues.pull_fit import PointError, errors, fit
 from joulery.store.columns import Row, read_rows
-from joulery.ui.kit.format import percent, si
 
 BUILT_IN = "clover"
 """Word for the eighteen published points of the catalog."""

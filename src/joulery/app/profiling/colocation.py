@@ -26,7 +26,7 @@ from joulery.perf.interference.document import check_profile
 from joulery.perf.interference.model import InterferenceProfile
 from joulery.runtime.profiling.colocation import Design, Measurements, Progress, cpu_as_gpu, measure_together
 from joulery.store.files import write_named
-from joulery.ui.kit.progress import told
+from joulery.ui.kit.progress import progress_bar
 
 _QUIET_CORES = 0.2
 """Other processes that keep so many cores busy disturb what is measured."""
@@ -85,7 +85,7 @@ def profile_together(
     cores = fleet_cores(site)
     design = Design.on_cores(len(cores), runs=runs) if apart else Design(runs=runs)
     before = _Usage.now()
-    with told("measuring", quiet=as_json) as progress:
+    with progress_bar("measuring", quiet=as_json) as progress:
         found = asyncio.run(_measured(models, cores, design, progress))
     others = _Usage.now().others_since(before)
     if output is not None:  # first of all: measuring takes minutes, and a fit may fail

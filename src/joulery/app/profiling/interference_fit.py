@@ -9,13 +9,13 @@ import numpy as np
 from rich.console import RenderableType
 from rich.table import Table
 
-from joulery.app.planning.request import read_profile
+from joulery.app.planning.shares import read_profile
+from joulery.domain.format import percent
 from joulery.perf import catalog
 from joulery.perf.interference.calibration import PairLatency, SoloLatency, calibrate, starting_profile
 from joulery.perf.interference.document import check_profile
 from joulery.perf.interference.model import InterferenceProfile, ModelFit
 from joulery.store.columns import read_rows
-from joulery.ui.kit.format import percent
 
 SOLO_COLUMNS = ("model", "batch", "r_pct", "latency_ms")
 PAIR_COLUMNS = ("model1", "batch1", "r1_pct", "latency1_ms", "model2", "batch2", "r2_pct", "latency2_ms")

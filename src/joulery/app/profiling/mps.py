@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from joulery.app.planning.request import read_profile
+from joulery.app.planning.shares import read_profile
 from joulery.app.profiling.interference_file import hand_over
 from joulery.app.profiling.kernels import nsight_compute
 from joulery.config.parsing.quantity import TIME, parse_quantity
@@ -19,7 +19,7 @@ from joulery.domain.serving.tensors import Tensor
 from joulery.perf import catalog
 from joulery.perf.interference.runs import ModelFacts
 from joulery.runtime.profiling.gpu import MpsPlan, profile_under_mps
-from joulery.ui.kit.progress import told
+from joulery.ui.kit.progress import progress_bar
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def profile_mps(request: MpsRequest) -> None:
     base = read_profile(Path(request.base)) if request.base.endswith(".json") else catalog.profile(request.base)
     launch_s = 0.0 if request.launch is None else _time_s(request.launch)
     facts = ModelFacts(name, 0.0, 0.0, float(request.kernels), 1e3 * launch_s)
-    with told(quiet=request.as_json) as progress:
+    with progress_bar(quiet=request.as_json) as progress:
         profile = asyncio.run(
             profile_under_mps(
                 ModelRef.parse(model),

@@ -9,12 +9,12 @@ from joulery.app.doctor import Status, energy, machine_in_words
 from joulery.app.serving.service import ServiceSetup
 from joulery.app.wiring.clocks import clock_fact
 from joulery.config.site import Mode
+from joulery.domain.format import duration, percent, si
 from joulery.gateway.server import GatewayServer
 from joulery.runtime.profiling.obtain import Obtained, age_words
 from joulery.runtime.serving.driver import APPLIED
 from joulery.runtime.serving.governing import GovernedClock
 from joulery.runtime.serving.session import Session
-from joulery.ui.kit.format import duration, percent, si
 from joulery.ui.reports.up_screen import Screen
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from joulery.app.planning.request import request_of
+from joulery.app.planning.shares import share_request
 from joulery.app.serving.gateway_handle import GatewayHandle
 from joulery.app.serving.loads import Loads
 from joulery.app.serving.service import ServiceSetup, fleet_cores, model_ref
@@ -27,9 +27,8 @@ from joulery.runtime.serving.provisioned import WATCH_S, WINDOW_S, PlanInForce, 
 from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.site_watch import SiteWatch
 from joulery.runtime.serving.slice_assignment import cores_for
-from joulery.store.files import require_json
+from joulery.store.plans import read_plan
 from joulery.store.run.directory import RunWriter
-from joulery.ui.reports.plan.document import gpus_of
 from joulery.ui.reports.up_screen import Screen
 
 _ENOUGH = 50
@@ -64,7 +63,7 @@ def planned_session(
             got=site.serving.engine.kind,
             expected="embedded",
         )
-    gpus = gpus_of(require_json(file), str(file))
+    gpus = read_plan(file).shares()
     cores, size = fleet_cores(site), _sizes(site)
     models = models_of(site, gpus, cache)
     shared = () if here is None else _shared(site, here)
@@ -128,7 +127,7 @@ async def follow_site(
 
 
 async def _follow(session: ProvisionedSession, loads: Loads, site: Site, gate: GatewayHandle, cache: Path) -> None:
-    request = request_of(site)
+    request = share_request(site)
     gpus = await asyncio.to_thread(
         lambda: followed(session.plan.running, request.workloads, request.types, request.rules).gpus
     )

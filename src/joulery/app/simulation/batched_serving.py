@@ -16,6 +16,7 @@ from joulery.app.simulation import Overrides, Played, Progress
 from joulery.config.arrivals import ArrivalsConfig, GammaArrivals, PoissonArrivals, RecordedArrivals
 from joulery.config.scenarios.scenario import BatchedServingScenario, PlanConfig, SimulatedService
 from joulery.domain.errors import ConfigError
+from joulery.domain.format import UNKNOWN, si
 from joulery.domain.gpu import provisioning as provision
 from joulery.perf.catalog import profile
 from joulery.policies.placement.provisioning.rules import Accounting, Rules
@@ -25,7 +26,6 @@ from joulery.sim.placement.batched_serving import Neighbours, Service, Trial, Ve
 from joulery.sim.placement.gpu import InterferenceTruth
 from joulery.sim.placement.plan_trials import Placed, Plan, make_plan, trials
 from joulery.store.columns import read_column
-from joulery.ui.kit.format import UNKNOWN, si
 
 ACCEPTS: frozenset[str] = frozenset()
 

@@ -17,7 +17,7 @@ from joulery.domain.errors import ConfigError
 from joulery.sim.clocks.governor_study import SCHEMES, ClockCase, ClockOutcome, run_schemes, workload
 from joulery.sim.core.streams import Streams
 from joulery.store.columns import read_parquet_columns
-from joulery.store.plans import read_hosts
+from joulery.store.plans import read_plan
 
 ACCEPTS = frozenset({"arrivals", "plan", "seed"})
 
@@ -56,7 +56,7 @@ def play(scenario: ClocksScenario, overrides: Overrides, progress: Progress) -> 
     recorded = None if file is None else read_parquet_columns(file, ("t_s",))["t_s"]
     seeds = _seeds(scenario, overrides)
     plan = overrides.path("plan") or scenario.plan
-    hosts = () if plan is None else read_hosts(plan)
+    hosts = () if plan is None else read_plan(plan).hosts()
     rows: list[_Row] = []
     total = len(names) * len(seeds) * len(scenario.loads)
     for load in scenario.loads:

@@ -147,5 +147,5 @@ def _view(found: Sequence[Claim], source: Source) -> list[RenderableType]:
         table.add_column(title)
     for claim in found:
         table.add_row(claim.figure, claim.what, claim.paper, claim.ours, claim.verdict)
-    said = "every number of ours is simulated; joulery simulate ... --page green.html draws the pictures"
+    said = "every number of ours is simulated; joulery simulate ... --html green.html draws the pictures"
     return [Text(source.text, style="dim"), table, Text(said, style="dim")]

@@ -167,9 +167,9 @@ def _rows(
         jobs = _trace(scenario, overrides, Streams(seed))
         for region, series in grids.items():
             carbon = Intensity.of(series)
-            told = replace(setting, belief=beliefs[region](seed))
+            believing = replace(setting, belief=beliefs[region](seed))
             for policy in policies:
-                yield _Row(policy, region, seed, len(jobs), run_scheme(policy, told, jobs, carbon))
+                yield _Row(policy, region, seed, len(jobs), run_scheme(policy, believing, jobs, carbon))
 
 
 def _document(scenario: TrainingScenario, grids: Mapping[str, CarbonSeries], rows: Sequence[_Row]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from joulery.app.simulation.profile_costs import read_costs
 from joulery.config.parsing.quantity import RATIO, flag_quantity
 from joulery.config.scenarios.scenario import VariantsScenario
 from joulery.domain.errors import ConfigError, InfeasibleError
+from joulery.domain.format import UNKNOWN, percent
 from joulery.domain.gpu.mig import A100_40GB
 from joulery.domain.serving.variant_table import VariantTable
 from joulery.perf.catalog.clover_services import CLOVER_SERVICES
@@ -29,7 +30,6 @@ from joulery.sim.serving.study import run
 from joulery.sim.serving.trial_table import Bench, bench
 from joulery.store.columns import read_column
 from joulery.store.variant_tables import read_tables
-from joulery.ui.kit.format import UNKNOWN, percent
 
 ACCEPTS = frozenset({"profile", "carbon", "column", "loss"})
 

@@ -29,7 +29,7 @@ from joulery.policies.clocks.lowest_clock import ClockRange
 from joulery.runtime.leasing.leases import LeaseHolder
 from joulery.runtime.serving.governing import GovernedClock
 from joulery.store.leases import state_folder
-from joulery.store.plans import read_clock_bounds
+from joulery.store.plans import read_plan
 
 _EMULATED_MHZ = (*range(200, 1400, 60), 1380)
 """Clocks of the emulated V100, MHz."""
@@ -54,7 +54,7 @@ def governed_clock(config: ClockConfig, mode: Mode) -> GovernedClock:
         )
     low, high = config.min_mhz or 0.0, config.max_mhz or np.inf
     if config.plan is not None:
-        floor_mhz, ceiling_mhz = read_clock_bounds(config.plan, config.plan_gpu)
+        floor_mhz, ceiling_mhz = read_plan(config.plan).clock_bounds(config.plan_gpu)
         low, high = max(low, floor_mhz), min(high, ceiling_mhz)
     clocks = np.array([clock for clock in able.clocks_mhz if low <= clock <= high], np.float64)
     if not len(clocks):

@@ -145,7 +145,7 @@ class _Finder:
 
     def walk(self, loc: Iterable[int | str]) -> tuple[Path, Schema]:
         """The part of ``loc`` that exists in the file (tags of unions left out), and the schema that rules there."""
-        data, schema = self.tree.data, self.resolve(self.schema, self.tree.data)
+        data, schema = self.tree.data, resolve(self.schema, self.schema, self.tree.data)
         path: Path = ()
         for part in loc:
             if isinstance(data, dict) and part in data:
@@ -155,22 +155,23 @@ class _Finder:
             else:
                 continue
             data, path = data[part], (*path, part)
-            schema = self.resolve(schema if isinstance(schema, dict) else {}, data)
+            schema = resolve(self.schema, schema if isinstance(schema, dict) else {}, data)
         return path, schema
 
-    def resolve(self, schema: Schema, data: Any) -> Schema:
-        """``schema`` with references followed, optional parts opened and unions chosen by the ``kind`` in ``data``."""
-        while True:
-            if "$ref" in schema:
-                schema = self.schema["$defs"][schema["$ref"].rpartition("/")[2]]
-            elif "discriminator" in schema:
-                kind = data.get("kind") if isinstance(data, dict) else None
-                target = schema["discriminator"]["mapping"].get(kind) if isinstance(kind, str) else None
-                schema = {"$ref": target} if target else {"x-kinds": tuple(schema["discriminator"]["mapping"])}
-            elif "anyOf" in schema:
-                choices = [choice for choice in schema["anyOf"] if choice.get("type") != "null"]
-                if len(choices) != 1:
-                    return schema
-                schema = choices[0]
-            else:
+
+def resolve(root: Schema, schema: Schema, data: Any) -> Schema:
+    """A part of the schema ``root``: references followed, optional parts opened, unions chosen by ``data["kind"]``."""
+    while True:
+        if "$ref" in schema:
+            schema = root["$defs"][schema["$ref"].rpartition("/")[2]]
+        elif "discriminator" in schema:
+            kind = data.get("kind") if isinstance(data, dict) else None
+            target = schema["discriminator"]["mapping"].get(kind) if isinstance(kind, str) else None
+            schema = {"$ref": target} if target else {"x-kinds": tuple(schema["discriminator"]["mapping"])}
+        elif "anyOf" in schema:
+            choices = [choice for choice in schema["anyOf"] if choice.get("type") != "null"]
+            if len(choices) != 1:
                 return schema
+            schema = choices[0]
+        else:
+            return schema

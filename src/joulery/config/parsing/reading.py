@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from joulery.config.parsing.explain import explain
+from joulery.config.parsing.renames import with_new_keys
 from joulery.config.parsing.tree import MAX_BYTES, parse_yaml
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
@@ -142,6 +143,7 @@ def _parse(text: str, file: str, folder: Path, kind: Document[D]) -> tuple[D | N
     tree = parse_yaml(text, file)
     if not isinstance(tree.data, dict):
         return None, (ConfigError(f"{kind.noun} is a mapping", file=file, line=tree.line(()), expected=kind.starts),)
+    tree = with_new_keys(tree, kind.schema())
     try:
         return kind.adapter.validate_json(json.dumps(tree.data), context={"folder": folder}), ()
     except ValidationError as error:

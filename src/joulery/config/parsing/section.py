@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    GetJsonSchemaHandler,
+    StringConstraints,
+    ValidationInfo,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from joulery.config.parsing.problem import problem
 
 
 class Section(BaseModel):
-    """Base of every section. YAML keys are the aliases; attributes carry the unit (``latency``: ``latency_s``)."""
+    """Base of every section. YAML keys are the aliases; attributes carry the unit (``latency``: ``latency_s``).
+
+    Attributes:
+        ALIASES: New key by old key: the old one is read from files for one release, with a warning.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    ALIASES: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        schema = handler(core)
+        if cls.ALIASES:
+            handler.resolve_ref_schema(schema)["x-renamed"] = dict(cls.ALIASES)
+        return schema
 
 
 def _resolve(value: Path, info: ValidationInfo) -> Path:

@@ -11,11 +11,11 @@ from joulery.config.parsing.quantity import Ratio, Seconds, SecondsOrZero
 from joulery.config.parsing.section import InputFile, Name, Section
 
 SchemeText = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z-]{0,40}(:[a-z_]+=[\w.+-]+){0,12}$")]
-"""A scheduler, its knobs turned where wanted: ``green:theta=0.5``."""
+"""A scheduler, with parameters where wanted: ``green:theta=0.5``."""
 
 
 class SyntheticTrace(Section):
-    """Made-up jobs with the published mix of sizes."""
+    """Synthetic jobs with the published mix of sizes."""
 
     kind: Literal["synthetic"]
     jobs_per_day: Annotated[int, Field(ge=1, le=100_000)] = 400
@@ -23,7 +23,7 @@ class SyntheticTrace(Section):
     mix: Literal["year", "day"] = "year"
     """Sizes of the jobs: as over a year of the PAI trace, or as on the paper's busy testbed day."""
     days: Annotated[int, Field(ge=1, le=3660)] = 365
-    """How many days."""
+    """Number of days."""
 
 
 class RecordedTrace(Section):
@@ -38,9 +38,9 @@ class TrainingCluster(Section):
     """The simulated cluster."""
 
     nodes: Annotated[int, Field(ge=1, le=100_000)] = 32
-    """How many nodes, of two GPUs each."""
+    """Number of nodes, of two GPUs each."""
     restart_s: SecondsOrZero = Field(alias="restart", default=120.0)
-    """What a checkpoint and restart cost."""
+    """Time a checkpoint and restart take."""
     sleep_after_s: SecondsOrZero = Field(alias="sleep_after", default=600.0)
     """How long a node idles before the schemes that suspend nodes do so."""
     wake_s: SecondsOrZero = Field(alias="wake", default=60.0)
@@ -51,17 +51,17 @@ class TrainingGrid(Section):
     """The carbon intensity of one region over the run."""
 
     name: Name
-    """What it is called in reports."""
+    """Its name in reports."""
     carbon: Annotated[CarbonFile | CarbonTypical, Field(discriminator="kind")]
-    """Where it comes from: a file, or the bundled typical days."""
+    """Its source: a file, or the bundled typical days."""
 
 
 class Foresight(Section):
-    """What schedulers are told of the intensity of the hours to come; the present hour they know."""
+    """The schedulers' forecast of carbon intensity; they know the present hour."""
 
     kind: Literal["oracle", "typical", "error", "recorded"] = "oracle"
-    """oracle: the truth; typical: the mean day of the 28 days before; error: a made-up day-ahead forecast as wrong as
-    stated; recorded: the forecast that each region's carbon section names."""
+    """oracle: the truth; typical: the mean day of the 28 days before; error: a synthetic day-ahead forecast with the
+    stated error; recorded: the forecast that each region's carbon section names."""
     error_ratio: Ratio = Field(alias="error", default=0.1)
     """Mean absolute relative error of kind error."""
 
@@ -73,9 +73,9 @@ class TrainingScenario(Section):
     scenario: Literal[1]
     """Version of this format: 1."""
     name: Name = "scenario"
-    """What it is called in reports."""
+    """Its name in reports."""
     seeds: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """How many seeds: each draws other job classes, and another workload where that is synthetic."""
+    """Number of seeds: each samples other job classes, and another workload where that is synthetic."""
     cluster: TrainingCluster = TrainingCluster()
     """The cluster."""
     trace: Annotated[SyntheticTrace | RecordedTrace, Field(discriminator="kind")]
@@ -85,10 +85,10 @@ class TrainingScenario(Section):
     month: Annotated[int, Field(ge=1, le=12)] | None = None
     """Use the mean day of this month, repeated; the hours as they come when left out."""
     window_s: Seconds = Field(alias="window", default=86_400.0)
-    """Window whose mean tells green hours from dirty ones."""
+    """Window whose mean separates green from dirty hours."""
     quantum_s: Seconds = Field(alias="quantum", default=1800.0)
-    """Distance of the scheduling rounds."""
+    """Interval between scheduling rounds."""
     foresight: Foresight = Foresight()
-    """What schedulers are told of the hours to come."""
+    """The schedulers' forecast of carbon intensity."""
     policies: Annotated[tuple[SchemeText, ...], Field(min_length=1)] = ("green", "tiresias", "gaia")
-    """What is compared; differences are taken against the first."""
+    """Schedulers to compare; differences are against the first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from joulery.domain.gpu.provisioning import Violation
+from joulery.domain.gpu.provisioning import Binding, Violation
 from joulery.domain.quality import Quality
 
 
@@ -47,7 +47,7 @@ class PipelineGpu:
     Attributes:
         type: Name of the GPU type.
         usd_per_hour: Its price; 0 where none was given.
-        clock_mhz: The static clock of least energy at which the promises are kept.
+        clock_mhz: The static clock of least energy within the SLOs.
         clock_max_mhz: Its highest clock.
         clock_floor_mhz: The lowest clock at which a request that need not wait is in time: a governor's lower bound.
         clock_ceiling_mhz: The clock above which nothing here gets faster to speak of: a governor's upper bound.
@@ -83,9 +83,9 @@ class PlannedService:
     Attributes:
         workload, model: Its name and its model.
         rate_rps: Its demand.
-        slo_s: Latency it promises.
-        promised_ratio: Share of requests that must keep it.
-        attainment_ratio: Predicted share that does, at the planned clocks.
+        slo_s: Latency SLO.
+        required_ratio: Share of requests that must be within it (the SLO's quantile).
+        attainment_ratio: Predicted share that is, at the planned clocks.
         latency_s: Latency of a request that need not wait, at the planned clocks of its first replica.
         clusters: Operator clusters of the model.
         score: Sensitivity of the model to the clock.
@@ -96,7 +96,7 @@ class PlannedService:
     model: str
     rate_rps: float
     slo_s: float
-    promised_ratio: float
+    required_ratio: float
     attainment_ratio: float
     latency_s: float
     clusters: int
@@ -114,7 +114,7 @@ class PipelinePlan:
         policy: ``muserve`` or ``best``.
         gpus: Every GPU of the fleet.
         services: Every service.
-        violations: Promises predicted to be broken.
+        violations: SLO violations that are predicted.
         quality: Of the clock profiles behind it, the weakest.
         grouping: How the fleet is cut, in words.
         placement: Which of the placements tried was taken, and why.
@@ -146,3 +146,21 @@ class PipelinePlan:
     def usd_per_hour(self) -> float:
         """Price of all GPUs."""
         return math.fsum(gpu.usd_per_hour for gpu in self.gpus)
+
+    @property
+    def binding(self) -> Binding | None:
+        """The least slack: of a latency without waiting, or of the share of requests within the SLO."""
+        found = [
+            Binding(each.workload, self._first_gpu(each.workload), what, slack)
+            for each in self.services
+            for what, slack in (
+                ("latency", 1 - each.latency_s / each.slo_s),
+                ("attainment", each.attainment_ratio - each.required_ratio),
+            )
+            if math.isfinite(slack)
+        ]
+        return min(found, key=lambda each: each.slack_ratio, default=None)
+
+    def _first_gpu(self, workload: str) -> int | None:
+        hosts = (at for at, gpu in enumerate(self.gpus) if any(part.workload == workload for part in gpu.parts))
+        return next(hosts, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from joulery.domain.errors import ConfigError
 from joulery.domain.quality import Quality
@@ -197,6 +198,22 @@ class Violation:
     allowed: float
 
 
+class Binding(NamedTuple):
+    """The constraint of a plan with the least slack.
+
+    Attributes:
+        workload: The service it belongs to.
+        gpu: Index of the GPU in the plan; None where the service runs on none.
+        what: ``latency``, ``throughput`` or ``attainment``.
+        slack_ratio: What is left of the limit, as a ratio of it; negative when it is violated.
+    """
+
+    workload: str
+    gpu: int | None
+    what: str
+    slack_ratio: float
+
+
 @dataclass(frozen=True, slots=True)
 class PlanBound:
     """A proof that no plan is cheaper, within the choices that were allowed.
@@ -248,3 +265,17 @@ class ProvisionPlan:
         if self.bound is None or self.bound.usd_per_hour <= 0:
             return math.inf
         return max(0.0, self.usd_per_hour / self.bound.usd_per_hour - 1)
+
+    @property
+    def binding(self) -> Binding | None:
+        """The latency or throughput with the least slack; None for a plan without instances."""
+        found = [
+            Binding(each.workload, index, what, slack)
+            for index, gpu in enumerate(self.gpus)
+            for each in gpu.instances
+            for what, slack in (
+                ("latency", 1 - each.latency_s / each.limit_s if each.limit_s > 0 else -math.inf),
+                ("throughput", 1 - each.rate_rps / each.throughput_rps if each.throughput_rps > 0 else -math.inf),
+            )
+        ]
+        return min(found, key=lambda each: each.slack_ratio, default=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
@@ -102,6 +103,7 @@ class GenerationCost(NamedTuple):
         energy: Its joules and grams; None where unknown.
         predicted_tokens: Its predicted length; NaN without a prediction.
         source: Source of the prediction: ``cache``, ``predictor``, ``mean`` or ``none``.
+        first_token_s: First message of the engine, Unix seconds; NaN without one.
     """
 
     variant: str
@@ -113,6 +115,7 @@ class GenerationCost(NamedTuple):
     energy: EnergyShare | None
     predicted_tokens: float
     source: str
+    first_token_s: float = math.nan
 
     @property
     def energy_per_token_j(self) -> float | None:

@@ -47,7 +47,7 @@ class NodePower:
 
     Attributes:
         gpus: GPUs a node.
-        waiting_gpu_w: A GPU whose process waits for others.
+        waiting_gpu_w: A GPU while its process waits for other GPUs.
         idle_gpu_w: A GPU without a process.
         cpu_w: CPU power a busy GPU entails.
         static_w: Everything else in the node, always on.
@@ -63,7 +63,7 @@ class NodePower:
 
     @property
     def idle_share_w(self) -> float:
-        """What one idle GPU of an awake node draws: itself and its share of the node."""
+        """Power of one idle GPU of an awake node, with its share of the node."""
         return self.idle_gpu_w + self.static_w / self.gpus
 
 

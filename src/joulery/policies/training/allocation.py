@@ -1,4 +1,4 @@
-"""What a scheduler of training jobs sees at a round, what it decides, and who starts between rounds."""
+"""A training policy's view of the cluster, its decision, and the jobs that start between rounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ClusterView:
         gpus: GPUs of the cluster.
         g_per_kwh: Carbon intensity now.
         mean_g_per_kwh: Its mean over the active window; 0 where it is unknown, as where nothing is emitted.
-        restart_s: What moving a job costs in time.
+        restart_s: Time a job loses when it is moved.
         job: Job number, int64[n].
         submit_s: When it was submitted.
         running: GPUs it runs on now, 0 while it waits, int64[n].
@@ -67,14 +67,14 @@ class ClusterView:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What a round decides.
+    """The decision of a round.
 
     Attributes:
-        run: GPUs of every job that is to run now; who runs and is not here is preempted.
-        waiting: Who is to start next when GPUs come free, in order, with the GPUs each wants.
+        run: GPUs of every job that is to run now; a running job that is absent is preempted.
+        waiting: Jobs to start next when GPUs come free, in order, with the GPUs each wants.
         newcomer_gpus: GPUs a job submitted before the next round starts on, by its kind.
         newcomers_as_requested: Newcomers of other kinds start on what their owners requested; on one GPU otherwise.
-        passive: False when nobody may start between rounds, newcomers included.
+        passive: False when no job may start between rounds, new ones included.
         full_power: Jobs that start from now on start without their power limit, where there is one.
         hold_longer_than_s: Newcomers with more work than this on one GPU, where it is known, wait for the next round.
     """
@@ -89,10 +89,10 @@ class Allocation:
 
 
 def start_waiting(waiting: Sequence[tuple[int, int]], free: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Passive scheduling: who of the waiting starts now, in order, each on its own number of GPUs if it fits.
+    """Passive scheduling: the waiting jobs that start now, in order, each on its own number of GPUs if it fits.
 
     Returns:
-        Who starts, with its GPUs; who goes on waiting, in order.
+        Jobs that start, with their GPUs; jobs that keep waiting, in order.
     """
     started: list[tuple[int, int]] = []
     left: list[tuple[int, int]] = []

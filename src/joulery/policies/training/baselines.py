@@ -38,8 +38,8 @@ def _pack(wanted: Sequence[tuple[int, int]], gpus: int) -> tuple[dict[int, int],
 
 def _wants(view: ClusterView, preset: Mapping[int, int]) -> list[int]:
     """GPUs of each job: its kind's preset, or what its owner requested."""
-    columns = zip(view.kind.tolist(), view.requested.tolist(), view.max_gpus.tolist(), strict=True)
-    return [min(preset.get(kind, requested), most) for kind, requested, most in columns]
+    rows = zip(view.kind.tolist(), view.requested.tolist(), view.max_gpus.tolist(), strict=True)
+    return [min(preset.get(kind, requested), most) for kind, requested, most in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Tiresias:
 
 @dataclass(frozen=True, slots=True)
 class Fifo:
-    """First come, first served, whoever fits; nobody is moved once it runs.
+    """First come, first served, with backfill; a running job is not moved.
 
     Attributes:
         preset: GPUs of each kind of job; a kind that is absent gets what its owner requested.

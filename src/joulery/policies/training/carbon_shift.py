@@ -20,7 +20,7 @@ class ShiftRule(StrEnum):
 
 
 def normalised_power(gpu_w: npt.ArrayLike, mu: float) -> FloatArray:
-    """P*: power scaled linearly to [1, mu]; all 1 when every job draws the same (section 5.2)."""
+    """P*: power scaled linearly to [1, mu]; all 1 when all jobs have the same power (section 5.2)."""
     power = np.asarray(gpu_w, np.float64)
     low, high = (float(np.min(power)), float(np.max(power))) if len(power) else (0.0, 0.0)
     if high <= low:

@@ -2,7 +2,8 @@
 
 New jobs enter the upper queue and grow one GPU a round while each more GPU still pays in energy (section 5.1); then
 they move to the lower queue, where those of least footprint go first, high-power jobs in green hours and low-power
-ones in dirty hours (section 5.2). Between rounds waiting jobs start in the order of the last round; nobody is moved.
+ones in dirty hours (section 5.2). Between rounds waiting jobs start in the order of the last round; no
+running job is moved.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import ConfigError, DataError
 from joulery.policies.training.allocation import Allocation, ClusterView
 from joulery.policies.training.carbon_shift import ShiftRule, shifting_factor
-from joulery.policies.training.queues import TrackedJob, ceiling_kg, elders, fill, in_levels, lesser_kg, uppermost
+from joulery.policies.training.queues import TrackedJob, ceiling_kg, fill, in_levels, lesser_kg, oldest_first, uppermost
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +61,19 @@ class Green:
         levels: Below the ceiling footprints count rounded down to a quarter, a sixteenth … of it, with so many levels:
             among jobs that have had about as much, the hour and submission decide, not the last gram; None to count
             every gram.
-        elder_share: Share of the GPUs that goes to the oldest jobs of the lower queue first, whatever they have had:
+        oldest_share: Share of the GPUs that goes to the oldest jobs of the lower queue first, whatever they have had:
             those that footprints put last end during a rush instead of all together after it; 0 for none.
-        elder_age_s: From this age on jobs count as equally old there, and of those who had least goes first.
-        progress_after_s: A job that has run for this long and told its progress counts for a quarter of what it has
-            still to cause, where that is less than what it has caused; of those that count most whoever has most left
-            goes first. None to ask nobody.
+        oldest_age_s: From this age on jobs count as equally old there, and of those who had least goes first.
+        progress_after_s: A job that has run for this long and reports progress counts for a quarter of the carbon it
+            has still to cause, where that is less than what it has caused; among jobs of the highest level the one with
+            most work left goes first. None to ignore progress.
         ageing_s: From this age on a job's priority number falls as its age grows: whatever comes later, it runs at
             last; None for never.
         preempt_after_s: A job takes GPUs from one that runs only after having waited this long, all its waits
             together; until then it starts when GPUs come free.
-        regrow: A job that started narrow in a crowd widens to what its kind pays for once there is room for everybody.
-        lift_after_s: Where kinds of jobs have power limits, jobs start without while somebody has waited for
-            longer than this: what a limit costs in time, everybody behind it waits; None to keep the limits.
+        regrow: A job that started narrow in a crowd widens to what its kind pays for once all jobs have room.
+        lift_after_s: Where kinds of jobs have power limits, jobs start without one while some job has waited
+            longer than this, because a limit delays all jobs behind it; None to keep the limits.
         las: Order the lower queue by attained service instead of carbon (the paper's ablation).
         fixed_gpus: No scaling: every job on this many (the paper's ablation); None to scale.
         node_gpus: Beyond one node a job grows by whole nodes of this many GPUs: a node that it only half fills slows
@@ -95,8 +96,8 @@ class Green:
     starve_ratio: float | None = None
     ceiling_gpu_s: float | None = 7 * 3600.0
     levels: int | None = 3
-    elder_share: float = 0.25
-    elder_age_s: float = 3 * 86_400.0
+    oldest_share: float = 0.25
+    oldest_age_s: float = 3 * 86_400.0
     progress_after_s: float | None = 1800.0
     ageing_s: float | None = 4 * 86_400.0
     preempt_after_s: float = 1800.0
@@ -114,8 +115,8 @@ class Green:
             raise ConfigError("the shifting strength mu must be at least 1", got=str(self.mu))
         if not 0 < self.theta <= 1:
             raise ConfigError("theta is a share of the GPUs", got=str(self.theta), expected="above 0, at most 1")
-        if not 0 <= self.elder_share <= 1:
-            raise ConfigError("elder_share is a share of the GPUs", got=str(self.elder_share), expected="0 to 1")
+        if not 0 <= self.oldest_share <= 1:
+            raise ConfigError("oldest_share is a share of the GPUs", got=str(self.oldest_share), expected="0 to 1")
         if not 0 < self.hysteresis <= 1:
             raise ConfigError("hysteresis must lie in (0, 1]", got=str(self.hysteresis))
         if not 0 <= self.defer_ratio < float("inf"):
@@ -244,12 +245,12 @@ class Green:
         """Where every job stands after this round's measurements: its queue and its number of GPUs."""
         cap = self._cap(view)
         jobs: dict[int, TrackedJob] = {}
-        columns = zip(
+        rows = zip(
             view.job.tolist(), view.running.tolist(), view.max_gpus.tolist(), view.kind.tolist(),
             view.remaining_s.tolist(), view.degradation.tolist(),
             repeat(1, len(view)) if view.min_gpus is None else view.min_gpus.tolist(), strict=True,
         )  # fmt: skip
-        for job, running, most, kind, remaining_s, degradation, least in columns:
+        for job, running, most, kind, remaining_s, degradation, least in rows:
             known = state.jobs.get(job) or self._newcomer(kind, most, profile, gamma, view, least)
             if running > 0 and degradation == degradation:
                 if known.degradation != degradation:
@@ -326,13 +327,13 @@ class Green:
         patient = ~running & (waited_s < self.preempt_after_s)
         order = np.lexsort((view.job[index], among_equals, priority, patient))
         wants = [jobs[job].gpus if may else 0 for job, may in zip(view.job[index].tolist(), ~patient, strict=True)]
-        age_s = np.minimum(view.now_s - view.submit_s[index], self.elder_age_s)
-        old = elders(age_s, counted, view.submit_s[index], wants, int(self.elder_share * view.gpus))
+        age_s = np.minimum(view.now_s - view.submit_s[index], self.oldest_age_s)
+        old = oldest_first(age_s, counted, view.submit_s[index], wants, int(self.oldest_share * view.gpus))
         return [rows[at] for at in (*old, *(at for at in order.tolist() if at not in old))]
 
     def _counted(self, index: IntArray, waited_s: FloatArray, view: ClusterView) -> tuple[FloatArray, FloatArray]:
-        """What counts of the footprint of each ranked job, and who of equals goes first, least first: whoever came
-        first; of those that count most whoever has most left, or that one ends alone on an idle cluster."""
+        """The counted footprint of each ranked job, and the order among equals, least first: by submission; in the
+        highest level the job with most work left goes first, so that it does not end alone on an idle cluster."""
         footprint = (view.attained_gpu_s if self.las else view.footprint_kg)[index]
         attained_s, first = view.attained_gpu_s[index], view.submit_s[index]
         ceiling = ceiling_kg(footprint, attained_s, self.ceiling_gpu_s)
@@ -340,10 +341,10 @@ class Green:
             counted = in_levels(footprint, ceiling, self.levels)
         else:
             remaining_s = view.remaining_s[index]
-            told = (view.executed_s[index] >= self.progress_after_s) & (attained_s > 0) & ~np.isnan(remaining_s)
-            counted = in_levels(lesser_kg(footprint, attained_s, remaining_s, told), ceiling, self.levels)
-            # Who has told nothing is expected to take as long again, as jobs of heavy-tailed lengths do.
-            left_s = np.where(told, remaining_s, attained_s)
+            reported = (view.executed_s[index] >= self.progress_after_s) & (attained_s > 0) & ~np.isnan(remaining_s)
+            counted = in_levels(lesser_kg(footprint, attained_s, remaining_s, reported), ceiling, self.levels)
+            # A job without reported progress is expected to take as long again, as jobs of heavy-tailed lengths do.
+            left_s = np.where(reported, remaining_s, attained_s)
             first = np.where(uppermost(counted, ceiling, self.levels), -left_s, first)
         if self.starve_ratio is not None:
             waits = view.running[index] == 0
@@ -363,7 +364,7 @@ def green_paper(**changes: object) -> Green:
     bare: dict[str, Any] = {
         "ceiling_gpu_s": None,
         "levels": None,
-        "elder_share": 0.0,
+        "oldest_share": 0.0,
         "progress_after_s": None,
         "ageing_s": None,
         "preempt_after_s": 0.0,
@@ -378,7 +379,7 @@ _LEAST_OF = (
     ("ageing_s", 1.0),
     ("preempt_after_s", 0.0),
     ("lift_after_s", 0.0),
-    ("elder_age_s", 0.0),
+    ("oldest_age_s", 0.0),
     ("progress_after_s", 0.0),
 )
 _GAMMA_HIGH = 0.95

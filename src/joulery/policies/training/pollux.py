@@ -1,4 +1,4 @@
-"""Pollux on the cluster that GREEN is compared on: GPUs to whom they bring most goodput (Qiao et al., OSDI'21).
+"""Pollux on the cluster that GREEN is compared on: GPUs go where they add most goodput (Qiao et al., OSDI'21).
 
 Goodput is throughput times statistical efficiency: a larger batch makes less progress a sample. A round maximises the
 weighted power mean of the jobs' speed-ups with p = -1, the weight of a job falling with the GPU time it has had, a new
@@ -75,11 +75,11 @@ class Pollux:
     name: str = "pollux"
 
     def initial(self) -> PolluxState:
-        """Nobody was moved."""
+        """The state before the first round."""
         return PolluxState(MappingProxyType({}))
 
     def step(self, state: PolluxState, view: ClusterView, /) -> Step[PolluxState]:
-        """Share out the GPUs, move whom it pays to move."""
+        """Allocate the GPUs; move the jobs for which a move pays."""
         jobs, running = view.job.tolist(), view.running.tolist()
         speedup = self.goodput[view.kind] / self.goodput[view.kind, 1][:, None] if len(view) else np.zeros((0, 2))
         weight = np.minimum(1.0, self.weight_gpu_s / np.maximum(view.attained_gpu_s, 1.0)) ** self.weight_power

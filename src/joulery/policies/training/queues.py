@@ -1,4 +1,4 @@
-"""What GREEN's two queues are made of: what counts of a footprint, and who gets GPUs."""
+"""GREEN's two queues: how footprints are counted, and which jobs get GPUs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ceiling_kg(footprint_kg: FloatArray, attained_gpu_s: FloatArray, ceiling_gpu
         ceiling_gpu_s: None for no ceiling.
 
     Returns:
-        Infinite where there is none, or nobody has had any service.
+        Infinite where there is none, or no job has had any service.
     """
     total_s = float(attained_gpu_s.sum())
     if ceiling_gpu_s is None or total_s <= 0:
@@ -65,27 +65,27 @@ def in_levels(footprint_kg: FloatArray, ceiling: float, levels: int | None) -> F
 
 
 def lesser_kg(
-    footprint_kg: FloatArray, attained_gpu_s: FloatArray, remaining_gpu_s: FloatArray, told: BoolArray
+    footprint_kg: FloatArray, attained_gpu_s: FloatArray, remaining_gpu_s: FloatArray, reported: BoolArray
 ) -> FloatArray:
-    """What each job has caused, or a quarter of what it has still to cause at its own rate, where it has told how much
-    is left and that is less.
+    """What each job has caused, or a quarter of what it has still to cause at its own rate, where it reports progress
+    and that is less.
 
     Args:
         footprint_kg, attained_gpu_s: So far, float64[n].
-        remaining_gpu_s: Left, float64[n]; looked at where told.
-        told: Whose progress is known, bool[n]; their service is above zero.
+        remaining_gpu_s: Left, float64[n]; used where reported.
+        reported: Which jobs report progress, bool[n]; their service is above zero.
 
     Returns:
         float64[n], a new array.
     """
     lesser = np.array(footprint_kg, np.float64)
-    left_kg = footprint_kg[told] * remaining_gpu_s[told] / attained_gpu_s[told]
-    lesser[told] = np.minimum(lesser[told], _LEFT_WEIGHT * left_kg)
+    left_kg = footprint_kg[reported] * remaining_gpu_s[reported] / attained_gpu_s[reported]
+    lesser[reported] = np.minimum(lesser[reported], _LEFT_WEIGHT * left_kg)
     return lesser
 
 
 def uppermost(counted: FloatArray, ceiling: float, levels: int | None) -> BoolArray:
-    """Which jobs are in the highest level that anybody is in, unless that is the lowest there is.
+    """Which jobs are in the highest level that any job is in, unless that is the lowest there is.
 
     Returns:
         bool[n].
@@ -94,17 +94,17 @@ def uppermost(counted: FloatArray, ceiling: float, levels: int | None) -> BoolAr
     return np.asarray((counted >= counted.max(initial=0.0)) & (counted > lowest), np.bool_)
 
 
-def elders(
+def oldest_first(
     age_s: FloatArray, counted_kg: FloatArray, submit_s: FloatArray, wants: Sequence[int], gpus: int
 ) -> dict[int, None]:
     """Which jobs go before all others for their age: the oldest, as many as fit.
 
     Args:
-        age_s: float64[n]; of those equally old whoever counts for less goes first, then whoever came first.
+        age_s: float64[n]; among equally old jobs the one with the smaller footprint goes first, then the earlier one.
         counted_kg: What counts of their footprints, float64[n].
         submit_s: float64[n].
         wants: GPUs of each; 0 for a job that may not be one of them.
-        gpus: How many GPUs they may have in all; who does not fit is passed over.
+        gpus: How many GPUs they may have in all; a job that does not fit is passed over.
 
     Returns:
         Positions, first to run first, as keys.
@@ -127,7 +127,7 @@ def fill(
     ``_BLOCKING_ROUNDS`` rounds blocks the smaller ones behind it.
 
     Returns:
-        GPUs of each job that runs; the jobs with their skip counts; who waits, in order, with its GPUs.
+        GPUs of each job that runs; the jobs with their skip counts; jobs that wait, in order, with their GPUs.
     """
     number, running = view.job.tolist(), view.running.tolist()
     free, budget = view.gpus, int(theta * view.gpus)

@@ -226,6 +226,7 @@ class GenerationTask:
         number: Its number at this service.
         arrival_s, asked_s: Its arrival in Unix seconds and on the service's clock.
         start_s: Its latest start in the engine, Unix seconds; NaN before that.
+        first_token_s: First message of the engine, Unix seconds; NaN before that.
     """
 
     def __init__(
@@ -365,6 +366,7 @@ class GenerationTask:
             energy=_sum(self._energy),
             predicted_tokens=self.forecast.tokens,
             source=self.forecast.source,
+            first_token_s=self.first_token_s,
         )
 
 

@@ -1,4 +1,7 @@
-"""What jobs draw: metered on this machine, told by the agents of other nodes, or stated by the site."""
+"""Energy of jobs: metered on this machine, read from the agents of other nodes, or assumed from a stated power.
+
+:func:`energy_delta` turns totals of several sources into joules since the last look, each counted once.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -17,17 +21,65 @@ from joulery.domain.quality import Quality, weakest
 from joulery.runtime.measuring.share import BusyTimes, TreeTimes
 
 Totals = Mapping[int, JobEnergy]
+"""Energy totals by job."""
+_KEPT = 8
+"""Sources kept for each job: a scheduler that restarts without its disk begins a new stated-power source each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTotal:
+    """The last totals of one energy source for a job.
+
+    Attributes:
+        energy_j, slot_j: Its last totals.
+        beside_j, beside_slot_j: Joules since then that were counted from other sources. When this source is back, its
+            total includes that time, so they are subtracted.
+    """
+
+    energy_j: float
+    slot_j: float
+    beside_j: float = 0.0
+    beside_slot_j: float = 0.0
+
+
+NO_TOTALS: Mapping[str, SourceTotal] = MappingProxyType({})
+
+
+def energy_delta(seen: Mapping[str, SourceTotal], total: JobEnergy) -> tuple[float, float, Mapping[str, SourceTotal]]:
+    """Joules of a job and of its slots since the last look, and the totals to keep.
+
+    A new source, or one whose total fell, starts at 0. A source that is back after another replaced it adds the growth
+    of its total, less the joules counted from the other.
+    """
+    last = seen.get(total.source)
+    if last is None or total.energy_j < last.energy_j or total.slot_j < last.slot_j:
+        last = SourceTotal(0.0, 0.0)
+    energy_j, beside_j = _less(total.energy_j - last.energy_j, last.beside_j)
+    slot_j, beside_slot_j = _less(total.slot_j - last.slot_j, last.beside_slot_j)
+    others = {
+        source: SourceTotal(one.energy_j, one.slot_j, one.beside_j + energy_j, one.beside_slot_j + slot_j)
+        for source, one in seen.items()
+        if source != total.source
+    }
+    kept = dict(list(others.items())[-(_KEPT - 1) :])
+    kept[total.source] = SourceTotal(total.energy_j, total.slot_j, beside_j, beside_slot_j)
+    return energy_j, slot_j, MappingProxyType(kept)
+
+
+def _less(grown: float, counted: float) -> tuple[float, float]:
+    """Joules to add now, and joules still to subtract later."""
+    return max(0.0, grown - counted), max(0.0, counted - grown)
 
 
 class StatedPower:
-    """Energy of running jobs from a stated power of their slots: assumed, and said so.
+    """Energy of running jobs from a stated power of their slots, labelled assumed.
 
     Args:
         slot_w: Power of a busy slot.
         share_w: What its share of the machine adds.
-        clock_s: Seconds of a clock that nobody sets.
-        after_s: How long a job must hold slots before it is told of: what measures it has so long to say so first, and
-            nothing is both measured and assumed.
+        clock_s: Seconds of a monotonic clock.
+        after_s: How long a job must hold slots before its energy is assumed. A meter has this long to report the job
+            first, so that no energy is both measured and assumed.
     """
 
     def __init__(
@@ -55,14 +107,14 @@ class StatedPower:
         }
 
 
-class FirstOf:
-    """Several sources; a job's total is of the first that knows it."""
+class FirstSource:
+    """Several sources; the total of a job is that of the first source that measures it."""
 
     def __init__(self, sources: Sequence[Callable[[ClusterSnapshot], Totals]]) -> None:
         self._sources = tuple(sources)
 
     def read(self, snapshot: ClusterSnapshot) -> Totals:
-        """Totals of every job that any source knows."""
+        """Totals of every job that any source measures."""
         found: dict[int, JobEnergy] = {}
         for read in reversed(self._sources):
             found.update(read(snapshot))
@@ -71,12 +123,12 @@ class FirstOf:
 
 @dataclass(frozen=True, slots=True)
 class MachineShares:
-    """How the energy of a machine is told apart.
+    """What splits the energy of a machine by job.
 
     Attributes:
-        busy: How busy everybody keeps its processors.
+        busy: Processor time of all processes.
         tree: The processor time of a process and its descendants.
-        slots: Slots of the machine; idle energy of processors goes to those that hold them, by slot.
+        slots: Slots of the machine; idle energy of processors goes to the jobs that hold slots, by slot.
     """
 
     busy: BusyTimes
@@ -87,15 +139,15 @@ class MachineShares:
 class JobMeter:
     """Energy of the jobs of this machine since the meter was opened.
 
-    A GPU's energy is its holder's. Of a processor's energy a job gets its share of the processor time there was, and of
-    what was idle its share of the slots; what belongs to nobody stays with nobody, so that the sum is never more than
-    the machine drew.
+    The energy of a GPU goes to the job that holds it. Of a processor's energy a job gets its share of the processor
+    time, and of the idle energy its share of the slots; the rest is attributed to no job, so that the sum never exceeds
+    the energy of the machine.
 
     Args:
         meters: What reads the machine.
-        shares: How processors are shared.
+        shares: What splits processor energy.
         placements: Where jobs run now.
-        clock_s: Seconds of a clock that nobody sets.
+        clock_s: Seconds of a monotonic clock.
     """
 
     def __init__(
@@ -116,7 +168,7 @@ class JobMeter:
         self._placed: dict[int, Placement] = {}
 
     def read(self, snapshot: ClusterSnapshot) -> Totals:
-        """Totals of every job seen so far; those that are over are told once more and dropped."""
+        """Totals of every job seen so far; a job that is over is returned once more and dropped."""
         totals = self.update()
         for job in snapshot.jobs:
             if job.state.over:
@@ -124,13 +176,13 @@ class JobMeter:
         return totals
 
     def update(self) -> Totals:
-        """Charge what was drawn since the last time to those that ran then or run now."""
+        """Charge the energy since the last update to the jobs that ran then or run now."""
         now_s = self._clock_s()
         elapsed_s, self._at_s = now_s - self._at_s, now_s
         placed = {placement.job: placement for placement in self._placements()}
         holders = {**self._placed, **placed}
         busy_s = self._shares.busy.read()
-        everybody_s = np.subtract(busy_s, self._busy_s)
+        all_cpu_s = np.subtract(busy_s, self._busy_s)
         cpu_s = {job: self._job_cpu_s(placement) for job, placement in holders.items()}
         self._busy_s = busy_s
         for number, meter in enumerate(self._meters):
@@ -139,7 +191,7 @@ class JobMeter:
                 energy_j = _energy_j(channel, self._readings[number][at], values[at], elapsed_s)
                 if not math.isnan(energy_j):
                     self.machine_j += energy_j
-                    self._charge(channel, energy_j, holders, cpu_s, everybody_s, elapsed_s)
+                    self._charge(channel, energy_j, holders, cpu_s, all_cpu_s, elapsed_s)
             self._readings[number] = tuple(
                 old if math.isnan(new) else new for old, new in zip(self._readings[number], values, strict=True)
             )
@@ -162,7 +214,7 @@ class JobMeter:
         energy_j: float,
         holders: Mapping[int, Placement],
         cpu_s: Mapping[int, np.ndarray[tuple[int], np.dtype[np.float64]]],
-        everybody_s: np.ndarray[tuple[int], np.dtype[np.float64]],
+        all_cpu_s: np.ndarray[tuple[int], np.dtype[np.float64]],
         elapsed_s: float,
     ) -> None:
         device, _, number = channel.device.partition(":")
@@ -175,7 +227,7 @@ class JobMeter:
             [self._shares.busy.sockets.index(int(number))] if device == "cpu" and number.isdigit() else slice(None)
         )
         capacity_s = float(np.sum(np.asarray(self._shares.busy.cpus)[sockets])) * elapsed_s
-        all_s = float(np.sum(everybody_s[sockets]))
+        all_s = float(np.sum(all_cpu_s[sockets]))
         held = sum(placement.slots for placement in holders.values())
         of = max(self._shares.slots, held)
         for job, placement in holders.items():
@@ -186,7 +238,7 @@ class JobMeter:
             self._add(job, own_j + float(idle[0]) * placement.slots / of, slot_j, channel.quality)
 
     def _job_cpu_s(self, placement: Placement) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Processor seconds of a job on each socket since the last time."""
+        """Processor seconds of a job on each socket since the last update."""
         grown = np.zeros(len(self._shares.busy.sockets))
         for pid in placement.pids:
             key = (placement.job, pid)
@@ -210,7 +262,7 @@ class JobMeter:
         )
 
     def _drop(self, placed: Mapping[int, Placement]) -> None:
-        """Close what belongs to processes that are gone."""
+        """Close the readers of processes that are gone."""
         alive = {(job, pid) for job, placement in placed.items() for pid in placement.pids}
         for key in self._trees.keys() - alive:
             self._trees.pop(key).close()
@@ -223,6 +275,6 @@ def _energy_j(channel: Channel, before: float, now: float, elapsed_s: float) -> 
         return now * elapsed_s
     grown = now - before
     if grown < 0:
-        # A wrap goes on from 0; a reset starts from 0 and what it lost is unknown.
+        # A wrapped counter continues from 0; a reset one starts from 0, and the energy before is unknown.
         grown = grown + channel.wrap_j if channel.wrap_j > 0 else now
     return grown

@@ -1,4 +1,4 @@
-"""The intensity the scheduler goes by: now, over the time just past, and the mean that tells green hours from dirty."""
+"""Carbon intensity for the scheduler: now, over the last hours, and the mean that separates green from dirty hours."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from joulery.domain.errors import CapabilityError, DataError
 from joulery.domain.ports import CarbonSource
 
 _ASK_S = 300.0
-"""How often a source is asked, at most."""
+"""Least time between two requests to a source."""
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
-    """What is known of the grid at one moment.
+class GridIntensity:
+    """Carbon intensity of the grid at one moment.
 
     Attributes:
         g_per_kwh: Intensity now; NaN when unknown.
@@ -30,37 +30,37 @@ class Grid:
 
     @property
     def known(self) -> bool:
-        """Whether green and dirty can be told apart."""
+        """Whether the hour is known to be green or dirty."""
         return not (math.isnan(self.g_per_kwh) or math.isnan(self.mean_g_per_kwh))
 
 
-class Intensity:
-    """A source of intensity, asked seldom; what it cannot tell is unknown, never made up.
+class IntensityTracker:
+    """A cached source of intensity; an intensity that the source does not know stays unknown.
 
     Args:
-        source: Where it comes from; None where the site has none.
+        source: The source; None where the site has none.
         window_s: Length of the window.
-        note: Told what went wrong, once a reason.
+        note: Receives each failure, once a reason.
     """
 
     def __init__(self, source: CarbonSource | None, window_s: float, note: Callable[[str], None]) -> None:
         self._source, self._window_s, self._note = source, window_s, note
         self._history: CarbonSeries | None = None
-        self._grid = Grid(math.nan, math.nan, "nothing")
+        self._grid = GridIntensity(math.nan, math.nan, "nothing")
         self._asked_s = -math.inf
         self._said = ""
 
     def history(self, now_s: float) -> CarbonSeries | None:
-        """What is known of the time up to now."""
+        """Intensity up to now; None where it is unknown."""
         self._refresh(now_s)
         return self._history
 
-    def grid(self, now_s: float) -> Grid:
+    def grid(self, now_s: float) -> GridIntensity:
         """The grid now; unknown where the newest value does not reach now."""
         self._refresh(now_s)
         if self._history is not None:
             here = float(self._history.at(now_s)[0])
-            return Grid(here, self._grid.mean_g_per_kwh, self._grid.basis)
+            return GridIntensity(here, self._grid.mean_g_per_kwh, self._grid.basis)
         return self._grid
 
     def _refresh(self, now_s: float) -> None:
@@ -73,24 +73,26 @@ class Intensity:
             self._said = ""
         except (DataError, CapabilityError) as error:
             self._history = None
-            self._grid = Grid(math.nan, math.nan, "nothing")
-            self._tell(f"no intensity, so no grams and no shifting by it: {error}")
+            self._grid = GridIntensity(math.nan, math.nan, "nothing")
+            self._note_once(f"no intensity, so no grams and no shifting: {error}")
             return
         self._grid = self._mean(now_s)
 
-    def _mean(self, now_s: float) -> Grid:
+    def _mean(self, now_s: float) -> GridIntensity:
         assert self._source is not None
         assert self._history is not None
         try:
             ahead = self._source.forecast(now_s, now_s + self._window_s)
             mean = ahead.mean(now_s, now_s + self._window_s)
             if not math.isnan(mean):
-                return Grid(math.nan, mean, "forecast")
+                return GridIntensity(math.nan, mean, "forecast")
         except (DataError, CapabilityError) as error:
-            self._tell(f"no forecast, so the last {self._window_s / 3600:g} h tell what is green: {error}")
-        return Grid(math.nan, self._history.mean(now_s - self._window_s, now_s), "history")
+            self._note_once(
+                f"no forecast, so the mean of the last {self._window_s / 3600:g} h decides what is green: {error}"
+            )
+        return GridIntensity(math.nan, self._history.mean(now_s - self._window_s, now_s), "history")
 
-    def _tell(self, text: str) -> None:
+    def _note_once(self, text: str) -> None:
         if text != self._said:
             self._said = text
             self._note(text)

@@ -1,13 +1,13 @@
-"""What the agents of the nodes counted, through files on a shared disk: an agent appends, the scheduler reads on.
+"""Energy counted by the node agents, in files on a shared disk: agents append, the scheduler reads.
 
 Lines hold totals, of the jobs whose total has changed since it was written last, so a line that could not be written is
 made up by the next one, and neither side needs the other to be there.
 
 A file goes when another has taken its totals over: an agent that starts, or whose own file has grown, begins a new file
-with the totals of what its node left behind, names the files it **carries**, and only then deletes them. Whoever reads
-leaves carried files out, so it does not matter when the one or the other is seen, or that the agent dies in between.
+with the totals of what its node left behind, names the files it **carries**, and only then deletes them. The reader
+leaves carried files out, so neither the order in which it sees the files nor the death of the agent matters.
 Files are taken over under a lock of the node, from agents that have ended. A total that nothing was added to for
-:data:`KEEP_S` is left out of a new file; that time is counted by a clock that nobody sets, while agents run.
+:data:`KEEP_S` is left out of a new file; that time is counted by a monotonic clock, while agents run.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _LOOKS = 3
 _MACHINE = Path("/etc/machine-id")
 
 Total = tuple[float, float, Quality]
-"""Joules of a job, those of its slots, and how well they are known."""
+"""Joules of a job, joules of its slots, and their quality."""
 
 
 @dataclass(slots=True)
 class SpoolFileState:
-    """What a file has said so far.
+    """What was read from a file so far.
 
     Attributes:
         totals: By job.
@@ -73,7 +73,7 @@ class SpoolFileState:
             OSError: It cannot be read.
         """
         with file.open("rb") as stream:
-            if self.offset > stream.seek(0, os.SEEK_END):  # somebody cut it
+            if self.offset > stream.seek(0, os.SEEK_END):  # the file was truncated
                 self.offset = 0
             stream.seek(self.offset)
             content = stream.read()
@@ -118,15 +118,15 @@ def machine_id() -> str:
 
 
 class SpoolWriter:
-    """The agent's end: one file at a time.
+    """Writes totals of a node agent, one file at a time.
 
     Args:
         folder: Where it goes.
         node: The node.
-        session: What tells this agent from others of the node.
+        session: Distinguishes this agent from others of the node.
         machine: Which machine this is; files of dead agents of this node and machine are taken over. Empty: none.
         owner: Who writes; this process unless given.
-        clock_s: Seconds of a clock that nobody sets.
+        clock_s: Seconds of a monotonic clock.
         largest_bytes: When a file is begun anew.
     """
 
@@ -154,7 +154,7 @@ class SpoolWriter:
         self._torn = False
 
     def write(self, now_s: float, totals: Mapping[int, JobEnergy]) -> bool:
-        """Append the totals that are new; False when the disk is away, which the next call makes up for.
+        """Append the totals that are new; False when the disk is away; the next call writes them.
 
         Args:
             now_s: Unix seconds, for people.
@@ -176,8 +176,8 @@ class SpoolWriter:
         both = summed(({job: total for job, total in self._carried.items() if job in own}, own))
         new = {job: total for job, total in both.items() if self._written.get(job) != total}
         at_s = self._clock_s()
-        told = {"t_s": now_s, "up_s": round(at_s - self._begun_s, 1), "jobs": _jobs(new)}
-        line = b"\n" * self._torn + orjson.dumps(told) + b"\n"
+        entry = {"t_s": now_s, "up_s": round(at_s - self._begun_s, 1), "jobs": _jobs(new)}
+        line = b"\n" * self._torn + orjson.dumps(entry) + b"\n"
         fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             self._torn = os.write(fd, line) < len(line)
@@ -235,19 +235,19 @@ class SpoolWriter:
         for file in _files(self._folder):
             if _node_of(file.name) != self._node:
                 continue
-            told = SpoolFileState()
+            seen = SpoolFileState()
             try:
-                told.read_on(file)
-                mine = told.owner is not None and told.machine == self._machine and _ended(told.owner)
-                told.read_on(file)  # what it wrote before it ended
+                seen.read_on(file)
+                mine = seen.owner is not None and seen.machine == self._machine and _ended(seen.owner)
+                seen.read_on(file)  # what it wrote before it ended
             except OSError:
                 return {}
             if mine:
-                found[file.name] = told
+                found[file.name] = seen
             else:
-                elsewhere |= told.carries
+                elsewhere |= seen.carries
         self._clear_drafts()
-        return {name: told for name, told in found.items() if name not in elsewhere}
+        return {name: seen for name, seen in found.items() if name not in elsewhere}
 
     def _clear_drafts(self) -> None:
         """Files that an agent was killed over."""
@@ -269,18 +269,18 @@ class SpoolWriter:
 
 
 class SpoolReader:
-    """The scheduler's end: the sum over all nodes and sessions.
+    """Reads the totals of all node agents and adds them up.
 
-    What a node drew for a job only grows, whatever its agents take over: the most that was ever read counts.
+    The total of a job on a node only grows, whatever its agents take over: the largest value read counts.
 
     Args:
         folder: Where agents write.
-        note: Told of lines and files that cannot be read, once a file.
+        note: Receives lines and files that cannot be read, once a file.
     """
 
     def __init__(self, folder: Path, note: Callable[[str], None]) -> None:
         self._folder, self._note = folder, note
-        self._told: dict[str, SpoolFileState] = {}
+        self._files: dict[str, SpoolFileState] = {}
         self._most: dict[str, dict[int, Total]] = {}
         self._noted: set[Path] = set()
 
@@ -289,7 +289,7 @@ class SpoolReader:
         try:
             self._look()
         except OSError as error:
-            self._tell(Path(error.filename or self._folder), f"cannot be read: {error.strerror or error}")
+            self._note_once(Path(error.filename or self._folder), f"cannot be read: {error.strerror or error}")
         wanted = {job.id for job in snapshot.jobs}
         found = summed(self._most.values())
         return {job: JobEnergy(*total, "agents") for job, total in found.items() if job in wanted}
@@ -301,12 +301,12 @@ class SpoolReader:
             OSError: One cannot be read.
         """
         for _ in range(_LOOKS):
-            told = {file.name: self._read_on(file) for file in _files(self._folder)}
-            self._told = {name: each for name, each in told.items() if each is not None}
-            if len(self._told) == len(told):
+            seen = {file.name: self._read_on(file) for file in _files(self._folder)}
+            self._files = {name: each for name, each in seen.items() if each is not None}
+            if len(self._files) == len(seen):
                 break
         nodes: dict[str, dict[str, SpoolFileState]] = {}
-        for name, each in self._told.items():
+        for name, each in self._files.items():
             nodes.setdefault(_node_of(name), {})[name] = each
         for node, files in nodes.items():
             most = self._most.setdefault(node, {})
@@ -314,16 +314,16 @@ class SpoolReader:
 
     def _read_on(self, file: Path) -> SpoolFileState | None:
         """What a file says by now; None where it is not there any more: another carries it, and was not there yet."""
-        told = self._told.get(file.name, SpoolFileState())
+        seen = self._files.get(file.name, SpoolFileState())
         try:
-            trouble = told.read_on(file)
+            trouble = seen.read_on(file)
         except FileNotFoundError:
             return None
         if trouble:
-            self._tell(file, trouble)
-        return told
+            self._note_once(file, trouble)
+        return seen
 
-    def _tell(self, file: Path, text: str) -> None:
+    def _note_once(self, file: Path, text: str) -> None:
         if file not in self._noted:
             self._noted.add(file)
             self._note(f"{file}: {text}")
@@ -369,16 +369,16 @@ def _locked(fd: int) -> bool:
 
 def _uncarried(left: Mapping[str, SpoolFileState]) -> dict[int, Total]:
     """The sum of a node's files, those left out that another of them carries."""
-    carried = set().union(*(told.carries for told in left.values()))
-    return summed(told.totals for name, told in left.items() if name not in carried)
+    carried = set().union(*(seen.carries for seen in left.values()))
+    return summed(seen.totals for name, seen in left.items() if name not in carried)
 
 
 def _idle_s(left: Mapping[str, SpoolFileState]) -> dict[int, float]:
     """How long nothing has been added to the totals of each job, as far as the agents watched."""
     idle_s: dict[int, float] = {}
-    for told in left.values():
-        for job, added_s in told.added_s.items():
-            idle_s[job] = min(told.up_s - added_s, idle_s.get(job, math.inf))
+    for seen in left.values():
+        for job, added_s in seen.added_s.items():
+            idle_s[job] = min(seen.up_s - added_s, idle_s.get(job, math.inf))
     return idle_s
 
 

@@ -1,143 +1,227 @@
-"""What the scheduler must know to go on after it was killed: the fold of its journal.
+"""The scheduler's state: the fold of its journal's events, and nothing beside it.
 
-The cluster is the truth about jobs; this is only what was meant for them. Every change is appended before it is acted
-upon, so that a scheduler which dies between the two finishes it when it comes back.
+The scheduler appends an event to the journal and applies it with :func:`apply_event`; after a restart :func:`replay`
+applies the journal's events and gives the same state. The cluster is the truth about jobs; the state holds what was
+decided for them and what was measured of them. An event is on the disk before the scheduler acts on it.
+
+=============  ==============================================================================================
+event          fields
+=============  ==============================================================================================
+``known``      ``jobs``: first submission of each new job, Unix seconds; ``kinds``: kinds of job not seen before
+``plan``       the plan of a round: see :func:`plan_event`
+``arrived``    ``job``, ``slots``: a job submitted between rounds queues behind the ranked ones
+``started``    ``job``, ``slots``: the job is to run on so many slots
+``follows``    ``job``, ``after``: job ``after`` continues under the number ``job``
+``gone``       ``job``: the job ended, or the cluster no longer knows it
+``tallies``    ``jobs``: tally, energy sources and owner of each job whose measurements changed
+=============  ==============================================================================================
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, astuple, dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, astuple, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from joulery.accounting.training_jobs import Tally, Window
 from joulery.domain.quality import Quality
-from joulery.runtime.schedule.energy_delta import SourceTotal
+from joulery.runtime.schedule.energy import SourceTotal
 
 T = TypeVar("T")
+Event = Mapping[str, Any]
+"""One line of the journal, as read back from JSON."""
 
 
-@dataclass(slots=True)
-class Memory:
-    """The plan in force and what was learnt.
+@dataclass(frozen=True, slots=True)
+class SchedulerState:
+    """The plan in force and what was measured.
 
     Attributes:
-        policy: The policy's own memory, as it wrote it; None before the first round.
-        target: Slots each job is meant to run on.
-        waiting: Who starts next when slots come free, with the slots each wants.
-        newcomers: Slots on which a newcomer of a kind starts, where that is known.
-        passive: Whether anybody may start between rounds.
+        policy: The policy's own state, JSON-ready; None before the first round.
+        target: Slots each job is to run on; 0 for none.
+        waiting: Jobs that start next when slots come free, in order, with the slots each wants.
+        newcomers: Slots on which a new job of a kind starts, where that is known.
+        passive: Whether waiting jobs may start between rounds.
         next_round_s: When running jobs may be moved again, Unix seconds.
-        kinds: Recurring kinds of jobs; their place in the list is the policy's number of them.
+        kinds: Recurring kinds of jobs; the index of a kind is the policy's number of it.
         tallies: What each job cost and how well it runs.
-        born: When each job was submitted first; Slurm forgets that when it requeues one.
-        seen: What each source has told of each job's energy.
+        submitted_s: First submission of each job, Unix seconds; Slurm forgets it when it requeues a job.
+        energy_seen: Last totals of each energy source, by job.
         who: Owner, name and partition of each job: reports need no cluster.
     """
 
     policy: Mapping[str, Any] | None = None
-    target: dict[int, int] = field(default_factory=dict)
-    waiting: list[tuple[int, int]] = field(default_factory=list)
-    newcomers: dict[int, int] = field(default_factory=dict)
+    target: Mapping[int, int] = field(default_factory=dict)
+    waiting: tuple[tuple[int, int], ...] = ()
+    newcomers: Mapping[int, int] = field(default_factory=dict)
     passive: bool = True
     next_round_s: float = -math.inf
-    kinds: list[str] = field(default_factory=list)
-    tallies: dict[int, Tally] = field(default_factory=dict)
-    born: dict[int, float] = field(default_factory=dict)
-    seen: dict[int, Mapping[str, SourceTotal]] = field(default_factory=dict)
-    who: dict[int, tuple[str, str, str]] = field(default_factory=dict)
+    kinds: tuple[str, ...] = ()
+    tallies: Mapping[int, Tally] = field(default_factory=dict)
+    submitted_s: Mapping[int, float] = field(default_factory=dict)
+    energy_seen: Mapping[int, Mapping[str, SourceTotal]] = field(default_factory=dict)
+    who: Mapping[int, tuple[str, str, str]] = field(default_factory=dict)
 
     def knows(self, job: int) -> bool:
-        """Whether anything was ever meant for this job."""
+        """Whether anything was decided for this job."""
         return job in self.target or any(job == waiting for waiting, _ in self.waiting)
 
-    def fold(self, entry: Mapping[str, Any]) -> None:
-        """Take in one line of the journal."""
-        kind = entry["kind"]
-        if kind == "plan":
-            self.policy = entry["policy"]
-            self.target = {int(job): int(slots) for job, slots in entry["target"].items()}
-            self.waiting = [(int(job), int(slots)) for job, slots in entry["waiting"]]
-            self.newcomers = {int(kind): int(slots) for kind, slots in entry["newcomers"].items()}
-            self.passive = bool(entry["passive"])
-            self.next_round_s = float(entry["next_round_s"])
-            self.kinds = [str(name) for name in entry["kinds"]]
-            self.born = {int(job): float(at_s) for job, at_s in entry["born"].items()}
-        elif kind == "arrived":
-            self.waiting.append((int(entry["job"]), int(entry["slots"])))
-        elif kind == "started":
-            self.waiting = [(job, slots) for job, slots in self.waiting if job != entry["job"]]
-            self.target[int(entry["job"])] = int(entry["slots"])
-        elif kind == "follows":
-            self.inherit(int(entry["after"]), int(entry["job"]))
-        elif kind == "gone":
-            self.forget(int(entry["job"]))
-        elif kind == "tallies":
-            for job, document in entry["jobs"].items():
-                self.tallies[int(job)] = tally_from(document)
-                if document.get("seen") is not None:
-                    self.seen[int(job)] = _seen(document["seen"])
-                if document.get("who") is not None:
-                    owner, name, partition = document["who"]
-                    self.who[int(job)] = (str(owner), str(name), str(partition))
 
-    def forget(self, job: int) -> None:
-        """A job is over."""
-        self.target.pop(job, None)
-        self.tallies.pop(job, None)
-        self.seen.pop(job, None)
-        self.who.pop(job, None)
-        self.born.pop(job, None)
-        self.waiting = [(other, slots) for other, slots in self.waiting if other != job]
+def apply_event(state: SchedulerState, event: Event) -> SchedulerState:
+    """The state after one event of the journal. Events of an unknown kind change nothing.
 
-    def inherit(self, old: int, new: int) -> None:
-        """A job goes on under another number: what was meant for it and what it cost go with it."""
-        _move(self.target, old, new)
-        _move(self.tallies, old, new)
-        _move(self.seen, old, new)
-        _move(self.born, old, new)
-        _move(self.who, old, new)
-        self.waiting = [(new if job == old else job, slots) for job, slots in self.waiting]
-        if self.policy is not None:
-            self.policy = renamed(self.policy, old, new)
-
-    def plan(self) -> dict[str, Any]:
-        """The plan as a line of the journal."""
-        return {
-            "policy": self.policy,
-            "target": {str(job): slots for job, slots in self.target.items()},
-            "waiting": self.waiting,
-            "newcomers": {str(kind): slots for kind, slots in self.newcomers.items()},
-            "passive": self.passive,
-            "next_round_s": self.next_round_s,
-            "kinds": self.kinds,
-            "born": {str(job): at_s for job, at_s in self.born.items()},
-        }
-
-    def costs(self) -> dict[str, Any]:
-        """The tallies as a line of the journal."""
-        jobs = {
-            str(job): {**_document(tally), "seen": _told(self.seen.get(job)), "who": self.who.get(job)}
-            for job, tally in self.tallies.items()
-        }
-        return {"jobs": jobs}
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: The event lacks a field, or a field has another type.
+    """
+    change = _CHANGES.get(event["kind"])
+    return state if change is None else change(state, event)
 
 
-def remembered(entries: Iterable[Mapping[str, Any]]) -> tuple[Memory, int]:
-    """The fold of a journal, and how many of its lines are none of ours: those are left out."""
-    memory, strange = Memory(), 0
-    for entry in entries:
+def replay(events: Iterable[Event]) -> tuple[SchedulerState, int]:
+    """The state after a journal's events, and the number of events that could not be read and were left out."""
+    state, unread = SchedulerState(), 0
+    for event in events:
         try:
-            memory.fold(entry)
+            state = apply_event(state, event)
         except (KeyError, TypeError, ValueError, AttributeError):
-            strange += 1
-    return memory, strange
+            unread += 1
+    return state, unread
 
 
-def renamed(policy: Mapping[str, Any], old: int, new: int) -> Mapping[str, Any]:
-    """What a policy wrote down, with one job under another number."""
+def compacted(state: SchedulerState) -> list[dict[str, Any]]:
+    """The fewest events that give this state."""
+    return [{"kind": "plan", **plan_event(state)}, {"kind": "tallies", **tallies_event(state, state.tallies)}]
+
+
+def plan_event(state: SchedulerState, **changes: Any) -> dict[str, Any]:
+    """The fields of a ``plan`` event: the state's plan with some fields replaced."""
+    state = replace(state, **changes)
+    return {
+        "policy": state.policy,
+        "target": {str(job): slots for job, slots in state.target.items()},
+        "waiting": state.waiting,
+        "newcomers": {str(kind): slots for kind, slots in state.newcomers.items()},
+        "passive": state.passive,
+        "next_round_s": state.next_round_s if math.isfinite(state.next_round_s) else None,
+        "kinds": state.kinds,
+        "born": {str(job): at_s for job, at_s in state.submitted_s.items()},
+    }
+
+
+def tallies_event(state: SchedulerState, jobs: Iterable[int]) -> dict[str, Any]:
+    """The fields of a ``tallies`` event for some jobs of the state."""
+    return {"jobs": {str(job): job_document(state, job) for job in jobs}}
+
+
+def job_document(state: SchedulerState, job: int) -> dict[str, Any]:
+    """What was measured of one job, JSON-ready."""
+    tally = state.tallies[job]
+    seen = state.energy_seen.get(job)
+    return {
+        **{name: getattr(tally, name) for name in Tally.__dataclass_fields__},
+        "efficiency": {str(slots): value for slots, value in tally.efficiency.items()},
+        "window": None if tally.window is None else asdict(tally.window),
+        "seen": None if seen is None else [(name, astuple(total)) for name, total in seen.items()],
+        "who": state.who.get(job),
+    }
+
+
+def tally_from(document: Mapping[str, Any]) -> Tally:
+    """The tally that :func:`job_document` wrote; null stands for NaN, which JSON lacks."""
+    values = {name: _number(document[name]) for name in Tally.__dataclass_fields__ if name in document}
+    window = document.get("window")
+    values["window"] = None if window is None else Window(**{name: _number(value) for name, value in window.items()})
+    values["efficiency"] = MappingProxyType({int(n): float(e) for n, e in document["efficiency"].items()})
+    values["quality"] = Quality(document["quality"])
+    return Tally(**values)
+
+
+def _known(state: SchedulerState, event: Event) -> SchedulerState:
+    jobs = {int(job): float(at_s) for job, at_s in event["jobs"].items()}
+    kinds = tuple(str(kind) for kind in event["kinds"])
+    return replace(state, submitted_s={**state.submitted_s, **jobs}, kinds=state.kinds + kinds)
+
+
+def _plan(state: SchedulerState, event: Event) -> SchedulerState:
+    next_round_s = event["next_round_s"]
+    return replace(
+        state,
+        policy=event["policy"],
+        target={int(job): int(slots) for job, slots in event["target"].items()},
+        waiting=tuple((int(job), int(slots)) for job, slots in event["waiting"]),
+        newcomers={int(kind): int(slots) for kind, slots in event["newcomers"].items()},
+        passive=bool(event["passive"]),
+        next_round_s=-math.inf if next_round_s is None else float(next_round_s),
+        kinds=tuple(str(name) for name in event["kinds"]),
+        submitted_s={int(job): float(at_s) for job, at_s in event["born"].items()},
+    )
+
+
+def _arrived(state: SchedulerState, event: Event) -> SchedulerState:
+    return replace(state, waiting=(*state.waiting, (int(event["job"]), int(event["slots"]))))
+
+
+def _started(state: SchedulerState, event: Event) -> SchedulerState:
+    job, slots = int(event["job"]), int(event["slots"])
+    waiting = tuple(entry for entry in state.waiting if entry[0] != job)
+    return replace(state, waiting=waiting, target={**state.target, job: slots})
+
+
+def _follows(state: SchedulerState, event: Event) -> SchedulerState:
+    old, new = int(event["after"]), int(event["job"])
+    return replace(
+        state,
+        policy=None if state.policy is None else _renamed(state.policy, old, new),
+        target=_moved(state.target, old, new),
+        tallies=_moved(state.tallies, old, new),
+        energy_seen=_moved(state.energy_seen, old, new),
+        submitted_s=_moved(state.submitted_s, old, new),
+        who=_moved(state.who, old, new),
+        waiting=tuple((new if job == old else job, slots) for job, slots in state.waiting),
+    )
+
+
+def _gone(state: SchedulerState, event: Event) -> SchedulerState:
+    job = int(event["job"])
+    return replace(
+        state,
+        target=_without(state.target, job),
+        tallies=_without(state.tallies, job),
+        energy_seen=_without(state.energy_seen, job),
+        submitted_s=_without(state.submitted_s, job),
+        who=_without(state.who, job),
+        waiting=tuple(entry for entry in state.waiting if entry[0] != job),
+    )
+
+
+def _tallies(state: SchedulerState, event: Event) -> SchedulerState:
+    tallies, seen, who = dict(state.tallies), dict(state.energy_seen), dict(state.who)
+    for number, document in event["jobs"].items():
+        job = int(number)
+        tallies[job] = tally_from(document)
+        if document.get("seen") is not None:
+            seen[job] = _energy_seen(document["seen"])
+        if document.get("who") is not None:
+            owner, name, partition = document["who"]
+            who[job] = (str(owner), str(name), str(partition))
+    return replace(state, tallies=tallies, energy_seen=seen, who=who)
+
+
+_CHANGES: Mapping[str, Callable[[SchedulerState, Event], SchedulerState]] = {
+    "known": _known,
+    "plan": _plan,
+    "arrived": _arrived,
+    "started": _started,
+    "follows": _follows,
+    "gone": _gone,
+    "tallies": _tallies,
+}
+
+
+def _renamed(policy: Mapping[str, Any], old: int, new: int) -> Mapping[str, Any]:
+    """A policy's document with one job under another number."""
     jobs = dict(policy.get("jobs", {}))
     if str(old) not in jobs:
         return policy
@@ -145,40 +229,19 @@ def renamed(policy: Mapping[str, Any], old: int, new: int) -> Mapping[str, Any]:
     return {**policy, "jobs": jobs}
 
 
-def _move(table: dict[int, T], old: int, new: int) -> None:
-    if old in table:
-        table[new] = table.pop(old)
+def _moved(table: Mapping[int, T], old: int, new: int) -> Mapping[int, T]:
+    return table if old not in table else {**_without(table, old), new: table[old]}
 
 
-def _seen(entries: list[Any]) -> dict[str, SourceTotal]:
-    """What :func:`_told` wrote; earlier versions wrote the last source alone, as ``[source, energy_j, slot_j]``."""
+def _without(table: Mapping[int, T], job: int) -> Mapping[int, T]:
+    return table if job not in table else {other: value for other, value in table.items() if other != job}
+
+
+def _energy_seen(entries: list[Any]) -> dict[str, SourceTotal]:
+    """Totals by source; earlier versions wrote the last source alone, as ``[source, energy_j, slot_j]``."""
     if isinstance(entries[0], str):
         entries = [(entries[0], entries[1:])]
-    return {str(name): SourceTotal(*map(float, told)) for name, told in entries}
-
-
-def _told(seen: Mapping[str, SourceTotal] | None) -> list[tuple[str, tuple[float, ...]]] | None:
-    """Sources in order, JSON-ready."""
-    return None if seen is None else [(name, astuple(told)) for name, told in seen.items()]
-
-
-def _document(tally: Tally) -> dict[str, Any]:
-    """A tally, JSON-ready."""
-    return {
-        **{name: getattr(tally, name) for name in Tally.__dataclass_fields__},
-        "efficiency": {str(slots): value for slots, value in tally.efficiency.items()},
-        "window": None if tally.window is None else asdict(tally.window),
-    }
-
-
-def tally_from(document: Mapping[str, Any]) -> Tally:
-    """The tally that :meth:`Memory.costs` wrote; what JSON cannot say (NaN) is null there."""
-    values = {name: _number(document[name]) for name in Tally.__dataclass_fields__ if name in document}
-    window = document.get("window")
-    values["window"] = None if window is None else Window(**{name: _number(value) for name, value in window.items()})
-    values["efficiency"] = MappingProxyType({int(n): float(e) for n, e in document["efficiency"].items()})
-    values["quality"] = Quality(document["quality"])
-    return Tally(**values)
+    return {str(name): SourceTotal(*map(float, total)) for name, total in entries}
 
 
 def _number(value: Any) -> Any:

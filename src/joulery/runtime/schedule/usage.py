@@ -1,4 +1,4 @@
-"""What the jobs of a scheduler used: those that ended from its logs, those that run from its journal."""
+"""Energy and carbon of scheduled jobs: ended jobs from the scheduler's logs, running jobs from its journal."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import orjson
 
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import Quality, weakest
-from joulery.runtime.schedule.state import remembered
+from joulery.runtime.schedule.state import SchedulerState, replay
 
 BY = ("owner", "name", "partition", "state", "job")
-"""What jobs are added up by."""
+"""Keys that jobs can be grouped by."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveUse:
-    """What some jobs used, added up.
+    """The sum over a group of jobs.
 
     Attributes:
-        key: Whose, or which.
-        jobs, running: How many, and how many of them still run.
+        key: The value of the grouping key.
+        jobs, running: Number of jobs, and of those that still run.
         executed_s, slot_s: Time they held slots, and slot-seconds.
-        unmetered_s: Time of it that nothing measured.
+        unmetered_s: Time that no source measured.
         energy_j: Joules counted.
         carbon_g: Grams of ``carbon_covered_j`` joules.
         carbon_covered_j: Joules whose intensity was known.
@@ -54,23 +54,25 @@ class LiveUse:
 
 
 def used_by(folder: Path, by: str, since_s: float = -math.inf) -> tuple[tuple[LiveUse, ...], LiveUse]:
-    """What jobs used, by key, most joules first; and all of them. Times are Unix seconds.
+    """Use by key, most joules first, and the total. Times are Unix seconds.
 
-    A job that ended after ``since_s``, or still runs, counts whole: its cost is kept per job, not per hour. One that
-    ended and was started again under its number (Slurm requeues what has failed) cost the sum of all that.
+    A job that ended after ``since_s``, or still runs, counts whole: its cost is kept per job, not per hour. The cost of
+    a job that ended and was started again under its number (Slurm requeues failed jobs) is the sum.
 
     Raises:
-        ConfigError: Jobs are not added up by that, or no scheduler kept anything in the folder.
+        ConfigError: ``by`` is no key, or the folder holds no scheduler's state.
         DataError: No job ended since then and none runs.
     """
     if by not in BY:
-        raise ConfigError("jobs are not added up by this", pointer="--by", got=by, expected=", ".join(BY))
+        raise ConfigError("jobs cannot be grouped by this", pointer="--by", got=by, expected=", ".join(BY))
     if not (folder / "runs").is_dir():
         raise ConfigError(
-            "no scheduler kept anything here", got=str(folder), hint="name its state folder: --jobs FOLDER (jobs.state)"
+            "no scheduler wrote to this folder",
+            got=str(folder),
+            hint="name its state folder: --jobs FOLDER (jobs.state)",
         )
-    # A scheduler that was killed as it wrote down an end writes it again: the same job, started as often.
-    ends = {(int(row["job"]), int(row.get("restarts") or 0)): row for row in ended(folder)}
+    # A scheduler that was killed between log and journal logs the end of a job twice, with the same restarts.
+    ends = {(int(row["job"]), int(row.get("restarts") or 0)): row for row in ended_jobs(folder)}
     rows = [row for row in ends.values() if float(row.get("t_s", math.inf)) >= since_s]
     latest: dict[int, int] = {}
     for job, restarts in ends:
@@ -78,22 +80,28 @@ def used_by(folder: Path, by: str, since_s: float = -math.inf) -> tuple[tuple[Li
     rows += [row for row in _running(folder) if latest.get(row["job"], -1) < row["restarts"]]
     if not rows:
         raise DataError("no job ended since then and none runs", file=str(folder))
-    told = {int(row["job"]): str(row.get(by) or "unknown") for row in rows}
+    keys = {int(row["job"]): str(row.get(by) or "unknown") for row in rows}
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        groups.setdefault(told[int(row["job"])], []).append(row)
+        groups.setdefault(keys[int(row["job"])], []).append(row)
     uses = sorted((_added(key, group) for key, group in groups.items()), key=lambda use: (-use.energy_j, use.key))
     return tuple(uses), _added("total", rows)
 
 
-def ended(folder: Path) -> Iterator[dict[str, Any]]:
-    """What ended jobs cost, from the logs of all runs."""
+def ended_jobs(folder: Path) -> Iterator[dict[str, Any]]:
+    """The cost of ended jobs, from the logs of all runs."""
     for log in sorted((folder / "runs").glob("*/log.jsonl")):
         yield from (entry for entry in lines(log) if entry["kind"] == "over" and isinstance(entry.get("job"), int))
 
 
+def live_state(folder: Path) -> SchedulerState:
+    """The state of the acting scheduler of a folder, from its journal; empty where there is none."""
+    journal = folder / "journal-act.jsonl"
+    return replay(lines(journal) if journal.exists() else ())[0]
+
+
 def lines(file: Path) -> Iterator[dict[str, Any]]:
-    """The entries of a log or journal; a line that is torn, or being written at this moment, is left out."""
+    """The entries of a log or journal; a line that is torn, or half written at this moment, is left out."""
     for line in file.read_bytes().splitlines():
         try:
             entry = orjson.loads(line)
@@ -104,11 +112,10 @@ def lines(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _running(folder: Path) -> Iterator[dict[str, Any]]:
-    """What jobs that are not over cost so far, as the scheduler in force wrote it down last."""
-    journal = folder / "journal-act.jsonl"
-    memory, _ = remembered(lines(journal) if journal.exists() else ())
-    for job, tally in memory.tallies.items():
-        owner, name, partition = memory.who.get(job, ("", "", ""))
+    """The cost so far of jobs that are not over."""
+    state = live_state(folder)
+    for job, tally in state.tallies.items():
+        owner, name, partition = state.who.get(job, ("", "", ""))
         if tally.executed_s > 0:
             yield {
                 "job": job, "state": "running", "restarts": 0 if tally.window is None else tally.window.restarts,

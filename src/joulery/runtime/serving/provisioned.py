@@ -16,12 +16,13 @@ from joulery.config.site import Mode, Site
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import JouleryError
 from joulery.domain.gpu.layout import Instance, Layout
+from joulery.domain.gpu.plan_change import RunningGpu
 from joulery.domain.gpu.provisioning import PlannedGpu
 from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import ModelRef, Outcome, ReplicaState, RequestRecord
 from joulery.domain.serving.service import Slo
 from joulery.domain.serving.timeline import DecisionRecord
-from joulery.policies.placement.provisioning.replan import RunningGpu, difference, running_of
+from joulery.policies.placement.provisioning.replan import difference, running_of
 from joulery.policies.placement.provisioning.standby import (
     ACTIVATE_SHADOW,
     REFUSED_S,

@@ -78,7 +78,7 @@ def run_training_cluster(
         policy: Decides at every round.
         period_s: Distance of the rounds; None to step the policy on every submission and completion.
         start_s: Earliest start of a job given its submission and duration, for schedulers that defer at submission.
-        watch: Told of every round; the run then keeps the course of its power too.
+        watch: Called at every round; the run then keeps the course of its power too.
 
     Raises:
         DataError: A job can never run, and the plant would not end.

@@ -1,7 +1,7 @@
 """A cluster of GPUs that trains: jobs start, grow, shrink, are preempted and restarted; power and grams of all of it.
 
 GPUs are counted, not placed: a job of n GPUs runs as fast as the power table's placement for n. A job that is started
-again or resized first restarts: it holds its GPUs and draws its power but makes no progress for ``restart_s``. Energy
+again or resized first restarts: it holds its GPUs and takes power but makes no progress for ``restart_s``. Energy
 and grams are integrated exactly between events, over an intensity that is constant within each hour.
 """
 
@@ -27,7 +27,7 @@ from joulery.sim.training.workload import Jobs
 
 J_PER_KWH = 3.6e6
 Watch = Callable[[float, ClusterView, Step[Any]], None]
-"""Told of every round: when, what the policy saw, what it decided."""
+"""Called at every round with the time, the policy's view and its decision."""
 _MEASURE_S = 300.0
 """How long a job must run undisturbed on its GPUs before its efficiency there counts as measured (section 5.1)."""
 
@@ -46,8 +46,8 @@ class Cluster:
         sleep_after_s: How long a node idles before it is suspended; infinity keeps all nodes awake.
         wake_s: How long a suspended node takes to come back; its GPUs do nothing meanwhile.
         full_table: Speed and power of jobs that start without the limits behind ``table``; None where it has none.
-        belief: What schedulers are told of the hours to come; None for the truth. The present hour they can measure.
-        silent: No job tells how much it has left.
+        belief: The schedulers' forecast of intensity; None for the truth. The present hour is known.
+        silent: No job reports progress.
     """
 
     nodes: int
@@ -69,7 +69,7 @@ class Cluster:
 
 
 class Plant:
-    """A cluster while it runs. Columns are numpy arrays by job; running jobs are integrated lazily, at their events."""
+    """A cluster while it runs. State is numpy arrays by job; running jobs are integrated lazily, at their events."""
 
     def __init__(
         self,

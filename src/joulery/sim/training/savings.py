@@ -1,9 +1,9 @@
-"""What another scheduler would have saved on a cluster's own past jobs, with an interval for what nobody recorded.
+"""Savings of another scheduler on a cluster's own past jobs, with an interval for what the log does not record.
 
-A log says when a job was submitted, how long it ran and on how many GPUs; not what it was, how it scales, what a
-restart of it costs. Each draw makes these up anew (one of the measured kinds of jobs, a restart of 30 to 300 s), turns
-elapsed time into work at that scaling, and plays the month under both schedulers; the interval is over draws. Nor does
-it say that a job told anybody its progress: none does here.
+A log says when a job was submitted, how long it ran and on how many GPUs; not its kind, its scaling, or
+the cost of a restart. Each sample draws these (one of the measured kinds of jobs, a restart of 30 to 300 s), turns
+elapsed time into work at that scaling, and simulates the log under both schedulers; the interval is over samples. Logs
+contain no progress, so no simulated job reports any.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from joulery.sim.training.study import Setting, run_scheme
 from joulery.sim.training.workload import Jobs
 
 BASE = "fifo"
-"""What is compared with: first come, first served, on the GPUs that were asked for."""
+"""The baseline: first come, first served, on the GPUs that were requested."""
 _MOST_GPUS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure over draws.
+    """A figure over samples.
 
     Attributes:
         mean: Over all.
-        low, high: Between which nine of ten lie.
+        low, high: 5th and 95th percentile.
     """
 
     mean: float
@@ -43,19 +43,19 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Savings:
-    """The answer; changes are relative, negative where it is less.
+    """Relative changes; negative where the other scheduler needs less.
 
     Attributes:
         policy: The other scheduler.
-        jobs, gpus: How many of which.
-        draws: How many draws.
+        jobs, gpus: Number of jobs and GPUs.
+        samples: Number of samples.
         cluster_carbon, cluster_energy, job_carbon, mean_jct, p99_jct: Changes.
     """
 
     policy: str
     jobs: int
     gpus: int
-    draws: int
+    samples: int
     cluster_carbon: Spread
     cluster_energy: Spread
     job_carbon: Spread
@@ -78,10 +78,10 @@ def savings(
     carbon: Intensity,
     policy: str,
     cluster_gpus: int,
-    draws: int = 10,
-    told: Callable[[int, int], None] = lambda done, total: None,
+    samples: int = 10,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Savings:
-    """Play the past under another scheduler.
+    """Simulate past jobs under another scheduler.
 
     Args:
         submit_s: Submissions since the first hour, in order, float64[n].
@@ -90,8 +90,8 @@ def savings(
         carbon: The intensity from then on.
         policy: As :func:`~joulery.sim.training.study.scheme` reads it.
         cluster_gpus: GPUs of the cluster, two a node.
-        draws: How often what was not recorded is drawn.
-        told: Told how many draws are done.
+        samples: How often the unrecorded values are drawn.
+        progress: Receives the number of samples done and in all.
 
     Raises:
         ConfigError: No such scheduler.
@@ -101,22 +101,22 @@ def savings(
         raise DataError("no job held a GPU: nothing can be saved")
     nodes = -(-cluster_gpus // 2)
     pairs = []
-    for draw in range(draws):
-        rng = Streams(draw)("unrecorded")
+    for sample in range(samples):
+        rng = Streams(sample)("unrecorded")
         setting = Setting(nodes=nodes, restart_s=float(30.0 * 10.0 ** rng.uniform(0.0, 1.0)), silent=True)
-        jobs = _drawn(submit_s, elapsed_s, gpus, rng)
+        jobs = _sampled_jobs(submit_s, elapsed_s, gpus, rng)
         pairs.append((run_scheme(policy, setting, jobs, carbon), run_scheme(BASE, setting, jobs, carbon)))
-        told(draw + 1, draws)
+        progress(sample + 1, samples)
 
     def change(of: Callable[[TrainingRun], float]) -> Spread:
-        ratios = [of(mine) / of(base) - 1.0 for mine, base in pairs]
+        ratios = [of(other) / of(base) - 1.0 for other, base in pairs]
         return Spread(float(np.mean(ratios)), float(np.quantile(ratios, 0.05)), float(np.quantile(ratios, 0.95)))
 
     return Savings(
         policy,
         len(submit_s),
         2 * nodes,
-        draws,
+        samples,
         change(lambda run: run.cluster_kg),
         change(lambda run: run.cluster_kwh),
         change(lambda run: float(np.sum(run.job_kg))),
@@ -125,7 +125,7 @@ def savings(
     )
 
 
-def _drawn(submit_s: FloatArray, elapsed_s: FloatArray, gpus: IntArray, rng: np.random.Generator) -> Jobs:
+def _sampled_jobs(submit_s: FloatArray, elapsed_s: FloatArray, gpus: IntArray, rng: np.random.Generator) -> Jobs:
     """Jobs of made-up kinds whose work on one GPU gives the elapsed times on the GPUs they had."""
     kind = rng.integers(0, len(RTX3090_CLASSES), len(gpus))
     widest = max(_MOST_GPUS, int(gpus.max()))

@@ -52,11 +52,11 @@ class Setting:
         nodes: Nodes of the cluster.
         node: Their power.
         restart_s: Checkpoint and restart of a job.
-        window_s: Window of the mean intensity that tells green hours from dirty ones.
+        window_s: Window of the mean intensity that separates green from dirty hours.
         sleep_after_s, wake_s: For schemes that suspend idle nodes.
         quantum_s: Distance of the rounds.
-        belief: What schedulers are told of the hours to come; None for hindsight.
-        silent: No job tells how much it has left; otherwise schedulers know it exactly.
+        belief: The schedulers' forecast of intensity; None for the truth.
+        silent: No job reports progress; otherwise schedulers know the work left exactly.
     """
 
     nodes: int = 32
@@ -184,10 +184,10 @@ SCHEMES: Mapping[str, Scheme] = {
         period_s=3600.0,
     ),
     "pollux": Scheme(
-        "Pollux: GPUs to whom they bring most goodput", lambda t, j, c: Pollux(goodput(t), _CAP), period_s=60.0
+        "Pollux: GPUs go where they add most goodput", lambda t, j, c: Pollux(goodput(t), _CAP), period_s=60.0
     ),
     "pollux-like": Scheme(
-        "Pollux blind to statistical efficiency: GPUs to whom they bring most throughput",
+        "Pollux blind to statistical efficiency: GPUs go where they add most throughput",
         lambda t, j, c: Pollux(goodput(t, {}), _CAP),
         period_s=60.0,
     ),
@@ -224,8 +224,12 @@ def scheme(name: str) -> Scheme:
         elif key == "eta":
             made = replace(made, classes=partial(_zeus, eta=value))
         else:
-            changes[key] = value
+            changes[_FORMER_KNOBS.get(key, key)] = value
     return replace(made, policy=partial(_turned, made.policy, changes, name)) if changes else made
+
+
+_FORMER_KNOBS = {"elder_share": "oldest_share", "elder_age_s": "oldest_age_s"}
+"""Former names of policy attributes, read for one release."""
 
 
 def _knob(text: str, name: str) -> Any:
@@ -260,7 +264,7 @@ def run_scheme(name: str, setting: Setting, jobs: Jobs, carbon: Intensity, watch
         setting: What it runs on.
         jobs: The workload.
         carbon: The intensity as it comes.
-        watch: Told of every round; the run then keeps the course of its power.
+        watch: Called at every round; the run then keeps the course of its power.
 
     Raises:
         ConfigError: No such scheme.

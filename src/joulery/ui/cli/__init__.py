@@ -1,29 +1,33 @@
-"""The command line: one file a verb, imported when it is called.
+"""The command line: one file a verb, imported when the verb is called.
 
-``main`` turns every :class:`~joulery.domain.errors.JouleryError` into one clear message on standard error (an object
-with ``--json``) and its exit code: 0 ok, 1 bug, 2 input or capability, 3 infeasible, 4 actuation.
+``main`` turns every :class:`~joulery.domain.errors.JouleryError` into one message on standard error (one JSON object
+with ``--json``) and an exit code: 0 ok, 1 bug, 2 input or capability, 3 infeasible, 4 actuation.
 """
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import json
 import os
 import sys
+import warnings
 from collections.abc import Sequence
+from typing import TextIO
 
 import click
 
 from joulery import __version__
 from joulery.domain.errors import JouleryError
-from joulery.ui.cli.verbs import VERBS
+from joulery.domain.renames import RenamedWarning
+from joulery.ui.cli.verbs import JOURNEYS, VERBS
 
 
 class LazyGroup(click.Group):
     """A group that knows its verbs by name and imports one only when it runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The verbs, in the order of ``VERBS``."""
+        """The verbs, in the order of ``JOURNEYS``."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -35,21 +39,44 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command to run.
+
+        Raises:
+            UsageError: No such verb; names the nearest one.
+        """
+        if args[0] not in VERBS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], VERBS, n=1)
+            hint = f"Did you mean '{near[0]}'?" if near else "'joulery --help' lists the commands."
+            raise click.UsageError(f"No such command '{args[0]}'. {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of verbs without importing any of them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(VERBS.items()))
+        """The verbs by journey, without importing any of them."""
+        width = max(map(len, VERBS))
+        for journey, verbs in JOURNEYS.items():
+            with formatter.section(journey):
+                formatter.write_dl([(verb.ljust(width), help_) for verb, help_ in verbs.items()])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="joulery")
 def cli() -> None:
-    """Measure where your models' joules and grams go, then plan, serve and schedule to use fewer."""
+    """Measure the energy and carbon of machine learning, then plan, serve and schedule to use less."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    with warnings.catch_warnings():
+        _print_renamed_names()
+        return _run(arguments)
+
+
+def _run(arguments: list[str]) -> int:
+    """Run the command line; every error a user can meet becomes a message and an exit code."""
     try:
         result = cli.main(args=arguments, prog_name="joulery", standalone_mode=False)
         return result if isinstance(result, int) else 0
@@ -65,6 +92,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _print_renamed_names() -> None:
+    """Print each use of an old name as one line on standard error; leave other warnings as they are."""
+    show = warnings.showwarning
+
+    def print_line(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, RenamedWarning):
+            click.echo(f"joulery: {message}", err=True)
+        else:
+            show(message, category, filename, lineno, file, line)
+
+    warnings.simplefilter("always", RenamedWarning)
+    warnings.showwarning = print_line
 
 
 def report_error(error: JouleryError, *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""``joulery agent``: the energy of each job of this node, left where the scheduler reads it."""
+"""``joulery agent``: writes the energy of each job of this node to the folder the scheduler reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import click
 
 @click.command("agent")
 @click.argument("site", type=click.Path(path_type=Path))
-@click.option("--sample", default="30 s", metavar="TIME", help="Distance of the samples (30 s).")
+@click.option("--sample", default="30 s", metavar="TIME", help="Sampling interval (30 s).")
 @click.option("--once", is_flag=True, help="One sample, then end.")
 @click.option("--node", help="The node's name; SLURMD_NODENAME or the host's unless given.")
 @click.option(
@@ -27,8 +27,8 @@ import click
     metavar="PATH",
     help="Listen here for lines of progress; they go to the files in jobs.slurm.progress.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Say each sample as one JSON object.")
-@click.option("--orders", hidden=True, help="What the site file says, already read.")
+@click.option("--json", "as_json", is_flag=True, help="Print each sample as one JSON object.")
+@click.option("--orders", hidden=True, help="The site file's settings, already read.")
 def command(
     site: Path,
     sample: str,
@@ -44,7 +44,7 @@ def command(
     Run it as root on every node: the kernel shows processes of others to root alone.
     """
     if orders is None:
-        # Reading a site takes more memory than metering jobs: who has read it becomes a process that has not.
+        # Reading a site takes more memory than metering jobs: this process replaces itself by one that read no site.
         given = _orders(site, sample, once, node, prolog, progress_socket)
         flags = ["--json"] if as_json else []
         argv = [sys.executable, "-P", "-m", "joulery", "agent", str(site), "--orders", given, *flags]
@@ -59,18 +59,18 @@ def _orders(
 ) -> str:
     """The orders of the agent, from its flags and the site file."""
     from joulery.app.node_agent import AgentOrders
-    from joulery.app.schedule import jobs_of, progress_folder
+    from joulery.app.wiring.cluster import jobs_of, progress_folder
     from joulery.app.wiring.site_meters import meter_specs
     from joulery.config import load
     from joulery.config.parsing.quantity import TIME, flag_quantity
     from joulery.domain.errors import ConfigError
-    from joulery.runtime.schedule.agent import AgentTimes
+    from joulery.runtime.schedule.loops import AgentTimes
 
     config = load(site)
     folder = jobs_of(config).slurm.meters
     if folder is None:
         raise ConfigError(
-            "says nowhere to leave what is metered",
+            "names no folder for the energy of jobs",
             file=str(site),
             pointer="jobs.slurm.meters",
             hint="name a folder on a disk that all nodes share",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from joulery.ui.cli.options import chosen_format, format_option, html_option
 from joulery.ui.cli.report_anatomy import write
 
 
@@ -26,10 +27,9 @@ from joulery.ui.cli.report_anatomy import write
     help="Call components that match P so; P= leaves them out.",
 )
 @click.option("--top", type=click.IntRange(min=1), default=20, metavar="N", help="Changes to show (20).")
-@click.option(
-    "--format", "form", type=click.Choice(["text", "json", "html"]), help="How to render: text, unless given."
-)
-@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@format_option("text", "json", help="Output format (text).")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@html_option
 @click.option("--out", type=click.Path(path_type=Path), help="Write to this file instead of standard output.")
 def command(
     runs: tuple[str, ...],
@@ -38,6 +38,7 @@ def command(
     top: int,
     form: str | None,
     as_json: bool,
+    html: Path | None,
     out: Path | None,
 ) -> None:
     """Compare what the operations of traced runs cost: how alike they are, and what got better or worse."""
@@ -49,7 +50,7 @@ def command(
 
     anatomies = load_anatomies(runs)
     comparison = compare(anatomies, by=by, folds=[fold_from(text) for text in patterns])
-    form = "json" if as_json else form or "text"
+    form, out = chosen_format(form, as_json=as_json, html=html, out=out)
     if form == "json":
         content = (json.dumps(as_object(comparison)) + "\n").encode()
     elif form == "html":

@@ -15,8 +15,8 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(site: Path, cancel: int | None, as_json: bool) -> None:
     """List the jobs of SITE: state, slots, progress, restarts, joules and grams so far."""
+    from joulery.app.schedule import cancel_job, list_jobs
     from joulery.config import load
-    from joulery.runtime.schedule.listing import cancel_job, list_jobs
 
     jobs = load(site)
     if cancel is not None:
@@ -30,7 +30,7 @@ def command(site: Path, cancel: int | None, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from joulery.ui.kit.format import grams, si
+    from joulery.domain.format import grams, si
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("job", "name", "owner", "state", "slots", "done", "restarts", "energy", "carbon"):

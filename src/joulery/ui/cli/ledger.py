@@ -69,7 +69,7 @@ def show(by: str, owner: str | None, since: str | None, until: str | None, path:
     if as_json:
         click.echo(json.dumps({"by": by, "rows": lines}))
         return
-    from joulery.ui.kit.format import grams, si
+    from joulery.domain.format import grams, si
 
     _table(
         (by, "energy", "carbon", "quality"),
@@ -112,7 +112,7 @@ def budget(
     if as_json:
         click.echo(json.dumps({"budgets": answer}))
         return
-    from joulery.ui.kit.format import grams, moment
+    from joulery.domain.format import grams, moment
 
     _table(
         ("owner", "budget", "left", "until"),

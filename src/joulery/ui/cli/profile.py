@@ -145,13 +145,13 @@ def _on_slices(
     from joulery.config import load
     from joulery.runtime.profiling.obtain import measure_profile, write_profile
     from joulery.runtime.profiling.slices import Plan
-    from joulery.ui.kit.progress import told
+    from joulery.ui.kit.progress import progress_bar
 
     site = load(file)
     config, variants = _named(site, what)
     sent = site.load_of(config)
     setup = _narrowed(service_setup(site, config, cache_folder()), variants, cuts)
-    with told(quiet=as_json) as progress:
+    with progress_bar(quiet=as_json) as progress:
         profile = asyncio.run(
             measure_profile(
                 setup,
@@ -279,8 +279,8 @@ def _cores(cut: str, most: int) -> tuple[int, ...]:
 def _print(profile: Profile) -> None:
     from rich.table import Table
 
+    from joulery.domain.format import percent, si
     from joulery.ui.kit.console import table_console
-    from joulery.ui.kit.format import percent, si
 
     table = Table(box=None, pad_edge=False)
     for heading in ("variant", "slice", "p50", "p95", "± of mean", "beside others", "CPU", "J a request", "start"):

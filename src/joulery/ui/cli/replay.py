@@ -17,9 +17,9 @@ def command(run: str, as_json: bool) -> int:
     The policy is made from the log itself. Exit code 1 where a decision differs: the log was altered, or this joulery
     decides differently than the one that wrote it.
     """
+    from joulery.domain.format import moment
     from joulery.runtime.runs.replay import decide_again
     from joulery.store.run.directory import open_run
-    from joulery.ui.kit.format import moment
 
     replayed = decide_again(open_run(run).log())
     if as_json:

@@ -10,6 +10,7 @@ import click
 
 from joulery.ui.cli import report_anatomy
 from joulery.ui.cli.carbon_flags import carbon_flags
+from joulery.ui.cli.options import chosen_format, format_option, html_option
 from joulery.ui.cli.report_sacct import ReportOrSacct
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 # joulery.ui.reports.table.BY, repeated here so that --help imports nothing heavy; a test compares the two.
 BY = ("component", "device", "meter", "quality", "owner", "workload", "run", "hour")
-FORMATS = ("text", "json", "csv", "html")
+FORMATS = ("text", "json", "csv")
 
 
 @click.command("report", cls=ReportOrSacct)
@@ -29,12 +30,7 @@ FORMATS = ("text", "json", "csv", "html")
     type=click.Choice((*BY, *report_anatomy.BY)),
     help="What the table's lines are about (component, unless given); the last four need a traced run.",
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice((*FORMATS, *report_anatomy.FORMATS)),
-    help="How to render: text, unless given; the last five need a traced run.",
-)
+@format_option(*FORMATS, *report_anatomy.FORMATS, help="Output format (text); the last five need a traced run.")
 @click.option("--depth", type=click.IntRange(min=1), metavar="N", help="Traced: cut names after N components.")
 @click.option("--top", type=click.IntRange(min=1), default=20, metavar="N", help="Traced: operations to show (20).")
 @click.option("--fold", is_flag=True, help="Traced: add up self-similar layers (layer_0, layer_1 ... as transformer).")
@@ -42,7 +38,8 @@ FORMATS = ("text", "json", "csv", "html")
 @click.option("--phase", metavar="P", help="Traced: forward, backward, recompute, optimizer or other alone.")
 @click.option("--device", metavar="D", help="Traced: this device alone.")
 @carbon_flags
-@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@html_option
 @click.option("--out", type=click.Path(path_type=Path), help="Write to this file instead of standard output.")
 def command(
     runs: tuple[str, ...],
@@ -55,6 +52,7 @@ def command(
     phase: str | None,
     device: str | None,
     as_json: bool,
+    html: Path | None,
     out: Path | None,
     **carbon: str | None,
 ) -> None:
@@ -70,9 +68,7 @@ def command(
     from joulery.domain.errors import ConfigError
     from joulery.ui.reports.table import roll_up
 
-    if as_json and form not in (None, "json"):
-        raise ConfigError("--json contradicts --format", got=form)
-    form = "json" if as_json else form or "text"
+    form, out = chosen_format(form, as_json=as_json, html=html, out=out)
     cut = report_anatomy.Cut(by, depth, top, fold, patterns, phase, device)
     grid = _grid(carbon)
     if report_anatomy.wanted(cut, form):
@@ -105,10 +101,10 @@ def _read(runs: tuple[str, ...], *, with_course: bool, carbon: CarbonSource | No
     """The runs, each once."""
     from joulery.domain.errors import ConfigError
     from joulery.runtime.runs.recorded import load_run
-    from joulery.ui.kit.progress import told
+    from joulery.ui.kit.progress import progress_bar
 
     views: list[RunView] = []
-    with told("reading runs", quiet=not sys.stderr.isatty()) as tell:
+    with progress_bar("reading runs", quiet=not sys.stderr.isatty()) as tell:
         for number, run in enumerate(runs):
             tell(number, len(runs), run)
             views.append(load_run(run, with_course=with_course, carbon=carbon))

@@ -1,4 +1,4 @@
-"""``joulery report --since``: what the jobs of ``joulery schedule`` used, by owner, without a run to name."""
+"""``joulery report --since``: energy and carbon of the jobs of ``joulery schedule``, by owner."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ BY = ("owner", "name", "partition", "state", "job")
 
 @click.command("report")
 @click.option("--since", metavar="TIME", required=True, help="Jobs that ended in the last 30d, 12h ..., or still run.")
-@click.option("--by", type=click.Choice(BY), default="owner", help="What the table's lines are about (owner).")
+@click.option("--by", type=click.Choice(BY), default="owner", help="Grouping key of the table (owner).")
 @click.option(
     "--jobs",
     "folder",
     type=click.Path(path_type=Path),
     default=Path("joulery-jobs"),
-    help="Where the scheduler keeps its journal and logs: jobs.state of its site file (joulery-jobs).",
+    help="State folder of the scheduler: jobs.state of its site file (joulery-jobs).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def jobs_command(since: str, by: str, folder: Path, as_json: bool) -> None:
-    """Report what the jobs of joulery schedule used: joules and grams by owner, name or partition.
+    """Report joules and grams of the jobs of joulery schedule by owner, name or partition.
 
     \b
     joulery report --by owner --since 30d
@@ -60,7 +60,7 @@ def jobs_command(since: str, by: str, folder: Path, as_json: bool) -> None:
 
 
 def _cells(use: LiveUse) -> tuple[str, ...]:
-    from joulery.ui.kit.format import grams, si
+    from joulery.domain.format import grams, si
 
     carbon = grams(use.carbon_g) if use.carbon_covered_j > 0 else "-"
     energy = si(use.energy_j, "J") if use.energy_j > 0 else "-"

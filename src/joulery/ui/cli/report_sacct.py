@@ -1,4 +1,4 @@
-"""``joulery report --from-sacct``: what the past jobs of a Slurm cluster used, and a trace of them to simulate."""
+"""``joulery report --from-sacct``: energy and carbon of past Slurm jobs, and a trace of them to simulate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from joulery.ui.cli.carbon_flags import carbon_flags
 
 if TYPE_CHECKING:
     from joulery.accounting.past import PastUse
-    from joulery.runtime.runs.past_jobs import PastReport
+    from joulery.app.past_jobs import PastReport
 
 _FLAG = "--from-sacct"
 _BY = ("owner", "account", "partition", "state", "name")
@@ -25,7 +25,7 @@ class ReportOrSacct(click.Command):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """The context of whichever it is."""
+        """The context of the command that the flags name."""
         if any(word == _FLAG or word.startswith(f"{_FLAG}=") for word in args):
             return sacct_command.make_context(info_name, args, parent, **extra)
         if any(word in ("--since", "--jobs") or word.startswith(("--since=", "--jobs=")) for word in args):
@@ -36,16 +36,16 @@ class ReportOrSacct(click.Command):
 
 
 @click.command("report")
-@click.option(_FLAG, "file", type=click.Path(path_type=Path), required=True, help="What sacct -P printed, with header.")
+@click.option(_FLAG, "file", type=click.Path(path_type=Path), required=True, help="Output of sacct -P, with header.")
 @click.option("--since", metavar="TIME", help="Only what ran in the last 30d, 12h ...; everything unless given.")
-@click.option("--by", type=click.Choice(_BY), default="owner", help="What the table's lines are about (owner).")
-@click.option("--gpu-power", metavar="W", help='What a GPU draws while a job has it, such as "250 W".')
-@click.option("--cpu-power", metavar="W", help='What a core draws while a job has it, such as "5 W" (not counted).')
-@click.option("--node-power", metavar="W", help="What a node adds while a job has it (not counted).")
+@click.option("--by", type=click.Choice(_BY), default="owner", help="Grouping key of the table (owner).")
+@click.option("--gpu-power", metavar="W", help='Power of a GPU while a job holds it, such as "250 W".')
+@click.option("--cpu-power", metavar="W", help='Power of a core while a job holds it, such as "5 W" (not counted).')
+@click.option("--node-power", metavar="W", help="Power a node adds while a job holds it (not counted).")
 @click.option("--pue", type=click.FloatRange(1), default=1.0, help="Facility energy per IT energy (1).")
 @click.option("--sacct-timezone", metavar="TZ", help="Time zone of the stamps in FILE; this machine's unless given.")
 @click.option("--trace", type=click.Path(path_type=Path), metavar="CSV", help="Write the jobs for joulery simulate.")
-@click.option("--what-if", metavar="P", help="What a scheduler would have saved on these jobs, such as green-lean.")
+@click.option("--what-if", metavar="P", help="Simulate these jobs under another scheduler, such as green-lean.")
 @click.option("--gpus", type=click.IntRange(min=1), metavar="N", help="GPUs of the cluster (the most held at once).")
 @click.option("--draws", type=click.IntRange(min=2, max=1000), default=10, help="Draws behind the interval (10).")
 @carbon_flags
@@ -66,9 +66,9 @@ def sacct_command(
     as_json: bool,
     **carbon: str | None,
 ) -> None:
-    """Report what past jobs of a Slurm cluster used: joules and grams by owner, account or partition.
+    """Report joules and grams of past Slurm jobs by owner, account or partition.
 
-    Joules are elapsed time times the power you state for what the jobs held (modelled), or Slurm's own measurement
+    Joules are elapsed time times the stated power of what the jobs held (modelled), or Slurm's own measurement
     where sacct printed ConsumedEnergyRaw.
 
     \b
@@ -76,13 +76,13 @@ def sacct_command(
         -o JobID,JobName,User,Account,Partition,State,Submit,Eligible,Start,End,ElapsedRaw,AllocTRES > jobs.txt
     joulery report --from-sacct jobs.txt --gpu-power "250 W" --by owner --zone GB
     """
+    from joulery.app.past_jobs import PastJobsRequest, report_past, write_trace
     from joulery.config.parsing.quantity import POWER, TIME, flag_quantity
-    from joulery.runtime.runs.past_jobs import Wanted, report_past, write_trace
 
     def watts(text: str | None, flag: str) -> float | None:
         return None if text is None else flag_quantity(text, POWER, flag)
 
-    wanted = Wanted(
+    wanted = PastJobsRequest(
         file=file,
         since_s=None if since is None else flag_quantity(since, TIME, "--since"),
         by=by,
@@ -101,9 +101,9 @@ def sacct_command(
         )
     saved = None
     if what_if is not None:
-        from joulery.ui.reports.savings import what_would_be
+        from joulery.ui.reports.savings import savings_report
 
-        saved = what_would_be(report, what_if, gpus, draws)
+        saved = savings_report(report, what_if, gpus, draws)
     if as_json:
         click.echo(json.dumps(report.document() | ({} if saved is None else {"what_if": saved.document()})))
         return

@@ -15,29 +15,28 @@ import click
 @click.argument("site", type=click.Path(path_type=Path))
 @click.option("--backend", type=click.Choice(["local", "slurm"]), help="The site's jobs.backend unless given.")
 @click.option("--mode", type=click.Choice(["advise", "shadow", "act"]), help="The site's mode unless given.")
-@click.option("--once", is_flag=True, help="One round and what it entails, then end.")
-@click.option("--release", is_flag=True, help="Give every job held in joulery's name back to the cluster, and end.")
-@click.option("--json", "as_json", is_flag=True, help="Every line of the log as one JSON object.")
+@click.option("--once", is_flag=True, help="One round and its actions, then end.")
+@click.option("--release", is_flag=True, help="Release every job that joulery holds, then end.")
+@click.option("--json", "as_json", is_flag=True, help="Print each line of the log as one JSON object.")
 def command(site: Path, backend: str | None, mode: str | None, once: bool, release: bool, as_json: bool) -> None:
     """Schedule the training jobs of SITE until Ctrl-C or SIGTERM.
 
     \b
-    advise  says at each round what it would do
-    shadow  plays it through, jobs in between included, and does none of it
-    act     does it
+    advise  print at each round the actions it would take
+    shadow  play all actions through, also between rounds, and apply none
+    act     apply them
     """
+    from joulery.app.schedule import ScheduleRequest, release_now, run_schedule
     from joulery.config.site import Mode
-    from joulery.runtime.schedule.run import Request, release_now, schedule
-    from joulery.runtime.schedule.stopping import stopped_by_signals
+    from joulery.runtime.schedule.loops import stopped_by_signals
 
     if release:
         released = release_now(site, backend)
         click.echo(json.dumps({"released": released}) if as_json else f"released {len(released)} held jobs")
         return
-    wanted = None if mode is None else Mode(mode)
-    request = Request(site, backend, wanted, once, tuple(sys.argv))
+    request = ScheduleRequest(site, backend, None if mode is None else Mode(mode), once, tuple(sys.argv))
     with stopped_by_signals() as stop:
-        schedule(request, _say_json if as_json else _say, stop)
+        run_schedule(request, _say_json if as_json else _say, stop)
 
 
 def _say_json(entry: Mapping[str, Any]) -> None:
@@ -49,11 +48,11 @@ def _say_json(entry: Mapping[str, Any]) -> None:
 def _say(entry: Mapping[str, Any]) -> None:
     import time
 
-    text = _words(entry)
+    text = _line(entry)
     click.echo(f"{time.strftime('%H:%M:%S')} {text}")
 
 
-def _words(entry: Mapping[str, Any]) -> str:
+def _line(entry: Mapping[str, Any]) -> str:
     """One entry of the log as a line."""
     kind = entry["kind"]
     if kind == "action":
@@ -62,7 +61,7 @@ def _words(entry: Mapping[str, Any]) -> str:
         remark = f" ({entry['remark']})" if entry["remark"] and entry["outcome"] == "failed" else ""
         return f"{entry['do']} {who}{size}: {entry['reason']} [{entry['outcome']}]{remark}"
     if kind == "over":
-        from joulery.ui.kit.format import duration, grams, si
+        from joulery.domain.format import duration, grams, si
 
         known_g = entry["carbon_g"] if entry["carbon_covered_j"] else None
         cost = f"{si(entry['energy_j'], 'J')}, {grams(known_g)}" if entry["energy_j"] else "not metered"

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from joulery.ui.cli.options import option
+
 
 @click.command("simulate")
 @click.argument("scenario", type=click.Path())
@@ -36,11 +38,13 @@ import click
 @click.option("--days", metavar="N", help="kind training: only the jobs of the first N days.")
 @click.option("--seed", metavar="N", help="kinds training and clocks: this one seed.")
 @click.option("--data", metavar="DIR", help="kind training-figures: a folder with the traces and grids of the paper.")
-@click.option(
-    "--page",
+@option(
+    "--html",
+    "page",
+    old="--page",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="kinds training-figures and variants: write the pictures.",
+    help="kinds training-figures and variants: write the figures as one page.",
 )
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep the outcome as a run in this new folder."
@@ -68,7 +72,7 @@ def command(
     made = load_scenario(scenario)
     if page is not None and made.kind not in ("training-figures", "variants"):
         raise ConfigError(
-            f"a scenario of kind {made.kind} has no pictures", pointer="--page", expected="training-figures, variants"
+            f"a scenario of kind {made.kind} has no pictures", pointer="--html", expected="training-figures, variants"
         )
     names = tuple(name for entry in policies for name in entry.split(",") if name)
     given = {name: value for name, value in inputs.items() if value is not None}

@@ -58,11 +58,11 @@ def command(
     from joulery.app.wiring.length_predictor import as_served, predictor_graph
     from joulery.app.wiring.prompt_encoder import distilled_encoder, prompt_encoder
     from joulery.runtime.llm import predictor_files, predictor_training
-    from joulery.ui.kit.progress import told
+    from joulery.ui.kit.progress import progress_bar
 
     log = predictor_training.read_answers(data, instructions)
     judged = predictor_training.read_answers([evaluate], instructions)
-    with told("distilling", quiet=encoder != "distilled") as progress:
+    with progress_bar("distilling", quiet=encoder != "distilled") as progress:
         used = distilled_encoder(log, seed, progress) if encoder == "distilled" else prompt_encoder(encoder)
     predictor = predictor_training.train(log, used)
     graph = predictor_graph(predictor)

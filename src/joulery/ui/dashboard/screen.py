@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from joulery.domain.format import UNKNOWN, duration, percent
 from joulery.domain.serving.timeline import CarbonBasis, ServiceLabel, SiteLabel
 from joulery.ui.kit.figures import bar, figures, legend
-from joulery.ui.kit.format import UNKNOWN, duration, percent
 from joulery.ui.kit.html import Html, join, tag
 from joulery.ui.reports.messages import basis_text
 

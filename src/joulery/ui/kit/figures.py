@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from joulery.domain.energy.footprint import Footprint
+from joulery.domain.format import duration, percent, si
 from joulery.domain.quality import Quality
 from joulery.domain.serving.timeline import CarbonLabel, ServiceLabel, SiteLabel
-from joulery.ui.kit.format import duration, percent, si
 from joulery.ui.kit.html import Html, tag
 from joulery.ui.reports.messages import basis_text
 

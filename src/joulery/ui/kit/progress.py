@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def told(title: str = "profiling", *, quiet: bool = False) -> Iterator[Callable[[int, int, str], None]]:
-    """A function to tell how many of how many steps are done and what comes next.
+def progress_bar(title: str = "profiling", *, quiet: bool = False) -> Iterator[Callable[[int, int, str], None]]:
+    """Show progress while the block runs; yields the function that reports ``(done, of, next step)``.
 
     Args:
-        title: What is going on.
-        quiet: Say nothing.
+        title: Name of the work.
+        quiet: Show nothing.
     """
     if quiet:
         yield lambda done, of, what: None

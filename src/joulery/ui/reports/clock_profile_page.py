@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from joulery.domain.arrays import FloatArray
+from joulery.domain.format import percent, si
 from joulery.domain.gpu.clock_profile import ClockProfile
-from joulery.ui.kit.format import percent, si
 from joulery.ui.kit.html import Child, Html, head, static_text, tag, whole_page
 from joulery.ui.reports.clock_profile_text import headline, longest, quality_note
 

@@ -8,9 +8,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from joulery.domain.format import number, percent, si
 from joulery.domain.gpu.clock_profile import ClockProfile, ScoredOperator
 from joulery.domain.quality import Quality
-from joulery.ui.kit.format import number, percent, si
 
 SHOWN = 12
 """Operators a screen lists: those that take longest."""

@@ -8,10 +8,10 @@ from typing import Any
 
 from joulery import __version__
 from joulery.accounting.thin import thin
+from joulery.domain.format import duration, grams, moment, percent, si
 from joulery.domain.serving.timeline import CarbonBasis, DecisionRecord
 from joulery.runtime.runs.recorded import RunView
 from joulery.ui.kit.figures import figures, waterfall
-from joulery.ui.kit.format import duration, grams, moment, percent, si
 from joulery.ui.kit.html import Html, content_hash, data_block, head, join, static_text, tag, whole_page
 from joulery.ui.reports.messages import (
     BEYOND,

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from joulery.domain.energy.footprint import Footprint
+from joulery.domain.format import UNKNOWN, count, duration, grams, percent, si
 from joulery.domain.quality import Quality
 from joulery.domain.serving.timeline import CarbonBasis, CarbonLabel
 from joulery.runtime.runs.recorded import RunView
-from joulery.ui.kit.format import UNKNOWN, count, duration, grams, percent, si
 
 BEYOND = "beyond"
 """The word for a latency that broke its promise."""

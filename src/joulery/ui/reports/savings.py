@@ -1,12 +1,12 @@
-"""What a scheduler would have saved on past jobs, in words and numbers."""
+"""Report of the savings of another scheduler on past jobs."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from joulery.app.past_jobs import PastReport, held_gpus, hourly_from
 from joulery.domain.errors import ConfigError, DataError
-from joulery.runtime.runs.past_jobs import PastReport, held_gpus, hourly_from
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.training.savings import BASE, Savings, Spread, most_at_once, savings
 from joulery.sim.training.study import scheme
@@ -14,11 +14,11 @@ from joulery.sim.training.study import scheme
 
 @dataclass(frozen=True, slots=True)
 class SavingsReport:
-    """The answer for one cluster.
+    """The savings on one cluster.
 
     Attributes:
         savings: As simulated.
-        reported_kg: Grams that the report gives the same jobs; NaN where it has none.
+        reported_kg: Carbon of the same jobs in the report, kg; NaN where it has none.
     """
 
     savings: Savings
@@ -33,7 +33,8 @@ class SavingsReport:
             "quality": "simulated",
             "jobs": self.savings.jobs,
             "gpus": self.savings.gpus,
-            "draws": self.savings.draws,
+            "samples": self.savings.samples,
+            "draws": self.savings.samples,
             **{f"{name}_change_ratio": asdict(getattr(self.savings, name)) for name in changes},
             "job_carbon_saved_kg": {
                 end: -getattr(self.savings.job_carbon, other) * self.reported_kg
@@ -51,8 +52,8 @@ class SavingsReport:
             f"  CO2e of the jobs      {_percent(saved.job_carbon)}   {self._grams()}",
             f"  mean completion time  {_percent(saved.mean_jct)}",
             f"  p99 completion time   {_percent(saved.p99_jct)}",
-            f"against first come, first served on the GPUs asked for; nine in ten of {saved.draws} draws of what no",
-            "log says (which kind of job each was, what a restart costs) lie within the brackets.",
+            f"against first come, first served on the GPUs asked for; nine in ten of {saved.samples} samples of",
+            "what the log does not record (kind of each job, cost of a restart) lie within the brackets.",
         ]
         return "\n".join(lines)
 
@@ -62,8 +63,8 @@ class SavingsReport:
         return f"{low:.3g} to {high:.3g} kg less of the {self.reported_kg:.3g} kg above"
 
 
-def what_would_be(report: PastReport, policy: str, gpus: int | None, draws: int) -> SavingsReport:
-    """Play the report's jobs under another scheduler.
+def savings_report(report: PastReport, policy: str, gpus: int | None, samples: int) -> SavingsReport:
+    """Simulate the report's jobs under another scheduler.
 
     Raises:
         ConfigError: No such scheduler, or no source of intensity was named.
@@ -77,7 +78,9 @@ def what_would_be(report: PastReport, policy: str, gpus: int | None, draws: int)
     if gpus is not None and gpus < int(held.gpus.max()):
         raise DataError(f"a job held {int(held.gpus.max())} GPUs", hint=f"--gpus {at_once} or more")
     carbon = Intensity(hourly_from(report.intensity, held.first_s))
-    found = savings(held.submit_s, held.elapsed_s, held.gpus, carbon, policy, at_once if gpus is None else gpus, draws)
+    found = savings(
+        held.submit_s, held.elapsed_s, held.gpus, carbon, policy, at_once if gpus is None else gpus, samples
+    )
     return SavingsReport(found, report.total.carbon_g / 1e3)
 
 

@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from joulery.domain.format import UNKNOWN, count, duration, grams, number, percent, si
 from joulery.domain.serving.timeline import DecisionRecord, ServiceLabel, ServiceTick, Tick
 from joulery.policies.placement.provisioning.standby import ShadowPolicy
 from joulery.policies.serving.trial_policy import TrialPolicy
 from joulery.policies.serving.variant_policy import SET_LAYOUT
 from joulery.runtime.serving.driver import APPLIED
 from joulery.runtime.serving.provisioned import RUN_PLAN
-from joulery.ui.kit.format import UNKNOWN, count, duration, grams, number, percent, si
 
 PLAIN_EVERY_S = 5.0
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue")

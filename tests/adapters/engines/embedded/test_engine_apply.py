@@ -50,10 +50,10 @@ async def test_replacing_every_replica_again_and_again_loses_nothing() -> None:
         for n in range(1, 5):
             transition = await engine.apply([toy("who", variant=str(n))] * (1 + n % 2))
             assert transition.kept == ()
-            await asyncio.sleep(0.05)
+            await until(lambda n=n: sum(answer.variant == str(n) for answer in answered) >= 50, f"answers of {n}")
         stop.set()
         await asyncio.gather(*clients)
-        assert len(answered) > 2000
+        assert len(answered) > 200
         assert all(answer.attempts == 1 for answer in answered)
         seen = [variant for variant, _ in itertools.groupby(answer.variant for answer in answered)]
         assert sorted(set(seen)) == ["0", "1", "2", "3", "4"]

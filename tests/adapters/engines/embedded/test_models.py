@@ -12,8 +12,8 @@ from joulery.domain.serving.engine import ModelKind, ModelRef, Outcome, ReplicaS
 from joulery.domain.serving.tensors import TensorSpec
 from tests.adapters.engines.support import CORE, ask, running
 
-onnx = pytest.importorskip("onnx")
-pytest.importorskip("onnxruntime")
+onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'joulery[vision]'")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'joulery[vision]'")
 
 
 def graph(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], constants: list[Any] = []) -> ModelRef:  # noqa: B006

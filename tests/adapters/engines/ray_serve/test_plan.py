@@ -1,6 +1,7 @@
 """Replicas as Ray Serve applications; nothing here needs Ray."""
 
 import asyncio
+import importlib.util
 import json
 import sys
 from types import ModuleType, SimpleNamespace
@@ -36,6 +37,14 @@ def test_one_application_a_service_and_slice_size():
         == (apps["joulery.toy.cpu-2"].plan[0])
     )
     assert apps["joulery.toy.cpu-2"].spec({}) is None
+
+
+def test_ray_nodes_import_modules_that_exist():
+    (app,) = apps_of([A], {}).values()
+    config = app.config({}, 0.5)
+    router = config["deployments"][0]["request_router_config"]["request_router_class"]
+    for path in (config["import_path"], router):
+        assert importlib.util.find_spec(path.partition(":")[0]) is not None, path
 
 
 @pytest.mark.parametrize(

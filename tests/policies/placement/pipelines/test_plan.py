@@ -66,7 +66,7 @@ def test_what_every_plan_keeps(policy: str) -> None:
     assert plan.saving_ratio > 1.2
     assert {part.workload for gpu in plan.gpus for part in gpu.parts} == {each.workload for each in plan.services}
     for each in plan.services:
-        assert each.attainment_ratio >= each.promised_ratio
+        assert each.attainment_ratio >= each.required_ratio
         assert each.latency_s <= each.slo_s
         parts = [part for gpu in plan.gpus for part in gpu.parts if part.workload == each.workload]
         assert len(parts) == sum(1 for part in parts if part.replica == 0) * each.replicas

@@ -36,22 +36,22 @@ def test_periods_lie_between_any_two_changes():
 
 
 def test_a_night_costs_less_than_the_peak_and_every_period_keeps_its_promises():
-    series = plan_series("best", SERVICES, periods_of(DAY, 24 * 3600.0), TYPES, Rules(max_replicas=1), moves_max=2)
+    series = plan_series("best", SERVICES, periods_of(DAY, 24 * 3600.0), TYPES, Rules(max_replicas=1), max_migrations=2)
     assert not any(each.plan.violations for each in series.periods)
     assert series.usd < series.peak_usd == pytest.approx(24 * series.peak.usd_per_hour)
     assert series.bound_usd <= series.usd + 1e-9
-    assert all(each.moves <= 2 for each in series.periods) and series.periods[0].change is None
+    assert all(each.migrations <= 2 for each in series.periods) and series.periods[0].change is None
     for before, after in zip(series.periods, series.periods[1:], strict=False):
         again = difference(running_of(before.plan.gpus), running_of(after.plan.gpus))
-        assert again.moves == after.moves
+        assert again.migrations == after.migrations
     served = [{each.workload for gpu in p.plan.gpus for each in gpu.instances} for p in series.periods]
     assert "W3" not in served[0] and "W3" in served[2]
 
 
 def test_without_moves_nothing_that_runs_on_changes_its_gpu():
-    series = plan_series("igniter", SERVICES, periods_of(DAY, 24 * 3600.0), TYPES, moves_max=0)
-    assert series.moves == 0
-    with_moves = plan_series("igniter", SERVICES, periods_of(DAY, 24 * 3600.0), TYPES, moves_max=9)
+    series = plan_series("igniter", SERVICES, periods_of(DAY, 24 * 3600.0), TYPES, max_migrations=0)
+    assert series.migrations == 0
+    with_moves = plan_series("igniter", SERVICES, periods_of(DAY, 24 * 3600.0), TYPES, max_migrations=9)
     assert with_moves.usd <= series.usd + 1e-9
 
 
@@ -79,9 +79,9 @@ RATES = st.lists(st.sampled_from([0.0, 60.0, 200.0, 400.0]), min_size=3, max_siz
 
 @given(st.lists(RATES, min_size=2, max_size=4), st.integers(0, 3))
 @settings(max_examples=15, deadline=None)
-def test_laws_of_any_series(rates, moves_max):
+def test_laws_of_any_series(rates, max_migrations):
     steps = {name: [(3600.0 * k, row[i]) for k, row in enumerate(rates)] for i, name in enumerate(("W1", "W2", "W3"))}
-    series = plan_series("igniter", SERVICES, periods_of(steps), TYPES, moves_max=moves_max)
+    series = plan_series("igniter", SERVICES, periods_of(steps), TYPES, max_migrations=max_migrations)
     for each in series.periods:
         wanted = {name for name, rate in each.period.rates_rps.items() if rate > 0}
         assert {one.workload for gpu in each.plan.gpus for one in gpu.instances} == wanted

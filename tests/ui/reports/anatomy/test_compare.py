@@ -47,7 +47,7 @@ def test_text_and_page(said, runs: list[str], tmp_path: Path, browser) -> None:
     text = said("compare", *runs[:2], "--top", "2")
     assert "PCC of STEF" in text and "what changed, by layer" in text and "run1.run" in text
     page = tmp_path / "compare.html"
-    said("compare", *runs[:2], "--format", "html", "--out", str(page))
+    said("compare", *runs[:2], "--html", str(page))
     browser.open(page.as_uri())
     browser.wait("document.querySelectorAll('svg.icicle').length == 2")
     assert browser.complaints() == [] and "Side by side" in browser.text("main")

@@ -144,7 +144,7 @@ def test_groupings_of_the_flag_are_those_of_the_accounting() -> None:
 
 def test_the_page_can_be_clicked_into(run: Path, tmp_path: Path, browser) -> None:
     page = tmp_path / "anatomy.html"
-    assert main(["report", str(run), "--by", "op", "--fold", "--format", "html", "--out", str(page)]) == 0
+    assert main(["report", str(run), "--by", "op", "--fold", "--html", str(page)]) == 0
     browser.open(page.as_uri())
     browser.wait("document.querySelectorAll('svg.icicle g').length > 5")
     assert browser.evaluate("document.querySelector('[data-shown]').dataset.shown") == "all"

@@ -138,7 +138,7 @@ class RayCluster:
         return found
 
     async def infer(self, application: str, replica: str, request: InferRequest) -> dict[str, Any]:
-        """What one replica of an application answers; see :meth:`.ray_replica.Instances.infer`.
+        """What one replica of an application answers; see :meth:`.replica.Instances.infer`.
 
         Raises:
             ReplicaGoneError: It ended, or Ray cannot reach it.

@@ -13,7 +13,7 @@ from joulery.domain.errors import CapabilityError
 from joulery.domain.serving.engine import ReplicaSpec
 from joulery.domain.serving.service import Slice, SliceKind
 
-_HERE = "joulery.adapters.engines"
+_HERE = "joulery.adapters.engines.ray_serve"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class RayApp:
         """
         return {
             "name": self.name,
-            "import_path": f"{_HERE}.ray_replica:app",
+            "import_path": f"{_HERE}.replica:app",
             "route_prefix": None,
             "args": {},
             "runtime_env": {"env_vars": dict(environ)},
@@ -60,7 +60,7 @@ class RayApp:
                     "max_ongoing_requests": ONGOING,
                     "user_config": {"plan": [entry_of(spec) for spec in self.plan]},
                     "ray_actor_options": _claims(self.slice, claim_ratio),
-                    "request_router_config": {"request_router_class": f"{_HERE}.ray_router:ToReplica"},
+                    "request_router_config": {"request_router_class": f"{_HERE}.router:ToReplica"},
                     "graceful_shutdown_wait_loop_s": 0.1,
                     "health_check_period_s": 1.0,
                     "health_check_timeout_s": 10.0,

@@ -45,10 +45,10 @@ def predicted(
             next((placed.boards[r.devices[0]][0] for r in placed.replicas if r.model == at), 0),
             "attainment",
             each.attainment_ratio,
-            each.promised_ratio,
+            each.required_ratio,
         )
         for at, each in enumerate(services)
-        if each.attainment_ratio < each.promised_ratio - 1e-9
+        if each.attainment_ratio < each.required_ratio - 1e-9
     )
     partitions = placed.partitions(task)
     return PipelinePlan(
@@ -78,7 +78,7 @@ def _service(task: Task, placed: Placed, clocks: IntArray, at: int, attained: fl
         model=workload.model,
         rate_rps=workload.rate_rps,
         slo_s=workload.slo.latency_s,
-        promised_ratio=workload.slo.quantile,
+        required_ratio=workload.slo.quantile,
         attainment_ratio=attained,
         latency_s=float(latency_s),
         clusters=len(cut.clusters),

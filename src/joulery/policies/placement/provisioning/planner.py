@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from joulery.domain.errors import ConfigError, InfeasibleError
+from joulery.domain.gpu.plan_change import RunningGpu
 from joulery.domain.gpu.provisioning import PlanBound, ProvisionPlan, Workload
 from joulery.domain.quality import Quality, weakest
 from joulery.policies.placement.provisioning import best, igniter
@@ -13,7 +14,7 @@ from joulery.policies.placement.provisioning.baselines import BASELINES
 from joulery.policies.placement.provisioning.column_generation import Effort
 from joulery.policies.placement.provisioning.exact import SERVICES_MAX
 from joulery.policies.placement.provisioning.predict import GpuType, Placed, predict, violations_of
-from joulery.policies.placement.provisioning.replan import RunningGpu, follow
+from joulery.policies.placement.provisioning.replan import follow
 from joulery.policies.placement.provisioning.rules import Rules
 
 POLICIES = ("best", "igniter", *BASELINES)
@@ -70,7 +71,7 @@ def followed(
     workloads: Sequence[Workload],
     types: Sequence[GpuType],
     rules: Rules | None = None,
-    moves_max: int = 0,
+    max_migrations: int = 0,
 ) -> ProvisionPlan:
     """A plan for today's services that moves as little as possible of the running one; see :func:`replan.follow`.
 
@@ -80,7 +81,7 @@ def followed(
     """
     rules = rules or Rules()
     _check("best", workloads, types)
-    gpus = predict(follow(running, workloads, types, rules, moves_max), workloads, types, rules)
+    gpus = predict(follow(running, workloads, types, rules, max_migrations), workloads, types, rules)
     bound = best.volume_bound(workloads, types, rules)
     quality = weakest([Quality.MODELLED, *(gpu_type.profile.quality for gpu_type in types)])
     return ProvisionPlan("follow", gpus, violations_of(gpus), bound, quality)

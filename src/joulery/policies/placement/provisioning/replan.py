@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from joulery.domain.errors import InfeasibleError
+from joulery.domain.gpu.plan_change import PlanDifference, ProcessChange, RunningGpu, RunningProcess
 from joulery.domain.gpu.provisioning import PlannedGpu, Workload
 from joulery.policies.placement.provisioning.best import Problem, problem_of
 from joulery.policies.placement.provisioning.demand import Part
@@ -21,82 +21,25 @@ from joulery.policies.placement.provisioning.predict import GpuType, Placed, Sha
 from joulery.policies.placement.provisioning.rules import Rules
 
 
-class Running(NamedTuple):
-    """A process of a running plan: which replica of which service, with what."""
-
-    workload: str
-    replica: int
-    share_percent: float
-    batch: int
-
-
-class RunningGpu(NamedTuple):
-    """A GPU of a running plan: its type, and the processes on it."""
-
-    type: str
-    processes: tuple[Running, ...]
-
-
-class Change(NamedTuple):
-    """One process that differs between two plans.
-
-    Attributes:
-        workload, replica: Which.
-        what: ``start``, ``stop``, ``move`` or ``resize``.
-        source, target: Index of its GPU in the old and in the new plan; None where it does not run.
-        before, after: Share in percent and batch; None where it does not run.
-    """
-
-    workload: str
-    replica: int
-    what: str
-    source: int | None
-    target: int | None
-    before: tuple[float, int] | None
-    after: tuple[float, int] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Two plans held against one another.
-
-    Attributes:
-        changes: Every process that differs.
-        same_gpu: For each GPU of the new plan the GPU of the old one it goes on as; None for one to be rented.
-        opened, closed: GPUs to be rented, GPUs that can be given back.
-    """
-
-    changes: tuple[Change, ...]
-    same_gpu: tuple[int | None, ...]
-    opened: int
-    closed: int
-
-    def count(self, what: str) -> int:
-        """How many changes of one kind."""
-        return sum(change.what == what for change in self.changes)
-
-    @property
-    def moves(self) -> int:
-        """Processes that run in both plans and would run on another GPU."""
-        return self.count("move")
-
-
 def running_of(gpus: Sequence[PlannedGpu]) -> tuple[RunningGpu, ...]:
     """A plan as something that runs."""
     return tuple(
         RunningGpu(
             gpu.type,
-            tuple(Running(each.workload, each.replica, 100 * each.share_ratio, each.batch) for each in gpu.instances),
+            tuple(
+                RunningProcess(each.workload, each.replica, 100 * each.share_ratio, each.batch)
+                for each in gpu.instances
+            ),
         )
         for gpu in gpus
     )
 
 
-def difference(old: Sequence[RunningGpu], new: Sequence[RunningGpu]) -> Difference:
+def difference(old: Sequence[RunningGpu], new: Sequence[RunningGpu]) -> PlanDifference:
     """What changes from one plan to another, GPUs matched so that the fewest processes move."""
     same_gpu = _matched(old, new)
     was = {(p.workload, p.replica): (index, p) for index, gpu in enumerate(old) for p in gpu.processes}
-    changes: list[Change] = []
+    changes: list[ProcessChange] = []
     for index, gpu in enumerate(new):
         for process in gpu.processes:
             after = (round(process.share_percent, 9), process.batch)
@@ -104,13 +47,13 @@ def difference(old: Sequence[RunningGpu], new: Sequence[RunningGpu]) -> Differen
             had = None if before is None else (round(before.share_percent, 9), before.batch)
             what = "start" if source is None else "move" if same_gpu[index] != source else "resize"
             if what != "resize" or had != after:
-                changes.append(Change(process.workload, process.replica, what, source, index, had, after))
+                changes.append(ProcessChange(process.workload, process.replica, what, source, index, had, after))
     changes += [
-        Change(p.workload, p.replica, "stop", source, None, (round(p.share_percent, 9), p.batch), None)
+        ProcessChange(p.workload, p.replica, "stop", source, None, (round(p.share_percent, 9), p.batch), None)
         for source, p in was.values()
     ]
     kept = sum(index is not None for index in same_gpu)
-    return Difference(tuple(changes), same_gpu, len(new) - kept, len(old) - kept)
+    return PlanDifference(tuple(changes), same_gpu, len(new) - kept, len(old) - kept)
 
 
 def _matched(old: Sequence[RunningGpu], new: Sequence[RunningGpu]) -> tuple[int | None, ...]:
@@ -140,19 +83,19 @@ def follow(
     workloads: Sequence[Workload],
     types: Sequence[GpuType],
     rules: Rules,
-    moves_max: int = 0,
+    max_migrations: int = 0,
 ) -> tuple[Placed, ...]:
     """A plan for today's services that leaves yesterday's where they are, as far as promises allow.
 
     Shares and batches change in place. A process moves only when its GPU can no longer keep everybody's promises, or,
-    within ``moves_max``, when that empties a GPU.
+    within ``max_migrations``, when that empties a GPU.
 
     Args:
         running: What runs.
         workloads: What is to be served from now on.
         types: GPU types; those of the running plan are found by name.
         rules: What has to be kept.
-        moves_max: Moves that may be spent on giving GPUs back.
+        max_migrations: Moves that may be spent on giving GPUs back.
 
     Returns:
         The GPUs that go on, in their order, then those to be rented.
@@ -164,7 +107,7 @@ def follow(
     fleet = _Fleet(problem_of(workloads, types, rules), running)
     fleet.evict()
     fleet.place_waiting()
-    fleet.consolidate(moves_max)
+    fleet.consolidate(max_migrations)
     return fleet.placed()
 
 
@@ -281,9 +224,9 @@ class _Fleet:
             )
         return min(possible)[1]
 
-    def consolidate(self, moves_max: int) -> None:
+    def consolidate(self, max_migrations: int) -> None:
         """Give GPUs back whose processes find room elsewhere, those with the fewest first, within the moves allowed."""
-        left = moves_max
+        left = max_migrations
         for gpu in sorted(range(len(self.gpus)), key=lambda gpu: len(self.gpus[gpu])):
             if not 0 < len(self.gpus[gpu]) <= left:
                 continue

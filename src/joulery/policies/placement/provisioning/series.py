@@ -1,10 +1,10 @@
-"""Plans for demands that change over time: a plan a period, with as few moves between them as asked for.
+"""Plans for demands that change over time: one plan a period, with few migrations between them.
 
-Planned at its peak, a fleet idles through the night. Planned anew for every period, it is torn up at each step. Here
-each period follows the plan before it (:func:`~joulery.policies.placement.provisioning.replan.follow`): processes are
-resized in place, and at most ``moves_max`` of them move, to give GPUs back. A fresh plan is taken instead where it is
-cheaper and moves no more. Each period's plan keeps the promises of that period's rates by itself, headroom for random
-arrivals included.
+A fleet planned for the peak idles at night; a fleet planned afresh for every period migrates everything at each step.
+Here each period follows the plan before it (:func:`~joulery.policies.placement.provisioning.replan.follow`): processes
+are resized in place, and at most ``max_migrations`` of them migrate to release GPUs. A fresh plan replaces it where it
+is cheaper and migrates no more. Each period's plan is within the SLOs at that period's rates, with headroom for random
+arrivals.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from joulery.domain.errors import ConfigError
+from joulery.domain.gpu.plan_change import PlanDifference, RunningGpu
 from joulery.domain.gpu.provisioning import ProvisionPlan, Workload
 from joulery.policies.placement.provisioning.planner import followed, provision
 from joulery.policies.placement.provisioning.predict import GpuType
-from joulery.policies.placement.provisioning.replan import Difference, RunningGpu, difference, running_of
+from joulery.policies.placement.provisioning.replan import difference, running_of
 from joulery.policies.placement.provisioning.rules import Rules
 
 _S_PER_H = 3600.0
@@ -54,12 +55,12 @@ class PlannedPeriod:
 
     period: Period
     plan: ProvisionPlan
-    change: Difference | None
+    change: PlanDifference | None
 
     @property
-    def moves(self) -> int:
+    def migrations(self) -> int:
         """Processes that run before and in it, on different GPUs."""
-        return 0 if self.change is None else self.change.moves
+        return 0 if self.change is None else self.change.migrations
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +93,9 @@ class SeriesPlan:
         )
 
     @property
-    def moves(self) -> int:
-        """Moves over all."""
-        return sum(each.moves for each in self.periods)
+    def migrations(self) -> int:
+        """Migrations over all periods."""
+        return sum(each.migrations for each in self.periods)
 
 
 def periods_of(steps: Mapping[str, Sequence[tuple[float, float]]], lasts_s: float | None = None) -> tuple[Period, ...]:
@@ -133,7 +134,7 @@ def plan_series(
     types: Sequence[GpuType],
     rules: Rules | None = None,
     *,
-    moves_max: int = 0,
+    max_migrations: int = 0,
 ) -> SeriesPlan:
     """A plan for every period.
 
@@ -142,7 +143,7 @@ def plan_series(
         workloads: The services, at their highest rates.
         periods: The demands.
         types, rules: As for :func:`~joulery.policies.placement.provisioning.planner.provision`.
-        moves_max: How many processes may move from one period to the next, to give GPUs back.
+        max_migrations: How many processes may move from one period to the next, to give GPUs back.
 
     Raises:
         InfeasibleError: A promise cannot be kept in some period.
@@ -153,7 +154,7 @@ def plan_series(
     for period in periods:
         now = [replace(each, rate_rps=rate) for each in workloads if (rate := period.rates_rps[each.id]) > 0]
         before = running_of(found[-1].plan.gpus) if found else ()
-        plan, change = _next(policy, now, types, rules, before, moves_max, first=not found)
+        plan, change = _next(policy, now, types, rules, before, max_migrations, first=not found)
         found.append(PlannedPeriod(period, plan, change))
     return SeriesPlan(tuple(found), provision(policy, workloads, types, rules))
 
@@ -164,10 +165,10 @@ def _next(
     types: Sequence[GpuType],
     rules: Rules,
     before: tuple[RunningGpu, ...],
-    moves_max: int,
+    max_migrations: int,
     *,
     first: bool,
-) -> tuple[ProvisionPlan, Difference | None]:
+) -> tuple[ProvisionPlan, PlanDifference | None]:
     """The plan of a period that follows on ``before``, and what changes."""
     if not now:
         nothing = ProvisionPlan(policy, ())
@@ -178,7 +179,7 @@ def _next(
     changed = difference(before, running_of(fresh.gpus))
     if not before:
         return fresh, changed
-    follow = followed(before, now, types, rules, moves_max)
-    if changed.moves <= moves_max and fresh.usd_per_hour < follow.usd_per_hour and not fresh.violations:
+    follow = followed(before, now, types, rules, max_migrations)
+    if changed.migrations <= max_migrations and fresh.usd_per_hour < follow.usd_per_hour and not fresh.violations:
         return fresh, changed
     return replace(follow, bound=fresh.bound or follow.bound), difference(before, running_of(follow.gpus))

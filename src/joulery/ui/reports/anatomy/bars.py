@@ -6,7 +6,7 @@ import numpy as np
 
 from joulery.accounting.edd import powers_w
 from joulery.domain.energy.tensor_footprint import TensorFootprint
-from joulery.ui.kit.format import percent, si
+from joulery.domain.format import percent, si
 from joulery.ui.kit.html import Html, tag
 
 PHASES = ("forward", "backward", "recompute", "optimizer", "data", "other")

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from joulery.domain.format import UNKNOWN, percent, si
 from joulery.runtime.tracing.anatomies import RunAnatomy
-from joulery.ui.kit.format import UNKNOWN, percent, si
 from joulery.ui.kit.html import Html, data_block, tag
 from joulery.ui.reports.anatomy.comparison import Change, Comparison
 from joulery.ui.reports.anatomy.page import as_tree, html_table, page, phase_trees, with_phases

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from joulery.accounting.edd import Node
-from joulery.ui.kit.format import percent, si
+from joulery.domain.format import percent, si
 from joulery.ui.kit.html import Html, static_text, tag
 
 HEATS = 9

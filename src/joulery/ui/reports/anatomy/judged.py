@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.text import Text
 
 from joulery.accounting.precision import Sight, mean_energies, pearson, resolution
+from joulery.domain.format import duration, percent
 from joulery.runtime.tracing.anatomies import RunAnatomy, sparser, stef
 from joulery.store.run.tensors import known
-from joulery.ui.kit.format import duration, percent
 from joulery.ui.reports.anatomy.terminal import plain_table, print_titled
 
 

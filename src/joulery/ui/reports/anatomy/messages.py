@@ -8,7 +8,7 @@ import numpy as np
 
 from joulery.accounting.precision import Sight, resolution
 from joulery.domain.energy.tensor_footprint import TensorFootprint
-from joulery.ui.kit.format import UNKNOWN, percent
+from joulery.domain.format import UNKNOWN, percent
 
 _WORDS = {
     Sight.SHARED: "their energy is their share of the time within its windows; expect an error of about 12 %",

@@ -9,8 +9,8 @@ from typing import Any
 from joulery.accounting.edd import Node, powers_w, tree
 from joulery.accounting.precision import resolution
 from joulery.domain.energy.tensor_footprint import TensorFootprint
+from joulery.domain.format import count, duration, grams, percent, si
 from joulery.ui.kit.figures import legend
-from joulery.ui.kit.format import count, duration, grams, percent, si
 from joulery.ui.kit.html import Html, content_hash, data_block, head, static_text, tag, whole_page
 from joulery.ui.reports.anatomy.bars import bars_svg
 from joulery.ui.reports.anatomy.edd import edd_svg

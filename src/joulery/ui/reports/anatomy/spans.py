@@ -11,8 +11,8 @@ from joulery.accounting.session import is_accelerator
 from joulery.accounting.steps import PowerSteps, power_steps
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.energy.power import PowerTrace
+from joulery.domain.format import duration, si
 from joulery.domain.trace.events import EventTrace
-from joulery.ui.kit.format import duration, si
 from joulery.ui.kit.html import Html, tag
 
 LEVELS = 3

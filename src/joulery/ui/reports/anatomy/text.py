@@ -12,7 +12,7 @@ from rich.text import Text
 from joulery.accounting.edd import powers_w
 from joulery.accounting.precision import Sight, resolution
 from joulery.domain.energy.tensor_footprint import TensorFootprint
-from joulery.ui.kit.format import count, duration, si
+from joulery.domain.format import count, duration, si
 from joulery.ui.reports.anatomy.messages import share_text, sight_notes
 from joulery.ui.reports.anatomy.terminal import plain_table
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from joulery.domain.format import percent
 from joulery.sim.serving.figures import LOSSES, SCHEMES, WEIGHTS, WINDOWS, Figures, Trial
-from joulery.ui.kit.format import percent
 from joulery.ui.kit.html import Html, head, static_text, tag, whole_page
 from joulery.ui.reports.papers.charts import Axes, Dot, Line, Series, bars, legend, lines, points
 from joulery.ui.reports.papers.claim import Claim

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from joulery.domain.format import percent
 from joulery.sim.training.figures import Figures, Outcome
-from joulery.ui.kit.format import percent
 from joulery.ui.reports.papers.claim import Claim
 
 SIZES = ("extra small, below 10 min", "small, below 1 h", "medium, below 10 h", "large")

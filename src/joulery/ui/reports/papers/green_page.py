@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from joulery.domain.format import percent
 from joulery.sim.training.figures import Figures, Outcome
 from joulery.sim.training.study import scheme
-from joulery.ui.kit.format import percent
 from joulery.ui.kit.html import Html, head, static_text, tag, whole_page
 from joulery.ui.reports.papers.charts import Axes, Dot, Line, Series, bars, legend, lines, points
 from joulery.ui.reports.papers.claim import Claim

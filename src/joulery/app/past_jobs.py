@@ -1,0 +1,239 @@
+"""The report of past jobs: energy and carbon by owner from sacct's output, a stated power and an intensity."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import numpy as np
+
+from joulery.accounting.past import HeldPower, PastUse, past_use, within
+from joulery.adapters.clusters.sacct import read_sacct
+from joulery.app.wiring.carbon import source_from_flags
+from joulery.domain.arrays import FloatArray, IntArray
+from joulery.domain.cluster import PastJob
+from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.errors import ConfigError, DataError
+from joulery.store.files import disk_errors, write_atomically
+
+
+@dataclass(frozen=True, slots=True)
+class PastJobsRequest:
+    """The flags of a report of past jobs.
+
+    Attributes:
+        file: What sacct printed.
+        since_s: Only the last so many seconds; None for everything.
+        by: ``owner``, ``account``, ``partition``, ``state`` or ``name``.
+        gpu_w, cpu_w, node_w: Power of what jobs held; no GPU power only where the cluster measured every job.
+        pue: Facility energy per IT energy.
+        timezone: Of the stamps in the file; None for this machine's.
+        carbon: Flags of the source of intensity; empty for none.
+    """
+
+    file: Path
+    since_s: float | None
+    by: str
+    gpu_w: float | None
+    cpu_w: float
+    node_w: float
+    pue: float
+    timezone: str | None
+    carbon: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PastReport:
+    """Energy and carbon of past jobs.
+
+    Attributes:
+        uses: By key.
+        total: All of it.
+        jobs: The jobs counted.
+        left_out: Number of rows left out, by reason.
+        notes: Remarks for the reader, one sentence each.
+        intensity: Over the time of the jobs; None where no source was named.
+    """
+
+    uses: tuple[PastUse, ...]
+    total: PastUse
+    jobs: tuple[PastJob, ...]
+    left_out: Mapping[str, int]
+    notes: tuple[str, ...]
+    intensity: CarbonSeries | None = None
+
+    def document(self) -> dict[str, Any]:
+        """JSON-ready; grams are null where no intensity is known."""
+        return {
+            "rows": [_row(use) for use in self.uses],
+            "total": _row(self.total),
+            "left_out": dict(self.left_out),
+            "notes": list(self.notes),
+        }
+
+
+def report_past(wanted: PastJobsRequest, now_s: float | None = None) -> PastReport:
+    """Energy and carbon of the jobs of a file.
+
+    Raises:
+        ConfigError: A flag is invalid, or the power of a GPU is needed and not stated.
+        DataError: The file cannot be used, or nothing in it is recent enough.
+    """
+    log = read_sacct(wanted.file, _zone(wanted.timezone))
+    now_s = time.time() if now_s is None else now_s
+    jobs = log.jobs if wanted.since_s is None else within(log.jobs, now_s - wanted.since_s)
+    if not jobs:
+        newest = time.strftime("%F", time.gmtime(max(job.end_s for job in log.jobs)))
+        raise DataError(f"no job ran since then; the newest ended on {newest}", file=str(wanted.file))
+    unmeasured = sum(1 for job in jobs if job.gpus and math.isnan(job.measured_j))
+    if wanted.gpu_w is None and unmeasured:
+        raise ConfigError(
+            f"{unmeasured} jobs held GPUs and nothing measured them",
+            pointer="--gpu-power",
+            hint='state the power of a GPU while a job holds it: --gpu-power "250 W"',
+        )
+    power = HeldPower(wanted.gpu_w or 0.0, wanted.cpu_w, wanted.node_w, wanted.pue)
+    carbon = _carbon(wanted.carbon, jobs)
+    uses = past_use(jobs, power, carbon, lambda job: str(getattr(job, wanted.by)))
+    (total,) = past_use(jobs, power, carbon, lambda _: "total")
+    notes = (*log.notes, *_notes(log.left_out, total, power, carbon))
+    return PastReport(uses, total, tuple(jobs), log.left_out, notes, carbon)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldGpus:
+    """The jobs that held GPUs, in order of submission, as a simulation takes them.
+
+    Attributes:
+        ids: Their numbers.
+        submit_s, start_s: Seconds since ``first_s``, float64[n].
+        elapsed_s: How long each ran, float64[n].
+        gpus: On how many GPUs, int64[n].
+        first_s: The hour of the first submission, Unix seconds.
+
+    What was submitted before any of them started counts as submitted then: nothing is recorded of the time
+    before, and a simulation would add an idle cluster there.
+    """
+
+    ids: tuple[str, ...]
+    submit_s: FloatArray
+    start_s: FloatArray
+    elapsed_s: FloatArray
+    gpus: IntArray
+    first_s: float
+
+
+def held_gpus(jobs: Sequence[PastJob]) -> HeldGpus:
+    """The jobs that held GPUs.
+
+    Raises:
+        DataError: None did.
+    """
+    held = sorted((job for job in jobs if job.gpus), key=_submitted_s)
+    if not held:
+        raise DataError("no job held a GPU: there is nothing to simulate")
+    began_s = min(job.start_s for job in held)
+    submit_s = np.array([max(_submitted_s(job), began_s) for job in held])
+    first_s = math.floor(began_s / 3600.0) * 3600.0
+    return HeldGpus(
+        tuple(job.id for job in held),
+        submit_s - first_s,
+        np.array([job.start_s - first_s for job in held]),
+        np.array([job.elapsed_s for job in held]),
+        np.array([job.gpus for job in held], np.int64),
+        first_s,
+    )
+
+
+def hourly_from(series: CarbonSeries, first_s: float) -> FloatArray:
+    """Hourly means of a series from an hour on, as far as it goes, g/kWh.
+
+    Raises:
+        DataError: An hour is unknown.
+    """
+    hours = int((series.end_s - first_s) // 3600.0)
+    values = np.array([series.mean(first_s + 3600.0 * h, first_s + 3600.0 * (h + 1)) for h in range(hours)])
+    if not hours or bool(np.any(np.isnan(values))):
+        at = time.strftime(
+            "%F %H:00", time.gmtime(first_s + 3600.0 * int(np.argmax(np.isnan(values))) if hours else first_s)
+        )
+        raise DataError(
+            f"{series.zone}: the intensity from {at} UTC on is not known", hint="use a source that covers the jobs"
+        )
+    return values
+
+
+def write_trace(jobs: Sequence[PastJob], path: Path) -> int:
+    """The jobs as ``joulery simulate --trace`` reads them: those of :func:`held_gpus`, the first at 0 s.
+
+    A job's duration is what it would take on one GPU if it scaled ideally: elapsed time times GPUs.
+
+    Raises:
+        DataError: No job held a GPU.
+        CapabilityError: The disk refuses.
+    """
+    held = held_gpus(jobs)
+    submit_s = np.rint(held.submit_s - held.submit_s[0]).astype(np.int64).tolist()
+    duration_s = (held.elapsed_s * held.gpus).round(3).tolist()
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(("job_id", "submit_s", "duration_s", "num_gpus"))
+    table.writerows(zip(held.ids, submit_s, duration_s, held.gpus.tolist(), strict=True))
+    with disk_errors(path):
+        write_atomically(path, lambda file: file.write(text.getvalue().encode()))
+    return len(held.ids)
+
+
+def _submitted_s(job: PastJob) -> float:
+    return job.start_s if math.isnan(job.submit_s) else min(job.submit_s, job.start_s)
+
+
+def _zone(name: str | None) -> ZoneInfo | None:
+    if name is None:
+        return None
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError):
+        raise ConfigError("is no time zone", pointer="--sacct-timezone", got=name, expected="Europe/London") from None
+
+
+def _carbon(flags: Mapping[str, str], jobs: Sequence[PastJob]) -> CarbonSeries | None:
+    source = source_from_flags(flags)
+    if source is None:
+        return None
+    first_s = min(job.start_s for job in jobs)
+    return source.history(math.floor(first_s / 3600.0) * 3600.0, max(job.end_s for job in jobs) + 3600.0)
+
+
+def _notes(
+    left_out: Mapping[str, int], total: PastUse, power: HeldPower, carbon: CarbonSeries | None
+) -> tuple[str, ...]:
+    said = []
+    if total.measured_j < total.energy_j:
+        said.append(
+            f"modelled: elapsed time x {power.gpu_w:g} W a GPU, {power.cpu_w:g} W a core, {power.node_w:g} W a node, "
+            "as stated"
+        )
+    if left_out:
+        said.append("left out: " + ", ".join(f"{count} x {why}" for why, count in left_out.items()))
+    if carbon is None:
+        said.append("no grams: name a source of intensity with --zone or --carbon")
+    elif total.carbon_covered_j < total.energy_j:
+        share = total.carbon_covered_j / total.energy_j if total.energy_j else 0.0
+        said.append(f"grams cover {share:.1%} of the joules: the intensity of the rest is unknown")
+    return tuple(said)
+
+
+def _row(use: PastUse) -> dict[str, Any]:
+    return {
+        **asdict(use),
+        "carbon_g": use.carbon_g if use.carbon_covered_j > 0 else None,
+        "quality": str(use.quality),
+    }

@@ -1,0 +1,137 @@
+"""Presets best, igniter and baselines: from a site file to services on MPS shares of its GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from joulery.config.arrivals import GammaArrivals, PlannedArrivals, PoissonArrivals
+from joulery.config.plan import GpuConfig
+from joulery.config.services import ServiceConfig
+from joulery.config.site import Site
+from joulery.domain.errors import ConfigError
+from joulery.domain.gpu.provisioning import Arrivals, Workload
+from joulery.perf import catalog
+from joulery.perf.interference.document import from_document
+from joulery.perf.interference.model import InterferenceProfile
+from joulery.policies.placement.provisioning.predict import GpuType
+from joulery.policies.placement.provisioning.rules import Accounting, Rules
+from joulery.store.files import require_json
+
+
+@dataclass(frozen=True, slots=True)
+class ShareRequest:
+    """What is to be planned.
+
+    Attributes:
+        workloads: The services, at the highest of their rates.
+        types: The GPU types.
+        rules: What has to be kept and what may be chosen.
+        preset: Which policy.
+    """
+
+    workloads: tuple[Workload, ...]
+    types: tuple[GpuType, ...]
+    rules: Rules
+    preset: str
+
+
+def share_request(site: Site) -> ShareRequest:
+    """Read a site as a request.
+
+    Raises:
+        ConfigError: A service says too little to be planned, or a GPU type has no coefficients.
+        DataError: A profile file cannot be used.
+    """
+    if not site.services:
+        raise ConfigError("there is nothing to plan", pointer="services", hint="list at least one service")
+    if not site.fleet.gpus:
+        raise ConfigError(
+            "the fleet has no GPU type to plan with",
+            pointer="fleet.gpus",
+            expected="at least one, with its price",
+            hint="such as fleet: {gpus: [{name: p3.2xlarge, profile: v100, price: 3.06 USD/h}]}",
+        )
+    plan = site.plan
+    rules = Rules(Accounting(plan.accounting), plan.max_batch, plan.replicas, plan.margin_ratio, plan.noise_cv)
+    workloads = tuple(workload_of(site, index, service) for index, service in enumerate(site.services))
+    types = tuple(_gpu_type(index, gpu) for index, gpu in enumerate(site.fleet.gpus))
+    return ShareRequest(workloads, types, rules, plan.preset)
+
+
+def workload_of(site: Site, index: int, service: ServiceConfig) -> Workload:
+    """A service of a site at the highest of its rates.
+
+    Raises:
+        ConfigError: It says no rate, or not which of its variants to provide for.
+    """
+    return Workload(
+        id=service.name,
+        model=_model(index, service),
+        slo=service.slo.as_slo(),
+        rate_rps=planned_rate_rps(index, service),
+        arrivals=arrivals_of(service.arrivals or site.plan.arrivals),
+    )
+
+
+def planned_rate_rps(index: int, service: ServiceConfig) -> float:
+    """What a plan provides a service of a site for: the highest of its rates.
+
+    Raises:
+        ConfigError: It says none.
+    """
+    highest = max((step.rate_rps for step in service.rates), default=service.rate_rps or 0.0)
+    if highest <= 0:
+        raise ConfigError(
+            f"service {service.name} says no rate to plan for",
+            pointer=f"services.{index}.rate",
+            expected="a rate such as 40 /s",
+        )
+    return highest
+
+
+def _model(index: int, service: ServiceConfig) -> str:
+    if service.model is not None:
+        return service.model
+    variants = service.family.variants
+    if len(variants) > 1:
+        raise ConfigError(
+            f"service {service.name} has {len(variants)} variants, so a plan has to be told which to provide for",
+            pointer=f"services.{index}.model",
+            expected=" or ".join(variant.name for variant in variants),
+        )
+    return variants[0].name
+
+
+def arrivals_of(config: PlannedArrivals) -> Arrivals:
+    """The arrival process a section describes."""
+    if isinstance(config, PoissonArrivals):
+        return Arrivals.poisson()
+    if isinstance(config, GammaArrivals) and config.cv > 0:
+        return Arrivals.general(config.cv**2)
+    return Arrivals()
+
+
+def _gpu_type(index: int, gpu: GpuConfig) -> GpuType:
+    pointer = f"fleet.gpus.{index}"
+    if gpu.profile is not None and gpu.profile_file is not None:
+        raise ConfigError("a GPU has one profile: from the catalog or from a file", pointer=pointer)
+    if gpu.profile_file is not None:
+        profile = read_profile(gpu.profile_file)
+    else:
+        try:
+            profile = catalog.profile(gpu.profile or gpu.name.lower())
+        except ConfigError as error:
+            raise ConfigError(
+                error.message, pointer=f"{pointer}.profile", got=error.got, expected=error.expected, hint=error.hint
+            ) from None
+    return GpuType(gpu.name, profile, gpu.usd_per_hour, gpu.available)
+
+
+def read_profile(file: Path) -> InterferenceProfile:
+    """The interference profile in a JSON file.
+
+    Raises:
+        DataError: It cannot be read, or is none.
+    """
+    return from_document(require_json(file), file=str(file))

@@ -1,0 +1,34 @@
+"""The watchdog process of ``joulery schedule``: it outlives the scheduler and releases its holds.
+
+Run as ``python -m joulery.app.schedule_watchdog SITE BACKEND PATIENCE_S``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from joulery.app.wiring.cluster import cluster_backend, jobs_of
+from joulery.config.parsing.reading import load
+from joulery.runtime.schedule.watchdog import SchedulerLock, take_over, watch
+
+
+def main(arguments: list[str]) -> int:
+    """Watch the scheduler of one site until it is gone or another watchdog takes over."""
+    site, kind, patience_s = Path(arguments[0]), arguments[1], float(arguments[2])
+    jobs = jobs_of(load(site)).model_copy(update={"backend": kind})
+    folder = jobs.state.absolute()
+    on_duty = take_over(folder / "watchdog.pid", os.getpid())
+    watch(SchedulerLock(folder), patience_s, lambda: cluster_backend(jobs), _say, relieved=lambda: not on_duty())
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{time.strftime('%FT%TZ', time.gmtime())} {text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

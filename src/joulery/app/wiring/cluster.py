@@ -1,0 +1,191 @@
+"""The cluster, the policy and the energy sources of training jobs, from the ``jobs`` section of a site."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from joulery.adapters.clusters.local import LocalBackend, Slot
+from joulery.adapters.clusters.progress import Progress, output_pattern
+from joulery.app.node_agent import job_meter, machine_gpus
+from joulery.app.wiring.carbon import carbon_source
+from joulery.app.wiring.models import cache_folder
+from joulery.app.wiring.site_meters import meter_specs
+from joulery.config.jobs import JobsConfig, SlotsConfig, SlurmRestConfig
+from joulery.config.site import Site
+from joulery.domain.cluster import ClusterSnapshot
+from joulery.domain.errors import CapabilityError, ConfigError
+from joulery.domain.ports import CarbonSource, ClusterBackend
+from joulery.policies.training.carbon_shift import ShiftRule
+from joulery.policies.training.green import Green, green_paper
+from joulery.runtime.schedule.energy import FirstSource, StatedPower
+from joulery.runtime.schedule.spool import SpoolReader
+from joulery.store.jobs import JobBook
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from joulery.adapters.clusters.slurm_rest import RestPlace
+    from joulery.runtime.schedule.energy import Totals
+
+
+_CEILING_QUANTA = 14
+"""Quanta of the average job's service beyond which more carbon does not lower a job's rank: 7 h of half hours."""
+_AGENT_S = 120.0
+"""How long a node agent, which samples every 30 s, may take to report a job before its power is assumed."""
+
+
+def jobs_of(site: Site) -> JobsConfig:
+    """The ``jobs`` section.
+
+    Raises:
+        ConfigError: The site has none.
+    """
+    if site.jobs is None:
+        raise ConfigError("this site has no jobs section", pointer="jobs", hint="add, for this machine: jobs: {}")
+    return site.jobs
+
+
+def cluster_backend(jobs: JobsConfig) -> ClusterBackend:
+    """The cluster that a ``jobs`` section describes.
+
+    Raises:
+        CapabilityError: It cannot be used from here.
+    """
+    if jobs.backend == "local":
+        return local_backend(jobs)
+    from joulery.adapters.clusters.slurm import open_slurm
+
+    return open_slurm(
+        partitions=jobs.slurm.partitions,
+        user_range=jobs.slurm.user_range,
+        progress=Progress(jobs.slurm.progress, _pattern(jobs)),
+        timeout_s=jobs.slurm.timeout_s,
+        resubmit=jobs.slurm.resubmit,
+        rest=None if jobs.slurm.rest is None else _rest_place(jobs.slurm.rest, jobs.slurm.timeout_s),
+    )
+
+
+def _rest_place(config: SlurmRestConfig, timeout_s: float) -> RestPlace:
+    from joulery.adapters.clusters.slurm_rest import RestPlace
+
+    return RestPlace(
+        url=config.url or "",
+        socket=config.socket,
+        user=config.user or "",
+        token=lambda: os.environ.get(config.token_env, ""),
+        timeout_s=timeout_s,
+    )
+
+
+def _pattern(jobs: JobsConfig) -> re.Pattern[str] | None:
+    return None if jobs.output_pattern is None else output_pattern(jobs.output_pattern)
+
+
+def progress_folder(site: Site) -> Path:
+    """The folder from which the scheduler reads progress.
+
+    Raises:
+        ConfigError: The site names no folder for it.
+    """
+    folder = jobs_of(site).slurm.progress
+    if folder is None:
+        raise ConfigError("names no folder for progress", pointer="jobs.slurm.progress", hint="name a shared folder")
+    return folder
+
+
+def local_backend(jobs: JobsConfig) -> LocalBackend:
+    """The backend of this machine.
+
+    Raises:
+        ConfigError: This machine has fewer cores or GPUs than the section asks for.
+        CapabilityError: No GPU answers.
+    """
+    slots = machine_slots(jobs.slots)
+    return LocalBackend(JobBook(jobs.state), slots, grace_s=jobs.grace_s, pattern=_pattern(jobs))
+
+
+def machine_slots(slots: SlotsConfig) -> tuple[Slot, ...]:
+    """The slots of this machine.
+
+    Raises:
+        ConfigError: This machine has fewer cores or GPUs than the section asks for.
+        CapabilityError: No GPU answers.
+    """
+    if slots.kind == "gpu":
+        boards = machine_gpus()
+        count = len(boards) if slots.count is None else slots.count
+        if count > len(boards):
+            raise ConfigError(f"this machine has {len(boards)} GPUs", pointer="jobs.slots.count", got=str(count))
+        return tuple(Slot(gpu=board) for board in boards[:count])
+    cores = sorted(os.sched_getaffinity(0))
+    count = len(cores) // slots.cores if slots.count is None else slots.count
+    if count * slots.cores > len(cores) or count < 1:
+        raise ConfigError(
+            f"{max(1, count)} slots of {slots.cores} cores need more than the {len(cores)} cores there are",
+            pointer="jobs.slots",
+        )
+    return tuple(Slot(cores=tuple(cores[at * slots.cores : (at + 1) * slots.cores])) for at in range(count))
+
+
+def site_intensity(site: Site) -> CarbonSource | None:
+    """The site's source of carbon intensity; None where it has none."""
+    return None if site.carbon is None else carbon_source(site.carbon, cache_folder())
+
+
+def green_policy(jobs: JobsConfig) -> Green:
+    """The policy that the ``jobs`` section describes.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+    config = jobs.policy
+    quantum_s = jobs.quantum_s
+    own_bounds = Green(preempt_after_s=quantum_s, progress_after_s=quantum_s, ceiling_gpu_s=_CEILING_QUANTA * quantum_s)
+    policy = own_bounds if config.kind == "green" else green_paper()
+    if config.by_progress is not None:
+        policy = replace(policy, progress_after_s=quantum_s if config.by_progress else None)
+    own: dict[str, Any] = {
+        "gamma": config.gamma,
+        "shift": None if config.shift is None else ShiftRule(config.shift),
+        "hysteresis": config.hysteresis,
+        "profile_cache": config.profiles,
+        "ceiling_gpu_s": config.ceiling_s,
+        "levels": config.levels,
+        "oldest_share": config.elders,
+        "ageing_s": config.ageing_s,
+        "preempt_after_s": config.preempt_after_s,
+    }
+    return replace(
+        policy,
+        mu=config.mu,
+        theta=config.theta,
+        cap=config.cap,
+        carbon_gamma=config.carbon_gamma,
+        starve_ratio=config.starve,
+        node_gpus=config.node_slots,
+        **{knob: value for knob, value in own.items() if value is not None},
+    )
+
+
+def energy_source(site: Site, backend: ClusterBackend, note: Callable[[str], None]) -> FirstSource:
+    """The energy of jobs: from this machine's meters or the node agents, else from a stated power."""
+    jobs = jobs_of(site)
+    sources: list[Callable[[ClusterSnapshot], Totals]] = []
+    if isinstance(backend, LocalBackend):
+        try:
+            meter = job_meter(meter_specs(site.meters), backend.placements, len(machine_slots(jobs.slots)))
+            sources.append(meter.read)
+        except CapabilityError as error:
+            note(f"jobs are not metered: {error}")
+    elif jobs.slurm.meters is not None:
+        sources.append(SpoolReader(jobs.slurm.meters, note).read)
+    if jobs.power is not None:
+        after_s = _AGENT_S if jobs.backend == "slurm" and jobs.slurm.meters is not None else 0.0
+        sources.append(StatedPower(jobs.power.slot_w, jobs.power.share_w, after_s=after_s).read)
+    if not sources:
+        note("nothing measures the jobs and jobs.power states nothing: no footprints, and no job grows")
+    return FirstSource(sources)

@@ -1,0 +1,83 @@
+"""Numbers for people: three significant digits, SI prefixes, an en dash for what is not known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+UNKNOWN = "–"
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
+
+
+def si(value: float | None, unit: str) -> str:
+    """``3210`` J as ``3.21 kJ``; :data:`UNKNOWN` for None, NaN."""
+    if value is None or math.isnan(value):
+        return UNKNOWN
+    if value == 0 or math.isinf(value):
+        return f"{value:g} {unit}".replace("inf", "∞")
+    for factor, prefix in _PREFIXES:
+        digits = _three(value / factor)
+        if abs(float(digits.replace(",", ""))) >= 1:
+            return f"{digits} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
+def grams(value: float | None) -> str:
+    """Grams of CO2-equivalent: mg, g, kg, then tonnes."""
+    if value is not None and abs(value) >= 0.9995e6:
+        return si(value / 1e6, "t")
+    return si(value, "g")
+
+
+def number(value: float | None, unit: str = "") -> str:
+    """Three significant digits and the unit, without a prefix."""
+    if value is None or math.isnan(value):
+        return UNKNOWN
+    return f"{_three(value)} {unit}".strip()
+
+
+def percent(ratio: float | None, digits: int = 1) -> str:
+    """``0.751`` as ``75.1 %``."""
+    if ratio is None or math.isnan(ratio):
+        return UNKNOWN
+    return f"{round(ratio * 100, digits) + 0.0:.{digits}f} %"
+
+
+def duration(seconds: float | None) -> str:
+    """``5400`` as ``1 h 30 min``; below a minute with three digits, milliseconds below a second."""
+    if seconds is None or math.isnan(seconds):
+        return UNKNOWN
+    if seconds < 59.95:
+        return si(seconds, "s")
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(round(seconds / 3600), 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"
+
+
+def moment(t_s: float | None) -> str:
+    """Unix seconds as ``2026-11-20 05:12:03 UTC``."""
+    if t_s is None or not math.isfinite(t_s):
+        return UNKNOWN
+    return f"{np.datetime64(math.floor(t_s), 's')} UTC".replace("T", " ", 1)
+
+
+def count(value: float) -> str:
+    """``12345`` as ``12,345``."""
+    return f"{round(value):,}"
+
+
+def _three(value: float) -> str:
+    """Three significant digits, never in exponents, thousands grouped."""
+    if value == 0:
+        return "0"
+    decimals = 2 - math.floor(math.log10(abs(value)))
+    rounded = round(value, decimals)
+    if rounded != 0:
+        decimals = 2 - math.floor(math.log10(abs(rounded)))
+    return f"{rounded:,.{min(max(decimals, 0), 12)}f}"

@@ -1,0 +1,23 @@
+"""Old names that are still read: one warning names the new word."""
+
+from __future__ import annotations
+
+import warnings
+
+
+class RenamedWarning(FutureWarning):
+    """An old key, flag or field was read; the next release does not know it any more."""
+
+
+def warn_renamed(old: str, new: str, where: str = "") -> None:
+    """Issue one :class:`RenamedWarning`.
+
+    The command line prints it as one line on standard error; under Python's own rules it is a ``FutureWarning``.
+
+    Args:
+        old: The name that was read, as written (``lanes``, ``--draws``).
+        new: The name to write instead.
+        where: File, line and key, for what stands in a file (``site.yaml:15 services.0.lanes``).
+    """
+    prefix = f"{where}: " if where else ""
+    warnings.warn(RenamedWarning(f"{prefix}{old} is now called {new}; the next release reads only {new}"), stacklevel=2)

@@ -1,0 +1,283 @@
+"""Plans as JSON objects (schema ``joulery.plan/1``): the one writer of every plan.
+
+``kind`` says which nouns a plan holds: ``shares`` (services on MPS shares of GPUs), ``stages`` (models cut into
+pipeline stages, with a clock a GPU) or ``layouts`` (variants on MIG slices). Every kind has ``policy``, ``quality``,
+``gpus``, ``cost_usd_per_hour``, ``violations``, ``gap_ratio``, ``optimal`` and ``binding``.
+:mod:`joulery.store.plans` reads them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from joulery.domain.gpu.layout_plan import LayoutPlan
+from joulery.domain.gpu.pipeline_plan import PipelineGpu, PipelinePlan, PlannedPart, PlannedService
+from joulery.domain.gpu.plan_change import PlanDifference
+from joulery.domain.gpu.provisioning import Binding, PlannedGpu, PlannedInstance, ProvisionPlan, Violation
+
+SCHEMA = "joulery.plan/1"
+Plan = ProvisionPlan | PipelinePlan | LayoutPlan
+"""Any plan."""
+
+
+def document_of(plan: Plan) -> dict[str, Any]:
+    """The plan as one JSON object."""
+    if isinstance(plan, LayoutPlan):
+        return _layouts_document(plan)
+    return _stages_document(plan) if isinstance(plan, PipelinePlan) else _shares_document(plan)
+
+
+def comparison_document(plans: Sequence[Plan]) -> list[dict[str, Any]]:
+    """Plans of several policies side by side, one entry a policy."""
+    return [_compared(plan) for plan in plans]
+
+
+def difference_document(difference: PlanDifference) -> dict[str, Any]:
+    """What changes against a running plan."""
+    return {
+        "migrations": difference.migrations,
+        "moves": difference.migrations,
+        "starts": difference.count("start"),
+        "stops": difference.count("stop"),
+        "resizes": difference.count("resize"),
+        "gpus_opened": difference.opened,
+        "gpus_closed": difference.closed,
+        "changes": [
+            {
+                "workload": each.workload,
+                "replica": each.replica,
+                "what": each.what,
+                "source": each.source,
+                "target": each.target,
+                "before": _share_and_batch(each.before),
+                "after": _share_and_batch(each.after),
+            }
+            for each in difference.changes
+        ],
+    }
+
+
+def _head(plan: Plan, kind: str, gpus: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "kind": kind,
+        "policy": plan.policy,
+        "quality": str(plan.quality),
+        "gpus": gpus,
+        "cost_usd_per_hour": round(plan.usd_per_hour, 6),
+    }
+
+
+def _violation(each: Violation) -> dict[str, Any]:
+    return {**dataclasses.asdict(each), "predicted": _finite(each.predicted)}
+
+
+def _binding(found: Binding | None) -> dict[str, Any] | None:
+    return None if found is None else {**found._asdict(), "slack_ratio": _finite(found.slack_ratio)}
+
+
+def _share_and_batch(found: tuple[float, int] | None) -> dict[str, Any] | None:
+    return None if found is None else {"share_ratio": found[0] / 100, "batch": found[1]}
+
+
+def _compared(plan: Plan) -> dict[str, Any]:
+    if isinstance(plan, PipelinePlan):
+        return {
+            "policy": plan.policy,
+            "gpus": len(plan.gpus),
+            "power_w": plan.power_w,
+            "saving_ratio": plan.saving_ratio,
+            "violations": len(plan.violations),
+        }
+    if isinstance(plan, LayoutPlan):
+        return {"policy": plan.policy, "gpus": plan.gpus_on, "cost_w": plan.cost_w, "violations": 0}
+    return {
+        "policy": plan.policy,
+        "gpus": len(plan.gpus),
+        "cost_usd_per_hour": round(plan.usd_per_hour, 6),
+        "share_ratio": round(math.fsum(gpu.share_ratio for gpu in plan.gpus), 9),
+        "violations": len(plan.violations),
+        "violating": sorted({each.workload for each in plan.violations}),
+    }
+
+
+def _finite(value: float) -> float | None:
+    """A number; null for infinity and NaN, which JSON lacks."""
+    return value if math.isfinite(value) else None
+
+
+def _shares_document(plan: ProvisionPlan) -> dict[str, Any]:
+    bound = plan.bound
+    return {
+        **_head(plan, "shares", [_shares_gpu_document(gpu) for gpu in plan.gpus]),
+        "violations": [_violation(each) for each in plan.violations],
+        "bound": None
+        if bound is None
+        else {
+            "gpus": bound.gpus,
+            "cost_usd_per_hour": round(bound.usd_per_hour, 6),
+            "relaxed_cost_usd_per_hour": round(bound.relaxed_usd_per_hour, 6),
+            "method": bound.method,
+        },
+        "gap_ratio": _finite(plan.gap_ratio),
+        "optimal": plan.optimal,
+        "binding": _binding(plan.binding),
+    }
+
+
+def _shares_gpu_document(gpu: PlannedGpu) -> dict[str, Any]:
+    return {
+        "type": gpu.type,
+        "usd_per_hour": gpu.usd_per_hour,
+        "share_ratio": round(gpu.share_ratio, 9),
+        "frequency_mhz": gpu.clock_mhz,
+        "frequency_max_mhz": gpu.clock_max_mhz,
+        "power_w": gpu.power_w,
+        "power_demand_w": gpu.demand_w,
+        "instances": [_instance_document(each) for each in gpu.instances],
+    }
+
+
+def _instance_document(each: PlannedInstance) -> dict[str, Any]:
+    parts = each.parts
+    return {
+        "workload": each.workload,
+        "model": each.model,
+        "replica": each.replica,
+        "replicas": each.replicas,
+        "rate_rps": each.rate_rps,
+        "share_ratio": round(each.share_ratio, 9),
+        "batch": each.batch,
+        "max_delay_s": _finite(each.max_delay_s),
+        "latency_s": _finite(each.latency_s),
+        "latency_parts_s": {
+            "load": parts.load_s,
+            "schedule": parts.schedule_s,
+            "active": parts.active_s,
+            "throttle": _finite(parts.throttle_s),
+            "feedback": parts.feedback_s,
+        },
+        "wait_s": _finite(each.wait_s),
+        "limit_s": each.limit_s,
+        "slack_s": _finite(each.slack_s),
+        "throughput_rps": each.throughput_rps,
+        "slo_s": each.slo_s,
+    }
+
+
+def _stages_document(plan: PipelinePlan) -> dict[str, Any]:
+    services = {each.workload: each for each in plan.services}
+    return {
+        **_head(plan, "stages", [_stages_gpu_document(gpu, services) for gpu in plan.gpus]),
+        "power_w": plan.power_w,
+        "saving_ratio": plan.saving_ratio,
+        "services": [_stages_service_document(each) for each in plan.services],
+        "violations": [_violation(each) for each in plan.violations],
+        "bound": None,
+        "gap_ratio": None,
+        "optimal": False,
+        "binding": _binding(plan.binding),
+        "grouping": plan.grouping,
+        "placement": plan.placement,
+        "scatter": plan.scatter,
+        "simulated_requests": plan.simulated_requests,
+    }
+
+
+def _stages_gpu_document(gpu: PipelineGpu, services: Mapping[str, PlannedService]) -> dict[str, Any]:
+    return {
+        "type": gpu.type,
+        "usd_per_hour": gpu.usd_per_hour,
+        "frequency_mhz": gpu.clock_mhz,
+        "frequency_max_mhz": gpu.clock_max_mhz,
+        "clock_floor_mhz": gpu.clock_floor_mhz,
+        "clock_ceiling_mhz": gpu.clock_ceiling_mhz,
+        "power_w": gpu.power_w,
+        "power_full_clock_w": gpu.full_power_w,
+        "busy_ratio": gpu.busy_ratio,
+        "memory_bytes": gpu.memory_bytes,
+        "free_bytes": gpu.free_bytes,
+        "instances": [_part_document(part, services[part.workload]) for part in gpu.parts],
+    }
+
+
+def _part_document(part: PlannedPart, service: PlannedService) -> dict[str, Any]:
+    return {
+        "workload": part.workload,
+        "model": part.model,
+        "replica": part.replica,
+        "replicas": part.replicas,
+        "rate_rps": part.rate_rps,
+        "latency_s": _finite(service.latency_s),
+        "slo_s": service.slo_s,
+        "slack_s": _finite(service.slo_s - service.latency_s),
+        "stage": part.stage,
+        "stages": part.stages,
+        "shard": part.shard,
+        "shards": part.shards,
+        "stage_latency_s": part.latency_s,
+        "operators": list(part.operators),
+        "score": part.score,
+        "memory_bytes": part.memory_bytes,
+    }
+
+
+def _stages_service_document(each: PlannedService) -> dict[str, Any]:
+    document = dataclasses.asdict(each)
+    return {**document, "latency_s": _finite(each.latency_s), "promised_ratio": each.required_ratio}
+
+
+def _layouts_document(plan: LayoutPlan) -> dict[str, Any]:
+    bound = plan.bound
+    return {
+        **_head(plan, "layouts", _layouts_gpus(plan)),
+        "preset": plan.policy,
+        "intensity_g_per_kwh": plan.g_per_kwh,
+        "gpus_on": plan.gpus_on,
+        "gpus_off": plan.gpus_off,
+        "layouts": [
+            {
+                "gpu": layout.gpu,
+                "clock_mhz": layout.clock_mhz,
+                "count": layout.count,
+                "usd_per_hour": layout.usd_per_hour,
+                "instances": [one._asdict() for one in layout.instances],
+            }
+            for layout in plan.layouts
+        ],
+        "services": [dataclasses.asdict(each) for each in plan.services],
+        "cost_w": plan.cost_w,
+        "idle_w": plan.idle_w,
+        "bound_w": None if bound is None else bound.cost_w,
+        "gap_ratio": None if bound is None else bound.gap_ratio,
+        "corrected_bound_w": None if bound is None else bound.corrected_cost_w,
+        "corrected_gap_ratio": None if bound is None else bound.corrected_gap_ratio,
+        "violations": [],
+        "optimal": bound is not None and bound.gap_ratio <= 1e-9,
+        "binding": _binding(plan.binding),
+        "boxes": plan.boxes,
+        "trials": plan.trials,
+        "by_gpus": [
+            {**one._asdict(), "accuracy_ratio": list(one.accuracy_ratio), "latency_s": list(one.latency_s)}
+            for one in plan.by_gpus
+        ],
+    }
+
+
+def _layouts_gpus(plan: LayoutPlan) -> list[dict[str, Any]]:
+    """Every GPU that is on, as other kinds of plan list them."""
+    return [
+        {
+            "type": layout.gpu,
+            "usd_per_hour": layout.usd_per_hour,
+            "clock_mhz": layout.clock_mhz,
+            "instances": [
+                {"workload": one.service, "model": one.variant, "slice": one.slice} for one in layout.instances
+            ],
+        }
+        for layout in plan.layouts
+        for _ in range(layout.count)
+    ]

@@ -1,0 +1,86 @@
+"""Options that several verbs share, and renamed ones: their old spelling is read, hidden, for one release."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from joulery.domain.errors import ConfigError
+from joulery.domain.renames import warn_renamed
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def option(*names: str, old: str, **settings: Any) -> Callable[[F], F]:
+    """Like ``click.option``, with an old name that is read and names the new one on standard error.
+
+    Args:
+        names: As for ``click.option``: the new flag, a short one, the parameter's name.
+        old: The flag's former name (``--draws``). Help does not show it.
+        settings: As for ``click.option``.
+    """
+    former = f"former_{old.lstrip('-').replace('-', '_')}"
+    same = {key: settings[key] for key in ("is_flag", "flag_value", "multiple", "nargs", "count") if key in settings}
+
+    def decorate(command: F) -> F:
+        click.option(old, former, hidden=True, expose_value=False, type=click.UNPROCESSED, **same)(command)
+        return click.option(*names, cls=_Renamed, former=former, old=old, **settings)(command)
+
+    return decorate
+
+
+class _Renamed(click.Option):
+    """An option that takes the value of its old name where only that is given."""
+
+    def __init__(self, *args: Any, former: str, old: str, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._former, self._old = former, old
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
+        """The value given under either name.
+
+        Raises:
+            UsageError: Both names are given.
+        """
+        if self._former not in opts:
+            return super().consume_value(ctx, opts)
+        new = max(self.opts, key=len)
+        if self.name in opts:
+            raise click.UsageError(f"{self._old} is the old name of {new}: give {new} alone", ctx)
+        warn_renamed(self._old, new)
+        return opts[self._former], ParameterSource.COMMANDLINE
+
+
+html_option = click.option(
+    "--html", type=click.Path(path_type=Path), metavar="FILE", help="Write one HTML page; - for standard output."
+)
+"""``--html FILE``: one page that needs no other file."""
+
+
+def format_option(*formats: str, help: str) -> Callable[[F], F]:
+    """``--format``, with its former value ``html`` read but not shown."""
+    return click.option(
+        "--format", "form", type=click.Choice((*formats, "html")), metavar=f"[{'|'.join(formats)}]", help=help
+    )
+
+
+def chosen_format(form: str | None, *, as_json: bool, html: Path | None, out: Path | None) -> tuple[str, Path | None]:
+    """The output format and its file, from ``--format``, ``--json``, ``--html`` and ``--out``.
+
+    Raises:
+        ConfigError: Two of them contradict one another.
+    """
+    named = [name for name, given in (("--json", as_json), ("--html", html is not None), ("--format", form)) if given]
+    if len(named) > 1 and not (as_json and form == "json" and html is None):
+        raise ConfigError(f"{named[0]} contradicts {' and '.join(named[1:])}", got=form, hint="give one of them")
+    if html is not None:
+        if out is not None:
+            raise ConfigError("--html names its own file", pointer="--out", got=str(out), hint="leave --out out")
+        return "html", None if str(html) == "-" else html
+    if form == "html":
+        warn_renamed("--format html", "--html FILE")
+    return "json" if as_json else form or "text", out

@@ -1,0 +1,275 @@
+"""A plan of shares on the terminal: GPUs as bars, processes in a table, the bound, comparisons, periods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from joulery.domain.format import number, percent, si
+from joulery.domain.gpu.plan_change import PlanDifference, ProcessChange
+from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance, ProvisionPlan, Violation
+from joulery.policies.placement.provisioning.series import SeriesPlan
+
+BAR = 48
+"""Characters of a whole GPU."""
+_ALIKE_MIN = 3
+"""From so many equal GPUs on, one stands for all of them."""
+COLORS = ("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#e15759", "#76b7b2", "#edc948", "#9c755f", "#ff9da7", "#bab0ac")
+"""A colour a model, in order of first appearance."""
+
+
+def plan_view(plan: ProvisionPlan) -> RenderableType:
+    """The headline, the picture and the table."""
+    return Group(headline(plan), Text(), *pictures(plan), Text(), table(plan))
+
+
+def headline(plan: ProvisionPlan) -> Text:
+    """Its price, predicted SLO violations, the distance to the lower bound."""
+    counts: dict[str, int] = {}
+    for gpu in plan.gpus:
+        counts[gpu.type] = counts.get(gpu.type, 0) + 1
+    fleet = " + ".join(f"{count} × {name}" for name, count in counts.items()) or "no GPU"
+    text = Text(f"{plan.policy}: {fleet}, {usd(plan.usd_per_hour)}/h; ")
+    if plan.violations:
+        services = len({each.workload for each in plan.violations})
+        text.append(f"{services} service{'s' if services > 1 else ''} predicted to violate the SLO", "bold red")
+    else:
+        text.append("every service within its SLO", "green")
+    if plan.bound is not None:
+        text.append("\n")
+        text.append_text(bound_text(plan))
+    return text
+
+
+def bound_text(plan: ProvisionPlan) -> Text:
+    """What is proven about the cost."""
+    bound = plan.bound
+    assert bound is not None
+    if plan.optimal:
+        return Text(f"optimal: no plan costs less than {usd(bound.usd_per_hour)}/h ({bound.method})", "dim")
+    gap = f", {percent(plan.gap_ratio)} below this plan" if plan.gap_ratio > 0 else ""
+    return Text(f"no plan costs less than {usd(bound.usd_per_hour)}/h{gap} ({bound.method})", "dim")
+
+
+def pictures(plan: ProvisionPlan) -> Iterable[Text]:
+    """A bar a GPU, a segment a process; GPUs that are alike share one."""
+    colors = model_colors(plan)
+    for first, gpu, count in alike(plan.gpus):
+        label = f"GPU {first + 1}" if count == 1 else f"{count} GPUs"
+        text = Text(f"{label:>9} ", "bold")
+        used = 0
+        for each in gpu.instances:
+            width = max(1, round(BAR * each.share_ratio))
+            width = min(width, BAR - used)
+            name = f" {each.workload}{_replica(each)} {100 * each.share_ratio:g}"
+            text.append(name[:width].ljust(width), f"bold white on {colors[each.model]}")
+            used += width
+        text.append("░" * (BAR - used), "dim")
+        text.append(f" {100 * gpu.share_ratio:5.1f} %  {gpu.clock_mhz:.0f} MHz  {si(gpu.power_w, 'W')}")
+        if gpu.clock_mhz < gpu.clock_max_mhz - 0.5:
+            text.append("  throttled", "yellow")
+        yield text
+
+
+def table(plan: ProvisionPlan) -> Table:
+    """Every process: share, batch, where its latency goes, what is left of the limit."""
+    shown = Table(box=None, pad_edge=False)
+    for heading, justify in (
+        ("GPU", "right"),
+        ("service", "left"),
+        ("model", "left"),
+        ("share", "right"),
+        ("batch", "right"),
+        ("load", "right"),
+        ("launch", "right"),
+        ("compute", "right"),
+        ("throttle", "right"),
+        ("result", "right"),
+        ("latency", "right"),
+        ("limit", "right"),
+        ("slack", "right"),
+        ("serves", "right"),
+        ("needs", "right"),
+    ):
+        shown.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    broken = {(each.gpu, each.workload) for each in plan.violations}
+    for first, gpu, count in alike(plan.gpus):
+        for at, each in enumerate(gpu.instances):
+            parts = each.parts
+            shown.add_row(
+                "" if at else f"{first + 1}" if count == 1 else f"×{count}",
+                each.workload + _replica(each),
+                each.model,
+                f"{100 * each.share_ratio:g} %",
+                str(each.batch),
+                *(
+                    f"{1e3 * part:.2f}"
+                    for part in (parts.load_s, parts.schedule_s, parts.active_s, parts.throttle_s, parts.feedback_s)
+                ),
+                si(each.latency_s, "s"),
+                si(each.limit_s, "s"),
+                f"{100 * each.slack_s / each.limit_s:.1f} %",
+                number(each.throughput_rps, "/s"),
+                number(each.rate_rps, "/s"),
+                style="red" if (first, each.workload) in broken else None,
+            )
+    return shown
+
+
+def alike(gpus: Sequence[PlannedGpu]) -> list[tuple[int, PlannedGpu, int]]:
+    """Index of the first, the GPU, and how many are like it up to the names of the services; alone if they are few."""
+    groups: dict[object, list[int]] = {}
+    for index, gpu in enumerate(gpus):
+        look = tuple((e.model, e.share_ratio, e.batch, e.replicas, e.rate_rps, e.slo_s) for e in gpu.instances)
+        groups.setdefault((gpu.type, look), []).append(index)
+    shown: list[tuple[int, PlannedGpu, int]] = []
+    for members in groups.values():
+        if len(members) >= _ALIKE_MIN:
+            shown.append((members[0], gpus[members[0]], len(members)))
+        else:
+            shown += [(index, gpus[index], 1) for index in members]
+    return sorted(shown, key=lambda each: each[0])
+
+
+def model_colors(plan: ProvisionPlan) -> dict[str, str]:
+    """A colour for each model."""
+    models = dict.fromkeys(each.model for gpu in plan.gpus for each in gpu.instances)
+    return {model: COLORS[index % len(COLORS)] for index, model in enumerate(models)}
+
+
+def violations_view(violations: Sequence[Violation]) -> Text:
+    """Every predicted SLO violation, one a line."""
+    lines = []
+    for each in violations:
+        if each.what == "latency":
+            said = f"a batch takes {si(each.predicted, 's')}, {si(each.allowed, 's')} is allowed"
+        elif each.what == "throughput":
+            said = f"serves {number(each.predicted, '/s')}, {number(each.allowed, '/s')} come"
+        else:
+            said = f"shares come to {percent(each.predicted)} of the GPU"
+        lines.append(f"{each.workload} on GPU {each.gpu + 1}: {said}")
+    return Text("\n".join(lines), "red")
+
+
+def explanation(plan: ProvisionPlan) -> Text:
+    """Why the plan looks as it does: what binds, and what every process pays for its neighbours."""
+    lines = []
+    tightest = plan.binding
+    if tightest is not None:
+        lines.append(
+            f"binding: {tightest.what} of {tightest.workload} on GPU {(tightest.gpu or 0) + 1}, "
+            f"{percent(tightest.slack_ratio, 2)} slack"
+        )
+    if plan.bound is not None:
+        relaxed, whole = usd(plan.bound.relaxed_usd_per_hour), usd(plan.bound.usd_per_hour)
+        lines.append(f"bound: {relaxed}/h if fractions of GPUs could be rented, {whole}/h in whole GPUs")
+    for index, gpu in enumerate(plan.gpus):
+        for each in gpu.instances:
+            parts = each.parts
+            share, limit = f"{100 * each.share_ratio:g} %", si(each.limit_s, "s")
+            why = [f"{share} is the least share at which a batch of {each.batch} takes at most {limit}"]
+            if len(gpu.instances) > 1:
+                why.append(f"beside {', '.join(o.workload for o in gpu.instances if o is not each)}")
+            if parts.throttle_s > 0:
+                why.append(f"the power cap costs {si(parts.throttle_s, 's')}")
+            if each.replicas > 1:
+                why.append(f"one of {each.replicas} replicas of {number(each.rate_rps, '/s')} each")
+            lines.append(f"GPU {index + 1} {each.workload}{_replica(each)}: {'; '.join(why)}")
+    return Text("\n".join(lines))
+
+
+def comparison(plans: Sequence[ProvisionPlan]) -> Table:
+    """Policies side by side."""
+    shown = Table(box=None, pad_edge=False)
+    for heading in ("policy", "GPUs", "price", "shares", "SLO violations"):
+        shown.add_column(heading, justify="left" if heading in ("policy", "SLO violations") else "right")
+    for plan in plans:
+        broken = sorted({each.workload for each in plan.violations}, key=lambda name: (len(name), name))
+        shown.add_row(
+            plan.policy,
+            str(len(plan.gpus)),
+            f"{usd(plan.usd_per_hour)}/h",
+            f"{100 * sum(gpu.share_ratio for gpu in plan.gpus):g} %",
+            f"{len(broken)}: {', '.join(broken)}" if broken else "none",
+            style="red" if broken else None,
+        )
+    return shown
+
+
+_CHANGES = {"move": "migrated", "start": "started", "stop": "stopped", "resize": "resized in place"}
+
+
+def difference_view(difference: PlanDifference) -> Text:
+    """What changes against the running plan, one process a line."""
+    words = [
+        f"{difference.count(what)} {name}"
+        for what, name in (
+            ("move", "migrated"),
+            ("start", "started"),
+            ("stop", "stopped"),
+            ("resize", "resized in place"),
+        )
+        if difference.count(what)
+    ]
+    text = Text("against the running plan: " + (", ".join(words) or "nothing changes"))
+    if difference.opened or difference.closed:
+        text.append(f"; {difference.opened} GPUs rented, {difference.closed} released")
+    for change in difference.changes:
+        text.append(f"\n  {_change(change)}")
+    return text
+
+
+def _change(change: ProcessChange) -> str:
+    def cut(what: tuple[float, int] | None) -> str:
+        return "" if what is None else f"{what[0]:g} %, batch {what[1]}"
+
+    name = change.workload + (f"#{change.replica + 1}" if change.replica else "")
+    if change.what == "move":
+        return f"migrate {name}: GPU {(change.source or 0) + 1} → {(change.target or 0) + 1} ({cut(change.after)})"
+    if change.what == "resize":
+        return f"resize {name} on GPU {(change.target or 0) + 1}: {cut(change.before)} → {cut(change.after)}"
+    if change.what == "start":
+        return f"start {name} on GPU {(change.target or 0) + 1} ({cut(change.after)})"
+    return f"stop {name} on old GPU {(change.source or 0) + 1}"
+
+
+def usd(amount: float) -> str:
+    """``$18.36``."""
+    return f"${amount:,.2f}"
+
+
+def _replica(each: PlannedInstance) -> str:
+    return f"#{each.replica + 1}" if each.replicas > 1 else ""
+
+
+def series_view(series: SeriesPlan) -> RenderableType:
+    """One line a period, then the total."""
+    shown = Table(box=None, pad_edge=False)
+    for heading in ("from", "hours", "demand", "GPUs", "cost", "migrated", "started", "stopped", "resized"):
+        shown.add_column(heading, justify="right")
+    for each in series.periods:
+        change = each.change
+        counts = [str(change.count(what)) if change else "" for what in ("move", "start", "stop", "resize")]
+        shown.add_row(
+            _clock(each.period.from_s),
+            f"{each.period.hours:.3g}",
+            f"{sum(each.period.rates_rps.values()):.4g} /s",
+            str(len(each.plan.gpus)),
+            f"{usd(each.plan.usd_per_hour)}/h",
+            *counts,
+        )
+    saved = 1 - series.usd / series.peak_usd if series.peak_usd > 0 else 0.0
+    total = (
+        f"{usd(series.usd)} over the series, {percent(saved)} less than {len(series.peak.gpus)} GPUs all the time "
+        f"({usd(series.peak_usd)}); {series.migrations} migrations; no plan costs less than {usd(series.bound_usd)}"
+    )
+    return Group(shown, Text(), Text(total))
+
+
+def _clock(seconds: float) -> str:
+    """Hours and minutes since the start."""
+    minutes = round(seconds / 60)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}"

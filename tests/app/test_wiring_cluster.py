@@ -1,0 +1,80 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from joulery.app.wiring.cluster import energy_source, green_policy
+from joulery.config.jobs import JobsConfig
+from joulery.config.parsing.reading import load
+from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState
+from joulery.domain.quality import Quality
+from joulery.policies.training.carbon_shift import ShiftRule
+from joulery.policies.training.green import Green, green_paper
+from tests.runtime.schedule.fake_cluster import FakeCluster
+
+RUNNING = ClusterSnapshot(4, (ClusterJob(1, "job", "ada", 0.0, JobState.RUNNING, slots=1),))
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "expected"),
+    [
+        ({"mu": 1.5}, "mu", 1.5),
+        ({"theta": "50 %"}, "theta", 0.5),
+        ({"gamma": 0.8}, "gamma", 0.8),
+        ({"cap": 3}, "cap", 3),
+        ({"shift": "paper"}, "shift", ShiftRule.PAPER),
+        ({"hysteresis": 1.0}, "hysteresis", 1.0),
+        ({"profiles": False}, "profile_cache", False),
+        ({"carbon_gamma": 0.05}, "carbon_gamma", 0.05),
+        ({"starve": 3.0}, "starve_ratio", 3.0),
+        ({"node_slots": 2}, "node_gpus", 2),
+        ({"ceiling": "2 h"}, "ceiling_gpu_s", 7200.0),
+        ({"levels": 6}, "levels", 6),
+        ({"elders": "40 %"}, "oldest_share", 0.4),
+        ({"elders": "0 %"}, "oldest_share", 0.0),
+        ({"by_progress": True}, "progress_after_s", 1800.0),
+        ({"by_progress": False}, "progress_after_s", None),
+        ({"ageing": "1 d"}, "ageing_s", 86_400.0),
+        ({"preempt_after": "5 min"}, "preempt_after_s", 300.0),
+    ],
+)
+def test_every_knob_of_a_site_reaches_the_policy(section: dict[str, Any], field: str, expected: object) -> None:
+    for kind, preset in (("green", Green()), ("green-paper", green_paper())):
+        made = green_policy(JobsConfig.model_validate({"policy": {"kind": kind, **section}}))
+        changed = {name for name in Green.__dataclass_fields__ if getattr(made, name) != getattr(preset, name)}
+        assert getattr(made, field) == expected
+        assert changed <= {field}
+    plain = green_policy(JobsConfig())
+    assert plain == Green() and plain.theta == 0.3
+
+
+def test_bounds_on_waiting_are_counted_in_quanta_unless_the_site_says_otherwise() -> None:
+    quick: dict[str, Any] = {"quantum": "20 s", "poll": "1 s"}
+    policy = green_policy(JobsConfig.model_validate(quick))
+    assert (policy.preempt_after_s, policy.progress_after_s, policy.ceiling_gpu_s) == (20.0, 20.0, 280.0)
+    stated = green_policy(JobsConfig.model_validate({**quick, "policy": {"ceiling": "2 h", "preempt_after": "5 min"}}))
+    assert stated.preempt_after_s == 300.0 and stated.ceiling_gpu_s == 7200.0
+    published = green_policy(JobsConfig.model_validate({**quick, "policy": {"kind": "green-paper"}}))
+    assert published.preempt_after_s == 0.0 and published.ceiling_gpu_s is None
+
+
+@pytest.mark.parametrize(("meters", "assumed"), [("", {1}), (", slurm: {meters: spool}", set())])
+def test_a_stated_power_counts_at_once_unless_agents_may_measure(
+    tmp_path: Path, meters: str, assumed: set[int]
+) -> None:
+    site = tmp_path / "site.yaml"
+    site.write_text(f"joulery: 1\njobs: {{backend: slurm, power: {{slot: 200 W}}{meters}}}\n")
+    said: list[str] = []
+    source = energy_source(load(site), FakeCluster(), said.append)
+    totals = source.read(RUNNING)
+
+    assert set(totals) == assumed and not said
+    assert all(total.quality is Quality.ASSUMED for total in totals.values())
+
+
+def test_a_site_that_measures_nothing_is_told_so(tmp_path: Path) -> None:
+    site = tmp_path / "site.yaml"
+    site.write_text("joulery: 1\njobs: {backend: slurm}\n")
+    said: list[str] = []
+    assert energy_source(load(site), FakeCluster(), said.append).read(RUNNING) == {}
+    assert "nothing measures the jobs" in said[0]

@@ -1,0 +1,44 @@
+"""Waiting for something to become true. A loaded machine is slow, not wrong: only pytest's own limit ends the wait."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+PATIENCE_S = 240.0
+"""Longer than anything takes on a loaded machine; shorter than pytest's limit: the error names what is missing."""
+INTERVAL_S = 0.02
+
+
+def wait_until(condition: Callable[[], T], what: str = "the condition", patience_s: float = PATIENCE_S) -> T:
+    """The first true value of ``condition``, asked every 20 ms.
+
+    Raises:
+        TimeoutError: ``what`` never came.
+    """
+    end_s = time.monotonic() + patience_s
+    while not (value := condition()):
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"{what} never came")
+        time.sleep(INTERVAL_S)
+    return value
+
+
+async def eventually(condition: Callable[[], T], what: str = "the condition", patience_s: float = PATIENCE_S) -> T:
+    """As :func:`wait_until`, while the event loop goes on."""
+    end_s = time.monotonic() + patience_s
+    while not (value := condition()):
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"{what} never came")
+        await asyncio.sleep(INTERVAL_S)
+    return value
+
+
+def ended(pid: int) -> bool:
+    """True when a process is gone, or only waits for its parent to read its exit code."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
