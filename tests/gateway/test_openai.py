@@ -117,17 +117,19 @@ async def test_metrics_add_up_and_count_tokens() -> None:
         text = (await served.client.get("/metrics")).text
         rows = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
         parts = {
-            part: float(rows[f'joulery_text_machine_joules_total{{part="{part}"}}'])
+            part: float(rows[f'joulery_llm_machine_joules_total{{part="{part}"}}'])
             for part in ("requests", "idle", "unattributed")
         }
         assert parts == {"requests": 20.0, "idle": 20.0, "unattributed": 20.0}
-        assert float(rows['joulery_text_tokens_total{kind="completion",workload="llm"}']) == 3
-        assert float(rows['joulery_text_tokens_total{kind="prompt",workload="llm"}']) == 7
-        assert float(rows['joulery_text_token_energy_joules_sum{workload="llm"}']) == pytest.approx(20 / 3)
-        assert float(rows['joulery_text_request_carbon_grams_sum{workload="llm"}']) == pytest.approx(0.002)
+        assert float(rows['joulery_llm_tokens_total{kind="completion",workload="llm"}']) == 3
+        assert float(rows['joulery_llm_tokens_total{kind="prompt",workload="llm"}']) == 7
+        assert float(rows['joulery_llm_token_energy_joules_sum{workload="llm"}']) == pytest.approx(20 / 3)
+        assert float(rows['joulery_llm_request_carbon_grams_sum{workload="llm"}']) == pytest.approx(0.002)
         assert float(rows['joulery_request_energy_joules_sum{variant="fake-1",workload="llm"}']) == 20.0
-        assert float(rows['joulery_text_forecasts_total{source="predictor",workload="llm"}']) == 1
-        assert float(rows['joulery_text_working_requests{workload="llm"}']) == 0
+        assert float(rows['joulery_llm_predictions_total{source="predictor",workload="llm"}']) == 1
+        assert float(rows['joulery_llm_running_requests{workload="llm"}']) == 0
+        assert float(rows['joulery_text_working_requests{workload="llm"}']) == 0  # its old name, for one release
+        assert float(rows['joulery_llm_time_to_first_token_seconds_count{workload="llm"}']) == 1
 
 
 async def test_a_stream_holds_its_usage_when_asked_and_its_cost_as_a_comment_always() -> None:

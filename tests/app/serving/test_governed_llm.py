@@ -169,7 +169,7 @@ async def test_who_is_governed_by_which_clock(tmp_path, tree):
 @pytest.mark.parametrize(
     ("clock", "said"),
     [
-        ("device: cpu}, {device: emulated", "here would have two clocks, cpu and emulated:0"),
+        ("device: cpu}, {device: emulated", "here has two clocks, cpu and emulated:0"),
         ("device: cpu, services: [nobody]", "there is no nobody in this site"),
     ],
 )

@@ -12,6 +12,7 @@ from joulery.adapters.models import smollm2
 from joulery.app.serving.llm import llm_engine, open_llm_site
 from joulery.config import load
 from joulery.domain.errors import ConfigError
+from joulery.domain.renames import RenamedWarning
 from joulery.domain.serving.generation import Dialect, GenerationKind, GenerationRequest
 from joulery.policies.ordering import Aging
 from joulery.store.answer_log import read_answer_log
@@ -90,13 +91,13 @@ async def test_a_log_that_cannot_be_written_any_more_costs_no_answer(tmp_path, c
         near = open_llm_site(site, stack=stack).llms["near"]
         for _ in range(2):
             near.keep(GenerationRequest("near", GenerationKind.CHAT, {}, "hello"), 4)
-    assert capsys.readouterr().err.count("answers are not logged any more") == 1
+    assert capsys.readouterr().err.count("logging of answers has stopped") == 1
 
 
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("order: {kind: fcfs}", "order: {grace: 3 s}", "cannot wait for a grace"),
+        ("order: {kind: fcfs}", "order: {grace: 3 s}", "one priority number"),
         ("log: near.jsonl", "log: near.parquet", "a name ending in .jsonl"),
         ("name: far", "name: near", "names must differ"),
         ("http://far:1/v1/", "far:1", "url"),
@@ -114,3 +115,33 @@ def test_a_token_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "token").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="token cannot be read"):
         llm_engine(site.language_models[1])
+
+
+def far(folder, device, name="far"):
+    engine = f'{{kind: openai, url: "http://far:1", model: big, device: {device}}}'
+    return site_of(folder, f"joulery: 1\nlanguage_models:\n  - {{name: {name}, aliases: [gpt], engine: {engine}}}\n")
+
+
+@pytest.mark.parametrize(
+    ("device", "named"),
+    [('"gpuu:7"', "gpuu:7"), ('"gpu:0,gpu:1"', "gpu:0,gpu:1"), ("[]", "device"), ("[gpu:0, gpu:0]", "device")],
+)
+def test_a_device_that_cannot_be_is_an_error(tmp_path, device, named):
+    with pytest.raises(ConfigError) as caught:
+        far(tmp_path, device)
+    assert named in str(caught.value)
+
+
+async def test_every_device_of_a_model_is_metered_and_an_unmetered_one_is_noted(tmp_path):
+    async with AsyncExitStack() as stack:
+        text = open_llm_site(far(tmp_path, "[gpu:6, gpu:7]"), stack=stack)
+        assert text.devices == {"far": ("gpu:6", "gpu:7")}
+        assert text.aliases == {"gpt": "far"}
+        for device in ("gpu:6", "gpu:7"):
+            assert any(device in note and "far" in note for note in text.notes)
+
+
+def test_the_old_key_lanes_is_read_with_a_warning(tmp_path):
+    with pytest.warns(RenamedWarning, match="max_num_seqs"):
+        site = site_of(tmp_path, SITE.replace("max_num_seqs: 3", "lanes: 3"))
+    assert site.language_models[0].engine.max_num_seqs == 3

@@ -16,7 +16,7 @@ TOKENS = 40
 async def shares(engine, machine, *, streamed):
     """Joules of four equal requests that run side by side in an engine which has a device to itself."""
     meter = RequestMeter([machine], lambda: machine.busy_s, clock=lambda: machine.now_s)
-    meter.join("llm", lambda: math.nan, "gpu:0")
+    meter.join("llm", lambda: math.nan, ["gpu:0"])
     llm = LLMService("llm", engine, forecaster(), LLMSettings(max_num_seqs=4), meter)
 
     async def one():

@@ -1,11 +1,11 @@
-"""Governed clocks of ``joulery up``: keepers of what the session hosts, and of language models beside it."""
+"""Governed clocks of ``joulery up``: controllers of the session's services and of its language models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
-from joulery.app.serving.governed_llm import claim, governed_llms
+from joulery.app.serving.governed_llm import bind_to_clock, governed_llms
 from joulery.app.serving.llm import LLMSite
 from joulery.app.wiring.clocks import governed_clocks
 from joulery.runtime.llm.governed import colocated_llms
@@ -19,7 +19,7 @@ from joulery.runtime.serving.session import Session
 async def govern(
     session: Session, stack: AsyncExitStack, announce: Callable[[GovernedClock], None]
 ) -> list[ClockController]:
-    """Have the clocks that the site file names governed; those that are set are on loan until the stack unwinds."""
+    """Govern the clocks that the site names; the stack reverts leased clocks when it unwinds."""
     clocks, holder = await governed_clocks(session.site, stack, session.warn)
     keepers = []
     for clock in clocks:
@@ -38,7 +38,7 @@ async def govern(
 
 
 def join_keepers(keepers: Sequence[ClockController], text: LLMSite) -> None:
-    """Have keepers see the language models that their devices run.
+    """Let controllers govern the language models that their devices run.
 
     Raises:
         ConfigError: A model has two clocks.
@@ -46,10 +46,10 @@ def join_keepers(keepers: Sequence[ClockController], text: LLMSite) -> None:
     owners: dict[str, str] = {}
     for keeper in keepers:
         llms = governed_llms(text, keeper.clock)
-        claim(llms, keeper, owners)
+        bind_to_clock(text, llms, keeper, owners)
         keeper.residents = _both(keeper.residents, llms)
 
 
 def _both(services: ColocatedServices, llms: Sequence[LLMService]) -> ColocatedServices:
-    """Services and language models that share a device."""
+    """Services and language models of one device."""
     return lambda now_s: (*services(now_s), *colocated_llms(llms, now_s))

@@ -1,10 +1,10 @@
-"""Language models of the site file as llms: their engines, predictors, order and meter."""
+"""Language models of a site, wired: their engines, predictors, order and meter."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ from joulery.store.answer_log import AnswerLog
 from joulery.store.semantic_cache import SemanticCache
 
 _OWN_RETRIES = 1
-"""A request that died unanswered with an engine of ours is given to the next once: it reached nobody else."""
+"""A request whose own llama.cpp process died is repeated once by the next process."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,22 +40,24 @@ class LLMSite:
     """The language models of a site, ready to be started.
 
     Attributes:
-        llms: By name.
+        llms: The models, by name.
+        aliases: Names of models by other names that clients may use.
         meter: Charges their requests.
         grid: The carbon intensity.
-        notes: What a person should know about the meters, a sentence each.
-        devices: Which device of this machine runs each model (``cpu``, ``gpu:0``); None for one far away.
+        notes: Notes about meters and devices, one sentence each.
+        devices: Devices of this machine that run each model (``cpu``, ``gpu:0``); none for a remote one.
     """
 
     llms: dict[str, LLMService]
+    aliases: dict[str, str]
     meter: RequestMeter
     grid: Grid
     notes: tuple[str, ...]
-    devices: dict[str, str | None]
+    devices: dict[str, tuple[str, ...]]
 
 
 def llm_engine(config: LanguageModelConfig, stderr: int | None = None) -> LLMEngine:
-    """The engine of a language model; nothing is started.
+    """The engine of a language model, not started.
 
     Raises:
         CapabilityError: The bundled model is not installed.
@@ -98,10 +100,10 @@ def _upstream(config: LanguageModelConfig, engine: UpstreamConfig) -> Upstream:
 def open_llm_site(
     site: Site, *, stderr: int | None = None, stack: AsyncExitStack, now_s: Callable[[], float] = time.time
 ) -> LLMSite:
-    """The site's language models; what is opened is closed with the stack.
+    """The site's language models, not started; the stack closes what is opened.
 
     Raises:
-        JouleryError: A meter, a predictor or a model that was named is not to be had.
+        JouleryError: A meter, a predictor or a model of the site cannot be opened.
     """
 
     def opened(section: CarbonConfig) -> CarbonSource:
@@ -116,12 +118,38 @@ def open_llm_site(
     llms = {config.name: _llm(config, meter, stderr, stack) for config in site.language_models}
     for llm in llms.values():
         stack.push_async_callback(llm.close)
-    devices = {config.name: _device(config) for config in site.language_models}
-    return LLMSite(llms, meter, grid, _notes(found), devices)
+    devices = {config.name: _devices(config) for config in site.language_models}
+    notes = (*_notes(found), *_unmetered(meter, llms))
+    return LLMSite(llms, _aliases(site), meter, grid, notes, devices)
 
 
-def _device(config: LanguageModelConfig) -> str | None:
-    return config.engine.device if isinstance(config.engine, UpstreamConfig) else "cpu"
+def _devices(config: LanguageModelConfig) -> tuple[str, ...]:
+    return config.engine.device or () if isinstance(config.engine, UpstreamConfig) else ("cpu",)
+
+
+def _aliases(site: Site) -> dict[str, str]:
+    """Names of models by alias.
+
+    Raises:
+        ConfigError: Two models share a name.
+    """
+    taken = {config.name for config in site.language_models}
+    found: dict[str, str] = {}
+    for index, config in enumerate(site.language_models):
+        for alias in config.aliases:
+            if alias in taken:
+                raise ConfigError(
+                    "two language models have one name", pointer=f"language_models.{index}.aliases", got=alias
+                )
+            taken.add(alias)
+            found[alias] = config.name
+    return found
+
+
+def _unmetered(meter: RequestMeter, names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        for device in meter.unmetered(name):
+            yield f"{name}: no meter reads {device}, so the energy of its requests is unknown"
 
 
 def _llm(config: LanguageModelConfig, meter: RequestMeter, stderr: int | None, stack: AsyncExitStack) -> LLMService:
@@ -141,15 +169,15 @@ def _llm(config: LanguageModelConfig, meter: RequestMeter, stderr: int | None, s
         retries=_OWN_RETRIES if own else 0,
         slo=None if config.slo is None else config.slo.as_slo(),
     )
-    device = config.engine.device if isinstance(config.engine, UpstreamConfig) else None
-    meter.join(config.name, engine.cpu_s, device)
+    devices = config.engine.device if isinstance(config.engine, UpstreamConfig) else None
+    meter.join(config.name, engine.cpu_s, devices or ())
     forecaster = Forecaster(config.name, guesser, cache)
     keep = _keeper(config, stack)
     return LLMService(config.name, engine, forecaster, settings, meter, owner=config.owner, keep=keep)
 
 
 def _keeper(config: LanguageModelConfig, stack: AsyncExitStack) -> Callable[[GenerationRequest, int], None]:
-    """Writes what was answered where the site file asks for it; a disk that refuses later costs no answer."""
+    """Logs answers where the site asks for it; a full disk ends the log and no answer."""
     if config.log is None:
         return lambda request, tokens: None
     log = AnswerLog(config.log)
@@ -164,12 +192,12 @@ def _keeper(config: LanguageModelConfig, stack: AsyncExitStack) -> Callable[[Gen
             log.add(config.name, request.prompt, tokens, cut=cut)
         except CapabilityError as error:
             refused.append(str(error))
-            sys.stderr.write(f"{config.name}: answers are not logged any more: {error}\n")
+            sys.stderr.write(f"{config.name}: logging of answers has stopped: {error}\n")
 
     return keep
 
 
 def _notes(found: OpenMeters) -> tuple[str, ...]:
-    """What the meters say of themselves, and what could be had but was not granted."""
-    said: Sequence[str] = [note for meter in found.meters for note in meter.notes()]
-    return (*said, *(str(error) for error in found.refused))
+    """Notes of the meters, and meters that lack a permission."""
+    notes: Sequence[str] = [note for meter in found.meters for note in meter.notes()]
+    return (*notes, *(str(error) for error in found.refused))
