@@ -7,7 +7,7 @@ from itertools import islice
 
 from joulery.app.doctor import Status, energy, machine_in_words
 from joulery.app.serving.service import ServiceSetup
-from joulery.app.wiring.clocks import clock_fact
+from joulery.app.wiring.governed_clocks import clock_fact
 from joulery.config.site import Mode
 from joulery.domain.format import duration, percent, si
 from joulery.gateway.server import GatewayServer

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 from joulery.app.serving.governed_llm import bind_to_clock, governed_llms
 from joulery.app.serving.llm import LLMSite
-from joulery.app.wiring.clocks import governed_clocks
+from joulery.app.wiring.governed_clocks import governed_clocks
 from joulery.runtime.llm.governed import colocated_llms
 from joulery.runtime.llm.service import LLMService
 from joulery.runtime.serving.colocated import ColocatedServices

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from joulery.app.serving.llm import LLMSite
-from joulery.app.wiring.clocks import governed_clocks
+from joulery.app.wiring.governed_clocks import governed_clocks
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
 from joulery.domain.serving.timeline import DecisionRecord
@@ -48,6 +48,7 @@ def bind_to_clock(text: LLMSite, llms: Sequence[LLMService], keeper: ClockContro
         ConfigError: A model has another clock already, of a device that does not run it.
     """
     for llm in llms:
+        llm.changed = _poke_all(llm.changed, keeper)
         other = owners.setdefault(llm.name, keeper.clock.name)
         if other == keeper.clock.name:
             llm.work_clock = keeper.work_clock
@@ -57,6 +58,16 @@ def bind_to_clock(text: LLMSite, llms: Sequence[LLMService], keeper: ClockContro
                 pointer="fleet.clocks",
                 hint="name the services of each clock: services: [...]",
             )
+
+
+def _poke_all(before: Callable[[], None], keeper: ClockController) -> Callable[[], None]:
+    """Steps the governor of a further device when a request arrives or ends."""
+
+    def changed() -> None:
+        before()
+        keeper.poke()
+
+    return changed
 
 
 async def govern_llms(

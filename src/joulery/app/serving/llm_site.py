@@ -12,8 +12,8 @@ from pathlib import Path
 
 from joulery.app.serving.governed_llm import describe_slos, govern_llms, governed_llms
 from joulery.app.serving.llm import LLMSite, open_llm_site
-from joulery.app.wiring.clocks import clock_fact
 from joulery.app.wiring.engine import local_engine
+from joulery.app.wiring.governed_clocks import clock_fact
 from joulery.config.site import Site
 from joulery.domain.serving.timeline import DecisionRecord
 from joulery.gateway.access import site_token

@@ -43,7 +43,7 @@ def _colocated(llm: LLMService, now_s: float) -> ColocatedService:
         for task in llm.tasks()
     ]
     completed = [CompletedRequest(each.end_s, each.latency_s) for each in answers]
-    return ColocatedService(llm.name, slo, _work(llm, slo, answers, power_w, now_s), pending, completed)
+    return ColocatedService(llm.name, slo, _work(llm, slo, answers, power_w, now_s), pending, completed, eventful=True)
 
 
 def _work(llm: LLMService, slo: Slo, answers: tuple[RecentAnswer, ...], power_w: float, now_s: float) -> Work:

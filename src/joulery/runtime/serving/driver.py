@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from joulery.domain.decisions import Decision, Step
@@ -57,6 +58,12 @@ class LiveDriver(Generic[S, Obs]):
         self._watch, self._record = watch, record
         self._period_s = period_s
         self._wake_s = float("-inf")
+        self._changed = asyncio.Event()
+
+    def poke(self) -> None:
+        """Something changed: step the policy now instead of at the next point of the grid."""
+        self._wake_s = float("-inf")
+        self._changed.set()
 
     def change(self, policy: Policy[S, Obs]) -> None:
         """Go on with another policy, from its beginning."""
@@ -66,9 +73,12 @@ class LiveDriver(Generic[S, Obs]):
         """Step until cancelled."""
         start = time.monotonic()
         while True:
+            self._changed.clear()
             await self.step(time.time())
             elapsed = time.monotonic() - start
-            await asyncio.sleep(self._period_s - elapsed % self._period_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._period_s - elapsed % self._period_s):
+                    await self._changed.wait()
 
     async def step(self, now_s: float) -> None:
         """One step and what it decides."""
