@@ -19,7 +19,7 @@ class Result:
         columns: Headings.
         rows: Cells, as they are to be read, units included.
         notes: How it was measured and against what; one paragraph each.
-        checks: What was promised, and whether it held.
+        checks: Each bar, and whether it held.
     """
 
     title: str
@@ -32,7 +32,7 @@ class Result:
         """The table, its checks and its notes, as Markdown."""
         table = [self.columns, ["---"] * len(self.columns), *self.rows]
         lines = [f"## {self.title}", "", *(f"| {' | '.join(row)} |" for row in table), ""]
-        lines += [f"- {'holds' if held else '**missed**'}: {promise}" for promise, held in self.checks]
+        lines += [f"- {'holds' if held else '**missed**'}: {bar}" for bar, held in self.checks]
         lines += [""] * bool(self.checks)
         for note in self.notes:
             lines += [note, ""]

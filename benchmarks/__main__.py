@@ -1,4 +1,4 @@
-"""Run benchmarks: ``python -m benchmarks [--write] [NAME…]``; the exit code is 1 where a promise was missed."""
+"""Run benchmarks: ``python -m benchmarks [--write] [NAME…]``; the exit code is 1 where a bar was missed."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Checks:
     held: list[tuple[str, bool]]
 
     def add(self, number: str, what: str, bar: str, ours: str, held: bool | None = None) -> None:
-        """One line; ``held`` is None where nothing is promised."""
+        """One line; ``held`` is None where there is no bar."""
         self.rows.append([number, what, bar, ours, "" if held is None else "yes" if held else "**no**"])
         if held is not None:
             self.held.append((f"check {number}: {what} {bar}", held))

@@ -75,7 +75,7 @@ def gavel() -> tuple[FloatArray, FloatArray]:
 
 
 def alibaba() -> tuple[FloatArray, FloatArray]:
-    """Alibaba's GPU pods of 2023 (cluster-trace-gpu-v2023), those that ran."""
+    """Alibaba's GPU jobs of 2023 (cluster-trace-gpu-v2023), those that ran."""
     with (folder("green") / "alibaba_gpu2023_openb.csv").open() as rows:
         read = np.array(
             [(float(row["submit_s"]), float(row["duration_s"])) for row in csv.DictReader(rows) if row["duration_s"]]
@@ -106,9 +106,9 @@ def _fitting(submit_s: FloatArray, duration_s: FloatArray) -> tuple[FloatArray, 
 
 
 def folded(submit_s: FloatArray, duration_s: FloatArray, seed: int) -> Jobs:
-    """As much work as on the testbed's day, drawn from a trace and folded into one day."""
-    drawn = np.random.default_rng(seed).permutation(len(duration_s))
-    rows = drawn[: int(np.searchsorted(np.cumsum(duration_s[drawn]), DAY_WORK_S))]
+    """As much work as on the testbed's day, sampled from a trace and moved into one day."""
+    sampled = np.random.default_rng(seed).permutation(len(duration_s))
+    rows = sampled[: int(np.searchsorted(np.cumsum(duration_s[sampled]), DAY_WORK_S))]
     at_s = submit_s[rows] % DAY_S
     order = np.argsort(at_s, kind="stable")
     return jobs_from_trace(at_s[order], duration_s[rows][order], Streams(seed))

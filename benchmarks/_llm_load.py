@@ -251,7 +251,7 @@ def body(asked: Asked) -> dict[str, object]:
 
 
 def _alone(url: str, load: Sequence[Asked], within_s: float) -> npt.NDArray[np.float64]:
-    """Seconds of each answer with nobody else there, as many as fit into the time."""
+    """Seconds of each answer without other requests, as many as fit into the time."""
     took_s: list[float] = []
     with httpx.Client(base_url=url, timeout=300, trust_env=False) as client:
         until_s = time.perf_counter() + within_s
@@ -275,13 +275,13 @@ async def _play(url: str, load: Sequence[Asked], arrival_s: npt.NDArray[np.float
             answer = await client.post("/v1/chat/completions", json=body(asked))
             answer.raise_for_status()
             usage = answer.json()["usage"]
-            told = usage["joulery"]
+            cost = usage["joulery"]
             return Ended(
                 at_s,
                 time.perf_counter() - begun_s,
                 usage["completion_tokens"],
-                told["predicted_tokens"],
-                told.get("energy_j", float("nan")),
+                cost["predicted_tokens"],
+                cost.get("energy_j", float("nan")),
             )
 
         return await asyncio.gather(*(one(*each) for each in zip(load, arrival_s.tolist(), strict=True)))

@@ -208,7 +208,7 @@ def ray_python() -> Path:
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
+    """A free port."""
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from examples.anatomy.checks import Check, passes, shares
 
 import joulery
 from benchmarks import Result
@@ -35,6 +34,7 @@ from joulery.domain.trace.events import UNNAMED
 from joulery.domain.trace.tracing import Steps
 from joulery.runtime.measuring.readings import unfold
 from joulery.store.run.directory import open_run
+from reproduce.smaragdine import Check, passes, shares
 
 INSTANT_PERIOD_S = 0.02
 
@@ -170,7 +170,7 @@ def board(nvml: Any = None) -> Iterator[tuple[Any, Any]]:
 
 @contextmanager
 def instants(driver: Any, handle: Any) -> Iterator[list[tuple[int, float]]]:
-    """Instantaneous power of a board below, (Unix nanoseconds, watts); empty where the driver does not tell it."""
+    """Instantaneous power of a board below, (Unix nanoseconds, watts); empty where the driver does not report it."""
     found: list[tuple[int, float]] = []
     over = threading.Event()
     field = [(driver.NVML_FI_DEV_POWER_INSTANT, driver.NVML_POWER_SCOPE_GPU)]

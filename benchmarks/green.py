@@ -2,8 +2,8 @@
 
 ``python -m benchmarks green`` takes some ten minutes of a core; ``green_speed`` is apart. Development used the year
 2023 of five regions, the PAI traces, made-up bursts and every other virtual cluster of Gavel's trace. Check 13 is
-Philly in Germany 2022, the other half of Gavel's trace in France 2023, Alibaba's pods of 2023 in California 2024 and
-the workloads of Pollux's artifact in Germany 2024: each untouched until it was run, and looked at since.
+Philly in Germany 2022, the other half of Gavel's trace in France 2023, Alibaba's GPU trace of 2023 in California 2024
+and the workloads of Pollux's artifact in Germany 2024: each untouched until it was run, and looked at since.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from joulery.policies.training.allocation import ClusterView
 from joulery.policies.training.green import Green, GreenState
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.streams import Streams
-from joulery.sim.training.bound import least_grams
 from joulery.sim.training.cluster import TrainingRun, run_training_cluster
 from joulery.sim.training.plant import Cluster
 from joulery.sim.training.study import Setting, jobs_from_trace, run_scheme, scheme
 from joulery.sim.training.workload import Jobs
+from reproduce.green.bound import least_grams
 
 REGIONS = ("GB", "US-CAL-CISO", "SE", "PL", "CA-ON")
 
@@ -80,7 +80,7 @@ def run() -> Result:
 
 def _backlog(checks: Checks, number: str, grids: dict[str, Intensity], slack: float) -> None:
     """Two classes of power, one GPU each, more work than the cluster takes: what shifting saves, alone (every gram
-    counts, nobody keeps a place) and among the bounds on waiting."""
+    counts, no job keeps a place) and among the bounds on waiting."""
     bars = {"GB": -0.030, "CA-ON": -0.040, "SE": -0.025}
     node = NodePower()
     flat = np.ones(8)
@@ -237,7 +237,7 @@ def _year_lines(
 def _bound(checks: Checks, jobs: Jobs, carbon: Intensity, lean: TrainingRun, base: TrainingRun) -> None:
     from joulery.perf.power.training_power import RTX3090_CLASSES
 
-    for wait_h, words in ((0, "nobody waiting"), (12, "starts within 12 h")):
+    for wait_h, words in ((0, "no wait"), (12, "starts within 12 h")):
         prices = (0.0, 0.005, 0.01, 0.02, 0.04, 0.1)
         curve = least_grams(jobs, RTX3090_CLASSES, (32, NodePower()), carbon, prices, wait_h)
         pairs = sorted((point.mean_jct_s, point.cluster_kg) for point in curve)
@@ -249,7 +249,7 @@ def _bound(checks: Checks, jobs: Jobs, carbon: Intensity, lean: TrainingRun, bas
 
 @dataclass(frozen=True)
 class HalfSilent:
-    """GREEN among jobs of which every other one tells nothing of its progress."""
+    """GREEN where every other job reports its progress."""
 
     green: Green
     name: str = "green"
@@ -259,23 +259,23 @@ class HalfSilent:
         return self.green.initial()
 
     def step(self, state: GreenState, view: ClusterView, /) -> Step[GreenState]:
-        """One round, with what half of the jobs tell."""
+        """One round, with the reports of half the jobs."""
         told_s = np.where(view.job % 2 == 0, view.remaining_s, np.nan)
         return self.green.step(state, replace(view, remaining_s=told_s))
 
 
 def _progress(checks: Checks, number: str, on: str, burst: Sequence[Jobs], grids: dict[str, Intensity]) -> None:
-    """The day again where half of the jobs, or all, tell nothing of their progress."""
+    """The day again where half of the jobs, or none, report progress."""
     setting = Setting(window_s=172_800.0)
-    found: dict[str, list[Change]] = {"every other job tells": [], "no job tells": []}
+    found: dict[str, list[Change]] = {"every other job reports": [], "no job reports": []}
     for carbon in grids.values():
         cluster = setting.cluster(carbon, scheme("green"), max(int(jobs.max_gpus.max()) for jobs in burst))
         for jobs in burst:
             base = run_scheme("tiresias", setting, jobs, carbon)
             half = run_training_cluster(cluster, jobs, HalfSilent(Green()))
             none = run_scheme("green:progress_after_s=none", setting, jobs, carbon)
-            found["every other job tells"].append(change(half, base))
-            found["no job tells"].append(change(none, base))
+            found["every other job reports"].append(change(half, base))
+            found["no job reports"].append(change(none, base))
     for who, changes in found.items():
         words = ", ".join(f"{key} {percent(mean(changes, key))}" for key in ("jct", "p99", "co2"))
         checks.add(number, f"{on}: day, against Tiresias, {who} its progress", "reported", words)

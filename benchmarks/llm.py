@@ -1,7 +1,7 @@
 """A small language model on this machine under bursts: the shortest predicted first against first come first served.
 
 All orders get the same requests at the same instants, through ``joulery serve``; clients say how many tokens they take
-at most (:mod:`benchmarks.llm_untold` is the load of those that do not). What the gateway itself adds, prediction
+at most (:mod:`benchmarks.llm_unlimited` is the load of those that do not). What the gateway itself adds, prediction
 included, is the difference to asking a server that answers at once directly.
 """
 

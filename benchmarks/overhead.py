@@ -121,7 +121,7 @@ def _notes(faults: Mapping[str, float]) -> list[str]:
     return [
         f"`BertForPreTraining` of transformers, random weights, training mode, batch {BATCH}, {TOKENS} tokens, AdamW, "
         f"one thread. {ROUNDS} rounds in one process (`JOULERY_BENCH_PAIRS`); in each, one step under every condition, "
-        "in an order drawn by lot, against the plain step of the same round. Figures are mean and 95 % interval of the "
+        "in random order, against the plain step of the same round. Figures are mean and 95 % interval of the "
         "ratio, less one; CPU time is that of the process. The sampler reads four counters every 4 ms, in a process of "
         "its own, stopped and let go in turn. *A recorded step* is the step itself, under the profiler and between "
         "hooks; *starting, stopping and writing* is what the recorder does around it, here once for each step. The "
@@ -239,7 +239,7 @@ def repeated(step: Callable[[], None], times: int) -> Callable[[], None]:
 
 
 def rounds(step: Callable[[], None], costs: Mapping[str, Cost], count: int) -> dict[str, list[Took]]:
-    """A step under each condition, round by round, in an order drawn by lot; once under each before it counts."""
+    """A step under each condition, round by round, in random order; once under each before it counts."""
     found: dict[str, list[Took]] = {name: [] for name in costs}
     for number in range(count + 1):
         for name in random.sample(list(costs), len(costs)):

@@ -52,7 +52,7 @@ def run() -> Result:
         rows,
         notes=[
             f"A training step of 28 operations of 0.2 to 2.5 ms at 80 to 130 W, 40 W between steps, counter readings "
-            f"with 1 % of noise; median error over the operations, mean (and worst) of {SEEDS} steps drawn at random. "
+            f"with 1 % of noise; median error over the operations, mean (and worst) of {SEEDS} random steps. "
             "A correlation near 1 goes with errors of a tenth.",
         ],
         checks=[

@@ -45,7 +45,7 @@ NOTE = (
     "`pread` as the real ones are; CPU shares of the run every 100 ms. CPU is that of the sampler process while it "
     f"samples, over {ALONE_S:.0f} s beside one busy process. For the slowdown, one process a core runs pure Python "
     "without a pause and counts its rounds; the sampler is stopped and let go in turn (SIGSTOP, SIGCONT), "
-    f"{SLICE_S:.0f} s each, the order of each pair drawn by lot; slowdown is rounds without over rounds with, less one."
+    f"{SLICE_S:.0f} s each, each pair in random order; slowdown is rounds without over rounds with, less one."
 )
 
 

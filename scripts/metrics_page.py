@@ -1,11 +1,32 @@
-"""Writes docs/metrics.md from the metric families declared in code."""
+"""Writes docs/reference/metrics.md from the metric families declared in code."""
 
 from pathlib import Path
 
 from joulery.gateway.llm_metrics import LLM_METRICS
 from joulery.gateway.metrics import MAX_LABELS, METRICS, OTHER
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "metrics.md"
+
+HEAD = """\
+The gateway exports metrics at `/metrics` for Prometheus (text or OpenMetrics):
+
+```yaml
+scrape_configs:
+  - job_name: joulery
+    static_configs: [{targets: ["127.0.0.1:8080"]}]
+    # authorization: {credentials_file: token}     # beyond loopback, the gateway requires its bearer token
+```
+
+| to see | query |
+| --- | --- |
+| watts by workload | `sum by (workload) (rate(joulery_energy_joules_total[5m]))` |
+| joules a request | `rate(joulery_request_energy_joules_sum[5m]) / rate(joulery_request_energy_joules_count[5m])` |
+| grams an hour by owner | `3600 * sum by (owner) (rate(joulery_carbon_grams_total[15m]))` |
+| SLO attainment | `joulery_slo_attainment_ratio` |
+
+All values are in base units: joules, grams, seconds, watts. An unknown value is absent, never 0. `quality` is
+measured, modelled or assumed.
+"""
 
 
 def page() -> str:
@@ -18,16 +39,14 @@ def page() -> str:
         (
             "# Metrics",
             "",
-            "The gateway serves these at `/metrics` for Prometheus (text or OpenMetrics, as the scraper asks). Base",
-            "units throughout: joules, grams, seconds, watts. A value that is not known is absent, never 0. The labels",
-            f"`workload` and `owner` take at most {MAX_LABELS} values each; what comes later counts as `{OTHER}`.",
-            "`quality` is measured, modelled or assumed.",
+            *HEAD.splitlines(),
+            f"`workload` and `owner` take at most {MAX_LABELS} values each; further values count as `{OTHER}`.",
             "",
-            "| name | kind | labels | what it says |",
+            "| name | kind | labels | meaning |",
             "| --- | --- | --- | --- |",
             *rows,
             "",
-            "This page is written from the code: `python scripts/metrics_page.py`.",
+            "This page is written from the code: `python -m scripts.reference_pages`.",
             "",
         )
     )

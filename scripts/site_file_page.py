@@ -1,4 +1,4 @@
-"""Writes the table of keys in docs/site-file.md from the models of the site file."""
+"""Writes the table of keys in docs/reference/site-file.md from the models of the site file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from joulery.config import schema
 from joulery.config.parsing import quantity
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "site-file.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "site-file.md"
 BEGIN, END = "<!-- keys: written by scripts/site_file_page.py -->\n", "<!-- end of keys -->\n"
 DIMENSIONS = {dimension.unit or "ratio": dimension.noun.partition(" ")[2] for dimension in quantity.DIMENSIONS}
 Schema = dict[str, Any]

@@ -1,9 +1,9 @@
--- An option beside joulery schedule: what users forget to say at submission is said here, and what cannot work is refused
--- at once. Put it beside slurm.conf and set JobSubmitPlugins=lua. Everything works without it.
+-- Optional, beside joulery schedule: adds what users omit at submission, and rejects jobs that cannot run.
+-- Put it beside slurm.conf and set JobSubmitPlugins=lua. joulery works without it.
 
 local PARTITIONS = {}        -- partitions that joulery schedules, such as {gpu = true}; all when empty
-local MOST_GPUS = 0          -- GPUs of the cluster; jobs that ask for more are refused; 0 to let them wait
-local HOLD = false           -- hold jobs until the daemon has ranked them; only where the daemon is watched over
+local MOST_GPUS = 0          -- GPUs of the cluster; jobs that request more are rejected; 0 lets them wait
+local HOLD = false           -- hold jobs until the daemon has ranked them; only if the daemon is supervised
 
 local NO_REQUEUE, APPEND = 0, 2
 

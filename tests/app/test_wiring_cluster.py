@@ -8,6 +8,7 @@ from joulery.config.jobs import JobsConfig
 from joulery.config.parsing.reading import load
 from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState
 from joulery.domain.quality import Quality
+from joulery.domain.renames import RenamedWarning
 from joulery.policies.training.carbon_shift import ShiftRule
 from joulery.policies.training.green import Green, green_paper
 from tests.runtime.schedule.fake_cluster import FakeCluster
@@ -30,8 +31,8 @@ RUNNING = ClusterSnapshot(4, (ClusterJob(1, "job", "ada", 0.0, JobState.RUNNING,
         ({"node_slots": 2}, "node_gpus", 2),
         ({"ceiling": "2 h"}, "ceiling_gpu_s", 7200.0),
         ({"levels": 6}, "levels", 6),
-        ({"elders": "40 %"}, "oldest_share", 0.4),
-        ({"elders": "0 %"}, "oldest_share", 0.0),
+        ({"oldest_share": "40 %"}, "oldest_share", 0.4),
+        ({"oldest_share": "0 %"}, "oldest_share", 0.0),
         ({"by_progress": True}, "progress_after_s", 1800.0),
         ({"by_progress": False}, "progress_after_s", None),
         ({"ageing": "1 d"}, "ageing_s", 86_400.0),
@@ -78,3 +79,12 @@ def test_a_site_that_measures_nothing_is_told_so(tmp_path: Path) -> None:
     said: list[str] = []
     assert energy_source(load(site), FakeCluster(), said.append).read(RUNNING) == {}
     assert "nothing measures the jobs" in said[0]
+
+
+def test_the_former_name_of_the_oldest_share_is_read_and_names_the_new_one(tmp_path: Path) -> None:
+    site = tmp_path / "site.yaml"
+    site.write_text("joulery: 1\njobs: {policy: {elders: 40 %}}\n")
+    with pytest.warns(RenamedWarning, match="oldest_share"):
+        jobs = load(site).jobs
+
+    assert jobs is not None and green_policy(jobs).oldest_share == 0.4

@@ -1,4 +1,4 @@
-"""docs/site-file.md says what is so."""
+"""docs/reference/site-file.md says what is so."""
 
 import re
 

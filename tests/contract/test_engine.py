@@ -18,11 +18,11 @@ from joulery.domain.gpu.layout import Layout
 from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import Outcome, ReplicaSpec, ReplicaState, RequestError
 from joulery.domain.serving.service import Slice, SliceKind, Slo
-from joulery.policies.serving.spaces import cpu_slices
-from joulery.policies.serving.trial_policy import TrialPolicy
-from joulery.policies.serving.trial_search import TrialProblem
-from joulery.policies.serving.trial_space import slice_menu
-from joulery.policies.serving.trial_state import Budget, TrialTerms
+from joulery.policies.serving.layout_space import cpu_slices, slice_menu
+from joulery.policies.serving.objective import ReplanTrigger, ServiceObjectives
+from joulery.policies.serving.policy import ServicePolicy
+from joulery.policies.serving.trial_search import TrialSearch
+from joulery.policies.serving.trials import TrialBudget
 from joulery.runtime.runs.replay import decide_again
 from joulery.runtime.serving.driver import APPLIED
 from tests.adapters.engines.support import alive, ask, toy, until
@@ -250,9 +250,10 @@ def test_a_request_that_takes_too_long_is_told_so(house: House) -> None:
 def test_a_replica_killed_under_a_trial_is_survived(house: House) -> None:
     partitions = [cpu_slices((2,)), cpu_slices((1, 1))]
     base = Layout.parse(["large on cpu:1", "large on cpu:1"])
-    problem = TrialProblem({"small": 0.7, "large": 0.8}, slice_menu(partitions), 1, base, 200.0, search="learning")
-    budget = Budget(count=3, longest_s=30.0, clock_s=120.0, fewest=400)
-    policy = TrialPolicy("toy", problem, TrialTerms(0.9, Slo(2.0, 0.5)), 50.0, settle_s=0.2, budget=budget)
+    budget = TrialBudget(count=3, longest_s=30.0, clock_s=120.0, min_requests=400)
+    trigger = ReplanTrigger(200.0, settle_s=0.2)
+    problem = TrialSearch({"small": 0.7, "large": 0.8}, slice_menu(partitions), 1, base, 200.0, budget=budget)
+    policy = ServicePolicy("toy", problem, ServiceObjectives(0.9, Slo(2.0, 0.5)), 50.0, trigger)
 
     async def work(engine: Engine) -> None:
         async with Live(policy, engine, toy("double").model) as live:

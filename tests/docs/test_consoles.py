@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CONSOLE = re.compile(r"^```\n\$ joulery (simulate [^\n]+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-SHOWN = CONSOLE.findall((ROOT / "docs" / "simulate.md").read_text())
+CONSOLE = re.compile(r"^```console\n\$ joulery (simulate [^\n]+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SHOWN = CONSOLE.findall((ROOT / "docs" / "how-to" / "simulate.md").read_text())
 
 
 @pytest.mark.slow

@@ -165,8 +165,8 @@ def test_cancelled_jobs_never_start(desk: Desk) -> None:
     [
         (("submit", "--min", "3", "--", "true"), "--min: the job can never run here (got 3, expected at most 2 slots)"),
         (("submit", "--min", "2", "--max", "1", "--", "true"), "is less than --min"),
-        (("submit", "--site", "none.yaml", "--", "true"), "none.yaml: cannot read"),
-        (("schedule", "none.yaml"), "none.yaml: cannot read"),
+        (("submit", "--site", "none.yaml", "--", "true"), "none.yaml: cannot be read"),
+        (("schedule", "none.yaml"), "none.yaml: cannot be read"),
         (("schedule", "bare.yaml"), "this site has no jobs section"),
         (("schedule", "bad.yaml"), "bad.yaml:2 jobs.quantum: a time needs a unit"),
         (("schedule", "slow.yaml"), "must not be longer than the quantum"),

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 import uuid
 from dataclasses import replace
@@ -18,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from joulery.runtime.profiling.obtain import write_profile
+from joulery.app.profiling.service_profile import write_profile
 from joulery.runtime.runs.replay import decide_again
 from joulery.store.run.directory import open_run
 from tests.app.serving.test_service import profile as toy_profile
@@ -217,7 +216,8 @@ def test_it_stays_when_asked_to(tmp_path, site):
         text = up.until("/dashboard")
         address = re.search(r"(http://[0-9.:]+)/dashboard", text)
         assert address is not None
-        time.sleep(4)
+        wait_until(lambda: any("joulery.runtime.load" in line for line in up._marked()), "the load generator")
+        wait_until(lambda: not any("joulery.runtime.load" in line for line in up._marked()), "its end")
         assert up.process.poll() is None, "the load has ended, the service has not"
         body = json.dumps({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [2, 3]}]}).encode()
         request = urllib.request.Request(f"{address[1]}/v2/models/sums/infer", body)
@@ -396,7 +396,7 @@ def test_serve_takes_a_site_file_and_sends_nothing_itself(tmp_path, two):
 
 def test_trials_on_the_running_service_survive_a_kill_and_a_changed_promise(site, tmp_path):
     """Configurations are tried live; the SLO is tightened and a replica killed meanwhile; the log decides the same."""
-    trials = "{count: 3, longest: 2 s, clock: 60 s, warm_up: 100 ms, fewest: 75}"
+    trials = "{count: 3, longest: 2 s, clock: 60 s, warm_up: 100 ms, min_requests: 75}"
     policy = f"base_intensity: 200 g/kWh, search: clover, trials: {trials}"
     path = site({"base_intensity: 200 g/kWh": policy, "rate: 30 /s": "rate: 60 /s"}, duration="120 s", lasts="120 s")
     with Up(path, tmp_path) as up:
@@ -407,7 +407,7 @@ def test_trials_on_the_running_service_survive_a_kill_and_a_changed_promise(site
         text = path.read_text()
         path.write_text(text.replace("latency: 500 ms", "latency: 1 ms"))
         up.until("SLO tightened from p95 500 ms to p95 1 ms")
-        up.until("keeps the SLO of 1 ms; back to the yardstick")
+        up.until("keeps the SLO of 1 ms")
         up.process.send_signal(signal.SIGINT)
         code, _, err = up.end()
         assert code == 0, err
@@ -415,7 +415,7 @@ def test_trials_on_the_running_service_survive_a_kill_and_a_changed_promise(site
     decisions = [entry for entry in log if entry["kind"] == "decision"]
     assert {entry["outcome"] for entry in decisions} == {"applied"}
     assert [entry["decision"]["kind"] for entry in decisions][:2] == ["try_layout", "try_layout"]
-    assert "the yardstick" in decisions[0]["decision"]["reason"]
+    assert "the baseline" in decisions[0]["decision"]["reason"]
     outcomes = open_run(tmp_path / "run").series("requests")["outcome"].tolist()
     # The client goes away with the run: what it no longer waits for is cancelled.
     assert outcomes.count("ok") > 100 and set(outcomes) <= {"ok", "cancelled"}, "neither a switch nor a death loses any"
@@ -431,7 +431,7 @@ _LONG = "{kind: constant, rate: 20 /s, duration: 300 s}"
 
 def test_two_services_are_never_on_trial_at_once(tmp_path, two):
     """The second waits, says for whom, and has its turn; what it decided can be decided again from the log."""
-    search = "search: learning, trials: {count: 2, longest: 2 s, clock: 60 s, warm_up: 100 ms, fewest: 20}"
+    search = "search: learning, trials: {count: 2, longest: 2 s, clock: 60 s, warm_up: 100 ms, min_requests: 20}"
     text = two.read_text().replace("base_intensity: 200 g/kWh", f"base_intensity: 200 g/kWh, {search}")
     policy = f"    policy: {{kind: clover, lambda: 10 %, base_intensity: 200 g/kWh, {search}}}\n"
     text = text.replace("    load: {kind: constant, rate: 10 /s, duration: 2 s}", policy + "    load: " + _LONG)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from joulery.runtime.profiling.obtain import write_profile
+from joulery.app.profiling.service_profile import write_profile
 from joulery.store.run.directory import open_run
 from tests.app.serving.test_service import profile as toy_profile
 from tests.e2e.test_up import Up

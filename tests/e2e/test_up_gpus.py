@@ -77,7 +77,7 @@ def test_gpus_are_not_touched_unless_it_may_act(tmp_path: Path, nvml: NvmlFake) 
 
 def test_partitions_are_tried_live(tmp_path: Path, nvml: NvmlFake) -> None:
     path = on_gpu(tmp_path, "{mode: mig, cuts: [[7g.40gb], [3g.20gb, 4g.20gb]]}")
-    trials = "search: clover, trials: {count: 2, longest: 3 s, clock: 60 s, warm_up: 100 ms, fewest: 75}"
+    trials = "search: clover, trials: {count: 2, longest: 3 s, clock: 60 s, warm_up: 100 ms, min_requests: 75}"
     text = path.read_text().replace("base_intensity: 200 g/kWh", f"base_intensity: 200 g/kWh, {trials}")
     path.write_text(text.replace("rate: 30 /s, duration: 2 s", "rate: 60 /s, duration: 120 s"))
     with Up(path, tmp_path) as up:

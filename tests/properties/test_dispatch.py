@@ -139,7 +139,7 @@ class Queue(RuleBasedStateMachine):
     def strand(self, left: str | None) -> None:
         variants = None if left is None else frozenset({left})
         expected = [t for t in self.waiting if left is None or t.variant not in ("", left)]
-        assert self.dispatcher.strand(variants) == expected
+        assert self.dispatcher.drop_waiting(variants) == expected
         for ticket in expected:
             self.settle(ticket, "stranded")
             self.waiting.remove(ticket)

@@ -118,5 +118,5 @@ def test_following_a_change_of_services_keeps_promises_and_moves_little(seed):
     stayed = {each.id for each in before} & {each.id for each in after}
     assert {c.workload for c in changed.changes if c.what == "start"} == {e.id for e in after} - {e.id for e in before}
     assert {c.workload for c in changed.changes if c.what == "stop"} == {e.id for e in before} - {e.id for e in after}
-    assert changed.moves <= len(stayed) // 2
+    assert changed.migrations <= len(stayed) // 2
     assert difference(running, running).changes == ()

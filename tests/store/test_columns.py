@@ -59,7 +59,7 @@ def test_a_least_value_can_be_asked_for(tmp_path):
 
 
 def test_unreadable_files_say_why(tmp_path):
-    with pytest.raises(DataError, match="cannot read"):
+    with pytest.raises(DataError, match="cannot be read"):
         read_column(tmp_path / "nowhere.csv", "ci")
     with pytest.raises(DataError, match="not UTF-8"):
         read_column(written(tmp_path, "ci,ä\n1,2\n", "latin-1"), "ci")
@@ -101,7 +101,7 @@ def test_columns_of_a_parquet_file_that_may_be_missing(tmp_path):
     found = read_parquet_columns(path, ["a"], optional=["b", "d"])
     assert {name: values.tolist() for name, values in found.items()} == {"a": [1.0, 2.0], "b": [0.5, 1.5]}
     assert list(read_parquet_columns(path, ["a"])) == ["a"]
-    with pytest.raises(DataError, match="no column 'd'"):
+    with pytest.raises(DataError, match="no column d"):
         read_parquet_columns(path, ["a", "d"], optional=["b"])
     with pytest.raises(DataError, match="c holds no numbers"):
         read_parquet_columns(path, ["a"], optional=["c"])
@@ -124,7 +124,7 @@ def test_columns_of_a_parquet_file_as_they_are(tmp_path):
     assert np.isnan(float_column(found["a"], "a", path)).tolist() == [False, True]
     with pytest.raises(DataError, match="b holds no numbers"):
         float_column(found["b"], "b", path)
-    with pytest.raises(DataError, match="no column 'd'") as caught:
+    with pytest.raises(DataError, match="no column d") as caught:
         read_parquet(path, ["d"])
     assert caught.value.hint == "columns: a, b, c"
     pq.write_table(pa.table({"a": pa.array([], pa.int64())}), path)

@@ -66,7 +66,7 @@ def test_bad_rows_are_named(tmp_path, rows, row, text):
         ({"per_service": {}}, "no services"),
         ({"per_service": {"cats": 3}}, "'cats' is not an object"),
         ({"per_service": {"cats": {"base_acc": 80.0}}}, "base_p95_ms_sla is None"),
-        ({"per_service": {"dogs": MODEL["per_service"]["cats"]}}, "cannot read"),
+        ({"per_service": {"dogs": MODEL["per_service"]["cats"]}}, "cannot be read"),
     ],
 )
 def test_bad_models_are_named(tmp_path, model, text):
@@ -77,7 +77,7 @@ def test_bad_models_are_named(tmp_path, model, text):
 def test_missing_columns_and_folders_are_named(tmp_path):
     with pytest.raises(DataError, match="no column p95_ms"):
         read_tables(folder(tmp_path, header=HEADER.replace("p95_ms", "p99_ms")))
-    with pytest.raises(DataError, match="cannot read"):
+    with pytest.raises(DataError, match="cannot be read"):
         read_tables(tmp_path / "nowhere")
 
 

@@ -172,7 +172,7 @@ def submit_job(site: Site, job: Mapping[str, Any], min_slots: int, max_slots: in
     """
     jobs = jobs_of(site)
     if jobs.backend != "local":
-        raise ConfigError("jobs of Slurm are submitted with sbatch", hint="see docs/schedule-slurm.md")
+        raise ConfigError("jobs of Slurm are submitted with sbatch", hint="see docs/how-to/slurm.md")
     slots = len(machine_slots(jobs.slots))
     if min_slots > slots:
         raise ConfigError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -33,7 +33,9 @@ class SlotPowerConfig(Section):
 
 
 class GreenConfig(Section):
-    """GREEN's policy; see docs/schedule.md for what each key does."""
+    """GREEN's policy; see docs/how-to/schedule.md for what each key does."""
+
+    ALIASES: ClassVar = {"elders": "oldest_share"}
 
     kind: Literal["green", "green-paper"] = "green"
     """green is joulery's improved default, green-paper the rules as published."""
@@ -61,7 +63,7 @@ class GreenConfig(Section):
     levels: Annotated[int, Field(ge=1, le=16)] | None = None
     """Into how many levels, each a quarter of the one above, carbon below the ceiling is rounded down; the kind's own
     (3, as published every gram counts) when left out."""
-    elders: Ratio | None = None
+    oldest_share: Ratio | None = None
     """Share of the slots that goes to the oldest jobs first, whatever carbon they have caused; the kind's own (25 %, as
     published none) when left out."""
     by_progress: bool | None = None

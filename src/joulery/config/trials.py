@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -12,7 +12,9 @@ from joulery.config.parsing.section import Section
 
 
 class TrialsConfig(Section):
-    """Trials on the running service; see docs/serve-within-a-carbon-budget.md."""
+    """Trials on the running service; see docs/how-to/serve-carbon-aware.md."""
+
+    ALIASES: ClassVar = {"fewest": "min_requests"}
 
     count: Annotated[int, Field(ge=1, le=1000)] = 10
     """Trials a search may make (the paper's 10)."""
@@ -20,7 +22,7 @@ class TrialsConfig(Section):
     """How long a search may take, such as 5 min (the paper's)."""
     longest_s: Seconds = Field(alias="longest", default=30.0)
     """How long one trial may take; what is not sure to keep the SLO by then counts as breaking it."""
-    fewest: Annotated[int, Field(ge=20, le=1_000_000)] = 100
+    min_requests: Annotated[int, Field(ge=20, le=1_000_000)] = 100
     """Requests without which a trial is never believed to keep the SLO."""
     confidence_ratio: Ratio = Field(alias="confidence", default=0.95)
     """Confidence of the intervals around latency and joules by which trials are judged."""

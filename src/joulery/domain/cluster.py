@@ -49,6 +49,15 @@ class ClusterJob:
         progress_ratio: Share of its work that is done, 0 to 1; NaN where it does not report progress.
         exit_code: How it ended; None before, and where unknown.
         follows: The job it replaces and whose work it continues; 0 for none.
+        pool: Name of the pool of slots it can run on.
+        nodes: Nodes it runs on; empty where the cluster has no nodes.
+        spread: Whether its slots may lie on any nodes of the pool; otherwise on as few as hold them, evenly filled.
+        start_s: When it started last, Unix seconds; NaN where unknown.
+        eligible_s: Before when the cluster does not start it, Unix seconds.
+        priority: The cluster's own priority of it; NaN where unknown.
+        blocked: Why the cluster would not start it even on free slots (a limit, a license …); empty where only slots
+            are missing, or where that is unknown.
+        stoppable: Whether it may be stopped while it runs.
     """
 
     id: int
@@ -67,6 +76,14 @@ class ClusterJob:
     progress_ratio: float = field(default=float("nan"))
     exit_code: int | None = None
     follows: int = 0
+    pool: str = ""
+    nodes: tuple[str, ...] = ()
+    spread: bool = True
+    start_s: float = field(default=float("nan"))
+    eligible_s: float = 0.0
+    priority: float = field(default=float("nan"))
+    blocked: str = ""
+    stoppable: bool = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_slots <= self.max_slots:
@@ -110,20 +127,49 @@ class JobEnergy:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """A node that is up.
+
+    Attributes:
+        name: Its name.
+        slots: Slots it has.
+        free: Slots that no job holds.
+        pool: The pool it belongs to.
+    """
+
+    name: str
+    slots: int
+    free: int
+    pool: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
     """A cluster at one moment.
+
+    A pool is a set of nodes that jobs compete for: a job of one pool never runs on a node of another.
 
     Attributes:
         slots: Slots of the nodes that are up.
         jobs: Every job that is not over, and those that ended lately; by number.
         notes: Remarks for the operator, one sentence each.
         self_starting: Whether jobs start by themselves unless they are held.
+        nodes: The nodes that are up; empty where the cluster is one machine.
     """
 
     slots: int
     jobs: tuple[ClusterJob, ...]
     notes: tuple[str, ...] = ()
     self_starting: bool = True
+    nodes: tuple[ClusterNode, ...] = ()
+
+    @property
+    def pools(self) -> dict[str, int]:
+        """Slots of each pool; the one pool ``""`` where the cluster has no nodes."""
+        pools: dict[str, int] = {}
+        for node in self.nodes:
+            pools[node.pool] = pools.get(node.pool, 0) + node.slots
+        return pools or {"": self.slots}
 
     @property
     def free(self) -> int:

@@ -1,4 +1,4 @@
-"""The routes beside the inference protocol: ``/metrics``, and whatever else is mounted (the dashboard)."""
+"""The routes beside the inference protocol: ``/metrics``, and mounted routes (the dashboard)."""
 
 from __future__ import annotations
 

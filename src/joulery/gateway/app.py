@@ -1,7 +1,7 @@
 """The gateway's ASGI application: the Open Inference Protocol over HTTP in front of an engine.
 
 Raw ASGI, because the inference path is the hot one: a request passes one function here. Everything outside ``/v2`` goes
-to the ``admin`` application. A variant of a service is a version of its model in the protocol's words: without one, the
+to the ``admin`` application. A variant of a service is a version of its model in the protocol: without one, the
 policy's mix answers.
 """
 
@@ -86,7 +86,7 @@ class Exchange(Protocol):
         ...
 
 
-class Routes(Protocol):
+class MountedRoutes(Protocol):
     """A part of the gateway that answers on its own paths."""
 
     @property
@@ -134,7 +134,7 @@ class Gateway:
         self.attribute = attribute
         self.telemetry = tuple(telemetry)
         self.admin = admin
-        self.text: Routes | None = None
+        self.text: MountedRoutes | None = None
         self._credential = None if token is None else f"Bearer {token}".encode()
         self._variant_headers: dict[str, tuple[bytes, bytes]] = {}
 
@@ -353,7 +353,7 @@ def _answered(service: str, arrival_s: float, response: InferResponse, share: En
 
 
 def _failed(service: str, arrival_s: float, error: RequestError, share: EnergyShare | None) -> RequestRecord:
-    """The record of a request that was not answered. A name that nobody serves is not kept: there is no end of them."""
+    """The record of a request that was not answered. An unknown name is not kept: there is no end of them."""
     name = "" if error.outcome is Outcome.UNKNOWN else service
     return RequestRecord(
         name,

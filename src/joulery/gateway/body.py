@@ -43,7 +43,7 @@ class BodyReader:
         limits: The limits.
 
     Attributes:
-        held_bytes: Bodies read and not given back, or on their way.
+        held_bytes: Bodies being read, or read and not given back.
     """
 
     def __init__(self, limits: Limits) -> None:

@@ -1,6 +1,6 @@
 """Prometheus metrics of language models: tokens, latency, joules and grams per request and token, predictions, queue.
 
-``LLM_METRICS`` declares every family; ``docs/metrics.md`` is written from it and
+``LLM_METRICS`` declares every family; ``docs/reference/metrics.md`` is written from it and
 :data:`joulery.gateway.metrics.METRICS`.
 """
 

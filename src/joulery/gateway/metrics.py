@@ -2,7 +2,7 @@
 
 Requests and decisions are counted as they happen; everything else is read from the latest
 :class:`~joulery.domain.serving.timeline.NowSnapshot` at the moment of the scrape, so a scrape and the dashboard never
-disagree. ``METRICS`` declares every family; ``docs/metrics.md`` is written from it.
+disagree. ``METRICS`` declares every family; ``docs/reference/metrics.md`` is written from it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ENERGY_BUCKETS_J = tuple(round(step * 10.0**power, 9) for power in range(-4, 5) 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A metric family as declared: ``name`` as it is exposed, ``kind`` in Prometheus' words.
+    """A metric family as declared: ``name`` as it is exposed, ``kind`` as Prometheus calls it.
 
     ``old`` is the name it had in the release before; :class:`Registry` exports it beside the new one.
     """
@@ -95,7 +95,7 @@ METRICS = (
         "joulery_unattributed_joules_total",
         "counter",
         (*_WHO, "quality"),
-        "Metered energy that could be given to nobody.",
+        "Metered energy without an owner.",
     ),
     Family(
         "joulery_carbon_grams_total",
@@ -198,7 +198,7 @@ class Metrics:
     """One registry, its event counters and its view of the latest snapshot.
 
     Args:
-        services: The services there are; requests for any other name count as ``other``, whatever clients invent.
+        services: The services; requests for any other name count as ``other``, so that clients cannot add labels.
         latest: Returns the latest snapshot; None before the first.
         mode: The site's mode, a label of decisions.
     """

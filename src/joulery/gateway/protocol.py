@@ -1,6 +1,6 @@
 """The Open Inference Protocol's inference bodies: JSON and the binary tensor data extension, both ways.
 
-Pure functions from bytes to nouns and back. Whatever is wrong with a body is one
+Pure functions from bytes to nouns and back. An invalid body is one
 :class:`~joulery.domain.serving.engine.RequestError` with outcome ``INVALID`` that says where.
 
 Source: KServe, Open Inference Protocol (V2), REST, and its binary tensor data extension.

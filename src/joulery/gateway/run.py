@@ -23,7 +23,7 @@ async def serve(
     gateway says that it is alive and not ready.
 
     Raises:
-        JouleryError: The port cannot be had, or a replica cannot be; nothing is left running.
+        JouleryError: The port or a replica is not available; nothing is left running.
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()

@@ -1,7 +1,7 @@
 """The gateway's HTTP server: uvicorn behind a guard that bounds what a connection may take.
 
 The guard closes connections that send a request too slowly or do not take their answer, bounds the head of a request
-and the number of connections, answers malformed HTTP as the protocol does, and cancels a request whose client has gone.
+and the number of connections, answers malformed HTTP as JSON, and cancels a request when its client leaves.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class _GuardedProtocol(HttpToolsProtocol):
             self._refuse(503, "there are too many connections", b"retry-after: 1\r\n")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio: the client has gone, and nobody waits for its answer."""
+        """asyncio: the client has gone; its request is cancelled."""
         super().connection_lost(exc)
         if self.running is not None and self.running.task is not None:
             self.running.task.cancel()
@@ -188,7 +188,7 @@ class _GuardedProtocol(HttpToolsProtocol):
 
 
 class _QuietServer(uvicorn.Server):
-    """uvicorn without its signal handlers: whoever starts the gateway decides what a signal means."""
+    """uvicorn without its signal handlers: the caller handles signals."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -292,7 +292,7 @@ class GatewayServer:
         """Until it has stopped.
 
         Raises:
-            Exception: Whatever ended the server other than ``stop``.
+            Exception: The server ended by something else than ``stop``.
         """
         if self._tasks:
             await self._tasks[0]
@@ -306,7 +306,7 @@ class GatewayServer:
             for connection in list(server.server_state.connections):
                 if not isinstance(connection, _GuardedProtocol) or connection.late_at_s > now_s:
                     continue
-                # A client whose next request waits behind its last one is kept waiting by the server.
+                # A client with a next request behind its last one is kept waiting by the server.
                 if not connection.flow.read_paused:
                     connection.transport.abort()
 

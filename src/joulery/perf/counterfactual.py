@@ -5,7 +5,7 @@ that really ran, once with the baseline's. The first has a measured counterpart,
 reported. The second has none; its cost is corrected by what was seen of its variant in the same run, live cost over
 modelled cost. Where the variant was never seen live, the corrections of the others bound it.
 
-docs/how-savings-are-computed.md says what could fool this.
+docs/how-it-works/how-savings-are-computed.md says what could fool this.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from joulery.domain.arrays import FloatArray, readonly
 from joulery.domain.errors import DataError
 from joulery.store.run.series import read_series
+from joulery.tabular import read_csv, require_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,28 +121,12 @@ def read_column(path: Path, column: str, *, least: float = 0.0) -> FloatArray:
 
 
 def _lines(path: Path, columns: Sequence[str]) -> Iterator[Row]:
-    """Every line of a CSV file behind the names of its columns; an empty one has no cells."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            reader = csv.reader(lines)
-            names = next(reader, [])
-            missing = [name for name in columns if name not in names]
-            if missing:
-                raise DataError(
-                    f"no column {', '.join(missing)}",
-                    file=str(path),
-                    row=1,
-                    hint=f"columns: {', '.join(names) or 'none'}",
-                )
-            for cells in reader:
-                found = dict(zip(names, cells, strict=False))  # a short row lacks its last cells
-                yield Row({name: found.get(name, "") for name in columns} if cells else {}, path, reader.line_num)
-    except OSError as error:
-        raise DataError(f"cannot read: {error.strerror}", file=str(path)) from None
-    except UnicodeDecodeError:
-        raise DataError("not UTF-8", file=str(path), hint="save the file as UTF-8") from None
-    except csv.Error as error:
-        raise DataError(f"not CSV: {error}", file=str(path)) from None
+    """Every row of a CSV file; an empty line has no cells, a short row lacks its last ones."""
+    table = read_csv(path)
+    table.require(columns)
+    for number, cells in table.lines:
+        found = dict(zip(table.header, cells, strict=False))
+        yield Row({name: found.get(name, "") for name in columns} if cells else {}, path, number)
 
 
 def read_parquet(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> dict[str, npt.NDArray[Any]]:
@@ -157,9 +141,7 @@ def read_parquet(path: Path, columns: Sequence[str], optional: Sequence[str] = (
         DataError: No such file or column, or no rows.
     """
     series = read_series(path)
-    for name in columns:
-        if name not in series:
-            raise DataError(f"no column {name!r}", file=str(path), hint=f"columns: {', '.join(series) or 'none'}")
+    require_columns(columns, tuple(series), path)
     found = {name: series[name] for name in (*columns, *optional) if name in series}
     if not all(len(values) for values in found.values()):
         raise DataError("no rows", file=str(path))

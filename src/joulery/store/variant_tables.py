@@ -31,7 +31,9 @@ def read_tables(folder: Path, menu: MigMenu = A100_40GB) -> dict[str, VariantTab
         model = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(
-            f"cannot read: {error.strerror}", file=str(path), hint="name a folder with model.json and exhaustive_*.csv"
+            f"cannot be read: {error.strerror}",
+            file=str(path),
+            hint="name a folder with model.json and exhaustive_*.csv",
         ) from None
     except ValueError as error:
         raise DataError(f"not JSON: {error}", file=str(path)) from None

@@ -183,7 +183,7 @@ def test_slurms_own_measurement(tmp_path: Path, text: str, joules: float) -> Non
         ("a|b|c\n1|2|3\n", "names no JobID"),
         (HEADER, "no rows"),
         (HEADER + "17.0|x\n", "a step of a job"),
-        ("JobID,JobName\n1," + "x" * 200_000, "is no CSV"),
+        ("JobID,JobName\n1," + "x" * 200_000, "not CSV"),
     ],
 )
 def test_a_file_without_jobs_is_one_clear_error(tmp_path: Path, content: str, said: str) -> None:

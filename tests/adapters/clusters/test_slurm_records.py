@@ -11,8 +11,6 @@ import pytest
 from joulery.adapters.clusters.slurm_records import (
     COLUMNS,
     HELD_TAG,
-    gpus_of,
-    gres_gpus,
     owner_range,
     parse_jobs,
     parse_table,
@@ -181,25 +179,6 @@ def test_a_job_without_gpus_is_no_training_job() -> None:
 )
 def test_what_owners_allow(comment: str, expected: tuple[int, int]) -> None:
     assert owner_range(comment, 2) == expected
-
-
-@pytest.mark.parametrize(
-    ("tres", "count"),
-    [
-        ("gres:gpu:2", 2), ("gres:gpu:a100:4", 4), ("gres/gpu:3", 3), ("gres/gpu=8", 8), ("gres/gpu:a100=8", 8),
-        ("gres:gpu:2,gres:mps:100", 2), ("", 0), ("gres:mps:100", 0), ("cpu=4,gres/gpu=1", 1),
-    ],
-)  # fmt: skip
-def test_gpus_of_a_request(tres: str, count: int) -> None:
-    assert gpus_of(tres) == count
-
-
-@pytest.mark.parametrize(
-    ("gres", "count"),
-    [("gpu:fake:2", 2), ("gpu:4", 4), ("gpu:a100:4(S:0-1),mps:100", 4), ("(null)", 0), ("gpu:a:1,gpu:b:2", 3)],
-)
-def test_gpus_of_a_node(gres: str, count: int) -> None:
-    assert gres_gpus(gres) == count
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"jobs": [{}]}', '{"jobs": [{"job_id": "x", "job_state": "R"}]}'])

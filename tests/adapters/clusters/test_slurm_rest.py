@@ -160,7 +160,7 @@ def test_an_expired_token_is_renewed_once(service: Service, reader: Any) -> None
     service.token = ""
     assert wrong.backend.snapshot().slots == 4
     service.status = 403
-    with pytest.raises(CapabilityError, match="HTTP 401"):
+    with pytest.raises(CapabilityError, match="HTTP 403"):
         wrong.backend.snapshot()
 
 

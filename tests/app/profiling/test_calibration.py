@@ -65,7 +65,7 @@ def test_what_is_no_measurement_is_refused_with_its_row(tmp_path, old, new, mess
     file.write_text(text.replace(old, new, 1))
     with pytest.raises(DataError, match=message):
         calibrated(str(tmp_path))
-    with pytest.raises(DataError, match="cannot read"):
+    with pytest.raises(DataError, match="cannot be read"):
         calibrated(str(tmp_path / "nothing"))
 
 

@@ -11,9 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from joulery.app.wiring import gpus
 from joulery.perf.interference.document import from_document
-from joulery.runtime.profiling import gpu as gpu_profiling
 from joulery.ui.cli import main
 from tests.fakes.mps import PATH, daemon, gpu_machine
 from tests.fakes.nvml import NvmlFake, gpu
@@ -103,7 +101,3 @@ def test_a_request_is_one_request(machine: NvmlFake, tmp_path: Path, capsys: pyt
     np.savez(tmp_path / "two.npz", x=np.zeros((2, 100), np.float32))
     assert main(["profile", MODEL, "--mps", "0", "--inputs", str(tmp_path / "two.npz")]) == 2
     assert "the first axis is the batch" in capsys.readouterr().err
-
-
-def test_rooms_are_wired() -> None:
-    assert gpu_profiling.local_gpus is gpus.local_gpus

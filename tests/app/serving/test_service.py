@@ -10,7 +10,7 @@ from joulery.domain.quality import Quality
 from joulery.domain.serving.engine import ModelKind, ModelRef
 from joulery.domain.serving.profile import Profile, SliceProfile, Timings
 from joulery.domain.serving.service import Slo
-from joulery.policies.serving.spaces import cpu_slices
+from joulery.policies.serving.layout_space import cpu_slices
 from tests.runtime.site_files import toy_site
 
 
@@ -96,12 +96,12 @@ def test_the_demand_is_the_services_else_the_loads_else_a_share_of_the_capacity(
 def test_the_policy_carries_the_users_numbers(tmp_path):
     site, config, setup = opened(tmp_path, {"name: toys": "name: toys\npue: 1.3"})
     chosen = choose(site, config, setup, profile(), settle_s=2.0)
-    objective = chosen.policy.objective
+    objective = chosen.policy.search.objective
     assert (objective.lambda_ratio, objective.base_g_per_kwh, objective.pue, objective.base_pue) == (0.1, 200, 1.3, 1.3)
-    assert (chosen.policy.replan_ratio, chosen.policy.settle_s, chosen.rate_rps) == (0.05, 2.0, 30.0)
+    assert (chosen.policy.trigger.intensity_ratio, chosen.policy.trigger.settle_s, chosen.rate_rps) == (0.05, 2.0, 30.0)
     assert chosen.base.counts == {"large": 2}, "two slices cost less CPU than one of two cores"
     assert objective.base_energy_j == pytest.approx(0.1) == chosen.base_metrics.energy_j
-    assert chosen.policy.predictor.quantile == 0.95
+    assert chosen.policy.search.predictor.quantile == 0.95
 
 
 def test_a_fixed_policy_keeps_its_variant_whatever_the_grid_does(tmp_path):
@@ -109,7 +109,7 @@ def test_a_fixed_policy_keeps_its_variant_whatever_the_grid_does(tmp_path):
     site, config, setup = opened(tmp_path, fixed)
     policy = choose(site, config, setup, profile()).policy
     assert {name for layout in policy.candidates for name in layout.counts} == {"small"}
-    assert not policy.objective.calls_for_a_plan(2000.0, 0.0, policy.replan_ratio)
+    assert not policy.trigger.intensity_moved(2000.0, 0.0)
     fixed = {"policy: {kind: clover, lambda: 10 %, base_intensity: 200 g/kWh}": "policy: {kind: fixed}"}
     site, config, setup = opened(tmp_path, fixed)
     policy = choose(site, config, setup, profile()).policy

@@ -57,13 +57,13 @@ def test_what_schedulers_foresee(tmp_path: Path) -> None:
     wrong = [f"{t},{300 - v}" for t, v in zip(stamps, values, strict=True)]
     told.write_text("timestamp_utc,ci_forecast\n" + "\n".join(wrong) + "\n")
     digests = {}
-    for foresight in ("oracle", "typical", "30 %", str(told)):
+    for forecast in ("oracle", "typical", "30 %", str(told)):
         done = simulate(
             EXAMPLES / "green-year.yaml", "--carbon", grid, "--days", "2", "--policies", "gaia", "--json",
-            "--foresight", foresight,
+            "--carbon-forecast", forecast,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        digests[foresight] = json.loads(done.stdout)["results"][0]["digest"]
+        digests[forecast] = json.loads(done.stdout)["results"][0]["digest"]
     assert len(set(digests.values())) == 4
 
 
@@ -74,8 +74,8 @@ def test_what_schedulers_foresee(tmp_path: Path) -> None:
         (["--days", "none"], "--days needs a whole number"),
         (["--seed", "-1"], "--seed needs a whole number"),
         (["--policies", "green:theta=high"], "turned to a number"),
-        (["--foresight", "tomorrow"], "neither a file nor a kind of foresight"),
-        (["--foresight", "recorded"], "nothing names a recorded forecast for GB"),
+        (["--foresight", "tomorrow"], "neither a file nor a kind of forecast"),
+        (["--foresight", "recorded"], "no recorded forecast for GB"),
         (["--column", "ci"], "--column names a column of --carbon"),
         (["--carbon", "missing.csv"], "missing.csv"),
         (["--trace", "missing.csv"], "missing.csv"),

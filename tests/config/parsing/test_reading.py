@@ -326,10 +326,10 @@ def test_what_is_no_site_file_is_told(tmp_path, content, message):
 
 def test_a_file_that_cannot_be_read_is_told(tmp_path):
     for path, message in [
-        (tmp_path / "none.yaml", "cannot read: No such file or directory"),
-        (tmp_path, "cannot read: Is a directory"),
-        (tmp_path / ("x" * 300), "cannot read: File name too long"),
-        ("a\0b", "cannot read: embedded null byte"),
+        (tmp_path / "none.yaml", "cannot be read: No such file or directory"),
+        (tmp_path, "cannot be read: Is a directory"),
+        (tmp_path / ("x" * 300), "cannot be read: File name too long"),
+        ("a\0b", "cannot be read: embedded null byte"),
     ]:
         with pytest.raises(ConfigError) as caught:
             load(path)

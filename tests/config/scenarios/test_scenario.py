@@ -114,7 +114,7 @@ def test_an_unknown_or_missing_kind_lists_the_kinds(tmp_path):
 def test_files_must_be_there(tmp_path):
     ((pointer, _, text),) = faults(tmp_path, "scenario: 1\nkind: variants\ncarbon: [{name: g, file: grid2.csv}]\n")
     assert (pointer, "no such file" in text) == ("carbon.0.file", True)
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         load_scenario(tmp_path / "nowhere.yaml")
     with pytest.raises(ConfigError, match="a scenario file is a mapping"):
         load_scenario(written(tmp_path, "- 1\n"))

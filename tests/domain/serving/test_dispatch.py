@@ -104,7 +104,7 @@ def test_a_returned_request_that_is_withdrawn_makes_no_room() -> None:
     offer(dispatcher, "b")
     dispatcher.withdraw(a)
     assert not dispatcher.offer(Ticket("c", 100.0))
-    dispatcher.strand()
+    dispatcher.drop_waiting()
     offer(dispatcher, "d")
     assert not dispatcher.offer(Ticket("e", 100.0))
 
@@ -141,8 +141,8 @@ def test_requests_for_a_variant_that_is_gone_are_handed_back() -> None:
     tickets = [Ticket("a", 100.0), Ticket("b", 100.0, "small"), Ticket("c", 100.0, "large")]
     for ticket in tickets:
         assert dispatcher.offer(ticket)
-    assert [t.payload for t in dispatcher.strand(frozenset({"large"}))] == ["b"]
-    assert [t.payload for t in dispatcher.strand()] == ["a", "c"]
+    assert [t.payload for t in dispatcher.drop_waiting(frozenset({"large"}))] == ["b"]
+    assert [t.payload for t in dispatcher.drop_waiting()] == ["a", "c"]
     assert dispatcher.waiting == 0
 
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from joulery.perf.queues.batch_queue import _counts, _stationary, late_ratio
+from joulery.perf.queues import batch_queue
+from joulery.perf.queues.batch_queue import _counts, _late_ratio, _stationary, late_ratio
 
 
 def chain(batch, mean, scv, states):
@@ -44,3 +45,43 @@ def test_an_overloaded_queue_is_always_full_and_nothing_overflows(mean, scv):
 def test_late_ratios_are_ratios_up_to_saturation(load, scv):
     times = [0.002 + 0.001 * size for size in range(1, 33)]
     assert 0.0 <= late_ratio(load * 32 / times[-1], scv, times, 0.05) <= 1.0
+
+
+def utilisation(late, wanted):
+    """The highest utilisation at which at most this share of requests is late."""
+    low, high = 0.0, 1.0
+    for _ in range(14):
+        middle = (low + high) / 2
+        low, high = (low, middle) if late(middle) > wanted else (middle, high)
+    return low
+
+
+@pytest.mark.parametrize(("batch", "arrivals"), [(1, 90), (4, 90), (8, 90), (16, 140)])
+@pytest.mark.parametrize("scv", [0.25, 1.0, 4.0])
+def test_the_closed_form_of_long_queues_agrees_with_the_chain(batch, arrivals, scv):
+    rate_rps, shape = 100.0, 0.3 + 0.7 * np.arange(1, batch + 1) / batch
+    deadline_s = arrivals / rate_rps
+
+    def times(load):
+        return load * batch / rate_rps * shape
+
+    chain = utilisation(lambda load: _late_ratio(rate_rps, scv, times(load), deadline_s), 0.01)
+    closed = utilisation(lambda load: late_ratio(rate_rps, scv, times(load), deadline_s), 0.01)
+    assert closed == pytest.approx(chain, rel=0.015)
+    if scv >= 1:
+        assert closed <= chain + 1e-3, "an upper bound of the late ratio leaves less utilisation, not more"
+
+
+@pytest.mark.parametrize("batch", [1, 2, 32, 1024])
+@pytest.mark.parametrize("arrivals", [10.0, 79.0, 81.0, 2000.0, 8191.0, 2e4, 1e9])
+def test_the_chain_stays_small_for_any_rate_and_deadline(batch, arrivals, monkeypatch):
+    states = []
+
+    def spied(left, counts):
+        states.append(len(left))
+        return _stationary(left, counts)
+
+    monkeypatch.setattr(batch_queue, "_stationary", spied)
+    times = 0.9 * batch / 1000.0 * (0.3 + 0.7 * np.arange(1, batch + 1) / batch)
+    assert 0 <= late_ratio(1000.0, 1.0, times, arrivals / 1000.0) <= 1
+    assert all(count <= 180 for count in states)

@@ -10,9 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulery.domain.gpu.mig import A100_40GB
-from joulery.policies.serving.annealing import Guesses, Neighbourhood, Schedule, TrialMetrics, VariantSearch, penalised
+from joulery.policies.serving.annealing import (
+    AnnealingSchedule,
+    AnnealingSearch,
+    Neighbourhood,
+    RandomProposals,
+    TrialMetrics,
+    penalised,
+)
 from joulery.policies.serving.configuration_graph import one_gpu, published_odds, published_partitions
-from joulery.policies.serving.search import trials
+from joulery.policies.serving.layout_space import LayoutSpace
 
 SPACE = one_gpu(A100_40GB, ("l", "x", "6"), {("6", "1g.5gb")})
 NEAR = Neighbourhood(SPACE, published_odds(SPACE, A100_40GB))
@@ -40,6 +47,16 @@ def test_positive_scores_are_penalised_as_published():
     assert penalised(-0.3, math.inf, 0.1) == -math.inf
 
 
+def trials(search, table):
+    """Every row the search asked for, with its metrics, in order."""
+    found = []
+    while (row := search.ask()) is not None:
+        metrics = table.evaluate(row)
+        search.tell(row, metrics)
+        found.append((row, metrics))
+    return found
+
+
 @dataclass
 class Walk:
     """Proposes rows in a given order; remembers around which centre it was asked."""
@@ -57,14 +74,14 @@ class Walk:
 
 def search(rows, *, start=0, known=None, schedule=None, limit_s=1.0, rng=None):
     walk = Walk(list(rows))
-    made = VariantSearch(
+    made = AnnealingSearch(
         walk,
         start,
         known or {},
         lambda metrics: -metrics.energy_j,
         limit_s,
         rng or np.random.default_rng(0),
-        schedule or Schedule(),
+        schedule or AnnealingSchedule(),
     )
     return made, walk
 
@@ -117,7 +134,7 @@ def test_what_is_known_is_not_tried_again_but_counts_as_looked_at():
 
 def test_known_improvements_count_as_such():
     known = {row: TrialMetrics(0.5, 1.0, 9.0 - row) for row in range(20)}
-    made, _ = search(range(1, 100), known=known, schedule=Schedule(new_trials=1))
+    made, _ = search(range(1, 100), known=known, schedule=AnnealingSchedule(new_trials=1))
     assert [row for row, _ in trials(made, Table({}))] == [20]
     assert made.settled == 19
 
@@ -147,7 +164,7 @@ def test_the_centre_moves_up_always_and_down_by_the_temperature():
     """From score -1 to -1.01, one percentage point at temperature 1 %: accepted with probability 1/e."""
     moved = 0
     for seed in range(4000):
-        made, walk = search([1, 2], rng=np.random.default_rng(seed), schedule=Schedule(patience=9, step=0.0))
+        made, walk = search([1, 2], rng=np.random.default_rng(seed), schedule=AnnealingSchedule(patience=9, step=0.0))
         trials(made, Table({0: 1.0, 1: 1.01, 2: 0.9}))
         assert walk.centres[0] == 0
         moved += walk.centres[1] == 1
@@ -157,7 +174,7 @@ def test_the_centre_moves_up_always_and_down_by_the_temperature():
 
 def test_the_temperature_falls_by_a_step_a_look_down_to_its_floor():
     """Twenty looks at falling temperature; acceptance of the same loss becomes rarer."""
-    schedule = Schedule(start=1e-2, step=5e-4, floor=1e-3, patience=99, new_trials=99)
+    schedule = AnnealingSchedule(start=1e-2, step=5e-4, floor=1e-3, patience=99, new_trials=99)
     accepted = np.zeros(24)
     for seed in range(3000):
         made, walk = search(range(1, 25), rng=np.random.default_rng(seed), schedule=schedule)
@@ -187,8 +204,14 @@ def test_a_search_in_a_corner_widens_until_something_keeps_the_limit():
     """All neighbours of the start are too slow; a feasible one lies farther away."""
     base = SPACE.index(SPACE.vector([("6", "7g.40gb")]))
     near = set(SPACE.neighbours(base).tolist())
-    made = VariantSearch(
-        NEAR, base, {}, lambda m: m.accuracy_ratio, 1.0, np.random.default_rng(1), Schedule(desperate_trials=500)
+    made = AnnealingSearch(
+        NEAR,
+        base,
+        {},
+        lambda m: m.accuracy_ratio,
+        1.0,
+        np.random.default_rng(1),
+        AnnealingSchedule(desperate_trials=500),
     )
     trials(made, Table({}, slow=frozenset(near | {base})))
     assert made.settled is not None
@@ -202,10 +225,11 @@ def test_anything_ends_when_everything_has_been_seen():
 
 
 def test_guesses_are_even_over_partitions_and_strings_and_never_spell_one_twice():
-    small = one_gpu(A100_40GB, ("a", "b"), {("b", "1g.5gb"), ("b", "2g.10gb")})
+    layouts = LayoutSpace.of(A100_40GB, ("a", "b"), {("b", "1g.5gb"), ("b", "2g.10gb")}, 1)
+    small = layouts.graph
     strings = sum(2 ** len(partition) for partition in published_partitions(A100_40GB))
     rng = np.random.default_rng(0)
-    guesses = Guesses(small, A100_40GB)
+    guesses = RandomProposals(layouts)
     drawn = []
     while (row := guesses.propose(0, set(), rng)) is not None:
         drawn.append(row)
@@ -215,14 +239,14 @@ def test_guesses_are_even_over_partitions_and_strings_and_never_spell_one_twice(
     )
     assert len(drawn) == able < strings
     assert set(drawn) == set(range(len(small)))
-    firsts = Counter(Guesses(small, A100_40GB).anything(set(), rng) for _ in range(3000))
+    firsts = Counter(RandomProposals(layouts).anything(set(), rng) for _ in range(3000))
     whole = [small.index(small.vector([(v, "7g.40gb")])) for v in "ab"]
     assert firsts[whole[0]] == pytest.approx(firsts[whole[1]], rel=0.35)
 
 
 def test_equal_seeds_give_equal_searches():
     def run(seed):
-        made = VariantSearch(NEAR, 5, {}, lambda m: -m.energy_j, 1.0, np.random.default_rng(seed))
+        made = AnnealingSearch(NEAR, 5, {}, lambda m: -m.energy_j, 1.0, np.random.default_rng(seed))
         return trials(made, Table({row: (row * 37 % 101) / 50 for row in range(208)})), made.looked_at
 
     assert run(3) == run(3)

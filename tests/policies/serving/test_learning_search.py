@@ -5,7 +5,7 @@ import pytest
 
 from joulery.policies.serving.annealing import TrialMetrics
 from joulery.policies.serving.learned_service import PredictedTrial
-from joulery.policies.serving.learning_search import LearningSearch, SearchBudget
+from joulery.policies.serving.learning_search import LearningBudget, LearningSearch
 
 
 class Oracle:
@@ -18,22 +18,22 @@ class Oracle:
     def learn(self, known):
         self.learned.append(dict(known))
 
-    def outlook(self, rows):
+    def predict(self, rows):
         count = len(rows)
         doubt = np.full(count, self.doubt)
         return PredictedTrial(
             np.log(self.latency_s[rows]), doubt, self.energy_j[rows], doubt * 0.01, np.full(count, 0.5)
         )
 
-    glance = outlook
+    predict_roughly = predict
 
     def trial(self, row):
         return TrialMetrics(0.5, float(self.latency_s[row]), float(self.energy_j[row]))
 
 
-def search(service, known=None, limit_s=1.0, thrift=None):
+def search(service, known=None, limit_s=1.0, budget=None):
     made = LearningSearch(
-        service, len(service.energy_j), known or {}, lambda m: 1 - m.energy_j / 100, limit_s, thrift or SearchBudget()
+        service, len(service.energy_j), known or {}, lambda m: 1 - m.energy_j / 100, limit_s, budget or LearningBudget()
     )
     while (row := made.ask()) is not None:
         made.tell(row, service.trial(row))
@@ -75,11 +75,11 @@ def test_an_invocation_spends_no_more_than_it_may():
     service = Oracle(np.full(rows, 0.5), 90.0 - np.arange(rows), doubt=1.0)
     blind = Oracle(np.full(rows, 0.5), np.full(rows, 50.0))
     blind.trial = service.trial
-    blind.outlook = blind.glance = lambda r: PredictedTrial(
+    blind.predict = blind.predict_roughly = lambda r: PredictedTrial(
         np.full(len(r), -1.0), np.full(len(r), 0.1), np.full(len(r), 10.0), np.full(len(r), 1.0), np.full(len(r), 0.5)
     )
     assert len(search(blind).trials) == 10
-    assert len(search(blind, thrift=SearchBudget(new_trials=3)).trials) == 3
+    assert len(search(blind, budget=LearningBudget(new_trials=3)).trials) == 3
 
 
 def test_without_a_chance_it_gives_up_and_settles_on_nothing():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joulery.policies.serving.objective import Objective, carbon_change_ratio, has_moved, rank, weigh
+from joulery.policies.serving.objective import Objective, ReplanTrigger, carbon_change_ratio, rank, weigh
 from tests.data_folder import data_folder
 
 ratios = st.floats(0.0, 1.0)
@@ -35,10 +35,10 @@ def test_figure_6_through_the_objective():
 def test_the_trigger_fires_as_often_as_in_the_published_runs(column, expected):
     with (data_folder("clover") / "carbon_traces_48h.csv").open() as file:
         series = [float(row[column]) for row in csv.DictReader(file)]
-    objective = Objective(0.5, 1.0, 1.0, 250.0, 1.5, 1.5)
+    trigger = ReplanTrigger(250.0 * 1.5, 1.5, 0.05)
     planned, fired = math.inf, 0
     for g_per_kwh in series:
-        if objective.calls_for_a_plan(g_per_kwh, planned, 0.05):
+        if trigger.intensity_moved(g_per_kwh, planned):
             planned, fired = g_per_kwh, fired + 1
     assert len(series) == 49 and fired == expected
 
@@ -66,9 +66,15 @@ def test_a_violation_never_outranks_a_candidate_that_keeps_the_limit(score, othe
     assert rank(other, math.inf, 1.0) < breaks, "the nearest violation is the least bad"
 
 
-def test_has_moved_is_strict_and_works_both_ways():
-    assert not has_moved(262.5, 250.0, 250.0, 0.05)
-    assert has_moved(262.6, 250.0, 250.0, 0.05) and has_moved(237.4, 250.0, 250.0, 0.05)
+def test_a_move_is_more_than_a_share_of_the_base_in_either_direction():
+    trigger = ReplanTrigger(250.0)
+    assert not trigger.intensity_moved(262.5, 250.0)
+    assert trigger.intensity_moved(262.6, 250.0) and trigger.intensity_moved(237.4, 250.0)
+    assert not trigger.intensity_moved(-50.0, 0.0), "below zero counts as zero"
+    previous = ReplanTrigger(250.0, of_previous=True)
+    assert previous.intensity_moved(106.0, 100.0) and not trigger.intensity_moved(106.0, 100.0)
+    assert trigger.demand_moved(131.0, 100.0) and trigger.demand_moved(76.0, 100.0)
+    assert not trigger.demand_moved(129.0, 100.0) and not trigger.demand_moved(78.0, 100.0)
 
 
 @pytest.mark.parametrize(

@@ -4,25 +4,25 @@ import json
 import math
 
 from joulery.domain.gpu.layout import Layout
-from joulery.policies.serving.trial_policy import TRY_LAYOUT, TURN, TrialPolicy
-from joulery.policies.serving.variant_policy import KEEP_LAYOUT, SET_LAYOUT, Observation
+from joulery.policies.serving.observation import KEEP_LAYOUT, SET_LAYOUT, TRY_LAYOUT, Observation
+from joulery.policies.serving.policy import TURN, ServicePolicy
 from tests.policies.serving.test_trial_policy import tried
 from tests.policies.serving.trial_world import BASE, World, truth, trying
 
 
-def test_it_serves_the_yardstick_until_its_turn_has_come_and_says_for_whom_it_waits():
+def test_it_serves_the_baseline_until_its_turn_has_come_and_says_for_whom_it_waits():
     world = World(trying(), g_per_kwh=400.0, waits_for="other")
     (first,) = world.second()
     assert (first.kind, Layout.parse(first.value)) == (SET_LAYOUT, BASE)
     assert first.reason == ("start: lite2+lite2 serves meanwhile, after 0 trials; its trials wait for those of other")
     for _ in range(60):
         assert world.second() == (), "nothing is tried, and nothing measured, while another is on trial"
-    assert world.state.yardstick is None and tried(world) == []
+    assert world.state.baseline is None and tried(world) == []
     world.waits_for = ""
     (begun,) = world.second()
     assert (begun.kind, begun.cause) == (TRY_LAYOUT, TURN)
-    assert begun.reason == "start, after waiting: trial 1 of at most 10: lite2+lite2, the yardstick"
-    assert world.state.owed == "" and world.state.yardstick is None, "what came before is no measurement"
+    assert begun.reason == "start, after waiting: trial 1 of at most 10: lite2+lite2, the baseline"
+    assert world.state.deferred == "" and world.state.baseline is None, "what came before is no measurement"
     world.until_settled()
     assert len(tried(world)) > 1
 
@@ -57,7 +57,7 @@ def test_a_search_that_needs_no_trial_does_not_wait():
     world.waits_for, world.g_per_kwh = "other", math.nan
     for _ in range(20):
         world.second()
-    assert world.state.owed == ""
+    assert world.state.deferred == ""
 
 
 def test_what_waits_replays_from_the_log():
@@ -66,7 +66,7 @@ def test_what_waits_replays_from_the_log():
         world.second()
     world.waits_for = ""
     world.until_settled()
-    again, decisions = TrialPolicy.from_dict(json.loads(json.dumps(world.policy.as_dict()))), []
+    again, decisions = ServicePolicy.from_dict(json.loads(json.dumps(world.policy.as_dict()))), []
     state = again.initial()
     for seen in world.seen:
         step = again.step(state, Observation.from_dict(json.loads(json.dumps(seen.as_dict()))))
@@ -79,10 +79,10 @@ def test_a_promise_made_tighter_while_it_waits_is_judged_at_once():
     world = World(trying(), g_per_kwh=400.0, waits_for="other")
     world.second()
     assert not world.state.feasible
-    terms = world.policy.terms
+    terms = world.policy.objectives
     world.policy = trying(lambda_ratio=0.2)
     (decision,) = world.second()
-    assert terms != world.policy.terms and decision.cause == "terms" and tried(world) == []
+    assert terms != world.policy.objectives and decision.cause == "terms" and tried(world) == []
     world.waits_for = ""
     (begun,) = world.second()
     assert begun.reason.startswith("lambda changed from 0.055 to 0.2, after waiting: trial 1")

@@ -1,19 +1,19 @@
 """A service on two cores as a policy of live trials sees it: what a layout would show, and what happens to it."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 from joulery.domain.decisions import Decision
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.service import Slo
-from joulery.policies.serving.spaces import core_partitions, cpu_slices
-from joulery.policies.serving.trial_policy import TrialPolicy
-from joulery.policies.serving.trial_sample import Sample
-from joulery.policies.serving.trial_search import TrialProblem
-from joulery.policies.serving.trial_space import slice_menu
-from joulery.policies.serving.trial_state import Budget, TrialTerms
-from joulery.policies.serving.variant_policy import Observation
-from tests.policies.serving.test_variant_policy import ACCURACY
-from tests.policies.serving.test_variant_policy import policy as predicting
+from joulery.policies.serving.layout_space import core_partitions, cpu_slices, slice_menu
+from joulery.policies.serving.objective import ReplanTrigger, ServiceObjectives
+from joulery.policies.serving.observation import Observation, Sample
+from joulery.policies.serving.policy import ServicePolicy
+from joulery.policies.serving.trial_search import TrialSearch
+from joulery.policies.serving.trials import TrialBudget
+from tests.policies.serving.test_predictive_policy import ACCURACY
+from tests.policies.serving.test_predictive_policy import policy as predicting
 
 RATE = 60.0
 TRUTH = predicting(requests=1500)
@@ -21,22 +21,39 @@ SPACE = [cpu_slices(cut) for cut in core_partitions(2)]
 BASE = Layout.parse(["lite2 on cpu:1", "lite2 on cpu:1"])
 
 
-def trying(search: str = "learning", slo_s: float = 0.1, lambda_ratio: float = 0.055, **changes) -> TrialPolicy:
-    problem = TrialProblem(ACCURACY, slice_menu(SPACE), 1, BASE, 200.0, search=search)
-    terms = TrialTerms(lambda_ratio, Slo(slo_s), changes.pop("minimum_accuracy_ratio", 0.0))
-    blank = TrialPolicy("photos", problem, terms, RATE, budget=Budget(fewest=100, longest_s=10.0))
-    return replace(blank, **changes)
+def trying(
+    search: str = "learning",
+    slo_s: float = 0.1,
+    lambda_ratio: float = 0.055,
+    *,
+    minimum_accuracy_ratio: float = 0.0,
+    budget: TrialBudget | None = None,
+    **changes: Any,
+) -> ServicePolicy:
+    """A policy of live trials; ``changes`` are those of its search."""
+    made = TrialSearch(
+        ACCURACY,
+        slice_menu(SPACE),
+        1,
+        BASE,
+        200.0,
+        method=search,
+        budget=budget or TrialBudget(min_requests=100, longest_s=10.0),
+        **changes,
+    )
+    goals = ServiceObjectives(lambda_ratio, Slo(slo_s), minimum_accuracy_ratio)
+    return ServicePolicy("photos", made, goals, RATE, ReplanTrigger(200.0))
 
 
 def truth(layout: Layout):
-    return TRUTH.predictor.predict(layout, RATE)
+    return TRUTH.search.predictor.predict(layout, RATE)
 
 
 @dataclass
 class World:
     """Runs a policy, a second a step; whatever it decides runs at once unless it is refused."""
 
-    policy: TrialPolicy
+    policy: ServicePolicy
     g_per_kwh: float = 150.0
     rate_rps: float = RATE
     refuse: set[Layout] = field(default_factory=set)

@@ -140,7 +140,7 @@ def test_numbers_that_are_cut_off_are_one_clear_error(tmp_path, files):
 @pytest.mark.parametrize(
     ("name", "columns", "said"),
     [
-        ("data", {"model": ["a"], "out_tokens": [1]}, "no column 'instruction_id'"),
+        ("data", {"model": ["a"], "out_tokens": [1]}, "no column instruction_id"),
         ("data", {"model": ["a"], "instruction_id": [9999], "out_tokens": [1]}, "instruction_id 9999 is not in"),
         ("data", {"model": [""], "instruction_id": [1], "out_tokens": [1]}, "model is '', expected a name"),
         ("data", {"model": ["a"], "instruction_id": [1], "out_tokens": [-4]}, "out_tokens is -4"),
@@ -151,7 +151,7 @@ def test_numbers_that_are_cut_off_are_one_clear_error(tmp_path, files):
         ("instructions", {"instruction_id": [1, 1], "instruction": ["a", "b"]}, "stands for two different texts"),
         ("instructions", {"instruction_id": [1], "instruction": [None]}, "instruction is None"),
         ("instructions", {"instruction_id": [1], "instruction": [b"\xff"]}, "expected text"),
-        ("instructions", {"instruction_id": [1]}, "no column 'instruction'"),
+        ("instructions", {"instruction_id": [1]}, "no column instruction"),
     ],
 )
 def test_bad_input_is_one_clear_error(tmp_path, capsys, files, name, columns, said):

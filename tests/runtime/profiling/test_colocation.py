@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from joulery.adapters.engines.embedded.engine import LocalEngine, LocalSettings
-from joulery.app.profiling.colocation import fitted
+from joulery.app.profiling.colocation import fitted, one_request
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.serving.engine import (
     InferRequest,
@@ -70,7 +70,7 @@ class Laws:
 
 async def test_every_model_is_timed_alone_and_beside_every_other_and_itself():
     engine = Laws()
-    found = await measure_together(engine, MODELS, (3, 5), Design(runs=3))
+    found = await measure_together(engine, MODELS, (3, 5), one_request, Design(runs=3))
     assert len(found.solo) == 2 * 3 * 3 and len(found.pairs) == 5 + 9 + 5, (
         "nothing is measured twice the other way round"
     )
@@ -84,7 +84,7 @@ async def test_every_model_is_timed_alone_and_beside_every_other_and_itself():
 
 
 async def test_the_fit_finds_the_law_and_says_how_well():
-    found = await measure_together(Laws(), MODELS, (3, 5), Design(runs=3))
+    found = await measure_together(Laws(), MODELS, (3, 5), one_request, Design(runs=3))
     profile = fitted(found, 2)
     assert profile.gpu.unit_percent == min(s.share_percent for s in found.solo), "no plan goes below what was measured"
     assert fitted(found, 2, apart=True).gpu.unit_percent == 50.0
@@ -103,7 +103,7 @@ async def test_the_fit_finds_the_law_and_says_how_well():
 async def test_apart_every_instance_has_cores_of_its_own():
     engine = Laws()
     design = Design.on_cores(2, runs=2)
-    found = await measure_together(engine, MODELS, (3, 5), design)
+    found = await measure_together(engine, MODELS, (3, 5), one_request, design)
     assert {(p.share_1_percent, p.share_2_percent) for p in found.pairs} == {(50.0, 50.0)}
     assert (
         ("cpu:1", "cpu:1") in engine.seen
@@ -139,7 +139,7 @@ async def test_a_model_that_does_not_answer_is_named():
     engine = Laws()
     engine.fails = True
     with pytest.raises(DataError, match="light does not answer"):
-        await measure_together(engine, MODELS, (3, 5), Design(runs=1))
+        await measure_together(engine, MODELS, (3, 5), one_request, Design(runs=1))
 
 
 def test_cores_as_a_device_know_no_power_and_no_transfers():
@@ -158,7 +158,7 @@ async def test_the_embedded_engine_times_neighbours_on_cores_of_their_own(tmp_pa
     with (tmp_path / "log").open("wb") as log:
         engine = LocalEngine(LocalSettings(cores=tuple(cores), stderr=log.fileno()))
         try:
-            found = await measure_together(engine, {"sum": model}, cores, design)
+            found = await measure_together(engine, {"sum": model}, cores, one_request, design)
         finally:
             await engine.close()
     (alone,), (pair,) = found.solo, found.pairs

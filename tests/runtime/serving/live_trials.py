@@ -12,7 +12,7 @@ from joulery.domain.gpu.layout import Layout
 from joulery.domain.ports import Engine
 from joulery.domain.quality import Quality
 from joulery.domain.serving.engine import EnergyShare, InferRequest, ModelRef, Outcome, RequestError, RequestRecord
-from joulery.policies.serving.trial_policy import TrialPolicy
+from joulery.policies.serving.policy import ServicePolicy
 from joulery.runtime.runs.replay import POLICY, STEP, policy_entry, step_entry
 from joulery.runtime.serving.controller import LayoutActuator, RequestWindow, ServiceObserver, running_layout
 from joulery.runtime.serving.driver import LiveDriver
@@ -31,19 +31,19 @@ class Live:
         log: What a run's log would hold.
     """
 
-    def __init__(self, policy: TrialPolicy, engine: Engine, model: ModelRef) -> None:
+    def __init__(self, policy: ServicePolicy, engine: Engine, model: ModelRef) -> None:
         self.engine, self.service = engine, policy.service
         self.window, self.sample = RequestWindow(self.service, 1e9), LiveSample(self.service, 0.9, warm_up_s=0.0)
         self.g_per_kwh, self.failed = 300.0, 0
         self.records: list[tuple[Any, Layout | None]] = []
         self.log: list[dict[str, Any]] = [{"kind": POLICY, **policy_entry(policy)}]
-        eye = ServiceObserver(
-            self.window, self.engine, policy.terms.slo, lambda now_s: self.g_per_kwh, lambda: 0.0, self.sample
+        observer = ServiceObserver(
+            self.window, self.engine, policy.objectives.slo, lambda now_s: self.g_per_kwh, lambda: 0.0, self.sample
         )
         self.driver: LiveDriver[Any, Any] = LiveDriver(
             policy,
-            eye.look,
-            LayoutActuator(self.engine, self.service, dict.fromkeys(policy.problem.accuracy_ratio, model)).carry_out,
+            observer.observe,
+            LayoutActuator(self.engine, self.service, dict.fromkeys(policy.search.accuracy_ratio, model)).carry_out,
             watch=lambda seen, step: self.log.append({"kind": STEP, **step_entry(self.service, seen, step)}),
             record=lambda record: self.records.append((record, running_layout(self.engine, self.service))),
         )

@@ -4,7 +4,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from joulery.app.serving.service import terms_of, with_terms
 from joulery.domain.decisions import Decision
 from joulery.domain.errors import ActuationError, DataError
 from joulery.domain.gpu.layout import Instance, Layout
@@ -19,11 +18,11 @@ from joulery.domain.serving.engine import (
     Transition,
 )
 from joulery.domain.serving.service import Slice, Slo
-from joulery.policies.serving.variant_policy import KEEP_LAYOUT, SET_LAYOUT
+from joulery.policies.serving.observation import KEEP_LAYOUT, SET_LAYOUT
 from joulery.runtime.runs.replay import POLICY, STEP, decide_again, policy_entry, step_entry
 from joulery.runtime.serving.controller import LayoutActuator, RequestWindow, ServiceObserver, running_layout, summarise
 from joulery.runtime.serving.driver import LiveDriver
-from tests.policies.serving.test_variant_policy import ONE, TWO, policy
+from tests.policies.serving.test_predictive_policy import ONE, TWO, policy
 
 MODELS = {name: ModelRef(ModelKind.ONNX, f"{name}.onnx") for name in ("lite0", "lite1", "lite2")}
 
@@ -78,7 +77,7 @@ def test_a_summary_counts_answers_only():
     assert math.isnan(nothing[0]) and math.isnan(nothing[1]) and nothing[2:] == (0, {})
 
 
-def eye(engine: PaperEngine, window: RequestWindow) -> ServiceObserver:
+def observer(engine: PaperEngine, window: RequestWindow) -> ServiceObserver:
     return ServiceObserver(window, engine, Slo(0.1), lambda now_s: 100.0 + now_s, lambda: 42.0)
 
 
@@ -91,7 +90,7 @@ async def test_the_eye_sees_requests_grid_power_and_what_runs():
     for k in range(40):
         window.add(record(8.0 + 0.05 * k, 0.02))
     window.add(record(9.97, 0.5, outcome=Outcome.FAILED))
-    seen = eye(engine, window).look(10.0)
+    seen = observer(engine, window).observe(10.0)
     assert (seen.now_s, seen.g_per_kwh, seen.power_w) == (10.0, 110.0, 42.0)
     assert seen.rate_rps == pytest.approx(20.5), "a failed request was demand too"
     assert (seen.requests, seen.served) == (40, {"lite2": 40}) and seen.latency_s == pytest.approx(0.02)
@@ -146,10 +145,12 @@ async def test_a_day_of_the_controller_replays_from_its_log_alone():
     chosen = policy(requests=200)
     log.append({"kind": POLICY, **policy_entry(chosen)})
     grid = 190 + 180 * np.sin(np.arange(60) / 9.0)
-    watched = ServiceObserver(window, engine, chosen.slo, lambda now_s: float(grid[int(now_s)]), lambda: 42.0)
+    watched = ServiceObserver(
+        window, engine, chosen.objectives.slo, lambda now_s: float(grid[int(now_s)]), lambda: 42.0
+    )
     loop = LiveDriver(
         chosen,
-        watched.look,
+        watched.observe,
         LayoutActuator(engine, "photos", MODELS).carry_out,
         watch=lambda seen, step: log.append({"kind": STEP, **step_entry("photos", seen, step)}),
         record=records.append,
@@ -177,16 +178,16 @@ async def test_what_is_asked_for_changes_while_it_runs_and_the_log_replays():
     log.append({"kind": POLICY, **policy_entry(chosen)})
     loop = LiveDriver(
         chosen,
-        ServiceObserver(window, engine, chosen.slo, lambda now_s: 400.0, lambda: 42.0).look,
+        ServiceObserver(window, engine, chosen.objectives.slo, lambda now_s: 400.0, lambda: 42.0).observe,
         LayoutActuator(engine, "photos", MODELS).carry_out,
         watch=lambda seen, step: log.append({"kind": STEP, **step_entry("photos", seen, step)}),
         record=records.append,
     )
     await loop.step(1.0)
     assert set(loop.state.layout.counts) == {"lite0"}
-    terms = replace(terms_of(chosen), minimum_accuracy_ratio=0.776)
-    loop.policy = with_terms(chosen, terms)
-    assert terms_of(loop.policy) == terms
+    terms = replace(chosen.objectives, minimum_accuracy_ratio=0.776)
+    loop.policy = replace(chosen, objectives=terms)
+    assert loop.policy.objectives == terms
     log.append({"kind": POLICY, **policy_entry(loop.policy)})
     await loop.step(2.0)
     assert set(loop.state.layout.counts) == {"lite2"} and records[-1].decision.cause == "terms"

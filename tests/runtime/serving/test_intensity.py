@@ -9,7 +9,7 @@ from joulery.config.carbon import CarbonConstant, CarbonFile, CarbonTypical, Car
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.errors import DataError
 from joulery.domain.serving.timeline import CarbonBasis
-from joulery.runtime.serving.intensity import ASK_AGAIN_S, Grid, held
+from joulery.runtime.serving.intensity import ASK_AGAIN_S, LiveIntensity, held
 
 DAY_S = 1_602_633_600.0  # 2020-10-14T00:00Z
 
@@ -22,9 +22,9 @@ class Clock:
         return self.now_s
 
 
-def typical(clock: Clock) -> Grid:
+def typical(clock: Clock) -> LiveIntensity:
     section = CarbonTypical(kind="typical", zone="GB", replay=ReplayConfig(day="2020-10-14", lasts=96.0))
-    return Grid(section, lambda config: carbon_source(config, None, now_s=clock), clock)
+    return LiveIntensity(section, lambda config: carbon_source(config, None, now_s=clock), clock)
 
 
 async def test_a_typical_day_played_back_from_the_beginning_and_again():
@@ -51,13 +51,13 @@ async def test_real_history_played_back_is_called_so(tmp_path):
     file.write_text(f"timestamp_utc,ci_lifecycle\n{hours}\n")
     section = CarbonFile(kind="file", path=file, zone="GB", replay=ReplayConfig(day="2020-10-14", lasts=24.0))
     clock = Clock()
-    grid = Grid(section, lambda config: carbon_source(config, None, now_s=clock), clock)
+    grid = LiveIntensity(section, lambda config: carbon_source(config, None, now_s=clock), clock)
     await grid.refresh()
     assert grid.at(1005.5) == 105 and grid.label().basis is CarbonBasis.REPLAYED and grid.label().speed == 3600
 
 
 async def test_without_a_section_nothing_is_known():
-    grid = Grid(None, lambda config: pytest.fail("asked"), Clock())
+    grid = LiveIntensity(None, lambda config: pytest.fail("asked"), Clock())
     await grid.refresh()
     assert math.isnan(grid.at(1.0)) and grid.label() is None and grid.trouble == "" and grid.grid_s(5.0) == 5.0
 
@@ -65,7 +65,7 @@ async def test_without_a_section_nothing_is_known():
 async def test_a_stated_intensity():
     clock = Clock()
     section = CarbonConstant(kind="constant", intensity=250.0)
-    grid = Grid(section, lambda config: carbon_source(config, None, now_s=clock), clock)
+    grid = LiveIntensity(section, lambda config: carbon_source(config, None, now_s=clock), clock)
     await grid.refresh()
     assert grid.at(1000.0) == 250.0 and grid.label().basis is CarbonBasis.ASSUMED and grid.label().speed == 1.0
 
@@ -73,7 +73,7 @@ async def test_a_stated_intensity():
 async def test_a_service_is_asked_once_a_minute_and_its_last_value_held():
     clock = Clock(10_000.0)
     source = Scripted([[200.0, 210.0], [220.0, 230.0]], zone="GB")
-    grid = Grid(CarbonUk(kind="uk"), lambda config: source, clock)
+    grid = LiveIntensity(CarbonUk(kind="uk"), lambda config: source, clock)
     for _ in range(3):
         await grid.refresh()
     assert len(source.asked) == 1 and grid.at(clock.now_s) == 210.0
@@ -87,7 +87,7 @@ async def test_a_service_is_asked_once_a_minute_and_its_last_value_held():
 async def test_a_service_that_does_not_answer_is_trouble_not_the_end():
     clock = Clock(10_000.0)
     source = Scripted([[200.0], DataError("nothing for this hour"), [240.0]], zone="GB")
-    grid = Grid(CarbonUk(kind="uk"), lambda config: source, clock)
+    grid = LiveIntensity(CarbonUk(kind="uk"), lambda config: source, clock)
     await grid.refresh()
     clock.now_s += ASK_AGAIN_S
     await grid.refresh()
@@ -101,7 +101,7 @@ async def test_a_service_that_does_not_answer_is_trouble_not_the_end():
 
 async def test_a_source_that_never_answered_has_no_label():
     source = Scripted([DataError("no such day")])
-    grid = Grid(CarbonUk(kind="uk"), lambda config: source, Clock())
+    grid = LiveIntensity(CarbonUk(kind="uk"), lambda config: source, Clock())
     await grid.refresh()
     with pytest.raises(DataError, match="no such day"):
         grid.label()

@@ -15,7 +15,7 @@ from joulery.domain.serving.engine import (
     ReplicaView,
 )
 from joulery.domain.serving.service import Slice, SliceKind, Slo, SloScope
-from joulery.policies.serving.trial_sample import Sample
+from joulery.policies.serving.observation import Sample
 from joulery.runtime.serving.live_sample import MOST_REQUESTS, LiveSample
 from tests.runtime.serving.test_controller import record
 

@@ -11,11 +11,12 @@ from joulery.domain.gpu.device import MigSetting
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.gpu.mig import A100_40GB, GIB
 from joulery.domain.serving.service import Slo
-from joulery.policies.serving.trial_policy import TrialPolicy
-from joulery.policies.serving.trial_search import TrialProblem
-from joulery.policies.serving.trial_space import misfits
-from joulery.policies.serving.trial_state import Budget, TrialTerms
-from joulery.policies.serving.variant_policy import short
+from joulery.policies.serving.layout_space import misfits
+from joulery.policies.serving.messages import short
+from joulery.policies.serving.objective import ReplanTrigger, ServiceObjectives
+from joulery.policies.serving.policy import ServicePolicy
+from joulery.policies.serving.trial_search import TrialSearch
+from joulery.policies.serving.trials import TrialBudget
 from joulery.runtime.runs.replay import decide_again
 from joulery.runtime.serving.controller import running_layout
 from joulery.runtime.serving.driver import APPLIED, FAILED
@@ -30,18 +31,18 @@ MODELS = {name: toy("gpu").model for name in ACCURACY}
 BASE = Layout.parse(["large on 7g.40gb"])
 
 
-def trying(search: str, **budget: Any) -> TrialPolicy:
+def trying(search: str, **budget: Any) -> ServicePolicy:
     disabled = misfits(A100_40GB, {"small": 1 * GIB, "large": 15 * GIB})
-    problem = TrialProblem(ACCURACY, A100_40GB, 1, BASE, 200.0, disabled=disabled, search=search)
-    terms = TrialTerms(0.5, Slo(1.0, 0.5))
-    limits = Budget(**{"count": 4, "longest_s": 20.0, "fewest": 20, **budget})
-    return TrialPolicy("toy", problem, terms, 50.0, settle_s=0.2, budget=limits)
+    limits = TrialBudget(**{"count": 4, "longest_s": 20.0, "min_requests": 20, **budget})
+    problem = TrialSearch(ACCURACY, A100_40GB, 1, BASE, 200.0, disabled=disabled, method=search, budget=limits)
+    terms = ServiceObjectives(0.5, Slo(1.0, 0.5))
+    return ServicePolicy("toy", problem, terms, 50.0, ReplanTrigger(200.0, settle_s=0.2))
 
 
 class OnGpu(Live):
     """The same on an A100 that is not there."""
 
-    def __init__(self, policy: TrialPolicy) -> None:
+    def __init__(self, policy: ServicePolicy) -> None:
         self.nvml = NvmlFake(gpu())
         self.places = cutting(self.nvml)
         super().__init__(policy, LocalEngine(LocalSettings(drain_s=5.0), places=self.places), toy("gpu").model)
@@ -107,7 +108,7 @@ async def test_a_gpu_that_refuses_to_be_cut_stays_as_it_was_and_the_log_says_whi
                 assert record.detail.endswith(f"{short(ran)} serves on")
                 assert (running, cut) == (ran, before), "never between: the old layout, on the old cut"
             ran = running
-        again = next(r for r, _ in live.records if "could not be run" in r.decision.reason)
+        again = next(r for r, _ in live.records if "failed to start" in r.decision.reason)
         assert again is not None and live.failed == 0
         assert live.driver.state.layout == running_layout(live.engine, "toy"), "it settled on what does run"
         assert decide_again(json.loads(json.dumps(live.log))).differences == ()

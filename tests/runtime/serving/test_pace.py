@@ -2,7 +2,7 @@
 
 import pytest
 
-from joulery.runtime.serving.pace import Pace
+from joulery.runtime.serving.session import Pace
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,16 @@ from joulery.domain.serving.service import ModelFamily, ModelVariant, Slice, Sli
 from joulery.domain.serving.timeline import Tick
 from joulery.perf.layouts import Predictor
 from joulery.runtime.serving.finish import known_numbers
-from joulery.runtime.serving.summary import RunCost, Served, compared, cpu_shares, divide, summarise_run, with_baseline
+from joulery.runtime.serving.requests import RequestColumns
+from joulery.runtime.serving.summary import (
+    RunCost,
+    ServedService,
+    compared,
+    cpu_shares,
+    divide,
+    summarise_run,
+    with_baseline,
+)
 from tests.app.serving.test_service import profile
 
 ONE = Slice(SliceKind.CPU, cores=1)
@@ -40,10 +49,13 @@ def record(k: int, variant: str, outcome: Outcome = Outcome.OK) -> RequestRecord
     )
 
 
-def served(**changes) -> Served:
-    half = [record(k, "large" if k < 50 else "small") for k in range(100)]
-    blank = Served(
-        records=half,
+HALF = [record(k, "large" if k < 50 else "small") for k in range(100)]
+
+
+def served(records=HALF, **changes) -> ServedService:
+    name = changes.setdefault("name", "sums")
+    blank = ServedService(
+        requests=RequestColumns.of(one._replace(service=name) for one in records),
         layouts=[(99.0, LARGE), (104.95, SMALL)],
         family=FAMILY,
         slo=Slo(0.0105),
@@ -97,7 +109,7 @@ def test_joules_of_boards_are_the_requests_that_ran_there():
     assert figures["requests_j"] + figures["load_generator_j"] + figures["serving_j"] == pytest.approx(100.0)
 
 
-def test_boards_on_which_no_request_ran_served_nobody():
+def test_boards_on_which_no_request_ran_served_no_request():
     run = replace(charged().run, parts=(Part("gpu:0", "board", 90.0, Quality.MEASURED, "nvml"),))
     cost = RunCost(Charged(run, Footprint()), cpu_s=1.0, load_cpu_s=0.1, boards=frozenset({"gpu:0"}))
     shares = cost.shares([served(records=[])])
@@ -110,7 +122,7 @@ def test_the_figures_of_a_run():
     assert (figures["requests"], figures["failed"], figures["variants"]) == (100, 0, {"small": 0.5, "large": 0.5})
     assert figures["accuracy_ratio"] == pytest.approx(0.775)
     assert figures["accuracy_source"] == "share of right sums, published, weighted by requests"
-    latency = [record.latency_s for record in run.records]
+    latency = [record.latency_s for record in HALF]
     assert figures["p95_s"] == pytest.approx(np.quantile(latency, 0.95)) and not figures["slo_met"]
     assert figures["attainment_ratio"] == pytest.approx(np.mean(np.array(latency) <= 0.0105))
     assert figures["layout_changes"] == 1 and figures["other_j"] == 7.0
@@ -145,10 +157,10 @@ def test_without_a_grid_joules_are_compared_and_no_gram_is_made_up():
 
 def test_what_failed_is_counted_and_charged_but_not_compared():
     bad = [record(k, "small", Outcome.FAILED) for k in range(100, 110)]
-    run = served(records=[*served().records, *bad])
+    run = served(records=[*HALF, *bad])
     figures = summarise_run([run], cost(), [compared(run)])
     assert (figures["requests"], figures["failed"]) == (110, 10)
-    assert figures["requests_cpu_s"] == pytest.approx(sum(record.cpu_s for record in run.records))
+    assert figures["requests_cpu_s"] == pytest.approx(sum(record.cpu_s for record in [*HALF, *bad]))
     assert compared(run).requests == 100
 
 
@@ -185,12 +197,12 @@ def test_known_numbers_goes_all_the_way_down():
 
 
 def test_a_share_of_energy_is_not_needed_for_the_account():
-    priced = [r._replace(energy=EnergyShare(1.0, 1.0, Quality.MODELLED)) for r in served().records]
+    priced = [r._replace(energy=EnergyShare(1.0, 1.0, Quality.MODELLED)) for r in HALF]
     run, same = served(records=priced), served()
     assert summarise_run([run], cost(), [compared(run)]) == summarise_run([same], cost(), [compared(same)])
 
 
-def pair() -> list[Served]:
+def pair() -> list[ServedService]:
     """The run of the other tests, and a service that never saves anything."""
     steady = [record(k, "large") for k in range(40)]
     return [served(name="sums"), served(name="more", owner="others", records=steady, layouts=[(99.0, LARGE)])]

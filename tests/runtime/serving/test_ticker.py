@@ -50,10 +50,10 @@ class FlatGrid:
 
 
 def ticker(services=("sums",), **options) -> Ticker:
-    return Ticker([hosted(name) for name in services], FlatGrid(), StillMeters(**options), 1.25)
+    return Ticker({name: running(name) for name in services}, FlatGrid(), StillMeters(**options), 1.25)
 
 
-def hosted(name: str) -> SimpleNamespace:
+def running(name: str) -> SimpleNamespace:
     setup = SimpleNamespace(owner="me", slo=Slo(0.1))
     return SimpleNamespace(name=name, setup=setup, base_energy_j=0.5, accuracy_ratio={"small": 0.75, "large": 0.8})
 
@@ -100,7 +100,7 @@ def test_the_dashboard_sees_the_latest():
     one = ticker()
     for k in range(TICKS_SHOWN + 10):
         one.tick(float(k), float(k + 1), [])
-    seen = one.look(SiteLabel("s", "act"), 0.0, 99.0, [], ["careful"])
+    seen = one.snapshot(SiteLabel("s", "act"), 0.0, 99.0, [], ["careful"])
     assert len(seen.ticks) == TICKS_SHOWN and seen.ticks[-1].t_s == TICKS_SHOWN + 10
     assert seen.warnings == ("careful",) and (seen.started_s, seen.now_s) == (0.0, 99.0)
     (charge,) = seen.charges
@@ -114,13 +114,13 @@ def test_several_services_share_what_a_period_was_charged():
     assert [(service.service, service.requests) for service in tick.services] == [("sums", 1), ("more", 1)]
     assert one.spent["sums"].energy_j == pytest.approx(4.5) and one.spent["more"].energy_j == pytest.approx(1.5)
     quiet = one.tick(12.0, 14.0, [])
-    assert one.spent["more"].energy_j == pytest.approx(4.5), "nobody asked: equal parts"
+    assert one.spent["more"].energy_j == pytest.approx(4.5), "no request: equal parts"
     assert quiet.energy_j == pytest.approx(sum(spent.energy_j for spent in one.spent.values()))
-    charges = one.look(SiteLabel("s", "act"), 0.0, 99.0, [], []).charges
+    charges = one.snapshot(SiteLabel("s", "act"), 0.0, 99.0, [], []).charges
     assert [charge.workload for charge in charges] == ["sums", "more"]
 
 
-def test_requests_of_services_that_are_not_hosted_change_no_baseline():
+def test_requests_of_other_services_change_no_baseline():
     one = ticker()
     tick = one.tick(10.0, 11.0, [record(service="other")])
     assert tick.baseline_g == pytest.approx(tick.carbon_g)

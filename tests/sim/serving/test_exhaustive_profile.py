@@ -8,10 +8,9 @@ import pytest
 from joulery.domain.gpu.mig import A100_40GB
 from joulery.perf.catalog.clover_services import CLOVER_SERVICES
 from joulery.sim.core.streams import Streams
-from joulery.sim.serving.exhaustive_profile import exhaustive_table
 from joulery.sim.serving.outcome import StudySettings
-from joulery.sim.serving.study import run
-from joulery.sim.serving.trial_table import bench
+from joulery.sim.serving.schemes import run
+from joulery.sim.serving.trial_table import bench, exhaustive_table
 from joulery.store.variant_tables import read_tables
 from tests.data_folder import data_folder
 

@@ -10,11 +10,10 @@ from joulery.domain.gpu.mig import A100_40GB
 from joulery.perf.catalog.clover_services import CLOVER_SERVICES
 from joulery.policies.serving.configuration_graph import one_gpu, published_odds, summed_odds
 from joulery.sim.core.streams import Streams
-from joulery.sim.serving.exhaustive_profile import exhaustive_table
-from joulery.sim.serving.mixed_table import mixed, surroundings
+from joulery.sim.serving.mixed_table import mixed
 from joulery.sim.serving.outcome import StudySettings
-from joulery.sim.serving.study import run
-from joulery.sim.serving.trial_table import bench
+from joulery.sim.serving.schemes import run
+from joulery.sim.serving.trial_table import bench, exhaustive_table
 
 MENU = replace(A100_40GB, partitions=(("7g.40gb",), ("3g.20gb", "4g.20gb"), ("3g.20gb", "2g.10gb", "2g.10gb")))
 GRID = [100.0, 300.0, 104.0]
@@ -76,12 +75,12 @@ def test_searches_find_no_less_among_more(alike, own):
     walked = run("clover", own, "any", GRID, settings, Streams(0))
     assert walked.settled_violations == 0
     assert walked.trials <= 40
-    assert own.promising is not None
-    assert len(own.promising) <= len(own.space)
+    assert own.shortlist is not None
+    assert len(own.shortlist) <= len(own.space)
 
 
 def test_surroundings_hold_the_neighbours(own):
-    rows = surroundings(own, [5])
+    rows = own.layouts.surroundings([5])
     assert set(own.space.neighbours(5).tolist()) <= set(rows.tolist())
     assert rows.tolist() == sorted(set(rows.tolist()))
 

@@ -8,17 +8,17 @@ from functools import cache
 import numpy as np
 import pytest
 
+from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import DataError
 from joulery.domain.gpu.mig import A100_40GB
 from joulery.domain.serving.variant_table import TableEntry, VariantTable
 from joulery.perf.queues.pull_costs import ServiceCosts, VariantCosts
-from joulery.policies.serving.annealing import TrialMetrics
+from joulery.policies.serving.observation import SET_LAYOUT, TRY_LAYOUT
 from joulery.sim.core.streams import Streams
-from joulery.sim.serving.exhaustive_profile import exhaustive_table
 from joulery.sim.serving.outcome import StudySettings, objective_of, outcome
-from joulery.sim.serving.schemes import clover, co2opt_row, fixed, oracle, searched
-from joulery.sim.serving.study import run
-from joulery.sim.serving.trial_table import bench
+from joulery.sim.serving.policy_run import baseline_of, run_policy
+from joulery.sim.serving.schemes import co2opt_row, fixed, oracle, run, timetable_of
+from joulery.sim.serving.trial_table import bench, exhaustive_table
 from joulery.store.variant_tables import read_tables
 from tests.data_folder import data_folder
 
@@ -190,16 +190,25 @@ MENU = replace(A100_40GB, partitions=(("7g.40gb",), ("3g.20gb", "4g.20gb")))
 
 
 class Listed:
-    """Asks for given rows and settles on a given one."""
+    """Tries given rows, then settles on a given one, each time the grid moves by more than 12.5 g/kWh."""
 
-    def __init__(self, rows, settled):
-        self.rows, self.settled = list(rows), settled
+    def __init__(self, made, script):
+        self.layout, self.script, self.grids = made.layouts.layout, list(script), []
 
-    def ask(self):
-        return self.rows[0] if self.rows else None
+    def initial(self):
+        return ([], None, None)
 
-    def tell(self, candidate, metrics, /):
-        assert self.rows.pop(0) == candidate
+    def step(self, state, seen, /):
+        rows, settled, planned = state
+        if planned is None or abs(seen.g_per_kwh - planned) > 12.5:
+            rows, settled = self.script.pop(0)
+            planned = seen.g_per_kwh
+            self.grids.append(planned)
+        elif seen.sample is None:
+            return Step(state)
+        kind, row, rest = (TRY_LAYOUT, rows[0], rows[1:]) if rows else (SET_LAYOUT, settled, [])
+        decision = Decision(kind, "toy", self.layout(row).names(), "listed", "because")
+        return Step((rest, settled, planned), (decision,))
 
 
 def test_trials_are_paid_for_and_hours_weighted_by_the_grid():
@@ -207,24 +216,15 @@ def test_trials_are_paid_for_and_hours_weighted_by_the_grid():
     settings = replace(SETTINGS, lambda_ratio=0.5, trial_s=900.0)
     objective, grid = objective_of(made.table, settings), [100.0, 102.0, 300.0]
     row = {name: made.space.index(made.space.vector([(name, "7g.40gb")])) for name in "ab"}
-    script = [Listed([row["b"], row["a"]], row["a"]), Listed([], row["b"])]
-    seen = []
-
-    def new_search(start, known, score, rng):
-        seen.append((start, dict(known), score(TrialMetrics(0.8, 0.1, 80.0))))
-        return script[len(seen) - 1]
-
-    timetable = searched(made, objective, grid, settings, new_search, np.random.default_rng(0))
+    policy = Listed(made, [([row["b"], row["a"]], row["a"]), ([], row["b"])])
+    timetable = run_policy(policy, made, baseline_of(made), grid, settings)
     assert timetable.periods == (
         ((0.25, row["b"]), (0.25, row["a"]), (0.5, row["a"])),
         ((1.0, row["a"]),),
         ((1.0, row["b"]),),
     )
-    assert timetable.trials == (row["b"], row["a"])
-    assert timetable.invocations == 2, "102 is within 5 % of 250 from 100"
-    assert [start for start, _, _ in seen] == [row["b"], row["a"]]
-    assert set(seen[1][1]) == {row["a"], row["b"]}
-    assert [score for _, _, score in seen] == pytest.approx([0.5 * (1 - 0.4), 0.5 * (1 - 1.2)])
+    assert timetable.trials == (row["b"], row["a"]) and timetable.trials_at == (2, 0, 0)
+    assert timetable.invocations == 2 and policy.grids == [100.0, 300.0]
     found = outcome("listed", made, objective, grid, settings, timetable)
     energy_j = [0.25 * 38 + 0.75 * 18, 18.0, 38.0]
     assert found.saving_ratio == pytest.approx(
@@ -242,7 +242,7 @@ def test_trials_are_paid_for_and_hours_weighted_by_the_grid():
 def test_nothing_feasible_falls_back_to_the_yardstick_and_says_so():
     made = bench(toy_table(latency_s=0.2), MENU)
     objective, grid = objective_of(made.table, SETTINGS), [100.0, 300.0]
-    timetable = searched(made, objective, grid, SETTINGS, clover(made), np.random.default_rng(0))
+    timetable = timetable_of("clover", made, "any", grid, SETTINGS, Streams(0))
     found = outcome("clover", made, objective, grid, SETTINGS, timetable)
     assert found.fallbacks == 2
     assert found.settled_violations == 0

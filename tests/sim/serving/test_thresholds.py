@@ -9,18 +9,16 @@ import pytest
 from joulery.app.simulation.profile_costs import read_costs
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.mig import A100_40GB
-from joulery.policies.serving.annealing import Neighbourhood, TrialMetrics, VariantSearch
+from joulery.policies.serving.annealing import AnnealingSearch, Neighbourhood, TrialMetrics
 from joulery.policies.serving.configuration_graph import one_gpu, published_odds
 from joulery.sim.core.streams import Streams
-from joulery.sim.serving.figures import LOSSES, figures
-from joulery.sim.serving.outcome import StudySettings
-from joulery.sim.serving.schemes import co2opt_row
-from joulery.sim.serving.study import run
-from joulery.sim.serving.trial_cost import trial_cost
+from joulery.sim.serving.outcome import StudySettings, trial_cost
+from joulery.sim.serving.schemes import co2opt_row, run
 from joulery.sim.serving.trial_table import bench
 from joulery.store.variant_tables import read_tables
-from joulery.ui.reports.papers.clover_claims import claims
-from joulery.ui.reports.papers.clover_page import page
+from reproduce.clover.claims import claims
+from reproduce.clover.figures import LOSSES, figures
+from reproduce.clover.page import page
 from tests.data_folder import data_folder
 
 GRID = [100.0, 300.0, 104.0, 250.0]
@@ -134,7 +132,7 @@ def test_what_is_not_accurate_enough_is_never_settled_on():
         return TrialMetrics(0.6 + 0.2 * share, 0.1, 10.0 + 30.0 * share)
 
     for seed in range(5):
-        search = VariantSearch(
+        search = AnnealingSearch(
             near, 0, {}, lambda metrics: -metrics.energy_j, 0.2, np.random.default_rng(seed), least_accuracy_ratio=0.7
         )
         while (row := search.ask()) is not None:

@@ -53,7 +53,8 @@ def test_show_masks_the_token(tmp_path, capsys):
 def test_show_of_a_wrong_file_is_one_error(tmp_path, capsys):
     assert main(["config", "show", str(tmp_path)]) == 2
     assert (
-        capsys.readouterr().err == f"joulery: {tmp_path}: cannot read: Is a directory\n  name the file in the folder\n"
+        capsys.readouterr().err
+        == f"joulery: {tmp_path}: cannot be read: Is a directory\n  name the file in the folder\n"
     )
 
 

@@ -114,4 +114,4 @@ def test_missing_files_and_flags(capsys, tmp_path):
     assert run(capsys, "--from", solo)[0] == 2
     assert run(capsys)[0] == 2
     assert "no GPU type 'h200'" in run(capsys, "--from", solo, "--pairs", pairs, "--base", "h200")[2]
-    assert "cannot read" in run(capsys, "--from", tmp_path / "none.csv", "--pairs", pairs)[2]
+    assert "cannot be read" in run(capsys, "--from", tmp_path / "none.csv", "--pairs", pairs)[2]

@@ -205,9 +205,9 @@ def test_the_same_seeds_give_the_same_bytes(tmp_path):
         ((SERVING, "--profile", "x"), 2, "takes no --profile"),
         ((CLOVER, "--policy", "magic"), 2, "no scheme"),
         ((CLOVER, "--column", "x"), 2, "--carbon"),
-        ((CLOVER, "--carbon", "nowhere.csv"), 2, "cannot read"),
-        ((CLOVER, "--profile", "nowhere"), 2, "cannot read"),
-        (("nowhere.yaml",), 2, "cannot read"),
+        ((CLOVER, "--carbon", "nowhere.csv"), 2, "cannot be read"),
+        ((CLOVER, "--profile", "nowhere"), 2, "cannot be read"),
+        (("nowhere.yaml",), 2, "cannot be read"),
     ],
 )
 def test_faults_are_one_clear_line(capsys, arguments, code, text):

@@ -198,8 +198,7 @@ def test_lines_instead_of_a_moving_one_where_there_is_no_terminal():
         screen.decision(decided("keep_layout", "kept", "intensity"))
         screen.decision(decided("set_layout", "first", "start"))
         screen.warn("careful")
-        screen.summary(REPORT)
-    lines = out.getvalue().splitlines()
+        lines = out.getvalue().splitlines()
     assert [line for line in lines if "/12 s " in line and "213 g/kWh" in line][1].split()[0] == "5/12"
     assert sum("213 g/kWh" in line for line in lines) == 3, "every five seconds"
     assert (
@@ -241,7 +240,6 @@ def test_silence(screen, capsys):
     screen.tick(TICK, 1.0)
     screen.decision(decided("set_layout", "r", "demand"))
     screen.warn("w")
-    screen.summary(REPORT)
     assert capsys.readouterr() == ("", "")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from joulery.domain.errors import DataError
+from joulery.tabular import read_csv, require_unique
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,32 +51,13 @@ def read_table(path: Path) -> Table:
 
 
 def _csv(path: Path) -> Table:
-    file = str(path)
-    with path.open(encoding="utf-8-sig", newline="") as stream:
-        try:
-            header_line = stream.readline()
-            stream.seek(0)
-            separator = max(",;\t", key=header_line.count)
-            reader = csv.reader(stream, delimiter=separator, strict=True)
-            header = [name.strip() for name in next(reader, [])]
-            cells, rows = [], []
-            for cell in reader:
-                if not cell:
-                    continue
-                if len(cell) != len(header):
-                    raise DataError(
-                        f"{len(cell)} cells where the header has {len(header)}", file=file, row=reader.line_num
-                    )
-                cells.append(cell)
-                rows.append(reader.line_num)
-        except UnicodeDecodeError as error:
-            raise DataError(f"not text: {error.reason} at byte {error.start}", file=file) from error
-        except csv.Error as error:
-            raise DataError(f"not CSV: {error}", file=file, row=reader.line_num) from error
-    if len(set(header)) != len(header):
-        raise DataError(f"two columns have the same name: {', '.join(header)}", file=file, row=1)
-    columns = {name: [row[index] for row in cells] for index, name in enumerate(header)}
-    return Table(columns, rows)
+    table = read_csv(path, separators=",;\t")
+    rows = [(number, cells) for number, cells in table.lines if cells]
+    for number, cells in rows:
+        if len(cells) != len(table.header):
+            raise DataError(f"{len(cells)} cells where the header has {len(table.header)}", file=str(path), row=number)
+    columns = {name: [cells[index] for _, cells in rows] for index, name in enumerate(table.header)}
+    return Table(columns, [number for number, _ in rows])
 
 
 def _parquet(path: Path) -> Table:
@@ -88,8 +69,7 @@ def _parquet(path: Path) -> Table:
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"not readable as Parquet: {str(error).splitlines()[0]}", file=str(path)) from error
     names = found.column_names
-    if len(set(names)) != len(names):
-        raise DataError(f"two columns have the same name: {', '.join(names)}", file=str(path))
+    require_unique(names, path)
     try:
         columns = {name: _cells(found[name]) for name in names}
     except (ValueError, OverflowError, pyarrow.ArrowException) as error:

@@ -6,17 +6,18 @@ out: their job has their time. A job that was held, or waited for another, count
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from pathlib import Path
 
+from joulery.adapters.clusters.tres import parse_gpus
 from joulery.domain.cluster import PastJob
 from joulery.domain.errors import DataError
+from joulery.tabular import read_csv
 
 COMMAND = (
     "sacct -a -X -P -S now-30days -o JobID,JobName,User,Account,Partition,State,Submit,Eligible,Start,End,ElapsedRaw,"
@@ -30,8 +31,6 @@ ENDED = frozenset(
 RUNNING = frozenset({"RUNNING", "SUSPENDED", "RESIZING", "COMPLETING", "CONFIGURING"})
 WAITING = frozenset({"PENDING"})
 _SPAN = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
-_GPUS = re.compile(r"(?:^|,)gres/gpu=(\d+)(?=,|$)")
-_TYPED_GPUS = re.compile(r"(?:^|,)gres/gpu:[^=,]+=(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +58,10 @@ def read_sacct(path: Path, zone: tzinfo | None = None) -> SacctLog:
     Raises:
         DataError: The file cannot be read, has no header of sacct, or no line that holds a job.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig", errors="replace")
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", file=str(path)) from error
     jobs: dict[tuple[str, float], PastJob] = {}
     left: Counter[str] = Counter()
     strange: Counter[str] = Counter()
-    for row in _rows(text, path):
+    for row in _rows(path):
         if row is None:
             left["more fields than the first line names"] += 1
             continue
@@ -88,29 +83,22 @@ def read_sacct(path: Path, zone: tzinfo | None = None) -> SacctLog:
     return SacctLog(tuple(jobs.values()), dict(left), notes)
 
 
-def _rows(text: str, path: Path) -> Iterator[Mapping[str, str] | None]:
+def _rows(path: Path) -> Iterator[Mapping[str, str] | None]:
     """Rows by lower-case column name; None for one with more fields than there are columns."""
-    lines = [line for line in text.split("\n") if line.strip()]
-    if not lines:
-        raise DataError("the file is empty", file=str(path), hint=COMMAND)
     # sacct quotes nothing: a " in a job's name is a character like any other, but in a CSV made by something else.
-    reader = (line.split("|") for line in lines) if "|" in lines[0] else _csv(lines, path)
-    header = [name.strip().lower() for name in next(reader)]
+    table = read_csv(path, separators="|,", lenient=True)
+    if not table.header:
+        raise DataError("the file is empty", file=str(path), hint=COMMAND)
+    header = [name.lower() for name in table.header]
     if not {"jobid", "jobidraw"} & set(header):
+        first = ",".join(table.header)
         raise DataError(
-            f"the first line names no JobID: {lines[0][:80]!r}", file=str(path), row=1, hint=f"make it with: {COMMAND}"
+            f"the first line names no JobID: {first[:80]!r}", file=str(path), row=1, hint=f"make it with: {COMMAND}"
         )
-    for cells in reader:
-        shifted = len(cells) > len(header)
-        yield None if shifted else dict(zip(header, (cell.strip() for cell in cells), strict=False))
-
-
-def _csv(lines: Sequence[str], path: Path) -> Iterator[list[str]]:
-    reader = csv.reader(lines)
-    try:
-        yield from reader
-    except csv.Error as error:
-        raise DataError(f"is no CSV: {error}", file=str(path), row=reader.line_num, hint=COMMAND) from error
+    for _, cells in table.lines:
+        if cells and any(cell.strip() for cell in cells):
+            longer = len(cells) > len(header)
+            yield None if longer else dict(zip(header, (cell.strip() for cell in cells), strict=False))
 
 
 def _job(row: Mapping[str, str], state: str, zone: tzinfo | None) -> PastJob | str:
@@ -147,17 +135,11 @@ def _job(row: Mapping[str, str], state: str, zone: tzinfo | None) -> PastJob | s
         start_s=start_s,
         end_s=start_s + elapsed_s,
         elapsed_s=elapsed_s,
-        gpus=_gpus(tres),
+        gpus=parse_gpus(tres).total,
         cpus=_count(held.get("cpu", "") or row.get("alloccpus", "")),
         nodes=_count(held.get("node", "") or row.get("allocnodes", "") or row.get("nnodes", "")),
         measured_j=_joules(row),
     )
-
-
-def _gpus(tres: str) -> int:
-    """The plain count where it is given, else the sum over types."""
-    plain = _GPUS.findall(tres)
-    return int(plain[0]) if plain else sum(int(count) for count in _TYPED_GPUS.findall(tres))
 
 
 def _count(text: str) -> int:

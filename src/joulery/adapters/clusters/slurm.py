@@ -18,14 +18,13 @@ from joulery.adapters.clusters.slurm_records import (
     COLUMNS,
     HELD_TAG,
     SlurmRecord,
-    gpus_of,
-    gres_gpus,
     parse_jobs,
     parse_table,
     to_job,
 )
 from joulery.adapters.clusters.slurm_rest import RestPlace, SlurmRest
 from joulery.adapters.clusters.slurm_resubmit import resubmission, resubmit
+from joulery.adapters.clusters.tres import parse_gpus
 from joulery.domain.cluster import ClusterAction, ClusterSnapshot, Hold, Order, Release, Start
 from joulery.domain.errors import ActuationError, CapabilityError
 
@@ -214,12 +213,12 @@ class SlurmBackend:
         down: dict[str, str] = {}
         for line in done.out.splitlines():
             name, state, gres = line[:64].strip(), line[64:96].strip(), line[96:].strip()
-            if not name or not gres_gpus(gres):
+            if not name or not parse_gpus(gres).total:
                 continue
             if state.startswith(_DOWN) or state[-1:] in _DOWN_MARKS:
                 down[name] = state
             else:
-                up[name] = gres_gpus(gres)
+                up[name] = parse_gpus(gres).total
         self._gpus_per_node = max(up.values(), default=self._gpus_per_node)
         notes = tuple(f"node {name} is {state}" for name, state in sorted(down.items()))
         return sum(up.values()), notes
@@ -242,19 +241,18 @@ def resized(record: SlurmRecord, gpus: int, gpus_per_node: int) -> tuple[str, ..
     Raises:
         ActuationError: The number does not spread evenly over nodes, or the job's GPUs hang on its tasks.
     """
-    if gpus_of(record.tres_per_task):
+    if parse_gpus(record.tres_per_task).total:
         raise ActuationError(f"job {record.id} has --gpus-per-task, which Slurm does not resize")
     tasks_per_gpu = max(1, record.tasks // max(1, record.gpus))
     cpus_per_task = max(1, record.cpus // max(1, record.tasks))
     tasks = gpus * tasks_per_gpu
     counts = (f"NumTasks={tasks}", f"NumCPUs={tasks * cpus_per_task}")
-    if gpus_of(record.tres_per_job):
-        return (f"TresPerJob=gres:gpu:{gpus}", *counts)
+    typed = f"gres:gpu:{record.gpu_type}" if record.gpu_type else "gres:gpu"
+    if parse_gpus(record.tres_per_job).total:
+        return (f"TresPerJob={typed}:{gpus}", *counts)
     nodes = -(-gpus // gpus_per_node)
     while gpus % nodes:
         nodes += 1
-    kind = record.tres_per_node.split(":")
-    typed = f"gres:gpu:{kind[2]}" if len(kind) == 4 else "gres:gpu"
     return (*counts, f"NumNodes={nodes}-{nodes}", f"TresPerNode={typed}:{gpus // nodes}")
 
 

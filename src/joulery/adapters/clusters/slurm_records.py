@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from joulery.adapters.clusters.tres import parse_gpus
 from joulery.domain.cluster import ClusterJob, JobState
 from joulery.domain.errors import DataError
 
@@ -29,9 +30,7 @@ COLUMNS: tuple[tuple[str, int], ...] = (
 _RANGE = re.compile(r"\bjoulery:((?:min|max)=\d+(?:,(?:min|max)=\d+)*)")
 _FOLLOWS = re.compile(r"\bjoulery:after=(\d+)")
 _FAMILY = re.compile(r"\bjoulery:family=(\d+)")
-_GPUS = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?::[A-Za-z][\w.-]*)?[:=](\d+)")
 _NODES = re.compile(r"(?:^|,)node=(\d+)")
-_GRES_GPUS = re.compile(r"(?:^|,)gpu(?::[A-Za-z(][\w.()-]*)?:(\d+)(?:\([^)]*\))?")
 _STATES = {
     "PENDING": JobState.WAITING, "PD": JobState.WAITING, "REQUEUED": JobState.WAITING, "RQ": JobState.WAITING,
     "REQUEUE_HOLD": JobState.WAITING, "RH": JobState.WAITING, "SPECIAL_EXIT": JobState.WAITING, "SE": JobState.WAITING,
@@ -68,6 +67,10 @@ class SlurmRecord:
         folder: Where it runs.
         account, qos: Charged account and quality of service.
         limit_min: Its time limit in minutes; 0 for none.
+        nodes_used: The nodes it runs on, as a host list.
+        features: Its constraint (``--constraint``).
+        start_s: When it started, Unix seconds; 0 where it did not.
+        eligible_s: Before when Slurm does not start it.
     """
 
     id: int
@@ -96,6 +99,16 @@ class SlurmRecord:
     account: str = ""
     qos: str = ""
     limit_min: int = 0
+    nodes_used: str = ""
+    features: str = ""
+    start_s: float = 0.0
+    eligible_s: float = 0.0
+
+    @property
+    def gpu_type(self) -> str:
+        """The type of GPU it asks for; empty for any."""
+        requests = (self.tres_per_node, self.tres_per_job, self.tres_per_task)
+        return next((kind for kind in (parse_gpus(request).type for request in requests) if kind), "")
 
     @property
     def follows(self) -> int:
@@ -112,8 +125,8 @@ class SlurmRecord:
     @property
     def gpus(self) -> int:
         """GPUs of its present shape."""
-        per_node, per_job = gpus_of(self.tres_per_node), gpus_of(self.tres_per_job)
-        return per_job or per_node * max(1, self.nodes) or gpus_of(self.tres_per_task) * max(1, self.tasks)
+        per_node, per_job = parse_gpus(self.tres_per_node).total, parse_gpus(self.tres_per_job).total
+        return per_job or per_node * max(1, self.nodes) or parse_gpus(self.tres_per_task).total * max(1, self.tasks)
 
     @property
     def held(self) -> bool:
@@ -194,16 +207,6 @@ def owner_range(comment: str, gpus: int) -> tuple[int, int]:
     return (low, high) if 1 <= low <= high else (gpus, gpus)
 
 
-def gpus_of(tres: str) -> int:
-    """GPUs in a request such as ``gres:gpu:a100:2`` or ``gres/gpu=2``."""
-    return sum(int(count) for count in _GPUS.findall(tres))
-
-
-def gres_gpus(gres: str) -> int:
-    """GPUs in what a node has, such as ``gpu:a100:4(S:0-1),mps:100``."""
-    return sum(int(count) for count in _GRES_GPUS.findall(gres))
-
-
 def _exempt(record: SlurmRecord, partitions: Sequence[str]) -> str:
     """Why a job is left alone; empty where it is not."""
     if partitions and not set(record.partition.split(",")) & set(partitions):
@@ -264,6 +267,10 @@ def _record(job: Mapping[str, Any]) -> SlurmRecord:
         account=_text(job.get("account")),
         qos=_text(job.get("qos")),
         limit_min=_minutes(job.get("time_limit")),
+        nodes_used=_text(job.get("nodes")),
+        features=_text(job.get("features")),
+        start_s=float(_number(job.get("start_time"))),
+        eligible_s=float(_number(job.get("eligible_time"))),
         **tag,
     )
 

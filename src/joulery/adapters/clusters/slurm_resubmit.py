@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from joulery.adapters.clusters.slurm_commands import Done, Runner
-from joulery.adapters.clusters.slurm_records import SlurmRecord, gpus_of
+from joulery.adapters.clusters.slurm_records import SlurmRecord
+from joulery.adapters.clusters.tres import parse_gpus
 from joulery.domain.errors import ActuationError
 
 _PLACE = re.compile(r"\s*\bjoulery:(?:after|family)=\d+")
@@ -26,20 +27,21 @@ def resubmission(record: SlurmRecord, gpus: int, gpus_per_node: int) -> tuple[st
     Raises:
         ActuationError: Its GPUs hang on its tasks and the number does not go up in them.
     """
-    each = gpus_of(record.tres_per_task)
+    each = parse_gpus(record.tres_per_task).total
     if each and gpus % each:
         raise ActuationError(f"job {record.id} has {each} GPUs a task: {gpus} do not go up in them")
     tasks_per_gpu = max(1, record.tasks // max(1, record.gpus))
     cpus_per_task = max(1, record.cpus // max(1, record.tasks))
+    kind = f"{record.gpu_type}:" if record.gpu_type else ""
     if each:
-        shape = [f"--ntasks={gpus // each}", f"--gpus-per-task={each}"]
-    elif gpus_of(record.tres_per_job):
-        shape = [f"--gpus={gpus}", f"--ntasks={gpus * tasks_per_gpu}"]
+        shape = [f"--ntasks={gpus // each}", f"--gpus-per-task={kind}{each}"]
+    elif parse_gpus(record.tres_per_job).total:
+        shape = [f"--gpus={kind}{gpus}", f"--ntasks={gpus * tasks_per_gpu}"]
     else:
         nodes = -(-gpus // gpus_per_node)
         while gpus % nodes:
             nodes += 1
-        shape = [f"--nodes={nodes}", f"--gres=gpu:{gpus // nodes}", f"--ntasks={gpus * tasks_per_gpu}"]
+        shape = [f"--nodes={nodes}", f"--gres=gpu:{kind}{gpus // nodes}", f"--ntasks={gpus * tasks_per_gpu}"]
     comment = _PLACE.sub("", record.comment).strip()
     values = {
         "job-name": record.name, "partition": record.partition, "chdir": record.folder, "output": record.output,

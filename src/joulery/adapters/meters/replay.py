@@ -10,7 +10,6 @@ What was measured once elsewhere was not measured now: replayed joules are assum
 
 from __future__ import annotations
 
-import csv
 import math
 import time
 from bisect import bisect_right
@@ -22,6 +21,7 @@ from typing import Any
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality
+from joulery.tabular import read_csv
 
 _UNITS = {"J": ReadingKind.COUNTER, "W": ReadingKind.POWER}
 
@@ -95,8 +95,8 @@ def open_replay(file: Path) -> ReplayMeter:
 
 
 def _csv_rows(file: Path) -> Iterable[Mapping[str, Any]]:
-    with file.open(newline="") as lines:
-        yield from csv.DictReader(lines)
+    table = read_csv(file)
+    return (dict(zip(table.header, cells, strict=False)) for _, cells in table.lines if cells)
 
 
 def _parquet_rows(file: Path) -> Iterable[Mapping[str, Any]]:

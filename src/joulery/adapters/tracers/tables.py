@@ -22,6 +22,7 @@ from joulery.domain.energy.power import PowerTrace
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality
 from joulery.domain.trace.events import NO_LANE, UNNAMED, EventTrace
+from joulery.tabular import require_columns, require_unique
 
 EVENT_COLUMNS = ("op", "start_ns", "dur_ns", "device", "lane", "phase")
 _NS_PER_S = 1_000_000_000
@@ -171,16 +172,8 @@ def _read(path: Path, kinds: Mapping[str, str], required: tuple[str, ...]) -> An
         raise DataError(f"no such table: {error}", file=str(path), hint=f"columns: {', '.join(kinds)}") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"the gzip stream is damaged or ends early: {error}", file=str(path)) from error
-    missing = [name for name in required if name not in names]
-    if missing:
-        raise DataError(
-            f"no column {', '.join(missing)} among {', '.join(names)}",
-            file=str(path),
-            row=1,
-            hint=f"expected a header with {', '.join(required)}",
-        )
-    if len(set(names)) < len(names):
-        raise DataError(f"a column is there twice: {', '.join(names)}", file=str(path), row=1)
+    require_columns(required, names, path)
+    require_unique(names, path)
     return table
 
 

@@ -32,8 +32,8 @@ from joulery.perf.queues.pull_document import from_document
 from joulery.policies.placement.pools.pool import Pool, Used, cost_w, idle_shares_w
 from joulery.policies.placement.pools.problem import Machine, PoolProblem, PoolService, at_clocks, edges_of, prices
 from joulery.policies.placement.pools.search import Effort, Judge, PoolPlan, infeasible, plan_pool
-from joulery.policies.serving.annealing import Neighbourhood, TrialMetrics, VariantSearch
-from joulery.policies.serving.configuration_graph import one_gpu, published_odds
+from joulery.policies.serving.annealing import TrialMetrics, annealing_search
+from joulery.policies.serving.layout_space import LayoutSpace
 from joulery.policies.serving.objective import Objective
 from joulery.sim.core.streams import Streams
 from joulery.sim.placement.pool_trial import judge
@@ -219,15 +219,16 @@ def _annealed(problem: PoolProblem, trial: Judge) -> PoolPlan:
         )
         fits = set(zip(edges.variant, edges.profile, strict=True))
         disabled = {(name, profile.name) for name in names for profile in machine.menu.profiles} - fits
-        space = one_gpu(machine.menu, names, disabled)
+        layouts = LayoutSpace.of(machine.menu, names, disabled, gpus)
+        space = layouts.graph
 
         def score(metrics: TrialMetrics, one: PoolService = service) -> float:
             lost = max(one.base_accuracy_ratio - metrics.accuracy_ratio, 0.0)
             return -(problem.energy_weight * metrics.energy_j + one.accuracy_price_j * lost)
 
         start = space.index(space.vector([(names[-1], machine.menu.profiles[0].name)]))
-        search = VariantSearch(
-            Neighbourhood(space, published_odds(space, machine.menu)),
+        search = annealing_search(
+            layouts,
             start,
             {},
             score,

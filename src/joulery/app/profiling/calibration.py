@@ -8,12 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from joulery.domain.arrays import FloatArray
-from joulery.domain.format import percent, si
 from joulery.domain.gpu.mig import A100_40GB
 from joulery.perf.catalog.clover_points import CLOVER_POINTS
 from joulery.perf.catalog.clover_services import CLOVER_SERVICES
@@ -81,7 +77,7 @@ def calibrated(what: str) -> list[Calibration]:
     return found
 
 
-def document(found: Sequence[Calibration]) -> dict[str, Any]:
+def calibration_document(found: Sequence[Calibration]) -> dict[str, Any]:
     """The fitted services as JSON, with every point beside what they make of it."""
     points = [
         {
@@ -102,46 +98,12 @@ def document(found: Sequence[Calibration]) -> dict[str, Any]:
         **as_document({each.costs.name: each.costs for each in found}),
         "quality": "modelled",
         "points": points,
-        "totals": _totals(found),
+        "totals": totals(found),
     }
 
 
-def view(found: Sequence[Calibration]) -> list[RenderableType]:
-    """The same for a terminal."""
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("service", "on each GPU", "gap", "accuracy", "off", "J a request", "off", "p95", "off"):
-        table.add_column(name, justify="left" if name in ("service", "on each GPU") else "right")
-    for each in found:
-        for number, error in enumerate(each.errors):
-            point = error.point
-            table.add_row(
-                each.costs.name if number == 0 else "",
-                "+".join(variant for variant, _ in point.instances),
-                si(point.interarrival_s, "s"),
-                percent(point.accuracy_ratio, 2),
-                f"{error.accuracy_points + 0.0:+.3f}",
-                f"{point.energy_j:.1f}",
-                f"{100 * error.energy_ratio:+.1f} %",
-                si(point.p95_s, "s"),
-                f"{100 * error.p95_ratio:+.1f} %",
-            )
-    totals = _totals(found)
-    said = (
-        f"accuracy within {totals['worst_accuracy_points']:.3f} points, joules within "
-        f"{percent(totals['worst_energy_ratio'])}, p95 within 10 % on {totals['p95_within_10_percent']} of "
-        f"{totals['points']} points and within {percent(totals['worst_p95_ratio'])} on all"
-    )
-    idle = "; ".join(f"{each.costs.name} {each.costs.gpus * each.costs.idle_w:.1f} W" for each in found)
-    return [
-        table,
-        Text(),
-        Text(said),
-        Text(f"idle power of all its GPUs: {idle}"),
-        Text("calibrated by simulation on these very points: a fit, not a validation", style="dim"),
-    ]
-
-
-def _totals(found: Sequence[Calibration]) -> dict[str, Any]:
+def totals(found: Sequence[Calibration]) -> dict[str, Any]:
+    """The worst errors over all measured points, and the idle power of each service."""
     every = [error for each in found for error in each.errors]
     return {
         "points": len(every),

@@ -1,14 +1,11 @@
-"""What ``joulery profile MODEL --clocks`` does: read the graph, score it, keep it, show it."""
+"""``joulery profile MODEL --clocks``: read a model's graph, score its operators, keep the profile."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import click
 
 from joulery.app.profiling.graphs import NamedModel, named_model, with_decoding
 from joulery.config.parsing.quantity import TIME, flag_quantity
@@ -18,13 +15,12 @@ from joulery.domain.gpu.device import DeviceSpec
 from joulery.perf.catalog.clock_models import clock_model
 from joulery.perf.power.clock_curves import V100
 from joulery.perf.power.sensitivity import emulated_profile
-from joulery.store.files import write_named
 from joulery.store.scores import ScoreDatabase
 
 
 @dataclass(frozen=True, slots=True)
 class ClockRequest:
-    """What was asked for on the command line.
+    """What to profile against the clock, and how.
 
     Attributes:
         model: A graph file, a built-in model or one of the catalog.
@@ -38,9 +34,6 @@ class ClockRequest:
         decode: Graph of one decoding step, with ``steps`` of them.
         steps: Decoding steps.
         scores: Database to keep the profile in.
-        output: File for the profile as JSON.
-        page: File for the page.
-        as_json: Print JSON.
     """
 
     model: str
@@ -53,35 +46,23 @@ class ClockRequest:
     decode: str | None = None
     steps: int = 64
     scores: Path | None = None
-    output: Path | None = None
-    page: Path | None = None
-    as_json: bool = False
 
 
-def profile_clocks(request: ClockRequest) -> None:
-    """Profile a model against the clock and show, write and keep what was asked for.
+def profile_clocks(request: ClockRequest) -> tuple[ClockProfile, tuple[str, ...]]:
+    """Profile a model against the clock, and keep it in the score database where one is named.
+
+    Returns:
+        The profile, and notes on how the model was read.
 
     Raises:
-        ConfigError, DataError, CapabilityError: It cannot be read, or a file cannot be written.
+        ConfigError, DataError, CapabilityError: The model cannot be read, or the database cannot be written.
     """
     model = _model(request)
     profile = _profile(model, request) if request.device is None else _measured(model, request)
     if request.scores is not None:
         with ScoreDatabase(request.scores) as database:
             database.keep(profile)
-    if request.output is not None:
-        write_named(request.output, json.dumps(profile.as_dict(), indent=1) + "\n")
-    if request.page is not None:
-        from joulery.ui.reports.clock_profile_page import clock_page
-
-        write_named(request.page, clock_page(profile, model.notes))
-    if request.as_json:
-        click.echo(json.dumps({**profile.as_dict(), "notes": list(model.notes)}))
-        return
-    _show(profile, model.notes)
-    for file, what in ((request.scores, "scores"), (request.output, "profile"), (request.page, "page")):
-        if file is not None:
-            click.echo(f"{what} kept in {file}")
+    return profile, tuple(model.notes)
 
 
 def _model(request: ClockRequest) -> NamedModel:
@@ -101,7 +82,7 @@ def _profile(model: NamedModel, request: ClockRequest) -> ClockProfile:
 
 
 def _measured(model: NamedModel, request: ClockRequest) -> ClockProfile:
-    """Timed on a real device whose clock is set on loan, and given back."""
+    """Timed on a real device whose clock is leased."""
     from joulery.app.wiring.devices import open_clock
     from joulery.app.wiring.leases import start_watchdog
     from joulery.app.wiring.meters import open_meters
@@ -160,12 +141,3 @@ def _dimensions(pairs: Sequence[str]) -> Mapping[str, int]:
             raise ConfigError("not a dimension", pointer="--dim", got=pair, expected="NAME=N, such as batch=8")
         found[name] = int(size)
     return found
-
-
-def _show(profile: ClockProfile, notes: Sequence[str]) -> None:
-    from joulery.ui.kit.console import table_console
-    from joulery.ui.reports.clock_profile_text import clock_view
-
-    console = table_console(120)
-    for part in clock_view(profile, notes):
-        console.print(part)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from joulery.app.profiling.interference_file import hand_over
+from joulery.app.profiling.inputs import inputs_for
 from joulery.app.profiling.interference_fit import PAIR_COLUMNS, SOLO_COLUMNS
 from joulery.app.serving.service import fleet_cores, model_ref
 from joulery.app.wiring.engine import local_engine
@@ -21,12 +21,12 @@ from joulery.config.services import ServiceConfig
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
 from joulery.domain.serving.engine import ModelRef
+from joulery.domain.serving.tensors import Tensor, TensorSpec
 from joulery.perf.interference.calibration import calibrate, starting_profile
 from joulery.perf.interference.document import check_profile
 from joulery.perf.interference.model import InterferenceProfile
 from joulery.runtime.profiling.colocation import Design, Measurements, Progress, cpu_as_gpu, measure_together
 from joulery.store.files import write_named
-from joulery.ui.kit.progress import progress_bar
 
 _QUIET_CORES = 0.2
 """Other processes that keep so many cores busy disturb what is measured."""
@@ -59,34 +59,27 @@ class _Usage:
 
 
 def profile_together(
-    file: Path,
-    names: Sequence[str],
-    *,
-    apart: bool,
-    runs: int,
-    output: Path | None,
-    as_json: bool,
-) -> None:
-    """Measure, fit, keep and show.
+    file: Path, names: Sequence[str], *, apart: bool, runs: int, output: Path | None, progress: Progress
+) -> InterferenceProfile:
+    """Measure models beside one another on this machine's cores and fit their interference.
 
     Args:
         file: The site file.
         names: Services or variants; each variant is one model.
         apart: Neighbours on cores of their own.
         runs: Batches timed of each instance.
-        output: Where the profile goes; the measurements go beside it.
-        as_json: Print the profile as one JSON object.
+        output: Where the profile will go; the measurements are written beside it before the fit.
+        progress: Called with the runs done, the runs in all and the next one.
 
     Raises:
-        JouleryError: A model or a share is not to be had, or too little was measured to fit.
+        JouleryError: A model or a share is not available, or too little was measured to fit.
     """
     site = load(file)
     models = _models(site, names)
     cores = fleet_cores(site)
     design = Design.on_cores(len(cores), runs=runs) if apart else Design(runs=runs)
     before = _Usage.now()
-    with progress_bar("measuring", quiet=as_json) as progress:
-        found = asyncio.run(_measured(models, cores, design, progress))
+    found = asyncio.run(_measured(models, cores, design, progress))
     others = _Usage.now().others_since(before)
     if output is not None:  # first of all: measuring takes minutes, and a fit may fail
         write_named(output.with_suffix(".solo.csv"), _table(SOLO_COLUMNS, found.solo))
@@ -95,7 +88,7 @@ def profile_together(
     if others > _QUIET_CORES:
         busy = f"other processes kept {others:.1f} cores busy meanwhile: measure again on a quiet machine"
         profile = replace(profile, notes=(*profile.notes, busy))
-    hand_over(profile, output, as_json=as_json, beside=", the measurements beside it")
+    return profile
 
 
 def fitted(found: Measurements, cores: int, *, apart: bool = False) -> InterferenceProfile:
@@ -121,9 +114,14 @@ async def _measured(
 ) -> Measurements:
     engine = local_engine(cores=cores, deadline_s=120.0)
     try:
-        return await measure_together(engine, models, cores, design, progress=progress)
+        return await measure_together(engine, models, cores, one_request, design, progress=progress)
     finally:
         await engine.close()
+
+
+def one_request(specs: Sequence[TensorSpec]) -> dict[str, Tensor]:
+    """One made-up request that fits what a model declares."""
+    return inputs_for(specs, None, count=1)[0]
 
 
 def _models(site: Site, names: Sequence[str]) -> dict[str, ModelRef]:

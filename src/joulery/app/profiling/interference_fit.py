@@ -1,4 +1,4 @@
-"""``joulery profile --from``: an interference profile from anybody's own measurements in CSV files."""
+"""``joulery profile --from``: fit an interference profile on the user's measurements in CSV files."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import RenderableType
-from rich.table import Table
 
 from joulery.app.planning.shares import read_profile
-from joulery.domain.format import percent
 from joulery.perf import catalog
 from joulery.perf.interference.calibration import PairLatency, SoloLatency, calibrate, starting_profile
-from joulery.perf.interference.document import check_profile
-from joulery.perf.interference.model import InterferenceProfile, ModelFit
+from joulery.perf.interference.document import as_document, check_profile
+from joulery.perf.interference.model import InterferenceProfile
 from joulery.store.columns import read_rows
 
 SOLO_COLUMNS = ("model", "batch", "r_pct", "latency_ms")
@@ -79,26 +76,9 @@ def read_pairs(file: Path) -> list[PairLatency]:
     ]
 
 
-def fit_table(profile: InterferenceProfile) -> RenderableType:
-    """How well the profile predicts, for each model and for all: what it was fitted on, and what it never saw."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("data", "model", "points", "mean error", "95th percentile", "largest", "bias"):
-        table.add_column(heading, justify="left" if heading in ("data", "model") else "right")
-    for data in dict.fromkeys(fit.data for fit in profile.fits):
-        fits = [fit for fit in profile.fits if fit.data == data]
-        everything = ModelFit("all", data, tuple(error for fit in fits for error in fit.error_ratio))
-        for fit in (*fits, everything):
-            table.add_row(
-                data,
-                fit.model,
-                str(len(fit.error_ratio)),
-                percent(fit.mape_ratio, 2),
-                percent(fit.quantile_ratio(0.95), 1),
-                percent(fit.max_ratio, 1),
-                f"{100 * fit.bias_ratio:+.1f} %",
-                style="bold" if fit is everything else None,
-            )
-    return table
+def profile_document(profile: InterferenceProfile) -> dict[str, Any]:
+    """The profile as one JSON object, with its errors over all models."""
+    return {**as_document(profile), "totals": totals(profile)}
 
 
 def totals(profile: InterferenceProfile) -> dict[str, Any]:

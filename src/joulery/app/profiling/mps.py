@@ -3,39 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
 import numpy as np
 
+from joulery.adapters.devices.nvidia_kernels import nsight_compute
 from joulery.app.planning.shares import read_profile
-from joulery.app.profiling.interference_file import hand_over
-from joulery.app.profiling.kernels import nsight_compute
-from joulery.config.parsing.quantity import TIME, parse_quantity
-from joulery.domain.errors import ConfigError, DataError
+from joulery.app.wiring.engine import local_engine
+from joulery.app.wiring.gpus import board_watch, local_gpus
+from joulery.app.wiring.leases import held_leases
+from joulery.config.devices import GpuDeviceConfig
+from joulery.config.parsing.quantity import TIME, flag_quantity
+from joulery.domain.errors import CapabilityError, ConfigError, DataError
+from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import ModelRef
 from joulery.domain.serving.tensors import Tensor
 from joulery.perf import catalog
-from joulery.perf.interference.runs import ModelFacts
+from joulery.perf.interference.model import InterferenceProfile
+from joulery.perf.interference.runs import BATCHES, ModelFacts
 from joulery.runtime.profiling.gpu import MpsPlan, profile_under_mps
-from joulery.ui.kit.progress import progress_bar
+from joulery.runtime.profiling.kernels import KernelCount, KernelProfiler, count_kernels
 
 
 @dataclass(frozen=True, slots=True)
 class MpsRequest:
-    """What the command line asked for.
+    """What to profile, and how.
 
     Attributes:
         what: ``NAME=MODEL``.
         gpu: Index or UUID.
         inputs: One request, in an .npz file.
-        seconds, warmup: How much each run measures.
+        seconds, warmup: How long each run measures, and batches before it.
         kernels, launch: Kernels and their launch delay as the user states them; 0 and None where not.
         ncu: Whether Nsight Compute counts kernels, where it is installed.
         base: The profile to start from: a name of the catalog or a file.
-        output: Where the profile goes.
-        as_json: Print it as one object.
     """
 
     what: str | None
@@ -47,41 +51,71 @@ class MpsRequest:
     launch: str | None
     ncu: bool
     base: str
-    output: Path | None
-    as_json: bool
 
 
-def profile_mps(request: MpsRequest) -> None:
-    """Measure, fit, print and keep.
+def profile_mps(
+    request: MpsRequest, progress: Callable[[int, int, str], None], warn: Callable[[str], None]
+) -> InterferenceProfile:
+    """Measure a model on a GPU of this machine and fit its profile.
+
+    Args:
+        request: What to profile.
+        progress: Called with the configurations done, their number and the next one.
+        warn: Called with each warning.
 
     Raises:
-        ConfigError: The model, its inputs or the GPU is not named, or not so.
+        ConfigError: The model, its inputs or the GPU is missing or wrong.
         CapabilityError: No GPU, driver or MPS here.
         DataError: The model does not answer, or the runs do not determine the coefficients.
     """
-    name, equals, model = (request.what or "").partition("=")
-    if not (name and equals and model):
+    name, equals, target = (request.what or "").partition("=")
+    if not (name and equals and target):
         raise ConfigError("name the model to profile", got=request.what, expected="NAME=MODEL --mps GPU")
     if request.inputs is None:
         raise ConfigError("say what to ask the model", pointer="--inputs", expected="an .npz file of one request")
     base = read_profile(Path(request.base)) if request.base.endswith(".json") else catalog.profile(request.base)
-    launch_s = 0.0 if request.launch is None else _time_s(request.launch)
+    launch_s = 0.0 if request.launch is None else flag_quantity(request.launch, TIME, "--launch")
     facts = ModelFacts(name, 0.0, 0.0, float(request.kernels), 1e3 * launch_s)
-    with progress_bar(quiet=request.as_json) as progress:
-        profile = asyncio.run(
+    model, inputs = ModelRef.parse(target), one_request(request.inputs)
+    gpu: int | str = int(request.gpu) if request.gpu.isdigit() else request.gpu
+    profiler = nsight_compute() if request.ncu else None
+    with closing(board_watch(gpu)) as watch:
+        return asyncio.run(
             profile_under_mps(
-                ModelRef.parse(model),
+                model,
                 facts,
-                one_request(request.inputs),
-                int(request.gpu) if request.gpu.isdigit() else request.gpu,
+                inputs,
                 base,
                 MpsPlan(request.seconds, request.warmup),
-                counter=nsight_compute() if request.ncu else None,
+                watch=watch,
+                engine=lambda: _shared_gpu(gpu, warn),
+                counts=None if profiler is None else _counted(profiler, model, inputs, gpu, warn),
                 progress=progress,
-                tell=lambda said: click.echo(said, err=True),
             )
         )
-    hand_over(profile, request.output, as_json=request.as_json)
+
+
+@asynccontextmanager
+async def _shared_gpu(gpu: int | str, warn: Callable[[str], None]) -> AsyncIterator[Engine]:
+    """An engine on a GPU that is leased and shared under MPS until the block ends."""
+    async with held_leases(warn) as holder:
+        with closing(local_gpus([GpuDeviceConfig(gpu=gpu, mode="mps")], holder)) as here:
+            engine = local_engine(places=here.places)
+            try:
+                yield engine
+            finally:
+                await engine.close()
+
+
+def _counted(
+    profiler: KernelProfiler, model: ModelRef, inputs: dict[str, Tensor], gpu: int | str, warn: Callable[[str], None]
+) -> Mapping[int, KernelCount] | None:
+    """The kernels of one inference by batch size; None, with a warning, where they cannot be counted."""
+    try:
+        return count_kernels(profiler, model, inputs, gpu, BATCHES)
+    except (CapabilityError, DataError) as error:
+        warn(f"kernels are not counted: {error}" + (f"; {error.hint}" if error.hint else ""))
+        return None
 
 
 def one_request(file: Path) -> dict[str, Tensor]:
@@ -101,12 +135,3 @@ def one_request(file: Path) -> dict[str, Tensor]:
                 f"{name} has shape {list(array.shape)}: the first axis is the batch, of length 1", file=str(file)
             )
     return found
-
-
-def _time_s(text: str) -> float:
-    from pydantic_core import PydanticCustomError
-
-    try:
-        return parse_quantity(text, TIME)
-    except PydanticCustomError as error:
-        raise ConfigError(error.message(), pointer="--launch", got=text, expected="such as 32 us") from None

@@ -1,39 +1,54 @@
-"""The gateway of ``joulery up``: on its port from the first moment, answering as soon as there is something to answer
-with."""
+"""The gateway of ``joulery up``: it listens from the start, and answers once replicas are ready."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+
+from starlette.routing import BaseRoute
 
 from joulery.app.wiring.engine import site_engine
 from joulery.config.site import Site
 from joulery.domain.ports import Engine, Places
 from joulery.domain.serving.timeline import DecisionRecord, NowSnapshot
-from joulery.gateway.access import read_token
+from joulery.gateway.access import site_token
 from joulery.gateway.admin import admin_app
 from joulery.gateway.app import Gateway
 from joulery.gateway.metrics import Metrics
 from joulery.gateway.server import GatewayServer, ServerLimits
-from joulery.runtime.serving.session import Session
+from joulery.runtime.serving.session import ServingSession
 from joulery.store.files import disk_errors
 from joulery.store.run.directory import RunWriter
-from joulery.ui.dashboard.routes import dashboard_routes
+
+Pages = Callable[[Callable[[], NowSnapshot | None]], Sequence[BaseRoute]]
+"""Makes the routes of pages that show the latest snapshot: the dashboard."""
+
+
+def no_pages(latest: Callable[[], NowSnapshot | None]) -> Sequence[BaseRoute]:
+    """No page."""
+    return ()
 
 
 class GatewayHandle:
-    """The gateway, listening from the first moment; it answers as soon as there is something to answer with."""
+    """The gateway of a session.
 
-    def __init__(self, site: Site, names: Sequence[str], workers_log: int) -> None:
-        self._session: Session | None = None
+    Args:
+        site: The site file.
+        names: Its services.
+        workers_log: File descriptor for what replicas print.
+        pages: Makes the dashboard's routes.
+    """
+
+    def __init__(self, site: Site, names: Sequence[str], workers_log: int, pages: Pages = no_pages) -> None:
+        self._session: ServingSession | None = None
         self.workers_log = workers_log
-        self.token = _token(site)
+        self.token = site_token(site.serving)
         self.metrics = Metrics([*names, *(model.name for model in site.language_models)], self._latest, site.mode.value)
         self.gateway = Gateway(
             self.engine(site, ()),
             token=self.token,
-            admin=admin_app(self.metrics, dashboard_routes(self._latest)),
+            admin=admin_app(self.metrics, pages(self._latest)),
         )
         serving = site.serving
         self.server = GatewayServer(
@@ -48,8 +63,8 @@ class GatewayHandle:
         """The engine that the site file asks for, on these cores, and on GPUs where it names some."""
         return site_engine(site.serving, cores=cores, stderr=self.workers_log, places=places)
 
-    def open_to(self, session: Session) -> None:
-        """Answer with a session's engine, charge requests and tell of them from now on."""
+    def open_to(self, session: ServingSession) -> None:
+        """Answer with a session's engine from now on; charge and record every request."""
         self._session = session
         self.gateway.engine = session.engine
         self.gateway.attribute = session.attribute
@@ -65,13 +80,15 @@ class GatewayHandle:
 
 
 @asynccontextmanager
-async def front(site: Site, names: Sequence[str], writer: RunWriter) -> AsyncIterator[GatewayHandle]:
-    """The gateway on its port, so that a port in use is known before anything else takes time."""
+async def open_gateway(
+    site: Site, names: Sequence[str], writer: RunWriter, pages: Pages = no_pages
+) -> AsyncIterator[GatewayHandle]:
+    """The gateway on its port, taken first: a port in use is an error before models are profiled."""
     log = writer.path / "workers.log"
     with disk_errors(log):
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     try:
-        made = GatewayHandle(site, names, descriptor)
+        made = GatewayHandle(site, names, descriptor, pages)
         await made.server.start()
         try:
             yield made
@@ -79,10 +96,3 @@ async def front(site: Site, names: Sequence[str], writer: RunWriter) -> AsyncIte
             await made.server.stop()
     finally:
         os.close(descriptor)
-
-
-def _token(site: Site) -> str | None:
-    serving = site.serving
-    if serving.token is not None:
-        return serving.token.get_secret_value()
-    return None if serving.token_file is None else read_token(serving.token_file)

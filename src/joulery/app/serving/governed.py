@@ -1,44 +1,43 @@
-"""Governed clocks of ``joulery up``: controllers of the session's services and of its language models."""
+"""Governed clocks of ``joulery up``: keepers of what the session hosts, and of language models beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from joulery.app.serving.governed_llm import bind_to_clock, governed_llms
 from joulery.app.serving.llm import LLMSite
-from joulery.app.wiring.governed_clocks import governed_clocks
+from joulery.app.serving.view import ServeView
+from joulery.app.wiring.governed_clocks import clock_fact, governed_clocks
 from joulery.runtime.llm.governed import colocated_llms
 from joulery.runtime.llm.service import LLMService
 from joulery.runtime.serving.colocated import ColocatedServices
 from joulery.runtime.serving.governed_services import colocated_services
-from joulery.runtime.serving.governing import ClockController, GovernedClock
-from joulery.runtime.serving.session import Session
+from joulery.runtime.serving.governing import ClockController
+from joulery.runtime.serving.session import ServingSession
 
 
-async def govern(
-    session: Session, stack: AsyncExitStack, announce: Callable[[GovernedClock], None]
-) -> list[ClockController]:
-    """Govern the clocks that the site names; the stack reverts leased clocks when it unwinds."""
+async def govern(session: ServingSession, stack: AsyncExitStack, view: ServeView) -> list[ClockController]:
+    """Have the clocks that the site file names governed; those that are set are on loan until the stack unwinds."""
     clocks, holder = await governed_clocks(session.site, stack, session.warn)
     keepers = []
     for clock in clocks:
         keeper = ClockController(
             clock,
-            lambda now_s: colocated_services(session.hosted, session.engine, now_s),
+            lambda now_s: colocated_services(tuple(session.services.values()), session.engine, now_s),
             session.site.mode,
             holder,
             lambda: session.on_trial,
             tell=session.warn,
         )
         session.govern(keeper)
-        announce(clock)
+        view.fact("clock", clock_fact(clock, session.site.mode))
         keepers.append(keeper)
     return keepers
 
 
 def join_keepers(keepers: Sequence[ClockController], text: LLMSite) -> None:
-    """Let controllers govern the language models that their devices run.
+    """Have keepers see the language models that their devices run.
 
     Raises:
         ConfigError: A model has two clocks.
@@ -51,5 +50,5 @@ def join_keepers(keepers: Sequence[ClockController], text: LLMSite) -> None:
 
 
 def _both(services: ColocatedServices, llms: Sequence[LLMService]) -> ColocatedServices:
-    """Services and language models of one device."""
+    """Services and language models that share a device."""
     return lambda now_s: (*services(now_s), *colocated_llms(llms, now_s))

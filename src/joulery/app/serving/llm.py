@@ -27,7 +27,7 @@ from joulery.policies.ordering import Aging
 from joulery.runtime.llm.length_prediction import Forecaster
 from joulery.runtime.llm.request_meter import RequestMeter
 from joulery.runtime.llm.service import LLMService, LLMSettings
-from joulery.runtime.serving.intensity import Grid
+from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.store.answer_log import AnswerLog
 from joulery.store.semantic_cache import SemanticCache
 
@@ -51,7 +51,7 @@ class LLMSite:
     llms: dict[str, LLMService]
     aliases: dict[str, str]
     meter: RequestMeter
-    grid: Grid
+    grid: LiveIntensity
     notes: tuple[str, ...]
     devices: dict[str, tuple[str, ...]]
 
@@ -109,7 +109,7 @@ def open_llm_site(
     def opened(section: CarbonConfig) -> CarbonSource:
         return carbon_source(section, cache_folder())
 
-    grid = Grid(site.carbon, opened, now_s)
+    grid = LiveIntensity(site.carbon, opened, now_s)
     found = open_meters(meter_specs(site.meters))
     times = open_cpu_times()
     stack.callback(times.close)

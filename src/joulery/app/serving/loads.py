@@ -1,30 +1,39 @@
-"""What is sent to the services of a running site: started, ended, waited for, one load a service."""
+"""The loads of a running site: started, ended, waited for, one a service or language model."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import orjson
+
+from joulery.app.profiling.inputs import inputs_for, read_arrivals, read_prompts
 from joulery.app.serving.gateway_handle import GatewayHandle
 from joulery.config.language import LanguageModelConfig
-from joulery.config.loadgen import LLMLoad, LoadConfig
+from joulery.config.loadgen import ConstantLoad, LLMLoad, LoadConfig, TraceLoad
 from joulery.config.site import Site
-from joulery.runtime.serving.loading import Load, LoadResult, start_load, start_text_load
+from joulery.domain.serving.tensors import Tensor
+from joulery.runtime.load import Load, LoadPlan, LoadResult, start
 from joulery.runtime.serving.running_service import RunningService
-from joulery.runtime.serving.session import Session
+from joulery.runtime.serving.session import ServingSession
+from joulery.store.files import disk_errors
 from joulery.store.run.directory import SAMPLES
 
 AnyLoad = LoadConfig | LLMLoad
+_CONNECTIONS = 64
 
 
 def longest_s(site: Site) -> float | None:
-    """How long the longest load of a site lasts; None where there is none."""
+    """Duration of the longest load of a site; None where there is none."""
     loads = (*(site.load_of(service) for service in site.services), *(model.load for model in site.language_models))
     return max((load.duration_s for load in loads if load is not None), default=None)
 
 
 def scaled(site: Site, duration_s: float | None) -> Site:
-    """The site over another duration: its longest load lasts so long, and what the grid replays is fitted into it."""
+    """The site with its longest load of this duration; a replayed day of the grid is fitted into it."""
     lasted_s = longest_s(site)
     if duration_s is None or lasted_s is None:
         return site
@@ -48,7 +57,7 @@ def scaled(site: Site, duration_s: float | None) -> Site:
 
 
 def text_key(model: str) -> str:
-    """What the load of a language model is kept under; services may have the same names."""
+    """The key of a language model's load; services may have the same names."""
     return f"language_models/{model}"
 
 
@@ -56,18 +65,18 @@ class Loads:
     """The loads of a session.
 
     Args:
-        session: Whose services they go to.
-        gate: The gateway they ask.
+        session: Its services are called.
+        gate: The gateway in front of them.
     """
 
-    def __init__(self, session: Session, gate: GatewayHandle) -> None:
+    def __init__(self, session: ServingSession, gate: GatewayHandle) -> None:
         self._session, self._gate = session, gate
         self._loads: dict[str, Load] = {}
         self._waiting: dict[str, asyncio.Task[LoadResult]] = {}
-        self._alone = len(session.hosted) == 1
+        self._alone = len(session.services) == 1
 
     def start(self, one: RunningService) -> None:
-        """Start what is sent to a service, if anything is.
+        """Start the load of a service, if it has one.
 
         Raises:
             JouleryError: The inputs do not fit, or cannot be read.
@@ -75,21 +84,24 @@ class Loads:
         if one.load is None:
             return
         view = next(view for view in self._session.engine.replicas() if view.spec.service == one.name)
-        load = start_load(
-            one.load,
-            rate_rps=one.rate_rps,
-            service=one.name,
-            specs=view.inputs,
+        tag = "" if self._alone else f"-{one.name}"
+        folder = self._session.writer.path
+        inputs = inputs_for(view.inputs, one.load.inputs, seed=one.load.seed)
+        plan = LoadPlan(
             url=self._gate.server.url,
-            token=self._gate.token,
-            folder=self._session.writer.path,
-            scratch=self._session.writer.path / SAMPLES,
-            tag="" if self._alone else f"-{one.name}",
+            service=one.name,
+            inputs=str(_write_inputs(folder / SAMPLES / f"inputs{tag}.npz", inputs)),
+            out=str(folder / f"client{tag}.parquet"),
+            poisson=not isinstance(one.load, ConstantLoad),
+            duration_s=one.load.duration_s,
+            seed=one.load.seed,
+            connections=_CONNECTIONS,
+            **self._arrivals(one.load, one.rate_rps, folder / SAMPLES / f"times{tag}.npy"),
         )
-        self._await(one.name, load)
+        self._begin(one.name, plan)
 
     def start_llm(self, model: LanguageModelConfig) -> None:
-        """Start what is sent to a language model, if anything is; its result is kept under :func:`text_key`.
+        """Start the load of a language model, if it has one; its result is kept under :func:`text_key`.
 
         Raises:
             JouleryError: The prompts cannot be read.
@@ -97,20 +109,22 @@ class Loads:
         if model.load is None:
             return
         folder = self._session.writer.path
-        load = start_text_load(
-            model.load,
-            model=model.name,
-            timeout_s=model.deadline_s,
+        prompts = folder / SAMPLES / f"prompts-{model.name}.json"
+        with disk_errors(prompts):
+            prompts.write_bytes(orjson.dumps(read_prompts(model.load.prompts)))
+        plan = LoadPlan(
             url=self._gate.server.url,
-            token=self._gate.token,
-            folder=folder,
-            scratch=folder / SAMPLES,
+            service=model.name,
+            inputs=str(prompts),
+            out=str(folder / f"client-text-{model.name}.parquet"),
+            rate_rps=model.load.rate_rps,
+            duration_s=model.load.duration_s,
+            seed=model.load.seed,
+            connections=_CONNECTIONS,
+            timeout_s=model.deadline_s,
+            max_tokens=model.load.max_tokens,
         )
-        self._await(text_key(model.name), load)
-
-    def _await(self, key: str, load: Load) -> None:
-        self._loads[key] = load
-        self._waiting[key] = asyncio.create_task(load.wait(), name=f"load {key}")
+        self._begin(text_key(model.name), plan)
 
     def end(self, name: str | None = None) -> None:
         """Ask the load of a service, or every load, to send nothing more."""
@@ -119,11 +133,32 @@ class Loads:
                 load.end()
 
     async def outcomes(self) -> dict[str, LoadResult]:
-        """What the clients saw, once all have ended, those too that were started meanwhile.
+        """The clients' results once all loads have ended, those too that were started meanwhile.
 
         Raises:
-            ActuationError: One failed; it said why on standard error.
+            ActuationError: One failed; the reason is on standard error.
         """
         while pending := [task for task in self._waiting.values() if not task.done()]:
             await asyncio.wait(pending)
         return {name: task.result() for name, task in self._waiting.items()}
+
+    def _begin(self, key: str, plan: LoadPlan) -> None:
+        self._loads[key] = load = Load(start(plan, self._gate.token))
+        self._waiting[key] = asyncio.create_task(load.wait(), name=f"load {key}")
+
+    @staticmethod
+    def _arrivals(load: LoadConfig, rate_rps: float, times: Path) -> dict[str, Any]:
+        """The plan's rate, or its file of recorded arrivals."""
+        if not isinstance(load, TraceLoad):
+            return {"rate_rps": load.rate_rps or rate_rps}
+        with disk_errors(times):
+            np.save(times, read_arrivals(load.path))
+        return {"times": str(times)}
+
+
+def _write_inputs(file: Path, inputs: Sequence[Mapping[str, Tensor]]) -> Path:
+    """Write inputs by name, a row a request."""
+    columns = {name: np.concatenate([one[name] for one in inputs]) for name in inputs[0]}
+    with disk_errors(file):
+        np.savez(file, allow_pickle=False, **columns)
+    return file

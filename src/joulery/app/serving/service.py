@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from joulery.app.profiling.inputs import read_arrivals
@@ -15,78 +15,24 @@ from joulery.config.fleet import CpuConfig
 from joulery.config.loadgen import TraceLoad
 from joulery.config.services import CloverPolicy, ModelConfig, OnnxModel, PythonModel, ServiceConfig
 from joulery.config.site import Mode, Site
-from joulery.config.trials import TrialsConfig
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.engine import ModelKind, ModelRef
 from joulery.domain.serving.profile import Profile
-from joulery.domain.serving.service import ModelFamily, Slice, Slo
-from joulery.perf.layouts import LayoutMetrics, Predictor
+from joulery.perf.layouts import Predictor
 from joulery.perf.queues.pull_queue import capacity_rps
 from joulery.policies.placement.pools.gpu_groups import Seats, split
-from joulery.policies.serving.objective import Objective
-from joulery.policies.serving.spaces import core_partitions, cpu_slices, layouts
-from joulery.policies.serving.trial_policy import TrialPolicy
-from joulery.policies.serving.trial_search import TrialProblem
-from joulery.policies.serving.trial_space import misfits, slice_menu
-from joulery.policies.serving.trial_state import Budget, TrialTerms
-from joulery.policies.serving.variant_policy import VariantPolicy, baseline
+from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts, misfits, slice_menu
+from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
+from joulery.policies.serving.policy import ServicePolicy
+from joulery.policies.serving.predictive_search import PredictiveSearch, baseline_layout
+from joulery.policies.serving.trial_search import TrialSearch
+from joulery.policies.serving.trials import TrialBudget
+from joulery.runtime.serving.running_service import PolicyBinding, ServiceSetup
 
 PREDICT = "predict"
 _NEVER = 1e6
 """A move of the intensity, as a multiple of the base, that does not happen."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceSetup:
-    """One service on this machine.
-
-    Attributes:
-        name: Its name.
-        owner: Whom it is charged to.
-        family: Its variants.
-        models: What each variant loads.
-        slo: What was promised.
-        cores: The CPU cores it may use.
-        partitions: The ways its cores may be cut.
-        candidates: The layouts there are to choose from.
-        gpus: The GPUs its replicas run on (``gpu:0``); empty on the CPU.
-        seats: Of each partition, which GPU has which slice; empty on the CPU.
-    """
-
-    name: str
-    owner: str
-    family: ModelFamily
-    models: Mapping[str, ModelRef]
-    slo: Slo
-    cores: tuple[int, ...]
-    partitions: tuple[tuple[Slice, ...], ...]
-    candidates: tuple[Layout, ...]
-    gpus: tuple[str, ...] = ()
-    seats: Seats = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PolicyBinding:
-    """How a service is run.
-
-    Attributes:
-        policy: Chooses its layouts.
-        predictor: What the profile says of them.
-        rate_rps: The demand it is planned for.
-        base: The layout it is compared with.
-        base_metrics: What that would do under the demand.
-        trials: How trials are measured; None where nothing is tried.
-        remark: What a person should know of how it decides; empty for nothing.
-    """
-
-    policy: VariantPolicy | TrialPolicy
-    predictor: Predictor
-    rate_rps: float
-    base: Layout
-    base_metrics: LayoutMetrics
-    trials: TrialsConfig | None = None
-    remark: str = ""
 
 
 def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpus | None = None) -> ServiceSetup:
@@ -251,115 +197,84 @@ def choose(
     accuracy = {variant.name: variant.accuracy_ratio for variant in setup.family.variants}
     predictor = Predictor(profile, accuracy, quantile=setup.slo.quantile)
     largest = setup.family.largest
-    base, metrics = baseline(setup.candidates, largest.name, predictor, setup.slo, rate_rps)
+    base, metrics = baseline_layout(setup.candidates, largest.name, predictor, setup.slo, rate_rps)
     rule = config.policy
     candidates: Sequence[Layout] = setup.candidates
-    asked = objectives_from_config(config, largest.accuracy_ratio)
+    goals = objectives_from_config(config, largest.accuracy_ratio)
     base_g_per_kwh, replan_ratio = 1.0, _NEVER
     if isinstance(rule, CloverPolicy):
         base_g_per_kwh, replan_ratio = rule.base_g_per_kwh, rule.replan_ratio
     else:
         only = {rule.variant or largest.name}
         candidates = [layout for layout in candidates if set(layout.counts) == only]
-    policy = VariantPolicy(
+    policy = ServicePolicy(
         service=setup.name,
-        candidates=tuple(candidates),
-        predictor=predictor,
-        objective=Objective(
-            lambda_ratio=asked.lambda_ratio,
-            base_accuracy_ratio=largest.accuracy_ratio,
-            base_energy_j=metrics.energy_j,
-            base_g_per_kwh=base_g_per_kwh,
-            base_pue=site.pue,
-            pue=site.pue,
+        search=PredictiveSearch(
+            candidates=tuple(candidates),
+            predictor=predictor,
+            objective=Objective(
+                lambda_ratio=goals.lambda_ratio,
+                base_accuracy_ratio=largest.accuracy_ratio,
+                base_energy_j=metrics.energy_j,
+                base_g_per_kwh=base_g_per_kwh,
+                base_pue=site.pue,
+                pue=site.pue,
+            ),
         ),
-        slo=setup.slo,
+        objectives=goals,
         rate_rps=rate_rps,
-        minimum_accuracy_ratio=asked.minimum_accuracy_ratio,
-        replan_ratio=replan_ratio,
-        settle_s=settle_s,
+        trigger=ReplanTrigger(base_g_per_kwh * site.pue, site.pue, replan_ratio, settle_s=settle_s),
     )
     if not isinstance(rule, CloverPolicy) or rule.search == PREDICT:
         return PolicyBinding(policy, predictor, rate_rps, base, metrics)
     if site.mode is not Mode.ACT:
         remark = (
-            f"{setup.name}: mode {site.mode} tries nothing on the running service, so search: {rule.search} is left "
-            "aside and layouts are advised from the profile; mode: act searches by trials"
+            f"{setup.name}: search: {rule.search} needs mode: act, which may try layouts on the running service; "
+            f"in mode {site.mode} layouts are advised from the profile"
         )
         return PolicyBinding(policy, predictor, rate_rps, base, metrics, remark=remark)
-    return PolicyBinding(trial_policy(policy, rule, setup, base), predictor, rate_rps, base, metrics, rule.trials)
+    trying = replace(policy, search=trial_search(rule, setup, predictor, base, site.pue))
+    return PolicyBinding(trying, predictor, rate_rps, base, metrics, rule.trials)
 
 
-def trial_policy(predicting: VariantPolicy, rule: CloverPolicy, setup: ServiceSetup, base: Layout) -> TrialPolicy:
-    """The same choice by trials on the running service.
+def trial_search(
+    rule: CloverPolicy, setup: ServiceSetup, predictor: Predictor, base: Layout, pue: float
+) -> TrialSearch:
+    """The search by trials on the running service.
 
     Args:
-        predicting: The same choice by prediction.
         rule: How to search.
         setup: The service.
-        base: The yardstick.
-
-    Raises:
-        InfeasibleError: No variant is as accurate as asked for.
+        predictor: Accuracy of its variants, and what the profile predicts.
+        base: The baseline.
+        pue: Facility energy per IT energy.
     """
-    trials, objective = rule.trials, predicting.objective
-    menu = slice_menu(setup.partitions)
-    problem = TrialProblem(
-        accuracy_ratio=predicting.predictor.accuracy_ratio,
+    trials, menu = rule.trials, slice_menu(setup.partitions)
+    return TrialSearch(
+        accuracy_ratio=predictor.accuracy_ratio,
         menu=menu,
         devices=1,
-        base=base,
-        base_g_per_kwh=objective.base_g_per_kwh,
+        baseline=base,
+        base_g_per_kwh=rule.base_g_per_kwh,
         disabled=misfits(menu, {variant.name: variant.memory_bytes for variant in setup.family.variants}),
-        base_pue=objective.base_pue,
-        pue=objective.pue,
-        search=rule.search,
+        base_pue=pue,
+        pue=pue,
+        method=rule.search,
         seed=trials.seed,
-    )
-    return TrialPolicy(
-        service=predicting.service,
-        problem=problem,
-        terms=TrialTerms(objective.lambda_ratio, predicting.slo, predicting.minimum_accuracy_ratio),
-        rate_rps=predicting.rate_rps,
-        replan_ratio=predicting.replan_ratio,
-        settle_s=predicting.settle_s,
-        budget=Budget(
+        budget=TrialBudget(
             count=trials.count,
             clock_s=trials.clock_s,
             longest_s=trials.longest_s,
-            fewest=trials.fewest,
+            min_requests=trials.min_requests,
             energy_tolerance_ratio=trials.energy_tolerance_ratio,
         ),
     )
 
 
-def with_terms(policy: VariantPolicy | TrialPolicy, terms: TrialTerms) -> VariantPolicy | TrialPolicy:
-    """The same policy, asked for something else.
-
-    Raises:
-        InfeasibleError: No layout reaches the accuracy asked for.
-    """
-    if isinstance(policy, TrialPolicy):
-        return replace(policy, terms=terms)
-    return replace(
-        policy,
-        objective=replace(policy.objective, lambda_ratio=terms.lambda_ratio),
-        slo=terms.slo,
-        minimum_accuracy_ratio=terms.minimum_accuracy_ratio,
-    )
-
-
-def terms_of(policy: VariantPolicy | TrialPolicy) -> TrialTerms:
-    """What a policy is asked for."""
-    if isinstance(policy, TrialPolicy):
-        return policy.terms
-    return TrialTerms(policy.objective.lambda_ratio, policy.slo, policy.minimum_accuracy_ratio)
-
-
-def objectives_from_config(config: ServiceConfig, best_accuracy_ratio: float) -> TrialTerms:
-    """What a site file asks of a service: weight of carbon, latency, accuracy never to go below."""
+def objectives_from_config(config: ServiceConfig, best_accuracy_ratio: float) -> ServiceObjectives:
+    """Objectives of a service in a site file: weight of carbon, SLO, accuracy never to go below."""
     rule, least = config.policy, config.minimum_accuracy_ratio
     lambda_ratio = rule.lambda_ratio if isinstance(rule, CloverPolicy) else 1.0
     if isinstance(rule, CloverPolicy) and rule.accuracy_loss_ratio is not None:
         lambda_ratio, least = 1.0, max(least, best_accuracy_ratio * (1.0 - rule.accuracy_loss_ratio))
-    return TrialTerms(lambda_ratio, config.slo.as_slo(), least)
+    return ServiceObjectives(lambda_ratio, config.slo.as_slo(), least)

@@ -1,22 +1,26 @@
-"""``joulery up`` from a site file to its summary: found, profiled, served, loaded, accounted."""
+"""``joulery up``, from a site file to its report: profile, serve, load, account."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from joulery.app.serving.facts import tell_clock, tell_machine, tell_profile, tell_service, tell_serving
-from joulery.app.serving.gateway_handle import GatewayHandle, front
+from joulery.app.doctor import energy, machine_in_words
+from joulery.app.profiling.service_profile import Obtained, obtain_profile
+from joulery.app.serving.gateway_handle import GatewayHandle, Pages, no_pages, open_gateway
 from joulery.app.serving.governed import govern, join_keepers
 from joulery.app.serving.llm_site import mount_llms, settle_llm_meter, start_llms
 from joulery.app.serving.loads import Loads, longest_s, scaled, text_key
-from joulery.app.serving.planned import follow_site, planned_session, tell_plan
-from joulery.app.serving.service import ServiceSetup, choose, service_setup
+from joulery.app.serving.planned import follow_site, planned_control
+from joulery.app.serving.service import choose, service_setup
+from joulery.app.serving.site_watch import SiteWatch
+from joulery.app.serving.view import ServeView
 from joulery.app.wiring.carbon import carbon_source
 from joulery.app.wiring.gpu_groups import pods_of
 from joulery.app.wiring.gpus import LocalGpus, local_gpus
@@ -28,37 +32,37 @@ from joulery.config.carbon import CarbonConfig
 from joulery.config.services import ServiceConfig
 from joulery.config.site import Mode, Site
 from joulery.domain.errors import ConfigError
+from joulery.domain.ports import Engine
 from joulery.runtime.llm.statistics import LLMUsage
+from joulery.runtime.load import LoadResult
 from joulery.runtime.measuring.measure import RUNS
-from joulery.runtime.profiling.obtain import Obtained, obtain_profile
-from joulery.runtime.runs.recorded import load_run
+from joulery.runtime.measuring.sampling import start_sampler
 from joulery.runtime.serving.controller import RequestWindow
 from joulery.runtime.serving.finish import Finished, finish
 from joulery.runtime.serving.governing import ClockController
-from joulery.runtime.serving.intensity import Grid
+from joulery.runtime.serving.history import SessionHistory
+from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.live_sample import LiveSample
-from joulery.runtime.serving.loading import LoadResult
-from joulery.runtime.serving.pace import Pace
-from joulery.runtime.serving.provisioned import ProvisionedSession
-from joulery.runtime.serving.running_service import RunningService
-from joulery.runtime.serving.session import Session
-from joulery.runtime.serving.site_watch import SiteWatch
-from joulery.store.files import write_atomically
-from joulery.store.run.directory import RunWriter, create_run, new_run_id
-from joulery.ui.reports.html import render_html
-from joulery.ui.reports.table import roll_up
-from joulery.ui.reports.up_screen import Screen
+from joulery.runtime.serving.planned import PlanControl
+from joulery.runtime.serving.policy_control import PolicyControl
+from joulery.runtime.serving.running_service import RunningService, ServiceSetup
+from joulery.runtime.serving.session import Control, Pace, ServingSession
+from joulery.store.run.directory import SAMPLES, RunWriter, create_run, new_run_id
+
+SCHEMA = "joulery.up/1"
+METERS_SHOWN = 3
+"""Checks of ``joulery doctor`` shown at the start: the meters; the sampler is about to be tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line asked for.
+    """Options of a run.
 
     Attributes:
         site: The site.
         duration_s: How long to run; the load's own duration when None.
         stay: Go on serving after the load has ended, until interrupted.
-        out: The run directory; a new one in ``runs/`` when None.
+        out: The run folder; a new one in ``runs/`` when None.
         fresh: Profile even where a profile is kept.
         argv: The command line, for the manifest.
         send: Send the loads of the site file.
@@ -78,55 +82,130 @@ class Options:
 
 
 class Interrupted(Exception):  # noqa: N818 - it ends a run, it is no error
-    """Somebody asked for the end before anything was served."""
+    """The run was interrupted before anything was served."""
 
 
-async def up(options: Options, screen: Screen, stop: asyncio.Event) -> dict[str, Any]:
+async def up(options: Options, view: ServeView, stop: asyncio.Event, pages: Pages = no_pages) -> dict[str, Any]:
     """Run a site; returns its report once everything has ended.
 
     Args:
-        options: What was asked for.
-        screen: Where to speak.
-        stop: Set when somebody asks for the end.
+        options: What to run, and for how long.
+        view: Shows the run as it goes.
+        stop: Set to end the run early.
+        pages: Makes the dashboard's routes.
 
     Raises:
-        Interrupted: The end was asked for before anything was served.
-        JouleryError: Something is not to be had; nothing is left running.
+        Interrupted: The run was ended before anything was served.
+        JouleryError: Something it needs is not available; nothing is left running.
     """
     site = scaled(options.site, options.duration_s)
-    configs, cache = the_services(site), cache_folder()
+    configs = the_services(site)
     async with AsyncExitStack() as stack:
-        writer = stack.enter_context(_run(options, site))
-        gate = await stack.enter_async_context(front(site, [config.name for config in configs], writer))
-        await tell_machine(screen)
-        meters, pace = meter_specs(site.meters), Pace.over(longest_s(site))
-        grid = Grid(site.carbon, _opened, time.time)
-        session: Session
-        gpus = await _gpus(site, stack, screen)
-        if options.plan is not None:
-            session = planned_session(site, options.plan, writer, gate, grid, meters, pace, cache, gpus)
-            tell_plan(screen, session)
-        else:
-            hosted = await _chosen(options, site, meters, pace, cache, screen, stop, gpus)
-            cores = tuple(sorted({core for one in hosted for core in one.setup.cores}))
-            engine = gate.engine(site, cores, None if gpus is None else gpus.places)
-            session = Session(site, hosted, writer, engine, meters=meters, grid=grid, pace=pace)
-            if options.file is not None:
-                session.follow(SiteWatch(options.file))
+        writer = stack.enter_context(_run_folder(options, site))
+        gate = await stack.enter_async_context(open_gateway(site, [config.name for config in configs], writer, pages))
+        view.machine(machine_in_words(), await asyncio.to_thread(lambda: list(islice(energy(), METERS_SHOWN))))
+        start = _Start(options, site, view, stop, gate, SessionHistory(writer), await _gpus(site, stack, view))
+        session = await start.session()
         stack.push_async_callback(session.engine.close)
         stack.push_async_callback(session.stop)
-        keepers = await govern(session, stack, lambda clock: tell_clock(screen, clock, site.mode))
+        keepers = await govern(session, stack, view)
         await _unless_stopped(session.serve(), stop)
         gate.open_to(session)
         ledger = LLMUsage({model.name: model.owner for model in site.language_models})
         await _language_models(site, gate, ledger, keepers, stack, stop)
-        tell_serving(screen, session, gate.server)
-        results = await _serve(options, session, gate, screen, stop)
+        view.serving(session, gate.server.url)
+        results = await _serve(options, session, gate, view, stop)
         await gate.server.stop()
         await session.stop()
         client = LoadResult.together(list(results.values()))
         finished = finish(session, load_cpu_s=client.cpu_s, language_models=ledger.figures())
-    return _with_page(finished, results, session.hosted, dashboard=f"{gate.server.url}/dashboard")
+    return _report(finished, results, session.services, dashboard=f"{gate.server.url}/dashboard")
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Everything a session is made from."""
+
+    options: Options
+    site: Site
+    view: ServeView
+    stop: asyncio.Event
+    gate: GatewayHandle
+    history: SessionHistory
+    gpus: LocalGpus | None
+    cache: Path = field(default_factory=cache_folder)
+
+    async def session(self) -> ServingSession:
+        """The session of a plan, or of the services' own policies; it runs nothing yet."""
+        site, options, writer = self.site, self.options, self.history.writer
+        meters, pace = meter_specs(site.meters), Pace.over(longest_s(site))
+        grid = LiveIntensity(site.carbon, self._carbon_source, time.time)
+        control: Control
+        if options.plan is not None:
+            services, engine, control = planned_control(
+                site, options.plan, self.history, self.gate, self.cache, self.gpus
+            )
+            self.view.plan(control.plan)
+        else:
+            services, engine = await self._services(meters, pace)
+            control = PolicyControl(services, engine, self.history, grid, site.mode, pace.step_s)
+        session = ServingSession(
+            site,
+            services,
+            self.history,
+            engine,
+            control,
+            start_sampler=lambda: start_sampler(writer.path / SAMPLES, meters, site.meters.period_s),
+            grid=grid,
+            pace=pace,
+        )
+        if options.file is not None and options.plan is None:
+            watch = SiteWatch(options.file)
+            session.follow(lambda: watch.revisions(session.services))
+        return session
+
+    async def _services(
+        self, meters: tuple[MeterSpec, ...] | None, pace: Pace
+    ) -> tuple[dict[str, RunningService], Engine]:
+        """The services, profiled, each with its policy, and the engine for them."""
+        groups = {} if self.gpus is None else pods_of(self.site, self.gpus)
+        setups = [service_setup(self.site, one, self.cache, groups.get(one.name)) for one in self.site.services]
+        services = {}
+        for config, setup in zip(self.site.services, setups, strict=True):
+            self.view.service(setup)
+            profiling = self._profile(config, setup, meters, groups.get(config.name))
+            obtained = await _unless_stopped(profiling, self.stop)
+            self.view.profile(obtained, setup)
+            services[setup.name] = self._running(config, setup, obtained, pace)
+        cores = tuple(sorted({core for one in services.values() for core in one.setup.cores}))
+        return services, self.gate.engine(self.site, cores, None if self.gpus is None else self.gpus.places)
+
+    async def _profile(
+        self, config: ServiceConfig, setup: ServiceSetup, meters: tuple[MeterSpec, ...] | None, gpus: LocalGpus | None
+    ) -> Obtained:
+        load = self.site.load_of(config)
+        return await obtain_profile(
+            setup,
+            given=config.profile,
+            cache=self.cache,
+            folder=None if load is None else load.inputs,
+            meters=meters,
+            fresh=self.options.fresh,
+            progress=self.view.progress,
+            places=None if gpus is None else gpus.places,
+        )
+
+    def _running(self, config: ServiceConfig, setup: ServiceSetup, obtained: Obtained, pace: Pace) -> RunningService:
+        """A service with its policy."""
+        chosen = choose(self.site, config, setup, obtained.profile)
+        window = RequestWindow(setup.name, pace.window_s(chosen.rate_rps))
+        trials = chosen.trials
+        sampling = None if trials is None else LiveSample(setup.name, trials.confidence_ratio, trials.warm_up_s)
+        load = self.site.load_of(config)
+        return RunningService(setup, chosen, obtained.profile, window, load, obtained.source, sampling)
+
+    def _carbon_source(self, section: CarbonConfig) -> Any:
+        return carbon_source(section, self.cache)
 
 
 async def _language_models(
@@ -137,7 +216,7 @@ async def _language_models(
     stack: AsyncExitStack,
     stop: asyncio.Event,
 ) -> None:
-    """Put the site's language models beside its services; each has its own queue and meter."""
+    """Serve the site's language models beside its services, with meters of their own."""
     if not site.language_models:
         return
     text = mount_llms(site, gate.gateway, gate.metrics, stack, gate.workers_log, ledger)
@@ -145,31 +224,6 @@ async def _language_models(
     await _unless_stopped(start_llms(text), stop)
     keeping = asyncio.create_task(settle_llm_meter(text), name="text meter")
     stack.callback(keeping.cancel)
-
-
-async def _chosen(
-    options: Options,
-    site: Site,
-    meters: tuple[MeterSpec, ...] | None,
-    pace: Pace,
-    cache: Path,
-    screen: Screen,
-    stop: asyncio.Event,
-    gpus: LocalGpus | None,
-) -> list[RunningService]:
-    """The services, profiled, each with its policy."""
-    pods = {} if gpus is None else pods_of(site, gpus)
-    setups = [service_setup(site, config, cache, pods.get(config.name)) for config in site.services]
-    hosted = []
-    for config, setup in zip(site.services, setups, strict=True):
-        tell_service(screen, setup)
-        load = site.load_of(config)
-        folder = None if load is None else load.inputs
-        pod = pods.get(config.name)
-        obtained = await _unless_stopped(_profile(options, config, setup, folder, meters, cache, screen, pod), stop)
-        tell_profile(screen, obtained, setup)
-        hosted.append(_hosted(site, config, setup, obtained, pace))
-    return hosted
 
 
 def the_services(site: Site) -> tuple[ServiceConfig, ...]:
@@ -188,8 +242,8 @@ def the_services(site: Site) -> tuple[ServiceConfig, ...]:
 
 
 @contextmanager
-def _run(options: Options, site: Site) -> Iterator[RunWriter]:
-    """The run directory; closed as failed when something raises."""
+def _run_folder(options: Options, site: Site) -> Iterator[RunWriter]:
+    """The run folder; closed as failed when something raises."""
     folder = options.out or RUNS / new_run_id(time.time())
     zone = getattr(site.carbon, "zone", None)
     owners = {service.owner for service in site.services}
@@ -198,83 +252,48 @@ def _run(options: Options, site: Site) -> Iterator[RunWriter]:
         yield writer
 
 
-async def _profile(
-    options: Options,
-    config: ServiceConfig,
-    setup: ServiceSetup,
-    folder: Path | None,
-    meters: tuple[MeterSpec, ...] | None,
-    cache: Path,
-    screen: Screen,
-    gpus: LocalGpus | None,
-) -> Obtained:
-    return await obtain_profile(
-        setup,
-        given=config.profile,
-        cache=cache,
-        folder=folder,
-        meters=meters,
-        fresh=options.fresh,
-        progress=screen.progress,
-        places=None if gpus is None else gpus.places,
-    )
-
-
-def _hosted(site: Site, config: ServiceConfig, setup: ServiceSetup, obtained: Obtained, pace: Pace) -> RunningService:
-    """A service with its policy."""
-    chosen = choose(site, config, setup, obtained.profile)
-    window = RequestWindow(setup.name, pace.window_s(chosen.rate_rps))
-    trials = chosen.trials
-    sampling = None if trials is None else LiveSample(setup.name, trials.confidence_ratio, trials.warm_up_s)
-    return RunningService(setup, chosen, obtained.profile, window, site.load_of(config), obtained.source, sampling)
-
-
-def _opened(section: CarbonConfig) -> Any:
-    return carbon_source(section, cache_folder())
-
-
-async def _gpus(site: Site, stack: AsyncExitStack, screen: Screen) -> LocalGpus | None:
-    """The GPUs of this machine that the site names, on loan until the stack unwinds; None to run on the CPU.
+async def _gpus(site: Site, stack: AsyncExitStack, view: ServeView) -> LocalGpus | None:
+    """The GPUs of this machine that the site names, leased until the stack unwinds; None to run on the CPU.
 
     Raises:
-        ConfigError: It names some and may not act.
+        ConfigError: It names some, and its mode is not act.
     """
     if not site.fleet.devices:
         return None
     if site.mode is not Mode.ACT:
         raise ConfigError(
-            f"the services are to run on GPUs, which have to be cut or shared for them, and the mode is {site.mode}",
+            f"services on GPUs need the GPUs partitioned or shared, and the mode is {site.mode}",
             pointer="mode",
             got=site.mode.value,
             expected="act",
             hint="mode: act; or leave out fleet.devices to try the services on the CPU",
         )
-    holder = await stack.enter_async_context(held_leases(screen.warn))
+    holder = await stack.enter_async_context(held_leases(view.warn))
     found = await asyncio.to_thread(local_gpus, site.fleet.devices, holder)
     stack.callback(found.close)
     return found
 
 
 async def _serve(
-    options: Options, session: Session, gate: GatewayHandle, screen: Screen, stop: asyncio.Event
+    options: Options, session: ServingSession, gate: GatewayHandle, view: ServeView, stop: asyncio.Event
 ) -> dict[str, LoadResult]:
-    """Serve until the loads have ended (``stay``: until stopped), or somebody asks for the end.
+    """Serve until the loads have ended (``stay``: until stopped).
 
     Returns:
-        What the client of each service with a load saw, and of each language model (:func:`text_key`).
+        The client's result of each load, by service, or by :func:`text_key` for a language model.
     """
     loaded = options.send and longest_s(session.site) is not None
     planned_s = longest_s(session.site) if loaded else options.duration_s
-    screen.begin(session.site_label.services, None if options.stay else planned_s)
-    session.watch(lambda tick: screen.tick(tick, tick.t_s - session.started_s))
-    session.on_decision(screen.decision)
+    view.begin(session.site_label.services, None if options.stay else planned_s)
+    session.watch(lambda tick: view.tick(tick, tick.t_s - session.started_s))
+    session.on_decision(view.decision)
     loads = Loads(session, gate)
     running = asyncio.create_task(_run_session(options, session, loads, gate), name="session")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     results: dict[str, LoadResult] = {}
     try:
         if loaded:
-            for one in session.hosted:
+            for one in session.services.values():
                 loads.start(one)
             for model in session.site.language_models:
                 loads.start_llm(model)
@@ -296,13 +315,14 @@ async def _serve(
     return results
 
 
-async def _run_session(options: Options, session: Session, loads: Loads, gate: GatewayHandle) -> None:
+async def _run_session(options: Options, session: ServingSession, loads: Loads, gate: GatewayHandle) -> None:
     """Control and tick; a plan also follows its site file."""
-    if options.file is None or not isinstance(session, ProvisionedSession):
+    control = session.control
+    if options.file is None or not isinstance(control, PlanControl):
         await session.run()
         return
     watch = SiteWatch(options.file)
-    following = asyncio.create_task(follow_site(session, loads, watch, gate, cache_folder()), name="follow")
+    following = asyncio.create_task(follow_site(session, control, loads, watch, gate, cache_folder()), name="follow")
     try:
         await session.run()
     finally:
@@ -311,10 +331,10 @@ async def _run_session(options: Options, session: Session, loads: Loads, gate: G
 
 
 async def _unless_stopped(work: Any, stop: asyncio.Event) -> Any:
-    """The result of some work; cancelled, and its cleaning up awaited, when somebody asks for the end.
+    """The result of some work; cancelled, and its clean-up awaited, when ``stop`` is set first.
 
     Raises:
-        Interrupted: The end was asked for first.
+        Interrupted: ``stop`` was set first.
     """
     task = asyncio.ensure_future(work)
     stopping = asyncio.create_task(stop.wait())
@@ -329,39 +349,35 @@ async def _unless_stopped(work: Any, stop: asyncio.Event) -> Any:
         stopping.cancel()
 
 
-def _with_page(
+def _report(
     finished: Finished,
-    results: dict[str, LoadResult],
-    hosted: Sequence[RunningService],
+    results: Mapping[str, LoadResult],
+    services: Mapping[str, RunningService],
     *,
     dashboard: str,
 ) -> dict[str, Any]:
-    """The report with what is known only now: the page, where everything is, what the clients saw."""
-    page = finished.path / "report.html"
-    text = render_html(roll_up([load_run(finished.path, with_course=True)], "component"))
-    write_atomically(page, lambda file: file.write(text.encode()))
-    profiled = {one.name: one.profiled for one in hosted}
-    services = [
-        {
-            **entry,
-            "client": results.get(entry["service"], LoadResult()).as_dict(),
-            "profile": profiled[entry["service"]],
-        }
+    """The report with what the clients measured and where everything is."""
+    profiled = {name: one.profiled for name, one in services.items()}
+    entries = [
+        {**entry, **_client(results.get(entry["service"])), "profile": profiled[entry["service"]]}
         for entry in finished.report["services"]
     ]
-    client = LoadResult.together([result for name, result in results.items() if name in profiled])
     models = [
-        {**entry, "client": results.get(text_key(entry["model"]), LoadResult()).as_dict()}
-        for entry in finished.report["language_models"]
+        {**entry, **_client(results.get(text_key(entry["model"])))} for entry in finished.report["language_models"]
     ]
+    client = LoadResult.together([result for name, result in results.items() if name in profiled])
     return {
         **finished.report,
-        "schema": "joulery.up/1",
-        "client": client.as_dict(),
+        "schema": SCHEMA,
+        **_client(client),
         "profile": "; ".join(dict.fromkeys(profiled.values())),
-        "services": services,
+        "services": entries,
         "language_models": models,
         "run": str(finished.path),
-        "html": str(page),
         "dashboard": dashboard,
     }
+
+
+def _client(result: LoadResult | None) -> dict[str, Any]:
+    result = result or LoadResult()
+    return {"client": result.as_dict(), "planned": result.planned, "sent": result.sent, "unsent": result.unsent}

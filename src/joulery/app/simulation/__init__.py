@@ -26,7 +26,6 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "clocks": "joulery.app.simulation.clock_study",
         "ordering": "joulery.app.simulation.ordering_study",
         "training": "joulery.app.simulation.training_study",
-        "training-figures": "joulery.app.simulation.training_figures",
         "variants": "joulery.app.simulation.variant_study",
     }
 )
@@ -62,12 +61,10 @@ class Played:
     Attributes:
         document: JSON-ready; what ``--json`` prints and a run directory keeps.
         view: The same for a terminal.
-        page: Makes the same as one HTML page, for the kinds that have pictures.
     """
 
     document: dict[str, Any]
     view: Sequence[RenderableType]
-    page: Callable[[], str] | None = None
 
 
 def play(scenario: Scenario, overrides: Overrides, progress: Progress) -> Played:
@@ -77,11 +74,17 @@ def play(scenario: Scenario, overrides: Overrides, progress: Progress) -> Played
         ConfigError: A flag that this kind does not take, or an unknown policy.
         JouleryError: As the kind's own ``play``.
     """
+    if scenario.kind == "training-figures":
+        raise ConfigError(
+            "kind training-figures has moved to a command of the repository",
+            got=scenario.kind,
+            hint="in a clone of joulery: python -m reproduce green --html green.html",
+        )
     module = importlib.import_module(KINDS[scenario.kind])
     for name in overrides.inputs:
         if name not in module.ACCEPTS:
-            takes = ", ".join(f"--{flag}" for flag in sorted(module.ACCEPTS)) or "none of its kind"
-            raise ConfigError(f"a scenario of kind {scenario.kind} takes no --{name}", expected=takes)
+            takes = ", ".join(f"--{flag.replace('_', '-')}" for flag in sorted(module.ACCEPTS)) or "none of its kind"
+            raise ConfigError(f"a scenario of kind {scenario.kind} takes no --{name.replace('_', '-')}", expected=takes)
     played = module.play(scenario, overrides, progress)
     assert isinstance(played, Played)
     return played

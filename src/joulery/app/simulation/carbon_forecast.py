@@ -1,4 +1,4 @@
-"""What the schedulers of a training scenario are told of the intensity of the hours to come."""
+"""The schedulers' carbon forecast in a training scenario."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from joulery.app.simulation import Overrides
 from joulery.app.wiring.hourly_intensity import forecast_hours
 from joulery.config.carbon import CarbonFile, carbon_from_flags
 from joulery.config.parsing.quantity import RATIO, flag_quantity
-from joulery.config.scenarios.training_study import Foresight, TrainingScenario
+from joulery.config.scenarios.training_study import CarbonForecastConfig, TrainingScenario
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.errors import ConfigError
 from joulery.sim.core.hourly_intensity import Intensity, day_ahead, forecast, typical
@@ -20,10 +20,10 @@ Belief = Callable[[int], Intensity | None]
 
 
 def believed(scenario: TrainingScenario, overrides: Overrides, grids: Mapping[str, CarbonSeries]) -> dict[str, Belief]:
-    """What is believed in each region.
+    """The forecast in each region.
 
     Raises:
-        ConfigError: A region has no forecast and should have one, or the flag makes no sense.
+        ConfigError: A region has no forecast and should have one, or the flag is invalid.
         DataError: A forecast does not cover the hours of its region.
     """
     how, file = _wanted(scenario, overrides)
@@ -33,46 +33,46 @@ def believed(scenario: TrainingScenario, overrides: Overrides, grids: Mapping[st
     if how.kind == "typical":
         return {region: partial(_always, typical(truth)) for region, truth in truths.items()}
     if how.kind == "error":
-        return {region: partial(_made_up, truth, how.error_ratio) for region, truth in truths.items()}
+        return {region: partial(_synthetic, truth, how.error_ratio) for region, truth in truths.items()}
     by_name = {grid.name: grid.carbon for grid in scenario.regions}
     beliefs: dict[str, Belief] = {}
     for region, truth in truths.items():
         config = file if file is not None else by_name.get(region)
         if not isinstance(config, CarbonFile):
-            hint = "give its file: --foresight forecast.csv"
-            raise ConfigError(f"nothing names a recorded forecast for {region}", pointer="foresight.kind", hint=hint)
+            hint = "give its file: --carbon-forecast forecast.csv"
+            raise ConfigError(f"there is no recorded forecast for {region}", pointer="carbon_forecast.kind", hint=hint)
         hours = forecast_hours(config, grids[region], scenario.month)
         beliefs[region] = partial(_always, forecast(hours, truth))
     return beliefs
 
 
-def _wanted(scenario: TrainingScenario, overrides: Overrides) -> tuple[Foresight, CarbonFile | None]:
-    """The scenario's foresight, or that of ``--foresight``: a word, an error, or a file with the forecast."""
-    text = overrides.inputs.get("foresight")
+def _wanted(scenario: TrainingScenario, overrides: Overrides) -> tuple[CarbonForecastConfig, CarbonFile | None]:
+    """The scenario's forecast, or that of ``--carbon-forecast``: a kind, an error, or a file."""
+    text = overrides.inputs.get("carbon_forecast")
     if text is None:
-        return scenario.foresight, None
+        return scenario.carbon_forecast, None
     if text in ("oracle", "typical", "recorded"):
-        return Foresight.model_validate({"kind": text}), None
-    path = overrides.path("foresight")
+        return CarbonForecastConfig.model_validate({"kind": text}), None
+    path = overrides.path("carbon_forecast")
     if path is not None and path.exists():
         config = carbon_from_flags(file=str(path))
         assert isinstance(config, CarbonFile)
-        return Foresight.model_validate({"kind": "recorded"}), config.model_copy(update={"forecast": path})
+        return CarbonForecastConfig.model_validate({"kind": "recorded"}), config.model_copy(update={"forecast": path})
     try:
-        error_ratio = flag_quantity(text, RATIO, "--foresight")
+        error_ratio = flag_quantity(text, RATIO, "--carbon-forecast")
     except ConfigError as error:
         raise ConfigError(
-            "is neither a file nor a kind of foresight",
-            pointer="--foresight",
+            "is neither a file nor a kind of forecast",
+            pointer="--carbon-forecast",
             got=text,
             expected='oracle, typical, recorded, an error such as "27 %", or a CSV file of the forecast',
         ) from error
-    return Foresight.model_construct(kind="error", error_ratio=error_ratio), None
+    return CarbonForecastConfig.model_construct(kind="error", error_ratio=error_ratio), None
 
 
 def _always(belief: Intensity, _seed: int) -> Intensity:
     return belief
 
 
-def _made_up(truth: Intensity, error_ratio: float, seed: int) -> Intensity:
+def _synthetic(truth: Intensity, error_ratio: float, seed: int) -> Intensity:
     return day_ahead(truth, error_ratio, Streams(seed)("forecast"))

@@ -27,8 +27,9 @@ from joulery.sim.training.cluster import TrainingRun
 from joulery.sim.training.study import Setting, jobs_from_trace, run_scheme, scheme, synthetic_trace
 from joulery.sim.training.workload import Jobs
 from joulery.store.columns import read_column
+from joulery.tabular import csv_header
 
-ACCEPTS = frozenset({"trace", "carbon", "column", "days", "seed", "foresight"})
+ACCEPTS = frozenset({"trace", "carbon", "column", "days", "seed", "carbon_forecast"})
 _DAY_S = 86_400.0
 
 
@@ -142,9 +143,7 @@ def jobs_of(trace: SyntheticTrace | RecordedTrace, streams: Streams, days: int |
 
 def _requested(file: Path) -> FloatArray | None:
     """GPUs asked for, where the trace says (``num_gpus``); PAI's ``width`` is no GPU count and is not used."""
-    with file.open(encoding="utf-8-sig") as lines:
-        header = lines.readline().strip().split(",")
-    return read_column(file, "num_gpus") if "num_gpus" in header else None
+    return read_column(file, "num_gpus") if "num_gpus" in csv_header(file) else None
 
 
 def _rows(

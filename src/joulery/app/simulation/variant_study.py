@@ -22,12 +22,10 @@ from joulery.domain.serving.variant_table import VariantTable
 from joulery.perf.catalog.clover_services import CLOVER_SERVICES
 from joulery.sim.core.comparison import Interval, interval
 from joulery.sim.core.streams import Streams
-from joulery.sim.serving.exhaustive_profile import exhaustive_table
 from joulery.sim.serving.mixed_table import mixed
 from joulery.sim.serving.outcome import SchemeOutcome, StudySettings
-from joulery.sim.serving.schemes import SCHEMES, SEARCHING
-from joulery.sim.serving.study import run
-from joulery.sim.serving.trial_table import Bench, bench
+from joulery.sim.serving.schemes import SCHEMES, SEARCHING, run
+from joulery.sim.serving.trial_table import Bench, bench, exhaustive_table
 from joulery.store.columns import read_column
 from joulery.store.variant_tables import read_tables
 
@@ -64,13 +62,13 @@ def play(scenario: VariantsScenario, overrides: Overrides, progress: Progress) -
     for scheme in schemes:
         if scheme not in SCHEMES:
             raise ConfigError("no scheme of that name", got=scheme, expected=", ".join(SCHEMES))
-    grids = _grids(scenario, overrides)
+    grids = grids_of(scenario, overrides)
     seeds = overrides.seeds or scenario.seeds
-    benches = _benches(scenario, overrides, all_loads=False)
+    benches = benches_of(scenario, overrides, all_loads=False)
     if not scenario.gpus_alike:
         benches = {name: mixed(one) for name, one in benches.items()}
     tables = {name: made.table for name, made in benches.items()}
-    studies = _studies(scenario, overrides)
+    studies = studies_of(scenario, overrides)
     each = sum(seeds if scheme in SEARCHING else 1 for scheme in schemes)
     total = len(benches) * len(grids) * len(studies) * each
     rows = []
@@ -78,18 +76,10 @@ def play(scenario: VariantsScenario, overrides: Overrides, progress: Progress) -
         rows.append(row)
         progress(len(rows), total)
     document = {**_document(scenario, tables, rows), "pools": _pools(benches, rows)}
-
-    def drawn() -> str:
-        from joulery.sim.serving.figures import figures
-        from joulery.ui.reports.papers.clover_page import page
-
-        every = _benches(scenario, overrides, all_loads=True)
-        return page(figures(every, grids, studies[0], seeds), {name: one.table.quality for name, one in every.items()})
-
-    return Played(document, _view(scenario, tables, rows, schemes, seeds), drawn)
+    return Played(document, _view(scenario, tables, rows, schemes, seeds))
 
 
-def _studies(scenario: VariantsScenario, overrides: Overrides) -> list[StudySettings]:
+def studies_of(scenario: VariantsScenario, overrides: Overrides) -> list[StudySettings]:
     """What is weighed how: a study for each weight, or for each loss of accuracy allowed."""
     common = StudySettings(
         base_g_per_kwh=scenario.base_g_per_kwh,
@@ -115,7 +105,7 @@ def _loss(word: str) -> float:
     return ratio
 
 
-def _grids(scenario: VariantsScenario, overrides: Overrides) -> dict[str, list[float]]:
+def grids_of(scenario: VariantsScenario, overrides: Overrides) -> dict[str, list[float]]:
     """Intensities by name of the grid: the file's, or the one of ``--carbon``."""
     file, column = overrides.path("carbon"), overrides.inputs.get("column", "g_per_kwh")
     if file is not None:
@@ -127,7 +117,7 @@ def _grids(scenario: VariantsScenario, overrides: Overrides) -> dict[str, list[f
     return {grid.name: read_column(grid.file, grid.column).tolist() for grid in scenario.carbon}
 
 
-def _benches(scenario: VariantsScenario, overrides: Overrides, *, all_loads: bool) -> dict[str, Bench]:
+def benches_of(scenario: VariantsScenario, overrides: Overrides, *, all_loads: bool) -> dict[str, Bench]:
     """The services, with what their requests cost where that is known.
 
     Args:

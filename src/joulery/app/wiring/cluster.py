@@ -155,7 +155,7 @@ def green_policy(jobs: JobsConfig) -> Green:
         "profile_cache": config.profiles,
         "ceiling_gpu_s": config.ceiling_s,
         "levels": config.levels,
-        "oldest_share": config.elders,
+        "oldest_share": config.oldest_share,
         "ageing_s": config.ageing_s,
         "preempt_after_s": config.preempt_after_s,
     }

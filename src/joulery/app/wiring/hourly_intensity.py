@@ -12,6 +12,7 @@ from joulery.config.carbon import CarbonFile, CarbonTypical
 from joulery.domain.arrays import FloatArray
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.errors import ConfigError, DataError
+from joulery.tabular import csv_header
 
 _YEAR = (datetime(2023, 1, 1, tzinfo=UTC).timestamp(), datetime(2024, 1, 1, tzinfo=UTC).timestamp())
 
@@ -56,8 +57,9 @@ def forecast_hours(config: CarbonFile, truth: CarbonSeries, month: int | None = 
 
 def _forecast_column(path: Path) -> str:
     """The first column whose name says that it is a forecast."""
-    with path.open(encoding="utf-8-sig") as lines:
-        names = [name.strip() for name in lines.readline().split(",")]
+    names = csv_header(path)
+    if not names:
+        raise DataError("the file is empty", file=str(path))
     return next((name for name in names if "forecast" in name.lower()), names[-1])
 
 

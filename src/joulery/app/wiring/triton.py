@@ -14,7 +14,7 @@ from joulery.config.site import Site
 from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance
 from joulery.domain.serving.service import Slo
 from joulery.policies.placement.provisioning.standby import key_of, watched_of
-from joulery.runtime.serving.slice_assignment import delay_s
+from joulery.runtime.serving.planned import delay_s
 from joulery.store.files import disk_errors
 
 PORT = 8000

@@ -118,10 +118,10 @@ def _read(file: str) -> str:
             content = stream.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(
-            f"cannot read: {error.strerror or error}", file=file, hint=_READ_HINTS.get(type(error), "")
+            f"cannot be read: {error.strerror or error}", file=file, hint=_READ_HINTS.get(type(error), "")
         ) from None
     except ValueError as error:
-        raise ConfigError(f"cannot read: {error}", file=file) from None
+        raise ConfigError(f"cannot be read: {error}", file=file) from None
     if b"\0" in content:
         raise ConfigError("this is a binary file", file=file, expected="YAML text")
     try:

@@ -6,7 +6,7 @@ import os
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 
 from joulery.config.arrivals import ArrivalsConfig, ConstantArrivals, RateStep, increasing
 from joulery.config.parsing.problem import problem
@@ -21,7 +21,6 @@ from joulery.config.parsing.reading import Document, load_document, with_units
 from joulery.config.parsing.section import InputFile, InputFolder, Name, Section, Text
 from joulery.config.scenarios.clock_study import ClocksScenario
 from joulery.config.scenarios.ordering_study import OrderingScenario
-from joulery.config.scenarios.training_figures import TrainingFiguresScenario
 from joulery.config.scenarios.training_study import TrainingScenario
 from joulery.config.services import unique
 from joulery.domain.serving.service import Slo
@@ -211,13 +210,20 @@ class VariantsScenario(Section):
     """Length of a row of the carbon file."""
 
 
+class MovedScenario(Section):
+    """GREEN's evaluation, which ``python -m reproduce green`` runs now; read for one release to say so."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    kind: Literal["training-figures"]
+    scenario: Literal[1]
+    """Version of this format: 1."""
+    name: Name = "scenario"
+    """What it is called in reports."""
+
+
 Scenario = (
-    BatchedServingScenario
-    | VariantsScenario
-    | TrainingScenario
-    | TrainingFiguresScenario
-    | OrderingScenario
-    | ClocksScenario
+    BatchedServingScenario | VariantsScenario | TrainingScenario | MovedScenario | OrderingScenario | ClocksScenario
 )
 _ADAPTER: TypeAdapter[Scenario] = TypeAdapter(Annotated[Scenario, Field(discriminator="kind")])
 

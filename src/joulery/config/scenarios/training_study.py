@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -56,7 +56,7 @@ class TrainingGrid(Section):
     """Its source: a file, or the bundled typical days."""
 
 
-class Foresight(Section):
+class CarbonForecastConfig(Section):
     """The schedulers' forecast of carbon intensity; they know the present hour."""
 
     kind: Literal["oracle", "typical", "error", "recorded"] = "oracle"
@@ -68,6 +68,8 @@ class Foresight(Section):
 
 class TrainingScenario(Section):
     """Schedulers of training jobs, on one workload, one cluster and the carbon intensity of each region."""
+
+    ALIASES: ClassVar = {"foresight": "carbon_forecast"}
 
     kind: Literal["training"]
     scenario: Literal[1]
@@ -88,7 +90,7 @@ class TrainingScenario(Section):
     """Window whose mean separates green from dirty hours."""
     quantum_s: Seconds = Field(alias="quantum", default=1800.0)
     """Interval between scheduling rounds."""
-    foresight: Foresight = Foresight()
+    carbon_forecast: CarbonForecastConfig = CarbonForecastConfig()
     """The schedulers' forecast of carbon intensity."""
     policies: Annotated[tuple[SchemeText, ...], Field(min_length=1)] = ("green", "tiresias", "gaia")
     """Schedulers to compare; differences are against the first."""

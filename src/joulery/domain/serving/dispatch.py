@@ -1,13 +1,12 @@
-"""The one queue of a service: who waits, who is free, who serves whom.
+"""The one queue of a service: waiting requests, free replicas, and how they are paired.
 
 A first-in-first-out queue from which free replicas pull. The replica that has been idle longest gets the request that
 has waited longest. A replica works on one request at a time (Clover, section 2), or on one batch: with the request come
 those behind it that may be answered together with it (equal ``kind``), up to the replica's ``batch``; fewer only when
 the first of them has waited for ``max_delay_s`` (iGniter, section 2: Triton's dynamic batching). Nothing here waits,
-knows a clock or a socket: whoever drives it reports what happened, then calls ``pull`` until it is None.
+knows a clock or a socket: its driver reports what happened, then calls ``pull`` until it is None.
 
-A request whose replica died goes back to its place in the queue once, to be tried alone; when it dies again it is given
-up.
+A request that loses its replica goes back to its place in the queue once, to be tried alone. The second time it fails.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Ticket(Generic[T]):
     """One request in the queue or in a replica; compared by identity.
 
     Attributes:
-        payload: Whatever the driver wants back.
+        payload: Returned to the driver as it is.
         deadline_s: When it is no longer wanted, on the driver's clock.
         variant: The only variant that may serve it; empty for any.
         attempts: How many replicas have had it.
@@ -55,10 +54,10 @@ class Ticket(Generic[T]):
 
 
 class Server(Generic[T, W]):
-    """One replica as the queue sees it; compared by identity.
+    """One replica in the queue; compared by identity.
 
     Attributes:
-        payload: Whatever the driver wants back.
+        payload: Returned to the driver as it is.
         variant: What it runs.
         batch: How many requests it takes at once.
         max_delay_s: How long a request waits for others before a smaller batch will do.
@@ -122,7 +121,7 @@ class Dispatcher(Generic[T, W]):
         return True
 
     def pull(self, now_s: float = math.inf) -> tuple[Ticket[T], Server[T, W]] | None:
-        """The next pair of a request and its replica; None when nobody who waits can be served now.
+        """The next pair of a request and its replica; None when no waiting request can be served now.
 
         The replica's ``held`` has the whole batch, the request first.
 
@@ -202,7 +201,7 @@ class Dispatcher(Generic[T, W]):
         return given_up
 
     def withdraw(self, ticket: Ticket[T]) -> bool:
-        """Nobody wants the answer any more. True when it was still open; its replica, if any, finishes for nothing."""
+        """Withdraw a request. True when it was still open; its replica, if any, finishes for nothing."""
         if not ticket.open:
             return False
         ticket.open = False
@@ -212,18 +211,18 @@ class Dispatcher(Generic[T, W]):
         return True
 
     def expire(self, now_s: float) -> list[Ticket[T]]:
-        """Withdraw every request whose deadline has come, waiting or running; in order of arrival."""
+        """Withdraw every request past its deadline, waiting or running; in order of arrival."""
         late = [ticket for ticket in self.open_tickets() if ticket.deadline_s <= now_s]
         for ticket in late:
             self.withdraw(ticket)
         return sorted(late, key=lambda ticket: ticket.place)
 
-    def strand(self, variants: frozenset[str] | None = None) -> list[Ticket[T]]:
+    def drop_waiting(self, variants: frozenset[str] | None = None) -> list[Ticket[T]]:
         """Withdraw every waiting request, or those that ask for a variant outside ``variants``."""
-        stranded = [t for t in self._waiting if variants is None or (t.variant and t.variant not in variants)]
-        for ticket in stranded:
+        dropped = [t for t in self._waiting if variants is None or (t.variant and t.variant not in variants)]
+        for ticket in dropped:
             self.withdraw(ticket)
-        return stranded
+        return dropped
 
     def next_deadline_s(self) -> float:
         """The earliest deadline of anything open; infinity when nothing is."""

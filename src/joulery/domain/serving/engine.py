@@ -22,7 +22,7 @@ class ModelKind(StrEnum):
     PYTHON = "python"
     """A Python callable ``module:function``: takes a dict of arrays by name, returns one."""
     REMOTE = "remote"
-    """A model on another server that speaks the Open Inference Protocol: ``http://HOST:PORT/MODEL``."""
+    """A model on another server with the Open Inference Protocol: ``http://HOST:PORT/MODEL``."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -67,7 +67,7 @@ class ReplicaSpec:
     """One instance to run. Equal specs are interchangeable; a set of replicas is a multiset of specs.
 
     Attributes:
-        service: The service whose requests it answers.
+        service: The service it answers for.
         variant: Which variant of the service's family it is.
         slice: What it runs on.
         model: What it loads.
@@ -75,7 +75,7 @@ class ReplicaSpec:
         batch: How many requests it may answer together.
         max_delay_s: How long a request waits for others before a smaller batch will do.
         cores: The CPU cores it is bound to; empty for the least loaded ones.
-        standby: Loaded and warm, but takes no requests until it is told to (iGniter's shadow process).
+        standby: Loaded and warm, but takes no requests until it is promoted (iGniter 4.2).
         device: The GPU it must be on (``gpu:0``); empty for any with room, and off the GPU.
     """
 
@@ -293,10 +293,10 @@ Attributor = Callable[[str, str, float, float, float], EnergyShare | None]
 
 
 class RequestRecord(NamedTuple):
-    """One line of telemetry a request, whatever became of it.
+    """One line of telemetry a request, answered or not.
 
     Attributes:
-        service, variant, replica: Who was asked and who answered; empty where nobody did.
+        service, variant, replica: The service called, and what answered; empty where nothing did.
         arrival_s, start_s, end_s: First byte handled, taken by a replica (NaN when never), answered; Unix seconds.
         outcome: How it ended.
         service_s, cpu_s: Seconds and CPU seconds in the replica; 0 when it reached none.
@@ -326,7 +326,7 @@ class QueuedRequest(NamedTuple):
     """A request that was accepted and not answered yet.
 
     Attributes:
-        service: Whose it is.
+        service: The service called.
         arrival_s: When the engine got it, Unix seconds.
         variant: The variant that works on it; empty while it waits.
         start_s: When that took it, Unix seconds; NaN while it waits.

@@ -9,7 +9,7 @@ from joulery.domain.errors import ConfigError
 
 
 class SliceKind(StrEnum):
-    """How a device is cut. The first three exclude one another on one GPU."""
+    """How a device is partitioned. The first three exclude one another on one GPU."""
 
     WHOLE = "whole"
     MIG = "mig"
@@ -22,7 +22,7 @@ class Slice:
     """A part of one device that runs one instance.
 
     Attributes:
-        kind: How the device is cut.
+        kind: How the device is partitioned.
         profile: MIG profile name (``3g.20gb``); empty otherwise.
         share_ratio: Share of the device: MPS thread share; on CPU the share of its cores' time (a quota); else 1.
         cores: CPU cores; 0 on a GPU.
@@ -77,7 +77,7 @@ class ModelVariant:
         accuracy_ratio: Accuracy on the family's metric, 0 to 1.
         accuracy_source: Where the accuracy comes from (a citation, or "measured on ...").
         memory_bytes: Resident memory of one replica; 0 when not known.
-        autoregressive: True for generative models whose work grows with their output.
+        autoregressive: True for generative models: their work grows with their output.
     """
 
     name: str
@@ -115,12 +115,12 @@ class ModelFamily:
 
     @property
     def largest(self) -> ModelVariant:
-        """The most accurate variant: what runs where nobody optimises (Clover's BASE)."""
+        """The most accurate variant: what runs without optimisation (Clover's BASE)."""
         return max(self.variants, key=lambda variant: variant.accuracy_ratio)
 
 
 class SloScope(StrEnum):
-    """Which latency an SLO speaks of."""
+    """Which latency an SLO bounds."""
 
     END_TO_END = "end_to_end"
     """Arrival at the gateway to the last byte of the answer: queueing included."""

@@ -86,7 +86,7 @@ def to_bytes(array: Tensor) -> bytes:
 
 
 def from_bytes(raw: bytes | memoryview, datatype: str, shape: tuple[int, ...]) -> Tensor:
-    """The array whose binary layout is ``raw``; a read-only view of it, except ``BYTES``.
+    """The array with the binary layout ``raw``; a read-only view of it, except ``BYTES``.
 
     Raises:
         DataError: Unknown datatype, or the length does not fit the shape.

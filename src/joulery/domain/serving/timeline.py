@@ -1,8 +1,8 @@
-"""What a person sees of a running site: one tick a second or so, recorded and shown live in the same form.
+"""The state of a running site over time: one tick a second or so, recorded and shown live in the same form.
 
 A driver builds a :class:`Tick` a period. It logs each (a killed run stays readable), keeps the last few in a
-:class:`NowSnapshot` for whoever looks, and writes all of them when the run ends (``joulery.store.run.timeline``). NaN
-says that a value is not known; it is never shown as 0.
+:class:`NowSnapshot` for dashboards, and writes all of them when the run ends (``joulery.store.run.timeline``). NaN
+means that a value is not known; it is never shown as 0.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class CarbonLabel:
 
 @dataclass(frozen=True, slots=True)
 class ServiceLabel:
-    """What one service promised.
+    """One service and its SLO.
 
     Attributes:
         name: The service.

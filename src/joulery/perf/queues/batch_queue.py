@@ -19,7 +19,11 @@ import numpy as np
 from joulery.domain.arrays import FloatArray, IntArray
 
 _STATES_MAX = 160
-"""Largest queue that is told apart; beyond, requests are counted in bundles."""
+"""Longest queue counted request by request; beyond, requests are counted in bundles."""
+_DEEP_REQUESTS, _DEEP_BATCHES = 80, 8
+"""From so many arrivals within the deadline on, and so many batches, the tail is bounded in closed form."""
+_STEEP, _HALVINGS = 64.0, 50
+"""Steepest decay of the tail, a request, and halvings of the interval in which it is sought."""
 _MOMENTS, _WEIGHTS = np.polynomial.legendre.leggauss(6)
 """Where within a batch arrivals are looked at."""
 _SPREAD = ((-math.sqrt(3), 1 / 6), (0.0, 2 / 3), (math.sqrt(3), 1 / 6))
@@ -41,12 +45,56 @@ def late_ratio(rate_rps: float, scv: float, batch_s: Sequence[float], deadline_s
     batch = len(batch_s)
     if rate_rps * batch_s[-1] >= batch or batch_s[0] > deadline_s:
         return 1.0
+    times = np.asarray(batch_s, np.float64)
+    if rate_rps * deadline_s > max(_DEEP_REQUESTS, _DEEP_BATCHES * batch):
+        return _deep_queue(rate_rps, scv, times, deadline_s)
     bundle = max(1, math.ceil((2 * batch + 2 * rate_rps * deadline_s) / _STATES_MAX))
-    if bundle > 1:
-        size = max(1, batch // bundle)
-        times = np.interp(np.arange(1, size + 1) * batch / size, np.arange(1, batch + 1), batch_s)
-        return _late_ratio(rate_rps * size / batch, scv * size / batch, times, deadline_s)
-    return _late_ratio(rate_rps, scv, np.asarray(batch_s, np.float64), deadline_s)
+    size = max(1, batch // bundle)
+    return _late_ratio(rate_rps * size / batch, scv * size / batch, _bundled(times, size), deadline_s)
+
+
+def _bundled(times: FloatArray, size: int) -> FloatArray:
+    """Service times of batches that count ``size`` bundles at most instead of single requests."""
+    batch = len(times)
+    if size == batch:
+        return times
+    return np.interp(np.arange(1, size + 1) * batch / size, np.arange(1, batch + 1), times)
+
+
+def _deep_queue(rate: float, scv: float, times: FloatArray, deadline: float) -> float:
+    """Upper bound of the late ratio where many full batches of requests come within the deadline.
+
+    Only a long queue makes a request late then, and the waiting time of a long queue falls exponentially (Kingman,
+    1970): ``P(wait > t) <= exp(-decay * t)``. The batch in service and the request's own batch come on top of the wait.
+    """
+    full_s = float(times[-1])
+    return min(1.0, math.exp(-_decay(rate, scv, len(times), full_s) * max(deadline - 2 * full_s, 0.0)))
+
+
+def _decay(rate: float, scv: float, batch: int, full_s: float) -> float:
+    """Rate at which the tail of the waiting time falls, 1/s, while every batch is full.
+
+    The probability of a long queue falls by ``z`` a request, where ``z > 1`` solves ``z ** batch = E[z ** N]`` for the
+    arrivals ``N`` during one full batch, which shortens the wait by ``full_s``.
+    """
+    mean = rate * full_s
+
+    def excess(log_z: float) -> float:
+        z = math.exp(log_z)
+        if scv > 1 + 1e-9:
+            room = scv - (scv - 1) * z
+            return math.inf if room <= 0 else -mean / (scv - 1) * math.log(room) - batch * log_z
+        return mean * (1 - scv) * log_z + mean * scv * (z - 1) - batch * log_z
+
+    low, high = 0.0, 1.0
+    while excess(high) < 0:
+        high *= 2
+        if high > _STEEP:
+            return _STEEP * batch / full_s
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) < 0 else (low, middle)
+    return low * batch / full_s
 
 
 def _late_ratio(rate: float, scv: float, times: FloatArray, deadline: float) -> float:
@@ -55,14 +103,17 @@ def _late_ratio(rate: float, scv: float, times: FloatArray, deadline: float) -> 
     waiting = np.arange(states)
     served = np.clip(waiting, 1, batch)
     left = np.maximum(waiting - served, 0)
+    queue = _stationary(left, _counts(rate * times, scv, states)[served - 1])
+    idle = float(queue[0])
+    likely = queue > _UNLIKELY
+    queue, left, served = queue[likely], left[likely], served[likely]
     duration = times[served - 1]
-    queue = _stationary(left, _counts(rate * duration, scv, states))
-    # A request that comes at moment u of a batch finds those left behind and those that came before it.
-    moment = duration[:, None] * (1 + _MOMENTS) / 2
-    came = _counts(rate * moment.ravel(), scv, states).reshape(states, len(_MOMENTS), states)
+    # A request that comes at a moment of a batch finds those left behind and those that came before it.
+    moments = times[:, None] * (1 + _MOMENTS) / 2
+    came = _counts(rate * moments.ravel(), scv, states).reshape(batch, len(_MOMENTS), states)[served - 1]
     # Of a bursty process an arrival sees more than a random moment: what comes with it.
     ahead = left[:, None, None] + waiting[None, None, :] + max(0, math.ceil((scv - 1) / 2))
-    start = (duration[:, None] - moment)[:, :, None] + (ahead // batch) * times[-1]
+    start = (duration[:, None] - moments[served - 1])[:, :, None] + (ahead // batch) * times[-1]
     behind, spread = rate * start, np.sqrt(scv * rate * start)
     late = np.zeros(ahead.shape[:1] + start.shape[1:])
     for sigmas, weight in _SPREAD:
@@ -71,10 +122,12 @@ def _late_ratio(rate: float, scv: float, times: FloatArray, deadline: float) -> 
         late += weight * (start + times[together - 1] > deadline * (1 + 1e-12))
     late_now = ((came * late).sum(axis=2) @ _WEIGHTS) / 2
     arrivals = queue * rate * duration
-    # Whoever finds the server idle is served at once, alone.
-    return float(min(1.0, (arrivals @ late_now) / (arrivals.sum() + queue[0])))
+    # A request that finds the server idle is served at once, alone.
+    return float(min(1.0, (arrivals @ late_now) / (arrivals.sum() + idle)))
 
 
+_UNLIKELY = 1e-13
+"""Probability below which a queue length is left out of the sum over requests."""
 _RARE = 1e-100
 """A queue that shrinks less often than this does not shrink."""
 

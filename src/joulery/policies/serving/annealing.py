@@ -1,14 +1,14 @@
-"""Clover's search (SC'23, section 4.3) as ask and tell: which configuration to try next, and when to stop.
+"""Clover's search (SC'23, section 4.3) in ask/tell form: which configuration to try next, and when to stop.
 
-One search is one invocation of the optimiser, at one carbon intensity. It asks for a configuration, is told what a
-trial of it showed, moves its centre by simulated annealing, and asks for a neighbour of the centre. A configuration
-that was measured in an earlier invocation is not tried again: its accuracy, latency and energy are known, only its
-grams have changed with the grid. The search ends when trials stop helping or the budget is spent, and settles on the
-best configuration that keeps the latency limit; on none if it found none.
+One search is one invocation of the optimiser, at one carbon intensity. It asks for a configuration, gets the metrics of
+its trial, moves its centre by simulated annealing, and asks for a neighbour of the centre. A configuration measured in
+an earlier invocation is not tried again: its accuracy, latency and energy are known, only its grams changed with the
+grid. The search ends when trials stop helping or the budget is spent, and settles on the best configuration that keeps
+the latency limit; on none if it found none.
 
-Three points differ from the published code. The penalty for a broken limit is mended for negative scores (there it
-rewards the violation). That every neighbour has been seen is known by enumeration, not guessed from 400 rejections;
-the odds of each proposal are the published ones. And a search without any feasible trial is bounded.
+Three points differ from the published code. The penalty for a violation is corrected for negative scores (there it
+rewards the violation). Exhausted neighbours are found by enumeration, not guessed from 400 rejections; the odds of each
+proposal are the published ones. And a search without any feasible trial is bounded.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import Protocol
 import numpy as np
 
 from joulery.domain.arrays import FloatArray
-from joulery.domain.gpu.mig import MigMenu
 from joulery.policies.serving.configuration_graph import GraphSpace, published_partitions
+from joulery.policies.serving.layout_space import LayoutSpace
 
 
 @dataclass(frozen=True, slots=True)
 class TrialMetrics:
-    """What a trial of a configuration shows, whoever ran it: a table, a simulation, the live service.
+    """The outcome of one trial: from a table, a simulation or the live service.
 
     Attributes:
         accuracy_ratio: Mean accuracy over requests.
-        latency_s: The promised quantile of the latency.
+        latency_s: The SLO's quantile of the latency.
         energy_j: Joules a request, idle included.
     """
 
@@ -41,16 +41,16 @@ class TrialMetrics:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
-    """How long to search, and how boldly (the paper's values; scores are ratios, not percent).
+class AnnealingSchedule:
+    """Length and temperature of a search (the paper's values; scores are ratios, not percent).
 
     Attributes:
         start: First temperature.
-        step: How much colder after each configuration looked at.
-        floor: Last temperature.
+        step: Temperature lost with each configuration looked at.
+        floor: Lowest temperature.
         patience: Configurations in a row without a better one before the search ends.
         new_trials: Trials an invocation may spend.
-        desperate_trials: Trials, earlier invocations' included, while nothing that keeps the limit has been found;
+        desperate_trials: Trials, earlier invocations' included, while nothing within the limit has been found;
             ``new_trials`` more in each invocation after that.
     """
 
@@ -63,7 +63,7 @@ class Schedule:
 
 
 def penalised(score: float, latency_s: float, limit_s: float) -> float:
-    """Eq. 6 with its sign mended: a configuration that breaks the limit scores less by the factor it breaks it by."""
+    """Eq. 6 with its sign corrected: a configuration above the limit scores less by the factor it exceeds it by."""
     if latency_s <= limit_s:
         return score
     excess = latency_s / limit_s
@@ -71,14 +71,14 @@ def penalised(score: float, latency_s: float, limit_s: float) -> float:
 
 
 class Proposer(Protocol):
-    """Chooses what to look at next."""
+    """Proposes rows of a space."""
 
     def propose(self, centre: int, seen: frozenset[int] | set[int], rng: np.random.Generator) -> int | None:
-        """A row of the space; None when there is nothing left to propose around ``centre``."""
+        """An unseen row near ``centre``; None when none is left."""
         ...
 
     def anything(self, seen: frozenset[int] | set[int], rng: np.random.Generator) -> int | None:
-        """A row from anywhere in the space; None when every row has been seen."""
+        """An unseen row from anywhere in the space; None when every row has been seen."""
         ...
 
 
@@ -109,18 +109,18 @@ class Neighbourhood:
         return rows[int(np.searchsorted(weight, rng.random() * weight[-1], "right"))]
 
 
-class Guesses:
-    """BLOVER's proposals: a partition, then a variant for each slice, anywhere; only an equal string is recognised.
+class RandomProposals:
+    """BLOVER's proposals: a random partition, then a random variant for each slice; only equal strings are recognised.
 
-    Two strings may spell one configuration: this baseline wastes trials' patience on them, as the published one does.
+    Two strings may spell one configuration: the baseline wastes patience on them, as the published one does.
     """
 
-    def __init__(self, space: GraphSpace, menu: MigMenu) -> None:
-        self._space = space
-        self._partitions = published_partitions(menu)
+    def __init__(self, space: LayoutSpace) -> None:
+        self._space = space.graph
+        self._partitions = published_partitions(space.menu)
         self._spelled: set[tuple[int, tuple[int, ...]]] = set()
-        self._row = {tuple(row): index for index, row in enumerate(space.graphs.tolist())}
-        self._strings = sum(len(space.variants) ** len(partition) for partition in self._partitions)
+        self._row = space.row_of_vector
+        self._strings = sum(len(self._space.variants) ** len(partition) for partition in self._partitions)
 
     def propose(self, centre: int, seen: frozenset[int] | set[int], rng: np.random.Generator) -> int | None:
         """The configuration of a string not drawn before."""
@@ -137,14 +137,14 @@ class Guesses:
                 continue
             self._spelled.add((number, string))
             edges = [(variants[letter], profile) for letter, profile in zip(string, partition, strict=True)]
-            row = self._row.get(self._space.vector(edges))
+            row = self._row(self._space.vector(edges))
             if row is not None:
                 return row
         return None
 
 
-class VariantSearch:
-    """One invocation: ask for a row of the space, try it, tell what it showed; until ``ask`` returns None.
+class AnnealingSearch:
+    """One invocation: ``ask`` for a row of the space, try it, ``tell`` its metrics; until ``ask`` returns None.
 
     Attributes:
         settled: The best row found that keeps the limit; None while there is none.
@@ -152,15 +152,15 @@ class VariantSearch:
         trials: Rows asked for, in order.
 
     Args:
-        proposer: Where candidates come from.
+        proposer: Source of candidates.
         start: The configuration that runs now, looked at first.
-        known: What earlier invocations measured, by row.
+        known: Metrics measured by earlier invocations, by row.
         score: Eq. 3 at the present intensity.
         limit_s: The latency limit.
-        rng: Where proposals and acceptances are drawn.
-        schedule: How long and how boldly.
-        least_accuracy_ratio: What is less accurate breaks a limit too: it is never settled on, and ranks as one that is
-            late by a hundred times the share it lacks.
+        rng: Source of proposals and acceptances.
+        schedule: Length and temperature.
+        least_accuracy_ratio: A less accurate configuration is never settled on; it ranks as one that exceeds the limit
+            by a hundred times the share of accuracy it lacks.
     """
 
     def __init__(
@@ -171,14 +171,14 @@ class VariantSearch:
         score: Callable[[TrialMetrics], float],
         limit_s: float,
         rng: np.random.Generator,
-        schedule: Schedule | None = None,
+        schedule: AnnealingSchedule | None = None,
         least_accuracy_ratio: float = 0.0,
     ) -> None:
         self.settled: int | None = None
         self.looked_at: list[int] = []
         self.trials: list[int] = []
         self._proposer, self._known, self._score = proposer, dict(known), score
-        self._limit_s, self._rng, self._schedule = limit_s, rng, schedule or Schedule()
+        self._limit_s, self._rng, self._schedule = limit_s, rng, schedule or AnnealingSchedule()
         self._least_accuracy_ratio = least_accuracy_ratio
         self._next: int | None = start
         self._centre, self._centre_score = start, -math.inf
@@ -197,7 +197,7 @@ class VariantSearch:
         return None
 
     def tell(self, candidate: int, metrics: TrialMetrics, /) -> None:
-        """What a trial of ``candidate``, the row last asked for, showed."""
+        """Take in the metrics of ``candidate``, the row last asked for."""
         self.trials.append(candidate)
         self._learn(candidate, metrics)
 
@@ -214,7 +214,7 @@ class VariantSearch:
         self._next = self._choose()
 
     def _lacks(self, metrics: TrialMetrics) -> float:
-        """What it lacks of the accuracy asked for, relative; 0 when nothing."""
+        """Accuracy below the least one, relative; 0 when none is missing."""
         least = self._least_accuracy_ratio
         return max(0.0, 1.0 - metrics.accuracy_ratio / least - 1e-9) if least > 0 else 0.0
 
@@ -234,3 +234,26 @@ class VariantSearch:
             return None
         near = self._proposer.propose(self._centre, self._seen, self._rng)
         return near if near is not None else self._proposer.anything(self._seen, self._rng)
+
+
+def annealing_search(
+    space: LayoutSpace,
+    start: int,
+    known: Mapping[int, TrialMetrics],
+    score: Callable[[TrialMetrics], float],
+    limit_s: float,
+    rng: np.random.Generator,
+    schedule: AnnealingSchedule | None = None,
+    *,
+    least_accuracy_ratio: float = 0.0,
+    at_random: bool = False,
+) -> AnnealingSearch:
+    """Clover's search over a space of layouts; the arguments are those of :class:`AnnealingSearch`.
+
+    Args:
+        space: The layouts.
+        start, known, score, limit_s, rng, schedule, least_accuracy_ratio: See :class:`AnnealingSearch`.
+        at_random: Whether proposals ignore the neighbourhood (BLOVER).
+    """
+    proposer: Proposer = RandomProposals(space) if at_random else Neighbourhood(space.graph, space.odds)
+    return AnnealingSearch(proposer, start, known, score, limit_s, rng, schedule, least_accuracy_ratio)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations_with_replacement, product
 
 import numpy as np
@@ -86,8 +87,7 @@ class GraphSpace:
 
     def neighbours(self, row: int, distance: int = NEIGHBOUR_DISTANCE) -> IntArray:
         """Rows of all configurations at most ``distance`` edge units away, itself left out, in order."""
-        apart = np.abs(self.graphs - self.graphs[row]).sum(axis=1)
-        return np.flatnonzero((apart <= distance) & (apart > 0))
+        return _neighbours(self, row, distance)
 
     def plus(self, other: GraphSpace) -> GraphSpace:
         """The configurations of the GPUs of both together: every sum of two, once.
@@ -118,6 +118,14 @@ class GraphSpace:
                 expected=f"a variant of {', '.join(self.variants)} on one of {', '.join(self.profiles)}",
             )
         return self.variants.index(variant) * len(self.profiles) + self.profiles.index(profile)
+
+
+@lru_cache(maxsize=2048)
+def _neighbours(space: GraphSpace, row: int, distance: int) -> IntArray:
+    apart = np.abs(space.graphs - space.graphs[row]).sum(axis=1)
+    found = np.flatnonzero((apart <= distance) & (apart > 0))
+    found.flags.writeable = False
+    return found
 
 
 def one_gpu(menu: MigMenu, variants: Sequence[str], disabled: Collection[Edge] = ()) -> GraphSpace:

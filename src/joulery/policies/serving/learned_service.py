@@ -1,18 +1,19 @@
-"""What trials of a few configurations say about all of them: a service learned as a handful of parameters.
+"""A model of a service with a few parameters, fitted to trials: predicts every configuration from a few measured ones.
 
-Joules a request are those of the idle GPUs plus each variant's own, in known shares; the latency is that of the
-instances there are. So host time, device time, slowdown on slices and joules of each variant, and contention, jitter
-and idle power of the service, explain every configuration through :mod:`joulery.perf.queues.pull_model`. Their
-logarithms start from rough guesses tied to the yardstick, which has been measured, and are fitted to all trials
-(Gauss-Newton on the posterior). What the parameters leave unexplained of a trial is taken to hold, the less the more
-instances differ, for other configurations too (a Gaussian process); and what nobody can know yet is doubt.
+Joules a request are those of the idle GPUs plus each variant's own, in known shares; the latency follows from the
+instances. Host time, device time, slowdown on slices and joules of each variant, and contention, jitter and idle power
+of the service, explain every configuration through :mod:`joulery.perf.queues.pull_model`. Their logarithms start from a
+prior tied to the measured baseline and are fitted to all trials (Gauss-Newton on the posterior). The residual of a
+trial is assumed to hold for other configurations too, less the more their instances differ (a Gaussian process).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -25,32 +26,32 @@ from joulery.policies.serving.configuration_graph import GraphSpace
 _SLICE_EXPONENT = 0.92
 """A net that fills the GPU slows down with this power of the part it loses (A100: MISO, ParvaGPU measurements)."""
 _SPREAD = np.array([0.05, 0.02])
-"""How far, in logarithms, the closed form may be off the latency and the joules of a trial."""
+"""Prior error of the closed form: log latency and log joules of a trial."""
 _LEAST_DOUBT = np.array([0.04, 0.004])
-"""What remains of that at least once it has been seen to be nearer."""
+"""Least error that remains after trials showed the closed form to be nearer."""
 _GLANCE = np.array([0.12, 0.02])
-"""Doubt about latency and joules that the parameters are taken to cause where it is not worked out."""
+"""Standard deviation of log latency and log joules assumed where the parameters' own is not computed."""
 _BUSY = 0.6
-"""Utilisation beyond which a queue decides the latency and a closed form is less and less sure."""
+"""Utilisation beyond which the queue decides the latency and the closed form grows unsure."""
 _NEAR_SATURATION = 0.8
-"""How fast the doubt about a latency grows with the utilisation beyond that."""
+"""Growth of that uncertainty with utilisation."""
 _REACH = 0.6
-"""Difference in the portions of instances at which what is unexplained of two configurations correlates by 1/e."""
+"""Difference in the shares of instances at which the residuals of two configurations correlate by 1/e."""
 _REPEAT = 0.1
-"""Part of the unexplained that is a configuration's own."""
+"""Part of a residual that is a configuration's own."""
 _ROUNDS = 4
 """Gauss-Newton steps a fit; the next trial's fit goes on from there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """The measured run that sets the promise: the most accurate variant on whole GPUs under the reference load.
+    """The measured run that candidates are compared with: the most accurate variant under the reference load.
 
     Attributes:
-        metrics: What it showed; its latency is the limit.
+        metrics: What it showed; its latency scales the prior.
         rate_rps: Requests a second of that run.
-        row: Its configuration, where that was not the most accurate variant on a whole GPU.
-        idle_ratio: The part of its joules that idle GPUs are guessed to take; what is counted above idle has little.
+        row: Its configuration; the most accurate variant on a whole GPU when None.
+        idle_ratio: Assumed part of its joules that idle GPUs take; small where joules are counted above idle.
     """
 
     metrics: TrialMetrics
@@ -60,8 +61,8 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Setting:
-    """What is known before the first trial.
+class ServiceSetting:
+    """The service before the first trial.
 
     Attributes:
         space: The configurations of one GPU, all GPUs alike, or of all GPUs together (``copies`` of 1); its variants in
@@ -70,7 +71,7 @@ class Setting:
         accuracy_ratio: Accuracy of each variant, float64[variants].
         gpus: GPUs that serve.
         rate_rps: Demand.
-        yardstick: The run that sets the promise.
+        baseline: The run that sets the latency limit.
         copies: How often a configuration of the space runs; on every GPU when None.
     """
 
@@ -79,13 +80,13 @@ class Setting:
     accuracy_ratio: FloatArray
     gpus: int
     rate_rps: float
-    yardstick: Baseline
+    baseline: Baseline
     copies: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PredictedTrial:
-    """What trials of some configurations would show.
+    """Predicted outcome of trials of some configurations.
 
     Attributes:
         log_latency: Logarithm of the latency in seconds, float64[n].
@@ -102,7 +103,7 @@ class PredictedTrial:
     accuracy_ratio: FloatArray
 
 
-def _first_guess(setting: Setting) -> tuple[FloatArray, FloatArray]:
+def _prior(setting: ServiceSetting) -> tuple[FloatArray, FloatArray]:
     """Means and standard deviations of the logarithms of the parameters.
 
     Four per variant (host time, device time and joules against the level of all, slowdown against a net that fills the
@@ -111,9 +112,9 @@ def _first_guess(setting: Setting) -> tuple[FloatArray, FloatArray]:
     """
     variants = len(setting.space.variants)
     below = np.arange(variants) - (variants - 1.0)  # 0 for the most accurate, then -1, -2 ...
-    limit_s, energy_j = setting.yardstick.metrics.latency_s, setting.yardstick.metrics.energy_j
-    idle = setting.yardstick.idle_ratio
-    idle_w = idle * energy_j * setting.yardstick.rate_rps / setting.gpus
+    limit_s, energy_j = setting.baseline.metrics.latency_s, setting.baseline.metrics.energy_j
+    idle = setting.baseline.idle_ratio
+    idle_w = idle * energy_j * setting.baseline.rate_rps / setting.gpus
     mean = (
         np.zeros(variants),
         0.5 * below,
@@ -126,19 +127,19 @@ def _first_guess(setting: Setting) -> tuple[FloatArray, FloatArray]:
 
 
 class LearnedService:
-    """A service as far as it is known; :meth:`learn` makes it known better."""
+    """Predicts trials; :meth:`learn` fits it to the trials so far."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ServiceSetting) -> None:
         self._setting = setting
-        self._mean, self._scale = _first_guess(setting)
-        self._at = np.zeros(len(self._mean))  # parameters, in standard deviations from the first guess
+        self._mean, self._scale = _prior(setting)
+        self._at = np.zeros(len(self._mean))  # parameters, in standard deviations from the prior
         self._covariance: FloatArray = np.eye(len(self._mean))
         self._fitted = -1
         slices = np.array([setting.menu.compute_slices / profile.compute_slices for profile in setting.menu.profiles])
         self._excess = np.tile(slices**_SLICE_EXPONENT - 1.0, len(setting.space.variants))
         self._variant_of = np.repeat(np.arange(len(setting.space.variants)), len(slices))
         whole = [(setting.space.variants[-1], setting.menu.profiles[0].name)]
-        row = setting.yardstick.row
+        row = setting.baseline.row
         self._base = setting.space.index(setting.space.vector(whole)) if row is None else row
         graphs = setting.space.graphs
         self._portions = graphs / graphs.sum(axis=1, keepdims=True)
@@ -151,19 +152,19 @@ class LearnedService:
         self._remember(np.zeros(0, np.int64), np.zeros((0, 2)))
 
     def learn(self, known: Mapping[int, TrialMetrics]) -> None:
-        """Fit to every trial so far, by row, and to the yardstick."""
+        """Fit to every trial so far, by row, and to the baseline."""
         if len(known) == self._fitted:
             return
         self._fitted = len(known)
         rows = np.array([self._base, *known], np.int64)
-        rates = np.array([self._setting.yardstick.rate_rps] + [self._setting.rate_rps] * len(known))
-        seen = [self._setting.yardstick.metrics, *known.values()]
+        rates = np.array([self._setting.baseline.rate_rps] + [self._setting.rate_rps] * len(known))
+        seen = [self._setting.baseline.metrics, *known.values()]
         target = np.log(np.array([[each.latency_s, each.energy_j] for each in seen]))
         precision: FloatArray = np.asarray(np.eye(len(self._at)), np.float64)
         for _ in range(_ROUNDS):
             found, slope = self._linearised(rows, rates)
             spread: FloatArray = np.tile(_SPREAD, (len(rows), 1))
-            # A saturated queue grows with the length of the trial: its latency says "too slow" and little else.
+            # The queue of a saturated trial grows with its length: the latency only says "too slow".
             spread[:, 0] += 2.0 * np.clip(found[:, 2] - _BUSY, 0.0, 1.0)
             residual = np.clip((target - found[:, :2]) / spread, -8.0, 8.0).ravel()
             lean = (slope / spread[..., None]).reshape(-1, len(self._at))
@@ -174,30 +175,30 @@ class LearnedService:
         off = target - self._forward(self._at[None], rows, rates)[0, :, :2]
         self._remember(rows[1:], np.clip(off, -1.0, 1.0)[1:])
 
-    def outlook(self, rows: IntArray) -> PredictedTrial:
-        """What trials of these rows would show, as well as it is known."""
+    def predict(self, rows: IntArray) -> PredictedTrial:
+        """Predicted trials of these rows."""
         found, slope = self._linearised(rows, np.full(len(rows), self._setting.rate_rps))
         return self._corrected(rows, found, np.einsum("rki,ij,rkj->rk", slope, self._covariance, slope))
 
-    def glance(self, rows: IntArray) -> PredictedTrial:
-        """The same at a fraction of the work: the doubt that the parameters cause is a guess."""
+    def predict_roughly(self, rows: IntArray) -> PredictedTrial:
+        """The same at a fraction of the work: the uncertainty of the parameters is assumed."""
         found = self._forward(self._at[None], rows, np.full(len(rows), self._setting.rate_rps))[0]
         return self._corrected(rows, found, np.tile(_GLANCE**2, (len(rows), 1)))
 
     def _remember(self, rows: IntArray, off: FloatArray) -> None:
-        """Keep what the parameters leave unexplained of each trial."""
-        # With few trials the fit passes through them; then the first guess of the error stands.
+        """Keep the residual of each trial."""
+        # With few trials the fit passes through them; then the prior error stands.
         self._doubt = np.maximum(np.sqrt((4 * _SPREAD**2 + (off**2).sum(axis=0)) / (4 + len(off))), _LEAST_DOUBT)
         self._tried, self._off = rows, off
         self._weights = np.linalg.inv(self._alike(rows, rows) + _REPEAT * np.eye(len(rows)))
 
     def _alike(self, rows: IntArray, others: IntArray) -> FloatArray:
-        """Correlation of what is unexplained, 1 for equal configurations, less the more their instances differ."""
+        """Correlation of residuals: 1 for equal configurations, less the more their instances differ."""
         apart = np.abs(self._portions[rows][:, None] - self._portions[others][None]).sum(axis=-1)
         return np.asarray(np.exp(-apart / _REACH), np.float64)
 
     def _corrected(self, rows: IntArray, found: FloatArray, variance: FloatArray) -> PredictedTrial:
-        """Add what trials of like configurations left unexplained, and the doubt that they leave."""
+        """Add the residuals of similar configurations, and the remaining uncertainty."""
         alike = self._alike(rows, self._tried)
         explained = np.einsum("ri,ij,rj->r", alike, self._weights, alike)
         left = np.maximum(1.0 - explained, 0.05)[:, None] * self._doubt**2
@@ -232,5 +233,39 @@ class LearnedService:
         energy_j = setting.gpus * np.exp(idle) / rates + (pool.share * np.exp(joules)).sum(axis=-1)
         accuracy = (pool.share * setting.accuracy_ratio[self._variant_of[edges]]).sum(axis=-1)
         # Beyond its capacity a queue has no latency; a finite, steep stand-in keeps the fit going the right way.
-        worst = 3.0 * setting.yardstick.metrics.latency_s * np.maximum(pool.utilisation, 1.0) ** 4
+        worst = 3.0 * setting.baseline.metrics.latency_s * np.maximum(pool.utilisation, 1.0) ** 4
         return np.stack([np.log(np.minimum(pool.latency_s, worst)), np.log(energy_j), pool.utilisation, accuracy], -1)
+
+
+@dataclass(slots=True, eq=False)
+class FittedServices:
+    """Services fitted to sequences of trials: a memo, so that a policy without state of its own need not fit anew.
+
+    A fit starts from the fit to all trials but the last. Equal arguments therefore give equal services, whether
+    they are remembered or fitted again.
+    """
+
+    _fits: dict[Any, LearnedService] = field(default_factory=dict)
+
+    def fitted(self, key: Hashable, setting: ServiceSetting, known: Mapping[int, TrialMetrics]) -> LearnedService:
+        """The service fitted to these trials, one after the other in their order.
+
+        Args:
+            key: Names the setting.
+            setting: What is known before the first trial.
+            known: Trials by row.
+        """
+        trials = tuple(known.items())
+        count = next((n for n in range(len(trials), -1, -1) if (key, trials[:n]) in self._fits), -1)
+        service = LearnedService(setting) if count < 0 else copy(self._fits[key, trials[:count]])
+        for length in range(max(count, -1) + 1, len(trials) + 1):
+            service.learn(dict(trials[:length]))
+            self._fits[key, trials[:length]] = service
+            service = copy(service)
+        while len(self._fits) > _REMEMBERED:
+            del self._fits[next(iter(self._fits))]
+        return self._fits[key, trials]
+
+
+_REMEMBERED = 64
+"""Fits that are remembered."""

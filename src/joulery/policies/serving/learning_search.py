@@ -1,10 +1,9 @@
-"""A search that learns from each trial what the service is like, and tries only what may be worth it.
+"""A search by expected gain: fits a model of the service to its trials and tries only what may be worth it.
 
-The paper's annealer takes a configuration for a point in a graph, and a trial for its score. Here a trial teaches
-something about every configuration (:mod:`joulery.policies.serving.learned_service`). The next one is that of the
-greatest expected gain: how much better it may be, times the chance that it keeps the limit. The search ends when no
-trial is worth making, and settles on the best configuration ever measured that keeps the limit. It draws no random
-number.
+The paper's annealer treats a configuration as a point in a graph. Here each trial improves the prediction of every
+configuration (:mod:`joulery.policies.serving.learned_service`). The next trial is that of the greatest expected gain:
+improvement times the chance to keep the limit. The search ends when no trial is worth making, and settles on the best
+configuration ever measured that keeps the limit. It draws no random number.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from joulery.policies.serving.annealing import TrialMetrics
 from joulery.policies.serving.learned_service import LearnedService, PredictedTrial
 
 _CENTRES = 3
-"""Best rows so far whose surroundings are looked at in a large space."""
+"""Best rows so far whose neighbours are considered in a large space."""
 
 
 @dataclass(frozen=True, slots=True)
-class SearchBudget:
+class LearningBudget:
     """When to stop.
 
     Attributes:
-        least_gain: A trial must promise at least this much of the objective ...
-        least_gain_ratio: ... and at least this much of the best score so far.
+        least_gain: Expected gain of the objective that a trial must have ...
+        least_gain_ratio: ... and as a share of the best score so far.
         new_trials: Trials an invocation may spend.
         desperate_trials: Trials it may spend while nothing measured keeps the limit.
         least_chance: While nothing does, a trial must have at least this chance to.
-        shortlist: Candidates that are looked at closely before each trial.
+        shortlist: Candidates whose uncertainty is computed before each trial.
     """
 
     least_gain: float = 5e-5
@@ -45,20 +44,20 @@ class SearchBudget:
 
 
 class LearningSearch:
-    """One invocation: ask for a row of the space, try it, tell what it showed; until ``ask`` returns None.
+    """One invocation: ``ask`` for a row of the space, try it, ``tell`` its metrics; until ``ask`` returns None.
 
     Attributes:
         trials: Rows asked for, in order.
 
     Args:
-        service: What earlier invocations learned; learns on.
-        rows: How many rows the space has.
-        known: What was measured so far, by row.
+        service: Model fitted by earlier invocations; fitted further.
+        rows: Rows of the space.
+        known: Trials so far, by row.
         score: Eq. 3 at the present intensity, of accuracy and joules.
         limit_s: The latency limit.
-        thrift: When to stop.
-        least_accuracy_ratio: What is less accurate is not settled on.
-        among: In a space too large to look at whole: the rows to look at, given the best tried so far.
+        budget: When to stop.
+        least_accuracy_ratio: A less accurate configuration is not settled on.
+        among: For a large space: the rows to consider, given the best tried so far.
     """
 
     def __init__(
@@ -68,13 +67,13 @@ class LearningSearch:
         known: Mapping[int, TrialMetrics],
         score: Callable[[TrialMetrics], float],
         limit_s: float,
-        thrift: SearchBudget | None = None,
+        budget: LearningBudget | None = None,
         least_accuracy_ratio: float = 0.0,
         among: Callable[[Sequence[int]], IntArray] | None = None,
     ) -> None:
         self.trials: list[int] = []
         self._service, self._rows, self._score, self._limit_s = service, rows, score, limit_s
-        self._known, self._thrift = dict(known), thrift or SearchBudget()
+        self._known, self._budget = dict(known), budget or LearningBudget()
         self._least_accuracy_ratio, self._among = least_accuracy_ratio, among
 
     @property
@@ -90,20 +89,20 @@ class LearningSearch:
 
     def ask(self) -> int | None:
         """The row with the greatest expected gain; None when none is worth a trial."""
-        settled, thrift = self.settled, self._thrift
+        settled, budget = self.settled, self._budget
         rows = self._candidates()
-        if len(rows) == 0 or len(self.trials) >= (thrift.desperate_trials if settled is None else thrift.new_trials):
+        if len(rows) == 0 or len(self.trials) >= (budget.desperate_trials if settled is None else budget.new_trials):
             return None
         self._service.learn(self._known)
         if settled is None:
-            row, _, chance = self._most_promising(rows, None)
-            return row if chance >= thrift.least_chance else None
+            row, _, chance = self._best_row(rows, None)
+            return row if chance >= budget.least_chance else None
         best = self._score(self._known[settled])
-        row, gain, _ = self._most_promising(rows, best)
-        return row if gain >= max(thrift.least_gain, thrift.least_gain_ratio * abs(best)) else None
+        row, gain, _ = self._best_row(rows, best)
+        return row if gain >= max(budget.least_gain, budget.least_gain_ratio * abs(best)) else None
 
     def _candidates(self) -> IntArray:
-        """Rows not tried yet, as many as are looked at."""
+        """Rows to consider that were not tried yet."""
         if self._among is None:
             return np.array([row for row in range(self._rows) if row not in self._known], np.int64)
         best = sorted(self._known, key=self._place)
@@ -115,29 +114,29 @@ class LearningSearch:
         return metrics.latency_s > self._limit_s, -self._score(metrics), row
 
     def tell(self, candidate: int, metrics: TrialMetrics, /) -> None:
-        """What a trial of ``candidate`` showed."""
+        """Take in the metrics of ``candidate``."""
         self.trials.append(candidate)
         self._known[candidate] = metrics
 
-    def _most_promising(self, rows: IntArray, best: float | None) -> tuple[int, float, float]:
+    def _best_row(self, rows: IntArray, best: float | None) -> tuple[int, float, float]:
         """The row to try, its expected gain, and its chance to keep the limit."""
-        glance = self._service.glance(rows)
-        floor = min(self._scores(glance.accuracy_ratio, glance.energy_j)) if best is None else best
-        first, _ = self._gain(glance, floor)
-        short = rows[np.argsort(-first, kind="stable")[: self._thrift.shortlist]]
-        gain, chance = self._gain(self._service.outlook(short), floor)
+        rough = self._service.predict_roughly(rows)
+        floor = min(self._scores(rough.accuracy_ratio, rough.energy_j)) if best is None else best
+        first, _ = self._gain(rough, floor)
+        short = rows[np.argsort(-first, kind="stable")[: self._budget.shortlist]]
+        gain, chance = self._gain(self._service.predict(short), floor)
         chosen = int(np.argmax(gain))
         return int(short[chosen]), float(gain[chosen]), float(chance[chosen])
 
-    def _gain(self, outlook: PredictedTrial, floor: float) -> tuple[FloatArray, FloatArray]:
+    def _gain(self, trial: PredictedTrial, floor: float) -> tuple[FloatArray, FloatArray]:
         """Expected gain over ``floor``, and the chance to keep the limit, of each configuration."""
-        score = np.array(self._scores(outlook.accuracy_ratio, outlook.energy_j))
-        dearer = self._scores(outlook.accuracy_ratio, outlook.energy_j * np.exp(outlook.energy_doubt))
+        score = np.array(self._scores(trial.accuracy_ratio, trial.energy_j))
+        dearer = self._scores(trial.accuracy_ratio, trial.energy_j * np.exp(trial.energy_doubt))
         doubt = np.abs(np.array(dearer) - score) + 1e-6
-        chance = _normal((math.log(self._limit_s) - outlook.log_latency) / outlook.latency_doubt)
-        # Who answers how much is known well: half a hundredth of a point of accuracy is all that stays in doubt.
+        chance = _normal((math.log(self._limit_s) - trial.log_latency) / trial.latency_doubt)
+        # Shares of requests are predicted well: 0.005 points of accuracy stay uncertain.
         if self._least_accuracy_ratio > 0:
-            chance = chance * _normal((outlook.accuracy_ratio - self._least_accuracy_ratio) / 5e-5)
+            chance = chance * _normal((trial.accuracy_ratio - self._least_accuracy_ratio) / 5e-5)
         ahead = (score - floor) / doubt
         density = np.exp(-(np.minimum(np.abs(ahead), 30.0) ** 2) / 2) / math.sqrt(2 * math.pi)
         return chance * doubt * (ahead * _normal(ahead) + density), chance

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from joulery.domain.serving.service import Slo
+
 JOULES_PER_KWH = 3.6e6
 
 
@@ -14,7 +16,7 @@ def accuracy_change_ratio(accuracy_ratio: float, base_accuracy_ratio: float) -> 
 
 
 def carbon_change_ratio(carbon_g: float, base_carbon_g: float) -> float:
-    """Eq. 2: carbon saved a request, relative to the yardstick; negative when more is emitted."""
+    """Eq. 2: carbon saved a request, relative to the baseline; negative when more is emitted."""
     return (base_carbon_g - carbon_g) / base_carbon_g
 
 
@@ -32,12 +34,50 @@ def rank(score: float, latency_s: float, limit_s: float) -> tuple[bool, float]:
     return (True, score) if latency_s <= limit_s else (False, -latency_s)
 
 
-def has_moved(now_g: float, planned_g: float, base_g: float, threshold_ratio: float) -> bool:
-    """Whether to plan again: the intensity has left the planned one by more than a share of the base.
+@dataclass(frozen=True, slots=True)
+class ServiceObjectives:
+    """What a service must reach; may change while it runs.
 
-    Clover's artifact measures the move against the fixed base, 5 % of 250 g/kWh; all three times PUE.
+    Attributes:
+        lambda_ratio: Weight of carbon against accuracy, 0 to 1.
+        slo: Latency to keep.
+        minimum_accuracy_ratio: Mean accuracy never to go below.
     """
-    return abs(now_g - planned_g) > threshold_ratio * base_g
+
+    lambda_ratio: float
+    slo: Slo
+    minimum_accuracy_ratio: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplanTrigger:
+    """When a change of the grid or of the demand starts a new search.
+
+    Attributes:
+        base_g_per_kwh: Carbon intensity of the baseline, PUE included.
+        pue: Facility energy per IT energy now.
+        intensity_ratio: Search again when the intensity moved by more than this share of the base ...
+        of_previous: ... or, as Clover's paper words it, of the intensity searched at last (its artifact uses the base).
+        rate_ratio: Search again when the demand left the planned one by more than this share.
+        settle_s: Time constant of the smoothed demand; seconds after a change before demand and latency count.
+    """
+
+    base_g_per_kwh: float
+    pue: float = 1.0
+    intensity_ratio: float = 0.05
+    of_previous: bool = False
+    rate_ratio: float = 0.3
+    settle_s: float = 5.0
+
+    def intensity_moved(self, now_g: float, planned_g: float) -> bool:
+        """Whether the intensity (g/kWh, PUE left out; below zero counts as zero) left the planned one."""
+        now, planned = max(0.0, now_g) * self.pue, max(0.0, planned_g) * self.pue
+        return abs(now - planned) > self.intensity_ratio * (planned if self.of_previous else self.base_g_per_kwh)
+
+    def demand_moved(self, now_rps: float, planned_rps: float) -> bool:
+        """Whether the demand left the planned one."""
+        ratio = now_rps / planned_rps
+        return max(ratio, 1 / ratio) > 1 + self.rate_ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +87,10 @@ class Objective:
     Attributes:
         lambda_ratio: Weight of carbon against accuracy, 0 to 1.
         base_accuracy_ratio: Accuracy of the most accurate variant.
-        base_energy_j: Joules a request of the yardstick, the most accurate variant everywhere; counted as the
+        base_energy_j: Joules a request of the baseline, the most accurate variant everywhere; counted as the
             candidates' are.
-        base_g_per_kwh: Intensity of the yardstick.
-        base_pue: Facility energy per IT energy of the yardstick.
+        base_g_per_kwh: Intensity of the baseline.
+        base_pue: Facility energy per IT energy of the baseline.
         pue: The facility's own, now.
     """
 
@@ -70,7 +110,7 @@ class Objective:
 
     @property
     def base_carbon_g(self) -> float:
-        """Grams a request of the yardstick (``C_base``)."""
+        """Grams a request of the baseline (``C_base``)."""
         return self.base_energy_j * self.base_pue * self.base_g_per_kwh / JOULES_PER_KWH
 
     def carbon_change(self, energy_j: float, g_per_kwh: float) -> float:
@@ -85,15 +125,9 @@ class Objective:
         """Eq. 1."""
         return accuracy_change_ratio(accuracy_ratio, self.base_accuracy_ratio)
 
-    def score(self, accuracy_ratio: float, energy_j: float, g_per_kwh: float) -> float:
-        """Eq. 3."""
-        return weigh(self.lambda_ratio, self.carbon_change(energy_j, g_per_kwh), self.accuracy_change(accuracy_ratio))
-
-    def calls_for_a_plan(self, g_per_kwh: float, planned_g_per_kwh: float, threshold_ratio: float) -> bool:
-        """Whether the intensity has moved far enough from the planned one (PUE included)."""
-        return has_moved(
-            g_per_kwh * self.pue,
-            planned_g_per_kwh * self.pue,
-            self.base_g_per_kwh * self.base_pue,
-            threshold_ratio,
-        )
+    def score(
+        self, accuracy_ratio: float, energy_j: float, g_per_kwh: float, lambda_ratio: float | None = None
+    ) -> float:
+        """Eq. 3; with another weight of carbon where one is given."""
+        weight = self.lambda_ratio if lambda_ratio is None else lambda_ratio
+        return weigh(weight, self.carbon_change(energy_j, g_per_kwh), self.accuracy_change(accuracy_ratio))

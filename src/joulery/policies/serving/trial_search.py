@@ -1,10 +1,14 @@
-"""What live trials choose from, by which measure, and what to try next: pure functions of what is remembered."""
+"""Searches by live trials: which layout of a service to try next, and which of those measured to settle on.
+
+A :class:`TrialSearch` holds no state: what was tried is in the policy's :class:`~joulery.policies.serving.state.
+ServiceState`, and the search is made again from that for each question, so that a log replays exactly.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,36 +16,67 @@ import numpy as np
 from joulery.domain.errors import DataError
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.gpu.mig import MigMenu, MigProfile
-from joulery.policies.serving.annealing import Neighbourhood, Schedule, TrialMetrics, VariantSearch
-from joulery.policies.serving.configuration_graph import Edge, published_odds
-from joulery.policies.serving.learned_service import Baseline, LearnedService, Setting
-from joulery.policies.serving.learning_search import LearningSearch, SearchBudget
-from joulery.policies.serving.objective import Objective
-from joulery.policies.serving.trial_sample import Tried
-from joulery.policies.serving.trial_space import TrialSpace
-from joulery.policies.serving.trial_state import TrialState, TrialTerms
+from joulery.policies.serving.annealing import AnnealingSchedule, AnnealingSearch, TrialMetrics, annealing_search
+from joulery.policies.serving.configuration_graph import Edge
+from joulery.policies.serving.layout_space import LayoutSpace
+from joulery.policies.serving.learned_service import Baseline, FittedServices, ServiceSetting
+from joulery.policies.serving.learning_search import LearningBudget, LearningSearch
+from joulery.policies.serving.objective import Objective, ServiceObjectives
+from joulery.policies.serving.state import RandomState, ServiceState
+from joulery.policies.serving.trials import MeasuredLayout, TrialBudget
 
-CLOVER, LEARNING = "clover", "learning"
-_OFF_TARGET = -10.0
-"""What a configuration below the accuracy asked for scores, less what it lacks: never more than one that has it."""
+CLOVER, RANDOM, LEARNING = "clover", "random", "learning"
 _ABOVE_IDLE = 0.02
-"""Live joules are counted above idle: hardly any of them are idle's."""
+"""Idle part of live joules, which are counted above idle."""
+_LARGE_SPACE = 4000
+"""Beyond so many layouts the learning search looks at a part of them before each trial."""
+_FAILED = TrialMetrics(0.0, math.inf, 1e12)
+"""What a search is given of a layout that failed to start or showed nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class TrialProblem:
-    """What there is to choose from and what it is compared with.
+class Reference:
+    """A baseline that was measured elsewhere: the service needs no trial of its own for it.
+
+    Attributes:
+        layout: The layout that runs where no candidate keeps the objectives.
+        metrics: What it showed.
+        rate_rps: Under which demand, on as many devices as the search has.
+        idle_ratio: Part of its joules that idle devices take.
+    """
+
+    layout: Layout
+    metrics: TrialMetrics
+    rate_rps: float
+    idle_ratio: float
+
+    @property
+    def measured(self) -> MeasuredLayout:
+        """The baseline as the outcome of a trial."""
+        latency_s = self.metrics.latency_s
+        return MeasuredLayout(self.layout, self.metrics, latency_s, latency_s, 0, self.rate_rps)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSearch:
+    """Chooses layouts by trials: Clover's annealer, random proposals, or a model learned from the trials.
 
     Attributes:
         accuracy_ratio: Accuracy of each variant.
         menu: How a device is cut.
-        devices: How many there are, all cut and filled alike.
-        base: The yardstick: the most accurate variant on every slice of one cut, on all devices.
-        base_g_per_kwh: Intensity of the yardstick.
-        disabled: Edges (variant, slice) that are known not to fit.
-        base_pue, pue: Facility energy per IT energy of the yardstick, and now.
-        search: ``clover`` (the paper's annealer) or ``learning``.
-        seed: Of the annealer's draws.
+        devices: How many there are.
+        baseline: The layout compared with: the most accurate variant on every slice of one partition, on all devices.
+        base_g_per_kwh: Carbon intensity of the baseline.
+        disabled: Edges (variant, slice) that do not fit.
+        base_pue, pue: Facility energy per IT energy of the baseline, and now.
+        method: ``clover`` (the paper's annealer), ``learning``, or ``random`` (the paper's BLOVER).
+        seed: Of the random draws: one number or several.
+        budget: What a search may spend.
+        alike: Whether all devices are cut and filled alike; else each has a configuration of its own.
+        settles_on_known: Whether a search settles on the best of everything measured; else, as published, on the best
+            of what it looked at itself.
+        reference: The measured baseline; None to measure it in the first trial.
+        space: The layouts; built from the other fields when None.
 
     Raises:
         InfeasibleError: However a device is cut, some slice stays empty.
@@ -50,18 +85,32 @@ class TrialProblem:
     accuracy_ratio: Mapping[str, float]
     menu: MigMenu
     devices: int
-    base: Layout
+    baseline: Layout
     base_g_per_kwh: float
     disabled: tuple[Edge, ...] = ()
     base_pue: float = 1.0
     pue: float = 1.0
-    search: str = LEARNING
-    seed: int = 0
-    space: TrialSpace = field(init=False, repr=False, compare=False)
+    method: str = LEARNING
+    seed: int | tuple[int, ...] = 0
+    budget: TrialBudget = field(default_factory=TrialBudget)
+    alike: bool = True
+    settles_on_known: bool = True
+    reference: Reference | None = None
+    space: LayoutSpace = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
+    _fits: FittedServices = field(default_factory=FittedServices, repr=False, compare=False)
+
+    name = "trials"
 
     def __post_init__(self) -> None:
-        ordered = sorted(self.accuracy_ratio, key=lambda name: (self.accuracy_ratio[name], name))
-        object.__setattr__(self, "space", TrialSpace.of(self.menu, ordered, self.disabled, self.devices))
+        if self.space is None:
+            ordered = sorted(self.accuracy_ratio, key=lambda name: (self.accuracy_ratio[name], name))
+            space = LayoutSpace.of(self.menu, ordered, self.disabled, self.devices, alike=self.alike)
+            object.__setattr__(self, "space", space)
+
+    @property
+    def candidates(self) -> tuple[Layout, ...]:
+        """Every layout there is to try."""
+        return self.space.layouts
 
     @property
     def best_accuracy_ratio(self) -> float:
@@ -71,149 +120,206 @@ class TrialProblem:
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
+            "kind": self.name,
             **{name: getattr(self, name) for name in _PLAIN},
+            "seed": self.seed if isinstance(self.seed, int) else list(self.seed),
+            "budget": asdict(self.budget),
             "accuracy_ratio": dict(self.accuracy_ratio),
             "menu": asdict(self.menu),
-            "base": self.base.names(),
+            "baseline": self.baseline.names(),
             "disabled": [list(edge) for edge in self.disabled],
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> TrialProblem:
+    def from_dict(cls, data: Mapping[str, Any]) -> TrialSearch:
         """The inverse of :meth:`as_dict`.
 
         Raises:
             KeyError, TypeError, ValueError: It is not what ``as_dict`` writes.
         """
-        menu = dict(data["menu"])
+        menu, seed = dict(data["menu"]), data["seed"]
         menu["profiles"] = tuple(MigProfile(**profile) for profile in menu["profiles"])
         menu["partitions"] = tuple(tuple(partition) for partition in menu["partitions"])
         return cls(
             **{name: data[name] for name in _PLAIN},
+            seed=seed if isinstance(seed, int) else tuple(seed),
+            budget=TrialBudget(**data["budget"]),
             accuracy_ratio=dict(data["accuracy_ratio"]),
             menu=MigMenu(**menu),
-            base=Layout.parse(data["base"]),
+            baseline=Layout.parse(data["baseline"]),
             disabled=tuple((str(variant), str(profile)) for variant, profile in data["disabled"]),
         )
 
-    def objective(self, lambda_ratio: float, yardstick: Tried) -> Objective:
-        """Eqs. 1-3 against the measured yardstick."""
+    def baseline_of(self, state: ServiceState) -> MeasuredLayout | None:
+        """The measured baseline; None before its trial."""
+        return self.reference.measured if self.reference is not None else state.baseline
+
+    def objective(self, lambda_ratio: float, baseline: MeasuredLayout) -> Objective:
+        """Eqs. 1-3 against the measured baseline."""
+        known = self.reference is not None
         return Objective(
             lambda_ratio=lambda_ratio,
-            base_accuracy_ratio=self.best_accuracy_ratio,
-            base_energy_j=yardstick.metrics.energy_j,
+            base_accuracy_ratio=baseline.metrics.accuracy_ratio if known else self.best_accuracy_ratio,
+            base_energy_j=baseline.metrics.energy_j,
             base_g_per_kwh=self.base_g_per_kwh,
             base_pue=self.base_pue,
             pue=self.pue,
         )
 
-    def scorer(self, terms: TrialTerms, yardstick: Tried, g_per_kwh: float) -> Callable[[TrialMetrics], float]:
-        """Eq. 3 at an intensity; accuracy alone where that is unknown. Too little accuracy is worth nothing."""
-        objective, least = self.objective(terms.lambda_ratio, yardstick), terms.minimum_accuracy_ratio
-        known_g = g_per_kwh if math.isfinite(g_per_kwh) else 0.0
-
-        def score(metrics: TrialMetrics) -> float:
-            if metrics.accuracy_ratio < least - 1e-9:
-                return _OFF_TARGET + metrics.accuracy_ratio - least
-            return objective.score(metrics.accuracy_ratio, metrics.energy_j, known_g)
-
-        return score
-
-
-_PLAIN = ("devices", "base_g_per_kwh", "base_pue", "pue", "search", "seed")
-
-
-def choice(
-    problem: TrialProblem, terms: TrialTerms, state: TrialState, g_per_kwh: float, among: Sequence[Tried] | None = None
-) -> Tried | None:
-    """The best of what was tried that surely keeps all that is asked for; None while nothing does."""
-    if state.yardstick is None:
-        return None
-    score = problem.scorer(terms, state.yardstick, g_per_kwh)
-    found = [
-        item
-        for item in (state.known if among is None else among)
-        if item.keeps(terms.slo.latency_s)
-        and item.metrics.accuracy_ratio >= terms.minimum_accuracy_ratio - 1e-9
-        and item.layout not in state.skipped
-    ]
-    # Equal scores go to the one with fewer joules, then to the one tried first.
-    return max(found, key=lambda item: (round(score(item.metrics), 9), -item.metrics.energy_j), default=None)
-
-
-def propose(problem: TrialProblem, terms: TrialTerms, state: TrialState, most: int) -> Layout | None:
-    """What to try next in a search of at most so many trials; None when nothing is worth one."""
-    yardstick = state.yardstick
-    if yardstick is None:
-        return _next_yardstick(problem, state)
-    if math.isnan(state.g_per_kwh) and choice(problem, terms, state, state.g_per_kwh) == yardstick:
-        return None  # no carbon can be weighed, and nothing is more accurate
-    ask = _ask_clover if problem.search == CLOVER else _ask_learning
-    return ask(problem, terms, state, yardstick, most)
-
-
-def _next_yardstick(problem: TrialProblem, state: TrialState) -> Layout | None:
-    """The most accurate layout of one variant that can be run, the base before all others."""
-    pure = sorted(
-        (layout for layout in problem.space.layouts if len(layout.counts) == 1),
-        key=lambda layout: (layout != problem.base, -problem.accuracy_ratio[layout.instances[0].variant]),
-    )
-    return next((layout for layout in pure if layout not in state.skipped | state.excluded), None)
-
-
-def _ask_clover(
-    problem: TrialProblem, terms: TrialTerms, state: TrialState, yardstick: Tried, most: int
-) -> Layout | None:
-    """The paper's search, led through what it asked for so far, asks on."""
-    space, limit_s = problem.space.without(state.excluded), terms.slo.latency_s
-    rows, earlier = space.rows(), state.known[: state.before]
-    told = {item.layout: item.told(limit_s) for item in state.known}
-    start = choice(problem, terms, state, state.g_per_kwh, earlier)
-    search = VariantSearch(
-        Neighbourhood(space.graph, published_odds(space.graph, problem.menu)),
-        rows[yardstick.layout if start is None or start.layout not in rows else start.layout],
-        {rows[item.layout]: told[item.layout] for item in earlier if item.layout in rows},
-        problem.scorer(terms, yardstick, state.g_per_kwh),
-        limit_s,
-        np.random.default_rng([problem.seed, state.searches]),
-        Schedule(new_trials=most, desperate_trials=most),
-    )
-    hopeless = TrialMetrics(0.0, math.inf, math.inf)
-    for layout in state.asked:
+    def propose(self, goals: ServiceObjectives, state: ServiceState) -> tuple[Layout | None, ServiceState]:
+        """What to try next, None when nothing is worth a trial; and the state with the random numbers drawn."""
+        baseline = self.baseline_of(state)
+        if baseline is None:
+            return self._next_baseline(state), state
+        if math.isnan(state.g_per_kwh) and self.best(goals, state, state.g_per_kwh) == baseline:
+            return None, state  # no carbon can be weighed, and nothing is more accurate
+        if self.method == LEARNING:
+            return self._ask_learning(goals, state, baseline), state
+        search, space, random = self._annealed(goals, state, baseline)
         row = search.ask()
-        if row is None or space.layouts[row] != layout:
-            raise DataError(f"the search asked for another layout than {layout} when it was made again")
-        search.tell(row, told.get(layout, hopeless))
-    row = search.ask()
-    return None if row is None else space.layouts[row]
+        return None if row is None else space.layout(row), replace(state, random_after=RandomState.of(random))
+
+    def choose(self, goals: ServiceObjectives, state: ServiceState, g_per_kwh: float) -> MeasuredLayout | None:
+        """What a search that ends settles on; None where nothing that was measured keeps the objectives."""
+        baseline = self.baseline_of(state)
+        if self.settles_on_known or self.method == LEARNING or baseline is None:
+            return self.best(goals, state, g_per_kwh)
+        search, space, _ = self._annealed(goals, state, baseline)
+        search.ask()
+        if search.settled is None:
+            return None
+        settled = space.layout(search.settled)
+        return next(item for item in state.known if item.layout == settled)
+
+    def best(
+        self,
+        goals: ServiceObjectives,
+        state: ServiceState,
+        g_per_kwh: float,
+        among: tuple[MeasuredLayout, ...] | None = None,
+    ) -> MeasuredLayout | None:
+        """The best measured layout that is sure to keep the objectives; None while none is."""
+        baseline = self.baseline_of(state)
+        if baseline is None:
+            return None
+        score = self._score(goals, baseline, g_per_kwh)
+        found = [
+            item
+            for item in (state.known if among is None else among)
+            if item.within(goals.slo.latency_s)
+            and item.metrics.accuracy_ratio >= goals.minimum_accuracy_ratio - 1e-9
+            and not (state.skipped and item.layout in state.skipped)
+        ]
+        # Equal scores go to the one with fewer joules, then to the one tried first.
+        return max(found, key=lambda item: (round(score(item.metrics), 9), -item.metrics.energy_j), default=None)
+
+    def least_bad(self, goals: ServiceObjectives, state: ServiceState) -> Layout:
+        """Where nothing keeps the objectives: the baseline's layout."""
+        baseline = self.baseline_of(state)
+        return (state.layout or self.baseline) if baseline is None else baseline.layout
+
+    def _score(
+        self, goals: ServiceObjectives, baseline: MeasuredLayout, g_per_kwh: float
+    ) -> Callable[[TrialMetrics], float]:
+        """Eq. 3 at an intensity; accuracy alone where that is unknown."""
+        objective = self.objective(goals.lambda_ratio, baseline)
+        known_g = g_per_kwh if math.isfinite(g_per_kwh) else 0.0
+        return lambda metrics: objective.score(metrics.accuracy_ratio, metrics.energy_j, known_g)
+
+    def _next_baseline(self, state: ServiceState) -> Layout | None:
+        """The most accurate layout of one variant that starts, the baseline before all others."""
+        if state.spent >= self.budget.while_infeasible:
+            return None
+        pure = sorted(
+            (layout for layout in self.space.layouts if len(layout.counts) == 1),
+            key=lambda layout: (layout != self.baseline, -self.accuracy_ratio[layout.instances[0].variant]),
+        )
+        return next((layout for layout in pure if layout not in state.skipped | state.excluded), None)
+
+    def _annealed(
+        self, goals: ServiceObjectives, state: ServiceState, baseline: MeasuredLayout
+    ) -> tuple[AnnealingSearch, LayoutSpace, np.random.Generator]:
+        """The search of this invocation, led through what it asked for so far."""
+        space, limit_s = self.space.without(state.excluded), goals.slo.latency_s
+        known = {row: item.for_search(limit_s) for item in state.known if (row := space.row(item.layout)) is not None}
+        asked = [space.row(layout) for layout in state.asked]
+        before = {
+            row: known[row] for item in state.known[: state.known_before] if (row := space.row(item.layout)) in known
+        }
+        random = state.random or RandomState.seeded(*((self.seed,) if isinstance(self.seed, int) else self.seed))
+        rng, first = random.generator(), state.spent - len(state.asked)
+        search = annealing_search(
+            space,
+            self._start(goals, state, space, baseline),
+            before,
+            self._score(goals, baseline, state.g_per_kwh),
+            limit_s,
+            rng,
+            AnnealingSchedule(
+                new_trials=self.budget.count - first, desperate_trials=self.budget.while_infeasible - first
+            ),
+            least_accuracy_ratio=goals.minimum_accuracy_ratio,
+            at_random=self.method == RANDOM,
+        )
+        for wanted in asked:
+            row = search.ask()
+            if row is None or row != wanted:
+                raise DataError(f"the search asked for row {row} instead of {wanted} when it was made again")
+            search.tell(row, known.get(row, _FAILED))
+        return search, space, rng
+
+    def _start(
+        self, goals: ServiceObjectives, state: ServiceState, space: LayoutSpace, baseline: MeasuredLayout
+    ) -> int:
+        """The row a search begins at: what ran, else the best known, else the baseline's variant on whole devices."""
+        best = self.best(goals, state, state.g_per_kwh, state.known[: state.known_before])
+        for layout in (state.start, None if best is None else best.layout, baseline.layout):
+            row = None if layout is None else space.row(layout)
+            if row is not None:
+                return row
+        return space.whole(space.graph.variants[-1])
+
+    def _ask_learning(self, goals: ServiceObjectives, state: ServiceState, baseline: MeasuredLayout) -> Layout | None:
+        """The layout that the learned model expects to gain most by; None when none is worth a trial."""
+        space, limit_s = self.space.without(state.excluded | state.skipped), goals.slo.latency_s
+        newest, row = baseline, space.row(baseline.layout)
+        if self.reference is None:
+            if row is None:
+                return None  # the baseline does not start any more
+            found = next((item for item in state.known if item.layout == baseline.layout), None)
+            if found is None:
+                return baseline.layout  # dropped because no trial was sure about it; the model starts from it
+            newest = found
+        whole = space.whole(space.graph.variants[-1]) if self.reference is not None else row
+        idle_ratio = _ABOVE_IDLE if self.reference is None else self.reference.idle_ratio
+        known = {at: item.for_search(limit_s) for item in state.known if (at := space.row(item.layout)) is not None}
+        feasible = self.best(goals, state, state.g_per_kwh) is not None
+        spent_all = state.spent >= (self.budget.count if feasible else self.budget.while_infeasible)
+        if spent_all or len(known) == len(space):
+            return None
+        setting = ServiceSetting(
+            space.graph,
+            self.menu,
+            np.array([self.accuracy_ratio[name] for name in space.graph.variants]),
+            self.devices,
+            state.planned_rps,
+            Baseline(newest.metrics, newest.rate_rps, whole, idle_ratio),
+            space.copies,
+        )
+        key = (state.planned_rps, newest.metrics, newest.rate_rps, row, state.excluded | state.skipped)
+        service = self._fits.fitted(key, setting, known)
+        search = LearningSearch(
+            service,
+            len(space),
+            known,
+            self._score(goals, baseline, state.g_per_kwh),
+            limit_s,
+            LearningBudget(new_trials=self.budget.count, desperate_trials=self.budget.while_infeasible),
+            goals.minimum_accuracy_ratio,
+            space.surroundings if len(space) > _LARGE_SPACE else None,
+        )
+        asked = search.ask()
+        return None if asked is None else space.layout(asked)
 
 
-def _ask_learning(
-    problem: TrialProblem, terms: TrialTerms, state: TrialState, yardstick: Tried, most: int
-) -> Layout | None:
-    """Our search, with everything that is known."""
-    space, limit_s = problem.space.without(state.excluded | state.skipped), terms.slo.latency_s
-    rows = space.rows()
-    if yardstick.layout not in rows:
-        return None  # what everything is compared with does not run any more
-    newest = next((item for item in state.known if item.layout == yardstick.layout), None)
-    if newest is None:
-        return yardstick.layout  # forgotten, because no trial had settled what it does: everything is learned from it
-    known = {rows[item.layout]: item.told(limit_s) for item in state.known if item.layout in rows}
-    if len(known) == len(rows):
-        return None
-    setting = Setting(
-        space.graph,
-        problem.menu,
-        np.array([problem.accuracy_ratio[name] for name in space.graph.variants]),
-        problem.devices,
-        state.planned_rps,
-        Baseline(newest.metrics, newest.rate_rps, rows[newest.layout], _ABOVE_IDLE),
-    )
-    service = LearnedService(setting)
-    for part in (len(known) // 2, len(known)):  # a fit goes on from the last: two are enough, from wherever it began
-        service.learn(dict(list(known.items())[:part]))
-    thrift = SearchBudget(new_trials=most, desperate_trials=most)
-    score = problem.scorer(terms, yardstick, state.g_per_kwh)
-    row = LearningSearch(service, len(space.layouts), known, score, limit_s, thrift).ask()
-    return None if row is None else space.layouts[row]
+_PLAIN = ("devices", "base_g_per_kwh", "base_pue", "pue", "method", "alike", "settles_on_known")

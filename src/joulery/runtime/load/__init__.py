@@ -1,17 +1,19 @@
 """The load generator: requests sent to a gateway over HTTP at times fixed beforehand, from a process of its own.
 
-Arrivals are open-loop: a request is due at its time whatever became of those before it, and its latency counts from
+Arrivals are open-loop: a request is due at its time, independent of those before it, and its latency counts from
 then, so a server that stalls cannot hide it (no coordinated omission). ``python -m joulery.runtime.load --help`` is the
 process; :func:`start` starts it for a plan, :func:`read_outcomes` reads what it wrote.
 """
 
 from joulery.runtime.load.outcomes import Outcomes, read_outcomes
 from joulery.runtime.load.plan import LoadPlan, constant_times_s, poisson_times_s
-from joulery.runtime.load.process import TOKEN, command, start
+from joulery.runtime.load.process import TOKEN, Load, LoadResult, command, start
 
 __all__ = [
     "TOKEN",
+    "Load",
     "LoadPlan",
+    "LoadResult",
     "Outcomes",
     "command",
     "constant_times_s",

@@ -60,7 +60,9 @@ async def _run(plan: LoadPlan) -> str:
         loop.add_signal_handler(number, sender.stop)
     await (sender.run_closed(plan.duration_s) if plan.closed else sender.run(times_s))
     sender.outcomes.write(Path(plan.out))
-    return orjson.dumps({**sender.outcomes.summary(), "out": plan.out}).decode()
+    summary = sender.outcomes.summary()
+    planned = len(sender.outcomes) if plan.closed else len(times_s)
+    return orjson.dumps({**summary, "planned": planned, "unsent": planned - summary["sent"], "out": plan.out}).decode()
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:

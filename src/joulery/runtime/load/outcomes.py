@@ -1,4 +1,4 @@
-"""What became of every request of a load, as columns."""
+"""The outcome of every request of a load, as columns."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _NAN = float("nan")
 class Outcomes:
     """A row a request, in the order of their times.
 
-    Columns: ``input`` (row of the inputs), ``intended_s``, ``sent_s``, ``end_s`` (Unix seconds; NaN where it never
-    came to that), ``status`` (HTTP; 0 without an answer), ``error`` (``answered``, ``timeout``, ``refused``, ``reset``;
-    after a stop ``abandoned`` or ``unsent``), and what the answer's headers said: ``variant``, ``energy_j``,
-    ``carbon_g`` (NaN where they did not), ``quality``.
+    Columns: ``input`` (row of the inputs), ``intended_s``, ``sent_s``, ``end_s`` (Unix seconds; NaN where that never
+    happened), ``status`` (HTTP; 0 without an answer), ``error`` (``answered``, ``timeout``, ``refused``, ``reset``;
+    after a stop ``abandoned`` or ``unsent``), and from the answer's headers: ``variant``, ``energy_j``,
+    ``carbon_g`` (NaN where they have none), ``quality``.
     """
 
     def __init__(self) -> None:
@@ -72,6 +72,7 @@ class Outcomes:
             "requests": len(self),
             "ok": int(np.count_nonzero(fine)),
             "failed": int(len(self) - np.count_nonzero(fine)),
+            "sent": int(np.count_nonzero(np.isfinite(self.column("sent_s")))),
             "by_outcome": dict(sorted(counts.items())),
             "ok_rps": len(latency_s) / span_s if span_s > 0 else 0.0,
             **{f"p{p}_s": None if np.isnan(q) else float(q) for p, q in zip((50, 95, 99), marks, strict=True)},

@@ -23,7 +23,7 @@ class LoadPlan:
 
     Attributes:
         url: The gateway, such as ``http://127.0.0.1:8080``.
-        service: Whom to ask.
+        service: The service to call.
         inputs: An ``.npz`` file: arrays of equal length by input name; a request sends a row, batch dimension 1. Of a
             language model a JSON file: a list of prompts.
         out: The Parquet file to write.

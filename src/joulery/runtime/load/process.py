@@ -1,17 +1,26 @@
-"""Starting the load generator."""
+"""The load generator as a process: started, ended early if need be, its outcome read."""
 
 from __future__ import annotations
 
+import asyncio
+import math
 import os
+import signal
 import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import orjson
 
+from joulery.domain.errors import ActuationError
 from joulery.runtime.load.plan import LoadPlan
 from joulery.runtime.process import part_environment, process_command
 
 TOKEN = "JOULERY_TOKEN"
 """Environment variable with the bearer token: command lines can be read by everyone."""
+END_S = 10.0
+"""How long a load that was asked to end may take to write its outcomes."""
 
 
 def command(plan: LoadPlan, parent: int) -> tuple[str, ...]:
@@ -35,3 +44,100 @@ def start(plan: LoadPlan, token: str | None = None) -> subprocess.Popen[bytes]:
         env=part_environment(environment),
         process_group=0,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """What the client measured.
+
+    Attributes:
+        requests: Requests that were due.
+        ok: Answered with a result.
+        p95_s: 95th percentile of the latency from when a request was due; NaN for none.
+        cpu_s: CPU seconds of the generator; NaN when not known.
+        planned: Requests in the plan; the run may end before all of them are due.
+        sent: Requests that were sent.
+    """
+
+    requests: int = 0
+    ok: int = 0
+    p95_s: float = math.nan
+    cpu_s: float = math.nan
+    planned: int = 0
+    sent: int = 0
+
+    @property
+    def unsent(self) -> int:
+        """Planned requests that were never sent."""
+        return self.planned - self.sent
+
+    @classmethod
+    def together(cls, results: Sequence[LoadResult]) -> LoadResult:
+        """Several loads; a quantile only of a single one."""
+        return cls(
+            sum(result.requests for result in results),
+            sum(result.ok for result in results),
+            results[0].p95_s if len(results) == 1 else math.nan,
+            math.fsum(result.cpu_s for result in results) if results else math.nan,
+            sum(result.planned for result in results),
+            sum(result.sent for result in results),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready; what is not known is null."""
+        numbers = {**asdict(self), "unsent": self.unsent}.items()
+        return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in numbers}
+
+
+class Load:
+    """A load generator that runs.
+
+    Args:
+        process: Its process.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._ended = False
+
+    async def wait(self) -> LoadResult:
+        """Wait until it has ended.
+
+        Raises:
+            ActuationError: It failed; the reason is on standard error.
+        """
+        output, status, cpu_s = await asyncio.to_thread(self._reap)
+        try:
+            summary = orjson.loads(output)
+        except orjson.JSONDecodeError as error:
+            if self._ended:
+                return LoadResult(cpu_s=cpu_s)
+            raise ActuationError(f"the load generator failed: {_how_it_ended(status)}") from error
+        p95_s = math.nan if summary["p95_s"] is None else summary["p95_s"]
+        return LoadResult(summary["requests"], summary["ok"], p95_s, cpu_s, summary["planned"], summary["sent"])
+
+    def end(self) -> None:
+        """Ask it to send nothing more; killed if that takes too long. Safe to call twice."""
+        if self._ended or self._process.returncode is not None:
+            return
+        self._ended = True
+        self._process.send_signal(signal.SIGTERM)
+        asyncio.get_running_loop().call_later(END_S, self._kill)
+
+    def _kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+
+    def _reap(self) -> tuple[bytes, int, float]:
+        """Its output, its exit status and its CPU time."""
+        process = self._process
+        assert process.stdout is not None
+        with process.stdout:
+            output = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        return output, process.returncode, usage.ru_utime + usage.ru_stime
+
+
+def _how_it_ended(status: int) -> str:
+    return f"exit code {status}" if status >= 0 else f"ended by signal {-status}"

@@ -1,4 +1,4 @@
-"""Prompts to send to a language model where nobody names any: they want a word, a sentence, a list or a page."""
+"""Prompts for language models where the site file names none: they ask for a word, a sentence, a list or a page."""
 
 PROMPTS = (
     "Which month comes after June? Answer with one word.",

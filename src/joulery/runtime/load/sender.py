@@ -1,4 +1,4 @@
-"""Sends requests at their times over a bounded number of kept connections, and notes what becomes of each."""
+"""Sends requests at their times over a bounded number of kept connections, and records the outcome of each."""
 
 from __future__ import annotations
 
@@ -196,12 +196,12 @@ class _Connection(asyncio.Protocol):
         self._transport.writelines(pieces)
 
     def close(self) -> None:
-        """End it, whatever it carries."""
+        """End it, with the request it carries."""
         if self._transport is not None:
             self._transport.abort()
 
     def abandon(self) -> None:
-        """End it; nobody waits for what it carries any more."""
+        """End it; the request it carries is abandoned."""
         if self._row >= 0:
             self._sender.ended(self._row, "abandoned")
             self._release()

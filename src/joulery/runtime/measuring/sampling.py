@@ -8,11 +8,15 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+from joulery.app.wiring.meters import MeterSpec
 from joulery.domain.errors import CapabilityError, ConfigError, DataError, JouleryError
 from joulery.runtime.measuring.sampler_config import SamplerConfig
+from joulery.runtime.measuring.terms import MAX_CPU_RATIO
 from joulery.runtime.process import spawn_process
 
 READY_S = 10.0
@@ -117,3 +121,28 @@ class SamplerProcess:
             return CapabilityError(otherwise)
         how = f"was ended by signal {-code}" if code < 0 else f"ended early with exit code {code}"
         return CapabilityError(f"the sampler {how}")
+
+
+def start_sampler(folder: Path, meters: Sequence[MeterSpec] | None, period_s: float) -> SamplerProcess:
+    """Start a sampler of this process and its children, and wait until it is ready.
+
+    Raises:
+        JouleryError: It cannot start, or a meter that was named cannot be read.
+    """
+    config = SamplerConfig(
+        folder=str(folder.absolute()),
+        parent=os.getpid(),
+        root=os.getpid(),
+        include_root=True,
+        period_s=period_s,
+        max_cpu_ratio=MAX_CPU_RATIO,
+        meters=None if meters is None else tuple(meters),
+    )
+    sampler = SamplerProcess.start(config)
+    try:
+        sampler.wait_ready()
+    except JouleryError:
+        with suppress(CapabilityError):  # the first error says why it did not start
+            sampler.stop(timeout_s=1.0)
+        raise
+    return sampler

@@ -16,12 +16,11 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 
-from joulery.app.profiling.inputs import inputs_for
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import InferRequest, ModelRef, ReplicaSpec, RequestError
 from joulery.domain.serving.service import Slice, SliceKind
-from joulery.domain.serving.tensors import Tensor
+from joulery.domain.serving.tensors import Tensor, TensorSpec
 from joulery.perf.interference.calibration import PairLatency, SoloLatency
 from joulery.perf.interference.model import GpuCoefficients, InterferenceProfile
 
@@ -128,6 +127,7 @@ async def measure_together(
     engine: Engine,
     models: Mapping[str, ModelRef],
     cores: Sequence[int],
+    make_inputs: Callable[[Sequence[TensorSpec]], dict[str, Tensor]],
     design: Design = Design(),
     *,
     progress: Progress = lambda done, of, what: None,
@@ -138,8 +138,9 @@ async def measure_together(
         engine: The embedded engine, on these cores.
         models: What each model loads, by name.
         cores: The cores that are one device.
+        make_inputs: Makes one request that fits what a model declares.
         design: What to measure.
-        progress: Told how many of how many runs are done, and what comes next.
+        progress: Called with the runs done, the runs in all and the next one.
 
     Raises:
         JouleryError: A replica cannot be, or a model does not answer its own inputs.
@@ -150,12 +151,12 @@ async def measure_together(
     solo: list[SoloLatency] = []
     for done, one in enumerate(alone):
         progress(done, total, f"{one.model} x{one.batch} on {one.share_percent:g} %")
-        (latency_ms,) = await _timed(engine, [one], models, cores, design, inputs)
+        (latency_ms,) = await _timed(engine, [one], models, cores, design, inputs, make_inputs)
         solo.append(SoloLatency(one.model, one.batch, one.share_percent, latency_ms))
     found: list[PairLatency] = []
     for done, (one, other) in enumerate(pairs, len(alone)):
         progress(done, total, f"{one.model} x{one.batch} beside {other.model} x{other.batch}")
-        first_ms, second_ms = await _timed(engine, [one, other], models, cores, design, inputs)
+        first_ms, second_ms = await _timed(engine, [one, other], models, cores, design, inputs, make_inputs)
         found.append(
             PairLatency(
                 *(one.model, one.batch, one.share_percent, first_ms),
@@ -174,6 +175,7 @@ async def _timed(
     cores: Sequence[int],
     design: Design,
     inputs: dict[str, dict[str, Tensor]],
+    make_inputs: Callable[[Sequence[TensorSpec]], dict[str, Tensor]],
 ) -> list[float]:
     """Median latency of each instance's batches while all of them work, ms."""
     taken = 0
@@ -186,7 +188,7 @@ async def _timed(
     for number, one in enumerate(instances):
         if one.model not in inputs:
             view = next(view for view in engine.replicas() if view.spec.service == f"n{number}")
-            inputs[one.model] = inputs_for(view.inputs, None, count=1)[0]
+            inputs[one.model] = make_inputs(view.inputs)
     left = dict.fromkeys(range(len(instances)), design.runs + _WARM)
     samples = await asyncio.gather(
         *(_keep_busy(engine, number, _rows(inputs[one.model], one.batch), left) for number, one in enumerate(instances))

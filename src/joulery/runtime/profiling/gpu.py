@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import closing
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from joulery.app.profiling.kernels import NsightCompute
-from joulery.app.wiring.engine import local_engine
-from joulery.app.wiring.gpus import BoardWatch, board_watch, local_gpus
-from joulery.app.wiring.leases import held_leases
-from joulery.config.devices import GpuDeviceConfig
-from joulery.domain.errors import CapabilityError, DataError
+from joulery.domain.errors import DataError
 from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import InferRequest, InferResponse, ModelRef, ReplicaSpec, RequestError
 from joulery.domain.serving.service import Slice, SliceKind
 from joulery.domain.serving.tensors import Tensor
 from joulery.perf.interference.model import InterferenceProfile
 from joulery.perf.interference.runs import (
-    BATCHES,
     MIDDLE,
     GpuFacts,
     ModelFacts,
@@ -31,10 +25,39 @@ from joulery.perf.interference.runs import (
     configurations,
     profile_of_runs,
 )
-from joulery.runtime.profiling.kernels import count_kernels
+from joulery.runtime.profiling.kernels import KernelCount
 
 _LOOK_S = 0.02
 """How often clock and power are read."""
+
+
+class BoardWatch(Protocol):
+    """Reads power and clock of one board between two moments."""
+
+    @property
+    def name(self) -> str:
+        """What the vendor calls the board."""
+        ...
+
+    def begin(self) -> None:
+        """Start a new interval."""
+        ...
+
+    def look(self) -> None:
+        """Take one reading."""
+        ...
+
+    def end(self) -> tuple[float, float]:
+        """Mean power in W and mean clock in MHz of the interval."""
+        ...
+
+    def limits(self) -> tuple[float, float]:
+        """Power limit in W and highest clock in MHz."""
+        ...
+
+    def pcie_bytes_per_ms(self) -> float:
+        """Bandwidth of transfers to the board."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +77,13 @@ async def profile_under_mps(
     model: ModelRef,
     facts: ModelFacts,
     inputs: dict[str, Tensor],
-    gpu: int | str,
     base: InterferenceProfile,
     plan: MpsPlan,
     *,
-    counter: NsightCompute | None = None,
+    watch: BoardWatch,
+    engine: Callable[[], AbstractAsyncContextManager[Engine]],
+    counts: Mapping[int, KernelCount] | None = None,
     progress: Callable[[int, int, str], None] = lambda done, of, what: None,
-    tell: Callable[[str], None] = lambda said: None,
 ) -> InterferenceProfile:
     """Run every configuration and fit the profile.
 
@@ -68,59 +91,35 @@ async def profile_under_mps(
         model: What each process loads.
         facts: What is known of it; the sizes of inputs and results are measured.
         inputs: One request: arrays whose first axis is the batch, of length 1.
-        gpu: Which GPU.
-        base: What is kept; its GPU's coefficients too where it was profiled on a GPU of this name.
+        base: Profile to start from; its GPU's coefficients are kept where it was profiled on a GPU of this name.
         plan: How much to measure.
-        counter: The kernel profiler to count with; None for none. One that may not read the counters is told of, and
-            the profile is made without it.
-        progress: Told how many of how many configurations are done, and what comes next.
-        tell: Told what a person should know of the loan of the GPU.
+        watch: Reads the board.
+        engine: Opens an engine whose replicas share the board under MPS.
+        counts: Kernels of one inference by batch size; None where they were not counted.
+        progress: Called with the configurations done, their number and the next one.
 
     Raises:
         CapabilityError: No GPU, driver or MPS here.
         DataError: The model does not answer, or the runs do not determine the coefficients.
     """
-    with closing(board_watch(gpu)) as watch:
-        if counter is not None:
-            facts = await asyncio.to_thread(_counted, counter, model, facts, inputs, gpu, tell)
-        hardware = base.gpu.name != watch.name
-        wanted = configurations(hardware=hardware)
-        idle_w, _ = await _watched(watch, asyncio.sleep(plan.seconds))
-        async with held_leases(tell) as holder:
-            with closing(local_gpus([GpuDeviceConfig(gpu=gpu, mode="mps")], holder)) as here:
-                engine = local_engine(places=here.places)
-                try:
-                    runs = []
-                    for done, (copies, batch, share) in enumerate(wanted):
-                        progress(done, len(wanted), f"{copies} x batch {batch} at {share:g} %")
-                        runs.append(await _run(engine, watch, model, inputs, plan, copies, batch, share))
-                    result_bytes = await _result_bytes(engine, inputs)
-                finally:
-                    await engine.close()
-        progress(len(wanted), len(wanted), "")
-        cap_w, clock_mhz = watch.limits()
-        board = GpuFacts(watch.name, cap_w, clock_mhz, idle_w, watch.pcie_bytes_per_ms())
+    if counts is not None:
+        kernels = facts.kernels or float(counts[MIDDLE[0]].kernels)
+        facts = replace(facts, kernels=kernels, cache_percent=tuple((n, c.l2_percent) for n, c in counts.items()))
+    hardware = base.gpu.name != watch.name
+    wanted = configurations(hardware=hardware)
+    idle_w, _ = await _watched(watch, asyncio.sleep(plan.seconds))
+    runs = []
+    async with engine() as replicas:
+        for done, (copies, batch, share) in enumerate(wanted):
+            progress(done, len(wanted), f"{copies} x batch {batch} at {share:g} %")
+            runs.append(await _run(replicas, watch, model, inputs, plan, copies, batch, share))
+        result_bytes = await _result_bytes(replicas, inputs)
+    progress(len(wanted), len(wanted), "")
+    cap_w, clock_mhz = watch.limits()
+    board = GpuFacts(watch.name, cap_w, clock_mhz, idle_w, watch.pcie_bytes_per_ms())
     load_bytes = float(sum(array.nbytes for array in inputs.values()))
     known = replace(facts, load_bytes=load_bytes, feedback_bytes=result_bytes)
     return profile_of_runs(board, known, runs, base, hardware=hardware)
-
-
-def _counted(
-    counter: NsightCompute,
-    model: ModelRef,
-    facts: ModelFacts,
-    inputs: dict[str, Tensor],
-    gpu: int | str,
-    tell: Callable[[str], None],
-) -> ModelFacts:
-    """What is known of the model once its kernels are counted; as before where they cannot be."""
-    try:
-        found = count_kernels(counter, model, inputs, gpu, BATCHES)
-    except (CapabilityError, DataError) as error:
-        tell(f"kernels are not counted: {error}" + (f"; {error.hint}" if error.hint else ""))
-        return facts
-    kernels = facts.kernels or float(found[MIDDLE[0]].kernels)
-    return replace(facts, kernels=kernels, cache_percent=tuple((n, each.l2_percent) for n, each in found.items()))
 
 
 async def _run(

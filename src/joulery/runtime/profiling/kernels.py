@@ -1,22 +1,30 @@
-"""Kernels of one inference and their use of the L2 cache, by a kernel profiler: what the paper takes from Nsight."""
+"""Count the kernels of one inference and their use of the L2 cache with a kernel profiler (Nsight in the paper)."""
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
-from joulery.app.profiling.kernels import Kernel, NsightCompute
 from joulery.domain.errors import DataError
 from joulery.domain.serving.engine import ModelRef
 from joulery.domain.serving.tensors import Tensor
 
 _FEW, _MORE = 1, 3
 """Inferences of the two runs: their difference is two, whatever loading and the first one launch."""
+
+
+class KernelProfiler(Protocol):
+    """What lists the kernels a command launches, such as Nsight Compute."""
+
+    def kernels(self, command: Sequence[str], environ: Mapping[str, str]) -> Sequence[tuple[float, float]]:
+        """Run a command; for every kernel its duration in ns and its use of the L2 cache in percent of its peak."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +41,13 @@ class KernelCount:
 
 
 def count_kernels(
-    profiler: NsightCompute, model: ModelRef, inputs: dict[str, Tensor], gpu: int | str, batches: Sequence[int]
+    profiler: KernelProfiler, model: ModelRef, inputs: dict[str, Tensor], gpu: int | str, batches: Sequence[int]
 ) -> dict[int, KernelCount]:
     """Count at several batch sizes, alone on the whole GPU.
 
     Args:
-        profiler: What counts.
-        model: What is asked.
+        profiler: Lists kernels.
+        model: What runs.
         inputs: One request: arrays whose first axis is the batch, of length 1.
         gpu: Index or UUID.
         batches: Sizes of a batch.
@@ -66,7 +74,7 @@ def count_kernels(
     return found
 
 
-def _one_inference(few: Sequence[Kernel], more: Sequence[Kernel], what: str) -> KernelCount:
+def _one_inference(few: Sequence[tuple[float, float]], more: Sequence[tuple[float, float]], what: str) -> KernelCount:
     count, odd = divmod(len(more) - len(few), _MORE - _FEW)
     if count <= 0 or odd:
         raise DataError(

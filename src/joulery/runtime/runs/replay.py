@@ -9,19 +9,21 @@ from typing import Any
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import DataError
 from joulery.policies.placement.provisioning.standby import ShadowObservation, ShadowPolicy
-from joulery.policies.serving.trial_policy import TrialPolicy
-from joulery.policies.serving.variant_policy import Observation, VariantPolicy
+from joulery.policies.serving.observation import Observation
+from joulery.policies.serving.policy import ServicePolicy
+from joulery.policies.serving.predictive_search import PredictiveSearch
+from joulery.policies.serving.trial_search import TrialSearch
 
 POLICY, STEP = "policy", "step"
 _POLICIES: Mapping[str, tuple[Any, Any]] = {
-    VariantPolicy.name: (VariantPolicy, Observation),
-    TrialPolicy.name: (TrialPolicy, Observation),
+    PredictiveSearch.name: (ServicePolicy, Observation),
+    TrialSearch.name: (ServicePolicy, Observation),
     ShadowPolicy.name: (ShadowPolicy, ShadowObservation),
 }
 """Policies by the name they log, with what they observe."""
 
 
-def policy_entry(policy: VariantPolicy | TrialPolicy | ShadowPolicy) -> dict[str, Any]:
+def policy_entry(policy: ServicePolicy | ShadowPolicy) -> dict[str, Any]:
     """What the log holds about a policy: everything it takes to make it again."""
     return {"name": policy.name, "service": policy.service, "policy": policy.as_dict()}
 

@@ -1,4 +1,4 @@
-"""The controller of one service: sees it, lets its policy choose the layout, has the engine run it."""
+"""What the policy of a service observes, and how the engine runs the layouts it chooses."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import ModelRef, Outcome, ReplicaSpec, ReplicaState, RequestRecord
 from joulery.domain.serving.service import Slo
 from joulery.policies.placement.pools.gpu_groups import Seats
-from joulery.policies.serving.variant_policy import KEEP_LAYOUT, Observation, short
+from joulery.policies.serving.messages import short
+from joulery.policies.serving.observation import KEEP_LAYOUT, Observation
 from joulery.runtime.serving.driver import APPLIED
 from joulery.runtime.serving.live_sample import LiveSample
 
 
 class RequestWindow:
-    """The requests of one service that ended lately, from its telemetry.
+    """The latest requests of one service.
 
     Args:
-        service: Which service; records of others are left alone.
-        span_s: How far back it looks.
+        service: The service; records of others are left out.
+        span_s: Its length, seconds.
     """
 
     def __init__(self, service: str, span_s: float) -> None:
@@ -35,13 +36,15 @@ class RequestWindow:
         self._first_s = math.inf
 
     def add(self, record: RequestRecord) -> None:
-        """A request ended."""
+        """Add a request that ended."""
         if record.service == self.service:
             self._records.append(record)
             self._first_s = min(self._first_s, record.arrival_s)
+            while self._records[0].end_s < record.end_s - self.span_s:
+                self._records.popleft()
 
     def since(self, now_s: float) -> list[RequestRecord]:
-        """The requests that ended within ``span_s`` before ``now_s``; older ones are forgotten."""
+        """The requests that ended within ``span_s`` before ``now_s``; older ones are dropped."""
         while self._records and self._records[0].end_s < now_s - self.span_s:
             self._records.popleft()
         return [record for record in self._records if record.end_s >= now_s - self.span_s]
@@ -70,12 +73,12 @@ def summarise(records: Sequence[RequestRecord], slo: Slo) -> tuple[float, float,
 
 @dataclass(frozen=True, slots=True)
 class ServiceObserver:
-    """What the policy of a service gets to see.
+    """Makes the observations of a service's policy.
 
     Attributes:
-        window: Its requests.
+        window: Its latest requests.
         engine: What runs.
-        slo: Whose quantile is observed.
+        slo: The quantile of its SLO is observed.
         g_per_kwh: Intensity at a time; NaN while unknown.
         power_w: Power now; NaN while unknown.
         sampling: The requests since the layout took over, where configurations are tried.
@@ -88,8 +91,8 @@ class ServiceObserver:
     power_w: Callable[[], float]
     sampling: LiveSample | None = None
 
-    def look(self, now_s: float) -> Observation:
-        """One observation."""
+    def observe(self, now_s: float) -> Observation:
+        """Make one observation."""
         running = running_layout(self.engine, self.window.service)
         sample = None
         if self.sampling is not None:
@@ -111,7 +114,7 @@ class ServiceObserver:
 
 
 def running_layout(engine: Engine, service: str) -> Layout | None:
-    """The layout of a service's replicas, those that are on their way out left aside; None when there are none."""
+    """The layout of a service's replicas without those that drain; None where there are none."""
     instances = [
         Instance(view.spec.variant, view.spec.slice)
         for view in engine.replicas()
@@ -125,10 +128,10 @@ class LayoutActuator:
     """Has the engine run the layouts that a policy decides on.
 
     Attributes:
-        engine: Who runs them.
-        service: Whose replicas they are.
+        engine: Runs them.
+        service: The service.
         models: What each variant loads.
-        seats: Of each cut of its GPUs, which has which slice; empty on the CPU.
+        seats: Of each partition of its GPUs, which GPU has which slice; empty on the CPU.
     """
 
     engine: Engine
@@ -137,7 +140,7 @@ class LayoutActuator:
     seats: Seats = field(default_factory=dict)
 
     async def carry_out(self, decision: Decision) -> tuple[str, str]:
-        """Carry out one decision: its outcome, and a sentence about what that took.
+        """Carry out one decision; its outcome, and a sentence about what changed.
 
         Raises:
             JouleryError: The engine could not; the old replicas serve on.
@@ -148,7 +151,7 @@ class LayoutActuator:
         return APPLIED, await self.run(layout)
 
     async def run(self, layout: Layout) -> str:
-        """Have a layout run; a sentence about what that took.
+        """Have a layout run; a sentence about what changed.
 
         Raises:
             ActuationError: The engine could not; which layout serves on is in the message.
@@ -178,7 +181,7 @@ class LayoutActuator:
         return [spec for spec in specs if spec.service != self.service] + mine
 
     def _devices(self, layout: Layout, running: Sequence[ReplicaSpec]) -> list[str]:
-        """The GPU of each instance of a layout, in its pod; those that run already stay where they are."""
+        """The GPU of each instance of a layout, those that run already stay on theirs."""
         if not self.seats:
             return [""] * len(layout.instances)
         free = Counter(self.seats[tuple(sorted(layout.slices))])

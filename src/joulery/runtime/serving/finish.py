@@ -1,29 +1,36 @@
-"""The end of a served run: accounted, compared with its baseline, written."""
+"""The end of a served run: accounted, compared with its baseline, written.
+
+A GPU's driver may name no process, in a container for instance, though requests ran there. The requests themselves show
+when the GPU was busy: each has a start, a duration and the share of a GPU it had.
+"""
 
 from __future__ import annotations
 
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from joulery.accounting.charge import BusyTimes
-from joulery.domain.serving.engine import RequestRecord
+from joulery.accounting.load_line import work_by_bin
+from joulery.domain.arrays import FloatArray
+from joulery.domain.energy.power import PowerTrace
 from joulery.runtime.measuring.account import Basis, account
-from joulery.runtime.measuring.readings import NS_PER_S, fold, read_evidence
+from joulery.runtime.measuring.readings import NS_PER_S, RunReadings, fold, read_evidence
 from joulery.runtime.measuring.terms import Span, Terms
-from joulery.runtime.serving.boards import OnBoards, of_boards
+from joulery.runtime.serving.requests import RequestColumns, series_columns
 from joulery.runtime.serving.running_service import RunningService
-from joulery.runtime.serving.session import Session
-from joulery.runtime.serving.summary import RunCost, Served, compared, summarise_run, with_baseline
-from joulery.store.run.directory import SAMPLES, RunWriter
+from joulery.runtime.serving.session import ServingSession
+from joulery.runtime.serving.summary import RunCost, ServedService, compared, summarise_run, with_baseline
+from joulery.store.run.directory import SAMPLES, RunWriter, open_run
 from joulery.store.run.footprints import footprint_to_dict
 from joulery.store.run.intensity import write_intensity
-from joulery.store.run.timeline import write_ticks
+from joulery.store.run.series import write_blocks
+from joulery.store.run.timeline import read_ticks, write_ticks
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,58 +47,62 @@ class Finished:
 
 
 def finish(
-    session: Session, *, load_cpu_s: float = math.nan, language_models: Sequence[Mapping[str, Any]] = ()
+    session: ServingSession, *, load_cpu_s: float = math.nan, language_models: Sequence[Mapping[str, Any]] = ()
 ) -> Finished:
-    """Account for a session that was stopped, and write all there is to keep.
+    """Account for a session that was stopped, and write its report and series.
 
     Args:
         session: Stopped.
         load_cpu_s: CPU seconds of the load generators; NaN where there was none or it is not known.
-        language_models: The figures of models that wrote text beside its services.
+        language_models: Figures of the language models beside its services.
 
     Raises:
-        CapabilityError: The disk refuses; what was logged as the run went stays readable.
+        CapabilityError: The disk refuses; what was logged during the run stays readable.
     """
-    writer = session.writer
-    boards = [_on_boards(one) for one in session.hosted if one.setup.gpus]
-    evidence, remarks = of_boards(read_evidence(writer.path / SAMPLES), boards, session.ran.records)
+    writer, history, services = session.writer, session.history, session.services.values()
+    requests, ticks = history.requests.columns(), read_ticks(open_run(writer.path))
+    boards = [_gpu_service(one) for one in services if one.setup.gpus]
+    readings, remarks = with_requests(read_evidence(writer.path / SAMPLES), boards, requests)
     unix_offset_ns = round(session.started_s * NS_PER_S) - session.start_ns
     span = Span(session.start_ns, session.end_ns, unix_offset_ns)
     terms = Terms(idle="whole", pue=session.site.pue)
-    made = account(evidence, span, terms, session.grid.source, (*remarks, *session.ran.warnings))
-    basis, charged = made.basis, made.charged
-    served = [_served(session, one, basis) for one in session.hosted]
+    made = account(readings, span, terms, session.grid.source, (*remarks, *history.warnings))
+    served = [_served(session, one, requests, made.basis) for one in services]
     found = [compared(one) for one in served]
     devices = frozenset(device for one in boards for device in one.gpus)
-    cost = RunCost(charged, tree_cpu_s(basis), load_cpu_s, devices)
-    charges = [
-        {"workload": one.name, "owner": one.owner, "footprint": footprint_to_dict(part)}
-        for one, part in zip(served, cost.portions(served), strict=True)
-    ]
-    figures = summarise_run(served, cost, found)
+    cost = RunCost(made.charged, tree_cpu_s(made.basis), load_cpu_s, devices)
+    figures = {
+        **summarise_run(served, cost, found),
+        "plans": history.decision_count,
+        "controller_cpu_s": session.controller_cpu_s,
+        "language_models": list(language_models),
+        "charges": [
+            {"workload": one.name, "owner": one.owner, "footprint": footprint_to_dict(part)}
+            for one, part in zip(served, cost.portions(served), strict=True)
+        ],
+    }
     if session.grid.source is None:
         figures["carbon_reason"] = "the site file names no source of carbon intensity"
-    control = {"plans": len(session.ran.decisions), "controller_cpu_s": session.controller_cpu_s}
-    written = {"language_models": list(language_models)}
-    report = known_numbers({**made.report, **figures, **control, **written, "charges": charges})
-    write_ticks(writer, with_baseline(session.ran.ticks, served, found, cost))
-    write_requests(writer, [record for record in session.ran.records if record.service in session.names])
-    fold(evidence, writer)
-    if basis.carbon is not None:
-        write_intensity(writer, basis.carbon)
+    report = known_numbers({**made.report, **figures})
+    write_ticks(writer, with_baseline(ticks, served, found, cost))
+    write_requests(writer, requests)
+    fold(readings, writer)
+    if made.basis.carbon is not None:
+        write_intensity(writer, made.basis.carbon)
     writer.write_report(report)
     shutil.rmtree(writer.path / SAMPLES, ignore_errors=True)
+    history.requests.remove()
     writer.close()
     return Finished(writer.path, report)
 
 
-def _on_boards(one: RunningService) -> OnBoards:
-    return OnBoards(one.name, one.setup.gpus, math.nan if one.profile is None else one.profile.idle_w)
+def _gpu_service(one: RunningService) -> GpuService:
+    return GpuService(one.name, one.setup.gpus, math.nan if one.profile is None else one.profile.idle_w)
 
 
-def _served(session: Session, one: RunningService, basis: Basis) -> Served:
-    return Served(
-        records=[record for record in session.ran.records if record.service == one.name],
+def _served(session: ServingSession, one: RunningService, requests: RequestColumns, basis: Basis) -> ServedService:
+    return ServedService(
+        requests=requests,
         layouts=one.layouts,
         family=one.setup.family,
         slo=one.setup.slo,
@@ -118,30 +129,18 @@ def _within(times: BusyTimes, t0_s: float, t1_s: float) -> float:
     return float(np.nansum(times.app_s * share))
 
 
-def write_requests(writer: RunWriter, records: Sequence[RequestRecord]) -> None:
-    """Keep every request as a series: ``requests``, a row a request that ended.
+def write_requests(writer: RunWriter, requests: RequestColumns) -> None:
+    """Write the series ``requests``: a row a request that ended, in blocks.
 
     Raises:
         CapabilityError: The disk refuses.
     """
-    writer.write_series(
-        "requests",
-        {
-            "service": [record.service for record in records],
-            "arrival_s": [record.arrival_s for record in records],
-            "start_s": [record.start_s for record in records],
-            "end_s": [record.end_s for record in records],
-            "variant": [record.variant for record in records],
-            "outcome": [record.outcome.value for record in records],
-            "service_s": [record.service_s for record in records],
-            "cpu_s": [record.cpu_s for record in records],
-            "attempts": [record.attempts for record in records],
-        },
-    )
+    blocks = (series_columns(block, requests) for block in requests.blocks())
+    write_blocks(writer.path / "requests.parquet", blocks, series_columns(requests.rows[:0], requests))
 
 
 def known_numbers(value: Any) -> Any:
-    """The same object with null for every number that is not known, all the way down."""
+    """The same object with null for every number that is not finite, all the way down."""
     if isinstance(value, float):
         return value if np.isfinite(value) else None
     if isinstance(value, dict):
@@ -149,3 +148,81 @@ def known_numbers(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [known_numbers(item) for item in value]
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class GpuService:
+    """A service on GPUs.
+
+    Attributes:
+        service: Its name.
+        gpus: Their device names (``gpu:0``), at least one.
+        idle_w: Their idle power together, by its profile; NaN where there is none.
+    """
+
+    service: str
+    gpus: tuple[str, ...]
+    idle_w: float = math.nan
+
+
+def with_requests(
+    readings: RunReadings, services: Sequence[GpuService], requests: RequestColumns
+) -> tuple[RunReadings, tuple[str, ...]]:
+    """Readings completed by what the services know of their GPUs.
+
+    A GPU's idle power is that of the profile its requests are charged by (the lowest, where services share it). A GPU
+    on which the driver names no busy process was busy while requests ran there.
+
+    Args:
+        readings: What was read.
+        services: Those that run on GPUs.
+        requests: Requests, of any service.
+
+    Returns:
+        The readings, and warnings for the report.
+    """
+    idle_w = _idle_w(services)
+    busy, notes = dict(readings.busy), []
+    for device in idle_w:
+        times = busy.get(device)
+        if times is None or np.nansum(times.all_s) > 0:
+            continue
+        app_s = _requests_s(device, services, requests, times)
+        busy[device] = BusyTimes(times.edges_ns, app_s, app_s)
+        notes.append(f"{device}: the driver names no busy process; its busy time is taken from the requests")
+    return replace(readings, traces=tuple(_idling(trace, idle_w) for trace in readings.traces), busy=busy), tuple(notes)
+
+
+def _idle_w(services: Sequence[GpuService]) -> dict[str, float]:
+    """Idle power of each GPU; NaN where no service knows it."""
+    known = [(device, one.idle_w / len(one.gpus)) for one in services for device in one.gpus]
+    lowest = {device: math.nan for device, _ in known}
+    for device, watts in known:
+        if not watts >= lowest[device]:
+            lowest[device] = watts if math.isfinite(watts) else lowest[device]
+    return lowest
+
+
+def _idling(trace: PowerTrace, idle_w: Mapping[str, float]) -> PowerTrace:
+    """The same readings with the idle power of their device, unless the meter reports its own."""
+    known_w = idle_w.get(trace.channel.device, math.nan)
+    if not known_w > 0 or trace.channel.idle_w > 0:
+        return trace
+    return PowerTrace(replace(trace.channel, idle_w=known_w), trace.t_ns, trace.values, trace.period_s)
+
+
+def _requests_s(device: str, services: Sequence[GpuService], requests: RequestColumns, times: BusyTimes) -> FloatArray:
+    """Seconds that requests kept a GPU busy, in the intervals of the driver's answers.
+
+    Which of several GPUs of a service answered a request is not recorded: each counts an equal part of it. A request
+    of an unknown share of a GPU had it whole.
+    """
+    busy_s = np.zeros(len(times.edges_ns) - 1)
+    for one in services:
+        if device not in one.gpus:
+            continue
+        for block in requests.blocks(one.service):
+            gpu_s = np.where(np.isnan(block["cpu_s"]), block["service_s"], block["cpu_s"]) / len(one.gpus)
+            work = np.column_stack((block["start_s"], block["start_s"] + block["service_s"], gpu_s))
+            busy_s += work_by_bin(work, times.edges_ns)
+    return busy_s

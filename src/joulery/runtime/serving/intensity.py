@@ -1,4 +1,4 @@
-"""The grid as a running site sees it: the intensity now, from whatever source the site file names."""
+"""Carbon intensity of a running site, from the source that the site file names."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ ASK_AGAIN_S = 60.0
 LOOK_BACK_S = 3600.0
 
 
-class Grid:
-    """Intensity by time.
+class LiveIntensity:
+    """Carbon intensity by time.
 
     Args:
         config: The carbon section; None for none.
@@ -39,7 +39,7 @@ class Grid:
     Attributes:
         source: The source; None without a section.
         series: What is known; None until asked, or without a section.
-        trouble: Why the last question had no answer; empty when it had.
+        trouble: Why the last question failed; empty where it did not.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Grid:
 
     @property
     def remote(self) -> bool:
-        """Whether it is asked over a network, about the past and the present only."""
+        """True for a source over a network, which knows the past and the present only."""
         return isinstance(self._config, CarbonUk | CarbonElectricityMaps | CarbonWattTime)
 
     @property
@@ -80,7 +80,7 @@ class Grid:
         return day_s + (t_s - self._begins_s) % replay.lasts_s * replay.span_s / replay.lasts_s
 
     async def refresh(self) -> None:
-        """Ask the source where that is due. A question without an answer changes nothing but ``trouble``."""
+        """Ask the source where that is due. A failed question changes ``trouble`` alone."""
         now_s = self._now_s()
         if self.source is None or not self._due(now_s):
             return
@@ -101,7 +101,7 @@ class Grid:
         return self.series is None or self.series.end_s < now_s + AHEAD_S / 2
 
     def label(self) -> CarbonLabel | None:
-        """What the intensities are; None without a section.
+        """Zone, source and kind of the intensities; None without a section.
 
         Raises:
             DataError: The source has not been asked, or had no answer.
@@ -110,7 +110,7 @@ class Grid:
             return None
         series, replay = self.series, self._replay
         if series is None:
-            raise DataError(self.trouble or "the source of carbon intensity has not been asked")
+            raise DataError(self.trouble or "the source of carbon intensity was not asked yet")
         basis = CarbonBasis.ASSUMED if series.quality is Quality.ASSUMED else CarbonBasis.LIVE
         if replay is not None and isinstance(self._config, CarbonFile):
             basis = CarbonBasis.REPLAYED
@@ -119,7 +119,7 @@ class Grid:
 
 
 def held(series: CarbonSeries, until_s: float) -> CarbonSeries:
-    """A series whose last value holds on until the next question, flagged as estimated from where the source ended."""
+    """A series that holds its last value until the next question; what is added is flagged as estimated."""
     if series.end_s >= until_s:
         return series
     return CarbonSeries(

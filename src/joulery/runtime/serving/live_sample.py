@@ -12,7 +12,7 @@ from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.engine import Outcome, ReplicaState, ReplicaView, RequestRecord
 from joulery.domain.serving.service import Slo, SloScope
 from joulery.perf.confidence import mean_interval, quantile_interval
-from joulery.policies.serving.trial_sample import Sample
+from joulery.policies.serving.observation import Sample
 
 MOST_REQUESTS = 2000
 """Older requests are forgotten: a sample of so many says enough, and what was true an hour ago may not be now."""

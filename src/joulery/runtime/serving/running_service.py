@@ -1,17 +1,75 @@
-"""A service of a running site: what it is on this machine, how it is run, and what became of it so far."""
+"""A service of a running site: its setup on this machine, its policy, and what ran so far."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from joulery.app.serving.service import PolicyBinding, ServiceSetup
 from joulery.config.loadgen import LoadConfig
+from joulery.config.trials import TrialsConfig
 from joulery.domain.gpu.layout import Layout
+from joulery.domain.serving.engine import ModelRef
 from joulery.domain.serving.profile import Profile
+from joulery.domain.serving.service import ModelFamily, Slice, Slo
 from joulery.domain.serving.timeline import ServiceLabel
+from joulery.perf.layouts import LayoutMetrics, Predictor
+from joulery.policies.placement.pools.gpu_groups import Seats
+from joulery.policies.serving.policy import ServicePolicy
 from joulery.runtime.serving.controller import RequestWindow
 from joulery.runtime.serving.live_sample import LiveSample
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSetup:
+    """One service on this machine.
+
+    Attributes:
+        name: Its name.
+        owner: Who pays for it.
+        family: Its variants.
+        models: What each variant loads.
+        slo: Its latency SLO.
+        cores: The CPU cores it may use.
+        partitions: The ways its cores may be partitioned.
+        candidates: The layouts to choose from.
+        gpus: The GPUs its replicas run on (``gpu:0``); empty on the CPU.
+        seats: Of each partition, which GPU has which slice; empty on the CPU.
+    """
+
+    name: str
+    owner: str
+    family: ModelFamily
+    models: Mapping[str, ModelRef]
+    slo: Slo
+    cores: tuple[int, ...]
+    partitions: tuple[tuple[Slice, ...], ...]
+    candidates: tuple[Layout, ...]
+    gpus: tuple[str, ...] = ()
+    seats: Seats = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PolicyBinding:
+    """The policy of a service.
+
+    Attributes:
+        policy: Chooses its layouts.
+        predictor: Predicts a layout from the profile.
+        rate_rps: The demand it is planned for.
+        base: The baseline layout.
+        base_metrics: The baseline's prediction under that demand.
+        trials: How trials are measured; None where nothing is tried.
+        remark: A warning about how it decides; empty for none.
+    """
+
+    policy: ServicePolicy
+    predictor: Predictor
+    rate_rps: float
+    base: Layout
+    base_metrics: LayoutMetrics
+    trials: TrialsConfig | None = None
+    remark: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -20,15 +78,15 @@ class RunningService:
 
     Attributes:
         setup: The service on this machine.
-        chosen: Its policy; None where it is run as a plan says.
-        profile: What its variants cost; None where that is not known.
+        chosen: Its policy; None where a plan decides.
+        profile: Latency and energy of its variants; None where that is not known.
         window: Its latest requests.
-        load: What is sent to it; None for nothing.
-        profiled: Where the profile comes from, in words.
-        sampling: What its trials show; None where nothing is tried.
-        layouts: ``(from_s, layout)``: what served, from when.
-        advised: What its policy decided last, where that is not carried out.
-        planned_rps: The demand its plan provides for, where one is run.
+        load: The load sent to it; None for none.
+        profiled: Source of the profile, in words.
+        sampling: The sample of the layout on trial; None where nothing is tried.
+        layouts: ``(from_s, layout)``: which layout served from when.
+        advised: The latest decision, where it is not carried out.
+        planned_rps: The demand of its plan, where a plan decides.
     """
 
     setup: ServiceSetup
@@ -54,7 +112,7 @@ class RunningService:
 
     @property
     def base_energy_j(self) -> float:
-        """Joules a request of the baseline; NaN where there is none to compare with."""
+        """Joules a request of the baseline; NaN without a baseline."""
         return math.nan if self.chosen is None else self.chosen.base_metrics.energy_j
 
     @property
@@ -63,12 +121,12 @@ class RunningService:
         return self.setup.name
 
     def label(self) -> ServiceLabel:
-        """What it promises, its variants by accuracy."""
+        """Its SLO and its variants by accuracy, for display."""
         ordered = sorted(self.setup.family.variants, key=lambda variant: variant.accuracy_ratio)
         return ServiceLabel(
             self.setup.name,
             self.setup.slo.latency_s,
             self.setup.slo.quantile,
             tuple((variant.name, variant.accuracy_ratio) for variant in ordered),
-            0.0 if self.chosen is None else self.chosen.policy.minimum_accuracy_ratio,
+            0.0 if self.chosen is None else self.chosen.policy.objectives.minimum_accuracy_ratio,
         )

@@ -1,14 +1,14 @@
-"""What a served run came to: the figures of ``joulery up``, from its records, its readings and the counterfactuals.
+"""The figures of a served run, from its requests, its meter readings and the counterfactuals.
 
-Of one service they are what the run came to; of several there is an entry a service and their total.
+A run of one service has its figures; a run of several has an entry a service and their total.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,37 +18,40 @@ from joulery.domain.arrays import FloatArray
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.energy.footprint import Footprint
 from joulery.domain.gpu.layout import Layout
-from joulery.domain.serving.engine import Outcome, RequestRecord
 from joulery.domain.serving.profile import SliceProfile
 from joulery.domain.serving.service import ModelFamily, Slo
 from joulery.domain.serving.timeline import Tick
 from joulery.perf.counterfactual import Answered, Counterfactual, compare
 from joulery.perf.layouts import Predictor
+from joulery.policies.serving.messages import short
 from joulery.policies.serving.objective import JOULES_PER_KWH
-from joulery.policies.serving.variant_policy import short
+from joulery.runtime.serving.requests import OK, ROW, RequestColumns, Rows
 
-SCHEMA = "joulery.up/1"
+MOST_COMPARED = 2_000_000
+"""Answered requests of a service that are replayed under the baseline; of more, evenly spaced stretches are."""
+_STRETCH = 1000
+"""Consecutive requests of one stretch."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Served:
-    """What one service of a run was made of.
+@dataclass(frozen=True, eq=False)
+class ServedService:
+    """One service of a run.
 
     Attributes:
-        records: Its requests that ended within the run.
-        layouts: ``(from_s, layout)``: what served, from when.
+        requests: The requests of the run that ended within it, of every service.
+        layouts: ``(from_s, layout)``: which layout served from when.
         family: The variants.
-        slo: What was promised.
-        predictor: Knows the profile; None where no profile is known.
-        base: The layout to compare with; None where nothing is compared.
+        slo: Its latency SLO.
+        predictor: Predicts from the profile; None where no profile is known.
+        base: The baseline layout; None where nothing is compared.
         carbon: The intensity; None where it is not known.
         pue: Facility energy per IT energy.
-        seed: Of the counterfactual's draws.
+        seed: Seed of the counterfactual's samples.
         name: The service.
-        owner: Whom it is charged to.
+        owner: Who pays for it.
     """
 
-    records: Sequence[RequestRecord]
+    requests: RequestColumns
     layouts: Sequence[tuple[float, Layout]]
     family: ModelFamily
     slo: Slo
@@ -60,29 +63,80 @@ class Served:
     name: str = ""
     owner: str = "default"
 
+    @cached_property
+    def totals(self) -> Totals:
+        """Counts and sums over all of its requests."""
+        return _totals(self)
+
+    @cached_property
+    def answered(self) -> Rows:
+        """Its answered requests in order of arrival; of more than :data:`MOST_COMPARED`, evenly spaced stretches."""
+        every = max(1, math.ceil(self.totals.answered / MOST_COMPARED))
+        found, seen = [], 0
+        for block in self.requests.blocks(self.name):
+            fine = block[block["outcome"] == OK]
+            keep = (np.arange(seen, seen + len(fine)) // _STRETCH) % every == 0
+            found.append(fine if every == 1 else fine[keep])
+            seen += len(fine)
+        rows = np.concatenate(found) if found else np.empty(0, ROW)
+        return rows[np.argsort(rows["arrival_s"], kind="stable")]
+
     @property
-    def answered(self) -> list[RequestRecord]:
-        """The requests that were answered, in order of arrival."""
-        return sorted(
-            (record for record in self.records if record.outcome is Outcome.OK), key=lambda record: record.arrival_s
-        )
+    def compared_share(self) -> float:
+        """Share of its answered requests that are in :attr:`answered`."""
+        return len(self.answered) / self.totals.answered if self.totals.answered else 1.0
 
     @property
     def requests_cpu_s(self) -> float:
         """CPU seconds of its requests, in the replicas."""
-        return math.fsum(record.cpu_s for record in self.records)
+        return self.totals.cpu_s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Totals:
+    """Counts and sums over the requests of one service.
+
+    Attributes:
+        requests, answered: How many ended, and how many of them were answered.
+        cpu_s: CPU seconds of all of them, in the replicas.
+        answered_cpu_g: Of the answered ones, CPU seconds times intensity, s g/kWh.
+        variants: Answers by variant.
+        latency_s: Latencies of the answered requests, float64[answered].
+    """
+
+    requests: int
+    answered: int
+    cpu_s: float
+    answered_cpu_g: float
+    variants: Mapping[str, int]
+    latency_s: FloatArray
+
+
+def _totals(served: ServedService) -> Totals:
+    requests, latency_s, sums, weighted = 0, [], [], 0.0
+    counts = np.zeros(len(served.requests.variants), np.int64)
+    for block in served.requests.blocks(served.name):
+        fine = block[block["outcome"] == OK]
+        requests += len(block)
+        latency_s.append(fine["end_s"] - fine["arrival_s"])
+        sums.append(math.fsum(block["cpu_s"]))
+        weighted += float(fine["cpu_s"] @ np.nan_to_num(_intensities(served, fine)))
+        counts += np.bincount(fine["variant"], minlength=len(counts))
+    latencies = np.concatenate(latency_s) if latency_s else np.empty(0)
+    names = {name: int(count) for name, count in zip(served.requests.variants, counts, strict=True) if count}
+    return Totals(requests, len(latencies), math.fsum(sums), weighted, names, latencies)
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
-    """How the joules charged to the run divide. Together they are what the footprint's parts are.
+class EnergyShares:
+    """Division of the joules charged to the run; they add up to the footprint's parts.
 
     Attributes:
         requests_j: In the replicas, while they answered.
         load_j: The load generator.
         serving_j: Gateway, controller, and replicas between requests and while they started.
-        joules_per_cpu_s: What one CPU second of a request was charged; one second of a whole GPU where services run
-            on GPUs.
+        joules_per_cpu_s: Charge of one CPU second of a request; of one second of a whole GPU where services run on
+            GPUs.
     """
 
     requests_j: float
@@ -93,7 +147,7 @@ class Shares:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunCost:
-    """What a run of one or several services was charged.
+    """The charge of a run of one or several services.
 
     Attributes:
         charged: Joules and grams.
@@ -107,11 +161,11 @@ class RunCost:
     load_cpu_s: float
     boards: frozenset[str] = frozenset()
 
-    def shares(self, served: Sequence[Served]) -> Shares:
-        """How its joules divide, these services' requests taken together.
+    def shares(self, served: Sequence[ServedService]) -> EnergyShares:
+        """Division of its joules, these services' requests taken together.
 
-        Requests on GPUs are what those are for: their joules above idle are the requests'. Gateway and load generator
-        use the CPU, and divide what was charged for it.
+        Joules above idle of the GPUs are the requests'. Gateway and load generator use the CPU, and divide its
+        charge.
         """
         requests_cpu_s = math.fsum(one.requests_cpu_s for one in served)
         if not self.boards:
@@ -125,22 +179,22 @@ class RunCost:
             self.cpu_s,
         )
         if not requests_cpu_s > 0:
-            return Shares(0.0, rest.load_j, rest.serving_j + boards_j, 0.0)
-        return Shares(boards_j, rest.load_j, rest.serving_j, boards_j / requests_cpu_s)
+            return EnergyShares(0.0, rest.load_j, rest.serving_j + boards_j, 0.0)
+        return EnergyShares(boards_j, rest.load_j, rest.serving_j, boards_j / requests_cpu_s)
 
-    def portions(self, served: Sequence[Served]) -> list[Footprint]:
-        """What each service is charged of everything, idle and overhead included: a portion by CPU seconds."""
+    def portions(self, served: Sequence[ServedService]) -> list[Footprint]:
+        """The charge of each service, idle and overhead included: a portion by CPU seconds."""
         return [self.charged.run.portion(ratio) for ratio in cpu_shares([one.requests_cpu_s for one in served])]
 
 
 def cpu_shares(cpu_s: Sequence[float]) -> list[float]:
-    """CPU seconds as shares of their sum; equal ones where nobody used any. They add up to 1."""
+    """CPU seconds as shares of their sum; equal ones where no service used any. They add up to 1."""
     total_s = math.fsum(cpu_s)
     return [one / total_s for one in cpu_s] if total_s > 0 else [1 / len(cpu_s)] * len(cpu_s)
 
 
-def divide(attributed_j: float, requests_cpu_s: float, load_cpu_s: float, cpu_s: float) -> Shares:
-    """The run's joules in proportion to CPU seconds.
+def divide(attributed_j: float, requests_cpu_s: float, load_cpu_s: float, cpu_s: float) -> EnergyShares:
+    """Divide the run's joules in proportion to CPU seconds.
 
     Args:
         attributed_j: Joules charged to the run's processes.
@@ -151,25 +205,26 @@ def divide(attributed_j: float, requests_cpu_s: float, load_cpu_s: float, cpu_s:
     load_cpu_s = 0.0 if math.isnan(load_cpu_s) else load_cpu_s
     whole_s = max(cpu_s, requests_cpu_s + load_cpu_s)
     if whole_s < 1e-9:
-        return Shares(0.0, 0.0, attributed_j, 0.0)
+        return EnergyShares(0.0, 0.0, attributed_j, 0.0)
     rate = attributed_j / whole_s
     requests_j, load_j = requests_cpu_s * rate, load_cpu_s * rate
-    return Shares(requests_j, load_j, attributed_j - requests_j - load_j, rate)
+    return EnergyShares(requests_j, load_j, attributed_j - requests_j - load_j, rate)
 
 
-def compared(served: Served) -> Counterfactual | None:
-    """The answered requests beside the baseline; None where none was answered, or there is no baseline."""
+def compared(served: ServedService) -> Counterfactual | None:
+    """The answered requests under the baseline; None where none was answered, or there is no baseline."""
     answered, predictor = served.answered, served.predictor
-    if not answered or predictor is None or served.base is None:
+    if not len(answered) or predictor is None or served.base is None:
         return None
     instances = {layout: predictor.instances(layout) for _, layout in served.layouts}
     ran: list[tuple[float, Sequence[SliceProfile]]] = [(at_s, instances[layout]) for at_s, layout in served.layouts]
+    names = served.requests.variants
     return compare(
         Answered(
-            np.array([record.arrival_s for record in answered]),
-            [record.variant for record in answered],
-            np.array([record.cpu_s for record in answered]),
-            np.array([record.latency_s for record in answered]),
+            answered["arrival_s"],
+            [names[code] for code in answered["variant"].tolist()],
+            answered["cpu_s"],
+            answered["end_s"] - answered["arrival_s"],
             _intensities(served, answered),
         ),
         ran,
@@ -180,13 +235,15 @@ def compared(served: Served) -> Counterfactual | None:
     )
 
 
-def _intensities(served: Served, answered: Sequence[RequestRecord]) -> FloatArray:
-    if served.carbon is None:
-        return np.full(len(answered), np.nan)
-    return served.carbon.at([record.end_s for record in answered])
+def _intensities(served: ServedService, rows: Rows) -> FloatArray:
+    if served.carbon is None or not len(rows):
+        return np.full(len(rows), np.nan)
+    return served.carbon.at(rows["end_s"])
 
 
-def summarise_run(served: Sequence[Served], cost: RunCost, found: Sequence[Counterfactual | None]) -> dict[str, Any]:
+def summarise_run(
+    served: Sequence[ServedService], cost: RunCost, found: Sequence[Counterfactual | None]
+) -> dict[str, Any]:
     """The figures, JSON-ready but for NaN; ``services`` has those of each service.
 
     Conservation: ``requests_j + serving_j + load_generator_j + idle_j + unattributed_j == energy_j``; ``requests_j`` of
@@ -211,21 +268,22 @@ def summarise_run(served: Sequence[Served], cost: RunCost, found: Sequence[Count
     return figures
 
 
-def _service(served: Served, shares: Shares, found: Counterfactual | None) -> dict[str, Any]:
+def _service(served: ServedService, shares: EnergyShares, found: Counterfactual | None) -> dict[str, Any]:
     """The figures of one service."""
-    answered = served.answered
-    latency_s = np.array([record.latency_s for record in answered])
-    counts = Counter(record.variant for record in answered)
-    variants = {variant.name: counts[variant.name] / len(answered) for variant in served.family.variants if answered}
+    totals = served.totals
+    latency_s, answered = totals.latency_s, totals.answered
+    variants = {
+        variant.name: totals.variants.get(variant.name, 0) / answered for variant in served.family.variants if answered
+    }
     sources = dict.fromkeys(variant.accuracy_source for variant in served.family.variants)
     figures: dict[str, Any] = {
-        "requests": len(served.records),
-        "failed": len(served.records) - len(answered),
+        "requests": totals.requests,
+        "failed": totals.requests - answered,
         "p95_s": _quantile(latency_s, 0.95),
         "p50_s": _quantile(latency_s, 0.5),
         "slo_s": served.slo.latency_s,
         "slo_quantile": served.slo.quantile,
-        "slo_met": bool(len(answered)) and _quantile(latency_s, served.slo.quantile) <= served.slo.latency_s,
+        "slo_met": bool(answered) and _quantile(latency_s, served.slo.quantile) <= served.slo.latency_s,
         "attainment_ratio": float(np.mean(latency_s <= served.slo.latency_s)) if answered else math.nan,
         "accuracy_ratio": _accuracy(served, variants),
         "accuracy_source": f"{served.family.accuracy_metric}, {'; '.join(sources)}, weighted by requests",
@@ -235,15 +293,15 @@ def _service(served: Served, shares: Shares, found: Counterfactual | None) -> di
         "layout_changes": max(0, len(served.layouts) - 1),
     }
     if found is not None:
-        figures |= _saving(served, found, shares, answered)
+        figures |= _saving(served, found, shares)
     return figures
 
 
 _OF_ONE = ("p95_s", "p50_s", "slo_s", "slo_quantile", "accuracy_ratio")
-"""What only a service by itself has: NaN in the total, never an average of unlike things."""
+"""Figures of one service by itself: NaN in the total, never an average of unlike things."""
 
 
-def _together(served: Sequence[Served], each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _together(served: Sequence[ServedService], each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The total of several services."""
     counts = [entry["requests"] - entry["failed"] for entry in each]
     kept = math.fsum(entry["attainment_ratio"] * n for entry, n in zip(each, counts, strict=True) if n)
@@ -259,7 +317,7 @@ def _together(served: Sequence[Served], each: Sequence[Mapping[str, Any]]) -> di
     return figures | _saved_together(served, compared_too) if compared_too else figures
 
 
-def _saved_together(served: Sequence[Served], each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _saved_together(served: Sequence[ServedService], each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Savings of several services: of all their grams (joules where none are known), the bounds taken together."""
     grams = served[0].carbon is not None
     unit = "g" if grams else "j"
@@ -272,29 +330,30 @@ def _saved_together(served: Sequence[Served], each: Sequence[Mapping[str, Any]])
     def bound(name: str) -> float:
         return against([own / (1 - entry[name]) for entry, own in zip(each, spent, strict=True)])
 
+    estimate = against(bases)  # the bounds contain it, also after rounding
     return {
         **{name: math.fsum(entry[name] for entry in each) for name in ("requests_g", "baseline_requests_g")},
         "baseline_requests_j": math.fsum(entry["baseline_requests_j"] for entry in each),
-        "saving_ratio": against(bases),
-        "saving_low_ratio": bound("saving_low_ratio"),
-        "saving_high_ratio": bound("saving_high_ratio"),
+        "saving_ratio": estimate,
+        "saving_low_ratio": min(bound("saving_low_ratio"), estimate),
+        "saving_high_ratio": max(bound("saving_high_ratio"), estimate),
         "saving_of": "grams" if grams else "joules",
         "baseline": "the same requests on each service's largest variant, idle power left out",
         "baseline_keeps_slo": all(entry["baseline_keeps_slo"] for entry in each),
     }
 
 
-def _saving(served: Served, found: Counterfactual, shares: Shares, answered: Sequence[RequestRecord]) -> dict[str, Any]:
+def _saving(served: ServedService, found: Counterfactual, shares: EnergyShares) -> dict[str, Any]:
     per_g = served.pue * shares.joules_per_cpu_s / JOULES_PER_KWH
-    g_per_kwh = np.nan_to_num(_intensities(served, answered))
-    requests_g = float(np.array([record.cpu_s for record in answered]) @ g_per_kwh) * per_g
-    baseline_g = float(found.base_cpu_s @ g_per_kwh) * per_g
-    assert served.base is not None  # what is compared has something to be compared with
+    g_per_kwh = np.nan_to_num(_intensities(served, served.answered))
+    requests_g = served.totals.answered_cpu_g * per_g
+    baseline_g = float(found.base_cpu_s @ g_per_kwh) * per_g / served.compared_share
+    assert served.base is not None  # a comparison has a baseline
     base = f"the same requests on {short(served.base)}, idle power left out"
     return {
         "requests_g": requests_g if served.carbon is not None else math.nan,
         "baseline_requests_g": baseline_g if served.carbon is not None else math.nan,
-        "baseline_requests_j": float(found.base_cpu_s.sum()) * shares.joules_per_cpu_s,
+        "baseline_requests_j": float(found.base_cpu_s.sum()) * shares.joules_per_cpu_s / served.compared_share,
         "saving_ratio": found.saving_ratio,
         "saving_low_ratio": found.low_ratio,
         "saving_high_ratio": found.high_ratio,
@@ -323,9 +382,9 @@ def _grams(part: Footprint) -> float:
 
 
 def with_baseline(
-    ticks: Sequence[Tick], served: Sequence[Served], found: Sequence[Counterfactual | None], cost: RunCost
+    ticks: Sequence[Tick], served: Sequence[ServedService], found: Sequence[Counterfactual | None], cost: RunCost
 ) -> tuple[Tick, ...]:
-    """The ticks with the grams of the baseline: what was emitted, plus what the requests so far would have added."""
+    """The ticks with the grams of the baseline: emitted grams, plus what it adds for the requests so far."""
     pairs = [(one, other) for one, other in zip(served, found, strict=True) if other is not None]
     if not pairs or pairs[0][0].carbon is None:
         return tuple(ticks)
@@ -342,24 +401,25 @@ def with_baseline(
     )
 
 
-def _extra(ticks: Sequence[Tick], served: Served, found: Counterfactual) -> FloatArray:
-    """What the baseline of one service would have cost more by each tick, CPU s x g/kWh, float64[ticks, 3]: the
-    estimate, its lower and its upper bound."""
+def _extra(ticks: Sequence[Tick], served: ServedService, found: Counterfactual) -> FloatArray:
+    """By how much the baseline of one service exceeds it by each tick, CPU s x g/kWh, float64[ticks, 3].
+
+    The columns are the estimate, its lower and its upper bound.
+    """
     answered = served.answered
-    end_s = np.array([record.end_s for record in answered])
-    order = np.argsort(end_s, kind="stable")
-    g_per_kwh = np.nan_to_num(_intensities(served, answered))[order]
-    until = np.searchsorted(end_s[order], [tick.t_s for tick in ticks], "right")
+    order = np.argsort(answered["end_s"], kind="stable")
+    g_per_kwh = np.nan_to_num(_intensities(served, answered))[order] / served.compared_share
+    until = np.searchsorted(answered["end_s"][order], [tick.t_s for tick in ticks], "right")
 
     def so_far(cpu_s: FloatArray) -> FloatArray:
         return np.concatenate(([0.0], np.cumsum(cpu_s[order] * g_per_kwh)))[until]
 
-    actual, base = so_far(np.array([record.cpu_s for record in answered])), so_far(found.base_cpu_s)
+    actual, base = so_far(answered["cpu_s"]), so_far(found.base_cpu_s)
     factors = np.array([1.0, found.low_factor, found.high_factor])
     return np.asarray(base[:, None] * factors - actual[:, None])
 
 
-def _accuracy(served: Served, variants: Mapping[str, float]) -> float:
+def _accuracy(served: ServedService, variants: Mapping[str, float]) -> float:
     if not variants:
         return math.nan
     return math.fsum(share * served.family[name].accuracy_ratio for name, share in variants.items())

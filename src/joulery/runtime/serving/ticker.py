@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from joulery.domain.energy.footprint import Footprint
@@ -13,12 +13,11 @@ from joulery.domain.serving.timeline import Charge, DecisionRecord, NowSnapshot,
 from joulery.policies.serving.objective import JOULES_PER_KWH
 from joulery.runtime.measuring.live import LiveMeters
 from joulery.runtime.serving.controller import summarise
-from joulery.runtime.serving.intensity import Grid
+from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.summary import cpu_shares
 
 TICKS_SHOWN = 900
-DECISIONS_SHOWN = 200
 
 
 @dataclass(slots=True)
@@ -26,17 +25,17 @@ class Ticker:
     """Builds ticks and what the dashboard shows of them.
 
     Attributes:
-        hosted: The services.
-        grid: The grid.
+        services: The services by name.
+        grid: Carbon intensity.
         live: The meters.
         pue: Facility energy per IT energy.
-        spent: What each service was charged so far.
-        base_g: Grams the baseline would have cost so far, by the profile; refined when the run ends.
+        spent: Charge of each service so far.
+        base_g: Grams of the baseline so far, by the profile; refined when the run ends.
         shown: The latest ticks.
     """
 
-    hosted: Sequence[RunningService]
-    grid: Grid
+    services: Mapping[str, RunningService]
+    grid: LiveIntensity
     live: LiveMeters
     pue: float
     spent: dict[str, Footprint] = field(default_factory=dict)
@@ -67,43 +66,44 @@ class Ticker:
             energy_j=spent.energy_j,
             carbon_g=spent.carbon_g if counted else math.nan,
             baseline_g=self.base_g if counted else math.nan,
-            services=tuple(_service_tick(one, records) for one in self.hosted),
+            services=tuple(_service_tick(one, records) for one in self.services.values()),
         )
         self.shown.append(tick)
         return tick
 
-    def look(
+    def snapshot(
         self,
         site: SiteLabel,
         started_s: float,
         now_s: float,
-        decisions: Sequence[DecisionRecord],
+        decisions: Iterable[DecisionRecord],
         warnings: Sequence[str],
     ) -> NowSnapshot:
-        """What the dashboard may see now."""
+        """The state that the dashboard shows."""
         return NowSnapshot(
             site=site,
             started_s=started_s,
             now_s=now_s,
             ticks=tuple(self.shown),
-            decisions=tuple(decisions[-DECISIONS_SHOWN:]),
+            decisions=tuple(decisions),
             warnings=tuple(warnings),
             meters=self.live.meters(now_s),
             charges=tuple(
-                Charge(one.name, one.setup.owner, self.spent.get(one.name, Footprint())) for one in self.hosted
+                Charge(one.name, one.setup.owner, self.spent.get(one.name, Footprint()))
+                for one in self.services.values()
             ),
         )
 
     def _charge(self, run: Footprint, records: Sequence[RequestRecord]) -> None:
         """Divide a period's charge among the services."""
-        cpu_s = [math.fsum(r.cpu_s for r in records if r.service == one.name) for one in self.hosted]
-        for one, ratio in zip(self.hosted, cpu_shares(cpu_s), strict=True):
+        cpu_s = [math.fsum(r.cpu_s for r in records if r.service == one.name) for one in self.services.values()]
+        for one, ratio in zip(self.services.values(), cpu_shares(cpu_s), strict=True):
             self.spent[one.name] = self.spent.get(one.name, Footprint()) + run.portion(ratio)
 
     def _baseline_extra_g(self, records: Sequence[RequestRecord]) -> float:
-        """Grams by which the baseline would have cost more for these requests; 0 where the grid is not known."""
+        """Grams by which the baseline exceeds these requests; 0 where the intensity is not known."""
         joules_per_g = JOULES_PER_KWH / self.pue
-        base_j = {one.name: one.base_energy_j for one in self.hosted if math.isfinite(one.base_energy_j)}
+        base_j = {one.name: one.base_energy_j for one in self.services.values() if math.isfinite(one.base_energy_j)}
         extra_g = 0.0
         for record in records:
             if record.service not in base_j:

@@ -39,6 +39,9 @@ class Streams:
 
     def __call__(self, *name: str) -> np.random.Generator:
         """The stream called ``name``, from its beginning."""
+        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(self.entropy(*name))))
+
+    def entropy(self, *name: str) -> tuple[int, ...]:
+        """The numbers that seed the stream called ``name``."""
         digest = blake2b("\0".join(name).encode(), digest_size=16).digest()
-        words = np.frombuffer(digest, "<u4").tolist()
-        return np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.seed, *words])))
+        return (self.seed, *np.frombuffer(digest, "<u4").tolist())

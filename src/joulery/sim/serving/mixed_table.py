@@ -1,8 +1,8 @@
-"""A service whose GPUs need not be alike: configurations of all GPUs together, tried by simulation when asked for.
+"""A service whose GPUs need not be alike: configurations of all GPUs together, each simulated on its first trial.
 
 The paper describes graphs that add up over GPUs (section 4.2) and searches one GPU's alone. Here the space is the one
-it describes: 18,688 or 107,825 configurations of two A100s. No table holds them, so a row is simulated on its first
-trial. The best of so many is looked for among those that the closed form finds most promising.
+it describes: 18,688 or 107,825 configurations of two A100s. No table holds them. The oracle looks among the rows that
+the closed form ranks best.
 """
 
 from __future__ import annotations
@@ -13,27 +13,26 @@ from typing import overload
 
 import numpy as np
 
-from joulery.domain.arrays import FloatArray, IntArray
+from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import ConfigError
 from joulery.perf.queues.pull_model import predict
 from joulery.policies.placement.pools.problem import Machine, PoolService, edges_of
 from joulery.policies.serving.annealing import TrialMetrics
 from joulery.policies.serving.configuration_graph import GraphSpace, summed_odds
+from joulery.policies.serving.layout_space import LayoutSpace
 from joulery.sim.core.streams import Streams
 from joulery.sim.placement.pool_trial import judge
 from joulery.sim.serving.trial_table import Bench
 
-_PROMISING = 60
+_SHORTLIST = 60
 """Rows kept for each weight of carbon, by the closed form."""
 _WEIGHTS = (0.002, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Joules against accuracy, from accuracy almost alone to joules almost alone."""
-_GLANCE = 1500
-"""Rows from all over the space that a search looks at beside the surroundings of the best."""
 _BATCH = 8192
 
 
-class Tried(Sequence[TrialMetrics]):
-    """What each row does, simulated when it is first asked for."""
+class SimulatedTrials(Sequence[TrialMetrics]):
+    """Metrics of each row, simulated at their first use."""
 
     def __init__(self, service: PoolService, machine: Machine, space: GraphSpace, gpus: int) -> None:
         self._space, self._idle_w = space, gpus * machine.idle_w
@@ -59,9 +58,9 @@ class Tried(Sequence[TrialMetrics]):
 
 
 class _Powered(Sequence[float]):
-    """Joules a request of each row while every GPU of the yardstick is powered."""
+    """Joules a request of each row while every GPU of the baseline is powered."""
 
-    def __init__(self, tried: Tried, more_j: float) -> None:
+    def __init__(self, tried: SimulatedTrials, more_j: float) -> None:
         self._tried, self._more_j = tried, more_j
 
     def __len__(self) -> int:
@@ -96,41 +95,32 @@ def mixed(one: Bench) -> Bench:
             hint="for more use the scheme columns",
         )
     space = one.space.plus(one.space)
+    odds = summed_odds(space, one.space, one.odds, one.space, one.odds)
     costs, rate = one.costs, 1.0 / one.interarrival_s
     machine = Machine(one.menu.gpu, one.menu, costs.idle_w)
     service = PoolService(one.table.service, costs, rate, one.table.base_latency_s, one.table.base_accuracy_ratio)
-    tried = Tried(service, machine, space, one.table.gpus)
+    tried = SimulatedTrials(service, machine, space, one.table.gpus)
     more_j = (one.pool_gpus - one.table.gpus) * costs.idle_w / rate
     return Bench(
         table=one.table,
-        space=space,
-        menu=one.menu,
+        layouts=LayoutSpace(space, one.menu, 1, odds),
         metrics=tried,
         same_gpus_j=_Powered(tried, more_j),
         interarrival_s=one.interarrival_s,
         accuracy_ratio=one.accuracy_ratio,
-        odds=summed_odds(space, one.space, one.odds, one.space, one.odds),
         costs=costs,
-        copies=1,
-        promising=_promising(space, service, machine, one.table.base_energy_j),
+        shortlist=_shortlist(space, service, machine, one.table.base_energy_j),
     )
 
 
-def surroundings(bench: Bench, centres: Sequence[int]) -> IntArray:
-    """Rows worth a look: the neighbours of some, and rows from all over the space; in order."""
-    step = max(1, len(bench.space) // _GLANCE)
-    near = [bench.space.neighbours(row) for row in centres]
-    return np.asarray(np.unique(np.concatenate([np.arange(0, len(bench.space), step), *near])), np.int64)
-
-
-def _promising(space: GraphSpace, service: PoolService, machine: Machine, base_j: float) -> tuple[int, ...]:
+def _shortlist(space: GraphSpace, service: PoolService, machine: Machine, base_j: float) -> tuple[int, ...]:
     """The rows that the closed form finds best at some weight of carbon, within the limit or a little above it."""
     latency, energy, accuracy = _in_closed_form(space, service, machine)
     near = latency <= 1.05 * service.limit_s
     found: set[int] = set()
     for weight in _WEIGHTS:
         score = -weight * energy / base_j + (1 - weight) * accuracy / service.base_accuracy_ratio
-        ranked = np.argsort(np.where(near, -score, math.inf), kind="stable")[:_PROMISING]
+        ranked = np.argsort(np.where(near, -score, math.inf), kind="stable")[:_SHORTLIST]
         found.update(int(row) for row in ranked if near[row])
     return tuple(sorted(found))
 

@@ -1,8 +1,12 @@
-"""What a scheme of Clover's study ran, and what that did: grams, accuracy, objective, trials included.
+"""Outcome of a scheme of Clover's study: grams, accuracy, objective and the cost of its trials.
 
 Savings are reported in two accountings, always both. ``consolidated``: the service runs on few GPUs and the others
-are off, against the yardstick on all of them. ``same GPUs``: all GPUs stay powered, and only what runs on them changes.
-The difference between the two is what switching GPUs off is worth, and it is most of the published saving.
+are off, against the baseline on all of them. ``same GPUs``: all GPUs stay powered, and only what runs on them changes.
+The difference between the two is the saving of switching GPUs off; it is most of the published saving.
+
+The published accounting counts a trial as 30 s. As published, a trial answers a thousand requests at the service's own
+demand, and every change stops and starts all instances: :func:`trial_cost` adds that up. How long models take to load
+was not published and is left out.
 """
 
 from __future__ import annotations
@@ -15,11 +19,11 @@ import numpy as np
 
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import InfeasibleError
+from joulery.domain.serving.service import Slo
 from joulery.domain.serving.variant_table import VariantTable
 from joulery.policies.serving.annealing import TrialMetrics
-from joulery.policies.serving.objective import Objective, has_moved
-from joulery.sim.serving.trial_cost import TrialCost, trial_cost
-from joulery.sim.serving.trial_table import Bench
+from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
+from joulery.sim.serving.trial_table import REQUESTS, Bench
 
 HOUR_S = 3600.0
 
@@ -31,7 +35,7 @@ class StudySettings:
     Attributes:
         lambda_ratio: Weight of carbon against accuracy, 0 to 1.
         max_loss_ratio: Instead of that weight, the relative loss of accuracy never to exceed; then carbon alone counts.
-        base_g_per_kwh: Intensity of the yardstick.
+        base_g_per_kwh: Intensity of the baseline.
         pue: Facility energy per IT energy; cancels in every saving.
         replan_ratio: Optimise again when the intensity moved by this share of the base ...
         replan_of_previous: ... or, as the paper words it, of the intensity planned for.
@@ -48,13 +52,25 @@ class StudySettings:
     max_loss_ratio: float | None = None
     replan_of_previous: bool = False
 
-    def calls_for_a_plan(self, objective: Objective, g_per_kwh: float, planned_g: float) -> bool:
+    @property
+    def trigger(self) -> ReplanTrigger:
+        """When a scheme optimises again; nothing needs time to settle in the study."""
+        return ReplanTrigger(
+            base_g_per_kwh=self.base_g_per_kwh * self.pue,
+            pue=self.pue,
+            intensity_ratio=self.replan_ratio,
+            of_previous=self.replan_of_previous,
+            settle_s=1.0,
+        )
+
+    def calls_for_a_plan(self, g_per_kwh: float, planned_g: float) -> bool:
         """Whether to optimise again; always at first, when nothing (NaN) was planned for."""
-        if math.isnan(planned_g):
-            return True
-        if self.replan_of_previous:
-            return has_moved(g_per_kwh, planned_g, planned_g, self.replan_ratio)
-        return objective.calls_for_a_plan(g_per_kwh, planned_g, self.replan_ratio)
+        return math.isnan(planned_g) or self.trigger.intensity_moved(g_per_kwh, planned_g)
+
+    def goals(self, table: VariantTable) -> ServiceObjectives:
+        """Weight of carbon, latency limit and least accuracy."""
+        weight = self.lambda_ratio if self.max_loss_ratio is None else 1.0
+        return ServiceObjectives(weight, Slo(table.base_latency_s), self.least_accuracy_ratio(table))
 
     def least_accuracy_ratio(self, table: VariantTable) -> float:
         """Accuracy never to go below; 0 where accuracy is weighed instead."""
@@ -62,7 +78,7 @@ class StudySettings:
 
 
 Period = tuple[tuple[float, int | None], ...]
-"""What ran in one period: parts of the period and rows of the space, the settled one last; None is the yardstick."""
+"""What ran in one period: parts of the period and rows of the space, the settled one last; None is the baseline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +89,10 @@ class Timetable:
         periods: What ran in each period of the grid.
         trials: Rows tried, in order.
         invocations: How often the optimiser ran.
-        beyond: What rows from ``len(space)`` on do: pools that are not in the space, with joules a request consolidated
-            and with every GPU powered.
-        trials_at: How many trials each period began with.
-        infeasible: Why nothing keeps every limit, with the least bad there is; None where something does.
+        beyond: Metrics of rows from ``len(space)`` on: pools that are not in the space, with joules a request
+            consolidated and with every GPU powered.
+        trials_at: Trials in each period.
+        infeasible: Why nothing keeps every limit, with the nearest feasible; None where something does.
     """
 
     periods: tuple[Period, ...]
@@ -87,13 +103,33 @@ class Timetable:
     infeasible: InfeasibleError | None = None
 
 
+_STOP_S, _CUT_S, _START_S, _POLL_S, _BETWEEN_S, _SETTLE_S = 0.5, 1.0, 0.1, 2.0, 3.0, 20.0
+"""The published pauses: stopping, destroying and creating slices, starting an instance, waiting until it answers,
+between two trials, after the last change (repository boringlee24/sc23-clover, v1.0, ``system/``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialCost:
+    """The cost of all trials of a run.
+
+    Attributes:
+        seconds: Time they and the changes between them take.
+        energy_j: Joules of the requests they answer.
+        reslices: How often GPUs are cut anew.
+    """
+
+    seconds: float
+    energy_j: float
+    reslices: int
+
+
 @dataclass(frozen=True, slots=True)
 class SchemeOutcome:
-    """What a scheme made of a service under one grid; all of it simulated.
+    """Outcome of a scheme on one service under one grid; all of it simulated.
 
     Attributes:
         scheme: Name.
-        saving_ratio: Grams saved against the yardstick on all GPUs, the others switched off.
+        saving_ratio: Grams saved against the baseline on all GPUs, the others switched off.
         saving_same_gpus_ratio: The same with all GPUs powered.
         loss_points: Accuracy lost, percentage points.
         loss_ratio: Accuracy lost, relative.
@@ -101,13 +137,12 @@ class SchemeOutcome:
         trials: Configurations tried.
         trials_meeting_limit_ratio: Part of them that kept the latency limit; 1 when none was tried.
         settled_violations: Periods that ran a configuration above the limit.
-        fallbacks: Periods that ran the yardstick on all GPUs because no configuration was found.
+        fallbacks: Periods that ran the baseline on all GPUs because no configuration was found.
         invocations: How often the optimiser ran.
         optimise_time_ratio: Part of the time spent in trials, as long as the settings take them to be.
-        cost: What the trials really take.
+        cost: Real cost of the trials.
         optimise_time_true_ratio: Part of the time that is.
-        infeasible: Why it fell back, with the least bad there is; None where it had no reason to, or did not look at
-            everything.
+        infeasible: Why it fell back, with the nearest feasible; None where it did not, or did not search everything.
     """
 
     scheme: str
@@ -205,3 +240,28 @@ def _means(bench: Bench, timetable: Timetable, what: str) -> FloatArray:
         return {"accuracy": metrics.accuracy_ratio, "energy": metrics.energy_j, "same": same_j}[what]
 
     return np.array([math.fsum(part * value(row) for part, row in period) for period in timetable.periods])
+
+
+def trial_cost(bench: Bench, trials: Sequence[int], invocations: int) -> TrialCost:
+    """Add up trials in order.
+
+    Args:
+        bench: The service.
+        trials: Rows tried.
+        invocations: How often a search ended and the service changed to what it settled on.
+    """
+    if not trials:
+        return TrialCost(0.0, 0.0, 0)
+    cut = bench.space.graphs.reshape(len(bench.space), len(bench.space.variants), -1).sum(axis=1)
+    seconds, energy_j, reslices = invocations * _SETTLE_S, 0.0, 0
+    before = cut[bench.base_row]
+    for row in trials:
+        changed = bool((cut[row] != before).any())
+        before = cut[row]
+        # Where every GPU has a configuration of its own, all are assumed to change.
+        reslices += changed * bench.table.gpus
+        instances = bench.copies * int(cut[row].sum())
+        seconds += REQUESTS * bench.interarrival_s + _STOP_S + _START_S * instances + _POLL_S + _BETWEEN_S
+        seconds += _CUT_S * changed
+        energy_j += REQUESTS * bench.metrics[row].energy_j
+    return TrialCost(seconds, energy_j, reslices)

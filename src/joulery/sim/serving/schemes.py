@@ -1,7 +1,7 @@
 """The schemes of Clover's study: what runs in each period of a grid.
 
-The evaluator is a table, so a trial costs nothing to compute; what it would cost the service is accounted for: while
-a configuration is tried, its accuracy and its joules are the service's.
+CLOVER, BLOVER and the learning search are the live policy (:mod:`joulery.sim.serving.policy_run`). The evaluator is a
+table, so a trial costs nothing to compute; its cost to the service is accounted for.
 """
 
 from __future__ import annotations
@@ -9,91 +9,46 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
-from typing import Protocol
-
-import numpy as np
 
 from joulery.domain.errors import InfeasibleError
-from joulery.policies.serving.annealing import Guesses, Neighbourhood, TrialMetrics, VariantSearch
-from joulery.policies.serving.learned_service import Baseline, LearnedService, Setting
-from joulery.policies.serving.learning_search import LearningSearch
+from joulery.policies.serving.annealing import TrialMetrics
 from joulery.policies.serving.objective import Objective
-from joulery.sim.serving.mixed_table import surroundings
-from joulery.sim.serving.outcome import Period, StudySettings, Timetable
+from joulery.policies.serving.trial_search import CLOVER, LEARNING, RANDOM
+from joulery.sim.core.streams import Streams
+from joulery.sim.serving.outcome import Period, SchemeOutcome, StudySettings, Timetable, objective_of, outcome
+from joulery.sim.serving.policy_run import baseline_of, clover_policy, run_policy
 from joulery.sim.serving.pool_scheme import envelope
 from joulery.sim.serving.trial_table import Bench
 
 
-class Settling(Protocol):
-    """A search over rows of a space that ends on one of them, or on none."""
+def run(
+    scheme: str, bench: Bench, trace: str, intensities: Sequence[float], settings: StudySettings, streams: Streams
+) -> SchemeOutcome:
+    """One scheme, one service, one grid, one seed.
 
-    @property
-    def settled(self) -> int | None:
-        """The best row found that keeps the limit."""
-        ...
-
-    def ask(self) -> int | None:
-        """The next row to try; None when the search is over."""
-        ...
-
-    def tell(self, candidate: int, metrics: TrialMetrics, /) -> None:
-        """What the trial showed."""
-        ...
-
-
-NewSearch = Callable[
-    [int, Mapping[int, TrialMetrics], Callable[[TrialMetrics], float], np.random.Generator],
-    Settling,
-]
-"""Makes the search of one invocation: from the row that runs now, with what earlier ones measured, a score to raise
-and a source of randomness."""
+    Args:
+        scheme: A name in ``SCHEMES``.
+        bench: The service.
+        trace: Name of the grid; with the service and the scheme it names the random stream.
+        intensities: g/kWh in each period.
+        settings: The study's settings.
+        streams: Randomness of the searches.
+    """
+    timetable = timetable_of(scheme, bench, trace, intensities, settings, streams)
+    return outcome(scheme, bench, objective_of(bench.table, settings), intensities, settings, timetable)
 
 
-def clover(bench: Bench, least_accuracy_ratio: float = 0.0) -> NewSearch:
-    """CLOVER: annealing over the configuration graph."""
-    near, limit_s = Neighbourhood(bench.space, bench.odds), bench.table.base_latency_s
-    return lambda start, known, score, rng: VariantSearch(
-        near, start, known, score, limit_s, rng, least_accuracy_ratio=least_accuracy_ratio
-    )
-
-
-def blover(bench: Bench, least_accuracy_ratio: float = 0.0) -> NewSearch:
-    """BLOVER: the same loop over random configurations."""
-    limit_s = bench.table.base_latency_s
-    return lambda start, known, score, rng: VariantSearch(
-        Guesses(bench.space, bench.menu),
-        start,
-        known,
-        score,
-        limit_s,
-        rng,
-        least_accuracy_ratio=least_accuracy_ratio,
-    )
-
-
-def learning(bench: Bench, least_accuracy_ratio: float = 0.0) -> NewSearch:
-    """LEARNING: what each trial teaches about the service chooses the next; nothing is forgotten."""
-    table = bench.table
-    base = TrialMetrics(table.base_accuracy_ratio, table.base_latency_s, table.base_energy_j)
-    setting = Setting(
-        space=bench.space,
-        menu=bench.menu,
-        accuracy_ratio=np.array(bench.accuracy_ratio),
-        gpus=table.gpus,
-        rate_rps=1.0 / bench.interarrival_s,
-        yardstick=Baseline(base, 1.0 / table.loads_s[0], row=bench.base_row),
-        copies=bench.copies,
-    )
-    service, among = LearnedService(setting), None if bench.promising is None else partial(surroundings, bench)
-    return lambda start, known, score, rng: LearningSearch(
-        service, len(bench.space), known, score, table.base_latency_s, None, least_accuracy_ratio, among
-    )
+def timetable_of(
+    scheme: str, bench: Bench, trace: str, intensities: Sequence[float], settings: StudySettings, streams: Streams
+) -> Timetable:
+    """What a scheme runs; the arguments are those of :func:`run`."""
+    seed = streams.entropy("search", bench.table.service, trace, scheme)
+    return SCHEMES[scheme](bench, intensities, settings, seed)
 
 
 def fixed(row: int | None, intensities: Sequence[float]) -> Timetable:
-    """BASE (no row: the yardstick) and CO2OPT (one row for ever)."""
+    """BASE (no row: the baseline) and CO2OPT (one row throughout)."""
     return Timetable(tuple(((1.0, row),) for _ in intensities))
 
 
@@ -107,7 +62,7 @@ def oracle(
     bench: Bench, objective: Objective, intensities: Sequence[float], least_accuracy_ratio: float = 0.0
 ) -> Timetable:
     """ORACLE: in each period the best of every configuration that keeps the limits."""
-    rows = range(len(bench.space)) if bench.promising is None else bench.promising
+    rows = range(len(bench.space)) if bench.shortlist is None else bench.shortlist
     timely = [row for row in rows if bench.metrics[row].latency_s <= bench.table.base_latency_s]
     within = [row for row in timely if bench.metrics[row].accuracy_ratio >= least_accuracy_ratio - 1e-9]
     if not within:
@@ -123,7 +78,7 @@ def oracle(
 def _nothing_within(
     bench: Bench, timely: Sequence[int], rows: Sequence[int], least_accuracy_ratio: float
 ) -> InfeasibleError:
-    """That none keeps both limits, and the least bad: as accurate as can be in time, else the soonest."""
+    """The error that no configuration keeps both limits; nearest is the most accurate in time, else the fastest."""
     table, metrics = bench.table, bench.metrics
     row = max(timely, key=lambda one: (metrics[one].accuracy_ratio, -metrics[one].energy_j), default=None)
     if row is None:
@@ -144,65 +99,31 @@ def _nothing_within(
             "saving_ratio": saved,
             "latency_s": shown.latency_s,
         },
-        hint="allow a greater loss of accuracy, a longer latency, or GPUs of any number: --policy columns",
+        hint="allow a greater loss of accuracy or a longer latency, or any number of GPUs: --policy columns",
     )
 
 
-def searched(
-    bench: Bench,
-    objective: Objective,
-    intensities: Sequence[float],
-    settings: StudySettings,
-    new_search: NewSearch,
-    rng: np.random.Generator,
-) -> Timetable:
-    """A scheme that searches whenever the grid has moved, and runs what it settled on until it moves again.
+def searched(method: str) -> Scheme:
+    """A scheme that searches whenever the grid has moved: the live policy with one of its searches by trials.
 
-    A search that finds nothing within the limit falls back to the yardstick on all GPUs.
+    A search that finds nothing within the limit falls back to the baseline on all GPUs.
     """
-    known: dict[int, TrialMetrics] = {}
-    running, planned_g, invocations = bench.base_row, math.nan, 0
-    settled: int | None = None
-    trials: list[int] = []
-    trials_at: list[int] = []
-    periods: list[Period] = []
-    for g_per_kwh in intensities:
-        spent: list[int] = []
-        if settings.calls_for_a_plan(objective, g_per_kwh, planned_g):
-            search = new_search(running, known, partial(_score, objective, g_per_kwh=g_per_kwh), rng)
-            while (row := search.ask()) is not None:
-                known[row] = bench.metrics[row]
-                search.tell(row, known[row])
-                spent.append(row)
-            settled, planned_g, invocations = search.settled, g_per_kwh, invocations + 1
-            running = bench.base_row if settled is None else settled
-        trials += spent
-        trials_at.append(len(spent))
-        part = settings.trial_s / settings.period_s
-        periods.append((*((part, row) for row in spent), (1.0 - part * len(spent), settled)))
-    return Timetable(tuple(periods), tuple(trials), invocations, trials_at=tuple(trials_at))
 
+    def scheme(bench: Bench, intensities: Sequence[float], settings: StudySettings, seed: tuple[int, ...]) -> Timetable:
+        policy = clover_policy(bench, settings, method, seed)
+        return run_policy(policy, bench, baseline_of(bench), intensities, settings)
 
-def _score(objective: Objective, metrics: TrialMetrics, g_per_kwh: float) -> float:
-    return objective.score(metrics.accuracy_ratio, metrics.energy_j, g_per_kwh)
-
-
-Scheme = Callable[[Bench, Objective, Sequence[float], StudySettings, np.random.Generator], Timetable]
-
-
-def _searching(make: Callable[[Bench, float], NewSearch]) -> Scheme:
-    return lambda bench, objective, intensities, settings, rng: searched(
-        bench, objective, intensities, settings, make(bench, settings.least_accuracy_ratio(bench.table)), rng
-    )
+    return scheme
 
 
 def columns(
-    bench: Bench, objective: Objective, intensities: Sequence[float], settings: StudySettings, rng: np.random.Generator
+    bench: Bench, intensities: Sequence[float], settings: StudySettings, seed: tuple[int, ...] = ()
 ) -> Timetable:
     """COLUMNS: whenever the grid has moved, the best pool of any number of GPUs, each with a layout of its own.
 
     Planned from what requests cost, without trials on the service; draws nothing.
     """
+    objective = objective_of(bench.table, settings)
     try:
         pools = envelope(bench, objective, intensities, settings.least_accuracy_ratio(bench.table))
     except InfeasibleError as error:
@@ -210,7 +131,7 @@ def columns(
     periods: list[Period] = []
     planned_g, row, invocations = math.nan, None, 0
     for g_per_kwh in intensities:
-        if settings.calls_for_a_plan(objective, g_per_kwh, planned_g):
+        if settings.calls_for_a_plan(g_per_kwh, planned_g):
             best = max(range(len(pools)), key=lambda at: _score(objective, pools[at][0], g_per_kwh))
             row = len(bench.space) + best
             planned_g, invocations = g_per_kwh, invocations + 1
@@ -218,15 +139,21 @@ def columns(
     return Timetable(tuple(periods), (), invocations, pools)
 
 
+def _score(objective: Objective, metrics: TrialMetrics, g_per_kwh: float) -> float:
+    return objective.score(metrics.accuracy_ratio, metrics.energy_j, g_per_kwh)
+
+
+Scheme = Callable[[Bench, Sequence[float], StudySettings, tuple[int, ...]], Timetable]
+
 SCHEMES: Mapping[str, Scheme] = MappingProxyType(
     {
-        "base": lambda bench, objective, intensities, settings, rng: fixed(None, intensities),
-        "co2opt": lambda bench, objective, intensities, settings, rng: fixed(co2opt_row(bench), intensities),
-        "blover": _searching(blover),
-        "clover": _searching(clover),
-        "learning": _searching(learning),
-        "oracle": lambda bench, objective, intensities, settings, rng: oracle(
-            bench, objective, intensities, settings.least_accuracy_ratio(bench.table)
+        "base": lambda bench, intensities, settings, seed: fixed(None, intensities),
+        "co2opt": lambda bench, intensities, settings, seed: fixed(co2opt_row(bench), intensities),
+        "blover": searched(RANDOM),
+        "clover": searched(CLOVER),
+        "learning": searched(LEARNING),
+        "oracle": lambda bench, intensities, settings, seed: oracle(
+            bench, objective_of(bench.table, settings), intensities, settings.least_accuracy_ratio(bench.table)
         ),
         "columns": columns,
     }

@@ -1,52 +1,76 @@
-"""A service's table of trials, indexed by the rows of its configuration space."""
+"""Tables of trials: what every configuration of a service does, simulated or read, by row of its layout space."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import DataError
 from joulery.domain.gpu.mig import MigMenu
-from joulery.domain.serving.variant_table import VariantTable
+from joulery.domain.serving.variant_table import TableEntry, VariantTable
 from joulery.perf.queues.pull_costs import ServiceCosts
 from joulery.policies.serving.annealing import TrialMetrics
-from joulery.policies.serving.configuration_graph import GraphSpace, one_gpu, published_odds
+from joulery.policies.serving.configuration_graph import GraphSpace, one_gpu
+from joulery.policies.serving.layout_space import LayoutSpace
+from joulery.sim.core.streams import Streams
+from joulery.sim.queues.pull_fit import simulate
+
+REQUESTS = 1000
+"""Requests of a measurement, as published."""
+BASE_REQUESTS = 2000
+"""Requests of the measurement that sets the latency limit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bench:
-    """A service's table, indexed by the rows of its configuration space.
+    """A service's table, indexed by the rows of its layout space.
 
     Attributes:
         table: The table.
-        space: Configurations that can run; edges that appear nowhere in the table do not exist.
-        menu: How a GPU is cut.
+        layouts: Configurations that can run; edges that appear nowhere in the table do not exist.
         metrics: What each row does under the load served, by row.
         same_gpus_j: Joules a request of each row with every GPU powered, by row.
         interarrival_s: The load served.
         accuracy_ratio: Accuracy of each variant of the space alone, least first.
         costs: What a request costs, for pools that are not in the table; None where only the table is known.
-        odds: How likely the published search proposes each row.
-        copies: How often a row runs: on every GPU, or once where the rows are configurations of all GPUs together.
-        promising: Rows among which the best is looked for where there are too many to try each; None for all.
+        shortlist: Rows among which the best is looked for where there are too many to try each; None for all.
     """
 
     table: VariantTable
-    space: GraphSpace
-    menu: MigMenu
+    layouts: LayoutSpace
     metrics: Sequence[TrialMetrics]
     same_gpus_j: Sequence[float]
     interarrival_s: float
     accuracy_ratio: tuple[float, ...]
-    odds: FloatArray
     costs: ServiceCosts | None = None
-    copies: int = 1
-    promising: tuple[int, ...] | None = None
+    shortlist: tuple[int, ...] | None = None
+
+    @property
+    def space(self) -> GraphSpace:
+        """The configurations as vectors of edge weights."""
+        return self.layouts.graph
+
+    @property
+    def menu(self) -> MigMenu:
+        """How a GPU is cut."""
+        return self.layouts.menu
+
+    @property
+    def odds(self) -> FloatArray:
+        """How likely the published search proposes each row."""
+        return self.layouts.odds
+
+    @property
+    def copies(self) -> int:
+        """How often a row runs: on every GPU, or once where rows are configurations of all GPUs together."""
+        return self.layouts.copies
 
     @property
     def pool_gpus(self) -> int:
-        """GPUs of the yardstick, at the demand served: those that stay powered in the accounting of the same GPUs."""
+        """GPUs of the baseline, at the demand served: those that stay powered in the accounting of the same GPUs."""
         return round(self.table.gpus * self.table.loads_s[0] / self.interarrival_s)
 
     @property
@@ -62,8 +86,7 @@ class Bench:
     @property
     def base_row(self) -> int:
         """The most accurate variant on whole GPUs."""
-        whole = (self.largest, self.menu.profiles[0].name)
-        return self.space.index(self.space.vector([whole] * (self.table.gpus // self.copies)))
+        return self.layouts.whole(self.largest)
 
 
 def bench(
@@ -86,18 +109,17 @@ def bench(
         raise DataError(f"the table of {table.service!r} has no load of {served} s between requests; it has {loads}")
     accuracy = _accuracies(table)
     edges = {(variant, profile.name) for variant in accuracy for profile in menu.profiles}
-    space = one_gpu(menu, tuple(accuracy), edges - {edge for entry in table.entries for edge in entry.instances})
+    used = {edge for entry in table.entries for edge in entry.instances}
+    layouts = LayoutSpace.of(menu, tuple(accuracy), edges - used, table.gpus)
+    space = layouts.graph
     return Bench(
         table=table,
-        space=space,
-        menu=menu,
+        layouts=layouts,
         metrics=_at_load(table, space, served),
         same_gpus_j=tuple(metrics.energy_j for metrics in _at_load(table, space, loads[0])),
         interarrival_s=served,
         accuracy_ratio=tuple(accuracy.values()),
-        odds=published_odds(space, menu),
         costs=costs,
-        copies=table.gpus,
     )
 
 
@@ -126,3 +148,44 @@ def _at_load(table: VariantTable, space: GraphSpace, interarrival_s: float) -> t
             missing = space.describe(space.graphs[row])
             raise DataError(f"the table of {table.service!r} lacks {missing} at {interarrival_s} s between requests")
     return tuple(found[row] for row in range(len(space)))
+
+
+def exhaustive_table(
+    costs: ServiceCosts,
+    menu: MigMenu,
+    streams: Streams,
+    loads_s: Sequence[float] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> VariantTable:
+    """Simulate every configuration under every load.
+
+    Args:
+        costs: The service.
+        menu: How its GPUs can be cut; all alike.
+        streams: Where arrivals, sizes and jitter are drawn: the same for every configuration.
+        loads_s: Mean times between requests, the reference first; the service's own when None.
+        progress: Told how many of how many configurations are done.
+    """
+    loads = costs.loads_s if loads_s is None else tuple(loads_s)
+    names = [variant.name for variant in costs.variants]
+    fits = {(variant.name, profile) for variant in costs.variants for profile in variant.slowdown}
+    space = one_gpu(menu, names, {(name, p.name) for name in names for p in menu.profiles} - fits)
+    gaps = streams("gaps", costs.name).exponential(1.0, BASE_REQUESTS)
+    entries = []
+    for row, vector in enumerate(space.graphs, 1):
+        edges = space.instances(vector)
+        for load_s in loads:
+            found = simulate(costs, edges, gaps[:REQUESTS], load_s, streams)
+            entries.append(TableEntry(load_s, edges, found.accuracy_ratio, found.p95_s, found.energy_j_per_request))
+        progress(row, len(space))
+    largest = max(costs.variants, key=lambda variant: variant.accuracy_ratio)
+    base = simulate(costs, [(largest.name, menu.profiles[0].name)], np.asarray(gaps), loads[0], streams)
+    return VariantTable(
+        service=costs.name,
+        gpus=costs.gpus,
+        entries=tuple(entries),
+        base_accuracy_ratio=base.accuracy_ratio,
+        base_latency_s=base.p95_s,
+        base_energy_j=base.energy_j_per_request,
+        quality=costs.source,
+    )

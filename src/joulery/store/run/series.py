@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,33 @@ def write_series(path: Path, columns: Mapping[str, Any]) -> None:
         }
     )
     write_atomically(path, lambda file: pq.write_table(table, file, compression="zstd"))
+
+
+def write_blocks(path: Path, blocks: Iterable[Mapping[str, Any]], empty: Mapping[str, Any]) -> None:
+    """Write blocks of rows to one Parquet file, one block in memory at a time.
+
+    Args:
+        path: The file.
+        blocks: Equally long columns (numbers or strings) of each block, with the same names and types.
+        empty: The columns of a block without rows: names and types.
+
+    Raises:
+        CapabilityError: The disk refuses; an older file of that name is as it was.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    fields = {name: pa.string() if values.dtype == object else values.dtype for name, values in empty.items()}
+    schema = pa.schema(
+        [(name, kind if isinstance(kind, pa.DataType) else pa.from_numpy_dtype(kind)) for name, kind in fields.items()]
+    )
+
+    def write(file: IO[bytes]) -> None:
+        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            for columns in blocks:
+                writer.write_table(pa.table({name: pa.array(values) for name, values in columns.items()}, schema))
+
+    write_atomically(path, write)
 
 
 def read_series(path: Path, names: Sequence[str] | None = None) -> dict[str, npt.NDArray[Any]]:

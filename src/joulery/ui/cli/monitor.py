@@ -21,7 +21,7 @@ from joulery.domain.errors import ConfigError
 @click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"), metavar="DIR", help="For runs (runs).")
 @click.option("--period", metavar="T", help="Time between two readings, such as 4 ms (10 ms).")
 @click.option("--meter", "meters", multiple=True, metavar="M", help="As for joulery measure. Repeatable.")
-@click.option("--json", "as_json", is_flag=True, help="Say that it listens as one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print startup details as one JSON object.")
 def command(path: Path, runs: Path, period: str | None, meters: tuple[str, ...], as_json: bool) -> None:
     """Measure processes that ask for it over a Unix socket, until Ctrl-C or SIGTERM.
 
@@ -42,9 +42,9 @@ def command(path: Path, runs: Path, period: str | None, meters: tuple[str, ...],
     monitor = Monitor(runs, Settings(period_s, tuple(parse_meter(text) for text in meters) or None))
     listening = _listen(path)
     server = uvicorn.Server(uvicorn.Config(monitor_app(monitor), log_level="warning", lifespan="off", access_log=False))
-    said = json.dumps({"socket": str(path), "pid": os.getpid()}) if as_json else f"listening on {path}"
-    click.echo(said, err=not as_json)
-    # uvicorn ends on these, then raises them again for whoever handled them before: they have done their work by then.
+    started = json.dumps({"socket": str(path), "pid": os.getpid()}) if as_json else f"listening on {path}"
+    click.echo(started, err=not as_json)
+    # uvicorn ends on these, then raises them again for the handlers before it, which have nothing left to do.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     try:
@@ -56,17 +56,17 @@ def command(path: Path, runs: Path, period: str | None, meters: tuple[str, ...],
 
 
 def _listen(path: Path) -> socket.socket:
-    """A Unix socket for this user alone, in place of one that nobody listens on any more.
+    """A Unix socket for this user alone; it replaces a stale one.
 
     Raises:
-        ConfigError: Somebody listens there, it is no socket, or it cannot be made.
+        ConfigError: Another process listens there, it is no socket, or it cannot be made.
     """
     if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
         raise ConfigError("there is a file of that name", pointer="--socket", got=str(path), expected="a free name")
     if path.exists():
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(str(path)) == 0:
-                raise ConfigError("somebody listens there already", pointer="--socket", got=str(path))
+                raise ConfigError("another process listens there already", pointer="--socket", got=str(path))
         path.unlink()
     listening = socket.socket(socket.AF_UNIX)
     mask = os.umask(0o177)

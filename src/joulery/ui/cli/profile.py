@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,14 @@ import click
 from joulery.domain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from joulery.app.serving.service import ServiceSetup
+    from contextlib import AbstractContextManager
+
+    from rich.console import RenderableType
+
     from joulery.config.services import ServiceConfig
     from joulery.config.site import Site
-    from joulery.domain.serving.profile import Profile
+    from joulery.perf.interference.model import InterferenceProfile
+    from joulery.runtime.serving.running_service import ServiceSetup
 
 
 @click.command("profile")
@@ -106,7 +110,10 @@ def command(
     if mps is not None:
         from joulery.app.profiling.mps import MpsRequest, profile_mps
 
-        profile_mps(MpsRequest(what, mps, inputs, seconds, warmup, kernels, launch, ncu, base, output, as_json))
+        request = MpsRequest(what, mps, inputs, seconds, warmup, kernels, launch, ncu, base)
+        with _progress("profiling", quiet=as_json) as progress:
+            profile = profile_mps(request, progress, lambda said: click.echo(said, err=True))
+        _hand_over(profile, output, as_json)
         return
     if points is not None:
         _calibrate(points, output, as_json)
@@ -139,19 +146,18 @@ def _on_slices(
         raise ConfigError("name what to profile and the site it belongs to", expected="SERVICE|VARIANT SITE")
     import asyncio
 
+    from joulery.app.profiling.service_profile import measure_profile, write_profile
     from joulery.app.serving.service import service_setup
     from joulery.app.wiring.models import cache_folder
     from joulery.app.wiring.site_meters import meter_specs
     from joulery.config import load
-    from joulery.runtime.profiling.obtain import measure_profile, write_profile
     from joulery.runtime.profiling.slices import Plan
-    from joulery.ui.kit.progress import progress_bar
 
     site = load(file)
     config, variants = _named(site, what)
     sent = site.load_of(config)
     setup = _narrowed(service_setup(site, config, cache_folder()), variants, cuts)
-    with progress_bar(quiet=as_json) as progress:
+    with _progress("profiling", quiet=as_json) as progress:
         profile = asyncio.run(
             measure_profile(
                 setup,
@@ -166,28 +172,23 @@ def _on_slices(
     if as_json:
         click.echo(json.dumps(profile.as_dict()))
         return
-    _print(profile)
-    if output is not None:
-        click.echo(f"kept in {output}")
+    from joulery.ui.reports.profile_text import service_profile_view
+
+    _print(service_profile_view(profile), output)
 
 
 def _calibrate(points: str, output: Path | None, as_json: bool) -> None:
     """Fit the costs of services on measured runs."""
-    from joulery.app.profiling.calibration import calibrated, document, view
-    from joulery.app.profiling.interference_file import keep
-    from joulery.ui.kit.console import table_console
+    from joulery.app.profiling.calibration import calibrated, calibration_document
+    from joulery.ui.reports.profile_text import calibration_view
 
     found = calibrated(points)
-    made = document(found)
-    keep(made, output)
+    document = calibration_document(found)
+    _keep(document, output)
     if as_json:
-        click.echo(json.dumps(made))
+        click.echo(json.dumps(document))
         return
-    console = table_console(110)
-    for part in view(found):
-        console.print(part)
-    if output is not None:
-        console.print(f"kept in {output}")
+    _print(calibration_view(found), output)
 
 
 def _colocated(what: str | None, file: Path | None, runs: int, apart: bool, output: Path | None, as_json: bool) -> None:
@@ -196,7 +197,9 @@ def _colocated(what: str | None, file: Path | None, runs: int, apart: bool, outp
         raise ConfigError("name what to measure and the site it belongs to", expected="SERVICE[,SERVICE] SITE")
     from joulery.app.profiling.colocation import profile_together
 
-    profile_together(file, what.split(","), apart=apart, runs=runs, output=output, as_json=as_json)
+    with _progress("measuring", quiet=as_json) as progress:
+        profile = profile_together(file, what.split(","), apart=apart, runs=runs, output=output, progress=progress)
+    _hand_over(profile, output, as_json, beside=", the measurements beside it")
 
 
 _TIMED_TOGETHER = 12
@@ -211,7 +214,7 @@ def _given(option: str) -> bool:
 
 
 def _clocks(what: str | None, runs: int, output: Path | None, as_json: bool, options: Mapping[str, Any]) -> None:
-    """Profile a model against the clock; ``options`` are those of :class:`ClockRequest` by name."""
+    """Profile a model against the clock; ``options`` are the fields of :class:`ClockRequest`, and ``page``."""
     if what is None:
         raise ConfigError("name the model to profile", expected="MODEL --clocks")
     from joulery.app.profiling.clock_profile import ClockRequest, profile_clocks
@@ -219,7 +222,23 @@ def _clocks(what: str | None, runs: int, output: Path | None, as_json: bool, opt
     given = {name: value for name, value in options.items() if value is not None}
     if _given("runs"):
         given["passes"] = runs
-    profile_clocks(ClockRequest(model=what, output=output, as_json=as_json, **given))
+    page = given.pop("page", None)
+    profile, notes = profile_clocks(ClockRequest(model=what, **given))
+    _keep(profile.as_dict(), output, indent=1)
+    if page is not None:
+        from joulery.store.files import write_named
+        from joulery.ui.reports.clock_profile_page import clock_page
+
+        write_named(page, clock_page(profile, notes))
+    if as_json:
+        click.echo(json.dumps({**profile.as_dict(), "notes": list(notes)}))
+        return
+    from joulery.ui.reports.clock_profile_text import clock_view
+
+    _print(clock_view(profile, notes), width=120)
+    for file, kept in ((given.get("scores"), "scores"), (output, "profile"), (page, "page")):
+        if file is not None:
+            click.echo(f"{kept} kept in {file}")
 
 
 def _none_of(options: Mapping[str, Any]) -> None:
@@ -236,10 +255,9 @@ def _fit(solo_file: Path | None, pairs_file: Path | None, base: str, output: Pat
         raise ConfigError(
             "a fit needs solo latencies and latencies of pairs", pointer="--pairs", expected="--from CSV --pairs CSV"
         )
-    from joulery.app.profiling.interference_file import hand_over
     from joulery.app.profiling.interference_fit import fitted
 
-    hand_over(fitted(solo_file, pairs_file, base), output, as_json=as_json)
+    _hand_over(fitted(solo_file, pairs_file, base), output, as_json)
 
 
 def _named(site: Site, what: str) -> tuple[ServiceConfig, tuple[str, ...]]:
@@ -258,7 +276,7 @@ def _named(site: Site, what: str) -> tuple[ServiceConfig, tuple[str, ...]]:
 def _narrowed(setup: ServiceSetup, variants: tuple[str, ...], cuts: tuple[str, ...]) -> ServiceSetup:
     from dataclasses import replace
 
-    from joulery.policies.serving.spaces import cpu_slices
+    from joulery.policies.serving.layout_space import cpu_slices
 
     partitions = tuple(cpu_slices(_cores(cut, len(setup.cores))) for cut in cuts) or setup.partitions
     return replace(setup, models={name: setup.models[name] for name in variants}, partitions=partitions, candidates=())
@@ -276,39 +294,38 @@ def _cores(cut: str, most: int) -> tuple[int, ...]:
     return cores
 
 
-def _print(profile: Profile) -> None:
-    from rich.table import Table
+def _progress(title: str, *, quiet: bool) -> AbstractContextManager[Callable[[int, int, str], None]]:
+    from joulery.ui.kit.progress import progress_bar
 
-    from joulery.domain.format import percent, si
+    return progress_bar(title, quiet=quiet)
+
+
+def _hand_over(profile: InterferenceProfile, output: Path | None, as_json: bool, beside: str = "") -> None:
+    """Keep an interference profile and print it; ``beside``: what else was kept there, in words."""
+    from joulery.app.profiling.interference_fit import profile_document
+    from joulery.ui.reports.profile_text import interference_view
+
+    document = profile_document(profile)
+    _keep(document, output)
+    if as_json:
+        click.echo(json.dumps(document))
+        return
+    _print(interference_view(profile), output, beside)
+
+
+def _keep(document: Mapping[str, Any], output: Path | None, indent: int | None = None) -> None:
+    """Write a document as JSON, whole or not at all; nothing where there is no file."""
+    from joulery.store.files import write_named
+
+    if output is not None:
+        write_named(output, json.dumps(document, indent=indent) + "\n")
+
+
+def _print(parts: Sequence[RenderableType], output: Path | None = None, beside: str = "", width: int = 110) -> None:
     from joulery.ui.kit.console import table_console
 
-    table = Table(box=None, pad_edge=False)
-    for heading in ("variant", "slice", "p50", "p95", "± of mean", "beside others", "CPU", "J a request", "start"):
-        table.add_column(heading, justify="left" if heading in ("variant", "slice") else "right")
-    for entry in sorted(profile.entries, key=lambda e: (e.slice.cores, e.variant)):
-        table.add_row(
-            entry.variant,
-            str(entry.slice),
-            si(entry.alone.quantile_s(0.5), "s"),
-            si(entry.alone.quantile_s(0.95), "s"),
-            percent(entry.alone.mean_error_ratio),
-            si(entry.loaded.mean_s, "s") if entry.loaded is not entry.alone else "",
-            si(entry.alone.mean_cpu_s, "s"),
-            si(entry.energy_j, "J"),
-            si(entry.startup_s, "s"),
-        )
-    console = table_console(110)
-    console.print(table)
-    band = f" ±{percent(profile.band_ratio, 0)}" if profile.band_ratio else ""
-    watts = profile.entries[0].active_w
-    console.print(
-        f"joules {profile.quality.value} ({profile.meter}{band}): {si(watts, 'W')} a busy core above "
-        f"{si(profile.idle_w, 'W')} idle",
-        style="dim",
-    )
-    others = profile.machine.get("others_busy_cores")
-    if others is not None and others > 0.2:
-        console.print(
-            f"other processes kept {others:.1f} cores busy meanwhile: latencies are longer than on a quiet machine",
-            style="yellow",
-        )
+    console = table_console(width)
+    for part in parts:
+        console.print(part)
+    if output is not None:
+        console.print(f"kept in {output}{beside}")

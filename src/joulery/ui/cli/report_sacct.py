@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from joulery.ui.cli.carbon_flags import carbon_flags
+from joulery.ui.cli.options import option
 
 if TYPE_CHECKING:
     from joulery.accounting.past import PastUse
@@ -47,7 +48,7 @@ class ReportOrSacct(click.Command):
 @click.option("--trace", type=click.Path(path_type=Path), metavar="CSV", help="Write the jobs for joulery simulate.")
 @click.option("--what-if", metavar="P", help="Simulate these jobs under another scheduler, such as green-lean.")
 @click.option("--gpus", type=click.IntRange(min=1), metavar="N", help="GPUs of the cluster (the most held at once).")
-@click.option("--draws", type=click.IntRange(min=2, max=1000), default=10, help="Draws behind the interval (10).")
+@option("--samples", old="--draws", type=click.IntRange(2, 1000), default=10, help="Samples behind the interval (10).")
 @carbon_flags
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def sacct_command(
@@ -62,7 +63,7 @@ def sacct_command(
     trace: Path | None,
     what_if: str | None,
     gpus: int | None,
-    draws: int,
+    samples: int,
     as_json: bool,
     **carbon: str | None,
 ) -> None:
@@ -103,7 +104,7 @@ def sacct_command(
     if what_if is not None:
         from joulery.ui.reports.savings import savings_report
 
-        saved = savings_report(report, what_if, gpus, draws)
+        saved = savings_report(report, what_if, gpus, samples)
     if as_json:
         click.echo(json.dumps(report.document() | ({} if saved is None else {"what_if": saved.document()})))
         return

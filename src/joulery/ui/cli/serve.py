@@ -43,12 +43,17 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 @click.option("--gpu", "gpus", multiple=True, metavar="GPU", help="With --on: which, by index or UUID (0). Repeatable.")
 @click.option("--threads", type=click.IntRange(0), default=0, help="Threads inside an operator (one a core).")
 @click.option("--listen", metavar="HOST:PORT", help="Where (127.0.0.1:8080); port 0 takes a free one.")
-@click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", help="Bearer token to ask for.")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File with the bearer token.",
+)
 @click.option("--queue", type=click.IntRange(0), default=1024, help="Requests that may wait for one NAME (1024).")
 @click.option("--deadline", type=click.FloatRange(0, min_open=True), default=30.0, help="Seconds to answer in (30).")
 @click.option("--drain", type=click.FloatRange(0), default=10.0, help="Seconds a stop waits for requests (10).")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="With SITE: keep the run here.")
-@click.option("--json", "as_json", is_flag=True, help="Say that it serves as one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print startup details as one JSON object.")
 def command(
     site: Path | None,
     models: tuple[str, ...],
@@ -134,7 +139,7 @@ def _gpu_slice(text: str) -> Slice:
 
 @asynccontextmanager
 async def _places(gpus: tuple[str, ...], piece: Slice) -> AsyncIterator[Places | None]:
-    """Parts of this machine's GPUs, set up on loan; None where nothing runs on them."""
+    """Parts of this machine's GPUs, leased; None where nothing runs on them."""
     from joulery.domain.serving.service import SliceKind
 
     if piece.kind is SliceKind.CPU:
@@ -143,7 +148,7 @@ async def _places(gpus: tuple[str, ...], piece: Slice) -> AsyncIterator[Places |
     from joulery.app.wiring.gpus import local_gpus
     from joulery.app.wiring.leases import held_leases
 
-    async with held_leases(lambda said: click.echo(said, err=True)) as holder:
+    async with held_leases(lambda text: click.echo(text, err=True)) as holder:
         with closing(local_gpus(_gpu_configs(gpus, piece), holder)) as here:
             yield here.places
 
@@ -159,7 +164,7 @@ def _gpu_configs(gpus: tuple[str, ...], piece: Slice) -> tuple[GpuDeviceConfig, 
 
 
 def _only_site_options() -> None:
-    """Raise at the first option that a site file says itself.
+    """Refuse options that a site file replaces.
 
     Raises:
         ConfigError: There is one.
@@ -170,7 +175,7 @@ def _only_site_options() -> None:
     for name in ("replicas", "cores", "share", "on", "gpus", "threads", "token_file", "queue", "deadline", "drain"):
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             option = "--" + name.replace("_", "-")
-            raise ConfigError(f"a site file says itself what {option} would", pointer=option, hint="change the file")
+            raise ConfigError(f"{option} is set in the site file", pointer=option, hint="change the file")
 
 
 def _serve_site(file: Path, listen: str | None, out: Path | None, *, as_json: bool) -> None:
@@ -180,13 +185,13 @@ def _serve_site(file: Path, listen: str | None, out: Path | None, *, as_json: bo
     from joulery.app.serving.up import Options
     from joulery.config import load
     from joulery.ui.cli.up import listening, run
-    from joulery.ui.reports.up_screen import Address
+    from joulery.ui.reports.up_screen import AddressOnly
 
     site = listening(load(file), listen)
     if site.language_models and not site.services:
         _serve_text(site, out, as_json=as_json)
         return
-    screen = Address(lambda url: click.echo(json.dumps({"url": url, "pid": os.getpid()}))) if as_json else None
+    screen = AddressOnly(lambda url: click.echo(json.dumps({"url": url, "pid": os.getpid()}))) if as_json else None
     report = run(Options(site, stay=True, out=out, send=False, argv=tuple(sys.argv), file=file), screen)
     if as_json and report is not None:
         click.echo(json.dumps(report))
@@ -214,7 +219,7 @@ def _serve_text(site: Site, out: Path | None, *, as_json: bool) -> None:
 
 
 def _say_text(url: str, text: LLMSite, *, as_json: bool) -> None:
-    """Say where language models are served, and how."""
+    """Print the address and the language models."""
     llms = text.llms.values()
     if as_json:
         models = [{"model": llm.name, "engine": llm.engine.name, "variant": llm.engine.variant} for llm in llms]
@@ -223,7 +228,7 @@ def _say_text(url: str, text: LLMSite, *, as_json: bool) -> None:
     for note in text.notes:
         click.echo(note)
     for llm in llms:
-        order = "first come, first served" if llm.settings.aging is None else "shortest predicted first"
+        order = "FIFO" if llm.settings.aging is None else "shortest predicted first"
         keeper = "the engine's own queue" if llm.engine.dialect.orders else f"{llm.settings.max_num_seqs} at once"
         click.echo(f"{llm.name}: {llm.engine.name}, {order}, {keeper}")
     click.echo(f"serving at {url}/v1 (Ctrl-C stops)")
@@ -247,7 +252,7 @@ def _replica(text: str, slice_: Slice, threads: int) -> ReplicaSpec:
 
 
 def _say(url: str, change: Transition, *, as_json: bool) -> None:
-    """Say where it serves, and what."""
+    """Print the address and the replicas."""
     if as_json:
         replicas = [{"service": spec.service, "variant": spec.variant} for spec in change.started]
         click.echo(json.dumps({"url": url, "pid": os.getpid(), "ready_s": change.ready_s, "replicas": replicas}))

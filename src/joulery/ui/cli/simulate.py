@@ -30,22 +30,15 @@ from joulery.ui.cli.options import option
 )
 @click.option("--arrivals", metavar="FILE", help="kind clocks: a Parquet log of arrivals (t_s).")
 @click.option("--plan", metavar="FILE", help="kind clocks: a plan (joulery plan --out) says who shares a GPU.")
-@click.option(
-    "--foresight",
+@option(
+    "--carbon-forecast",
+    old="--foresight",
     metavar="F",
-    help="kind training: what schedulers know of coming hours: oracle, typical, an error (27 %), a forecast's file.",
+    help="kind training: the schedulers' forecast: oracle, typical, recorded, an error (27 %), or a file.",
 )
 @click.option("--days", metavar="N", help="kind training: only the jobs of the first N days.")
 @click.option("--seed", metavar="N", help="kinds training and clocks: this one seed.")
-@click.option("--data", metavar="DIR", help="kind training-figures: a folder with the traces and grids of the paper.")
-@option(
-    "--html",
-    "page",
-    old="--page",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="kinds training-figures and variants: write the figures as one page.",
-)
+@click.option("--html", "--page", "page", type=click.Path(path_type=Path), metavar="FILE", hidden=True)
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep the outcome as a run in this new folder."
 )
@@ -70,9 +63,12 @@ def command(
     from joulery.domain.errors import ConfigError
 
     made = load_scenario(scenario)
-    if page is not None and made.kind not in ("training-figures", "variants"):
+    if page is not None:
+        paper = {"variants": "clover", "training-figures": "green"}.get(made.kind)
         raise ConfigError(
-            f"a scenario of kind {made.kind} has no pictures", pointer="--html", expected="training-figures, variants"
+            f"a scenario of kind {made.kind} has no page",
+            pointer="--html",
+            hint=f"the paper's figures: python -m reproduce {paper} --html {page}, in a clone" if paper else "",
         )
     names = tuple(name for entry in policies for name in entry.split(",") if name)
     given = {name: value for name, value in inputs.items() if value is not None}
@@ -85,11 +81,6 @@ def command(
             for result in played.document["results"]:
                 run.log("result", **result)
             run.write_report(played.document)
-    if page is not None and played.page is not None:
-        from joulery.store.files import write_named
-
-        write_named(page, played.page())
-        click.echo(f"{page}", err=True)
     if as_json:
         click.echo(json.dumps(played.document))
         return

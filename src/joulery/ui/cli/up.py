@@ -1,4 +1,4 @@
-"""``joulery up``: a site file's services on this machine, measured, adapting, summed up."""
+"""``joulery up``: serve a site file's services on this machine, measured and adapted to the grid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 
 if TYPE_CHECKING:
     from joulery.app.serving.up import Options
-    from joulery.ui.reports.up_screen import Screen
+    from joulery.app.serving.view import ServeView
 
 INTERRUPTED = 130
 
@@ -21,7 +21,7 @@ INTERRUPTED = 130
 @click.command("up")
 @click.argument("file", metavar="SITE", type=click.Path(path_type=Path))
 @click.option(
-    "--duration", metavar="S", help="Run for so long, such as 30 or 30 s; the replayed day is fitted into it."
+    "--duration", metavar="S", help="Run this long, such as 30 or 30 s; a replayed day of the grid is fitted into it."
 )
 @click.option("--stay", is_flag=True, help="Go on serving when the load has ended, until Ctrl-C.")
 @click.option(
@@ -34,7 +34,7 @@ INTERRUPTED = 130
     "--plan",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Run this plan of joulery plan --out, with shadows; it follows changes of SITE.",
+    help="Run this plan of joulery plan --out, with standbys; it follows changes of SITE.",
 )
 @click.option("--reprofile", is_flag=True, help="Profile again even where a profile is kept.")
 def command(
@@ -48,9 +48,9 @@ def command(
     plan: Path | None,
     reprofile: bool,
 ) -> int:
-    """Serve the site on this machine, send it its load, adapt to the grid, and say what it came to.
+    """Serve a site on this machine, send it its load, adapt to the grid, and print a summary.
 
-    It ends by itself when the load has ended; Ctrl-C ends it earlier, with the summary so far.
+    It ends when the load has ended; Ctrl-C ends it earlier, with the summary so far.
     """
     from joulery.app.serving.up import Options
     from joulery.config import load
@@ -71,15 +71,15 @@ def command(
     return 0
 
 
-def run(options: Options, screen: Screen | None = None) -> dict[str, Any] | None:
-    """Run a site on an event loop of its own, until it ends or is told to.
+def run(options: Options, screen: ServeView | None = None) -> dict[str, Any] | None:
+    """Run a site on an event loop of its own, until it ends or is interrupted.
 
     Args:
-        options: What was asked for.
-        screen: Where to speak; the console when None.
+        options: What to run.
+        screen: Shows the run; the console when None.
 
     Returns:
-        The report; None when the end was asked for before there was anything to report.
+        The report; None for a run interrupted before anything was served.
     """
     from joulery.app.serving.up import Interrupted
     from joulery.ui.kit.console import table_console
@@ -87,31 +87,45 @@ def run(options: Options, screen: Screen | None = None) -> dict[str, Any] | None
 
     try:
         if screen is not None:
-            return _until_ended(options, screen)
+            return _with_page(_until_ended(options, screen))
         with ConsoleScreen(table_console(120)) as terminal:
-            report = _until_ended(options, terminal)
+            report = _with_page(_until_ended(options, terminal))
             terminal.summary(report)
             return report
     except Interrupted:
         return None
 
 
-def _until_ended(options: Options, screen: Screen) -> dict[str, Any]:
-    """Run on an event loop of its own; the first Ctrl-C or SIGTERM asks for the end, the second does not ask."""
+def _with_page(report: dict[str, Any]) -> dict[str, Any]:
+    """Write the HTML report into the run folder; the report with its path."""
+    from joulery.runtime.runs.recorded import load_run
+    from joulery.store.files import write_atomically
+    from joulery.ui.reports.html import render_html
+    from joulery.ui.reports.table import roll_up
+
+    folder = Path(report["run"])
+    text = render_html(roll_up([load_run(folder, with_course=True)], "component"))
+    write_atomically(folder / "report.html", lambda file: file.write(text.encode()))
+    return {**report, "html": str(folder / "report.html")}
+
+
+def _until_ended(options: Options, screen: ServeView) -> dict[str, Any]:
+    """Run on an event loop of its own; the first Ctrl-C or SIGTERM ends it in order, the second at once."""
     from joulery.app.serving.up import up
+    from joulery.ui.dashboard.routes import dashboard_routes
 
     async def run() -> dict[str, Any]:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
         task = asyncio.current_task()
 
-        def asked() -> None:
+        def interrupted() -> None:
             if stop.is_set() and task is not None:
                 task.cancel()
             stop.set()
 
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, asked)
-        return await up(options, screen, stop)
+            loop.add_signal_handler(number, interrupted)
+        return await up(options, screen, stop, dashboard_routes)
 
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -129,7 +143,7 @@ def _loop_factory() -> Any:
 
 
 def listening(site: Any, listen: str | None) -> Any:
-    """The site, listening elsewhere."""
+    """The site with another address to listen on."""
     if listen is None:
         return site
     from pydantic import ValidationError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from html import escape
 from importlib import resources
@@ -69,6 +69,35 @@ def head(title: str, style: str, *, policy: str | None = None) -> Html:
         tag("title", f"{title} · joulery"),
         tag("style", Html(style)),
     )
+
+
+def tiles(
+    facts: Iterable[tuple[str, str, str]], *, four: bool = False, tone: Callable[[str], str] | None = None
+) -> Html:
+    """Facts as tiles: a label, its value in large letters, a note.
+
+    Args:
+        facts: Label, value and note of each.
+        four: Four in a row where there is room.
+        tone: Further CSS classes of a value, from its note.
+    """
+    items = (
+        tag(
+            "div",
+            tag("dt", label),
+            tag("dd", value, class_="value" if tone is None else f"value {tone(note)}".rstrip()),
+            tag("dd", note, class_="note"),
+            class_="tile",
+        )
+        for label, value, note in facts
+    )
+    return tag("dl", items, class_="tiles four" if four else "tiles")
+
+
+def figure(title: str, caption: str, *content: Child, unit: str = "", wide: bool = False) -> Html:
+    """A figure with its title, unit and caption above the picture and its legend."""
+    heading = tag("h3", title, tag("span", unit, class_="unit") if unit else None)
+    return tag("figure", heading, tag("figcaption", caption), *content, class_="wide" if wide else None)
 
 
 def whole_page(head: Html, body: Html) -> str:

@@ -12,7 +12,7 @@ from joulery.domain.format import duration, grams, moment, percent, si
 from joulery.domain.serving.timeline import CarbonBasis, DecisionRecord
 from joulery.runtime.runs.recorded import RunView
 from joulery.ui.kit.figures import figures, waterfall
-from joulery.ui.kit.html import Html, content_hash, data_block, head, join, static_text, tag, whole_page
+from joulery.ui.kit.html import Html, content_hash, data_block, head, join, static_text, tag, tiles, whole_page
 from joulery.ui.reports.messages import (
     BEYOND,
     accuracy_text,
@@ -109,16 +109,12 @@ def _facts(rollup: Rollup, view: RunView | None) -> Html:
             ("Requests", requests_text(view.report)),
         )
         facts += [(name, *words) for name, words in named if words is not None]
-    tiles = (
-        tag("div", tag("dt", name), tag("dd", value, class_=_tone(note)), tag("dd", note, class_="note"), class_="tile")
-        for name, value, note in facts
-    )
-    return tag("dl", tiles, class_="tiles")
+    return tiles(facts, tone=_tone)
 
 
 def _tone(note: str) -> str:
-    """The class of a value: a broken promise is seen."""
-    return "value bad-text" if BEYOND in note else "value"
+    """The class of a value: an SLO violation stands out."""
+    return "bad-text" if BEYOND in note else ""
 
 
 def _rows(rollup: Rollup) -> Html:

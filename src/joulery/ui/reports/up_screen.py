@@ -1,25 +1,37 @@
-"""What ``joulery up`` says: what it found, a live line, what it came to. A terminal gets a line that moves."""
+"""The screen of ``joulery up``: facts, a live line, the summary. On a terminal the line is updated in place."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from joulery.app.doctor import Check
+from joulery.app.profiling.service_profile import Obtained
 from joulery.domain.format import UNKNOWN, count, duration, grams, number, percent, si
 from joulery.domain.serving.timeline import DecisionRecord, ServiceLabel, ServiceTick, Tick
 from joulery.policies.placement.provisioning.standby import ShadowPolicy
-from joulery.policies.serving.trial_policy import TrialPolicy
-from joulery.policies.serving.variant_policy import SET_LAYOUT
+from joulery.policies.serving.observation import SET_LAYOUT
+from joulery.policies.serving.trial_search import TrialSearch
 from joulery.runtime.serving.driver import APPLIED
-from joulery.runtime.serving.provisioned import RUN_PLAN
+from joulery.runtime.serving.planned import RUN_PLAN, PlanInForce
+from joulery.runtime.serving.running_service import ServiceSetup
+from joulery.runtime.serving.session import ServingSession
+from joulery.ui.reports.up_facts import (
+    machine_facts,
+    plan_facts,
+    profile_facts,
+    profile_warning,
+    service_facts,
+    serving_facts,
+)
 
 PLAIN_EVERY_S = 5.0
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue")
@@ -28,42 +40,25 @@ _INDENT = 12
 _WIDE = 120
 
 
-class Screen(Protocol):
-    """Where ``joulery up`` speaks."""
-
-    def fact(self, name: str, text: str) -> None:
-        """One thing that was found."""
-        ...
-
-    def progress(self, done: int, of: int, what: str) -> None:
-        """How far profiling is."""
-        ...
-
-    def begin(self, services: Sequence[ServiceLabel], duration_s: float | None) -> None:
-        """Requests are answered from now on."""
-        ...
-
-    def tick(self, tick: Tick, now_s: float) -> None:
-        """A period has passed; ``now_s`` seconds since the beginning."""
-        ...
-
-    def decision(self, record: DecisionRecord) -> None:
-        """The policy has decided, and this became of it."""
-        ...
-
-    def summary(self, report: Mapping[str, Any]) -> None:
-        """The end."""
-        ...
-
-    def warn(self, text: str) -> None:
-        """Something a person should know."""
-        ...
-
-
 class Silent:
-    """Says nothing: for ``--json``."""
+    """Shows nothing: for ``--json``. Implements :class:`joulery.app.serving.view.ServeView`."""
+
+    def machine(self, machine: Mapping[str, str], checks: Sequence[Check]) -> None:
+        """Nothing."""
+
+    def service(self, setup: ServiceSetup) -> None:
+        """Nothing."""
+
+    def profile(self, obtained: Obtained, setup: ServiceSetup) -> None:
+        """Nothing."""
 
     def fact(self, name: str, text: str) -> None:
+        """Nothing."""
+
+    def plan(self, plan: PlanInForce) -> None:
+        """Nothing."""
+
+    def serving(self, session: ServingSession, url: str) -> None:
         """Nothing."""
 
     def progress(self, done: int, of: int, what: str) -> None:
@@ -78,34 +73,30 @@ class Silent:
     def decision(self, record: DecisionRecord) -> None:
         """Nothing."""
 
-    def summary(self, report: Mapping[str, Any]) -> None:
-        """Nothing."""
-
     def warn(self, text: str) -> None:
         """Nothing."""
 
 
-class Address(Silent):
-    """Says where it serves, once it does, and nothing else.
+class AddressOnly(Silent):
+    """Reports the address once requests are answered, and nothing else.
 
     Args:
-        say: Called with the address.
+        report: Called with the address.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
 
-    def fact(self, name: str, text: str) -> None:
-        """The address is in what is said of the dashboard."""
-        if name == "dashboard":
-            self._say(text.removesuffix("/dashboard"))
+    def serving(self, session: ServingSession, url: str) -> None:
+        """Report the address."""
+        self._report(url)
 
 
 class ConsoleScreen:
-    """Speaks to a console. A context manager: the live line ends with it.
+    """Prints to a console. A context manager: the live line ends with it.
 
     Args:
-        console: Where to.
+        console: The console.
     """
 
     def __init__(self, console: Console) -> None:
@@ -123,8 +114,37 @@ class ConsoleScreen:
     ) -> None:
         self._end_live()
 
+    def machine(self, machine: Mapping[str, str], checks: Sequence[Check]) -> None:
+        """Print the machine and its meters."""
+        self._facts(machine_facts(machine, checks))
+
+    def service(self, setup: ServiceSetup) -> None:
+        """Print a service."""
+        self._facts(service_facts(setup))
+
+    def profile(self, obtained: Obtained, setup: ServiceSetup) -> None:
+        """Print a profile, with a warning where the machine was busy."""
+        self._facts(profile_facts(obtained, setup))
+        if warning := profile_warning(obtained):
+            self.warn(warning)
+
+    def plan(self, plan: PlanInForce) -> None:
+        """Print a plan."""
+        self._facts(plan_facts(plan))
+
+    def serving(self, session: ServingSession, url: str) -> None:
+        """Print the demand, the first plans, their remarks and the address."""
+        self._facts(serving_facts(session, url))
+        for one in session.services.values():
+            if one.chosen is not None and one.chosen.remark:
+                self.warn(one.chosen.remark)
+
+    def _facts(self, facts: Iterable[tuple[str, str]]) -> None:
+        for name, text in facts:
+            self.fact(name, text)
+
     def fact(self, name: str, text: str) -> None:
-        """A name and what there is to say about it."""
+        """Print a name and a text, wrapped."""
         room = max(20, self._console.width - _INDENT - 1)
         lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
         self._console.print(Text(f"  {name:<{_INDENT - 2}}", style="bold") + Text(lines[0], style="not bold"))
@@ -147,7 +167,7 @@ class ConsoleScreen:
         self._console.print()
 
     def tick(self, tick: Tick, now_s: float) -> None:
-        """Move the line; elsewhere say it every few seconds."""
+        """Update the line; print it every few seconds where it cannot be updated."""
         if not self._services:
             return
         line = live_line(tick, now_s, self._services, self._duration_s, wide=self._console.width >= _WIDE)
@@ -158,10 +178,10 @@ class ConsoleScreen:
             self._console.print(line, soft_wrap=True)
 
     def decision(self, record: DecisionRecord) -> None:
-        """Changes and trials are said above the line; what was kept without a trial is in the report."""
+        """Print changes and trials above the line; layouts kept without a trial are in the report only."""
         decision = record.decision
         changed = decision.kind in (SET_LAYOUT, RUN_PLAN) and decision.cause != "start"
-        if changed or decision.policy in (TrialPolicy.name, ShadowPolicy.name):
+        if changed or decision.policy in (TrialSearch.name, ShadowPolicy.name):
             what = "→" if record.outcome == APPLIED else f"{record.outcome}:"
             who = f"{decision.target}: " if len(self._services) > 1 else ""
             self._console.print(Text(f"  {what} {who}{decision.reason}", style="dim"), soft_wrap=True)
@@ -194,7 +214,7 @@ def live_line(
 ) -> Text:
     """Seconds, the grid's clock and intensity, watts, mix, latency against the SLO, grams so far; short if need be.
 
-    Of several services each has its latency and its promise; the mix of variants is in the report.
+    Of several services each has its latency and its SLO; the mix of variants is in the report.
     """
     line = Text("  ")
     line.append(f"{now_s:3.0f}" + (f"/{duration_s:.0f} s" if duration_s is not None else " s"), style="dim")
@@ -232,14 +252,14 @@ def _one(tick: Tick, seen: ServiceTick | None, service: ServiceLabel, *, wide: b
 
 def _mix(shares: Mapping[str, float], names: Sequence[str], *, wide: bool) -> Text:
     """The variants that answer, least accurate first, with their shares; as a bar too where there is room."""
-    bar, words = Text(), Text()
+    bar, text = Text(), Text()
     for index, name in enumerate(names):
         share = shares.get(name, 0.0)
         if share > 0:
             colour = _COLOURS[index % len(_COLOURS)]
             bar.append("█" * round(share * _BAR), style=colour)
-            words.append(f" {name} {100 * share:.0f} %", style=colour)
-    return Text(" ") + bar + Text(" " * max(0, _BAR - len(bar))) + words + Text(" ") if wide else words
+            text.append(f" {name} {100 * share:.0f} %", style=colour)
+    return Text(" ") + bar + Text(" " * max(0, _BAR - len(bar))) + text + Text(" ") if wide else text
 
 
 def summary_lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -287,17 +307,17 @@ def _text(entry: Mapping[str, Any]) -> str:
     """A language model in one line."""
     if not entry["requests"]:
         return "nothing was asked"
-    words = _requests_of(entry)
+    text = _requests_of(entry)
     if entry["p95_s"] is None:
-        return f"{words}; nothing answered"
-    words += (
+        return f"{text}; nothing answered"
+    text += (
         f"; p95 {_ms(entry['p95_s'])}, p50 {_ms(entry['p50_s'])}; {count(entry['completion_tokens'])} tokens written"
     )
     if entry["energy_per_request_j"] is None:
-        return f"{words}; joules not known"
+        return f"{text}; joules not known"
     a_token = entry["energy_per_token_j"]
     more = "" if a_token is None else f", {si(a_token, 'J')} a token"
-    return f"{words}; {si(entry['energy_per_request_j'], 'J')} a request{more}, {entry['quality']}"
+    return f"{text}; {si(entry['energy_per_request_j'], 'J')} a request{more}, {entry['quality']}"
 
 
 def _latency(report: Mapping[str, Any]) -> str:
@@ -338,18 +358,18 @@ def _energy(report: Mapping[str, Any]) -> str:
 def _carbon(report: Mapping[str, Any]) -> str:
     if report.get("carbon_g") is None:
         return f"{UNKNOWN}: {report.get('carbon_reason') or 'no intensity is known'}"
-    words = f"{grams(report['carbon_g'])} CO2e {report['carbon_quality']}, {report['carbon_source']}"
-    return words + (f", PUE {report['pue']:.2f} included" if report["pue"] > 1.0005 else "")
+    text = f"{grams(report['carbon_g'])} CO2e {report['carbon_quality']}, {report['carbon_source']}"
+    return text + (f", PUE {report['pue']:.2f} included" if report["pue"] > 1.0005 else "")
 
 
 def _saving(report: Mapping[str, Any]) -> str:
     interval = f"{percent(report['saving_low_ratio'])} to {percent(report['saving_high_ratio'])}"
-    words = f"{percent(report['saving_ratio'])} ({interval}) of the {report['saving_of']}, against {report['baseline']}"
+    text = f"{percent(report['saving_ratio'])} ({interval}) of the {report['saving_of']}, against {report['baseline']}"
     if report.get("saving_with_idle_ratio") is not None:
-        words += f"; {percent(report['saving_with_idle_ratio'])} with idle power"
+        text += f"; {percent(report['saving_with_idle_ratio'])} with idle power"
     if not report["baseline_keeps_slo"] and report.get("baseline_p95_s") is not None:
-        words += f"; that would have missed the SLO (p95 {_ms(report['baseline_p95_s'])})"
-    return words
+        text += f"; that would have missed the SLO (p95 {_ms(report['baseline_p95_s'])})"
+    return text
 
 
 def _calibration(report: Mapping[str, Any]) -> str:

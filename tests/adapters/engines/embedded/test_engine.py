@@ -12,7 +12,7 @@ from joulery.domain.errors import CapabilityError
 from joulery.domain.serving.engine import Outcome, RequestError
 from joulery.domain.serving.service import Slice, SliceKind
 from joulery.domain.serving.tensors import TensorSpec
-from tests.adapters.engines.support import alive, ask, running, toy
+from tests.adapters.engines.support import alive, ask, running, toy, until
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ async def test_a_cancelled_request_leaves_the_queue() -> None:
 async def test_a_cancelled_request_in_a_replica_frees_it_when_it_is_done() -> None:
     async with running(toy("slow")) as engine:
         task = asyncio.ensure_future(ask(engine, seconds=[0.1]))
-        await asyncio.sleep(0.02)
+        await until(lambda: any(view.busy for view in engine.replicas()), "the request at its replica")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await ask(engine, seconds=[0.0])

@@ -63,7 +63,7 @@ async def test_replacing_every_replica_again_and_again_loses_nothing() -> None:
 async def test_an_old_replica_finishes_what_it_holds_while_the_new_one_serves() -> None:
     async with running(toy("slow", variant="old")) as engine:
         long = asyncio.ensure_future(ask(engine, seconds=[1.0]))
-        await asyncio.sleep(0.01)
+        await until(lambda: any(view.busy for view in engine.replicas()), "the request at its replica")
         change = asyncio.ensure_future(engine.apply([toy("slow", variant="new")]))
         await until(lambda: any(view.spec.variant == "new" for view in engine.replicas()))
         assert (await ask(engine, seconds=[0.0])).variant == "new"
@@ -93,7 +93,7 @@ async def test_a_service_that_leaves_answers_what_it_accepted() -> None:
 async def test_a_request_for_a_variant_that_leaves_is_told_so() -> None:
     async with running(toy("slow", variant="old")) as engine:
         busy = asyncio.ensure_future(ask(engine, seconds=[2.5]))
-        await asyncio.sleep(0.01)
+        await until(lambda: any(view.busy for view in engine.replicas()), "the request at its replica")
         pinned = asyncio.ensure_future(ask(engine, seconds=[0.0], variant="old"))
         await asyncio.sleep(0)
         await engine.apply([toy("slow", variant="new")])
@@ -179,7 +179,7 @@ async def test_closing_gives_up_what_waits_and_finishes_what_runs() -> None:
     engine = LocalEngine()
     await engine.apply([toy("slow")])
     first, second = (asyncio.ensure_future(ask(engine, seconds=[0.2])) for _ in range(2))
-    await asyncio.sleep(0.02)
+    await until(lambda: any(view.busy for view in engine.replicas()), "the request at its replica")
     await engine.close()
     assert (await first).variant == "v"
     with pytest.raises(RequestError, match="closing") as caught:
@@ -190,7 +190,7 @@ async def test_closing_gives_up_what_waits_and_finishes_what_runs() -> None:
 async def test_closing_does_not_wait_for_ever() -> None:
     async with running(toy("slow"), drain_s=0.1) as engine:
         stuck = asyncio.ensure_future(ask(engine, seconds=[60]))
-        await asyncio.sleep(0.02)
+        await until(lambda: any(view.busy for view in engine.replicas()), "the request at its replica")
         (view,) = engine.replicas()
         await engine.close()
         assert not alive(view.pid)

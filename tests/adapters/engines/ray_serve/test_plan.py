@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import httpx
 import pytest
 
-from joulery.adapters.engines.embedded.failures import packed, rebuilt
+from joulery.adapters.engines.embedded.wire import pack_error, unpack_error
 from joulery.adapters.engines.ray_serve.cluster import OURS, RayCluster, RayPlace, ReplicaGoneError
 from joulery.adapters.engines.ray_serve.plan import aligned, apps_of, entry_of
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, DataError
@@ -84,7 +84,7 @@ def test_what_this_engine_does_not_do_is_refused(changes):
 
 def test_an_error_crosses_processes_as_it_was():
     for error in (ConfigError("no", pointer="x", got="1"), DataError("bad"), CapabilityError("may not", grant="do")):
-        again = rebuilt(json.loads(json.dumps(packed(error))))
+        again = unpack_error(json.loads(json.dumps(pack_error(error))))
         assert type(again) is type(error) and str(again) == str(error) and vars(again) == vars(error)
 
 

@@ -129,7 +129,7 @@ class CpuGroups:
         return group
 
     def remove(self, group: Path) -> None:
-        """Remove a group whose processes have ended. One that is still busy stays for the next engine to sweep."""
+        """Remove a group without processes. One that is still busy stays for the next engine to sweep."""
         with suppress(OSError):
             self._files.remove(group)
 

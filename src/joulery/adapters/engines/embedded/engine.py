@@ -1,9 +1,9 @@
-"""The embedded engine: model replicas as worker processes on CPU slices of this machine.
+"""The embedded engine: model replicas as worker processes on CPU slices and parts of GPUs of this machine.
 
-One queue a service (:mod:`joulery.domain.serving.dispatch`), from which free replicas pull: requests on their way are
-in :mod:`~joulery.adapters.engines.embedded.services`, what replicas there are is decided here. All of it runs on one
-event loop; models run in processes of their own (:mod:`~joulery.adapters.engines.embedded.worker`), which die with that
-loop's thread.
+Each service has one queue, from which free replicas pull (:mod:`joulery.domain.serving.dispatch`, driven by
+:mod:`~joulery.adapters.engines.embedded.service`); this module decides which replicas there are. All of it runs on one
+event loop; models run in processes of their own (:mod:`~joulery.adapters.engines.embedded.worker`), which the kernel
+ends with that loop's thread.
 """
 
 from __future__ import annotations
@@ -16,25 +16,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from joulery.adapters.engines.embedded.batches import kind_of
 from joulery.adapters.engines.embedded.cgroups import CpuGroups
-from joulery.adapters.engines.embedded.gpu_parts import GpuParts
-from joulery.adapters.engines.embedded.replica import Launch, Replica, gone_within, promoted_standbys
-from joulery.adapters.engines.embedded.service import Call, encoded, response
-from joulery.adapters.engines.embedded.services import Services
-from joulery.adapters.engines.embedded.slices import assign_cores, limited, on_gpu
+from joulery.adapters.engines.embedded.replica import Launch, WorkerReplica, gone_within, promoted_standbys
+from joulery.adapters.engines.embedded.service import INFINITY, ServiceQueue
+from joulery.adapters.engines.embedded.slices import GpuParts, assign_cores, limited, on_gpu
 from joulery.domain.errors import ActuationError, ConfigError
 from joulery.domain.gpu.device import DeviceSlice
 from joulery.domain.ports import Places
-from joulery.domain.serving.dispatch import Ticket
 from joulery.domain.serving.engine import (
     InferRequest,
     InferResponse,
     ModelKind,
+    Outcome,
     QueuedRequest,
     ReplicaSpec,
     ReplicaState,
     ReplicaView,
+    RequestError,
     Transition,
 )
 
@@ -88,43 +86,40 @@ class LocalEngine:
         self.settings = settings
         self._gpus = GpuParts(places)
         self._groups = groups
-        self._services = Services(settings.queue, settings.longest_s)
+        self._services: dict[str, ServiceQueue] = {}
+        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_s = INFINITY
         self._changing = asyncio.Lock()
         self._starting: list[asyncio.Task[None]] = []
         self._started = 0
 
     def replicas(self) -> tuple[ReplicaView, ...]:
         """Every replica now, sorted by id."""
-        every = sorted(self._services.replicas(), key=lambda r: (len(r.name), r.name))
+        every = sorted(self._replicas(), key=lambda r: (len(r.name), r.name))
         return tuple(replica.view() for replica in every)
 
     def backlog(self) -> tuple[QueuedRequest, ...]:
         """Every request in a replica or waiting, by arrival."""
-        return self._services.backlog()
+        unix_s = time.time() - time.monotonic()
+        found = [request for service in self._services.values() for request in service.backlog(unix_s)]
+        return tuple(sorted(found, key=lambda request: request.arrival_s))
 
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
-        """The answer of the replica whose turn it is.
+        """The answer of the next free replica.
 
         Raises:
             RequestError: It was not answered; ``outcome`` says why.
         """
-        arrival_s = time.time()
-        loop = asyncio.get_running_loop()
-        entry = self._services.admit(service, request)
-        call = Call(request, encoded([request]), loop.create_future())
-        patience_s = self.settings.deadline_s
+        if self._closed:
+            raise RequestError("the engine is closing", Outcome.UNAVAILABLE)
+        queue = self._services.get(service)
+        if queue is None or not queue.variants:
+            raise RequestError(f"there is no service {service!r}", Outcome.UNKNOWN)
+        limit_s, now_s = self.settings.deadline_s, time.monotonic()
         if request.timeout_s is not None:
-            patience_s = min(patience_s, request.timeout_s)
-        now_s = time.monotonic()
-        kind = kind_of(request, entry.inputs) if entry.batches else None
-        ticket = Ticket(call, now_s + patience_s, request.variant, kind=kind, since_s=now_s)
-        self._services.offer(entry, ticket)
-        try:
-            replica, frame, batch = await call.answer
-        except asyncio.CancelledError:
-            self._services.withdraw(entry, ticket)
-            raise
-        return response(replica, frame, arrival_s, call.start_s, ticket.attempts, batch)
+            limit_s = min(limit_s, request.timeout_s)
+        return await queue.infer(request, now_s + limit_s, now_s)
 
     async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
         """Make ``target`` the set of replicas; see :meth:`joulery.domain.ports.Engine.apply`."""
@@ -140,11 +135,12 @@ class LocalEngine:
                 await self._restore(cleared)
                 raise
             surplus = [replica for replica in surplus if replica not in cleared]
-            ended = [service for service in self._services if service.name not in {s.service for s in target}]
-            staying = [replica for replica in surplus if self._services.of(replica) not in ended]
+            names = {spec.service for spec in target}
+            ended = [service for service in self._services.values() if service.name not in names]
+            staying = [replica for replica in surplus if replica.spec.service in names]
             self._switch(fresh, kept, staying, target)
             ready_s = time.monotonic() - start
-            await asyncio.gather(*map(self._services.end, ended))
+            await asyncio.gather(*map(self._end, ended))
             await asyncio.gather(*(replica.gone() for replica in surplus))
             return Transition(
                 started=tuple(sorted(missing)),
@@ -158,29 +154,66 @@ class LocalEngine:
 
     async def close(self) -> None:
         """Let running requests finish within ``drain_s``, give up those that wait, leave nothing behind."""
-        self._services.closed = True
+        self._closed = True
         for task in self._starting:
             task.cancel()
-        replicas = self._services.replicas()
-        self._services.give_up_all("the engine is closing")
+        replicas = self._replicas()
+        self._drop_all("the engine is closing")
         for replica in replicas:
-            self._services.retire(replica)
+            self._services[replica.spec.service].retire(replica)
         await gone_within(self.settings.drain_s, replicas)
         for replica in replicas:
             replica.leave(now=True)
         await gone_within(None, replicas)
-        self._services.give_up_all("the engine was closed before this request was done")
-        self._services.forget_deadlines()
-        async with self._changing:  # a change that was cut off has cleaned up after itself
+        self._drop_all("the engine was closed before this request was done")
+        if self._timer is not None:
+            self._timer.cancel()
+        async with self._changing:  # a change that was cancelled has cleaned up after itself
             return
 
-    def _difference(self, target: Sequence[ReplicaSpec]) -> tuple[list[Replica], list[ReplicaSpec], list[Replica]]:
+    def _replicas(self) -> list[WorkerReplica]:
+        """Every replica, in any state."""
+        return [replica for service in self._services.values() for replica in service.replicas]
+
+    def _service(self, name: str) -> ServiceQueue:
+        """The service of a name, made where there is none."""
+        if name not in self._services:
+            hang_s = self.settings.longest_s
+            self._services[name] = ServiceQueue(name, self.settings.queue, hang_s, self._wake_at)
+        return self._services[name]
+
+    async def _end(self, service: ServiceQueue) -> None:
+        await service.close()
+        del self._services[service.name]
+
+    def _drop_all(self, message: str) -> None:
+        for service in self._services.values():
+            service.drop(message)
+
+    def _wake_at(self, at_s: float) -> None:
+        """Have ``_sweep`` called at a time, unless it is called earlier anyway."""
+        if at_s >= self._timer_at_s or self._closed:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at_s = at_s
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, at_s - time.monotonic()), self._sweep)
+
+    def _sweep(self) -> None:
+        """Enforce deadlines, and set the timer to the next one."""
+        self._timer, self._timer_at_s = None, INFINITY
+        now_s = time.monotonic()
+        self._wake_at(min((service.sweep(now_s) for service in list(self._services.values())), default=INFINITY))
+
+    def _difference(
+        self, target: Sequence[ReplicaSpec]
+    ) -> tuple[list[WorkerReplica], list[ReplicaSpec], list[WorkerReplica]]:
         """Replicas to keep, specs to start, replicas to stop; those that run well are kept first."""
         missing = Counter(target)
-        kept: list[Replica] = []
-        surplus: list[Replica] = []
-        others: list[Replica] = []
-        present = [replica for replica in self._services.replicas() if replica.state is not ReplicaState.DRAINING]
+        kept: list[WorkerReplica] = []
+        surplus: list[WorkerReplica] = []
+        others: list[WorkerReplica] = []
+        present = [replica for replica in self._replicas() if replica.state is not ReplicaState.DRAINING]
         for replica in sorted(present, key=lambda r: (r.state is not ReplicaState.READY, r.name)):
             if missing[replica.spec] > 0:
                 missing[replica.spec] -= 1
@@ -197,47 +230,51 @@ class LocalEngine:
         return kept, list(missing.elements()), surplus
 
     async def _clear(
-        self, target: Sequence[ReplicaSpec], kept: list[Replica], missing: list[ReplicaSpec], surplus: Sequence[Replica]
-    ) -> list[Replica]:
-        """Empty the parts of GPUs that have to be cut anew; requests wait meanwhile. Those that went, gone for good."""
+        self,
+        target: Sequence[ReplicaSpec],
+        kept: list[WorkerReplica],
+        missing: list[ReplicaSpec],
+        surplus: Sequence[WorkerReplica],
+    ) -> list[WorkerReplica]:
+        """End and return the replicas on parts of GPUs that are partitioned anew; requests wait meanwhile."""
         ids = await self._gpus.to_vacate(target)
         leaving = [one for one in (*kept, *surplus) if one.place is not None and one.place.id in ids]
         names = {spec.service for spec in target}
         for name in {replica.spec.service for replica in leaving} - names:
-            await self._services.end(self._services[name])
+            await self._end(self._services[name])
         for replica in leaving:
             if replica in kept:
                 kept.remove(replica)
                 missing.append(replica.spec)
             if replica.spec.service in self._services:
-                self._services.retire(replica)
+                self._services[replica.spec.service].retire(replica)
         await gone_within(None, leaving)
         return leaving
 
-    async def _restore(self, cleared: Sequence[Replica]) -> None:
-        """Start again what had to go for a change that failed.
+    async def _restore(self, cleared: Sequence[WorkerReplica]) -> None:
+        """Start the replicas again that a failed change has ended.
 
         Raises:
-            JouleryError: Not even that can be had.
+            JouleryError: That fails too.
         """
-        if not cleared or self._services.closed:
+        if not cleared or self._closed:
             return
         specs = [replica.spec for replica in cleared]
-        present = self._services.replicas()
+        present = self._replicas()
         await self._gpus.settle([one.spec for one in present] + specs)
         again = self._prepare(specs, present)
         await self._start(again)
         for replica in again:
-            service = self._services.named(replica.spec.service)
+            service = self._service(replica.spec.service)
             service.variants |= {replica.spec.variant}
             service.replicas.append(replica)
-            self._services.came(replica)
+            service.ready(replica)
 
-    def _prepare(self, missing: Sequence[ReplicaSpec], kept: Sequence[Replica]) -> list[Replica]:
+    def _prepare(self, missing: Sequence[ReplicaSpec], kept: Sequence[WorkerReplica]) -> list[WorkerReplica]:
         """Replicas for ``missing``, not yet started.
 
         Raises:
-            ConfigError, CapabilityError: One of them cannot be.
+            ConfigError, CapabilityError: One of them cannot be made.
         """
         for spec in missing:
             if spec.model.kind is ModelKind.REMOTE:
@@ -265,13 +302,14 @@ class LocalEngine:
             fresh.append(self._replica(spec, cores, launch, place))
         return fresh
 
-    def _replica(self, spec: ReplicaSpec, cores: tuple[int, ...], launch: Launch, place: DeviceSlice | None) -> Replica:
+    def _replica(
+        self, spec: ReplicaSpec, cores: tuple[int, ...], launch: Launch, place: DeviceSlice | None
+    ) -> WorkerReplica:
         name = f"r{self._started}"
         self._started += 1
-        to = self._services
-        return Replica(name, spec, cores, launch, answered=to.answered, came=to.came, went=to.went, place=place)
+        return WorkerReplica(name, spec, cores, launch, owner=lambda: self._services.get(spec.service), place=place)
 
-    async def _start(self, fresh: Sequence[Replica]) -> None:
+    async def _start(self, fresh: Sequence[WorkerReplica]) -> None:
         """Start all of them, or none.
 
         Raises:
@@ -280,7 +318,7 @@ class LocalEngine:
         self._starting = [asyncio.create_task(replica.start()) for replica in fresh]
         try:
             await asyncio.gather(*self._starting)
-            if self._services.closed:
+            if self._closed:
                 raise asyncio.CancelledError
         except BaseException as error:
             for task in self._starting:
@@ -289,7 +327,7 @@ class LocalEngine:
             for replica in fresh:
                 replica.leave(now=True)
             await gone_within(None, fresh)
-            if self._services.closed and isinstance(error, asyncio.CancelledError):
+            if self._closed and isinstance(error, asyncio.CancelledError):
                 raise ActuationError("the engine was closed before the new replicas were ready") from error
             raise
         finally:
@@ -297,27 +335,26 @@ class LocalEngine:
 
     def _switch(
         self,
-        fresh: Sequence[Replica],
-        kept: Sequence[Replica],
-        surplus: Sequence[Replica],
+        fresh: Sequence[WorkerReplica],
+        kept: Sequence[WorkerReplica],
+        surplus: Sequence[WorkerReplica],
         target: Sequence[ReplicaSpec],
     ) -> None:
         """The new replicas take over; from here on the old ones only finish what they hold."""
-        roused = promoted_standbys(kept, target)
+        promoted = promoted_standbys(kept, target)
         for spec in target:
-            self._services.named(spec.service)
+            self._service(spec.service)
         for replica in fresh:
-            self._services.of(replica).replicas.append(replica)
+            self._services[replica.spec.service].replicas.append(replica)
         for replica in surplus:
-            self._services.retire(replica)
-        for service in self._services:
+            self._services[replica.spec.service].retire(replica)
+        for service in self._services.values():
             service.variants = frozenset(spec.variant for spec in target if spec.service == service.name)
             if service.variants:
-                gone = service.queue.strand(service.variants)
-                self._services.give_up(service, gone, f"{service.name} does not run the requested variant any more")
+                service.drop(f"{service.name} does not run the requested variant any more", service.variants)
         for replica in fresh:
-            self._services.came(replica)
-        for replica in roused:
+            self._services[replica.spec.service].ready(replica)
+        for replica in promoted:
             replica.spec = replace(replica.spec, standby=False)
             if replica.state is ReplicaState.READY:
-                self._services.came(replica)
+                self._services[replica.spec.service].ready(replica)

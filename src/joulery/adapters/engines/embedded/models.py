@@ -84,7 +84,7 @@ def warm_up(model: LoadedModel) -> str:
     zeros = {spec.name: _zeros(spec) for spec in model.inputs}
     try:
         model.run(zeros, ())
-    except Exception as error:  # noqa: BLE001 - whatever a model raises on made-up inputs is reported, not raised
+    except Exception as error:  # noqa: BLE001 - an error on made-up inputs is reported, not raised
         return f"the warm-up failed: {one_line(error)}"
     return ""
 
@@ -95,7 +95,7 @@ def one_line(error: BaseException) -> str:
 
 
 def failure(error: Exception) -> tuple[str, Outcome]:
-    """What a client is told of whatever a model raised, and the outcome of its request."""
+    """The message for the client about an error of the model, and the outcome of its request."""
     if isinstance(error, RequestError):
         return str(error), error.outcome
     if isinstance(error, ValueError):
@@ -124,7 +124,7 @@ def _load_onnx(model: ModelRef, threads: int) -> LoadedModel:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    # Threads that spin while they wait burn joules that serve nobody.
+    # Threads that spin while they wait burn joules without serving.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 4  # what it would print is in the error that it raises
     try:

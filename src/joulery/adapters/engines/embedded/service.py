@@ -1,100 +1,237 @@
-"""One service of the embedded engine: its queue, its replicas, and what a request has to be like."""
+"""One service of the embedded engine: its queue, its replicas, and the requests between them.
+
+Replicas are started and ended by the engine; they report here when they become ready, answer or end.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 
-from joulery.adapters.engines.embedded.batches import joined, parted, rows_of
-from joulery.adapters.engines.embedded.replica import Replica
+import numpy as np
+
+from joulery.adapters.engines.embedded.replica import WorkerReplica, gone_within
 from joulery.adapters.engines.embedded.wire import Frame, Piece, encode
 from joulery.domain.errors import DataError
-from joulery.domain.serving.dispatch import Dispatcher
-from joulery.domain.serving.engine import InferRequest, InferResponse, Outcome, ReplicaState, RequestError
-from joulery.domain.serving.tensors import TensorSpec, datatype_of
+from joulery.domain.serving.dispatch import Dispatcher, Ticket
+from joulery.domain.serving.engine import (
+    InferRequest,
+    InferResponse,
+    Outcome,
+    QueuedRequest,
+    ReplicaState,
+    RequestError,
+)
+from joulery.domain.serving.tensors import Tensor, TensorSpec, datatype_of
 
 _SMOOTHING = 0.1
 """Weight of the newest service time in the mean that ``Retry-After`` is computed from."""
+INFINITY = float("inf")
 
 
 @dataclass(slots=True, eq=False)
-class Call:
-    """One request on its way.
+class QueuedCall:
+    """One accepted request.
 
     Attributes:
-        request: What was asked.
-        pieces: Its frame, ready to be sent to any replica.
-        answer: Who answered, what, and how many requests together.
+        request: The request.
+        pieces: Its frame, ready for any replica.
+        answer: The replica that answered, its frame, and how many requests it answered together.
         start_s: When a replica took it, Unix seconds.
-        replica: Which one.
+        replica: That replica.
     """
 
     request: InferRequest
     pieces: list[Piece]
-    answer: asyncio.Future[tuple[Replica, Frame, int]]
+    answer: asyncio.Future[tuple[WorkerReplica, Frame, int]]
     start_s: float = float("nan")
-    replica: Replica | None = None
+    replica: WorkerReplica | None = None
 
     def fail(self, error: RequestError) -> None:
-        """Give it an error for an answer, unless nobody waits any more."""
+        """Answer with an error, unless there is an answer."""
         if not self.answer.done():
             self.answer.set_exception(error)
 
 
-@dataclass(slots=True, eq=False)
-class Service:
-    """One service.
+class ServiceQueue:
+    """One service. Implements :class:`joulery.adapters.engines.embedded.replica.ReplicaOwner`.
+
+    Args:
+        name: Its name.
+        bound: Requests that may wait.
+        hang_s: A replica busy with one request for longer is killed.
+        wake_at: Has :meth:`sweep` called at a time, monotonic seconds.
 
     Attributes:
-        name: Its name.
-        queue: Who waits and who is free.
+        queue: Waiting requests and free replicas.
         replicas: All of them, in any state.
-        variants: What it is to run; empty when it is leaving.
-        inputs, outputs: What its replicas declare, where they agree.
+        variants: Variants it is to run; empty when it is leaving.
+        inputs, outputs: Declarations of its models, where they agree.
         mean_service_s: Smoothed time a request takes in a replica.
-        emptied: Set whenever nobody waits.
     """
 
-    name: str
-    queue: Dispatcher[Call, Replica]
-    replicas: list[Replica] = field(default_factory=list)
-    variants: frozenset[str] = frozenset()
-    inputs: tuple[TensorSpec, ...] = ()
-    outputs: frozenset[str] = frozenset()
-    mean_service_s: float = 0.0
-    emptied: asyncio.Event = field(default_factory=asyncio.Event)
+    def __init__(self, name: str, bound: int, hang_s: float, wake_at: Callable[[float], None]) -> None:
+        self.name = name
+        self.queue: Dispatcher[QueuedCall, WorkerReplica] = Dispatcher(bound)
+        self.replicas: list[WorkerReplica] = []
+        self.variants: frozenset[str] = frozenset()
+        self.inputs: tuple[TensorSpec, ...] = ()
+        self.outputs: frozenset[str] = frozenset()
+        self.mean_service_s = 0.0
+        self._emptied = asyncio.Event()
+        self._hang_s, self._wake_at = hang_s, wake_at
+
+    async def infer(self, request: InferRequest, deadline_s: float, now_s: float) -> InferResponse:
+        """The answer of the next free replica.
+
+        Args:
+            request: The request.
+            deadline_s: When it is answered at the latest, monotonic seconds.
+            now_s: Monotonic seconds.
+
+        Raises:
+            RequestError: It was not answered; ``outcome`` says why.
+        """
+        arrival_s = time.time()
+        self._check(request)
+        call = QueuedCall(request, encoded([request]), asyncio.get_running_loop().create_future())
+        kind = kind_of(request, self.inputs) if self._batches else None
+        ticket = Ticket(call, deadline_s, request.variant, kind=kind, since_s=now_s)
+        if not self.queue.offer(ticket):
+            raise RequestError(
+                f"{self.name} has {self.queue.waiting} requests waiting, its limit",
+                Outcome.OVERLOADED,
+                retry_after_s=self.retry_after_s,
+            )
+        self.pump()
+        self._wake_at(deadline_s)
+        try:
+            replica, frame, batch = await call.answer
+        except asyncio.CancelledError:
+            self.queue.withdraw(ticket)
+            self.pump()
+            raise
+        return _response(replica, frame, arrival_s, call.start_s, ticket.attempts, batch)
+
+    def pump(self) -> None:
+        """Give waiting requests to free replicas."""
+        now_s = time.monotonic()
+        while (pair := self.queue.pull(now_s)) is not None:
+            _, server = pair
+            calls = [ticket.payload for ticket in server.held]
+            start_s = time.time()
+            for call in calls:
+                call.start_s, call.replica = start_s, server.payload
+            pieces = calls[0].pieces if len(calls) == 1 else encoded([call.request for call in calls])
+            server.payload.send(pieces, now_s)
+            self._wake_at(now_s + self._hang_s)
+        if self.queue.ripe_s < INFINITY:
+            self._wake_at(self.queue.ripe_s)
+        if not self.queue.waiting:
+            self._emptied.set()
+
+    def ready(self, replica: WorkerReplica) -> None:
+        """A replica is ready to answer, or to stand by."""
+        if not replica.spec.standby:
+            self.queue.join(replica.server)
+        self._describe()
+        self.pump()
+
+    def answered(self, replica: WorkerReplica, frame: Frame) -> None:
+        """A replica has answered what it held."""
+        held = [ticket.payload for ticket in replica.server.held]
+        try:
+            frames = _parts(frame, held)
+        except DataError:
+            # One request may be at fault, or the model answers no batches: each goes alone now.
+            self.queue.split(replica.server)
+            self.pump()
+            return
+        tickets = self.queue.finish_all(replica.server)
+        self.pump()
+        weight = _SMOOTHING if self.mean_service_s else 1.0
+        self.mean_service_s += (frame.header["s"] - self.mean_service_s) * weight
+        for ticket, part in zip(tickets, frames, strict=True):
+            if ticket is not None and not ticket.payload.answer.done():
+                ticket.payload.answer.set_result((replica, part, len(held)))
+
+    def ended(self, replica: WorkerReplica, reason: str) -> None:
+        """A replica's worker has ended; what it held is tried once more elsewhere."""
+        if replica not in self.replicas:
+            return  # it was stopped before it ever served
+        if replica.server in self.queue.servers:
+            for ticket in self.queue.lose_all(replica.server):
+                message = f"two replicas died under this request; the last: {reason}"
+                variant, attempts = replica.spec.variant, ticket.attempts
+                ticket.payload.fail(RequestError(message, Outcome.CRASHED, variant=variant, attempts=attempts))
+        if replica.state is ReplicaState.DRAINING:
+            self.replicas.remove(replica)
+        self.pump()
+
+    def retire(self, replica: WorkerReplica) -> None:
+        """Have a replica finish what it holds and end."""
+        if replica.server in self.queue.servers and not replica.server.leaving:
+            self.queue.retire(replica.server)
+        replica.leave()
+
+    async def close(self) -> None:
+        """End the service: accepted requests are answered, then its replicas end."""
+        self._emptied.clear()
+        self.pump()
+        await self._emptied.wait()
+        leaving = list(self.replicas)
+        for replica in leaving:
+            self.retire(replica)
+        await gone_within(None, leaving)
+        self.drop(f"{self.name} is not served any more")
+
+    def drop(self, message: str, variants: frozenset[str] | None = None) -> None:
+        """Answer waiting requests with an error: all, or those for a variant that is not among ``variants``."""
+        for ticket in self.queue.drop_waiting(variants) if variants is not None else self.queue.drop_waiting():
+            ticket.payload.fail(RequestError(message, Outcome.UNAVAILABLE))
+        self.pump()
+
+    def backlog(self, unix_s: float) -> list[QueuedRequest]:
+        """Every request in a replica or waiting; ``unix_s``: Unix seconds at monotonic 0."""
+        found = []
+        for ticket in self.queue.open_tickets():
+            call = ticket.payload
+            variant = "" if call.replica is None else call.replica.spec.variant
+            found.append(QueuedRequest(self.name, ticket.since_s + unix_s, variant, call.start_s))
+        return found
+
+    def sweep(self, now_s: float) -> float:
+        """Answer requests past their deadline, kill replicas that hang; when to call this again, monotonic seconds."""
+        for ticket in self.queue.expire(now_s):
+            _too_late(ticket, "in the queue" if ticket.payload.replica is None else "in a replica")
+        self.pump()
+        for replica in self.replicas:
+            if replica.busy_since_s + self._hang_s <= now_s:
+                self._end_hanging(replica)
+        hanging_s = (replica.busy_since_s + self._hang_s for replica in self.replicas)
+        return min((self.queue.next_deadline_s(), self.queue.ripe_s, *hanging_s))
 
     @property
     def retry_after_s(self) -> float:
         """When the queue as it is will have been served."""
         return self.queue.waiting * self.mean_service_s / max(1, len(self.queue.servers))
 
-    def describe(self) -> None:
-        """Take over what the replicas declare, where those that declare something agree: a request may meet any."""
+    @property
+    def _batches(self) -> bool:
+        return any(replica.spec.batch > 1 for replica in self.replicas)
+
+    def _describe(self) -> None:
+        """Take over the declarations of replicas where those that declare something agree: a request may meet any."""
         ready = [replica for replica in self.replicas if replica.state is ReplicaState.READY]
         inputs = {replica.inputs for replica in ready if replica.inputs}
         self.inputs = inputs.pop() if len(inputs) == 1 else ()
         names = {frozenset(spec.name for spec in replica.outputs) for replica in ready}
         self.outputs = names.pop() if len(names) == 1 else frozenset()
 
-    @property
-    def batches(self) -> bool:
-        """Whether any replica answers several requests together."""
-        return any(replica.spec.batch > 1 for replica in self.replicas)
-
-    def took(self, service_s: float) -> None:
-        """A replica was busy for so long."""
-        weight = _SMOOTHING if self.mean_service_s else 1.0
-        self.mean_service_s += (service_s - self.mean_service_s) * weight
-
-    def admit(self, request: InferRequest) -> None:
-        """Check a request against what is known of the models.
-
-        Raises:
-            RequestError: It cannot be answered here.
-        """
+    def _check(self, request: InferRequest) -> None:
+        """Raise RequestError unless the models can answer a request."""
         if request.variant and request.variant not in self.variants:
             raise RequestError(f"{self.name} runs no variant {request.variant!r} now", Outcome.UNKNOWN)
         if self.inputs:
@@ -104,45 +241,50 @@ class Service:
                 if name not in self.outputs:
                     raise RequestError(f"there is no output {name!r}", Outcome.INVALID)
 
+    def _end_hanging(self, replica: WorkerReplica) -> None:
+        """Kill a replica that does not answer. Its request would hang the next one too: it is not tried again."""
+        reason = f"it was busy with one request for {self._hang_s:g} s"
+        for ticket in replica.server.held:
+            if self.queue.withdraw(ticket):
+                _too_late(ticket, f"in a replica, which was ended: {reason}")
+        replica.busy_since_s = INFINITY
+        replica.kill(reason)
+
 
 def encoded(requests: Sequence[InferRequest]) -> list[Piece]:
-    """The frame of one request, or of several of one kind that are answered together.
+    """The frame of one request, or of several of one kind joined along their first axis.
 
     Raises:
         DataError: A tensor's type has no name in the protocol.
     """
-    outputs = requests[0].outputs
-    inputs = requests[0].inputs if len(requests) == 1 else joined(requests)
+    outputs, inputs = requests[0].outputs, requests[0].inputs
+    if len(requests) > 1:
+        inputs = {name: np.concatenate([request.inputs[name] for request in requests]) for name in inputs}
     return encode({"w": outputs} if outputs else {}, inputs)
 
 
-def pieces_of(calls: Sequence[Call]) -> list[Piece]:
-    """What to send to a replica for one call, or for several together."""
-    return calls[0].pieces if len(calls) == 1 else encoded([call.request for call in calls])
-
-
-def parts_of(frame: Frame, calls: Sequence[Call]) -> list[Frame]:
+def _parts(frame: Frame, calls: Sequence[QueuedCall]) -> list[Frame]:
     """The answer of each request of a batch; CPU time in equal parts, time in full.
 
     Raises:
-        DataError: The batch failed, or cannot be cut apart.
+        DataError: The batch failed, or cannot be split.
     """
     if len(calls) == 1:
         return [frame]
     if "e" in frame.header:
         raise DataError(str(frame.header["e"]))
     header = {**frame.header, "c": frame.header["c"] / len(calls)}
-    outputs = parted(frame.tensors, [rows_of(call.request) for call in calls])
-    return [Frame(header, tensors) for tensors in outputs]
+    rows = [len(next(iter(call.request.inputs.values()))) for call in calls]
+    return [Frame(header, tensors) for tensors in _split(frame.tensors, rows)]
 
 
-def response(
-    replica: Replica, frame: Frame, arrival_s: float, start_s: float, attempts: int, batch: int
+def _response(
+    replica: WorkerReplica, frame: Frame, arrival_s: float, start_s: float, attempts: int, batch: int
 ) -> InferResponse:
-    """What a replica answered.
+    """The response in a replica's frame.
 
     Raises:
-        RequestError: It answered with an error.
+        RequestError: The frame holds an error.
     """
     header, variant = frame.header, replica.spec.variant
     service_s, cpu_s = header["s"], header["c"]
@@ -153,6 +295,49 @@ def response(
     return InferResponse(
         frame.tensors, variant, replica.name, arrival_s, start_s, end_s, service_s, cpu_s, attempts, batch
     )
+
+
+def _too_late(ticket: Ticket[QueuedCall], where: str) -> None:
+    replica = ticket.payload.replica
+    variant = replica.spec.variant if replica is not None else ""
+    message = f"the deadline passed {where}"
+    ticket.payload.fail(RequestError(message, Outcome.DEADLINE, variant=variant, attempts=ticket.attempts))
+
+
+def kind_of(request: InferRequest, declared: Sequence[TensorSpec]) -> Hashable:
+    """What requests must have in common to be joined; None where this one cannot be joined with any.
+
+    Args:
+        request: The request; all of its inputs have a first axis of the same length, else it goes alone.
+        declared: What the model declares; an input with a fixed first axis cannot be joined.
+    """
+    if not request.inputs or any(spec.shape and spec.shape[0] != -1 for spec in declared):
+        return None
+    arrays = request.inputs.values()
+    if any(array.ndim == 0 for array in arrays) or len({len(array) for array in arrays}) != 1:
+        return None
+    shapes = sorted((name, array.dtype.str, array.shape[1:]) for name, array in request.inputs.items())
+    return (*shapes, request.outputs)
+
+
+def _split(outputs: Mapping[str, Tensor], rows: Sequence[int]) -> list[dict[str, Tensor]]:
+    """The outputs of each request of a batch.
+
+    Args:
+        outputs: The outputs of all of them.
+        rows: Rows of each request.
+
+    Raises:
+        DataError: An output has not a row for every row that went in.
+    """
+    edges = np.cumsum([0, *rows])
+    for name, array in outputs.items():
+        if array.ndim == 0 or len(array) != edges[-1]:
+            raise DataError(f"output {name!r} of shape {list(array.shape)} cannot be split into {len(rows)} answers")
+    return [
+        {name: array[start:end] for name, array in outputs.items()}
+        for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+    ]
 
 
 def check_inputs(request: InferRequest, declared: Sequence[TensorSpec]) -> None:

@@ -1,4 +1,4 @@
-"""Frames between the engine and a worker: a JSON header and raw tensors behind it.
+"""Frames between the engine and a worker: a JSON header with raw tensors behind it; errors as JSON.
 
 ::
 
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from joulery.domain.errors import DataError
+from joulery.domain.errors import CapabilityError, ConfigError, DataError, JouleryError
 from joulery.domain.serving.tensors import Tensor, datatype_of, from_bytes, to_bytes
 
 ALIGNMENT = 16
@@ -91,7 +91,7 @@ def decode(header: Piece, body: Piece) -> Frame:
 
 
 class FrameReader:
-    """Cuts a stream into frames, whatever the chunks it comes in."""
+    """Splits a stream into frames, from chunks of any size."""
 
     def __init__(self) -> None:
         self._chunks: list[bytes] = []
@@ -130,3 +130,18 @@ class FrameReader:
         self._chunks = [chunk[start:]] if start < len(chunk) else []
         self._have, self._need = len(chunk) - start, end - start
         return frames
+
+
+_ERRORS: dict[str, type[JouleryError]] = {kind.__name__: kind for kind in (CapabilityError, ConfigError, DataError)}
+
+
+def pack_error(error: JouleryError) -> dict[str, Any]:
+    """Type and fields of an error, JSON-ready."""
+    fields = {key: value for key, value in vars(error).items() if value is not None}
+    return {"type": type(error).__name__, "arguments": fields}
+
+
+def unpack_error(error: dict[str, Any]) -> JouleryError:
+    """The error that :func:`pack_error` packed."""
+    fields = dict(error["arguments"])
+    return _ERRORS[error["type"]](fields.pop("message"), **fields)

@@ -1,7 +1,7 @@
 """The worker process: loads one model and answers one request at a time over a pipe.
 
-Started as ``python -m joulery.adapters.engines.embedded.worker FD PARENT CORES THREADS``. It reads a frame that says
-what to load, answers with what it loaded, then answers every frame with one frame. It ends when the pipe does, and the
+Started as ``python -m joulery.adapters.engines.embedded.worker FD PARENT CORES THREADS``. It reads a frame that names
+the model, answers with its declarations, then answers every frame with one frame. It ends when the pipe does, and the
 kernel ends it when its parent dies first.
 
 Header of an answer: ``s`` seconds and ``c`` CPU seconds (all threads) from the request's arrival to its answer; ``e``
@@ -31,17 +31,17 @@ def main(arguments: list[str]) -> int:
     threads = int(arguments[3])
     die_with(parent)
     os.sched_setaffinity(0, cores)
-    # Before numpy and whatever the model brings are imported: their thread pools are sized at import.
+    # Before numpy and the model's packages are imported: their thread pools are sized at import.
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
     os.set_inheritable(descriptor, False)
-    # A pipe that breaks under an answer is the same end as one that ends under a read: nobody is there any more.
+    # A pipe that breaks under an answer has ended, as one that ends under a read: the engine is gone.
     with socket.socket(fileno=descriptor) as pipe, suppress(BrokenPipeError, ConnectionResetError):
         _Worker(pipe, threads).serve()
     return 0
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, whatever kills the parent."""
+    """Have the kernel kill this process when its parent dies, also from SIGKILL."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
@@ -66,7 +66,7 @@ class _Worker:
 
     def serve(self) -> None:
         """Load, then answer until the pipe ends."""
-        from joulery.adapters.engines.embedded.failures import packed
+        from joulery.adapters.engines.embedded.wire import pack_error
         from joulery.domain.errors import JouleryError
 
         request = self.receive()
@@ -75,13 +75,13 @@ class _Worker:
         try:
             self.load(request.header)
         except JouleryError as error:
-            self.send({"error": packed(error)})
+            self.send({"error": pack_error(error)})
             return
         while (request := self.receive()) is not None:
             self.answer(request)
 
     def load(self, header: dict[str, Any]) -> None:
-        """Load and warm up what the header names, and say what it declares and what it cost."""
+        """Load and warm up the model; send its declarations and what loading cost."""
         from joulery.adapters.engines.embedded import models
         from joulery.domain.serving.engine import ModelKind, ModelRef
 
@@ -109,7 +109,7 @@ class _Worker:
             outputs = {str(name): self.as_array(value) for name, value in results.items()}
             header["s"], header["c"] = time.perf_counter() - start_s, time.process_time() - start_cpu_s
             pieces = self.wire.encode(header, outputs)
-        except Exception as error:  # noqa: BLE001 - whatever a model raises is its client's answer, not this loop's end
+        except Exception as error:  # noqa: BLE001 - an error of the model is the client's answer; the loop goes on
             header = self.failure(error)
             header["s"], header["c"] = time.perf_counter() - start_s, time.process_time() - start_cpu_s
             pieces = self.wire.encode(header, {})

@@ -23,7 +23,7 @@ from joulery.domain.serving.tensors import TensorSpec
 
 @dataclass(slots=True, eq=False)
 class RayCall:
-    """One request on its way."""
+    """One accepted request."""
 
     request: InferRequest
     answer: asyncio.Future[tuple[RayReplica, dict[str, Any], float]]
@@ -36,7 +36,7 @@ class RayReplica:
     Attributes:
         app, rank: Its application, and its place in that application's plan.
         spec: What it runs.
-        info: What it says of itself.
+        info: Its own description.
         unseen: Looks in which it was missed since it was last seen.
         server: Its place in the queue.
         inputs, outputs: What its model declares.
@@ -66,7 +66,7 @@ class RayReplica:
         return f"{self.app}#{self.rank}"
 
     def become(self, rank: int, spec: ReplicaSpec, info: Mapping[str, Any]) -> None:
-        """Take over what it says it is now."""
+        """Take over its own description."""
         self.rank, self.spec, self.info, self.server.variant = rank, spec, info, spec.variant
         self.inputs, self.outputs = (
             tuple(TensorSpec(name, datatype, tuple(shape)) for name, datatype, shape in info[side])

@@ -37,7 +37,7 @@ class RayPlace:
     Attributes:
         address: ``local`` starts a cluster on this machine that ends with the engine; otherwise what ``ray.init`` takes
             (``auto``, ``ray://host:10001``).
-        dashboard: URL of its dashboard, whose REST API is used; for ``local`` found by itself.
+        dashboard: URL of its dashboard, for the REST API; for ``local`` found by itself.
         cpus: CPUs a local cluster counts; None for all of this machine.
         temp_dir: Where a local cluster keeps sessions and logs; empty for Ray's own (``/tmp/ray``).
         environ: Variables for the replicas.
@@ -77,7 +77,7 @@ class RayCluster:
         """Start or join the cluster, once; a local one takes about ten seconds.
 
         Raises:
-            CapabilityError: Ray is not installed, or its cluster is not to be had.
+            CapabilityError: Ray is not installed, or its cluster is not reachable.
             ConfigError: A cluster elsewhere was named without its dashboard.
         """
         if self._client is not None:
@@ -126,7 +126,7 @@ class RayCluster:
         await self._ask("POST", path, {"target_num_replicas": replicas})
 
     async def describe(self, application: str) -> list[dict[str, Any]] | None:
-        """What each replica of an application says of itself; None where one of those asked has just gone."""
+        """The description of each replica of an application; None where one of them has just gone."""
         from ray.exceptions import RayError
         from ray.serve.exceptions import RayServeException
 
@@ -173,7 +173,7 @@ class RayCluster:
         return {**here, **self.place.environ}
 
     def _start(self) -> str:
-        # Replicas at nice 15, as Ray would have them, lose against whatever else runs.
+        # Replicas at nice 15, as Ray would have them, lose against everything else that runs.
         for name, value in (("RAY_USAGE_STATS_ENABLED", "0"), ("RAY_worker_niceness", "0")):
             os.environ.setdefault(name, value)
         try:
@@ -203,7 +203,7 @@ class RayCluster:
             else:
                 ray.init(address=place.address, **quiet)
         except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-            raise CapabilityError(f"the Ray cluster at {place.address!r} is not to be had: {error}") from error
+            raise CapabilityError(f"the Ray cluster at {place.address!r} is not reachable: {error}") from error
         self._ray, self._serve = ray, serve
         return f"http://127.0.0.1:{port}" if place.local else place.dashboard
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from joulery.adapters.engines.embedded.failures import rebuilt
 from joulery.adapters.engines.embedded.service import check_inputs
+from joulery.adapters.engines.embedded.wire import unpack_error
 from joulery.adapters.engines.ray_serve.calls import RayCall, RayReplica, RayService, fail, response
 from joulery.adapters.engines.ray_serve.cluster import RayCluster, RayPlace, ReplicaGoneError
 from joulery.adapters.engines.ray_serve.plan import RayApp, apps_of, entry_of
@@ -105,7 +105,7 @@ class RayServeEngine:
         return tuple(sorted(views, key=lambda view: view.id))
 
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
-        """The answer of the replica whose turn it is.
+        """The answer of the next free replica.
 
         Raises:
             RequestError: It was not answered; ``outcome`` says why.
@@ -152,7 +152,7 @@ class RayServeEngine:
             for name in {spec.service for spec in target} | set(self._services):
                 entry = self._services.setdefault(name, RayService(Dispatcher(self.settings.queue)))
                 entry.variants = frozenset(spec.variant for spec in target if spec.service == name)
-                for ticket in entry.queue.strand(entry.variants) if entry.variants else ():
+                for ticket in entry.queue.drop_waiting(entry.variants) if entry.variants else ():
                     gone = f"{name} does not run the requested variant any more"
                     fail(ticket, RequestError(gone, Outcome.UNAVAILABLE))
             self._take_over(wanted)
@@ -176,7 +176,7 @@ class RayServeEngine:
         """Let running requests finish within ``drain_s``, give up those that wait, leave nothing behind."""
         self._closed = True
         for entry in self._services.values():
-            for ticket in entry.queue.strand():
+            for ticket in entry.queue.drop_waiting():
                 fail(ticket, RequestError("the engine is closing", Outcome.UNAVAILABLE))
         if self._sending:
             await asyncio.wait(self._sending, timeout=self.settings.drain_s)
@@ -219,7 +219,7 @@ class RayServeEngine:
             self._lost(entry, replica, f"two replicas died under this request; the last: {error}")
             return
         if answer.get("moved"):
-            # Another replica took the call, because this one is gone, or it runs another variant by now: nobody has
+            # Another replica took the call, because this one is gone, or it runs another variant by now: no replica has
             # tried the request yet. Outside a change Ray ends none that lives.
             ticket.attempts -= 1
             self._lost(entry, replica, "" if self._changing.locked() else "Ray ended it")
@@ -289,30 +289,30 @@ class RayServeEngine:
         """See which replicas there are and what each runs.
 
         Args:
-            wanted: The applications that are on their way, where that is not what serves; their errors raise.
+            wanted: The applications that are starting, where they differ from those that serve; their errors raise.
         """
         async with self._looking:
             apps = {**self._apps, **(wanted or {})}
             seen: set[str] = set()
-            told: set[str] = set()
+            described: set[str] = set()
             for app in apps.values():
                 infos = await self._cluster.describe(app.name)
                 if infos is None:
                     continue
-                told.add(app.name)
+                described.add(app.name)
                 for info in infos:
                     if info["failed"] and wanted and info["failed"]["entry"] in map(entry_of, app.plan):
-                        raise rebuilt(info["failed"]["error"])
+                        raise unpack_error(info["failed"]["error"])
                     seen.add(info["id"])
                     self._met(app, info)
-            gone = [each for each in self._found.values() if each.app in told and each.id not in seen]
+            gone = [each for each in self._found.values() if each.app in described and each.id not in seen]
             for replica in gone:
                 if replica.server.ticket is not None and replica.unseen < _PATIENCE:
                     # Ray lets one that it ends answer what it holds; one that died makes its call fail.
                     replica.unseen += 1
                     replica.server.leaving = True
                     continue
-                # While a change is under way Ray ends replicas because it is told to.
+                # While a change is under way Ray ends replicas because the change asks for it.
                 self._lost(self._services.get(replica.spec.service), replica, "Ray ended it" if wanted is None else "")
             if wanted is None:
                 self._take_over(self._apps)

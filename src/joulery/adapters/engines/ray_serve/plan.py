@@ -18,10 +18,10 @@ _HERE = "joulery.adapters.engines.ray_serve"
 
 @dataclass(frozen=True, slots=True)
 class RayApp:
-    """One application: a deployment whose replicas all run on slices of one size.
+    """One application: a deployment with all replicas on slices of one size.
 
     Attributes:
-        service: Whose requests they answer.
+        service: The service they answer for.
         slice: What each runs on.
         plan: What each rank runs.
     """
@@ -110,7 +110,7 @@ def apps_of(target: Sequence[ReplicaSpec], before: Mapping[str, RayApp]) -> dict
 def aligned(old: Sequence[ReplicaSpec], wanted: Sequence[ReplicaSpec]) -> tuple[ReplicaSpec, ...]:
     """The wanted replicas in an order that leaves each rank what it runs, where that is still wanted.
 
-    Where there are fewer than before, the plan is cut: Ray numbers those that stay from 0 again.
+    Where there are fewer than before, the plan is shortened: Ray numbers those that stay from 0 again.
     """
     left = Counter(wanted)
     plan: list[ReplicaSpec | None] = []

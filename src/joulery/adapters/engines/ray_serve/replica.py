@@ -1,7 +1,7 @@
 """One replica of a Ray Serve deployment: loads the variant its rank calls for and answers one request at a time.
 
 A deployment runs the instances of one service on slices of one size. Its ``user_config`` is a plan: which variant each
-rank runs. A changed plan reaches every replica as ``reconfigure``: one whose variant changed loads the new model beside
+rank runs. A changed plan reaches every replica as ``reconfigure``: one with another variant loads the new model beside
 the old, then swaps them, so that it answers all the time and its process stays. Ray imports this module on its nodes.
 """
 
@@ -13,8 +13,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from joulery.adapters.engines.embedded.failures import packed
 from joulery.adapters.engines.embedded.models import LoadedModel, failure, load, warm_up
+from joulery.adapters.engines.embedded.wire import pack_error
 from joulery.domain.errors import JouleryError
 from joulery.domain.serving.engine import ModelKind, ModelRef
 from joulery.domain.serving.tensors import Tensor
@@ -50,7 +50,7 @@ class Instances:
     async def reconfigure(self, config: Mapping[str, Any], rank: Any) -> None:
         """Become what the plan says for this rank.
 
-        Ray ends a replica whose ``reconfigure`` raises, and the service with it. A model that cannot be loaded is
+        Ray ends a replica when its ``reconfigure`` raises, and the service with it. A model that cannot be loaded is
         therefore reported by :meth:`describe`, and the one before serves on.
         """
         plan = config["plan"]
@@ -64,7 +64,7 @@ class Instances:
         try:
             model = await asyncio.to_thread(load, reference, entry["threads"])
         except JouleryError as error:
-            self._failed = {"entry": entry, "error": packed(error)}
+            self._failed = {"entry": entry, "error": pack_error(error)}
             return
         note = await asyncio.to_thread(warm_up, model)
         async with self._turn:
@@ -127,7 +127,7 @@ def _answer(model: LoadedModel, inputs: dict[str, Tensor], outputs: tuple[str, .
     try:
         results = model.run(inputs, outputs)
         answer = {"y": {str(name): numpy.asarray(value) for name, value in results.items()}}
-    except Exception as error:  # noqa: BLE001 - whatever a model raises is its client's answer, not this replica's end
+    except Exception as error:  # noqa: BLE001 - an error of the model is the client's answer; the replica goes on
         message, outcome = failure(error)
         answer = {"e": message, "o": outcome.value}
     return {**answer, "s": time.perf_counter() - start_s, "c": time.process_time() - start_cpu_s}

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from joulery.domain.errors import InfeasibleError
 from joulery.domain.serving.service import Slice
-from joulery.policies.serving.trial_space import size_of
+from joulery.policies.serving.layout_space import size_of
 
 Partitions = Sequence[tuple[Slice, ...]]
 """The ways to cut one GPU."""

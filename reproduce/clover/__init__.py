@@ -1,0 +1,1 @@
+"""Clover (SC'23): its evaluation, the claims and their page."""

@@ -1,0 +1,275 @@
+"""A profile of a service on this machine: measured now, read from a file, or kept from the last time."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from joulery.accounting.load_line import cpu_channels, gpu_channels, gpu_points, power_points
+from joulery.app.profiling.inputs import inputs_for
+from joulery.app.wiring.engine import local_engine
+from joulery.app.wiring.meters import MeterSpec
+from joulery.domain.errors import CapabilityError, DataError
+from joulery.domain.ports import Engine, Places
+from joulery.domain.quality import weakest
+from joulery.domain.serving.engine import InferResponse, ReplicaSpec
+from joulery.domain.serving.profile import Profile
+from joulery.domain.serving.service import Slice
+from joulery.perf.power.power_line import PowerLine, fit_power_line
+from joulery.runtime.measuring.readings import RunReadings, read_evidence
+from joulery.runtime.measuring.sampling import start_sampler
+from joulery.runtime.profiling.slices import BRIEF, Measured, Plan, Recording, assemble, digest, machine, measure
+from joulery.runtime.serving.running_service import ServiceSetup
+from joulery.store.files import disk_errors, require_json, write_atomically
+
+REST_S = 1.0
+"""How long the machine is watched doing nothing: one end of the power line."""
+_BIN_S = 0.25
+_PERIOD_S = 0.05
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Obtained:
+    """A profile and where it comes from.
+
+    Attributes:
+        profile: The profile.
+        source: In words: measured now, kept, or the file.
+        file: Where it is kept; None where it could not be.
+    """
+
+    profile: Profile
+    source: str
+    file: Path | None
+
+
+async def obtain_profile(
+    setup: ServiceSetup,
+    *,
+    given: Path | None,
+    cache: Path,
+    folder: Path | None,
+    meters: Sequence[MeterSpec] | None,
+    fresh: bool = False,
+    plan: Plan = BRIEF,
+    progress: Progress = lambda done, of, what: None,
+    places: Places | None = None,
+) -> Obtained:
+    """The profile of a service: the file given, else what was kept for this machine and these models, else measured.
+
+    Args:
+        setup: The service.
+        given: A profile's file, from the site file.
+        cache: Where profiles are kept.
+        folder: Photographs to measure with; None to make inputs up.
+        meters: Meters to use; None for those this machine has.
+        fresh: Measure even where a profile is kept.
+        plan: How much to measure.
+        progress: As for :func:`~joulery.runtime.profiling.slices.measure`.
+        places: Where it runs on GPUs; None on the CPU.
+
+    Raises:
+        JouleryError: The file given is no profile of this service, or measuring failed.
+    """
+    if given is not None:
+        profile = read_profile(given)
+        _require(profile, setup)
+        return Obtained(profile, f"from {given}", given)
+    file = cache / "profiles" / f"{setup.name}-{_key(setup, meters)}.json"
+    if file.exists() and not fresh:
+        return Obtained(read_profile(file), "kept from an earlier start", file)
+    profile = await measure_profile(setup, folder=folder, meters=meters, plan=plan, progress=progress, places=places)
+    try:
+        write_profile(file, profile)
+    except CapabilityError as error:
+        return Obtained(profile, f"measured now, not kept: {error}", None)
+    return Obtained(profile, "measured now", file)
+
+
+async def measure_profile(
+    setup: ServiceSetup,
+    *,
+    folder: Path | None,
+    meters: Sequence[MeterSpec] | None,
+    plan: Plan = BRIEF,
+    progress: Progress = lambda done, of, what: None,
+    places: Places | None = None,
+) -> Profile:
+    """Measure a service's variants on its slices.
+
+    Raises:
+        JouleryError: A model, a slice or a meter is not to be had, or the power does not follow the load.
+    """
+    with tempfile.TemporaryDirectory(prefix="joulery-profile-") as scratch:
+        samples = Path(scratch)
+        with _workers_log(samples) as stderr:
+            engine = Recording(local_engine(cores=setup.cores, stderr=stderr, places=places))
+            try:
+                sampler = await asyncio.to_thread(start_sampler, samples, meters, _PERIOD_S)
+                try:
+                    await asyncio.sleep(REST_S)
+                    inputs = await _inputs(engine, setup, folder)
+                    found = await measure(
+                        engine, setup.name, setup.models, setup.partitions, inputs, plan, progress=progress
+                    )
+                finally:
+                    await asyncio.to_thread(sampler.stop)
+            finally:
+                await engine.close()
+        return _finished(setup, found, read_evidence(samples), plan, engine.answers)
+
+
+@contextmanager
+def _workers_log(folder: Path) -> Iterator[int]:
+    """A file for what models print, so that it does not run through the screen."""
+    with disk_errors(folder), (folder / "workers.log").open("ab") as file:
+        yield file.fileno()
+
+
+async def _inputs(engine: Engine, setup: ServiceSetup, folder: Path | None) -> list[dict[str, Any]]:
+    """Inputs that fit what the first variant declares; the others must take the same."""
+    name, model = next(iter(setup.models.items()))
+    smallest: Slice = min(piece for partition in setup.partitions for piece in partition)
+    await engine.apply([ReplicaSpec(setup.name, name, smallest, model)])
+    (view,) = engine.replicas()
+    return inputs_for(view.inputs, folder)
+
+
+def _finished(
+    setup: ServiceSetup,
+    found: Sequence[Measured],
+    evidence: RunReadings,
+    plan: Plan,
+    answers: Sequence[InferResponse],
+) -> Profile:
+    if setup.gpus:
+        line, others_cores = gpu_power_line(evidence, answers, setup.gpus), math.nan
+        channels = gpu_channels((trace.channel for trace in evidence.traces), setup.gpus)
+    else:
+        line, others_cores = power_line(evidence)
+        channels = cpu_channels(trace.channel for trace in evidence.traces)
+    return assemble(
+        found,
+        line,
+        setup.models,
+        cores=len(setup.cores),
+        quality=weakest(channel.quality for channel in channels),
+        meter="+".join(sorted({channel.meter for channel in channels})),
+        band_ratio=max(channel.band_ratio for channel in channels),
+        warmup=plan.warmup,
+        others_cores=others_cores,
+    )
+
+
+def power_line(evidence: RunReadings) -> tuple[PowerLine, float]:
+    """The power of the CPUs over busy cores, and the mean number of cores that others kept busy.
+
+    Raises:
+        DataError: No meter sees the CPUs, or their power does not follow the load.
+    """
+    channels = cpu_channels(trace.channel for trace in evidence.traces)
+    sockets = [times for device, times in evidence.busy.items() if device.startswith("cpu:")]
+    if not channels or not sockets:
+        raise DataError(
+            "no meter sees the power of the CPUs, so no request can be charged for it",
+            hint="joulery doctor says what can be read; --meter cpu-model:IDLE,MAX names the watts of the machine",
+        )
+    start_ns = max(int(times.edges_ns[0]) for times in sockets)
+    end_ns = min(int(times.edges_ns[-1]) for times in sockets)
+    bins_ns = np.arange(start_ns, end_ns, round(_BIN_S * 1e9))
+    cores, watts = power_points(evidence.traces, evidence.busy, bins_ns)
+    idle_w = math.fsum(channel.idle_w for channel in channels)
+    seconds = (end_ns - start_ns) / 1e9
+    others_s = sum(float(np.nansum(np.maximum(times.all_s - times.app_s, 0.0))) for times in sockets)
+    return fit_power_line(cores, watts, idle_w=idle_w), others_s / seconds if seconds > 0 else math.nan
+
+
+def gpu_power_line(evidence: RunReadings, answers: Sequence[InferResponse], gpus: Sequence[str]) -> PowerLine:
+    """The power of GPUs over how busy they were: requests tell when, and with what share of a GPU.
+
+    A slice has no meter of its own: what a whole busy GPU draws is shared by arithmetic, so joules are modelled.
+
+    Raises:
+        DataError: No meter sees the GPUs, or their power does not follow the load.
+    """
+    channels = gpu_channels((trace.channel for trace in evidence.traces), gpus)
+    if {channel.device for channel in channels} != set(gpus):
+        raise DataError(
+            f"no meter sees the power of {', '.join(gpus)}, so no request can be charged for it",
+            hint="add nvml to meters.use; joulery doctor says what can be read",
+        )
+    traces = [trace for trace in evidence.traces if trace.channel in channels]
+    start_ns = max(int(trace.t_ns[0]) for trace in traces)
+    end_ns = min(int(trace.t_ns[-1]) for trace in traces)
+    bins_ns = np.arange(start_ns, end_ns, round(_BIN_S * 1e9))
+    times = np.array([(one.start_s, one.start_s + one.service_s, one.cpu_s) for one in answers]).reshape(-1, 3)
+    return fit_power_line(*gpu_points(traces, times, bins_ns))
+
+
+def write_profile(file: Path, profile: Profile) -> None:
+    """Keep a profile, whole or not at all.
+
+    Raises:
+        CapabilityError: The disk refuses.
+    """
+    text = orjson.dumps(profile.as_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    with disk_errors(file.parent):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, lambda out: out.write(text))
+
+
+def read_profile(file: Path) -> Profile:
+    """A profile from its file.
+
+    Raises:
+        DataError: It cannot be read, or is no profile.
+    """
+    data = require_json(file)
+    try:
+        return Profile.from_dict(data)
+    except DataError as error:
+        raise DataError(error.message, file=str(file), hint=error.hint) from error
+
+
+def _require(profile: Profile, setup: ServiceSetup) -> None:
+    """Raise unless the profile knows every variant on every slice."""
+    for variant in setup.models:
+        for piece in {piece for partition in setup.partitions for piece in partition}:
+            profile.entry(variant, piece)
+
+
+def _key(setup: ServiceSetup, meters: Sequence[MeterSpec] | None) -> str:
+    """What a kept profile depends on, as sixteen hexadecimal digits."""
+    facts = {
+        "machine": machine(),
+        "models": {name: digest(model) for name, model in setup.models.items()},
+        "slices": sorted({str(piece) for partition in setup.partitions for piece in partition}),
+        "partitions": [list(map(str, partition)) for partition in setup.partitions],
+        **({"gpus": setup.gpus} if setup.gpus else {}),
+        "meters": None if meters is None else [[spec.kind, dict(spec.options)] for spec in meters],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def age_words(profile: Profile, now_s: float | None = None) -> str:
+    """How old a profile is, in words."""
+    age_s = (time.time() if now_s is None else now_s) - profile.created_s
+    for unit, seconds in (("day", 86400.0), ("hour", 3600.0), ("minute", 60.0)):
+        if age_s >= seconds:
+            count = int(age_s // seconds)
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"

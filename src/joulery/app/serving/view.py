@@ -1,0 +1,61 @@
+"""What ``joulery up`` reports while it runs: implemented by a screen, and by nothing for ``--json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from joulery.app.doctor import Check
+from joulery.app.profiling.service_profile import Obtained
+from joulery.domain.serving.timeline import DecisionRecord, ServiceLabel, Tick
+from joulery.runtime.serving.planned import PlanInForce
+from joulery.runtime.serving.running_service import ServiceSetup
+from joulery.runtime.serving.session import ServingSession
+
+
+class ServeView(Protocol):
+    """Shows a run as it goes."""
+
+    def machine(self, machine: Mapping[str, str], checks: Sequence[Check]) -> None:
+        """The machine and its meters, as ``joulery doctor`` found them."""
+        ...
+
+    def service(self, setup: ServiceSetup) -> None:
+        """A service on this machine."""
+        ...
+
+    def profile(self, obtained: Obtained, setup: ServiceSetup) -> None:
+        """The profile of a service."""
+        ...
+
+    def fact(self, name: str, text: str) -> None:
+        """One more fact, in words."""
+        ...
+
+    def plan(self, plan: PlanInForce) -> None:
+        """The plan that is to run."""
+        ...
+
+    def serving(self, session: ServingSession, url: str) -> None:
+        """Requests are answered at ``url`` from now on."""
+        ...
+
+    def progress(self, done: int, of: int, what: str) -> None:
+        """Progress of a profile."""
+        ...
+
+    def begin(self, services: Sequence[ServiceLabel], duration_s: float | None) -> None:
+        """The load starts; ``duration_s`` is None where the run has no end of its own."""
+        ...
+
+    def tick(self, tick: Tick, now_s: float) -> None:
+        """A period has passed; ``now_s`` seconds since the beginning."""
+        ...
+
+    def decision(self, record: DecisionRecord) -> None:
+        """A decision and its outcome."""
+        ...
+
+    def warn(self, text: str) -> None:
+        """A warning."""
+        ...

@@ -1,0 +1,104 @@
+"""The reasons that a service policy gives for its decisions."""
+
+from __future__ import annotations
+
+import math
+
+from joulery.domain.gpu.layout import Layout
+from joulery.domain.serving.service import Slo
+from joulery.policies.serving.objective import Objective, ServiceObjectives
+from joulery.policies.serving.observation import Sample
+from joulery.policies.serving.predictive_search import PredictedChoice
+from joulery.policies.serving.trials import MeasuredLayout, Verdict
+
+_VERDICTS = {
+    Verdict.WITHIN: "keeps the SLO",
+    Verdict.ABOVE: "violates the SLO",
+    Verdict.UNSURE: "may violate the SLO",
+    Verdict.NO_DATA: "had no data",
+}
+
+
+def short(layout: Layout) -> str:
+    """A layout in few characters: ``lite2+lite0``, ``lite1 (2 cores)``."""
+    slices = {item.slice for item in layout.instances}
+    names = "+".join(item.variant for item in layout.instances)
+    (one,) = slices if len(slices) == 1 else (None,)
+    if one is None:
+        return "+".join(f"{item.variant}@{item.slice.cores or item.slice}" for item in layout.instances)
+    return f"{names} ({one.cores} cores)" if one.cores > 1 else names
+
+
+def quantile(slo: Slo) -> str:
+    """``p95``."""
+    return f"p{100 * slo.quantile:g}"
+
+
+def ms(seconds: float) -> str:
+    """``31 ms``."""
+    return f"{1e3 * seconds:.0f} ms" if math.isfinite(seconds) else "unbounded"
+
+
+def changed(then: ServiceObjectives | None, now: ServiceObjectives) -> str:
+    """How the objectives changed; empty where they did not."""
+    if then is None or then == now:
+        return ""
+    if then.slo != now.slo:
+        verb = "tightened" if now.slo.latency_s < then.slo.latency_s else "changed"
+        before, after = (f"{quantile(slo)} {ms(slo.latency_s)}" for slo in (then.slo, now.slo))
+        return f"SLO {verb} from {before} to {after}"
+    if then.lambda_ratio != now.lambda_ratio:
+        return f"lambda changed from {then.lambda_ratio:g} to {now.lambda_ratio:g}"
+    return f"minimum accuracy changed from {then.minimum_accuracy_ratio:.2%} to {now.minimum_accuracy_ratio:.2%}"
+
+
+def moved(what: str, unit: str, now: float, then: float) -> str:
+    """``grid up from 190 to 201 g/kWh``."""
+    return f"{what} {'up' if now > then else 'down'} from {then:.0f} to {now:.0f} {unit}"
+
+
+def measured(slo: Slo, sample: Sample, verdict: Verdict) -> str:
+    """The outcome of a trial."""
+    where = f"{quantile(slo)} {ms(max(0.0, sample.latency_low_s))} to {ms(sample.latency_high_s)}"
+    joules = f"{1e3 * sample.energy_j:.3g} mJ a request"
+    return f"{short(sample.layout)} {_VERDICTS[verdict]} ({where}, {joules}, {sample.requests} requests)"
+
+
+def predicted(choice: PredictedChoice, objective: Objective, slo: Slo, g_per_kwh: float) -> str:
+    """Why a predicted layout was chosen."""
+    limit = f"{quantile(slo)} {ms(choice.latency_s)} of {ms(slo.latency_s)}"
+    if not choice.feasible:
+        return f"none of {choice.tried} layouts keeps the SLO; {short(choice.layout)} comes nearest, {limit}"
+    metrics, name = choice.metrics, short(choice.layout)
+    changes = _changes(objective, metrics.accuracy_ratio, metrics.energy_j, g_per_kwh)
+    if not math.isfinite(g_per_kwh):
+        return f"intensity unknown, so accuracy alone decides: {name}, {changes}, {limit}"
+    return f"{name} scores best of {choice.tried}: {changes} against the baseline, {limit}"
+
+
+def best(best: MeasuredLayout, objective: Objective, slo: Slo, g_per_kwh: float, known: int) -> str:
+    """Why a measured layout was settled on."""
+    limit = f"{quantile(slo)} at most {ms(best.latency_high_s)} of {ms(slo.latency_s)}"
+    changes = _changes(objective, best.metrics.accuracy_ratio, best.metrics.energy_j, g_per_kwh)
+    if not math.isfinite(g_per_kwh):
+        return f"intensity unknown, so accuracy alone decides: {short(best.layout)}, {changes}, {limit}"
+    return f"{short(best.layout)} is the best of {known} measured: {changes} against the baseline, {limit}"
+
+
+def _changes(objective: Objective, accuracy_ratio: float, energy_j: float, g_per_kwh: float) -> str:
+    accuracy = f"accuracy {100 * objective.accuracy_change(accuracy_ratio):+.1f} %"
+    if not math.isfinite(g_per_kwh):
+        return accuracy
+    return f"carbon {-100 * objective.carbon_change(energy_j, g_per_kwh):+.0f} %, {accuracy}"
+
+
+def none_feasible(goals: ServiceObjectives, measured: int, layout: Layout, *, deferred: bool = False) -> str:
+    """That nothing measured keeps the objectives, and what runs instead; or that nothing was measured yet."""
+    if not measured and deferred:
+        return f"{short(layout)} serves meanwhile"
+    if not measured:
+        return f"nothing could be measured; {short(layout)} serves"
+    asked = f"the SLO of {ms(goals.slo.latency_s)}"
+    if goals.minimum_accuracy_ratio > 0:
+        asked += f" and an accuracy of {goals.minimum_accuracy_ratio:.2%}"
+    return f"none of {measured} measured keeps {asked}; {short(layout)} comes nearest"

@@ -1,0 +1,185 @@
+"""What a service policy observes of its service, and the layout decisions that it answers with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from joulery.domain.gpu.layout import Layout
+
+SET_LAYOUT = "set_layout"
+KEEP_LAYOUT = "keep_layout"
+TRY_LAYOUT = "try_layout"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The latest requests of a service that arrived since its layout took over.
+
+    Attributes:
+        layout: The layout that answered them.
+        since_s: Arrivals from then on count, Unix seconds.
+        requests: Requests that ended.
+        failed: Requests among them that failed or were refused; their latency is infinite.
+        latency_s, latency_low_s, latency_high_s: The SLO's quantile and its confidence interval.
+        energy_j: Joules a request; NaN where unknown.
+        energy_band_j: Half-width of its confidence interval; infinite where there are too few requests for one.
+        served: Answers by variant.
+        deaths: Replicas that died since the layout took over; the requests around a death are left out.
+        accuracy_ratio: Observed accuracy of the answers; NaN where it follows from ``served``.
+    """
+
+    layout: Layout
+    since_s: float
+    requests: int
+    failed: int
+    latency_s: float
+    latency_low_s: float
+    latency_high_s: float
+    energy_j: float
+    energy_band_j: float
+    served: Mapping[str, int]
+    deaths: int = 0
+    accuracy_ratio: float = math.nan
+
+    @property
+    def answers(self) -> int:
+        """Requests that were answered."""
+        return sum(self.served.values())
+
+    def suffices(self, min_requests: int) -> bool:
+        """Whether so many requests ended, some were answered, and their joules are known."""
+        return self.requests >= min_requests and self.answers > 0 and 0 < self.energy_j < math.inf
+
+    def accuracy(self, accuracy_ratio: Mapping[str, float]) -> tuple[float, float]:
+        """Mean accuracy over the answers and its standard error; NaN for no answer.
+
+        Args:
+            accuracy_ratio: Accuracy of each variant.
+        """
+        answers = self.answers
+        if not answers:
+            return math.nan, math.nan
+        if math.isfinite(self.accuracy_ratio):
+            return self.accuracy_ratio, 0.0
+        mean = math.fsum(accuracy_ratio[name] * count for name, count in self.served.items()) / answers
+        spread = math.fsum(count * (accuracy_ratio[name] - mean) ** 2 for name, count in self.served.items()) / answers
+        return mean, math.sqrt(spread / answers)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready: NaN is null, an infinite number a word."""
+        counts = {"requests": self.requests, "failed": self.failed, "deaths": self.deaths}
+        observed = {} if math.isnan(self.accuracy_ratio) else {"accuracy_ratio": self.accuracy_ratio}
+        return {
+            "layout": self.layout.names(),
+            "since_s": self.since_s,
+            **{name: _written(getattr(self, name)) for name in _SAMPLE_NUMBERS},
+            **counts,
+            **observed,
+            "served": dict(self.served),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Sample:
+        """The inverse of :meth:`as_dict`.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is not what ``as_dict`` writes.
+        """
+        return cls(
+            layout=Layout.parse(data["layout"]),
+            since_s=float(data["since_s"]),
+            requests=int(data["requests"]),
+            failed=int(data["failed"]),
+            served={str(name): int(count) for name, count in data["served"].items()},
+            deaths=int(data["deaths"]),
+            accuracy_ratio=float(data.get("accuracy_ratio", math.nan)),
+            **{name: math.nan if data[name] is None else float(data[name]) for name in _SAMPLE_NUMBERS},
+        )
+
+
+_SAMPLE_NUMBERS = ("latency_s", "latency_low_s", "latency_high_s", "energy_j", "energy_band_j")
+
+
+def _written(value: float) -> float | str | None:
+    if math.isnan(value):
+        return None
+    return value if math.isfinite(value) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the policy observes of one service.
+
+    Attributes:
+        now_s: Unix seconds.
+        g_per_kwh: Carbon intensity now; NaN while unknown.
+        rate_rps: Requests a second over the observer's window; NaN while unknown.
+        latency_s: The SLO's quantile of the latencies in that window; NaN where nothing was answered.
+        requests: Latencies that the quantile rests on.
+        served: Answers in that window, by variant.
+        power_w: Power of the machine; NaN while unknown.
+        running: The layout that runs; None while none does.
+        sample: The requests since that layout took over; None where no trials are made, or nothing ended yet.
+        waits_for: The service whose trials trials of this one would disturb; empty when it may try.
+        arrival_rps: Requests that arrived a second lately, refused ones included; NaN while unknown.
+        queued: Requests that wait for a replica now.
+        oldest_wait_s: Seconds that the oldest queued request has waited.
+    """
+
+    now_s: float
+    g_per_kwh: float
+    rate_rps: float
+    latency_s: float
+    requests: int
+    served: Mapping[str, int]
+    power_w: float
+    running: Layout | None
+    sample: Sample | None = None
+    waits_for: str = ""
+    arrival_rps: float = math.nan
+    queued: int = 0
+    oldest_wait_s: float = 0.0
+
+    @property
+    def demand_rps(self) -> float:
+        """Arrivals a second where they are counted, else requests that ended; NaN while unknown."""
+        return self.rate_rps if math.isnan(self.arrival_rps) else self.arrival_rps
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready; unknown numbers are null."""
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        queue = {} if not self.queued else {"queued": self.queued, "oldest_wait_s": self.oldest_wait_s}
+        return {
+            "now_s": self.now_s,
+            **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
+            "requests": self.requests,
+            "served": dict(self.served),
+            "running": None if self.running is None else self.running.names(),
+            **({} if self.sample is None else {"sample": self.sample.as_dict()}),
+            **({"waits_for": self.waits_for} if self.waits_for else {}),
+            **({} if math.isnan(self.arrival_rps) else {"arrival_rps": self.arrival_rps}),
+            **queue,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Observation:
+        """The inverse of :meth:`as_dict`."""
+        numbers = {name: math.nan if data[name] is None else float(data[name]) for name in _NUMBERS}
+        return cls(
+            now_s=float(data["now_s"]),
+            requests=int(data["requests"]),
+            served={str(name): int(count) for name, count in data["served"].items()},
+            running=None if data["running"] is None else Layout.parse(data["running"]),
+            sample=None if data.get("sample") is None else Sample.from_dict(data["sample"]),
+            waits_for=str(data.get("waits_for", "")),
+            arrival_rps=float(data.get("arrival_rps", math.nan)),
+            queued=int(data.get("queued", 0)),
+            oldest_wait_s=float(data.get("oldest_wait_s", 0.0)),
+            **numbers,
+        )
+
+
+_NUMBERS = ("g_per_kwh", "rate_rps", "latency_s", "power_w")

@@ -1,0 +1,327 @@
+"""The policy of one service: which variants run on which slices, by Clover's objective within the SLO.
+
+:class:`ServicePolicy` is pure. It observes the grid's intensity, the demand and the latency, and answers with the
+layout to run next and the reason. How it finds a layout is its search: by prediction from a measured profile
+(:class:`~joulery.policies.serving.predictive_search.PredictiveSearch`), or by trials on the service itself
+(:class:`~joulery.policies.serving.trial_search.TrialSearch`: Clover's annealer, or a learned model). The simulator's
+Clover study and the live service drive this same object.
+
+A search starts when the objectives, the grid or the demand moved, or when the service violates its SLO. A trial ends as
+soon as the interval around the SLO's quantile lies on one side of the limit; what is not sure to keep the limit counts
+as violating it. While another service is on trial, a search waits and the best known layout serves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from joulery.domain.decisions import Decision, Step
+from joulery.domain.errors import DataError, InfeasibleError
+from joulery.domain.gpu.layout import Layout
+from joulery.domain.serving.service import Slo, SloScope
+from joulery.policies.serving import messages
+from joulery.policies.serving.messages import ms, quantile, short
+from joulery.policies.serving.objective import ReplanTrigger, ServiceObjectives
+from joulery.policies.serving.observation import KEEP_LAYOUT, SET_LAYOUT, TRY_LAYOUT, Observation, Sample
+from joulery.policies.serving.predictive_search import PredictiveSearch
+from joulery.policies.serving.state import ServiceState
+from joulery.policies.serving.trial_search import TrialSearch
+from joulery.policies.serving.trials import MeasuredLayout, Verdict, judge
+
+UNFINISHED, TURN = "unfinished", "turn"
+_WAITED = ", after waiting"
+_LEAST_RPS = 1e-3
+_MOST_DEATHS = 1
+"""Replica deaths during a trial that count as an accident; more are the layout's own."""
+_ACCURACY_ERRORS = 3.0
+"""Standard errors by which a mean accuracy must lie below the minimum to count as below it."""
+_LONGEST_DELAY_RATIO = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePolicy:
+    """Chooses among the layouts of one service.
+
+    Attributes:
+        service: The service.
+        search: Finds layouts.
+        objectives: Weight of carbon, SLO and accuracy floor.
+        rate_rps: Demand to plan for until one has been observed.
+        trigger: When a change starts a new search.
+
+    Raises:
+        InfeasibleError: No variant is as accurate as the objectives ask.
+    """
+
+    service: str
+    search: PredictiveSearch | TrialSearch
+    objectives: ServiceObjectives
+    rate_rps: float
+    trigger: ReplanTrigger
+
+    def __post_init__(self) -> None:
+        best = self.search.best_accuracy_ratio
+        if best < self.objectives.minimum_accuracy_ratio:
+            raise InfeasibleError(
+                f"{self.service}: no layout is as accurate as {self.objectives.minimum_accuracy_ratio:.2%}",
+                binding="minimum_accuracy",
+                nearest=best,
+                hint=f"ask for at most {best:.2%}",
+            )
+
+    @property
+    def name(self) -> str:
+        """Name of the policy in logs: that of its search."""
+        return self.search.name
+
+    @property
+    def candidates(self) -> tuple[Layout, ...]:
+        """Every layout there is to choose from."""
+        return self.search.candidates
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready: all that it takes to decide the same again."""
+        slo = self.objectives.slo
+        return {
+            "service": self.service,
+            "rate_rps": self.rate_rps,
+            "trigger": asdict(self.trigger),
+            "objectives": {
+                "lambda_ratio": self.objectives.lambda_ratio,
+                "slo": {"latency_s": slo.latency_s, "quantile": slo.quantile, "scope": slo.scope.value},
+                "minimum_accuracy_ratio": self.objectives.minimum_accuracy_ratio,
+            },
+            "search": self.search.as_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ServicePolicy:
+        """The inverse of :meth:`as_dict`.
+
+        Raises:
+            DataError: It is not what ``as_dict`` writes.
+        """
+        if "search" not in data and ("predictor" in data or "problem" in data):
+            raise DataError("the policy was logged by joulery 0.1, whose rules this version no longer has")
+        try:
+            goals, slo = dict(data["objectives"]), dict(data["objectives"]["slo"])
+            goals["slo"] = Slo(**{**slo, "scope": SloScope(slo["scope"])})
+            kind = TrialSearch if data["search"]["kind"] == TrialSearch.name else PredictiveSearch
+            return cls(
+                service=str(data["service"]),
+                search=kind.from_dict(data["search"]),
+                objectives=ServiceObjectives(**goals),
+                rate_rps=float(data["rate_rps"]),
+                trigger=ReplanTrigger(**data["trigger"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"not a service policy: {error!r}") from error
+
+    def initial(self) -> ServiceState:
+        """Nothing decided yet."""
+        return ServiceState()
+
+    def step(self, state: ServiceState, observation: Observation, /) -> Step[ServiceState]:
+        """Follow the trial that runs, or begin a search if something moved."""
+        state = self._observed(state, observation)
+        changed = messages.changed(state.objectives, self.objectives)
+        if isinstance(self.search, TrialSearch) and state.trying is not None and not changed:
+            return self._follow(state, state.trying, observation, self.search)
+        cause = ("terms", changed) if changed else self._cause(state, observation)
+        if cause is None:
+            return Step(state)
+        if isinstance(self.search, PredictiveSearch):
+            return self._predict(self._begin(state, observation, *cause), observation, self.search)
+        if cause[0] == UNFINISHED:
+            return self._again(state, observation, self.search)
+        return self._next(self._begin(state, observation, *cause), observation, self.search)
+
+    def _observed(self, state: ServiceState, seen: Observation) -> ServiceState:
+        """Demand and delay, smoothed."""
+        elapsed_s = seen.now_s - state.seen_s
+        weight = 1.0 if math.isinf(elapsed_s) else -math.expm1(-max(elapsed_s, 0.0) / self.trigger.settle_s)
+        rate_rps, delay_ratio, now_rps = state.rate_rps, state.delay_ratio, seen.demand_rps
+        if 0 < now_rps < math.inf:
+            rate_rps = now_rps if math.isnan(rate_rps) else rate_rps + weight * (now_rps - rate_rps)
+        if math.isfinite(state.predicted_s) and self._latency_counts(state, seen):
+            ratio = min(max(seen.latency_s / state.predicted_s, 1.0), _LONGEST_DELAY_RATIO)
+            delay_ratio += weight * (ratio - delay_ratio)
+        return replace(state, rate_rps=rate_rps, delay_ratio=delay_ratio, seen_s=seen.now_s)
+
+    def _latency_counts(self, state: ServiceState, seen: Observation) -> bool:
+        """Whether the window's latency is that of the layout decided on, over enough requests."""
+        if not isinstance(self.search, PredictiveSearch) or seen.running != state.layout:
+            return False
+        settled = seen.now_s - state.decided_s >= self.trigger.settle_s
+        return settled and seen.requests >= self.search.min_requests and math.isfinite(seen.latency_s)
+
+    def _demand(self, state: ServiceState) -> float:
+        return max(_LEAST_RPS, self.rate_rps if math.isnan(state.rate_rps) else state.rate_rps)
+
+    def _cause(self, state: ServiceState, seen: Observation) -> tuple[str, str] | None:
+        """Why to search now, as a word and as a phrase; None when nothing moved."""
+        if state.layout is None:
+            return "start", "start"
+        if math.isfinite(seen.g_per_kwh):
+            if math.isnan(state.g_per_kwh):
+                return "intensity", f"intensity known again, {seen.g_per_kwh:.0f} g/kWh"
+            if self.trigger.intensity_moved(seen.g_per_kwh, state.g_per_kwh):
+                now_g, then_g = max(0.0, seen.g_per_kwh), max(0.0, state.g_per_kwh)
+                return "intensity", messages.moved("grid", "g/kWh", now_g, then_g)
+        if state.deferred and not seen.waits_for:
+            return TURN, state.deferred + _WAITED
+        if seen.now_s - state.decided_s < self.trigger.settle_s:
+            return None
+        if seen.running != state.layout:
+            return UNFINISHED, "the layout decided on does not run"
+        demand_rps = self._demand(state)
+        if self.trigger.demand_moved(demand_rps, state.planned_rps):
+            return "demand", messages.moved("demand", "/s", demand_rps, state.planned_rps)
+        if isinstance(self.search, TrialSearch):
+            return self._trial_cause(state, seen, self.search)
+        if self._latency_counts(state, seen) and seen.latency_s > self.objectives.slo.latency_s:
+            return "latency", f"{quantile(self.objectives.slo)} {ms(seen.latency_s)} above the SLO"
+        return None
+
+    def _trial_cause(self, state: ServiceState, seen: Observation, search: TrialSearch) -> tuple[str, str] | None:
+        """Why to begin a search by trials: enough requests for a first one, or a violated objective."""
+        sample, budget = seen.sample, search.budget
+        if search.baseline_of(state) is None:
+            if state.deferred or sample is None or not sample.suffices(budget.min_requests):
+                return None  # a deferred search measures what runs when its turn has come
+            return "measured", "enough requests ended to begin with"
+        if sample is None or sample.layout != state.layout or sample.requests < budget.min_requests:
+            return None
+        if not state.feasible and seen.now_s - state.decided_s < budget.retry_s:
+            return None
+        slo, least = self.objectives.slo, self.objectives.minimum_accuracy_ratio
+        if sample.latency_low_s > slo.latency_s:
+            return "latency", f"{quantile(slo)} {ms(sample.latency_s)} above the SLO of {ms(slo.latency_s)}"
+        mean, error = sample.accuracy(search.accuracy_ratio)
+        if mean + _ACCURACY_ERRORS * error < least - 1e-9:
+            return "accuracy", f"accuracy {mean:.2%} below the minimum of {least:.2%}"
+        return None
+
+    def _begin(self, state: ServiceState, seen: Observation, cause: str, words: str) -> ServiceState:
+        """The state of a new search; a trial search keeps what the layout that ran has shown."""
+        retry_s = 0.0
+        if isinstance(self.search, TrialSearch):
+            retry_s = self.search.budget.retry_s
+            sample = None if cause == TURN else seen.sample  # another service was on trial: no measurement
+            mine = sample is not None and sample.layout == state.layout
+            if sample is not None and mine and sample.suffices(self.search.budget.min_requests):
+                state = state.learned(self._measured(state, sample, seen, self.search))
+        return state.begun(seen.now_s, cause, words, seen.g_per_kwh, self._demand(state), self.objectives, retry_s)
+
+    def _measured(self, state: ServiceState, sample: Sample, seen: Observation, search: TrialSearch) -> MeasuredLayout:
+        outcome = MeasuredLayout.of(sample, search.accuracy_ratio, self._demand(state), seen.now_s)
+        return outcome if state.layout is None else replace(outcome, layout=state.layout)
+
+    def _predict(self, state: ServiceState, seen: Observation, search: PredictiveSearch) -> Step[ServiceState]:
+        """The layout that the profile predicts to be best."""
+        goals = self.objectives
+        choice = search.choose(goals, state.planned_rps, seen.g_per_kwh, seen.running, state.delay_ratio)
+        reason = f"{state.words}: {messages.predicted(choice, search.objective, goals.slo, seen.g_per_kwh)}"
+        state = replace(
+            state,
+            layout=choice.layout,
+            decided_s=seen.now_s,
+            feasible=choice.feasible,
+            predicted_s=choice.metrics.latency_s,
+        )
+        kind = KEEP_LAYOUT if choice.layout == seen.running else SET_LAYOUT
+        return Step(state, (self._decision(kind, choice.layout, reason, "", state.cause),))
+
+    def _follow(
+        self, state: ServiceState, trying: Layout, seen: Observation, search: TrialSearch
+    ) -> Step[ServiceState]:
+        """The trial that runs: wait, or learn from it and go on."""
+        budget, name = search.budget, short(trying)
+        if seen.running != trying:
+            return self._next(state.without(trying, failed=True), seen, search, f"{name} failed to start")
+        mine = seen.sample if seen.sample is not None and seen.sample.layout == trying else None
+        # A trial begins when its layout serves: on a cluster that may be half a minute after the decision.
+        begun_s = state.decided_s if mine is None else max(state.decided_s, mine.since_s)
+        time_is_up = seen.now_s - begun_s >= budget.longest_s
+        if mine is None:
+            return self._no_data(state, trying, seen, search, f"{name} answered nothing") if time_is_up else Step(state)
+        if mine.deaths > _MOST_DEATHS:
+            remark = f"{name} lost {mine.deaths} replicas during its trial"
+            return self._next(state.without(trying, failed=True), seen, search, remark)
+        verdict = judge(mine, self.objectives.slo.latency_s, budget, time_is_up=time_is_up)
+        if verdict is None:
+            return Step(state)
+        if verdict is Verdict.NO_DATA:
+            return self._no_data(state, trying, seen, search, f"{name} answered {mine.answers} requests, too few")
+        first = search.baseline_of(state) is None
+        state = state.learned(self._measured(state, mine, seen, search))
+        # The baseline's trial precedes the search's first: the search knew it from its beginning.
+        state = replace(state, known_before=len(state.known), asked=()) if first else state
+        remark = messages.measured(self.objectives.slo, mine, verdict)
+        return self._next(replace(state, trying=None), seen, search, remark)
+
+    def _no_data(
+        self, state: ServiceState, trying: Layout, seen: Observation, search: TrialSearch, remark: str
+    ) -> Step[ServiceState]:
+        """Too few requests ended. Without a baseline nothing can be compared: it serves until enough have ended."""
+        if search.baseline_of(state) is None:
+            return self._settle(replace(state, trying=None), seen, search, remark)
+        return self._next(state.without(trying), seen, search, remark)
+
+    def _next(
+        self, state: ServiceState, seen: Observation, search: TrialSearch, remark: str = ""
+    ) -> Step[ServiceState]:
+        """The next trial, or the end of the search."""
+        budget = search.budget
+        if seen.now_s - state.begun_s >= budget.clock_s:
+            return self._settle(state, seen, search, remark)
+        layout, after = search.propose(self.objectives, state)
+        if layout is None:
+            return self._settle(after, seen, search, remark)
+        if seen.waits_for:
+            deferred = replace(state, deferred=state.words.removesuffix(_WAITED))
+            return self._settle(deferred, seen, search, f"its trials wait for those of {seen.waits_for}")
+        what = f"{short(layout)}, the baseline" if search.baseline_of(state) is None else short(layout)
+        state = replace(
+            after,
+            layout=layout,
+            trying=layout,
+            decided_s=seen.now_s,
+            asked=(*state.asked, layout),
+            spent=state.spent + 1,
+        )
+        reason = f"{state.words}: trial {state.spent} of at most {budget.count}: {what}"
+        return Step(state, (self._decision(TRY_LAYOUT, layout, reason, remark, state.cause),))
+
+    def _settle(self, state: ServiceState, seen: Observation, search: TrialSearch, remark: str) -> Step[ServiceState]:
+        """The best measured layout at the present intensity; the least bad where none keeps the objectives."""
+        goals, baseline = self.objectives, search.baseline_of(state)
+        g_per_kwh = seen.g_per_kwh if math.isfinite(seen.g_per_kwh) else state.g_per_kwh
+        best = search.choose(goals, state, g_per_kwh)
+        if best is None or baseline is None:
+            layout = search.least_bad(goals, state)
+            words = messages.none_feasible(goals, len(state.known), layout, deferred=bool(state.deferred))
+        else:
+            layout, objective = best.layout, search.objective(goals.lambda_ratio, baseline)
+            words = messages.best(best, objective, goals.slo, g_per_kwh, len(state.known))
+        reason = f"{state.words}: {words}, after {state.spent} trial{'' if state.spent == 1 else 's'}"
+        state = replace(state, layout=layout, trying=None, decided_s=seen.now_s, feasible=best is not None)
+        kind = KEEP_LAYOUT if layout == seen.running else SET_LAYOUT
+        return Step(state, (self._decision(kind, layout, reason, remark, state.cause),))
+
+    def _again(self, state: ServiceState, seen: Observation, search: TrialSearch) -> Step[ServiceState]:
+        """What was settled on does not run: set it once more, and after that the next best."""
+        layout = state.layout or search.baseline
+        if layout in state.failures:
+            state = state.without(layout, failed=True)
+        else:
+            state = replace(state, failures=(*state.failures, layout))
+        words = "the layout decided on does not run"
+        return self._settle(replace(state, cause=UNFINISHED, words=words), seen, search, "")
+
+    def _decision(self, kind: str, layout: Layout, reason: str, remark: str, cause: str) -> Decision:
+        reason = f"{reason}; {remark}" if remark else reason
+        return Decision(kind, self.service, layout.names(), self.name, reason, cause)

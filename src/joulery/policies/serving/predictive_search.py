@@ -1,0 +1,154 @@
+"""A search by prediction: every layout is judged by the measured profile, and none is tried on the service."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from joulery.domain.errors import InfeasibleError
+from joulery.domain.gpu.layout import Layout
+from joulery.domain.serving.profile import Profile
+from joulery.domain.serving.service import Slo
+from joulery.perf.layouts import LayoutMetrics, Predictor
+from joulery.policies.serving.objective import Objective, ServiceObjectives, rank
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedChoice:
+    """The layout that a prediction chooses.
+
+    Attributes:
+        layout: The layout.
+        metrics: Its prediction; the latency is not corrected.
+        latency_s: Latency, corrected by what was observed.
+        feasible: Whether that keeps the SLO.
+        tried: Layouts that were judged.
+    """
+
+    layout: Layout
+    metrics: LayoutMetrics
+    latency_s: float
+    feasible: bool
+    tried: int
+
+
+@dataclass(frozen=True, slots=True)
+class PredictiveSearch:
+    """Chooses the layout with the best predicted score within the SLO and the accuracy floor.
+
+    Attributes:
+        candidates: The layouts to choose from.
+        predictor: Judges a layout under a demand.
+        objective: Carbon against accuracy; its weight is that of the objectives in force.
+        min_requests: A latency quantile over fewer requests is not used.
+        gain: A new layout must beat the score of the one that runs by this much.
+    """
+
+    candidates: tuple[Layout, ...]
+    predictor: Predictor
+    objective: Objective
+    min_requests: int = 20
+    gain: float = 0.0
+
+    name = "variants"
+
+    @property
+    def best_accuracy_ratio(self) -> float:
+        """Accuracy of the most accurate layout."""
+        accuracy = self.predictor.accuracy_ratio
+        return max(min(accuracy[variant] for variant in layout.counts) for layout in self.candidates)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        predictor = self.predictor
+        return {
+            "kind": self.name,
+            "candidates": [layout.names() for layout in self.candidates],
+            "predictor": {
+                "profile": predictor.profile.as_dict(),
+                "accuracy_ratio": dict(predictor.accuracy_ratio),
+                **{name: getattr(predictor, name) for name in ("quantile", "overhead_s", "requests", "seed")},
+            },
+            "objective": asdict(self.objective),
+            "min_requests": self.min_requests,
+            "gain": self.gain,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> PredictiveSearch:
+        """The inverse of :meth:`as_dict`.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is not what ``as_dict`` writes.
+        """
+        predictor = dict(data["predictor"])
+        return cls(
+            candidates=tuple(Layout.parse(items) for items in data["candidates"]),
+            predictor=Predictor(**{**predictor, "profile": Profile.from_dict(predictor["profile"])}),
+            objective=Objective(**data["objective"]),
+            min_requests=int(data["min_requests"]),
+            gain=float(data["gain"]),
+        )
+
+    def choose(
+        self,
+        goals: ServiceObjectives,
+        rate_rps: float,
+        g_per_kwh: float,
+        running: Layout | None,
+        delay_ratio: float,
+    ) -> PredictedChoice:
+        """The best layout under a demand and an intensity.
+
+        Args:
+            goals: Weight of carbon, SLO and accuracy floor.
+            rate_rps: Demand.
+            g_per_kwh: Intensity; NaN while unknown, then accuracy alone decides (Eq. 3 at zero intensity).
+            running: The layout that runs, kept where no other is better by ``gain``.
+            delay_ratio: Observed over predicted latency.
+        """
+        known_g = g_per_kwh if math.isfinite(g_per_kwh) else 0.0
+        judged = [(layout, self.predictor.predict(layout, rate_rps)) for layout in self.candidates]
+        accurate = [one for one in judged if one[1].accuracy_ratio >= goals.minimum_accuracy_ratio - 1e-12]
+        best, metrics = max(accurate, key=lambda one: self._key(one[1], goals, known_g, delay_ratio))
+        now = next((one for one in accurate if one[0] == running), None)
+        if now is not None and now[1].latency_s * delay_ratio <= goals.slo.latency_s:
+            gained = self._score(metrics, goals, known_g) - self._score(now[1], goals, known_g)
+            if gained <= self.gain:
+                best, metrics = now
+        latency_s = metrics.latency_s * delay_ratio
+        return PredictedChoice(best, metrics, latency_s, latency_s <= goals.slo.latency_s, len(judged))
+
+    def _score(self, metrics: LayoutMetrics, goals: ServiceObjectives, g_per_kwh: float) -> float:
+        return self.objective.score(metrics.accuracy_ratio, metrics.energy_j, g_per_kwh, goals.lambda_ratio)
+
+    def _key(
+        self, metrics: LayoutMetrics, goals: ServiceObjectives, g_per_kwh: float, delay_ratio: float
+    ) -> tuple[bool, float, float]:
+        # Rounded, so that equal scores are equal: of those the layout with fewer joules wins, or with more room where
+        # none keeps the SLO.
+        score, latency_s = self._score(metrics, goals, g_per_kwh), metrics.latency_s * delay_ratio
+        within, worth = rank(round(score, 9), latency_s, goals.slo.latency_s)
+        return within, worth, -metrics.energy_j if within else -metrics.utilisation_ratio
+
+
+def baseline_layout(
+    candidates: Sequence[Layout], variant: str, predictor: Predictor, slo: Slo, rate_rps: float
+) -> tuple[Layout, LayoutMetrics]:
+    """The layout to compare with: one variant on every slice (Clover's BASE).
+
+    Of the partitions that keep the SLO the one with the fewest joules is taken, so that a weak baseline cannot inflate
+    the saving; if none keeps it, the fastest.
+
+    Raises:
+        InfeasibleError: No candidate runs that variant alone.
+    """
+    pure = [(layout, predictor.predict(layout, rate_rps)) for layout in candidates if set(layout.counts) == {variant}]
+    if not pure:
+        raise InfeasibleError(f"no layout runs {variant} alone", binding="candidates")
+    return max(
+        pure,
+        key=lambda one: (*rank(-one[1].energy_j, one[1].latency_s, slo.latency_s), -one[1].utilisation_ratio),
+    )

@@ -1,0 +1,161 @@
+"""What a service policy remembers between two steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from joulery.domain.gpu.layout import Layout
+from joulery.policies.serving.objective import ServiceObjectives
+from joulery.policies.serving.trials import MeasuredLayout
+
+_MOST_FAILURES = 2
+"""A layout that failed to start in so many searches is not tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RandomState:
+    """State of a PCG64 generator as plain numbers, so that a policy's state holds no generator."""
+
+    state: int
+    increment: int
+    has_uint32: int = 0
+    uinteger: int = 0
+
+    @classmethod
+    def seeded(cls, *entropy: int) -> RandomState:
+        """The state that ``numpy.random.default_rng`` begins with."""
+        return cls.of(np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy))))
+
+    @classmethod
+    def of(cls, rng: np.random.Generator) -> RandomState:
+        """The present state of a generator."""
+        now = rng.bit_generator.state
+        inner = now["state"]
+        return cls(inner["state"], inner["inc"], now["has_uint32"], now["uinteger"])
+
+    def generator(self) -> np.random.Generator:
+        """A generator that goes on from here."""
+        bits = np.random.PCG64(0)
+        bits.state = {
+            "bit_generator": "PCG64",
+            "state": {"state": self.state, "inc": self.increment},
+            "has_uint32": self.has_uint32,
+            "uinteger": self.uinteger,
+        }
+        return np.random.Generator(bits)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceState:
+    """What a service policy remembers.
+
+    Attributes:
+        layout: The layout last decided on; None before the first decision.
+        trying: The same while it is on trial; None otherwise. A clock governor stays pinned meanwhile.
+        decided_s: Time of that decision.
+        feasible: False when the last search found nothing that keeps the objectives.
+        rate_rps: Demand, smoothed; NaN before the first observation of it.
+        seen_s: Time of the last observation.
+        searches: Searches begun.
+        begun_s, cause, words: When and why the last search began.
+        g_per_kwh: Intensity it weighs carbon at; NaN when that was unknown.
+        planned_rps: Demand that it plans for.
+        objectives: Objectives it searches under; None before the first search.
+        predicted_s: Latency that the model predicts for ``layout``, before correction; NaN where nothing predicts.
+        delay_ratio: Observed over predicted latency, smoothed; 1 or more.
+        baseline: The first trial, of the most accurate variant everywhere: what the objective compares with.
+        known: Every trial so far under the present demand, the newest of each layout.
+        known_before: Trials among them that were known when the search began.
+        asked: What the search asked for since, in order.
+        spent: Trials it has spent, the baseline's included.
+        failures: Layouts that failed to start, once for each search in which they were tried.
+        skipped: Layouts that this search does not try again.
+        excluded: Layouts that it never asks for.
+        start: The layout that ran when the search began; None where that was none of its candidates.
+        deferred: Why a search waits for another service's trials to end; empty where none waits.
+        random: Random state at the start of the search; None before the first draw.
+        random_after: Random state after its last draw.
+    """
+
+    layout: Layout | None = None
+    trying: Layout | None = None
+    decided_s: float = -math.inf
+    feasible: bool = True
+    rate_rps: float = math.nan
+    seen_s: float = -math.inf
+    searches: int = 0
+    begun_s: float = -math.inf
+    cause: str = ""
+    words: str = ""
+    g_per_kwh: float = math.nan
+    planned_rps: float = math.nan
+    objectives: ServiceObjectives | None = None
+    predicted_s: float = math.nan
+    delay_ratio: float = 1.0
+    baseline: MeasuredLayout | None = None
+    known: tuple[MeasuredLayout, ...] = ()
+    known_before: int = 0
+    asked: tuple[Layout, ...] = ()
+    spent: int = 0
+    failures: tuple[Layout, ...] = ()
+    skipped: frozenset[Layout] = frozenset()
+    excluded: frozenset[Layout] = frozenset()
+    start: Layout | None = None
+    deferred: str = ""
+    random: RandomState | None = None
+    random_after: RandomState | None = None
+
+    def learned(self, measured: MeasuredLayout) -> ServiceState:
+        """The state with the outcome of a trial, which replaces an older one of the same layout."""
+        others = tuple(item for item in self.known if item.layout != measured.layout)
+        baseline = measured if self.baseline is None else self.baseline
+        return replace(self, known=(*others, measured), baseline=baseline)
+
+    def without(self, layout: Layout, *, failed: bool = False) -> ServiceState:
+        """The state in which this search does not try a layout again; no trial runs any more."""
+        failures = (*self.failures, layout) if failed else self.failures
+        return replace(self, trying=None, skipped=self.skipped | {layout}, failures=failures)
+
+    def begun(
+        self,
+        now_s: float,
+        cause: str,
+        words: str,
+        g_per_kwh: float,
+        demand_rps: float,
+        objectives: ServiceObjectives,
+        retry_s: float,
+    ) -> ServiceState:
+        """The state at the start of a new search; trials under another demand are dropped.
+
+        While nothing known keeps the SLO, only what violated it within the last ``retry_s`` seconds counts as known:
+        a burst of a neighbour's work may have caused an older violation.
+        """
+        known, limit_s = self.known if cause != "demand" else (), objectives.slo.latency_s
+        if not any(item.within(limit_s) for item in known):
+            known = tuple(item for item in known if item.above(limit_s) and now_s - item.at_s < retry_s)
+        failed = {item for item in self.failures if self.failures.count(item) >= _MOST_FAILURES}
+        baseline = set() if self.baseline is None else {self.baseline.layout}
+        return replace(
+            self,
+            trying=None,
+            known=known,
+            known_before=len(known),
+            asked=(),
+            spent=0,
+            skipped=frozenset(),
+            excluded=frozenset(failed - baseline),
+            start=self.layout if self.feasible and self.trying is None else None,
+            searches=self.searches + 1,
+            begun_s=now_s,
+            cause=cause,
+            words=words,
+            deferred="",
+            g_per_kwh=g_per_kwh,
+            objectives=objectives,
+            planned_rps=demand_rps,
+            random=self.random_after,
+        )

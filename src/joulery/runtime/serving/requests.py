@@ -1,0 +1,176 @@
+"""Requests that ended: written to the run folder in rows of 48 bytes, read back as columns.
+
+A session keeps only the rows of the current interval in memory, so its memory does not grow with the number of
+requests. The report reads the file in blocks.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from joulery.domain.serving.engine import Outcome, RequestRecord
+from joulery.store.files import disk_errors
+
+ROW = np.dtype(
+    [
+        ("arrival_s", "<f8"),
+        ("start_s", "<f8"),
+        ("end_s", "<f8"),
+        ("service_s", "<f8"),
+        ("cpu_s", "<f8"),
+        ("service", "<u2"),
+        ("variant", "<u2"),
+        ("outcome", "u1"),
+        ("attempts", "u1"),
+        ("unused", "<u2"),
+    ]
+)
+BLOCK_ROWS = 1 << 18
+"""Rows the report reads at once."""
+OUTCOMES = tuple(Outcome)
+OK = OUTCOMES.index(Outcome.OK)
+_pack = struct.Struct("<5d2H2BH").pack
+_CODES = {outcome: index for index, outcome in enumerate(OUTCOMES)}
+_MAX_ATTEMPTS = 255
+
+Rows = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestColumns:
+    """Requests as rows of :data:`ROW`.
+
+    Attributes:
+        rows: The rows, in the order in which the requests ended; an array or a read-only map of a file.
+        services, variants: Names by code.
+    """
+
+    rows: Rows
+    services: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, records: Iterable[RequestRecord]) -> RequestColumns:
+        """The columns of records in memory."""
+        encoder = _Encoder()
+        packed = b"".join(map(encoder.row, records))
+        return cls(np.frombuffer(packed, ROW), tuple(encoder.services), tuple(encoder.variants))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def blocks(self, service: str | None = None) -> Iterator[Rows]:
+        """The rows in blocks of at most :data:`BLOCK_ROWS`, in order; those of one service where it is named."""
+        code = None
+        if service is not None:
+            if service not in self.services:
+                return
+            code = self.services.index(service)
+        for start in range(0, len(self.rows), BLOCK_ROWS):
+            block = np.array(self.rows[start : start + BLOCK_ROWS])
+            yield block if code is None else block[block["service"] == code]
+
+
+class RequestRecorder:
+    """Appends the requests of a session to a file.
+
+    Rows are buffered until :meth:`flush`, so that a full disk never fails a request.
+
+    Args:
+        path: The file; it is made, and replaces an older one.
+
+    Raises:
+        CapabilityError: The disk refuses.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._buffer = bytearray()
+        self._encoder = _Encoder()
+        self.count = 0
+        with disk_errors(path):
+            path.write_bytes(b"")
+
+    def add(self, record: RequestRecord) -> None:
+        """Record one request that ended."""
+        self._buffer += self._encoder.row(record)
+        self.count += 1
+
+    def flush(self) -> None:
+        """Write what is buffered.
+
+        Raises:
+            CapabilityError: The disk refuses; the rows stay buffered.
+        """
+        if not self._buffer:
+            return
+        with disk_errors(self._path), self._path.open("ab", buffering=0) as file:
+            length = file.tell()
+            try:
+                written = file.write(self._buffer)
+            except OSError:
+                file.truncate(length)
+                raise
+            whole = written - written % ROW.itemsize  # a disk that is almost full takes a part
+            file.truncate(length + whole)
+        del self._buffer[:whole]
+
+    def columns(self) -> RequestColumns:
+        """Everything recorded so far, as a read-only map of the file.
+
+        Raises:
+            CapabilityError: The disk refuses what is still buffered.
+        """
+        self.flush()
+        names = tuple(self._encoder.services), tuple(self._encoder.variants)
+        if not self.count:
+            return RequestColumns(np.empty(0, ROW), *names)
+        return RequestColumns(np.memmap(self._path, ROW, mode="r"), *names)
+
+    def remove(self) -> None:
+        """Delete the file: the series ``requests`` has taken its place."""
+        self._path.unlink(missing_ok=True)
+
+
+class _Encoder:
+    """Packs records; gives every name a code the first time it comes."""
+
+    def __init__(self) -> None:
+        self.services: dict[str, int] = {}
+        self.variants: dict[str, int] = {}
+
+    def row(self, record: RequestRecord) -> bytes:
+        """One packed row."""
+        return _pack(
+            record.arrival_s,
+            record.start_s,
+            record.end_s,
+            record.service_s,
+            record.cpu_s,
+            self.services.setdefault(record.service, len(self.services)),
+            self.variants.setdefault(record.variant, len(self.variants)),
+            _CODES[record.outcome],
+            min(record.attempts, _MAX_ATTEMPTS),
+            0,
+        )
+
+
+def series_columns(rows: Rows, names: RequestColumns) -> dict[str, Sequence[Any]]:
+    """The columns of the series ``requests`` for a block of rows."""
+    numbers = ("arrival_s", "start_s", "end_s", "service_s", "cpu_s")
+    services, variants = np.array(names.services, object), np.array(names.variants, object)
+    return {
+        "service": services[rows["service"]],
+        **{name: rows[name] for name in numbers[:3]},
+        "variant": variants[rows["variant"]],
+        "outcome": np.array([outcome.value for outcome in OUTCOMES], object)[rows["outcome"]],
+        **{name: rows[name] for name in numbers[3:]},
+        "attempts": rows["attempts"].astype(np.int64),
+    }

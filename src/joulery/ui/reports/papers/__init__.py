@@ -1,1 +1,0 @@
-"""Papers' figures and claims as pages."""

@@ -1,0 +1,62 @@
+import pytest
+
+from joulery.domain.errors import DataError
+from joulery.tabular import csv_header, read_csv
+
+
+@pytest.fixture
+def table(tmp_path):
+    def write(content, name="t.csv"):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_quoted_headers_and_cells_are_read_in_every_encoding(table, encoding):
+    path = table('"a, first", "b"\r\n1,"é, ""2"""\r\n\r\n3\r\n'.replace(', "b"', ',"b "').encode(encoding))
+    read = read_csv(path)
+    assert read.header == ("a, first", "b")
+    assert read.lines == [(2, ["1", 'é, "2"']), (3, []), (4, ["3"])]
+    assert csv_header(path) == read.header
+
+
+@pytest.mark.parametrize(("content", "separator"), [("a;b,c;d\n", ";"), ("a\tb\n", "\t"), ("a,b\n", ",")])
+def test_the_most_frequent_separator_of_the_header_counts(table, content, separator):
+    assert read_csv(table(content), separators=",;\t").header == tuple(content.strip().split(separator))
+
+
+def test_nothing_is_quoted_between_pipes(table):
+    assert read_csv(table('a|b\n"x|1\n'), separators="|,").lines == [(2, ['"x', "1"])]
+
+
+@pytest.mark.parametrize(
+    ("content", "row", "fact"),
+    [
+        (b"a,b\n1,2\n\xff,3\n", 3, "UTF-8"),
+        (b'a,b\n"1,2\n', 2, "CSV"),
+        (b"a,b,a\n", 1, "a"),
+    ],
+)
+def test_what_is_wrong_names_file_and_line(table, content, row, fact):
+    with pytest.raises(DataError, match=fact) as caught:
+        read_csv(table(content))
+    assert caught.value.row == row and caught.value.file.endswith("t.csv")
+
+
+def test_a_lenient_reader_takes_what_a_strict_one_refuses(table):
+    assert read_csv(table(b'a,b\n\xff,"x"y\n'), lenient=True).lines == [(2, ["\ufffd", "xy"])]
+
+
+def test_a_missing_file_and_a_missing_column_are_errors(table, tmp_path):
+    with pytest.raises(DataError, match="No such file"):
+        read_csv(tmp_path / "none.csv")
+    with pytest.raises(DataError, match="no column c, d") as caught:
+        read_csv(table("a,b\n")).require(["a", "c", "d"])
+    assert "a, b" in caught.value.hint and caught.value.row == 1
+
+
+def test_an_empty_file_has_no_columns(table):
+    assert (read_csv(table("")).header, read_csv(table("")).lines) == ((), [])
