@@ -49,7 +49,9 @@ async def serving(dialect=Dialect.PLAIN, token=None, upstream=None, **settings):
         metrics = Metrics(["llm"])
         gateway = Gateway(local_engine(), token=token, admin=admin_app(metrics))
         watch = LLMMetrics(metrics.registry, {"llm": llm}, meter)
-        gateway.text = OpenAIRoutes({"llm": llm}, gateway.bodies, [metrics.request, records.append], [watch.ended])
+        gateway.text = OpenAIRoutes(
+            {"llm": llm}, gateway.bodies, [metrics.request, records.append], [watch.ended], {"gpt": "llm"}
+        )
         server = GatewayServer(gateway, "127.0.0.1", 0, limits=ServerLimits(drain_s=5.0), protected=token is not None)
         await server.start()
         try:
@@ -161,7 +163,8 @@ async def test_an_engine_without_usage_is_counted_and_says_so() -> None:
 async def test_the_models_there_are() -> None:
     async with serving() as served:
         listed = (await served.client.get("/v1/models")).json()
-        (model,) = listed["data"]
+        model, alias = listed["data"]
+        assert (alias["id"], alias["owned_by"]) == ("gpt", "ada")
         assert (listed["object"], model["id"], model["object"], model["owned_by"]) == ("list", "llm", "model", "ada")
         assert (await served.client.get("/v1/models/llm")).json() == model
         for path, status in (("/v1/models/other", 404), ("/v1/nothing", 404)):
@@ -177,7 +180,7 @@ NONSENSE = [
     (b'{"model": "llm", "prompt": "\\ud800"}', 400, "not JSON"),
     (b"[]", 400, "must be a JSON object"),
     (b"{}", 400, "model must be"),
-    (b'{"model": "other", "prompt": ""}', 404, "there is no model 'other'; there is llm"),
+    (b'{"model": "other", "prompt": ""}', 404, "no model 'other'; available: gpt, llm"),
     (b'{"model": "llm", "prompt": 7}', 400, "prompt must be"),
     (b'{"model": "llm", "stream": 1}', 400, "stream must be true or false"),
     (b'{"model": "llm", "max_tokens": -1}', 400, "max_tokens must be"),
@@ -374,3 +377,80 @@ async def test_a_hundred_requests_under_faults_are_each_answered_exactly_once() 
         prompts = [asked["messages"][0]["content"] for asked in served.fake.asked]
         assert len(prompts) == len(set(prompts))
         assert (served.llm.waiting, served.llm.running) == (0, 0)
+
+
+async def test_embeddings_are_passed_through_under_the_models_name_with_their_cost() -> None:
+    async with serving() as served:
+        answer = await served.client.post("/v1/embeddings", json={"model": "llm", "input": ["a", "b"]})
+        assert answer.status_code == 200
+        document = answer.json()
+        assert (document["object"], document["model"], document["data"][0]["embedding"]) == ("list", "llm", [0.5])
+        assert document["usage"]["prompt_tokens"] == 2
+        assert "joulery" in document["usage"]
+        assert served.fake.asked[0] == {"model": "fake-1", "input": ["a", "b"]}
+        wrong = await served.client.post("/v1/embeddings", json={"model": "llm"})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "input")
+        assert [record.outcome for record in served.records] == ["ok", "invalid"]
+
+
+async def test_responses_are_passed_through_whole_and_as_typed_events() -> None:
+    async with serving() as served:
+        asked = {"model": "llm", "input": [{"role": "user", "content": "Say hello."}]}
+        whole = (await served.client.post("/v1/responses", json=asked)).json()
+        assert (whole["model"], whole["output"][0]["content"][0]["text"]) == ("llm", "w0 w1 ")
+        assert whole["usage"]["output_tokens"] == 2
+        stream = await served.client.post("/v1/responses", json={**asked, "stream": True})
+        events = [part for part in stream.text.split("\n\n") if part.startswith("event: ")]
+        kinds = [part.split("\n")[0].removeprefix("event: ") for part in events]
+        assert kinds == ["response.created", *["response.output_text.delta"] * 2, "response.completed"]
+        last = json.loads(events[-1].split("data: ", 1)[1])
+        assert last["response"]["model"] == "llm"
+        assert "[DONE]" not in stream.text
+        assert [record.outcome for record in served.records] == ["ok", "ok"]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_an_unknown_route_is_a_404_in_openais_form(method: str) -> None:
+    async with serving() as served:
+        answer = await served.client.request(method, "/v1/nothing")
+        assert answer.status_code == 404
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert (error["type"], error["code"]) == ("invalid_request_error", "unknown_url")
+        served.gateway.text = None
+        answer = await served.client.request(method, "/v1/models")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
+
+
+async def test_errors_have_openais_form_with_the_parameter_and_a_missing_token_too() -> None:
+    async with serving(token="a-long-token") as served:
+        answer = await served.ask()
+        assert answer.status_code == 401
+        assert answer.json()["error"]["code"] == "invalid_api_key"
+        headers = {"authorization": "Bearer a-long-token"}
+        answer = await served.client.post(CHAT, headers=headers, json={"model": "llm", "messages": [], "max_tokens": 1})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+
+
+async def test_an_alias_is_the_model_and_tracing_headers_reach_the_engine() -> None:
+    async with serving() as served:
+        headers = {"traceparent": "00-ab-cd-01", "x-request-id": "req-7", "x-secret": "no"}
+        body = {"model": "gpt", "messages": [{"role": "user", "content": "hi 1"}]}
+        answer = await served.client.post(CHAT, json=body, headers=headers)
+        assert (answer.status_code, answer.json()["model"]) == (200, "llm")
+        assert answer.headers["x-request-id"] == "req-7"
+        sent = served.fake.headers[-1]
+        assert (sent["traceparent"], sent["x-request-id"]) == ("00-ab-cd-01", "req-7")
+        assert "x-secret" not in sent
+        names = {each["id"] for each in (await served.client.get("/v1/models")).json()["data"]}
+        assert names == {"llm", "gpt"}
+
+
+async def test_no_error_of_a_server_shows_its_address_to_a_client() -> None:
+    async with serving() as served:
+        for fault in ("500", "html", "429", "lie", "garbage"):
+            served.fake.fault = fault
+            answer = await served.ask()
+            assert answer.status_code >= 400
+            assert "127.0.0.1" not in answer.text
+            assert "http://" not in answer.text

@@ -164,7 +164,7 @@ def mount_llms(
     if ledger is not None:
         sinks.append(ledger.request)
         watches.append(ledger.charge)
-    gateway.text = OpenAIRoutes(text.llms, gateway.bodies, sinks, watches)
+    gateway.text = OpenAIRoutes(text.llms, gateway.bodies, sinks, watches, text.aliases)
     return text
 
 

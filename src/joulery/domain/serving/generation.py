@@ -11,12 +11,16 @@ from joulery.domain.serving.engine import EnergyShare
 
 
 class GenerationKind(StrEnum):
-    """The two generating endpoints of the OpenAI API; the value is the ``object`` of their answers."""
+    """The endpoints of the OpenAI API that run a model; the value is the ``object`` of their answers."""
 
     CHAT = "chat.completion"
     """``/v1/chat/completions``: messages in, one message out."""
     COMPLETION = "text_completion"
     """``/v1/completions``: a prompt in, its continuation out."""
+    RESPONSE = "response"
+    """``/v1/responses``: passed through; its stream consists of typed events."""
+    EMBEDDING = "list"
+    """``/v1/embeddings``: passed through; vectors out, never a stream."""
 
 
 class Dialect(StrEnum):
@@ -44,7 +48,7 @@ class GenerationRequest(NamedTuple):
 
     Attributes:
         model: The model's name at the gateway.
-        kind: Chat or completion.
+        kind: The endpoint.
         body: The client's JSON object.
         prompt: The text the answer's length is predicted from: the messages, last one first, or the prompt.
         stream: Whether the client wants the answer as a stream.

@@ -16,7 +16,7 @@ import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 import orjson
@@ -32,7 +32,15 @@ from joulery.adapters.engines.remote.openai_answers import (
 from joulery.domain.serving.engine import Outcome, RequestError
 from joulery.domain.serving.generation import Dialect, GenerationEvent, GenerationKind, GenerationRequest
 
-PATHS = {GenerationKind.CHAT: "/v1/chat/completions", GenerationKind.COMPLETION: "/v1/completions"}
+PATHS = {
+    GenerationKind.CHAT: "/v1/chat/completions",
+    GenerationKind.COMPLETION: "/v1/completions",
+    GenerationKind.RESPONSE: "/v1/responses",
+    GenerationKind.EMBEDDING: "/v1/embeddings",
+}
+_CONTENT_KEYS = {GenerationKind.RESPONSE: "output", GenerationKind.EMBEDDING: "data"}
+"""Where an answer holds its content; ``choices`` of all others."""
+_LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")
 _MAX_ANSWER_BYTES = 64 << 20
 _OWN_KEYS = ("priority", "stream_options", "model")
 """Keys of a request that joulery sets."""
@@ -69,20 +77,6 @@ class Upstream:
     answer_s: float = 600.0
     connections: int = 1000
     check_model: bool = True
-
-
-class Forwarded(NamedTuple):
-    """A response that is passed through unchanged.
-
-    Attributes:
-        status: HTTP status.
-        content_type: Of the body.
-        body: The bytes.
-    """
-
-    status: int
-    content_type: str
-    body: bytes
 
 
 class OpenAiEngine:
@@ -139,7 +133,7 @@ class OpenAiEngine:
         self, request: GenerationRequest, priority: int | None, /
     ) -> AsyncGenerator[GenerationEvent, None]:
         """The answer as it arrives; see :meth:`joulery.domain.serving.generation.LLMEngine.generate`."""
-        streamed = not any(request.body.get(key) for key in _UNSTREAMED_KEYS)
+        streamed = _can_stream(request)
         async with self._faults():
             sending = self._open().send(self._request(request, priority, streamed), stream=True)
             answer = await (self._patient(sending) if streamed else sending)
@@ -147,28 +141,13 @@ class OpenAiEngine:
                 if answer.status_code != 200:
                     raise self._refusal(answer.status_code, answer.headers, await _bounded(answer))
                 if not answer.headers.get("content-type", "").startswith("text/event-stream"):
-                    yield self._whole(await _bounded(answer))
+                    yield self._whole(request.kind, await _bounded(answer))
                     return
                 async with aclosing(self._stream(answer, request)) as events:
                     async for event in events:
                         yield event
             finally:
                 await answer.aclose()
-
-    async def forward(self, path: str, request: GenerationRequest) -> Forwarded:
-        """Pass a request of another kind through, such as ``/v1/embeddings``, under the server's name for the model.
-
-        Raises:
-            RequestError: The server cannot be reached or does not answer.
-        """
-        body = orjson.dumps({**request.body, "model": self.upstream.model})
-        async with self._faults():
-            answer = await self._open().post(
-                path, content=body, headers=list(request.headers), timeout=self._time_limits(self.upstream.answer_s)
-            )
-            kind = answer.headers.get("content-type", "application/json")
-            return Forwarded(answer.status_code, kind, answer.content)
-        raise AssertionError("unreachable")
 
     @asynccontextmanager
     async def _faults(self) -> AsyncIterator[None]:
@@ -222,15 +201,18 @@ class OpenAiEngine:
     def _body(self, request: GenerationRequest, priority: int | None, streamed: bool) -> bytes:
         body: dict[str, Any] = {key: value for key, value in request.body.items() if key not in _OWN_KEYS}
         body["model"] = self.upstream.model
-        body["stream"] = streamed
+        if priority is not None and self.dialect.orders:
+            body["priority"] = self.dialect.priority(priority)
+        if request.kind is not GenerationKind.EMBEDDING:
+            body["stream"] = streamed
         if streamed:
+            if request.kind is GenerationKind.RESPONSE:
+                return orjson.dumps(body)
             given = request.body.get("stream_options")
             options = {**(given if isinstance(given, dict) else {}), "include_usage": True}
             if self.dialect is Dialect.VLLM:
                 options["continuous_usage_stats"] = True
             body["stream_options"] = options
-        if priority is not None and self.dialect.orders:
-            body["priority"] = self.dialect.priority(priority)
         return orjson.dumps(body)
 
     async def _patient(self, arrival: Coroutine[Any, Any, T], *, waits: bool = True) -> T:
@@ -260,15 +242,14 @@ class OpenAiEngine:
             return False
         return answer.status_code < 500
 
-    def _whole(self, content: bytes) -> GenerationEvent:
-        data = self._checked(self._object(content))
-        return self._final(data)
+    def _whole(self, kind: GenerationKind, content: bytes) -> GenerationEvent:
+        return self._final(kind, self._checked(self._object(content)))
 
-    def _final(self, data: dict[str, Any], counted: int = 0) -> GenerationEvent:
+    def _final(self, kind: GenerationKind, data: dict[str, Any], counted: int = 0) -> GenerationEvent:
         """The event of a whole answer, of which ``counted`` tokens were reported before."""
-        choices = data.get("choices")
-        if not isinstance(choices, list) or not choices:
-            raise self._error("sent an answer without choices", Outcome.CRASHED)
+        key = _CONTENT_KEYS.get(kind, "choices")
+        if not isinstance(data.get(key), list) or not data[key]:
+            raise self._error(f"sent an answer without {key}", Outcome.CRASHED)
         usage = usage_in(data)
         return GenerationEvent(data, 0 if usage is None else max(0, usage.completion - counted), usage)
 
@@ -286,6 +267,7 @@ class OpenAiEngine:
                 tokens = count.add(data, usage)
                 if request.stream:
                     yield GenerationEvent(data, tokens, usage)
+                    finished = finished or data.get("type") in _LAST_EVENTS
                 else:
                     assembler.add(data)
                     if tokens:
@@ -293,7 +275,7 @@ class OpenAiEngine:
         if not finished:
             raise self._error("ended its stream before it was done", Outcome.CRASHED)
         if not request.stream:
-            yield self._final(assembler.answer(), count.counted)
+            yield self._final(request.kind, assembler.answer(), count.counted)
 
     async def _pieces(self, answer: httpx.Response) -> AsyncGenerator[bytes, None]:
         """The bytes of a stream; a silent one is given up, unless its request may be waiting in the engine's queue."""
@@ -312,8 +294,10 @@ class OpenAiEngine:
         if error:
             text = error.get("message", error) if isinstance(error, dict) else error
             raise self._error(f"failed: {text}", Outcome.CRASHED)
-        named = data.get("model")
-        if self.upstream.check_model and not _same_model(named, self.upstream.model):
+        response = data.get("response")
+        named = response.get("model") if isinstance(response, dict) else data.get("model")
+        partial = str(data.get("type", "")).startswith("response.") and named is None
+        if self.upstream.check_model and not partial and not _same_model(named, self.upstream.model):
             raise self._error(f"answered as model {named!r}", Outcome.CRASHED)
         return data
 
@@ -352,6 +336,15 @@ class OpenAiEngine:
 async def _next(iterator: AsyncIterator[bytes]) -> bytes:
     """The next bytes; empty at the end."""
     return await anext(iterator, b"")
+
+
+def _can_stream(request: GenerationRequest) -> bool:
+    """Whether the answer is read as a stream; one of ``/v1/responses`` only where the client wants that."""
+    if request.kind is GenerationKind.EMBEDDING:
+        return False
+    if request.kind is GenerationKind.RESPONSE:
+        return request.stream
+    return not any(request.body.get(key) for key in _UNSTREAMED_KEYS)
 
 
 def _plain_transport(url: str) -> Http11Transport | None:

@@ -45,10 +45,12 @@ async def sse_messages(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 def usage_in(data: dict[str, Any]) -> TokenUsage | None:
     """The token counts a message reports; None where it reports none."""
-    usage = data.get("usage")
+    response = data.get("response")
+    usage = response.get("usage") if isinstance(response, dict) else data.get("usage")
     if not isinstance(usage, dict):
         return None
-    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
+    completion = usage.get("completion_tokens", usage.get("output_tokens", 0))
     if not (isinstance(prompt, int) and isinstance(completion, int)):
         return None
     return TokenUsage(max(0, prompt), max(0, completion), reported=True)
@@ -71,7 +73,10 @@ class TokenCount:
 
     def add(self, data: dict[str, Any], usage: TokenUsage | None) -> int:
         """Tokens that a chunk adds."""
-        new = _choices_with_text(data) if usage is None else max(0, usage.completion - self.counted)
+        if usage is not None:
+            new = max(0, usage.completion - self.counted)
+        else:
+            new = 1 if str(data.get("type", "")).endswith(".delta") else _choices_with_text(data)
         self.counted += new
         return new
 
