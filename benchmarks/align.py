@@ -15,9 +15,8 @@ import numpy as np
 
 from benchmarks import Result
 from joulery.accounting.align import align
-from joulery.accounting.integrate import Metered
 from joulery.accounting.steps import PowerSteps
-from joulery.domain.energy.power import Channel, ReadingKind
+from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.quality import Quality
 from joulery.domain.trace.events import EventTrace
 
@@ -30,9 +29,10 @@ STEP_EVENTS = 13
 CHILD = """
 import sys, time
 from pathlib import Path
-from joulery.runtime.tracing.anatomy import How, account_files
+from joulery.app.runs import account_files
+from joulery.runtime.tracing.anatomy import AccountSettings
 ready = time.process_time()
-made = account_files(Path(sys.argv[1]), Path(sys.argv[2]), How())
+made = account_files(Path(sys.argv[1]), Path(sys.argv[2]), AccountSettings())
 gpu = made.footprint.devices[1]
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(time.process_time() - ready, peak.split()[1], len(made.trace),
@@ -57,21 +57,21 @@ def trace(count: int) -> EventTrace:
     )
 
 
-def meter(end_ns: int) -> Metered:
+def meter(end_ns: int) -> PowerSteps:
     """A reading every 4 ms, 50 to 150 W."""
     edges = np.arange(0, end_ns + PERIOD_NS, PERIOD_NS)
     watts = np.random.default_rng(1).uniform(50, 150, len(edges) - 1)
-    return Metered(Channel("CPU:0", "package", ReadingKind.POWER, "fake", Quality.MEASURED), PowerSteps(edges, watts))
+    return PowerSteps(Channel("CPU:0", "package", ReadingKind.POWER, "fake", Quality.MEASURED), edges, watts)
 
 
-def walk(events: EventTrace, power: Metered) -> dict[int, float]:
+def walk(events: EventTrace, power: PowerSteps) -> dict[int, float]:
     """The plain way: every stamp in order, the events active in each segment share its energy."""
     entry, leave = defaultdict(list), defaultdict(list)
     for number, (start, end) in enumerate(zip(events.start_ns.tolist(), events.end_ns.tolist(), strict=True)):
         entry[start].append(number)
         leave[end].append(number)
-    stamps = sorted({*entry, *leave, *power.steps.edges_ns[:-1].tolist()})
-    watts = power.steps.at(np.array(stamps)).tolist()
+    stamps = sorted({*entry, *leave, *power.edges_ns[:-1].tolist()})
+    watts = power.at(np.array(stamps)).tolist()
     energy: dict[int, float] = defaultdict(float)
     ops, active = events.op.tolist(), set()
     for at, begin in enumerate(stamps[:-1]):

@@ -1,4 +1,4 @@
-"""What a loan costs: setting, renewing, watching; and how long a setting outlives a controller that is killed."""
+"""Cost of a leased setting: setting, renewing, watching; and how long it outlives a killed controller."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def run() -> Result:
         outlived = sorted(outlived_s(tree, folder / "others") for _ in range(KILLS))
     rows = [
         (
-            "one clock set on loan (8 policies, verified): CPU / wall",
+            "one leased clock setting (8 policies, verified): CPU / wall",
             f"{_ms(cpu_s / SETTINGS)} / {_ms(wall_s / SETTINGS)}",
         ),
         ("one renewal, CPU", _ms(renewing_s / SETTINGS)),
@@ -82,7 +82,7 @@ def run() -> Result:
         ("a clock outlives `kill -9`, median / longest", f"{_ms(statistics.median(outlived))} / {_ms(outlived[-1])}"),
     ]
     return Result(
-        "Settings on loan",
+        "Leased settings",
         ("what", "figure"),
         rows,
         notes=(

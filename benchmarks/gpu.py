@@ -32,9 +32,9 @@ from joulery.adapters.tracers.kineto.reader import read_columns
 from joulery.domain.errors import CapabilityError
 from joulery.domain.trace.events import UNNAMED
 from joulery.domain.trace.tracing import Steps
-from joulery.runtime.measuring.readings import unfold
 from joulery.store.run.directory import open_run
-from reproduce.smaragdine import Check, passes, shares
+from joulery.store.run.readings import load_readings
+from reproduce.smaragdine import RangeCheck, passes, shares
 
 INSTANT_PERIOD_S = 0.02
 
@@ -153,7 +153,7 @@ def measured_totals(step: Callable[[], None], seconds: float, nvml: Any = None) 
                 step()
             end, after_j = time.time_ns(), driver.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
             zeus_j = zeus() if zeus else None
-        traces = [trace for trace in unfold(open_run(run_folder)).traces if trace.channel.device == "gpu:0"]
+        traces = [trace for trace in load_readings(open_run(run_folder)).traces if trace.channel.device == "gpu:0"]
         ours = sum(float(energy_by_bin(power_steps(one), np.array([begin, end]))[0].sum()) for one in traces)
     return Totals((end - begin) / 1e9, ours, after_j - before_j, integral_j(watts, begin, end), zeus_j)
 
@@ -210,18 +210,18 @@ def _zeus() -> Callable[[], float] | None:
     return lambda: float(monitor.end_window("check").total_energy)
 
 
-def judged(totals: Totals) -> list[Check]:
+def judged(totals: Totals) -> list[RangeCheck]:
     """joulery's joules against each other reader's."""
     lines = [
-        Check("total: seconds compared", totals.seconds, 10.0, float("inf")),
-        Check("total against the energy counter", _ratio(totals.joulery_j, totals.counter_j), 0.98, 1.02),
+        RangeCheck("total: seconds compared", totals.seconds, 10.0, float("inf")),
+        RangeCheck("total against the energy counter", _ratio(totals.joulery_j, totals.counter_j), 0.98, 1.02),
     ]
     if totals.zeus_j is not None:
-        lines.append(Check("total against ZeusMonitor", _ratio(totals.joulery_j, totals.zeus_j), 0.98, 1.02))
+        lines.append(RangeCheck("total against ZeusMonitor", _ratio(totals.joulery_j, totals.zeus_j), 0.98, 1.02))
     instant_j = totals.instant_j if totals.instant_j is not None else float("nan")
     return [
         *lines,
-        Check("integral of instantaneous power against the total", _ratio(instant_j, totals.joulery_j), 0.9, 1.1),
+        RangeCheck("integral of instantaneous power against the total", _ratio(instant_j, totals.joulery_j), 0.9, 1.1),
     ]
 
 
@@ -257,15 +257,15 @@ def linked(columns: Any) -> tuple[float, float]:
     return _ratio(linked_ns, whole_ns), _ratio(named_ns, whole_ns)
 
 
-def judged_kernels(to_operation: float, to_module: float) -> list[Check]:
+def judged_kernels(to_operation: float, to_module: float) -> list[RangeCheck]:
     """Kernel time that finds where it belongs."""
     return [
-        Check("kernel time linked to an operation", to_operation, 0.99, 1.0),
-        Check("kernel time linked to a module", to_module, 0.97, 1.0),
+        RangeCheck("kernel time linked to an operation", to_operation, 0.99, 1.0),
+        RangeCheck("kernel time linked to a module", to_module, 0.97, 1.0),
     ]
 
 
-def anatomy(step: Callable[[], None], plan: Plan) -> list[Check]:
+def anatomy(step: Callable[[], None], plan: Plan) -> list[RangeCheck]:
     """Checks 4 to 9 of a run of which ten steps are recorded."""
     with joulery.trace(steps=plan.schedule) as traced:
         for _ in range(plan.steps):
@@ -274,9 +274,9 @@ def anatomy(step: Callable[[], None], plan: Plan) -> list[Check]:
     return [*shares(footprint, plan.device, spread=0.007), *passes(footprint, plan.device, products=9)]
 
 
-def overhead(step: Callable[[], None], plan: Plan) -> Check:
+def overhead(step: Callable[[], None], plan: Plan) -> RangeCheck:
     """What recording ten steps costs a run, per step: upper end of the interval."""
     many = repeated(step, plan.steps)
     took = rounds(many, {"plain": nothing, "recorded": lambda: recording(plan.schedule)})
     wall = Ratio.of(took["recorded"], took["plain"], around=True).wall
-    return Check("overhead a step, upper end", statistics.fmean(wall) + half_interval(wall), -1.0, 0.03)
+    return RangeCheck("overhead a step, upper end", statistics.fmean(wall) + half_interval(wall), -1.0, 0.03)

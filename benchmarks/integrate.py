@@ -10,9 +10,12 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks import Result
-from joulery.accounting.integrate import integrate
+from joulery.accounting.charge import IdleRule, charge
+from joulery.accounting.steps import power_steps
 from joulery.domain.energy.carbon import CarbonSeries
-from joulery.domain.energy.power import Channel, PowerTrace, ReadingKind
+from joulery.domain.energy.channel import Channel, ReadingKind
+from joulery.domain.energy.footprint import Footprint
+from joulery.domain.energy.power import PowerTrace
 from joulery.domain.quality import Quality
 
 SECONDS = 365 * 86400
@@ -68,6 +71,12 @@ def timed(work: Callable[[], object], repeats: int = 5) -> tuple[float, float]:
     return statistics.median(user), statistics.median(wall)
 
 
+def integrate(readings: PowerTrace, t0_s: float, t1_s: float, carbon: CarbonSeries) -> Footprint:
+    """Joules and grams of a device that one run has to itself."""
+    power, devices = [power_steps(readings)], {readings.channel.device}
+    return charge(power, {}, t0_s, t1_s, idle=IdleRule.WHOLE, exclusive=devices, carbon=carbon).run
+
+
 def run() -> Result:
     """Time them all in this process."""
     series, end_s = carbon(), float(START_S + SECONDS)
@@ -77,7 +86,7 @@ def run() -> Result:
         "joulery, power readings with gaps": _ours(ReadingKind.POWER, series, gaps=True),
     }
     readings = trace(ReadingKind.POWER)
-    exact_g, looked_up_g = integrate([readings], START_S, end_s - 1, carbon=series).carbon_g, lookup(readings, series)
+    exact_g, looked_up_g = integrate(readings, START_S, end_s - 1, carbon=series).carbon_g, lookup(readings, series)
     loop_user_s, loop_wall_s = timed(lambda: loop(readings, series))
     peers = {
         "plain NumPy, intensity looked up for each sample": timed(lambda: lookup(readings, series)),
@@ -94,9 +103,9 @@ def run() -> Result:
         [(name, f"{user:.2f} s", f"{wall:.2f} s") for name, (user, wall) in (ours | peers).items()],
         notes=[
             f"{SECONDS:,} samples, {len(series):,} hours, medians of five; reading the trace from disk is not counted. "
-            f"`integrate` converts the readings to steps, cuts them at every hour, and returns joules, grams and both "
-            f"coverages. The looked-up grams differ by {difference:.1e} here, where hours begin exactly on a sample; "
-            "on a trace that they cut, only `integrate` is right.",
+            f"The account converts the readings to steps, splits them at every hour, and returns joules, grams and "
+            f"both coverages. The looked-up grams differ by {difference:.1e} here, where hours begin on a sample; on "
+            "a trace that they split, only the account is right.",
         ],
         checks=[("at most 1 s of user CPU, whatever the meter", slowest_s <= 1.0)],
     )
@@ -104,4 +113,4 @@ def run() -> Result:
 
 def _ours(kind: ReadingKind, series: CarbonSeries, *, gaps: bool = False) -> tuple[float, float]:
     readings = trace(kind, gaps=gaps)
-    return timed(lambda: integrate([readings], START_S, START_S + SECONDS, carbon=series))
+    return timed(lambda: integrate(readings, START_S, START_S + SECONDS, carbon=series))

@@ -27,7 +27,7 @@ def error(energies: dict[str, float], truth: dict[str, float]) -> float:
 def _estimated(sim: Simulated) -> dict[str, float]:
     """Regression, also where the product would decline it."""
     cut = session(sim.trace, sim.window_ns)
-    found = regress(cut, cut.on(DEVICE), device_power([sim.meter.steps], sim.window_ns))
+    found = regress(cut, cut.on(DEVICE), device_power([sim.meter], sim.window_ns))
     return dict(zip(cut.rows.op, found.energy_j.tolist(), strict=True))
 
 

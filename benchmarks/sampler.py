@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import Result
-from joulery.app.wiring.meters import MeterSpec
+from joulery.domain.energy.channel import MeterSpec
 from joulery.runtime.measuring.sampler_config import SamplerConfig
 from joulery.runtime.measuring.sampling import SamplerProcess
-from joulery.store.run.recordings import Recording, read_recordings
+from joulery.store.run.readings import Recording, read_recordings
 
 PERIOD_S = 0.004
 ALONE_S = 10.0
@@ -98,7 +98,7 @@ def powercap(root: Path) -> Path:
 def sampling(root: Path, tree: Path) -> Iterator[tuple[SamplerProcess, Path]]:
     """A sampler that reads, and the folder it writes to."""
     folder = Path(tempfile.mkdtemp(dir=root))
-    orders = SamplerConfig(
+    config = SamplerConfig(
         folder=str(folder),
         parent=os.getpid(),
         root=os.getpid(),
@@ -107,7 +107,7 @@ def sampling(root: Path, tree: Path) -> Iterator[tuple[SamplerProcess, Path]]:
         max_cpu_ratio=1.0,
         meters=(MeterSpec("rapl", {"root": str(tree)}),),
     )
-    sampler = SamplerProcess.start(orders)
+    sampler = SamplerProcess.start(config)
     sampler.wait_ready()
     yield sampler, folder
     sampler.stop()

@@ -16,9 +16,9 @@ import click
 
 from joulery.accounting.edd import Node, tree
 from joulery.accounting.rows import folded
+from joulery.app.runs import load_anatomies
 from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.errors import DataError
-from joulery.runtime.tracing.anatomies import load_anatomies
 from reproduce.claim import Claim, json_option, print_claims, verdict
 from reproduce.product import EXAMPLES
 
@@ -28,7 +28,7 @@ FEED_FORWARD = re.compile(r"/(intermediate|transformer/output)/dense/")
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class RangeCheck:
     """A figure and what it should lie between."""
 
     name: str
@@ -42,7 +42,7 @@ class Check:
         return self.low <= self.value <= self.high
 
 
-def shares(footprint: TensorFootprint, device: str | None = None, spread: float = 0.015) -> list[Check]:
+def shares(footprint: TensorFootprint, device: str | None = None, spread: float = 0.015) -> list[RangeCheck]:
     """Checks 5 to 7: shares of the forward pass.
 
     Args:
@@ -56,16 +56,16 @@ def shares(footprint: TensorFootprint, device: str | None = None, spread: float 
     layers = [node.share_ratio for node in encoder.children if node.name.startswith("layer_")]
     mean = statistics.fmean(layers)
     return [
-        Check("5 encoder, of bert", encoder.share_ratio, 0.990, 1.0),
-        Check("6 a layer, of the encoder: mean", mean, 0.083, 0.0834),
-        Check("6 the same: standard deviation", statistics.pstdev(layers), 0.0, spread),
-        Check("6 layer_0 against the mean", layers[0] / mean - 1, -0.10, 0.10),
-        Check("7 attention, of layer_0", attention.share_ratio, 0.35, 0.47),
-        Check("7 self, of attention", _at(attention, "self").share_ratio, 0.65, 0.82),
+        RangeCheck("5 encoder, of bert", encoder.share_ratio, 0.990, 1.0),
+        RangeCheck("6 a layer, of the encoder: mean", mean, 0.083, 0.0834),
+        RangeCheck("6 the same: standard deviation", statistics.pstdev(layers), 0.0, spread),
+        RangeCheck("6 layer_0 against the mean", layers[0] / mean - 1, -0.10, 0.10),
+        RangeCheck("7 attention, of layer_0", attention.share_ratio, 0.35, 0.47),
+        RangeCheck("7 self, of attention", _at(attention, "self").share_ratio, 0.65, 0.82),
     ]
 
 
-def passes(footprint: TensorFootprint, device: str | None = None, products: int = 10) -> list[Check]:
+def passes(footprint: TensorFootprint, device: str | None = None, products: int = 10) -> list[RangeCheck]:
     """Checks 4, 8 and 9: names, the top ten inside the encoder, backward against forward.
 
     Args:
@@ -80,18 +80,18 @@ def passes(footprint: TensorFootprint, device: str | None = None, products: int 
     named = [(op.startswith("<no module>"), ns) for _, op, phase, ns in rows if phase in total]
     inside = sorted((row[:3] for row in _rows(folded(footprint), device) if "/encoder/" in row[1]), reverse=True)[:10]
     return [
-        Check(
+        RangeCheck(
             "4 self time without a module", sum(ns for no, ns in named if no) / sum(ns for _, ns in named), 0.0, 0.03
         ),
-        Check(
+        RangeCheck(
             "8 products among the top ten of the encoder",
             sum(bool(PRODUCT.search(op)) for _, op, _ in inside),
             products,
             10,
         ),
-        Check("8 feed-forward products among the first six", _feed_forward(inside[:6]), 6, 6),
-        Check("8 backward among the ten", sum(phase == "backward" for _, _, phase in inside), 5, 10),
-        Check("9 backward over forward", total["backward"] / total["forward"], 1.6, 2.3),
+        RangeCheck("8 feed-forward products among the first six", _feed_forward(inside[:6]), 6, 6),
+        RangeCheck("8 backward among the ten", sum(phase == "backward" for _, _, phase in inside), 5, 10),
+        RangeCheck("9 backward over forward", total["backward"] / total["forward"], 1.6, 2.3),
     ]
 
 
@@ -117,7 +117,7 @@ def _at(node: Node, path: str) -> Node:
 @click.argument("run", required=False, type=click.Path(path_type=Path))
 @json_option
 def command(run: Path | None, as_json: bool) -> int:
-    """Check the shares that the paper gives for BERT-base in RUN, a traced run of examples/anatomy/pretrain.py.
+    """RangeCheck the shares that the paper gives for BERT-base in RUN, a traced run of examples/anatomy/pretrain.py.
 
     Without RUN, measure one now: three training steps on this machine (needs torch and transformers; some minutes).
     Exits with 1 if a share is outside its range.

@@ -118,7 +118,11 @@ class SlurmCluster:
     def wait_idle(self) -> None:
         """Until every node is ready."""
         self._until(
-            lambda: self._try("sinfo", "-h", "-N", "-o", "%t").split() == ["idle"] * self.nodes, "nodes stay down"
+            lambda: (
+                set(self._try("sinfo", "-h", "-N", "-o", "%N=%t").split())
+                == {f"g{n}=idle" for n in range(1, self.nodes + 1)}
+            ),
+            "nodes stay down",
         )
 
     def _spawn(self, name: str, *command: str) -> None:
@@ -173,9 +177,17 @@ def _end_inside(folder: Path) -> None:
 
 @contextmanager
 def slurm_cluster(
-    folder: Path, nodes: int = 4, gpus: int = 2, kill_wait: int = 3, submit_lua: str = ""
+    folder: Path, nodes: int = 4, gpus: int = 2, kill_wait: int = 3, submit_lua: str = "", conf_lines: str = ""
 ) -> Iterator[SlurmCluster]:
-    """Nodes ``g1`` … with fake GPUs (null devices), torn down at the end; ``submit_lua`` is its job_submit.lua."""
+    """Nodes ``g1`` … with fake GPUs (null devices), torn down at the end.
+
+    Args:
+        folder: Scratch folder.
+        nodes, gpus: Number of nodes, and of GPUs of each.
+        kill_wait: Seconds from SIGTERM to SIGKILL.
+        submit_lua: Its job_submit.lua.
+        conf_lines: Further lines of slurm.conf.
+    """
     for part in ("state", "dev", *(f"spool/g{n}" for n in range(1, nodes + 1))):
         (folder / part).mkdir(parents=True)
     for gpu in range(gpus):
@@ -191,6 +203,7 @@ def slurm_cluster(
     conf.write_text(
         _CONF.format(host=host, port=port, folder=folder, kill_wait=kill_wait, nodes="\n".join(lines), count=nodes)
     )
+    conf.write_text(conf.read_text() + conf_lines)
     if submit_lua:
         (folder / "job_submit.lua").write_text(submit_lua)
         conf.write_text(conf.read_text() + "JobSubmitPlugins=lua\n")

@@ -7,15 +7,15 @@ import math
 import numpy as np
 
 from reproduce.claim import Claim
-from reproduce.clover.figures import Figures, Mean
+from reproduce.clover.figures import CloverFigures, Mean
 
 
-def claims(made: Figures) -> tuple[Claim, ...]:
+def claims(made: CloverFigures) -> tuple[Claim, ...]:
     """Every claim with a number in the text."""
     return (*_effect(made), *_search(made), *_robust(made))
 
 
-def _effect(made: Figures) -> list[Claim]:
+def _effect(made: CloverFigures) -> list[Claim]:
     mine = [made.mean(service, "clover") for service in made.services]
     saved, same = [one.saving_ratio for one in mine], [one.saving_same_gpus_ratio for one in mine]
     points, relative = [one.loss_points for one in mine], [100 * one.loss_ratio for one in mine]
@@ -34,7 +34,7 @@ def _effect(made: Figures) -> list[Claim]:
     ]  # fmt: skip
 
 
-def _search(made: Figures) -> list[Claim]:
+def _search(made: CloverFigures) -> list[Claim]:
     clover = [made.mean(service, "clover") for service in made.services]
     blover = [made.mean(service, "blover") for service in made.services]
     learning = [made.mean(service, "learning") for service in made.services]
@@ -52,7 +52,7 @@ def _search(made: Figures) -> list[Claim]:
     ]
 
 
-def _robust(made: Figures) -> list[Claim]:
+def _robust(made: CloverFigures) -> list[Claim]:
     rising = all(bool(np.all(np.diff(made.weights[service], axis=0) >= -1e-9)) for service in made.services)
     regions = [one.saving_ratio for one in made.means if one.scheme == "clover"]
     found = [
@@ -70,7 +70,7 @@ def _robust(made: Figures) -> list[Claim]:
     ]  # fmt: skip
 
 
-def _threshold(made: Figures, loss: float, paper: str, bar: float) -> Claim:
+def _threshold(made: CloverFigures, loss: float, paper: str, bar: float) -> Claim:
     mine = [one for one in made.allowed if one.loss_ratio == loss]
     saved = [one.columns_saving_ratio for one in mine]
     best = max((value for value in saved if not math.isnan(value)), default=math.nan)

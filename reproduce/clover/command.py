@@ -14,7 +14,7 @@ from joulery.app.simulation.variant_study import benches_of, grids_of, studies_o
 from joulery.config.scenarios.scenario import VariantsScenario, load_scenario
 from reproduce.claim import output_options, print_claims, write_page
 from reproduce.clover.claims import claims
-from reproduce.clover.figures import Figures, figures
+from reproduce.clover.figures import CloverFigures, figures
 from reproduce.clover.page import page
 
 SCENARIO = Path(__file__).resolve().parents[2] / "examples" / "clover-48h.yaml"
@@ -49,7 +49,7 @@ def command(
     print_claims(claims(made), _document(made, qualities, seeds), as_json=as_json, notes=notes)
 
 
-def _document(made: Figures, qualities: dict[str, str], seeds: int) -> dict[str, Any]:
+def _document(made: CloverFigures, qualities: dict[str, str], seeds: int) -> dict[str, Any]:
     return {
         "paper": "clover",
         "quality": "simulated",

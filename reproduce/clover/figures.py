@@ -1,6 +1,6 @@
 """The figures of Clover's evaluation (SC'23, Figs. 9 to 16), worked out again on a table of trials.
 
-Nothing is drawn here; :mod:`reproduce.clover.page` does that.
+Results only; :mod:`reproduce.clover.page` draws them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Mean:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class TriedConfiguration:
     """One configuration tried (Fig. 13): relative changes in percent, whether it kept the limit, was settled on."""
 
     accuracy_percent: float
@@ -83,7 +83,7 @@ class Allowed:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Figures:
+class CloverFigures:
     """Everything the pictures show.
 
     Attributes:
@@ -101,7 +101,7 @@ class Figures:
     means: tuple[Mean, ...]
     objective: Mapping[tuple[str, str], FloatArray]
     windows: Mapping[str, FloatArray]
-    invocations: Mapping[str, tuple[tuple[Trial, ...], ...]]
+    invocations: Mapping[str, tuple[tuple[TriedConfiguration, ...], ...]]
     weights: Mapping[str, FloatArray]
     allowed: tuple[Allowed, ...]
     fewer: tuple[Fewer, ...]
@@ -119,7 +119,7 @@ class Figures:
 
 def figures(
     benches: Mapping[str, Bench], grids: Mapping[str, Sequence[float]], settings: StudySettings, seeds: int
-) -> Figures:
+) -> CloverFigures:
     """Work out every figure.
 
     Args:
@@ -147,7 +147,7 @@ def figures(
                         spent[scheme] += _windows(tables, settings) / len(benches)
                     if scheme == "clover":
                         invocations[service] = _invocations(made, grid, settings, tables[0])
-    return Figures(
+    return CloverFigures(
         grids=grids,
         means=tuple(means),
         objective=objective,
@@ -193,7 +193,7 @@ def _windows(tables: Sequence[Timetable], settings: StudySettings) -> FloatArray
 
 def _invocations(
     made: Bench, grid: Sequence[float], settings: StudySettings, table: Timetable
-) -> tuple[tuple[Trial, ...], ...]:
+) -> tuple[tuple[TriedConfiguration, ...], ...]:
     """What the first, the second and the last invocation tried."""
     goal, begin, found = objective_of(made.table, settings), 0, []
     for hour, count in enumerate(table.trials_at):
@@ -207,8 +207,8 @@ def _invocations(
     return tuple(found[at] for at in chosen)
 
 
-def _trial(metrics: TrialMetrics, made: Bench, goal: Objective, g_per_kwh: float, settled: bool) -> Trial:
-    return Trial(
+def _trial(metrics: TrialMetrics, made: Bench, goal: Objective, g_per_kwh: float, settled: bool) -> TriedConfiguration:
+    return TriedConfiguration(
         accuracy_percent=100 * goal.accuracy_change(metrics.accuracy_ratio),
         carbon_percent=100 * goal.carbon_change(metrics.energy_j, g_per_kwh),
         within=metrics.latency_s <= made.table.base_latency_s,

@@ -12,7 +12,7 @@ from joulery.ui.kit.charts import Axes, Dot, Line, Series, bars, legend, lines, 
 from joulery.ui.kit.html import Html, figure, head, static_text, tag, tiles, whole_page
 from reproduce.claim import STYLE, claims_table
 from reproduce.clover.claims import claims
-from reproduce.clover.figures import LOSSES, SCHEMES, WEIGHTS, WINDOWS, Figures, Trial
+from reproduce.clover.figures import LOSSES, SCHEMES, WEIGHTS, WINDOWS, CloverFigures, TriedConfiguration
 
 NAMES = {"yolo": "detection", "efficientnet": "classification", "albert": "language"}
 """Services as people say them."""
@@ -28,7 +28,7 @@ _TRIAL_KEYS = (("chosen", "var(--v2)"), ("within the limit", "var(--v0)"), ("abo
 _COLORS = ("var(--v0)", "var(--v1)", "var(--v2)", "var(--v3)", "var(--v4)", "var(--v5)")
 
 
-def page(made: Figures, qualities: Mapping[str, str]) -> str:
+def page(made: CloverFigures, qualities: Mapping[str, str]) -> str:
     """The page, ready to be written to a file.
 
     Args:
@@ -73,7 +73,7 @@ def _name(service: str) -> str:
     return NAMES.get(service, service)
 
 
-def _tiles(made: Figures) -> Html:
+def _tiles(made: CloverFigures) -> Html:
     mine = [made.mean(service, "clover") for service in made.services]
     ours = [made.mean(service, "learning") for service in made.services]
     saving, same = (float(np.mean([getattr(m, n) for m in mine])) for n in ("saving_ratio", "saving_same_gpus_ratio"))
@@ -88,7 +88,7 @@ def _tiles(made: Figures) -> Html:
     return tiles(facts, four=True)
 
 
-def _figure_9(made: Figures) -> Html:
+def _figure_9(made: CloverFigures) -> Html:
     mine = [made.mean(service, "clover") for service in made.services]
     series = [
         Series("other GPUs off", "var(--v0)", np.array([100 * one.saving_ratio for one in mine])),
@@ -99,7 +99,7 @@ def _figure_9(made: Figures) -> Html:
     return _shown("Fig. 9 · Carbon saved", words, picture, _keys(series))
 
 
-def _figure_9_loss(made: Figures) -> Html:
+def _figure_9_loss(made: CloverFigures) -> Html:
     mine = [made.mean(service, "clover") for service in made.services]
     series = [
         Series("percentage points", "var(--v0)", np.array([one.loss_points for one in mine])),
@@ -110,7 +110,7 @@ def _figure_9_loss(made: Figures) -> Html:
     return _shown("Fig. 9 · Accuracy lost", words, picture, _keys(series))
 
 
-def _figure_9_latency(made: Figures) -> Html:
+def _figure_9_latency(made: CloverFigures) -> Html:
     series = [
         Series(
             _SCHEME_NAMES[scheme],
@@ -126,7 +126,7 @@ def _figure_9_latency(made: Figures) -> Html:
     return _shown("Fig. 9 · Tail latency", words, picture, _keys(series))
 
 
-def _figure_16(made: Figures) -> Html:
+def _figure_16(made: CloverFigures) -> Html:
     series = [
         Series(
             trace.replace("_", " "),
@@ -140,7 +140,7 @@ def _figure_16(made: Figures) -> Html:
     return _shown("Fig. 16 · Regions and seasons", "The paper: more than 60 % (dashed).", picture, _keys(series))
 
 
-def _figure_10(made: Figures, service: str) -> Html:
+def _figure_10(made: CloverFigures, service: str) -> Html:
     dots = []
     for scheme in SCHEMES:
         one = made.mean(service, scheme)
@@ -152,7 +152,7 @@ def _figure_10(made: Figures, service: str) -> Html:
     return _shown(_name(service), "Up and to the right is better.", picture)
 
 
-def _figure_11(made: Figures, service: str) -> Html:
+def _figure_11(made: CloverFigures, service: str) -> Html:
     hours = np.arange(len(next(iter(made.grids.values()))), dtype=np.float64)
     drawn = [
         Line(_SCHEME_NAMES[s], _SCHEME_COLORS[s], hours, made.objective[service, s], _dash(s), steps=True)
@@ -166,7 +166,7 @@ def _dash(scheme: str) -> str | None:
     return {"base": "2 3", "oracle": "6 3", "co2opt": "2 3"}.get(scheme)
 
 
-def _figure_12a(made: Figures) -> Html:
+def _figure_12a(made: CloverFigures) -> Html:
     hours = len(next(iter(made.grids.values())))
     edges = np.linspace(0, hours, WINDOWS + 1).round().astype(int)
     groups = [f"{a}-{b} h" for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)] + ["all"]
@@ -184,7 +184,7 @@ def _figure_12a(made: Figures) -> Html:
     return _shown("Time spent optimising", words, picture, _keys(series))
 
 
-def _figure_12b(made: Figures) -> Html:
+def _figure_12b(made: CloverFigures) -> Html:
     names = ("blover", "clover", "learning")
     series = [
         Series("within the limit", "var(--v2)", _counts(made, names, within=True)),
@@ -197,7 +197,7 @@ def _figure_12b(made: Figures) -> Html:
     return _shown("Configurations tried", words, picture, _keys(series))
 
 
-def _counts(made: Figures, schemes: Sequence[str], *, within: bool) -> np.typing.NDArray[np.float64]:
+def _counts(made: CloverFigures, schemes: Sequence[str], *, within: bool) -> np.typing.NDArray[np.float64]:
     found = []
     for scheme in schemes:
         each = [made.mean(service, scheme) for service in made.services]
@@ -205,7 +205,7 @@ def _counts(made: Figures, schemes: Sequence[str], *, within: bool) -> np.typing
     return np.array(found)
 
 
-def _figures_13(made: Figures) -> list[Html]:
+def _figures_13(made: CloverFigures) -> list[Html]:
     service = "efficientnet" if "efficientnet" in made.invocations else made.services[0]
     shown = []
     for name, trials in zip(("first", "second", "last"), made.invocations[service], strict=False):
@@ -222,15 +222,15 @@ def _figures_13(made: Figures) -> list[Html]:
     return shown
 
 
-def _order(number: int, one: Trial) -> str:
+def _order(number: int, one: TriedConfiguration) -> str:
     return f"{number} ✓" if one.settled else str(number)
 
 
-def _trial_color(one: Trial) -> str:
+def _trial_color(one: TriedConfiguration) -> str:
     return "var(--v2)" if one.settled else "var(--v0)" if one.within else "var(--bad)"
 
 
-def _figure_14a(made: Figures) -> Html:
+def _figure_14a(made: CloverFigures) -> Html:
     x = np.array(WEIGHTS)
     drawn = [
         Line(_name(service), _COLORS[at], x, 100 * made.weights[service][:, 0])
@@ -241,7 +241,7 @@ def _figure_14a(made: Figures) -> Html:
     return _shown("Fig. 14a · Saved", words, picture, [(one.name, one.color, None) for one in drawn])
 
 
-def _figure_14_loss(made: Figures) -> Html:
+def _figure_14_loss(made: CloverFigures) -> Html:
     x = np.array(WEIGHTS)
     drawn = [
         Line(_name(service), _COLORS[at], x, 100 * made.weights[service][:, 1])
@@ -253,7 +253,7 @@ def _figure_14_loss(made: Figures) -> Html:
     )
 
 
-def _figure_14b(made: Figures) -> Html:
+def _figure_14b(made: CloverFigures) -> Html:
     series = []
     for at, service in enumerate(made.services):
         mine = {one.loss_ratio: one for one in made.allowed if one.service == service}
@@ -273,17 +273,17 @@ def _figure_14b(made: Figures) -> Html:
     return _shown("Fig. 14b · Accuracy thresholds", words, picture, _keys(series), wide=True)
 
 
-def _figure_15(made: Figures) -> Html:
+def _figure_15(made: CloverFigures) -> Html:
     return _fewer(
         made, "BASE: the most accurate variant, whole GPUs", "The paper: above 1 on 4 and on 2 GPUs.", mixture=False
     )
 
 
-def _figure_15_mixture(made: Figures) -> Html:
+def _figure_15_mixture(made: CloverFigures) -> Html:
     return _fewer(made, "The published mixtures on {3g, 4g}", "The paper: 2 GPUs suffice.", mixture=True)
 
 
-def _fewer(made: Figures, title: str, words: str, *, mixture: bool) -> Html:
+def _fewer(made: CloverFigures, title: str, words: str, *, mixture: bool) -> Html:
     series = [
         Series(
             _name(one.service),
@@ -316,7 +316,7 @@ def _footer() -> Html:
     )
 
 
-def _main(made: Figures) -> str:
+def _main(made: CloverFigures) -> str:
     return next(iter(made.grids)).replace("_", " ")
 
 

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from joulery.domain.arrays import FloatArray
+from joulery.domain.energy.carbon import JOULES_PER_KWH
 from joulery.perf.power.training_power import POWER_LIMITS, JobClass, NodePower, limited, power_table
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.training.workload import Jobs
-
-_J_PER_KWH = 3.6e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ def least_grams(
             time_s, kg = time_s + best_s, kg + best_kg
     floor_w = nodes * node.asleep_w
     last_s = float(jobs.submit_s[-1]) if len(jobs) else 0.0
-    floor_kg = floor_w * carbon.integral(last_s) / _J_PER_KWH / 1e3
+    floor_kg = floor_w * carbon.integral(last_s) / JOULES_PER_KWH / 1e3
     count = max(1, len(jobs))
     return tuple(BoundPoint(float(t) / count, floor_kg + float(g)) for t, g in zip(time_s, kg, strict=True))
 
@@ -98,7 +97,7 @@ def _least(
         begin = carbon.integrals(submit_s + delay_s)
         for seconds, watts in options:
             takes_s = work_s * seconds
-            kg = watts * (carbon.integrals(submit_s + delay_s + takes_s) - begin) / _J_PER_KWH / 1e3
+            kg = watts * (carbon.integrals(submit_s + delay_s + takes_s) - begin) / JOULES_PER_KWH / 1e3
             for at, price in enumerate(prices_kg_per_h):
                 cost = kg + price / 3600.0 * (delay_s + takes_s)
                 better = cost < best[at]

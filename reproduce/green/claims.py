@@ -8,7 +8,7 @@ import numpy as np
 
 from joulery.domain.format import percent
 from reproduce.claim import Claim
-from reproduce.green.figures import Figures, Outcome
+from reproduce.green.figures import GreenFigures, PolicyOutcome
 
 SIZES = ("extra small, below 10 min", "small, below 1 h", "medium, below 10 h", "large")
 """Names of the sizes of jobs."""
@@ -25,14 +25,16 @@ TABLE_4 = (
 """Mean and tail completion time, h, and CO2e, kg: GREEN, one GPU, two GPUs, GPU hours as the factor, no shifting."""
 
 
-def changes(ones: Sequence[Outcome], policy: str, against: str, of: Callable[[Outcome], float]) -> list[float]:
+def changes(
+    ones: Sequence[PolicyOutcome], policy: str, against: str, of: Callable[[PolicyOutcome], float]
+) -> list[float]:
     """Relative change of one policy against another, a region each; empty where one was not run."""
     mine = {one.region: of(one) for one in ones if one.policy == policy}
     theirs = {one.region: of(one) for one in ones if one.policy == against}
     return [mine[region] / theirs[region] - 1.0 for region in mine if region in theirs]
 
 
-def claims(made: Figures) -> tuple[Claim, ...]:
+def claims(made: GreenFigures) -> tuple[Claim, ...]:
     """Every claim with a number in the text."""
     found = [*_day(made.day), *_small(made.small), *_year(made.year), *_sizes(made), *_table_4(made.ablations)]
     return (*found, *_sensitivity(made), *_frontier(made))
@@ -43,8 +45,8 @@ def signed_percent(ratio: float) -> str:
     return f"{100 * ratio:+.1f} %"
 
 
-def _day(day: Sequence[Outcome]) -> list[Claim]:
-    def green(against: str, of: Callable[[Outcome], float], policy: str = "green-paper") -> list[float]:
+def _day(day: Sequence[PolicyOutcome]) -> list[Claim]:
+    def green(against: str, of: Callable[[PolicyOutcome], float], policy: str = "green-paper") -> list[float]:
         return changes(day, policy, against, of)
 
     eco = green("ecovisor", _kg, "green")
@@ -64,7 +66,7 @@ def _day(day: Sequence[Outcome]) -> list[Claim]:
     ]
 
 
-def _small(small: Sequence[Outcome]) -> list[Claim]:
+def _small(small: Sequence[PolicyOutcome]) -> list[Claim]:
     return [
         _claim("Fig. 11", "CO2e against Pollux", -0.239, changes(small, "green-paper", "pollux", _kg)),
         _claim("Fig. 11", "mean JCT against Pollux", 0.172, changes(small, "green-paper", "pollux", _jct), cost=True),
@@ -75,7 +77,7 @@ def _small(small: Sequence[Outcome]) -> list[Claim]:
     ]
 
 
-def _year(year: Sequence[Outcome]) -> list[Claim]:
+def _year(year: Sequence[PolicyOutcome]) -> list[Claim]:
     return [
         _claim("Fig. 12", "CO2e against Tiresias", -0.316, changes(year, "green", "tiresias", _kg)),
         _claim("Fig. 12", "mean JCT against Tiresias", 0.051, changes(year, "green", "tiresias", _jct), cost=True),
@@ -87,7 +89,7 @@ def _year(year: Sequence[Outcome]) -> list[Claim]:
     ]
 
 
-def _sizes(made: Figures) -> list[Claim]:
+def _sizes(made: GreenFigures) -> list[Claim]:
     found = []
     for name, ones, paper, policy in (
         ("Table 2", made.day, TABLE_2, "green-paper"),
@@ -100,11 +102,11 @@ def _sizes(made: Figures) -> list[Claim]:
     return found
 
 
-def _of_size(ones: Sequence[Outcome], policy: str, key: str, at: int) -> list[float]:
+def _of_size(ones: Sequence[PolicyOutcome], policy: str, key: str, at: int) -> list[float]:
     return changes(ones, policy, "tiresias", lambda one: float(getattr(one, key)[at]))
 
 
-def _table_4(ones: Sequence[Outcome]) -> list[Claim]:
+def _table_4(ones: Sequence[PolicyOutcome]) -> list[Claim]:
     names = ("one GPU", "two GPUs", "GPU hours instead of carbon", "no shifting")
     green, found = ones[0], []
     for name, one, row in zip(names, ones[1:], TABLE_4[1:], strict=True):
@@ -116,7 +118,7 @@ def _table_4(ones: Sequence[Outcome]) -> list[Claim]:
     return found
 
 
-def _sensitivity(made: Figures) -> list[Claim]:
+def _sensitivity(made: GreenFigures) -> list[Claim]:
     base = made.mus[0].job_kg
     by_mu = ", ".join(signed_percent(one.job_kg / base - 1) for one in made.mus[1:])
     first = made.quanta[0][1]
@@ -127,7 +129,7 @@ def _sensitivity(made: Figures) -> list[Claim]:
     ]
 
 
-def _frontier(made: Figures) -> list[Claim]:
+def _frontier(made: GreenFigures) -> list[Claim]:
     lean = next(one for one in made.frontier if one.policy == "green-lean")
     base = next(one for one in made.frontier if one.policy == "tiresias")
     bound = bound_at(made, lean.mean_jct_s)
@@ -143,29 +145,29 @@ def _frontier(made: Figures) -> list[Claim]:
     ]
 
 
-def bound_at(made: Figures, mean_jct_s: float) -> float:
+def bound_at(made: GreenFigures, mean_jct_s: float) -> float:
     """Grams, kg, that no schedule beats at a mean completion time when no job waits for a cleaner hour."""
     curve = sorted((point.mean_jct_s, point.cluster_kg) for point in made.bound_at_once)
     return float(np.interp(mean_jct_s, [x for x, _ in curve], [y for _, y in curve]))
 
 
-def _jct(one: Outcome) -> float:
+def _jct(one: PolicyOutcome) -> float:
     return one.mean_jct_s
 
 
-def _kg(one: Outcome) -> float:
+def _kg(one: PolicyOutcome) -> float:
     return one.cluster_kg
 
 
-def _kwh(one: Outcome) -> float:
+def _kwh(one: PolicyOutcome) -> float:
     return one.cluster_kwh
 
 
-def _peak(one: Outcome) -> float:
+def _peak(one: PolicyOutcome) -> float:
     return one.peak_w
 
 
-def _p99(one: Outcome) -> float:
+def _p99(one: PolicyOutcome) -> float:
     return one.p99_jct_s
 
 

@@ -10,7 +10,7 @@ import click
 from joulery.ui.kit.progress import progress_bar
 from reproduce.claim import output_options, print_claims, write_page
 from reproduce.green.claims import claims
-from reproduce.green.evaluation import Evaluation, document, run
+from reproduce.green.evaluation import GreenEvaluation, document, run
 from reproduce.green.page import page
 
 
@@ -27,7 +27,7 @@ def command(data: Path | None, seeds: int, days: int | None, html: Path | None, 
     Without --data, jobs are synthetic with the published mix of sizes and grids are bundled typical days (assumed).
     Every result is simulated.
     """
-    evaluation = replace(Evaluation(), data=data, seeds=seeds, days=days)
+    evaluation = replace(GreenEvaluation(), data=data, seeds=seeds, days=days)
     with progress_bar("simulating", quiet=as_json) as report:
         figures = run(evaluation, lambda done, total: report(done, total, ""))
     found = claims(figures)

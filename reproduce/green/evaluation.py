@@ -17,7 +17,7 @@ from joulery.sim.core.streams import Streams
 from joulery.sim.training.study import Setting
 from joulery.sim.training.workload import Jobs
 from reproduce.green.bound import BoundPoint
-from reproduce.green.figures import Figures, Outcome, Part, figures, in_region
+from reproduce.green.figures import GreenFigures, Part, PolicyOutcome, figures, in_region
 
 _DATA = (
     ("US-CAL-CISO", "US-CAL-CISO_2023.csv"), ("GB", "GB_2023.csv"), ("SE", "SE_2023.csv"), ("PL", "PL_2023.csv"),
@@ -30,7 +30,7 @@ _YEAR = SyntheticTrace(kind="synthetic", jobs_per_day=400, days=365)
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class GreenEvaluation:
     """What is run.
 
     Attributes:
@@ -65,7 +65,7 @@ class Evaluation:
         return "synthetic jobs with the published mix of sizes; grids: " + ", ".join(self.regions)
 
 
-def run(evaluation: Evaluation, progress: Callable[[int, int], None]) -> Figures:
+def run(evaluation: GreenEvaluation, progress: Callable[[int, int], None]) -> GreenFigures:
     """Run everything.
 
     Raises:
@@ -75,7 +75,7 @@ def run(evaluation: Evaluation, progress: Callable[[int, int], None]) -> Figures
     return figures(*_parts(evaluation), progress)
 
 
-def document(evaluation: Evaluation, made: Figures) -> dict[str, Any]:
+def document(evaluation: GreenEvaluation, made: GreenFigures) -> dict[str, Any]:
     """The results as one JSON object, without the claims."""
     return {
         "scenario": "green-figures",
@@ -88,7 +88,7 @@ def document(evaluation: Evaluation, made: Figures) -> dict[str, Any]:
     }
 
 
-def _parts(evaluation: Evaluation) -> tuple[Part, Part, Part]:
+def _parts(evaluation: GreenEvaluation) -> tuple[Part, Part, Part]:
     """The day, the year and the frontier."""
     folder, cluster = evaluation.data, evaluation.cluster
     day_trace: SyntheticTrace | RecordedTrace = evaluation.day
@@ -133,14 +133,14 @@ def _direct(path: Path) -> CarbonFile:
     return config
 
 
-def _outcomes(made: Figures) -> list[tuple[str, Sequence[Outcome]]]:
+def _outcomes(made: GreenFigures) -> list[tuple[str, Sequence[PolicyOutcome]]]:
     return [
         ("fig8", made.day), ("fig11", made.small), ("fig12", made.year), ("fig13a", made.mus),
         ("fig13b", [one for _, one in made.quanta]), ("table4", made.ablations), ("frontier", made.frontier),
     ]  # fmt: skip
 
 
-def _row(part: str, one: Outcome) -> dict[str, Any]:
+def _row(part: str, one: PolicyOutcome) -> dict[str, Any]:
     return {
         "figure": part,
         "policy": one.policy,

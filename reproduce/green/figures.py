@@ -43,7 +43,7 @@ SMALL_JOBS = 150
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
+class PolicyOutcome:
     """What one policy came to in one region, means over seeds.
 
     Attributes:
@@ -90,7 +90,7 @@ class Queues:
         t_s: Times, float64[m].
         upper, low_power, high_power: Running jobs of the upper queue, and of the lower one by power, float64[m].
         g_per_kwh: Intensity, float64[m].
-        mean_g_per_kwh: What tells green hours from dirty ones, float64[m].
+        mean_g_per_kwh: Threshold between green and dirty hours, float64[m].
     """
 
     t_s: FloatArray
@@ -117,7 +117,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Figures:
+class GreenFigures:
     """The evaluation.
 
     Attributes:
@@ -131,15 +131,15 @@ class Figures:
         bound, bound_at_once: What no schedule beats, with waits of up to 12 h and with none.
     """
 
-    day: tuple[Outcome, ...]
+    day: tuple[PolicyOutcome, ...]
     courses: tuple[Course, ...]
     queues: Queues
-    small: tuple[Outcome, ...]
-    year: tuple[Outcome, ...]
-    mus: tuple[Outcome, ...]
-    quanta: tuple[tuple[int, Outcome], ...]
-    ablations: tuple[Outcome, ...]
-    frontier: tuple[Outcome, ...]
+    small: tuple[PolicyOutcome, ...]
+    year: tuple[PolicyOutcome, ...]
+    mus: tuple[PolicyOutcome, ...]
+    quanta: tuple[tuple[int, PolicyOutcome], ...]
+    ablations: tuple[PolicyOutcome, ...]
+    frontier: tuple[PolicyOutcome, ...]
     bound: tuple[BoundPoint, ...]
     bound_at_once: tuple[BoundPoint, ...]
 
@@ -147,7 +147,7 @@ class Figures:
 Progress = Callable[[int, int], None]
 
 
-def figures(day: Part, year: Part, frontier: Part, progress: Progress) -> Figures:
+def figures(day: Part, year: Part, frontier: Part, progress: Progress) -> GreenFigures:
     """Run the evaluation.
 
     Args:
@@ -160,7 +160,7 @@ def figures(day: Part, year: Part, frontier: Part, progress: Progress) -> Figure
     alone = in_region(day, first)
     small = Part([_head(jobs, SMALL_JOBS) for jobs in day.jobs], day.grids, day.setting)
     steps = _Steps(progress, day, year, frontier)
-    return Figures(
+    return GreenFigures(
         day=tuple(steps.compare(day, DAY)),
         courses=tuple(steps.course(alone, name) for name in COURSES),
         queues=queues(alone.jobs[0], alone.grids[first], day.setting),
@@ -186,7 +186,7 @@ class _Steps:
         self._all = seeds * (regions * (len(DAY) + len(SMALL)) + len(MUS) + len(QUANTA_MIN) + len(ABLATIONS))
         self._all += len(COURSES) + len(year.jobs) * len(year.grids) * len(YEAR) + len(frontier.jobs) * len(FRONTIER)
 
-    def compare(self, part: Part, policies: Sequence[str]) -> Iterator[Outcome]:
+    def compare(self, part: Part, policies: Sequence[str]) -> Iterator[PolicyOutcome]:
         """Every policy in every region, means over seeds."""
         for region, carbon in part.grids.items():
             for policy in policies:
@@ -208,14 +208,14 @@ class _Steps:
         self._progress(self._done, self._all)
 
 
-def outcome(policy: str, region: str, runs: Sequence[tuple[Jobs, TrainingRun]]) -> Outcome:
+def outcome(policy: str, region: str, runs: Sequence[tuple[Jobs, TrainingRun]]) -> PolicyOutcome:
     """The means over runs."""
 
     def mean(of: Callable[[TrainingRun], float]) -> float:
         return float(np.mean([of(run) for _, run in runs]))
 
     sizes = np.array([[_by_size(jobs, run, at) for at in range(len(SIZES_S) - 1)] for jobs, run in runs]).mean(axis=0)
-    return Outcome(
+    return PolicyOutcome(
         policy,
         region,
         mean(lambda run: float(np.mean(run.jct_s))),

@@ -12,7 +12,7 @@ from joulery.ui.kit.charts import Axes, Dot, Line, Series, bars, legend, lines, 
 from joulery.ui.kit.html import Html, figure, head, static_text, tag, tiles, whole_page
 from reproduce.claim import STYLE, Claim, claims_table
 from reproduce.green.claims import bound_at, changes, signed_percent
-from reproduce.green.figures import Figures, Outcome
+from reproduce.green.figures import GreenFigures, PolicyOutcome
 
 _COLORS = {
     "green": "var(--v2)", "green-paper": "var(--good)", "green-paper:mu=1": "var(--idle)", "tiresias": "var(--v0)",
@@ -29,7 +29,7 @@ _NAMES = {
 }  # fmt: skip
 
 
-def page(made: Figures, found: Sequence[Claim], source: str) -> str:
+def page(made: GreenFigures, found: Sequence[Claim], source: str) -> str:
     """The page, ready to be written to a file.
 
     Args:
@@ -57,7 +57,7 @@ def name_of(policy: str) -> str:
     return _NAMES.get(policy, policy)
 
 
-def _tiles(made: Figures) -> Html:
+def _tiles(made: GreenFigures) -> Html:
     base = next(one for one in made.frontier if one.policy == "tiresias")
     lean = next(one for one in made.frontier if one.policy == "green-lean")
     bound = bound_at(made, lean.mean_jct_s)
@@ -71,7 +71,7 @@ def _tiles(made: Figures) -> Html:
     return tiles(facts, four=True)
 
 
-def _frontier(made: Figures) -> Html:
+def _frontier(made: GreenFigures) -> Html:
     hour = 3600.0
     shown = [one for one in made.frontier if one.cluster_kg < 1.6 * made.frontier[0].cluster_kg]
     slowest = 1.25 * max(one.mean_jct_s for one in shown if one.policy.startswith(("green", "tiresias")))
@@ -131,7 +131,7 @@ def _dot_color(policy: str) -> str:
     return "var(--good)" if _is_ours(policy) else "var(--v0)"
 
 
-def _evaluation(made: Figures) -> Html:
+def _evaluation(made: GreenFigures) -> Html:
     day = ("green-paper:mu=1", "tiresias", "gaia", "ecovisor", "green-lean")
     year = ("green", "tiresias", "pollux", "green-lean")
     parts = [
@@ -147,7 +147,7 @@ def _evaluation(made: Figures) -> Html:
     return Html(tag("h2", "The paper's figures, drawn anew") + tag("div", parts, class_="grid"))
 
 
-def _ratios(name: str, what: str, ones: Sequence[Outcome], base: str, policies: Sequence[str]) -> list[Html]:
+def _ratios(name: str, what: str, ones: Sequence[PolicyOutcome], base: str, policies: Sequence[str]) -> list[Html]:
     """CO2e and completion time of each policy in each region as a ratio to GREEN as published."""
     regions = list(dict.fromkeys(one.region for one in ones))
     shown = [policy for policy in policies if any(one.policy == policy for one in ones)]
@@ -163,7 +163,7 @@ def _ratios(name: str, what: str, ones: Sequence[Outcome], base: str, policies: 
     return found
 
 
-def _courses(made: Figures) -> list[Html]:
+def _courses(made: GreenFigures) -> list[Html]:
     shown = [(one, _COLORS[one.policy]) for one in made.courses]
     longest = max(one.t_s[-1] for one in made.courses if one.policy != "ecovisor") * 1.15
     power, kg = [], []
@@ -185,7 +185,7 @@ def _courses(made: Figures) -> list[Html]:
     ]
 
 
-def _queues(made: Figures) -> Html:
+def _queues(made: GreenFigures) -> Html:
     seen = made.queues
     hours = seen.t_s / 3600
     drawn = [
@@ -201,12 +201,12 @@ def _queues(made: Figures) -> Html:
     return figure("Fig. 10: running jobs by queue", words, lines(drawn, axes), keys, unit="jobs", wide=True)
 
 
-def _sensitivity(made: Figures) -> list[Html]:
+def _sensitivity(made: GreenFigures) -> list[Html]:
     green = next(one for one in made.ablations if one.policy == "green")
     mus = [one.policy.rpartition("=")[2] for one in made.mus]
     first = made.mus[0]
 
-    def three(ones: Sequence[Outcome], base: Outcome) -> list[Series]:
+    def three(ones: Sequence[PolicyOutcome], base: PolicyOutcome) -> list[Series]:
         kinds = (
             ("CO2e", "var(--good)", "cluster_kg"),
             ("mean JCT", "var(--v0)", "mean_jct_s"),

@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from joulery.app.measuring import measure as measure
+    from joulery.app.measuring import trace as trace
     from joulery.config import Site as Site
     from joulery.config import load as load
     from joulery.domain.decisions import Step as Step
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from joulery.domain.quality import Quality as Quality
     from joulery.runtime.measuring.measure import Measurement as Measurement
     from joulery.runtime.measuring.measure import MeasureWarning as MeasureWarning
-    from joulery.runtime.measuring.measure import measure as measure
 
 __version__ = "0.1.0"
 
@@ -35,8 +36,8 @@ _EXPORTS: dict[str, str] = {
     "Quality": "joulery.domain.quality",
     "Step": "joulery.domain.decisions",
     "load": "joulery.config",
-    "measure": "joulery.runtime.measuring.measure",
-    "trace": "joulery.runtime.tracing.trace_block",
+    "measure": "joulery.app.measuring",
+    "trace": "joulery.app.measuring",
 }
 
 __all__ = [*_EXPORTS, "__version__"]

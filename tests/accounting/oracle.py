@@ -4,7 +4,8 @@ import itertools
 from fractions import Fraction
 
 from joulery.domain.energy.carbon import CarbonSeries
-from joulery.domain.energy.power import PowerTrace, ReadingKind
+from joulery.domain.energy.channel import ReadingKind
+from joulery.domain.energy.power import PowerTrace
 
 Step = tuple[Fraction, Fraction, Fraction]
 """Start and end in Unix seconds, watts."""

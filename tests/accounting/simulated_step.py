@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from joulery.accounting.integrate import Metered
-from joulery.accounting.steps import power_steps
-from joulery.domain.energy.power import Channel, PowerTrace, ReadingKind
+from joulery.accounting.steps import PowerSteps, power_steps
+from joulery.domain.energy.channel import Channel, ReadingKind
+from joulery.domain.energy.power import PowerTrace
 from joulery.domain.quality import Quality
 from joulery.domain.trace.events import EventTrace
 
@@ -17,10 +17,11 @@ DEVICE = "GPU:0"
 @dataclass(frozen=True)
 class Simulated:
     trace: EventTrace
-    meter: Metered
+    meter: PowerSteps
     power: PowerTrace
     window_ns: tuple[int, int]
     truth_j: dict[str, float]
+    instant: PowerSteps
 
 
 def simulate(seed: int, update_s: float, seconds: float = 14.0, noise: float = 0.01) -> Simulated:
@@ -52,12 +53,16 @@ def simulate(seed: int, update_s: float, seconds: float = 14.0, noise: float = 0
     counter = np.concatenate([[0.0], np.cumsum(true_j * rng.normal(1, noise, len(true_j)))])
     channel = Channel(DEVICE, "board", ReadingKind.COUNTER, "fake", Quality.MEASURED)
     power = PowerTrace(channel, stamps, counter, update_s)
+    at = np.searchsorted(np.cumsum(length_ns.ravel()), stamps, "right")
+    instant_w = drawn_w[np.minimum(at, len(drawn_w) - 1)] * rng.normal(1, noise, len(stamps))
+    instants = Channel(DEVICE, "board", ReadingKind.POWER, "fake", Quality.MEASURED)
     seen = trace.dur_ns / 1e9 * watts[trace.op]
     truth = np.bincount(trace.op, seen, OPS)
     return Simulated(
         trace,
-        Metered(channel, power_steps(power)),
+        power_steps(power),
         power,
         (int(stamps[0]), int(stamps[-1])),
         {f"net/op{i:02d}": float(truth[i]) for i in range(OPS)},
+        power_steps(PowerTrace(instants, stamps, instant_w, update_s)),
     )

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from joulery.domain.energy.carbon import CarbonSeries
-from joulery.domain.energy.power import Channel, PowerTrace, ReadingKind
+from joulery.domain.energy.channel import Channel, ReadingKind
+from joulery.domain.energy.power import PowerTrace
 from joulery.domain.quality import Quality
 
 WINDOW_S = st.floats(-5.0, 60.0)

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from joulery.accounting import fairshare
 from joulery.accounting.align import align
 from joulery.accounting.edd import powers_w
-from joulery.accounting.integrate import Metered
 from joulery.accounting.precision import Sight, resolution
 from joulery.accounting.steps import PowerSteps
-from joulery.domain.energy.power import Channel, ReadingKind
+from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality
 from joulery.domain.trace.events import EventTrace
@@ -182,17 +181,19 @@ def test_two_powers_of_an_operation() -> None:
 
 def test_a_modelled_meter_says_so() -> None:
     channel = Channel("CPU:0", "package", ReadingKind.POWER, "cpu-model", Quality.MODELLED)
-    steps = metered("CPU:0", WATTS, 100).steps
-    got = align(trace_of([Event("a", 0, 10)]), {"CPU:0": [Metered(channel, steps)]}, (0, 100_000))
+    steps = metered("CPU:0", WATTS, 100)
+    got = align(
+        trace_of([Event("a", 0, 10)]), {"CPU:0": [PowerSteps(channel, steps.edges_ns, steps.watts)]}, (0, 100_000)
+    )
     assert got.devices[0].quality is Quality.MODELLED
 
 
 def test_resolution_is_the_update_distance_or_the_averaging_window() -> None:
     trace = trace_of([Event("a", 0, 10)])
-    steps = PowerSteps([0, 4_000_000, 8_000_000, 9_000_000], [1.0, 2.0, 3.0])
-    instant = Metered(Channel("CPU:0", "package", ReadingKind.POWER, "fake", Quality.MEASURED), steps)
-    average = Metered(
-        Channel("CPU:0", "package", ReadingKind.AVERAGE, "fake", Quality.MEASURED, averaging_s=1.0), steps
+    steps = ([0, 4_000_000, 8_000_000, 9_000_000], [1.0, 2.0, 3.0])
+    instant = PowerSteps(Channel("CPU:0", "package", ReadingKind.POWER, "fake", Quality.MEASURED), *steps)
+    average = PowerSteps(
+        Channel("CPU:0", "package", ReadingKind.AVERAGE, "fake", Quality.MEASURED, averaging_s=1.0), *steps
     )
     assert align(trace, {"CPU:0": [instant]}, (0, 10_000)).devices[0].resolution_s == 0.004
     assert align(trace, {"CPU:0": [average]}, (0, 10_000)).devices[0].resolution_s == 1.0
@@ -214,7 +215,7 @@ def test_a_week_long_window_keeps_its_digits() -> None:
         phase=np.zeros(500),
     )
     channel = Channel("CPU:0", "package", ReadingKind.POWER, "fake", Quality.MEASURED)
-    got = align(trace, {"CPU:0": [Metered(channel, PowerSteps([0, week], [200.0]))]}, (0, week))
+    got = align(trace, {"CPU:0": [PowerSteps(channel, [0, week], [200.0])]}, (0, week))
     np.testing.assert_allclose(got.energy_j, 200.0 * 1e-6, rtol=1e-9)
     assert got.devices[0].attributed_j + got.devices[0].unattributed_j == pytest.approx(got.devices[0].total_j)
 

@@ -4,12 +4,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from joulery.accounting.charge import BusyTimes, IdleRule, Share, charge, split
-from joulery.accounting.integrate import integrate
+from joulery.accounting.charge import IdleRule, Share, split
 from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.energy.power import BusyTimes
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality
-from tests.accounting.readings import S, counter, power
+from tests.accounting.readings import S, charge_readings, counter, integrate, power
 
 NAN = math.nan
 SOCKET = counter([0, 1, 2, 3], [0, 10, 30, 60])
@@ -22,7 +22,7 @@ def times(app: list[float], everybody: list[float], cpus: int = 4, device: str =
 
 def charged(busy: dict[str, BusyTimes], **fields: Any) -> tuple[float, float, float, float, float]:
     """Run's parts, run's idle, run's unattributed, others, idle left out."""
-    result = charge([SOCKET], busy, 0.0, 3.0, **{"idle": IdleRule.WHOLE, **fields})
+    result = charge_readings([SOCKET], busy, 0.0, 3.0, **{"idle": IdleRule.WHOLE, **fields})
     run, rest = result.run, result.rest
     assert result.other_j == rest.attributed_j
     assert run.energy_j + rest.energy_j == pytest.approx(60.0, rel=1e-12)
@@ -68,27 +68,27 @@ def test_a_device_nobody_divides_is_unattributed_unless_exclusive() -> None:
 def test_known_idle_power_comes_first_and_only_the_rest_is_divided() -> None:
     modelled = power([0, 1, 2], [10, 20, 4], idle_w=8.0, quality=Quality.MODELLED)
     busy = times([1, 1, 0], [1, 2, 0])
-    result = charge([modelled], busy, 0.0, 3.0, idle=IdleRule.SHARE)
+    result = charge_readings([modelled], busy, 0.0, 3.0, idle=IdleRule.SHARE)
     assert result.run.attributed_j == 2 + 6
     assert result.other_j == 6
     idle_j = 8 + 8 + 4
     assert result.run.idle_j == pytest.approx(idle_j * 2 / 3)
     assert result.rest.idle_j == pytest.approx(idle_j / 3)
     assert result.run.idle_quality is result.run.quality is Quality.MODELLED
-    by_capacity = charge([modelled], busy, 0.0, 3.0, idle=IdleRule.WHOLE, by=Share.CAPACITY)
+    by_capacity = charge_readings([modelled], busy, 0.0, 3.0, idle=IdleRule.WHOLE, by=Share.CAPACITY)
     assert by_capacity.run.attributed_j == 10 / 4 + 20 / 4
 
 
 def test_known_idle_power_where_busy_times_are_not_known() -> None:
     modelled = power([0, 1, 2], [10, 20, 4], idle_w=8.0)
-    result = charge([modelled], times([1], [1]), 0.0, 3.0, idle=IdleRule.WHOLE)
+    result = charge_readings([modelled], times([1], [1]), 0.0, 3.0, idle=IdleRule.WHOLE)
     assert (result.run.attributed_j, result.run.idle_j, result.run.unattributed_j) == (2.0, 8.0, 24.0)
 
 
 @pytest.mark.parametrize(("idle", "paid"), [(IdleRule.WHOLE, 1.0), (IdleRule.SHARE, 1.0), (IdleRule.NONE, 0.0)])
 def test_the_idle_power_of_an_exclusive_device(idle: IdleRule, paid: float) -> None:
     gpu = power([0, 1, 2], [100, 40, 300], device="gpu:0", idle_w=60.0)
-    result = charge([gpu], {}, 0.0, 3.0, idle=idle, exclusive={"gpu:0"})
+    result = charge_readings([gpu], {}, 0.0, 3.0, idle=idle, exclusive={"gpu:0"})
     assert result.run.attributed_j == 40 + 0 + 240
     assert result.run.idle_j == paid * 160
     assert result.rest.idle_j == (1 - paid) * 160
@@ -107,7 +107,7 @@ def test_the_share_of_all_busy_time_leaves_unknown_intervals_out() -> None:
 
 def test_grams_are_divided_where_they_fall() -> None:
     series = CarbonSeries("GB", [0.0, 1.0, 3.0], [100.0, 400.0], source="test")
-    result = charge(
+    result = charge_readings(
         [SOCKET], times([1, 0, 1], [2, 1, 2]), 0.0, 3.0, idle=IdleRule.NONE, carbon=series, pue=2.0, embodied_g=7.0
     )
     assert result.run.carbon_g == pytest.approx(2 * (5 * 100 + 15 * 400) / 3.6e6)
@@ -117,7 +117,7 @@ def test_grams_are_divided_where_they_fall() -> None:
 
 
 def test_run_and_rest_make_the_metered_total() -> None:
-    result = charge([SOCKET], times([1, 0, 1], [2, 0, 2]), 0.5, 2.5, idle=IdleRule.SHARE)
+    result = charge_readings([SOCKET], times([1, 0, 1], [2, 0, 2]), 0.5, 2.5, idle=IdleRule.SHARE)
     total, both = integrate([SOCKET], 0.5, 2.5), result.run + result.rest
     assert both.energy_j == pytest.approx(total.energy_j, rel=1e-12)
     assert (both.duration_s, both.covered_s, both.start_s, both.end_s) == (2.0, 2.0, 0.5, 2.5)
@@ -125,7 +125,7 @@ def test_run_and_rest_make_the_metered_total() -> None:
 
 
 def test_nothing_metered_is_nothing_charged() -> None:
-    result = charge([], {}, 0.0, 1.0, idle=IdleRule.WHOLE)
+    result = charge_readings([], {}, 0.0, 1.0, idle=IdleRule.WHOLE)
     assert (result.run.energy_j, result.run.coverage_ratio, result.other_j) == (0.0, 0.0, 0.0)
 
 

@@ -17,7 +17,8 @@ from joulery.accounting.charge import Share, split
 from joulery.accounting.steps import power_steps
 from joulery.adapters.tracers.tables import read_event_table, read_power_table
 from joulery.adapters.tracers.tf1 import read_tf1
-from joulery.domain.energy.power import Channel, PowerTrace, ReadingKind
+from joulery.domain.energy.channel import Channel, ReadingKind
+from joulery.domain.energy.power import PowerTrace
 from joulery.domain.quality import Quality
 from tests.accounting.fair_oracle import Event
 from tests.accounting.worlds import World, accounted

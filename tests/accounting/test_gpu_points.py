@@ -9,6 +9,7 @@ from joulery.accounting.load_line import gpu_channels, gpu_points, work_by_bin
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.energy.power import PowerTrace
 from joulery.domain.quality import Quality
+from tests.accounting.readings import steps_of
 
 
 def board(device: str, watts: float) -> PowerTrace:
@@ -20,7 +21,7 @@ def board(device: str, watts: float) -> PowerTrace:
 def test_work_is_spread_over_its_time_and_power_summed_over_boards() -> None:
     traces = [board("gpu:0", 100.0), board("gpu:1", 50.0)]
     work = np.array([[0.5, 1.5, 0.6], [1.0, 2.0, 1.0]])
-    busy, watts = gpu_points(traces, work, np.array([0, 1, 2, 3, 6]) * 1_000_000_000)
+    busy, watts = gpu_points(steps_of(traces), work, np.array([0, 1, 2, 3, 6]) * 1_000_000_000)
     assert busy == pytest.approx([0.3, 1.3, 0.0, 0.0])
     assert watts[:3] == pytest.approx([150.0, 150.0, 150.0])
     assert np.isnan(watts[3]), "the meters had ended"
@@ -32,7 +33,7 @@ def test_only_the_boards_that_are_meant() -> None:
 
 
 def test_no_work_is_no_work() -> None:
-    busy, _ = gpu_points([board("gpu:0", 1.0)], np.zeros((0, 3)), np.array([0, 1_000_000_000]))
+    busy, _ = gpu_points(steps_of([board("gpu:0", 1.0)]), np.zeros((0, 3)), np.array([0, 1_000_000_000]))
     assert busy.tolist() == [0.0]
 
 

@@ -35,6 +35,24 @@ def test_it_finds_powers_a_slow_sensor_cannot_see(update_s: float, bound: float)
     assert float(np.mean(errors)) < 0.5 * float(np.mean(recency))
 
 
+def weighted_error(got: TensorFootprint, truth: dict[str, float]) -> float:
+    return sum(abs(joules - truth[op]) for op, joules in got.energy_by_op.items()) / sum(truth.values())
+
+
+@pytest.mark.parametrize(("update_s", "bound"), [(0.020, 0.05), (0.100, 0.10)])
+def test_readings_of_instants_are_no_means(update_s: float, bound: float) -> None:
+    """Watts of an instant, as a CSV of power holds them: taken for means they mislead, taken as they are they tell."""
+    for seed in range(3):
+        sim = simulate(seed, update_s)
+        got = align(sim.trace, {DEVICE: [sim.instant]}, sim.window_ns, estimator="regression")
+        (device,) = got.devices
+        assert device.estimator == "regression"
+        assert device.attributed_j + device.unattributed_j == pytest.approx(device.total_j, rel=1e-9)
+        assert weighted_error(got, sim.truth_j) <= bound
+        hottest = [sorted(joules, key=joules.__getitem__)[-5:] for joules in (got.energy_by_op, sim.truth_j)]
+        assert set(hottest[0]) == set(hottest[1])
+
+
 def test_a_correlation_does_not_tell_them_apart() -> None:
     """Why the paper's measure proves little: recency is off by a tenth and still correlates."""
     sim = simulate(1, 0.020)
@@ -53,17 +71,16 @@ def test_it_declines_where_the_sensor_is_too_slow_or_too_little_was_read() -> No
 
 def test_one_power_everywhere_is_found_exactly() -> None:
     sim = simulate(3, 0.004, seconds=1.0, noise=0.0)
-    flat = type(sim.meter.steps)(sim.meter.steps.edges_ns, np.full(len(sim.meter.steps), 70.0))
-    meter = type(sim.meter)(sim.meter.channel, flat)
+    meter = type(sim.meter)(sim.meter.channel, sim.meter.edges_ns, np.full(len(sim.meter), 70.0))
     got = align(sim.trace, {DEVICE: [meter]}, sim.window_ns, estimator="regression")
     np.testing.assert_allclose(got.energy_j, 70.0 * got.runtime_ns / 1e9, rtol=1e-6)
 
 
 def test_gaps_in_the_readings_are_left_out() -> None:
     sim = simulate(4, 0.004, seconds=2.0)
-    watts = sim.meter.steps.watts.copy()
+    watts = sim.meter.watts.copy()
     watts[100:150] = np.nan
-    meter = type(sim.meter)(sim.meter.channel, type(sim.meter.steps)(sim.meter.steps.edges_ns, watts))
+    meter = type(sim.meter)(sim.meter.channel, sim.meter.edges_ns, watts)
     got = align(sim.trace, {DEVICE: [meter]}, sim.window_ns, estimator="regression")
     (device,) = got.devices
     assert device.uncovered_s == pytest.approx(0.2)
@@ -80,4 +97,4 @@ def test_every_row_says_what_the_sensor_sees_of_it() -> None:
     for estimator, sight in (("recency", Sight.SHARED), ("regression", Sight.ESTIMATED)):
         rows = resolution(accounted_step(sim, estimator))
         assert {row.sight for row in rows} == {sight}
-        assert all(0 < row.ratio < 1 and 0 < row.error_ratio <= 0.12 for row in rows)
+        assert all(0 < row.ratio < 1 for row in rows)

@@ -5,9 +5,10 @@ import pytest
 
 from joulery.accounting.steps import PowerSteps, energy_by_bin, power_steps, to_ns
 from joulery.domain.errors import DataError
-from tests.accounting.readings import S, average, counter, power
+from tests.accounting.readings import S, average, channel, counter, power
 
 NAN = math.nan
+CHANNEL = channel()
 
 
 def shape(steps: PowerSteps) -> list[tuple[float, float, float]]:
@@ -121,7 +122,7 @@ def test_power_at_a_time() -> None:
     steps = power_steps(power([0, 1, 2], [10, NAN, 30]))
     assert steps.at([0, S - 1, 2 * S, 4 * S - 1]).tolist() == [10, 10, 30, 30]
     assert np.isnan(steps.at([-1, S, 2 * S - 1, 4 * S, 10 * S])).all()
-    assert np.isnan(PowerSteps([], []).at(0)).all()
+    assert np.isnan(PowerSteps(CHANNEL, [], []).at(0)).all()
 
 
 def test_the_part_below_a_limit() -> None:
@@ -130,7 +131,7 @@ def test_the_part_below_a_limit() -> None:
 
 
 def test_energy_by_bin_counts_overlaps() -> None:
-    steps = PowerSteps([0, S, 2 * S, 4 * S], [10.0, NAN, 30.0])
+    steps = PowerSteps(CHANNEL, [0, S, 2 * S, 4 * S], [10.0, NAN, 30.0])
     bins = np.array([-S, 0, S // 2, 3 * S, 3 * S, 9 * S])
     energy_j, covered_s = energy_by_bin(steps, bins)
     assert energy_j.tolist() == [0, 5, 35, 0, 30]
@@ -139,32 +140,32 @@ def test_energy_by_bin_counts_overlaps() -> None:
 
 @pytest.mark.parametrize("bins", [[5, 9], [-9, -5], [-9, 0], [4, 9], [3], []])
 def test_bins_outside_the_steps_hold_nothing(bins: list[int]) -> None:
-    energy_j, covered_s = energy_by_bin(PowerSteps([0, 4], [1e9]), np.array(bins, np.int64))
+    energy_j, covered_s = energy_by_bin(PowerSteps(CHANNEL, [0, 4], [1e9]), np.array(bins, np.int64))
     assert energy_j.tolist() == covered_s.tolist() == [0.0] * max(0, len(bins) - 1)
-    empty = energy_by_bin(PowerSteps([], []), np.array(bins, np.int64))
+    empty = energy_by_bin(PowerSteps(CHANNEL, [], []), np.array(bins, np.int64))
     assert empty[0].tolist() == energy_j.tolist()
 
 
 def test_many_steps_in_few_bins_and_few_steps_in_many_bins() -> None:
     count = 300_000
-    steps = PowerSteps(np.arange(count + 1) * S, np.arange(count, dtype=np.float64))
+    steps = PowerSteps(CHANNEL, np.arange(count + 1) * S, np.arange(count, dtype=np.float64))
     energy_j, covered_s = energy_by_bin(steps, np.array([0, 131072, 131073, 262145, count]) * S)
     sums = [131072 * 131071 / 2, 131072.0]
     assert energy_j.tolist()[:2] == sums
     assert float(energy_j.sum()) == count * (count - 1) / 2
     assert covered_s.tolist() == [131072, 1, 131072, count - 262145]
-    single = energy_by_bin(PowerSteps([0, 1000 * S], [2.0]), np.arange(1001) * S)
+    single = energy_by_bin(PowerSteps(CHANNEL, [0, 1000 * S], [2.0]), np.arange(1001) * S)
     assert single[0].tolist() == [2.0] * 1000
 
 
 @pytest.mark.parametrize(("edges", "watts"), [([0, 1], []), ([0, 0], [1.0]), ([0], []), ([[0, 1]], [1.0])])
 def test_steps_that_do_not_fit_are_refused(edges: list[int], watts: list[float]) -> None:
     with pytest.raises(DataError):
-        PowerSteps(edges, watts)
+        PowerSteps(CHANNEL, edges, watts)
 
 
 def test_steps_are_read_only() -> None:
-    steps = PowerSteps([0, 1], [1.0])
+    steps = PowerSteps(CHANNEL, [0, 1], [1.0])
     with pytest.raises(ValueError, match="read-only"):
         steps.watts[0] = 2.0
 

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from joulery.accounting.align import align
-from joulery.accounting.integrate import Metered
 from joulery.accounting.steps import PowerSteps
-from joulery.domain.energy.power import Channel, ReadingKind
+from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.quality import Quality
 from joulery.domain.trace.events import EventTrace
@@ -59,11 +58,11 @@ def trace_of(events: Sequence[Event], tick_ns: int = TICK_NS) -> EventTrace:
     )
 
 
-def metered(device: str, steps: Sequence[tuple[int, float | None]], end: int, tick_ns: int = TICK_NS) -> Metered:
+def metered(device: str, steps: Sequence[tuple[int, float | None]], end: int, tick_ns: int = TICK_NS) -> PowerSteps:
     """Power that changes at the given ticks; the last value holds to ``end``."""
     channel = Channel(device, "package", ReadingKind.POWER, "fake", Quality.MEASURED)
     edges = [t * tick_ns for t, _ in steps] + [max(end, steps[-1][0] + 1) * tick_ns]
-    return Metered(channel, PowerSteps(edges, [float("nan") if w is None else w for _, w in steps]))
+    return PowerSteps(channel, edges, [float("nan") if w is None else w for _, w in steps])
 
 
 def accounted(world: World, multiplicity="events", tick_ns: int = TICK_NS) -> TensorFootprint:

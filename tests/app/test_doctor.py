@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from joulery.adapters.cgroups import DELEGATE, CpuGroups, GroupFiles
 from joulery.adapters.devices.mig_smi import GRANT as SMI_GRANT
-from joulery.adapters.engines.embedded.cgroups import DELEGATE, CpuGroups, GroupFiles
 from joulery.adapters.meters.fake import FakeMeter, Script
 from joulery.adapters.meters.rapl import GRANT
 from joulery.app import doctor
@@ -21,8 +21,7 @@ from joulery.app.doctor import (
     perf,
     quota,
 )
-from joulery.app.wiring.meters import MeterSpec
-from joulery.domain.energy.channel import ReadingKind
+from joulery.domain.energy.channel import MeterSpec, ReadingKind
 from joulery.domain.errors import CapabilityError
 from joulery.domain.ports import Meter
 from tests.fakes.nvml import NvmlFake, gpu

@@ -45,13 +45,13 @@ def test_a_file(tmp_path: Path) -> None:
         tmp_path,
         "kind: file, path: grid.csv, forecast: grid.csv, forecast_column: f, zone: DE, column: x, time_column: t, "
         "timezone: Europe/Berlin, signal: marginal, scope: direct, step: 30 min, fill: previous:2h, "
-        'replay: {day: "2020-06-10", span: 12 h, lasts: 90 s}',
+        'replay: {day: "2020-06-10", span: 12 h, duration: 90 s}',
     )
     assert isinstance(full, CarbonFile) and full.replay is not None
     assert (full.forecast_column, full.zone, full.column, full.time_column) == ("f", "DE", "x", "t")
     assert (full.signal, full.scope, full.step_s) == (Signal.MARGINAL, Scope.DIRECT, 1800.0)
     assert full.fill_rule == FillRule(Fill.PREVIOUS, 7200.0)
-    assert (full.replay.day, full.replay.span_s, full.replay.lasts_s) == ("2020-06-10", 43200.0, 90.0)
+    assert (full.replay.day, full.replay.span_s, full.replay.duration_s) == ("2020-06-10", 43200.0, 90.0)
 
 
 def test_services(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_stated_typical_and_plugged_in(tmp_path: Path) -> None:
     plugin = section(tmp_path, "kind: plugin, name: gridco, options: {site: A, cells: [1, 2]}, fill: gap")
     assert isinstance(plugin, CarbonPlugin)
     assert (plugin.name, plugin.options, plugin.fill) == ("gridco", {"site": "A", "cells": [1, 2]}, "gap")
-    typical = section(tmp_path, 'kind: typical, zone: FR, replay: {day: "2024-01-17", lasts: 60 s}')
+    typical = section(tmp_path, 'kind: typical, zone: FR, replay: {day: "2024-01-17", duration: 60 s}')
     assert isinstance(typical, CarbonTypical) and typical.replay is not None
     assert typical.replay.span_s == 86400.0
 
@@ -92,7 +92,7 @@ def test_stated_typical_and_plugged_in(tmp_path: Path) -> None:
         ("kind: file, path: grid.csv, fill: linear", "carbon.fill: not a rule for gaps"),
         ("kind: file, path: grid.csv, fill: forecast", "carbon.fill: only kind uk"),
         ("kind: file, path: grid.csv, step: 30", "carbon.step: a time needs a unit"),
-        ("kind: file, path: grid.csv, replay: {day: tomorrow, lasts: 9 s}", "carbon.replay.day: is no day"),
+        ("kind: file, path: grid.csv, replay: {day: tomorrow, duration: 9 s}", "carbon.replay.day: is no day"),
         ("kind: uk, fil: gap", "carbon.fil"),
         ("kind: uk, url: carbon.example.org", "carbon.url: is no base URL"),
         ("kind: electricity-maps", "missing key 'zone'"),

@@ -11,7 +11,7 @@ from joulery.adapters.carbon.cache import Cached
 from joulery.adapters.carbon.electricity_maps import ElectricityMaps
 from joulery.adapters.carbon.file import SeriesSource
 from joulery.adapters.carbon.fill import Filled
-from joulery.adapters.carbon.replay import Replay, Scripted
+from joulery.adapters.carbon.replay import ReplayedCarbon, Scripted
 from joulery.adapters.carbon.stated import Stated
 from joulery.adapters.carbon.typical import TypicalDay
 from joulery.adapters.carbon.uk import UkCarbon
@@ -38,7 +38,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Carbo
             "file": SeriesSource(day, expected),
             "typical": TypicalDay("GB", lambda: now_s),
             "stated": Stated(100.0, now_s=lambda: now_s),
-            "replay": Replay(day, day.start_s, 7200.0, now_s - 7200, 600.0),
+            "replay": ReplayedCarbon(day, day.start_s, 7200.0, now_s - 7200, 600.0),
             "scripted": Scripted([[1.0, 2.0]]),
             "filled": Filled(SeriesSource(day, expected), FillRule()),
             "cached": Cached(SeriesSource(day, expected), tmp_path, 3600.0, now_s=lambda: now_s),

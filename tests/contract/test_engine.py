@@ -1,4 +1,4 @@
-"""What every engine promises: the embedded one, and Ray Serve where it is installed (a local cluster is started)."""
+"""The contract of every engine: the embedded one, and Ray Serve where it is installed (a local cluster is started)."""
 
 import asyncio
 import importlib.util
@@ -130,7 +130,7 @@ def test_a_variant_that_is_named_answers_alone(house: House) -> None:
             await ask(engine, x=ONES, variant="c")
         assert caught.value.outcome is Outcome.UNKNOWN
         with pytest.raises(RequestError) as caught:
-            await ask(engine, service="nobody", x=ONES)
+            await ask(engine, service="unknown", x=ONES)
         assert caught.value.outcome is Outcome.UNKNOWN
 
     house.run(work, toy("who", variant="a"), toy("who", variant="b"))
@@ -222,7 +222,7 @@ def test_a_replica_that_is_killed_comes_back_and_its_request_is_tried_again(hous
         os.kill(killed.pid, signal.SIGKILL)
         answers = await asyncio.gather(*slow)
         attempts = sorted(answer.attempts for answer in answers)
-        # Ray may not have handed the request over yet: then nobody had tried it.
+        # Ray may not have handed the request over yet: then no replica had tried it.
         assert attempts == [1, 2] or (house.name == "ray" and attempts == [1, 1])
 
         def again() -> bool:
@@ -237,7 +237,7 @@ def test_a_replica_that_is_killed_comes_back_and_its_request_is_tried_again(hous
     house.run(work, toy("slow", variant="a"), toy("slow", variant="b"))
 
 
-def test_a_request_that_takes_too_long_is_told_so(house: House) -> None:
+def test_a_request_past_its_deadline_fails(house: House) -> None:
     async def work(engine: Engine) -> None:
         with pytest.raises(RequestError) as caught:
             await ask(engine, seconds=[1.5], timeout_s=0.3)

@@ -50,7 +50,7 @@ def gone(pid: int) -> bool:
 
 def samplers_of(pid: int) -> list[int]:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(c) for c in children if b"joulery.runtime.measuring.sampler" in Path(f"/proc/{c}/cmdline").read_bytes()]
+    return [int(c) for c in children if b"joulery.app.sampler" in Path(f"/proc/{c}/cmdline").read_bytes()]
 
 
 def groups() -> set[Path]:
@@ -277,7 +277,7 @@ def test_ctrl_c_at_any_moment_ends_cleanly(tmp_path: Path, after_s: float) -> No
     wait_until(lambda: not any(str(tmp_path).encode() in cmdline for cmdline in cmdlines()), "the end of every process")
     if (tmp_path / "run/manifest.json").exists():
         assert open_run(tmp_path / "run").manifest["kind"] == "measure"
-    assert "joulery.runtime.measuring.sampler" not in stderr
+    assert "joulery.app.sampler" not in stderr
 
 
 def cmdlines() -> list[bytes]:

@@ -121,7 +121,7 @@ def test_the_socket_is_for_its_user_alone_and_gone_afterwards(tmp_path: Path) ->
     again = subprocess.run(
         [sys.executable, "-m", "joulery", "monitor", "--socket", str(running.socket)], capture_output=True, text=True
     )
-    assert again.returncode == 2 and "somebody listens there already" in again.stderr
+    assert again.returncode == 2 and "another process listens there already" in again.stderr
     running.ask("POST", "/sessions", 201, {"pid": os.getpid(), "out": str(tmp_path / "mine")})
     assert running.stop() == 0
     assert not running.socket.exists()

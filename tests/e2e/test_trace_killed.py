@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from joulery.runtime.measuring.readings import read_evidence
 from joulery.store.run.directory import open_run
+from joulery.store.run.readings import read_samples
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -102,7 +102,7 @@ def sampled_until_now(folder: Path) -> None:
     now_ns = time.time_ns()
 
     def written() -> bool:
-        readings = read_evidence(folder / "run" / "samples")
+        readings = read_samples(folder / "run" / "samples")
         stamps = [int(times.edges_ns[-1]) for times in readings.busy.values()]
         stamps += [int(trace.t_ns[-1]) for trace in readings.traces if len(trace)]
         return bool(readings.busy and readings.traces) and min(stamps) > now_ns

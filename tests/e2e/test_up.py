@@ -174,7 +174,7 @@ def test_a_person_sees_what_was_found_what_happens_and_what_it_came_to(tmp_path,
 
 def test_ctrl_c_while_serving_ends_it_with_the_summary_so_far(tmp_path, site):
     out = tmp_path / "summary.json"
-    with Up(site(duration="60 s", lasts="60 s"), tmp_path, "--json-out", str(out)) as up:
+    with Up(site(duration="60 s", replay="60 s"), tmp_path, "--json-out", str(out)) as up:
         up.until("/60 s ", times=2)
         os.killpg(up.process.pid, signal.SIGINT)
         code, said, complaint = up.end(30)
@@ -198,7 +198,7 @@ def test_ctrl_c_while_profiling_leaves_nothing(tmp_path):
 
 
 def test_kill_9_leaves_no_child_and_a_readable_run(tmp_path, site):
-    with Up(site(duration="60 s", lasts="60 s"), tmp_path) as up:
+    with Up(site(duration="60 s", replay="60 s"), tmp_path) as up:
         up.until("/60 s ", times=2)
         up.process.kill()
         up.process.wait()
@@ -212,7 +212,7 @@ def test_kill_9_leaves_no_child_and_a_readable_run(tmp_path, site):
 
 def test_it_stays_when_asked_to(tmp_path, site):
     out = tmp_path / "summary.json"
-    with Up(site(duration="1 s", lasts="2 s"), tmp_path, "--stay", "--json-out", str(out)) as up:
+    with Up(site(duration="1 s", replay="2 s"), tmp_path, "--stay", "--json-out", str(out)) as up:
         text = up.until("/dashboard")
         address = re.search(r"(http://[0-9.:]+)/dashboard", text)
         assert address is not None
@@ -349,7 +349,7 @@ def two(tmp_path, site):
     return site({"serving:": SECOND})
 
 
-def test_two_services_each_with_its_queue_its_promise_and_its_load(tmp_path, two):
+def test_two_services_each_with_its_queue_its_slo_and_its_load(tmp_path, two):
     with Up(two, tmp_path, "--json") as up:
         code, said, complaint = up.end()
         assert code == 0, complaint
@@ -394,11 +394,11 @@ def test_serve_takes_a_site_file_and_sends_nothing_itself(tmp_path, two):
     assert [entry["requests"] for entry in json.loads(said.splitlines()[-1])["services"]] == [1, 1]
 
 
-def test_trials_on_the_running_service_survive_a_kill_and_a_changed_promise(site, tmp_path):
+def test_trials_on_the_running_service_survive_a_kill_and_a_changed_slo(site, tmp_path):
     """Configurations are tried live; the SLO is tightened and a replica killed meanwhile; the log decides the same."""
     trials = "{count: 3, longest: 2 s, clock: 60 s, warm_up: 100 ms, min_requests: 75}"
     policy = f"base_intensity: 200 g/kWh, search: clover, trials: {trials}"
-    path = site({"base_intensity: 200 g/kWh": policy, "rate: 30 /s": "rate: 60 /s"}, duration="120 s", lasts="120 s")
+    path = site({"base_intensity: 200 g/kWh": policy, "rate: 30 /s": "rate: 60 /s"}, duration="120 s", replay="120 s")
     with Up(path, tmp_path) as up:
         up.until("trial 2 of at most 3")
         children = psutil.Process(up.process.pid).children()
@@ -430,13 +430,14 @@ _LONG = "{kind: constant, rate: 20 /s, duration: 300 s}"
 
 
 def test_two_services_are_never_on_trial_at_once(tmp_path, two):
-    """The second waits, says for whom, and has its turn; what it decided can be decided again from the log."""
+    """The second waits, names the first, and has its turn; what it decided can be decided again from the log."""
     search = "search: learning, trials: {count: 2, longest: 2 s, clock: 60 s, warm_up: 100 ms, min_requests: 20}"
     text = two.read_text().replace("base_intensity: 200 g/kWh", f"base_intensity: 200 g/kWh, {search}")
     policy = f"    policy: {{kind: clover, lambda: 10 %, base_intensity: 200 g/kWh, {search}}}\n"
     text = text.replace("    load: {kind: constant, rate: 10 /s, duration: 2 s}", policy + "    load: " + _LONG)
     text = text.replace("load: {kind: poisson, rate: 30 /s, duration: 3 s, seed: 3}", f"load: {_LONG}")
-    two.write_text(text.replace("lasts: 3 s", "lasts: 3000 s").replace("quantile: 99 %", "quantile: 95 %"))
+    text = text.replace('14", duration: 3 s', '14", duration: 3000 s').replace("quantile: 99 %", "quantile: 95 %")
+    two.write_text(text)
     with Up(two, tmp_path) as up:
         up.until("more: start, after waiting: trial 1")
         up.heard = ""

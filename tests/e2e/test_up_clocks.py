@@ -40,7 +40,7 @@ def clocks_set(run: Path) -> list[tuple[float, str]]:
 
 def test_the_clock_falls_while_it_serves_and_comes_back(tmp_path: Path, tree: Path) -> None:
     before = settings(tree)
-    with Up(site(tmp_path, "{device: cpu, period: 250 ms}", duration="2 s", lasts="2 s"), tmp_path) as up:
+    with Up(site(tmp_path, "{device: cpu, period: 250 ms}", duration="2 s", replay="2 s"), tmp_path) as up:
         code, said, complaint = up.end()
         assert up.survivors() == []
     assert code == 0, complaint
@@ -59,7 +59,7 @@ def test_the_clock_falls_while_it_serves_and_comes_back(tmp_path: Path, tree: Pa
 def test_a_session_that_is_killed_gives_the_clock_back(tmp_path: Path, tree: Path) -> None:
     before = settings(tree)
     fixed = "{device: cpu, governor: fixed, clock: 2.4 GHz}"
-    with Up(site(tmp_path, fixed, duration="60 s", lasts="60 s"), tmp_path) as up:
+    with Up(site(tmp_path, fixed, duration="60 s", replay="60 s"), tmp_path) as up:
         up.until("/60 s ")
         wait_until(lambda: settings(tree) != before, "another clock")
         assert settings(tree)["cpufreq/policy0/scaling_max_freq"] == "2400000"

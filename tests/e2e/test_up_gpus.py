@@ -35,7 +35,7 @@ def on_gpu(folder: Path, device: str, mode: str = "act") -> Path:
         SMALL: SMALL.replace(":Sum", ":GpuSum"),
         LARGE: LARGE.replace(":Sum", ":GpuSum"),
     }
-    return toy_site(folder, duration="2 s", lasts="2 s", changed=changed)
+    return toy_site(folder, duration="2 s", replay="2 s", changed=changed)
 
 
 def test_a_service_on_shares_of_a_gpu_whose_clock_is_governed(tmp_path: Path, nvml: NvmlFake) -> None:
@@ -49,13 +49,13 @@ def test_a_service_on_shares_of_a_gpu_whose_clock_is_governed(tmp_path: Path, nv
     assert report["requests"] > 20
     parts_j = sum(part["energy_j"] for part in report["parts"])
     assert report["energy_j"] == pytest.approx(parts_j + report["idle_j"] + report["unattributed_j"])
-    assert report["requests_j"] == pytest.approx(parts_j) and parts_j > 0, "the driver names nobody, requests ran"
+    assert report["requests_j"] == pytest.approx(parts_j) and parts_j > 0, "the driver names no process, requests ran"
     assert report["serving_j"] == report["load_generator_j"] == 0, "they use no GPU, and nothing else is metered"
     assert report["idle_j"] > 0
     (charge,) = report["charges"]
     assert charge["footprint"]["parts"][0]["energy_j"] == pytest.approx(report["requests_j"])
     assert charge["footprint"]["energy_j"] == pytest.approx(report["services"][0]["charged_j"])
-    assert any("requests say when" in note for note in report["notes"])
+    assert any("busy time is taken from the requests" in note for note in report["notes"])
     (profile,) = (tmp_path / "cache/profiles").glob("*.json")
     entries = {(one["variant"], one["slice"]): one for one in json.loads(profile.read_text())["entries"]}
     assert len(entries) == 4
@@ -105,10 +105,10 @@ def test_two_services_of_one_site_file_one_with_a_gpu_of_its_own_both_on_slices_
     cuts = "mode: mig, cuts: [[3g.20gb, 4g.20gb]]"
     path = on_gpu(tmp_path, f"{{gpu: 0, {cuts}}}, {{gpu: 1, {cuts}}}")
     head, services, tail = text_parts(path.read_text())
-    pods = {"sums": "gpus: [1, 0]", "more": "gpus: [0]"}
+    groups = {"sums": "gpus: [1, 0]", "more": "gpus: [0]"}
     twice = [
-        services.replace("name: sums", f"name: {who}").replace("owner: tests", f"owner: tests\n    {pod}")
-        for who, pod in pods.items()
+        services.replace("name: sums", f"name: {who}").replace("owner: tests", f"owner: tests\n    {group}")
+        for who, group in groups.items()
     ]
     own = "    load: {kind: constant, rate: 20 /s, duration: 2 s}\n"
     path.write_text(f"{head}{twice[0]}{twice[1]}{own}plan: {{colocate: true}}\n{tail}")
@@ -119,7 +119,10 @@ def test_two_services_of_one_site_file_one_with_a_gpu_of_its_own_both_on_slices_
     report = json.loads((tmp_path / "run/report.json").read_text())
     assert {each["service"]: each["failed"] for each in report["services"]} == {"sums": 0, "more": 0}
     assert all(each["requests"] > 20 for each in report["services"])
-    assert "gpu:0, gpu:1 cut as 3g.20gb+4g.20gb+4g.20gb" in said and "gpu:0 cut as 3g.20gb: 2 layouts" in said
+    assert (
+        "gpu:0, gpu:1 partitioned as 3g.20gb+4g.20gb+4g.20gb" in said
+        and "gpu:0 partitioned as 3g.20gb: 2 layouts" in said
+    )
     assert [nvml.layout(index) for index in range(2)] == [(False, ()), (False, ())], "given back"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from joulery.adapters.engines.embedded.cgroups import CpuGroups
+from joulery.adapters.cgroups import CpuGroups
 from joulery.domain.errors import CapabilityError
 from joulery.store.run.directory import open_run
 from tests.e2e.test_up import Up
@@ -55,7 +55,7 @@ def served(entry: dict, service: str) -> int:
     return sum(one["requests"] for one in entry["services"] if one["service"] == service)
 
 
-def test_a_broken_promise_is_mended_by_the_shadow_and_services_come_and_go(tmp_path):
+def test_an_slo_violation_is_ended_by_the_standby_and_services_come_and_go(tmp_path):
     """``hasty`` takes twenty times as long as its profile says; later it leaves and another service comes."""
     steady = service("steady", slo="4 s", duration=40)
     site = planned_site(tmp_path, steady, service("hasty", busy_s=0.04, slo="200 ms", duration=40))

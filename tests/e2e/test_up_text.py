@@ -37,7 +37,7 @@ def test_prompts_are_sent_and_what_they_took_is_in_the_summary(tmp_path: Path, m
             "cpu: {cores: 2}": "cpu: {slices: [1]}",
             "use: [cpu-model]": "use: [cpu-model, nvml]",
         }
-        path = toy_site(tmp_path, duration="4 s", lasts="4 s", changed=changed)
+        path = toy_site(tmp_path, duration="4 s", replay="4 s", changed=changed)
         with Up(path, tmp_path, "--duration", "2") as up:
             ended = up.end()
             assert up.survivors() == []

@@ -47,7 +47,7 @@ def test_beyond_this_machine_a_token_is_a_must(host: str) -> None:
 
 
 @pytest.mark.parametrize(("host", "url"), [("localhost", "http://localhost:"), ("::1", "http://[::1]:")])
-async def test_it_listens_where_it_is_told(host: str, url: str) -> None:
+async def test_it_listens_at_its_address(host: str, url: str) -> None:
     server = GatewayServer(Gateway(FakeEngine()), host, 0)
     try:
         await server.start()

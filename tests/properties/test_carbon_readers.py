@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from joulery.adapters.carbon.cache import Cached
 from joulery.adapters.carbon.electricity_maps import ElectricityMaps
 from joulery.adapters.carbon.file import FileFormat, read_carbon_file
-from joulery.adapters.carbon.http import Service
+from joulery.adapters.carbon.http import CarbonService
 from joulery.adapters.carbon.replay import Scripted
 from joulery.adapters.carbon.uk import UkCarbon
 from joulery.adapters.carbon.watttime import WattTime
@@ -162,7 +162,7 @@ json_value = st.recursive(
 @pytest.mark.parametrize("number", range(3))
 @given(answer=json_value)
 def test_any_json_from_a_service(number: int, answer: Any) -> None:
-    class Parrot(Service):
+    class Parrot(CarbonService):
         def get(self, path: str, **question: Any) -> Any:
             return {"token": "t"} if path == "/login" else answer
 

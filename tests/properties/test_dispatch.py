@@ -136,12 +136,12 @@ class Queue(RuleBasedStateMachine):
         self.pump()
 
     @rule(left=st.sampled_from([None, *VARIANTS]))
-    def strand(self, left: str | None) -> None:
+    def drop_waiting(self, left: str | None) -> None:
         variants = None if left is None else frozenset({left})
         expected = [t for t in self.waiting if left is None or t.variant not in ("", left)]
         assert self.dispatcher.drop_waiting(variants) == expected
         for ticket in expected:
-            self.settle(ticket, "stranded")
+            self.settle(ticket, "dropped")
             self.waiting.remove(ticket)
         self.pump()
 

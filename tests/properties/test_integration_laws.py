@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joulery.accounting.charge import BusyTimes, IdleRule, Share, charge, split
-from joulery.accounting.integrate import integrate
+from joulery.accounting.charge import IdleRule, Share, split
 from joulery.accounting.steps import power_steps
 from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.energy.channel import ReadingKind
 from joulery.domain.energy.footprint import Footprint
-from joulery.domain.energy.power import PowerTrace, ReadingKind
+from joulery.domain.energy.power import BusyTimes, PowerTrace
 from tests.accounting import oracle
+from tests.accounting.readings import charge_readings, integrate
 from tests.accounting.strategies import WINDOW_S, intensities, traces
 
 TOLERANCE = 1e-9
@@ -145,7 +146,7 @@ def test_charging_conserves_and_is_additive(
     busy = {"cpu:0": times[0], "cpu:1": times[1]}
 
     def charged(t0_s: float, t1_s: float) -> tuple[Footprint, Footprint]:
-        both = charge(
+        both = charge_readings(
             metered, busy, t0_s, t1_s, idle=idle, by=by, exclusive={"gpu:0"}, carbon=carbon, pue=1.3, embodied_g=2.0
         )
         return both.run, both.rest

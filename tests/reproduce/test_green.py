@@ -9,9 +9,9 @@ from joulery.config.scenarios.training_study import SyntheticTrace, TrainingClus
 from joulery.ui.cli import main as joulery
 from reproduce.__main__ import main
 from reproduce.green import command
-from reproduce.green.evaluation import Evaluation
+from reproduce.green.evaluation import GreenEvaluation
 
-SMALL = Evaluation(
+SMALL = GreenEvaluation(
     cluster=TrainingCluster(nodes=4),
     day=SyntheticTrace(kind="synthetic", jobs_per_day=40, days=1, mix="day"),
     year=SyntheticTrace(kind="synthetic", jobs_per_day=30, days=2),
@@ -21,7 +21,7 @@ SMALL = Evaluation(
 
 
 def test_one_command_draws_every_figure_and_table(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(command, "Evaluation", lambda: SMALL)
+    monkeypatch.setattr(command, "GreenEvaluation", lambda: SMALL)
     page = tmp_path / "green.html"
     assert main(["green", "--seeds", "1", "--html", str(page), "--json"]) == 0
     text, document = page.read_text(), json.loads(capsys.readouterr().out)

@@ -6,7 +6,7 @@ TOYS = """\
 joulery: 1
 name: toys
 mode: act
-carbon: {{kind: typical, zone: GB, replay: {{day: "2020-10-14", lasts: {lasts}}}}}
+carbon: {{kind: typical, zone: GB, replay: {{day: "2020-10-14", duration: {replay}}}}}
 meters: {{period: 50 ms, use: [cpu-model], cpu_model: {{idle: 20 W, max: 60 W}}}}
 fleet: {{cpu: {{cores: 2}}}}
 services:
@@ -27,9 +27,11 @@ load: {{kind: poisson, rate: 30 /s, duration: {duration}, seed: 3}}
 """
 
 
-def toy_site(folder: Path, *, duration: str = "3 s", lasts: str = "3 s", changed: dict[str, str] | None = None) -> Path:
+def toy_site(
+    folder: Path, *, duration: str = "3 s", replay: str = "3 s", changed: dict[str, str] | None = None
+) -> Path:
     """The toy site as a file, with some of its text replaced."""
-    text = TOYS.format(duration=duration, lasts=lasts)
+    text = TOYS.format(duration=duration, replay=replay)
     for old, new in (changed or {}).items():
         assert old in text, old
         text = text.replace(old, new)

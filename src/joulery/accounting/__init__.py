@@ -1,1 +1,1 @@
-"""From joules to grams to whom: integrate, align operations with power, attribute, roll up. Pure."""
+"""Joules to grams to owners: integrate, align operations with power, attribute, roll up. Pure."""

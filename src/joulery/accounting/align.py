@@ -1,4 +1,4 @@
-"""Align what ran with what was drawn: joules by operation, device and phase, and the rest kept apart.
+"""Align events with power: joules by operation, device and phase, and the unattributed rest.
 
 Input is an :class:`~joulery.domain.trace.events.EventTrace` and the power of its devices; output a
 :class:`~joulery.domain.energy.tensor_footprint.TensorFootprint` whose parts add up to the meter. Source: Smaragdine
@@ -15,34 +15,38 @@ from typing import Literal
 import numpy as np
 
 from joulery.accounting.fairshare import DevicePower, device_power, fair_shares
-from joulery.accounting.integrate import Metered, in_grams
 from joulery.accounting.regression import regress, why_not
 from joulery.accounting.session import Session, session, unions
-from joulery.accounting.steps import NS_PER_S
-from joulery.domain.arrays import IntArray
+from joulery.accounting.steps import NS_PER_S, PowerSteps, carbon_steps
+from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.energy.tensor_footprint import DeviceEnergy, TensorFootprint
 from joulery.domain.errors import DataError
 from joulery.domain.quality import weakest
-from joulery.domain.trace.events import EventTrace
+from joulery.domain.trace.events import EventTrace, with_devices
 
 Multiplicity = Literal["events", "set"]
 Estimator = Literal["recency", "regression"]
+_ACCELERATORS = ("cuda:", "hip:", "rocm:")
+_HOSTS = ("cpu", "host")
+_WHOLE_MACHINE = ("machine", "psys")
 
 
 def align(
     trace: EventTrace,
-    power: Mapping[str, Sequence[Metered]],
+    power: Mapping[str, Sequence[PowerSteps]],
     window_ns: tuple[int, int],
     *,
     multiplicity: Multiplicity = "events",
     estimator: Estimator = "recency",
     carbon: CarbonSeries | None = None,
     pue: float = 1.0,
+    steps: int = 0,
 ) -> TensorFootprint:
-    """Give the power drawn at each instant in equal shares to what ran on the device at that instant.
+    """Divide the power of each instant equally among the events that run on the device at that instant.
 
-    Energy drawn while nothing ran is unattributed; where power is unknown time is uncovered and no energy is counted.
+    Energy of the time without events is unattributed; where power is unknown, time is uncovered and no energy is
+    counted.
 
     Args:
         trace: The events.
@@ -56,6 +60,7 @@ def align(
             where it does not.
         carbon: Intensity of the grid, for grams; None when they are not asked for.
         pue: Facility energy per IT energy; multiplies grams, never joules.
+        steps: Equal steps that the session consists of, for standard errors over them; 0 when not known.
 
     Raises:
         DataError: The window is empty, or regression is asked for in ``set`` multiplicity.
@@ -63,14 +68,14 @@ def align(
     if estimator == "regression" and multiplicity == "set":
         raise DataError("regression works on events, not on sets of operations", hint="use --multiplicity events")
     cut = session(trace, window_ns)
-    columns = _Columns(len(cut.rows))
+    columns = _Columns(len(cut.rows), steps)
     devices, notes = [], list(trace.notes)
     for name in sorted({*cut.rows.device, *(name for name, channels in power.items() if channels)}):
         channels = power.get(name, ())
-        meter = device_power([c.steps for c in channels], window_ns, _resolved_s(channels)) if channels else None
+        meter = device_power(list(channels), window_ns, _resolved_s(channels)) if channels else None
         entry = _account(cut, name, meter, channels, multiplicity, columns)
         if carbon is not None and meter is not None:
-            grams = [in_grams(c.steps, carbon, pue) for c in channels]
+            grams = [carbon_steps(c, carbon, pue) for c in channels]
             entry = _weighed(cut, entry, device_power(grams, window_ns), multiplicity, columns)
         if estimator == "regression" and meter is not None:
             entry = _regressed(cut, meter, entry, columns, notes)
@@ -79,7 +84,7 @@ def align(
         notes.append(f"{cut.outside} events lie outside the window and are not counted")
     notes += [f"{entry.device}: no meter, its time is listed without energy" for entry in devices if not entry.metered]
     notes += _blind_notes(cut, devices, columns)
-    notes += [fault for channels in power.values() for channel in channels for fault in channel.steps.faults]
+    notes += [fault for channels in power.values() for channel in channels for fault in channel.faults]
     return TensorFootprint(
         window_ns,
         devices,
@@ -96,6 +101,7 @@ def align(
         active_ns=columns.active_ns,
         active_j=columns.active_j,
         carbon_g=columns.carbon_g,
+        error_j=columns.error_j,
         estimator=estimator,
         multiplicity=multiplicity,
         composite=trace.composite & set(cut.rows.op),
@@ -121,8 +127,9 @@ def _blind_notes(cut: Session, devices: Sequence[DeviceEnergy], columns: _Column
 class _Columns:
     """The columns of a footprint while its devices are being filled in."""
 
-    def __init__(self, count: int) -> None:
-        self.energy_j, self.active_j, self.carbon_g = np.full((3, count), np.nan)
+    def __init__(self, count: int, steps: int) -> None:
+        self.steps = steps
+        self.energy_j, self.active_j, self.carbon_g, self.error_j = np.full((4, count), np.nan)
         self.runtime_ns, self.uncovered_ns = np.zeros(count, np.int64), np.zeros(count, np.int64)
         self.samples, self.active_ns = np.zeros(count, np.int64), np.zeros(count, np.int64)
 
@@ -131,11 +138,11 @@ def _account(
     cut: Session,
     device: str,
     meter: DevicePower | None,
-    channels: Sequence[Metered],
+    channels: Sequence[PowerSteps],
     multiplicity: Multiplicity,
     columns: _Columns,
 ) -> DeviceEnergy:
-    """Fill the rows of one device and say what the device drew in all."""
+    """Fill the rows of one device and return the energy of the whole device."""
     here, size = cut.on(device), len(cut.rows)
     rows = np.flatnonzero([name == device for name in cut.rows.device])
     row, start_ns, end_ns = cut.row[here], cut.start_ns[here], cut.end_ns[here]
@@ -157,6 +164,8 @@ def _account(
     shares = fair_shares(start_ns, end_ns, meter)
     columns.energy_j[rows] = np.bincount(row, shares.energy_j, size)[rows]
     columns.uncovered_ns[rows] = _sums(row, shares.uncovered_ns, size)[rows]
+    if columns.steps > 1:
+        columns.error_j[rows] = _step_errors(cut, row, start_ns, shares.energy_j, columns.steps)[rows]
     return DeviceEnergy(
         device=device,
         total_j=meter.known_j,
@@ -168,6 +177,17 @@ def _account(
         resolution_s=meter.resolution_s,
         quality=weakest(channel.channel.quality for channel in channels),
     )
+
+
+def _step_errors(cut: Session, row: IntArray, start_ns: IntArray, energy_j: FloatArray, steps: int) -> FloatArray:
+    """Standard error of each row's energy from its variation over equal steps of the session, joules, float64[k].
+
+    Any stretch as long as a step holds every operation of a step once, wherever it begins.
+    """
+    t0, t1 = cut.window_ns
+    step = np.minimum((start_ns - t0) * steps // (t1 - t0), steps - 1)
+    by_step = np.bincount(step * len(cut.rows) + row, energy_j, steps * len(cut.rows)).reshape(steps, len(cut.rows))
+    return np.asarray(np.sqrt(steps) * np.std(by_step, axis=0, ddof=1), np.float64)
 
 
 def _weighed(
@@ -206,6 +226,7 @@ def _regressed(
     with np.errstate(invalid="ignore", divide="ignore"):
         scale = np.where(columns.energy_j[rows] > 0, estimate.energy_j[rows] / columns.energy_j[rows], 1.0)
     columns.carbon_g[rows] *= scale
+    columns.error_j[rows] *= scale
     columns.energy_j[rows] = estimate.energy_j[rows]
     return replace(
         entry,
@@ -229,7 +250,7 @@ def _unmetered(device: str, window_ns: tuple[int, int], start_ns: IntArray, end_
     )
 
 
-def _resolved_s(channels: Sequence[Metered]) -> float:
+def _resolved_s(channels: Sequence[PowerSteps]) -> float:
     """Nothing shorter than this is resolved by any of the channels."""
     return max((max(item.channel.averaging_s, item.channel.update_s) for item in channels), default=0.0)
 
@@ -237,3 +258,48 @@ def _resolved_s(channels: Sequence[Metered]) -> float:
 def _sums(row: IntArray, value: IntArray, size: int) -> IntArray:
     """Sum of nanoseconds by row; exact below 2**53 ns (104 days)."""
     return np.bincount(row, value, size).astype(np.int64)
+
+
+def matched(trace: EventTrace, power: Sequence[PowerSteps]) -> tuple[EventTrace, dict[str, list[PowerSteps]]]:
+    """Name the devices of a trace as its meters do.
+
+    Names match regardless of case (``GPU:0``, ``gpu:0``, ``cuda:0``). Frameworks do not say which socket a host thread
+    ran on: their device ``CPU`` is the one metered socket, all metered sockets together, or the metered machine.
+
+    Returns:
+        The trace with meters' names, and the channels of each device; devices without events keep theirs.
+    """
+    channels: dict[str, list[PowerSteps]] = {}
+    for item in power:
+        channels.setdefault(item.channel.device, []).append(item)
+    by_name = {canonical(name): name for name in channels}
+    names, notes = [], list(trace.notes)
+    for device in trace.devices:
+        name = by_name.get(canonical(device))
+        if name is None and canonical(device) in _HOSTS:
+            name = _host(device, channels, by_name, notes)
+        names.append(name or device)
+    return with_devices(trace, names, notes), channels
+
+
+def canonical(device: str) -> str:
+    """The name by which devices are compared."""
+    name = device.strip().lower().removeprefix("/device:")
+    for prefix in _ACCELERATORS:
+        if name.startswith(prefix):
+            return "gpu:" + name.removeprefix(prefix)
+    return name
+
+
+def _host(device: str, channels: dict[str, list[PowerSteps]], by_name: dict[str, str], notes: list[str]) -> str | None:
+    """Meter of a host; where the trace names no socket, all sockets are put together under ``device``."""
+    sockets = sorted(name for name in by_name if name.startswith("cpu:"))
+    if len(sockets) == 1:
+        return by_name[sockets[0]]
+    if not sockets:
+        return next((by_name[name] for name in _WHOLE_MACHINE if name in by_name), None)
+    notes.append(
+        f"{len(sockets)} sockets are accounted together: the trace does not say on which one a host thread ran"
+    )
+    channels[device] = [item for name in sockets for item in channels.pop(by_name[name])]
+    return device

@@ -1,8 +1,9 @@
-"""Whose joules: the energy of a shared device split into the run's, others' and idle.
+"""Charge a run for its share of shared devices: the run, other processes, idle and unattributed.
 
 Smaragdine's "virtualisation" done per socket (``share = busy_app / busy_all``): always
 ``E_app + E_other + E_idle + E_unattributed = E``. :func:`split` is the arithmetic on arrays, :func:`charge` applies it
-to power traces and makes footprints.
+to the power of all channels and builds footprints. Grams are ``integral p(t) c(t) dt / 3.6e6`` (c in g/kWh); both are
+step functions, so the integral is an exact sum over the union of their edges.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from joulery.accounting.integrate import Grid, Metered, footprint, grid_over
-from joulery.accounting.steps import NS_PER_S, energy_by_bin
-from joulery.domain.arrays import FloatArray, IntArray, readonly
-from joulery.domain.energy.carbon import CarbonSeries
-from joulery.domain.energy.footprint import Footprint
-from joulery.domain.energy.power import Channel, PowerTrace
+from joulery.accounting.steps import NS_PER_S, PowerSteps, energy_by_bin, to_ns
+from joulery.domain.arrays import BoolArray, FloatArray, IntArray
+from joulery.domain.energy.carbon import JOULES_PER_KWH, CarbonSeries
+from joulery.domain.energy.channel import Channel
+from joulery.domain.energy.footprint import Footprint, Part, merge_parts
+from joulery.domain.energy.power import BusyTimes
 from joulery.domain.errors import DataError
+from joulery.domain.quality import Quality, weakest
 
 
 class Share(StrEnum):
     """What the run's busy time is divided by."""
 
     BUSY = "busy"
-    """The busy time of everybody on the device: who keeps it busy pays for it; idle is what nobody keeps busy."""
+    """The busy time of all processes on the device: they pay for it; idle is the time without any."""
     CAPACITY = "capacity"
     """All the time the device's CPUs had: the unused rest is idle."""
 
@@ -40,59 +42,18 @@ class IdleRule(StrEnum):
     SHARE = "share"
     """In proportion to the run's share of all busy time known of the device."""
     NONE = "none"
-    """Nothing of it: somebody else keeps the machine on."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BusyTimes:
-    """How busy one device (a CPU socket) was, and how much of that was the run, interval by interval.
-
-    Attributes:
-        edges_ns: Unix nanoseconds, strictly increasing, int64[n+1]. One busy share holds for a whole interval, so an
-            interval should be no longer than needed and, for jiffies (10 ms each), no shorter than 100 ms.
-        app_s: CPU seconds of the run in each interval, float64[n]; NaN = not known.
-        all_s: CPU seconds of everybody, the run included, float64[n]; NaN = not known. Where clocks disagree and
-            ``app_s`` is larger, ``app_s`` counts for both.
-        cpus: Logical CPUs of the device; needed by ``Share.CAPACITY`` only.
-
-    Raises:
-        DataError: Shapes disagree, edges do not increase, or a time is negative or infinite.
-    """
-
-    edges_ns: IntArray
-    app_s: FloatArray
-    all_s: FloatArray
-    cpus: int
-
-    def __init__(self, edges_ns: npt.ArrayLike, app_s: npt.ArrayLike, all_s: npt.ArrayLike, cpus: int = 0) -> None:
-        edges, app, everybody = readonly(edges_ns, np.int64), readonly(app_s, np.float64), readonly(all_s, np.float64)
-        if not len(app) == len(everybody) == len(edges) - 1:
-            raise DataError(f"{len(edges)} edges, {len(app)} and {len(everybody)} busy times do not fit")
-        if bool(np.any(np.diff(edges) <= 0)):
-            raise DataError("the edges of busy times must increase")
-        for name, times in (("app_s", app), ("all_s", everybody)):
-            if bool(np.any(np.isinf(times) | (times < 0))):
-                raise DataError(f"{name} holds {times[np.isinf(times) | (times < 0)][0]}, expected seconds >= 0")
-        for name, value in (("edges_ns", edges), ("app_s", app), ("all_s", everybody), ("cpus", cpus)):
-            object.__setattr__(self, name, value)
-
-    @property
-    def app_ratio(self) -> float:
-        """The run's share of all busy time, over the intervals where both are known; 0 when nothing was busy."""
-        known = ~(np.isnan(self.app_s) | np.isnan(self.all_s))
-        everybody_s = float(np.sum(np.maximum(self.all_s, self.app_s)[known]))
-        return float(np.sum(self.app_s[known])) / everybody_s if everybody_s > 0 else 0.0
+    """Nothing of it: another owner keeps the machine on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Charged:
     """A metered total, divided.
 
-    ``run + rest`` is the footprint of everything metered (:func:`~joulery.accounting.integrate.integrate`), to 1e-9.
+    ``run + rest`` is the footprint of everything metered, to 1e-9.
 
     Attributes:
         run: What the run pays for. ``parts``: its own share. ``idle_j``: idle energy by the rule. ``unattributed_j``:
-            energy of the window that nobody can be given, because no busy time is known there.
+            energy of the window without an owner, because no busy time is known there.
         rest: What it does not. ``parts``: other processes. ``idle_j``: idle energy the rule leaves out. Its
             ``duration_s`` is 0: it adds no time of its own.
     """
@@ -104,6 +65,36 @@ class Charged:
     def other_j(self) -> float:
         """Energy of other processes on the same devices, joules."""
         return self.rest.attributed_j
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowBins:
+    """A window split at every change of intensity or busy share, with the intensity of each bin.
+
+    Attributes:
+        edges_ns: Increasing Unix nanoseconds from the start to the end of the window, int64[k+1].
+        g_per_kwh: Intensity of each bin, float64[k]; NaN where unknown.
+        estimated: True where the provider estimated it, bool[k].
+        carbon: The series it comes from; None when grams were not asked for.
+    """
+
+    edges_ns: IntArray
+    g_per_kwh: FloatArray
+    estimated: BoolArray
+    carbon: CarbonSeries | None
+
+    def grams(self, energy_j: FloatArray) -> tuple[float, float]:
+        """Grams of the energy of each bin at the meter, and the joules among it whose intensity is known."""
+        known = ~np.isnan(self.g_per_kwh)
+        return float(np.sum(energy_j[known] * self.g_per_kwh[known])) / JOULES_PER_KWH, float(np.sum(energy_j[known]))
+
+    def quality(self, energy_j: FloatArray) -> Quality:
+        """Quality of the intensities that weigh this energy; ``MEASURED``, the neutral element, when none does."""
+        used = ~np.isnan(self.g_per_kwh) & (energy_j > 0)
+        if self.carbon is None or not bool(used.any()):
+            return Quality.MEASURED
+        flagged = Quality.MODELLED if bool(np.any(self.estimated[used])) else Quality.MEASURED
+        return weakest((self.carbon.quality, flagged))
 
 
 def split(
@@ -118,24 +109,24 @@ def split(
 
     Args:
         energy_j: Energy of the device in each interval, joules.
-        app_s, all_s: Busy CPU seconds of the run and of everybody; NaN = not known, the energy is unattributed.
+        app_s, all_s: Busy CPU seconds of the run and of all processes; NaN = not known, the energy is unattributed.
         by: What the run's time is divided by.
         capacity_s: CPU seconds the device had (CPUs times the interval); for ``Share.CAPACITY``.
     """
-    energy, app, everybody = np.broadcast_arrays(
+    energy, app, total_s = np.broadcast_arrays(
         np.asarray(energy_j, np.float64), np.asarray(app_s, np.float64), np.asarray(all_s, np.float64)
     )
-    everybody = np.maximum(everybody, app)
-    whole = everybody if by is Share.BUSY else np.maximum(np.asarray(capacity_s, np.float64), everybody)
-    unknown = np.isnan(whole) | np.isnan(everybody)
+    total_s = np.maximum(total_s, app)
+    whole = total_s if by is Share.BUSY else np.maximum(np.asarray(capacity_s, np.float64), total_s)
+    unknown = np.isnan(whole) | np.isnan(total_s)
     divisor = np.where(whole > 0, whole, 1.0)
     app_j = np.where(unknown, 0.0, energy * (app / divisor))
-    busy_j = np.where(unknown, 0.0, energy * (everybody / divisor))
+    busy_j = np.where(unknown, 0.0, energy * (total_s / divisor))
     return app_j, busy_j - app_j, np.where(unknown, 0.0, energy - busy_j), np.where(unknown, energy, 0.0)
 
 
 def charge(
-    traces: Sequence[PowerTrace | Metered],
+    power: Sequence[PowerSteps],
     busy: Mapping[str, BusyTimes],
     t0_s: float,
     t1_s: float,
@@ -150,37 +141,39 @@ def charge(
     """Divide what the devices used over ``[t0_s, t1_s)`` between one run and the rest of the machine.
 
     By ``Share.BUSY``, energy up to the channel's known idle power (``idle_w``) is idle first, and only what exceeds it
-    is divided; without one, idle is the energy of intervals in which nobody was busy. Everything is additive over
+    is divided; without one, idle is the energy of intervals without a busy process. Everything is additive over
     splits of the window, grams included: shares hold for whole intervals of ``busy``, whatever the window cuts.
 
     Args:
-        traces: One per channel.
+        power: One entry a channel; the components of one device must not overlap.
         busy: Busy times by device name (``cpu:0``).
         t0_s, t1_s: The window, Unix seconds.
         idle: How much of the idle energy the run pays for.
         by: What the run's busy time is divided by.
         exclusive: Devices that only the run uses (a GPU it has to itself). A device that is neither here nor in
-            ``busy`` is unattributed: nobody knows whose its energy is.
-        carbon, pue, embodied_g: As for :func:`~joulery.accounting.integrate.integrate`.
+            ``busy`` is unattributed.
+        carbon: Intensity of the grid; None when grams are not asked for.
+        pue: Facility energy per IT energy, at least 1. Multiplies grams and ``facility_j``, never ``energy_j``.
+        embodied_g: Embodied grams that the caller charges to this window.
 
     Raises:
-        DataError: As ``integrate``; or ``Share.CAPACITY`` and a device whose number of CPUs is not given.
+        DataError: The window ends before it starts, ``pue`` or ``embodied_g`` is out of range, or ``Share.CAPACITY`` is
+            asked of a device whose number of CPUs is not given.
     """
-    metered = [Metered.of(trace) for trace in traces]
-    grid = grid_over(t0_s, t1_s, carbon, [times.edges_ns for times in busy.values()])
+    bins = window_bins(t0_s, t1_s, carbon, [times.edges_ns for times in busy.values()])
     rows, covered_s = [], []
-    for item in metered:
-        energy_j, covered = energy_by_bin(item.steps, grid.edges_ns)
+    for item in power:
+        energy_j, covered = energy_by_bin(item, bins.edges_ns)
         covered_s.append(float(np.sum(covered)))
         times = busy.get(item.channel.device)
         if item.channel.device in exclusive:
-            rows.append(_exclusive_row(item, grid, energy_j, idle))
+            rows.append(_exclusive_row(item, bins, energy_j, idle))
         elif times is not None:
-            rows.append(_shared_row(item, grid, energy_j, times, idle, by))
+            rows.append(_shared_row(item, bins, energy_j, times, idle, by))
         else:
             rows.append(_Row(item.channel, unattributed_j=energy_j))
-    run = footprint(
-        grid,
+    run = build_footprint(
+        bins,
         t0_s,
         t1_s,
         parts=[(row.channel, row.app_j) for row in rows if row.app_j is not None],
@@ -190,8 +183,8 @@ def charge(
         pue=pue,
         embodied_g=embodied_g,
     )
-    rest = footprint(
-        grid,
+    rest = build_footprint(
+        bins,
         t0_s,
         t1_s,
         parts=[(row.channel, row.other_j) for row in rows if row.other_j is not None],
@@ -215,31 +208,163 @@ class _Row:
     unattributed_j: FloatArray | None = None
 
 
-def _exclusive_row(item: Metered, grid: Grid, energy_j: FloatArray, idle: IdleRule) -> _Row:
-    floor_j = _floor(item, grid)
+def _exclusive_row(item: PowerSteps, bins: WindowBins, energy_j: FloatArray, idle: IdleRule) -> _Row:
+    floor_j = _floor(item, bins)
     paid_j, left_j = (np.zeros_like(floor_j), floor_j) if idle is IdleRule.NONE else (floor_j, np.zeros_like(floor_j))
     return _Row(item.channel, app_j=energy_j - floor_j, idle_paid_j=paid_j, idle_left_j=left_j)
 
 
-def _shared_row(item: Metered, grid: Grid, energy_j: FloatArray, times: BusyTimes, idle: IdleRule, by: Share) -> _Row:
+def _shared_row(
+    item: PowerSteps, bins: WindowBins, energy_j: FloatArray, times: BusyTimes, idle: IdleRule, by: Share
+) -> _Row:
     device = item.channel.device
     if by is Share.CAPACITY and times.cpus < 1:
         raise DataError(f"{device}: a capacity share needs its number of CPUs", hint="give cpus, or use the busy share")
-    index = np.searchsorted(times.edges_ns, grid.edges_ns[:-1], "right") - 1
+    index = np.searchsorted(times.edges_ns, bins.edges_ns[:-1], "right") - 1
     inside = (index >= 0) & (index < len(times.app_s))
     index = np.clip(index, 0, len(times.app_s) - 1)
     app_s, all_s = (np.where(inside, column[index], np.nan) for column in (times.app_s, times.all_s))
     capacity_s = times.cpus * np.diff(times.edges_ns)[index] / NS_PER_S
     known = ~(np.isnan(app_s) | np.isnan(all_s))
-    floor_j = np.where(known, _floor(item, grid), 0.0) if by is Share.BUSY else np.zeros_like(energy_j)
+    floor_j = np.where(known, _floor(item, bins), 0.0) if by is Share.BUSY else np.zeros_like(energy_j)
     app_j, other_j, idle_j, unattributed_j = split(energy_j - floor_j, app_s, all_s, by=by, capacity_s=capacity_s)
     idle_j = idle_j + floor_j
     paid = {IdleRule.WHOLE: 1.0, IdleRule.SHARE: times.app_ratio, IdleRule.NONE: 0.0}[idle]
     return _Row(item.channel, app_j, other_j, idle_j * paid, idle_j * (1.0 - paid), unattributed_j)
 
 
-def _floor(item: Metered, grid: Grid) -> FloatArray:
+def _floor(item: PowerSteps, bins: WindowBins) -> FloatArray:
     """Energy in each bin that the known idle power of the channel explains; nothing where it is not known."""
     if not item.channel.idle_w > 0:
-        return np.zeros(len(grid.g_per_kwh))
-    return energy_by_bin(item.steps.capped(item.channel.idle_w), grid.edges_ns)[0]
+        return np.zeros(len(bins.g_per_kwh))
+    return energy_by_bin(item.capped(item.channel.idle_w), bins.edges_ns)[0]
+
+
+def window_bins(t0_s: float, t1_s: float, carbon: CarbonSeries | None, also_ns: Sequence[IntArray] = ()) -> WindowBins:
+    """The window split at every edge of the intensity and at every edge in ``also_ns``.
+
+    Raises:
+        DataError: The window ends before it starts.
+    """
+    if not t1_s >= t0_s:
+        raise DataError(f"the window ends at {t1_s} before it starts at {t0_s}")
+    start_ns, end_ns = (int(t) for t in to_ns([t0_s, t1_s]))
+    carbon_ns = to_ns(carbon.edges_s) if carbon is not None else np.empty(0, np.int64)
+    cuts = [edges[(edges > start_ns) & (edges < end_ns)] for edges in (carbon_ns, *also_ns)]
+    edges_ns = np.unique(np.concatenate([np.array([start_ns, end_ns], np.int64), *cuts]))
+    begins = edges_ns[:-1]
+    if carbon is None:
+        return WindowBins(edges_ns, np.full(len(begins), np.nan), np.zeros(len(begins), bool), None)
+    index = np.searchsorted(carbon_ns, begins, "right") - 1
+    inside = (index >= 0) & (index < len(carbon))
+    index = np.clip(index, 0, len(carbon) - 1)
+    return WindowBins(
+        edges_ns, np.where(inside, carbon.g_per_kwh[index], np.nan), inside & carbon.estimated[index], carbon
+    )
+
+
+def build_footprint(
+    bins: WindowBins,
+    t0_s: float,
+    t1_s: float,
+    *,
+    parts: Sequence[tuple[Channel, FloatArray]],
+    idle: Sequence[tuple[Channel, FloatArray]] = (),
+    unattributed: Sequence[tuple[Channel, FloatArray]] = (),
+    covered_s: float,
+    pue: float = 1.0,
+    embodied_g: float = 0.0,
+    duration_s: float | None = None,
+) -> Footprint:
+    """Assemble a footprint from the energy of each channel in each bin (joules, float64[k]).
+
+    Raises:
+        DataError: ``pue`` is below 1 or ``embodied_g`` negative, or either is not finite.
+    """
+    if not (1.0 <= pue < float("inf")):
+        raise DataError(f"PUE is {pue}, expected facility energy per IT energy, at least 1")
+    if not (0.0 <= embodied_g < float("inf")):
+        raise DataError(f"embodied carbon is {embodied_g} g, expected at least 0")
+    entries = (*parts, *idle, *unattributed)
+    total_j = np.sum([energy_j for _, energy_j in entries], axis=0) if entries else np.zeros(len(bins.g_per_kwh))
+    carbon_g, covered_j = bins.grams(total_j)
+    rest = [channel.quality for channel, energy_j in (*idle, *unattributed) if float(np.sum(energy_j)) > 0]
+    return Footprint(
+        parts=merge_parts(tuple(_part(channel, energy_j, bins, pue) for channel, energy_j in parts)),
+        idle_j=sum(float(np.sum(energy_j)) for _, energy_j in idle),
+        unattributed_j=sum(float(np.sum(energy_j)) for _, energy_j in unattributed),
+        carbon_g=None if bins.carbon is None else carbon_g * pue,
+        carbon_covered_j=covered_j,
+        embodied_g=embodied_g,
+        facility_j=float(np.sum(total_j)) * pue,
+        start_s=t0_s,
+        end_s=t1_s,
+        duration_s=float(bins.edges_ns[-1] - bins.edges_ns[0]) / NS_PER_S if duration_s is None else duration_s,
+        covered_s=covered_s,
+        idle_quality=weakest(rest),
+        signal=bins.carbon.signal if bins.carbon is not None else None,
+        scope=bins.carbon.scope if bins.carbon is not None else None,
+        carbon_quality=bins.quality(total_j),
+        idle_band_j=sum(float(np.sum(energy_j)) * channel.band_ratio for channel, energy_j in (*idle, *unattributed)),
+        idle_g=sum(bins.grams(energy_j)[0] for _, energy_j in idle) * pue,
+        unattributed_g=sum(bins.grams(energy_j)[0] for _, energy_j in unattributed) * pue,
+    )
+
+
+def _part(channel: Channel, energy_j: FloatArray, bins: WindowBins, pue: float) -> Part:
+    total_j = float(np.sum(energy_j))
+    return Part(
+        channel.device,
+        channel.component,
+        total_j,
+        channel.quality,
+        channel.meter,
+        band_j=total_j * channel.band_ratio,
+        carbon_g=bins.grams(energy_j)[0] * pue,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DividedPower:
+    """Power of a shared device by consumer; the three add up to the device's wherever all are known.
+
+    Attributes:
+        run: Of the traced program; NaN where the busy times are not known.
+        other: Of other processes.
+        idle: Idle power, and the power of intervals without a busy process.
+    """
+
+    run: PowerSteps
+    other: PowerSteps
+    idle: PowerSteps
+
+
+def divide_power(item: PowerSteps, times: BusyTimes) -> DividedPower:
+    """Divide a channel's power among the traced program, others and idle, interval by interval (virtualisation).
+
+    Args:
+        item: The channel. Power up to its ``idle_w`` is idle first, where that is known.
+        times: Busy times of the device.
+    """
+    begin, end = (int(item.edges_ns[0]), int(item.edges_ns[-1])) if len(item) else (0, 0)
+    cuts = times.edges_ns[(times.edges_ns > begin) & (times.edges_ns < end)]
+    edges = np.union1d(item.edges_ns, cuts)
+    watts = item.at(edges[:-1])
+    floor = np.minimum(watts, item.channel.idle_w) if item.channel.idle_w > 0 else np.zeros_like(watts)
+    index = np.searchsorted(times.edges_ns, edges[:-1], "right") - 1
+    inside = (index >= 0) & (index < len(times.app_s))
+    index = np.clip(index, 0, max(0, len(times.app_s) - 1))
+    app_s, all_s = (
+        np.where(inside, column[index], np.nan) if len(column) else np.full(len(watts), np.nan)
+        for column in (times.app_s, times.all_s)
+    )
+    all_s = np.maximum(all_s, app_s)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = np.where(all_s > 0, app_s / all_s, np.where(np.isnan(all_s), np.nan, 0.0))
+        busy = np.where(all_s > 0, 1.0, np.where(np.isnan(all_s), np.nan, 0.0))
+    dynamic = watts - floor
+    return DividedPower(
+        PowerSteps(item.channel, edges, dynamic * ratio, item.faults),
+        PowerSteps(item.channel, edges, dynamic * (busy - ratio)),
+        PowerSteps(item.channel, edges, floor + dynamic * (1.0 - busy)),
+    )

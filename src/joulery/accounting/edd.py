@@ -2,7 +2,7 @@
 
 Source: Smaragdine (ICSE'24), Definition 3.4 and function T2E. A node's energy is that of its children; what an inner
 node spent outside of them is a child called ``<self>``. Siblings come in the order in which they first ran, or
-of dataflow where the trace tells which operation feeds which (TensorFlow does); a node then says so of its children.
+of dataflow where the trace names which operation feeds which (TensorFlow does); a node then lists these edges.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Node:
         count: Events below it.
         uncovered_s: Of the time, without known power.
         children: In the order they first ran, producers before those they feed.
-        feeds: (producer, consumer) among the children, by name, sorted; empty where the trace tells no dataflow.
+        feeds: (producer, consumer) among the children, by name, sorted; empty where the trace has no dataflow.
     """
 
     name: str
@@ -172,7 +172,7 @@ def _finished(name: str, node: _Growing) -> Node:
 
 
 def _ordered(children: list[tuple[Node, int]], feeds: set[tuple[str, str]]) -> list[tuple[Node, int]]:
-    """Children, each with when it first ran, by that time; producers before those they feed where that is told.
+    """Children, each with when it first ran, by that time; producers before those they feed where that is known.
 
     Where layers folded into one feed one another in turn, the one that ran first comes first.
     """

@@ -18,6 +18,7 @@ import numpy as np
 
 from joulery.accounting.steps import NS_PER_S, PowerSteps
 from joulery.domain.arrays import BoolArray, FloatArray, IntArray
+from joulery.domain.energy.channel import ReadingKind
 
 CHUNK = 1 << 17
 """Intervals that begin in one slice of time."""
@@ -32,6 +33,7 @@ class DevicePower:
         watts: Known power of each step, 0 where nothing is known, float64[k].
         missing: Steps where the power of a component is unknown, bool[k].
         updates_ns: When the sensor gave a new value inside the window, some of the edges, int64[u].
+        instant: Whether each reading is the power of one instant, not the mean of its step.
         resolution_s: Median distance of two updates, or what the sensor resolves if that is longer; NaN when unknown.
     """
 
@@ -40,6 +42,7 @@ class DevicePower:
     missing: BoolArray
     updates_ns: IntArray
     resolution_s: float
+    instant: bool = False
 
     @property
     def known_j(self) -> float:
@@ -73,7 +76,7 @@ class DevicePower:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shares:
-    """What each interval got, and what nobody got.
+    """Energy of each interval, and of the time without intervals.
 
     Attributes:
         energy_j: Of each interval, float64[n].
@@ -110,6 +113,7 @@ def device_power(components: list[PowerSteps], window_ns: tuple[int, int], resol
         missing,
         begins[(begins >= t0) & (begins < t1)],
         max(float(np.median(spacing)) / NS_PER_S, resolved_s) if len(spacing) else float("nan"),
+        instant=all(steps.channel.kind is ReadingKind.POWER for steps in components),
     )
 
 
@@ -158,14 +162,14 @@ def _slice_shares(start_ns: IntArray, end_ns: IntArray, power: DevicePower, begi
     change[:] = 0
     change[2 * count : 2 * count + len(changes)] = 1
     at = step + np.cumsum(change[order])[:-1]
-    drawn = power.watts[at] * passed / NS_PER_S
+    energy_delta = power.watts[at] * passed / NS_PER_S
     busy = running > 0
     position = np.empty(len(order), np.int64)
     position[order] = np.arange(len(order))
     from_at, to_at = position[:count], position[count : 2 * count]
 
     clock = np.zeros(len(time))
-    np.cumsum(np.divide(drawn, running, out=np.zeros(len(drawn)), where=busy), out=clock[1:])
+    np.cumsum(np.divide(energy_delta, running, out=np.zeros(len(energy_delta)), where=busy), out=clock[1:])
     uncovered = np.zeros(count, np.int64)
     if bool(power.missing[step:beyond].any()):
         blind = np.zeros(len(time), np.int64)
@@ -174,6 +178,6 @@ def _slice_shares(start_ns: IntArray, end_ns: IntArray, power: DevicePower, begi
     return Shares(
         clock[to_at] - clock[from_at],
         uncovered,
-        float(np.sum(drawn[~busy])),
+        float(np.sum(energy_delta[~busy])),
         int(np.sum(passed[busy])),
     )

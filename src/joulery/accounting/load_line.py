@@ -1,4 +1,4 @@
-"""Power against busy cores, interval by interval: what a power line is fitted to."""
+"""Power against busy cores or GPUs by interval: the points that a linear power model is fitted to."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from joulery.accounting.charge import BusyTimes
-from joulery.accounting.integrate import Metered
-from joulery.accounting.steps import NS_PER_S, energy_by_bin
+from joulery.accounting.steps import NS_PER_S, PowerSteps, energy_by_bin
 from joulery.domain.arrays import FloatArray, IntArray
-from joulery.domain.energy.power import Channel, PowerTrace
+from joulery.domain.energy.channel import Channel
+from joulery.domain.energy.power import BusyTimes
 
 _COVERED_RATIO = 0.99
-"""A bin with less of its time covered by readings tells nothing about its power."""
+"""A bin with less of its time covered by readings is left out."""
 _LEAST_S = 1e-6
-"""Work shorter than this is what adding and taking away again leaves over."""
+"""Shorter work is rounding error."""
 
 
 def cpu_channels(channels: Iterable[Channel]) -> tuple[Channel, ...]:
@@ -30,11 +29,11 @@ def gpu_channels(channels: Iterable[Channel], gpus: Sequence[str]) -> tuple[Chan
     return tuple(channel for channel in channels if channel.device in gpus)
 
 
-def gpu_points(traces: Sequence[PowerTrace], work: FloatArray, bins_ns: IntArray) -> tuple[FloatArray, FloatArray]:
+def gpu_points(power: Sequence[PowerSteps], work: FloatArray, bins_ns: IntArray) -> tuple[FloatArray, FloatArray]:
     """How many GPUs' worth of work was done in each bin, and the mean power of the boards.
 
     Args:
-        traces: Power of the boards.
+        power: Power of the boards.
         work: Start and end of each piece of work, Unix seconds, and the seconds of a whole GPU it took, float64[m, 3];
             spread evenly between start and end.
         bins_ns: Edges of the bins, Unix nanoseconds, increasing, int64[n+1].
@@ -44,8 +43,8 @@ def gpu_points(traces: Sequence[PowerTrace], work: FloatArray, bins_ns: IntArray
     """
     seconds = np.diff(bins_ns) / NS_PER_S
     energy_j, covered = np.zeros(len(seconds)), np.ones(len(seconds), np.bool_)
-    for trace in traces:
-        joules, covered_s = energy_by_bin(Metered.of(trace).steps, bins_ns)
+    for steps in power:
+        joules, covered_s = energy_by_bin(steps, bins_ns)
         energy_j += joules
         covered &= covered_s >= _COVERED_RATIO * seconds
     return work_by_bin(work, bins_ns) / seconds, np.where(covered, energy_j / seconds, np.nan)
@@ -76,12 +75,12 @@ def work_by_bin(work: FloatArray, bins_ns: IntArray) -> FloatArray:
 
 
 def power_points(
-    traces: Sequence[PowerTrace], busy: Mapping[str, BusyTimes], bins_ns: IntArray
+    power: Sequence[PowerSteps], busy: Mapping[str, BusyTimes], bins_ns: IntArray
 ) -> tuple[FloatArray, FloatArray]:
     """Mean number of busy cores and mean power of all CPUs in each bin.
 
     Args:
-        traces: Power of the CPUs, whatever else is in there.
+        power: Power of the CPUs, whatever else is in there.
         busy: Busy times by socket.
         bins_ns: Edges of the bins, Unix nanoseconds, increasing, int64[n+1].
 
@@ -89,12 +88,12 @@ def power_points(
         Busy cores and watts, float64[n] each; NaN where not known.
     """
     seconds = np.diff(bins_ns) / NS_PER_S
-    seeing = {id(channel) for channel in cpu_channels(trace.channel for trace in traces)}
+    seeing = {id(channel) for channel in cpu_channels(steps.channel for steps in power)}
     energy_j = np.zeros(len(seconds))
     covered = np.ones(len(seconds), np.bool_)
-    for trace in traces:
-        if id(trace.channel) in seeing:
-            joules, covered_s = energy_by_bin(Metered.of(trace).steps, bins_ns)
+    for steps in power:
+        if id(steps.channel) in seeing:
+            joules, covered_s = energy_by_bin(steps, bins_ns)
             energy_j += joules
             covered &= covered_s >= _COVERED_RATIO * seconds
     if not seeing:
@@ -108,7 +107,7 @@ def power_points(
 
 
 def _resampled(times: BusyTimes, bins_ns: IntArray) -> FloatArray:
-    """Busy seconds of everybody in each bin, spread evenly within each interval; NaN outside what is known."""
+    """Busy seconds of all processes in each bin, spread evenly within each interval; NaN outside what is known."""
     known = np.concatenate(([0.0], np.cumsum(np.maximum(times.all_s, times.app_s))))
     at = np.interp(bins_ns, times.edges_ns, known, left=np.nan, right=np.nan)
     return np.diff(at)

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from joulery.accounting.integrate import JOULES_PER_KWH
 from joulery.domain.arrays import FloatArray
 from joulery.domain.cluster import PastJob
-from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.energy.carbon import JOULES_PER_KWH, CarbonSeries
 from joulery.domain.errors import ConfigError
 from joulery.domain.quality import Quality
 

@@ -21,10 +21,10 @@ from joulery.domain.errors import DataError
 
 
 class Sight(StrEnum):
-    """What a sensor tells of an operation."""
+    """How well a sensor resolves an operation."""
 
     RESOLVED = "resolved"
-    """It lasts longer than the sensor's resolution: its own power was seen."""
+    """Longer than the sensor's resolution: its own power was measured."""
     ESTIMATED = "estimated"
     """It is shorter; its power was estimated over many readings (regression)."""
     SHARED = "time-share within windows"
@@ -40,7 +40,7 @@ class Resolution:
     Attributes:
         ratio: Median duration over the sensor's resolution; NaN without a sensor.
         sight: What that means.
-        error_ratio: Error of its energy to expect, as a ratio: measured in simulation with known truth, not here.
+        error_ratio: Two standard errors of its energy over the steps, as a ratio of it; NaN where no steps are known.
     """
 
     ratio: float
@@ -48,30 +48,21 @@ class Resolution:
     error_ratio: float
 
 
-_ERROR_SHARED = 0.12
-"""Median error of time shares in simulation: operations of 80-130 W, sensors of 4-100 ms, 1 % noise."""
-_ERROR_ESTIMATED = {0.004: 0.03, 0.020: 0.06}
-"""The same with regression, by the sensor's resolution (benchmarks/precision.py prints the figures)."""
-
-
 def resolution(footprint: TensorFootprint) -> list[Resolution]:
     """How each row of a footprint compares with its sensor."""
     devices = {entry.device: entry for entry in footprint.devices}
+    with np.errstate(invalid="ignore", divide="ignore"):
+        errors = np.where(footprint.energy_j > 0, 2 * footprint.error_j / footprint.energy_j, np.nan)
     result = []
-    rows = zip(footprint.device, footprint.median_ns.tolist(), footprint.unread.tolist(), strict=True)
-    for device, median_ns, unread in rows:
+    rows = zip(footprint.device, footprint.median_ns.tolist(), footprint.unread.tolist(), errors.tolist(), strict=True)
+    for device, median_ns, unread, error in rows:
         entry = devices[device]
         if unread or not entry.metered or math.isnan(entry.resolution_s):
             result.append(Resolution(math.nan, Sight.UNSEEN, math.nan))
             continue
         ratio = median_ns / NS_PER_S / entry.resolution_s
-        if entry.estimator == "regression":
-            error = min((e for s, e in _ERROR_ESTIMATED.items() if entry.resolution_s <= s), default=_ERROR_SHARED)
-            result.append(Resolution(ratio, Sight.RESOLVED if ratio >= 1 else Sight.ESTIMATED, error))
-        elif ratio < 1:
-            result.append(Resolution(ratio, Sight.SHARED, _ERROR_SHARED))
-        else:
-            result.append(Resolution(ratio, Sight.RESOLVED, _ERROR_SHARED / ratio))
+        shorter = Sight.ESTIMATED if entry.estimator == "regression" else Sight.SHARED
+        result.append(Resolution(ratio, Sight.RESOLVED if ratio >= 1 else shorter, error))
     return result
 
 

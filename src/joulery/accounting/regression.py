@@ -1,9 +1,10 @@
 """Powers of operations that a sensor is too slow to see one by one, from many of its windows.
 
 Every update of the sensor gives one equation: its energy is the sum over operations of power times the time each had
-in that window. Windows cut the steps of a program at different places, so hundreds of them tell the powers apart even
-where a window holds ten operations. Ridge regression towards the mean power; how hard it pulls is chosen by generalised
-cross-validation; the result is scaled so that the meter's total is kept. Specs: Smaragdine report, section 2.
+in that window. Windows cut the steps of a program at different places, so hundreds of them separate the powers even
+where a window holds ten operations. A reading of an instant gives the equation of that instant. Ridge regression
+towards the mean power; generalised cross-validation chooses how hard it pulls; the result is scaled so that the meter's
+total is kept. Specs: Smaragdine report, section 2.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from joulery.accounting.steps import NS_PER_S
 from joulery.domain.arrays import FloatArray, IntArray
 
 MAX_RESOLUTION_S = 0.020
-"""Slowest sensor whose windows still tell operations of a millisecond apart; beyond it ridge is no better than time."""
+"""Slowest updates of a mean or a counter that separate operations of 1 ms; beyond it ridge is no better than time."""
 
 MAX_ROWS = 1500
-"""Rows whose power is estimated, longest first; the rest run at the mean power."""
+"""Rows with an estimated power, longest first; the others run at the mean power."""
 
 MIN_WINDOWS = 50
+INSTANT_NS = 1_000
+"""Length of the instant of a reading."""
 _IDLE_PULL = 1e-3
 """How much weaker idle power is pulled towards the mean: it is expected to differ."""
 
@@ -46,7 +49,7 @@ class Estimate:
 
 def why_not(power: DevicePower) -> str | None:
     """Why regression would mislead for a device; None where it helps."""
-    if not power.resolution_s <= MAX_RESOLUTION_S:
+    if not (power.instant or power.resolution_s <= MAX_RESOLUTION_S):
         return f"its sensor is renewed every {power.resolution_s * 1e3:.3g} ms, more than {MAX_RESOLUTION_S * 1e3:g} ms"
     windows = int(np.count_nonzero(~power.missing))
     return f"only {windows} readings" if windows < MIN_WINDOWS else None
@@ -62,8 +65,10 @@ def regress(cut: Session, pieces: IntArray, power: DevicePower) -> Estimate:
     """
     times = _times(cut, pieces, power)
     windows_j = (power.watts * np.diff(power.edges_ns) / NS_PER_S)[~power.missing]
-    total_s = np.asarray(times.sum(axis=0)).ravel()
-    mean_w = float(np.sum(windows_j) / np.sum(total_s)) if np.sum(total_s) > 0 else 0.0
+    total_s, known_j = np.asarray(times.sum(axis=0)).ravel(), float(np.sum(windows_j))
+    if power.instant:
+        times, windows_j = _instants(cut, pieces, power)
+    mean_w = known_j / float(np.sum(total_s)) if np.sum(total_s) > 0 else 0.0
     rows = np.argsort(-total_s[:-1], kind="stable")[:MAX_ROWS]
     fitted = np.append(np.sort(rows[total_s[rows] > 0]), len(total_s) - 1)
     watts = np.full(len(total_s), mean_w)
@@ -71,7 +76,7 @@ def regress(cut: Session, pieces: IntArray, power: DevicePower) -> Estimate:
     watts[fitted] = np.maximum(mean_w + excess_w, 0.0)
     energy_j = watts * total_s
     attributed = float(np.sum(energy_j))
-    energy_j *= float(np.sum(windows_j)) / attributed if attributed > 0 else 0.0
+    energy_j *= known_j / attributed if attributed > 0 else 0.0
     return Estimate(energy_j[:-1], float(energy_j[-1]), pull)
 
 
@@ -96,6 +101,21 @@ def _times(cut: Session, pieces: IntArray, power: DevicePower) -> Any:
     where = np.concatenate([window, np.arange(shape[0])])
     column = np.concatenate([np.repeat(row, count), np.full(shape[0], shape[1] - 1)])
     return csr_array((values, (where, column)), shape=shape)[~power.missing]
+
+
+def _instants(cut: Session, pieces: IntArray, power: DevicePower) -> tuple[Any, FloatArray]:
+    """As :func:`_times`, for readings of an instant: what ran in the microsecond of each reading, and its joules.
+
+    A reading of an instant says nothing of the rest of its step: as a mean it would charge the operations there.
+    """
+    known = ~power.missing
+    begins, ends = power.edges_ns[:-1], power.edges_ns[1:]
+    fresh = known & np.isin(begins, power.updates_ns)
+    at, until = begins[fresh], np.minimum(begins[fresh] + INSTANT_NS, ends[fresh])
+    edges = np.unique(np.concatenate([at, until, power.edges_ns[[0, -1]]]))
+    outside = ~np.isin(edges[:-1], at)
+    times = _times(cut, pieces, replace(power, edges_ns=edges, watts=np.ones(len(edges) - 1), missing=outside))
+    return times * (NS_PER_S / INSTANT_NS), power.watts[fresh] * (until - at) / INSTANT_NS
 
 
 def _ridge(times: Any, residual_j: FloatArray) -> tuple[FloatArray, float]:

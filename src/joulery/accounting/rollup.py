@@ -45,7 +45,7 @@ def total(footprints: Iterable[tuple[str, Footprint]]) -> Footprint:
 def by_part(footprint: Footprint, by: str) -> tuple[Row, ...]:
     """A footprint by ``device``, ``component``, ``quality`` or ``meter``, idle and unattributed as their own lines.
 
-    Grams are NaN without a carbon source, and where a run kept before they were told apart did not hold them.
+    Grams are NaN without a carbon source, and where an older run did not keep them by part.
     """
     key_of, known = PART_KEYS[by], footprint.signal is not None
     groups: dict[str, list[Part]] = {}
@@ -84,15 +84,15 @@ def by_name(footprints: Iterable[tuple[str, Footprint]]) -> tuple[Row, ...]:
 
 
 def _row(name: str, footprint: Footprint) -> Row:
-    grams = footprint.carbon_g if footprint.signal is not None else math.nan
+    grams = footprint.counted_g if footprint.signal is not None else math.nan
     return Row(name, footprint.energy_j, grams, footprint.quality, footprint.band_j)
 
 
 def by_time(ticks: Sequence[Tick], key: Callable[[float], str]) -> tuple[Row, ...]:
     """Ticks by a key of their time (the hour), in the order of time.
 
-    A tick's joules and grams are what it added to the cumulative values; a tick whose values are NaN adds to the next
-    one that knows them. The lines add up to the last known cumulative value.
+    A tick's joules and grams are what it added to the cumulative values; a tick with NaN values adds to the next
+    known one. The lines add up to the last known cumulative value.
     """
     groups: dict[str, list[tuple[float, float, Quality]]] = {}
     last_j = last_g = 0.0

@@ -58,7 +58,7 @@ def fold_from(text: str) -> Fold:
 
 
 def folded(footprint: TensorFootprint, folds: Sequence[Fold] = TRANSFORMERS) -> TensorFootprint:
-    """The summarised footprint (STEF): rows whose names become equal are added up."""
+    """The summarised footprint (STEF): rows with equal new names are added up."""
     return regrouped(footprint, lambda op, phase: (fold_name(op, folds), phase))
 
 
@@ -116,7 +116,7 @@ def regrouped(footprint: TensorFootprint, rename: Callable[[str, str], tuple[str
 
 
 def _still_apart(one: str, other: str, new_one: str, new_other: str) -> bool:
-    """Whether two operations part where they parted before: what layer 0 feeds layer 1, a folded layer feeds nobody."""
+    """Whether two operations still differ at the same component: an edge between merged layers does not."""
     at = next(
         (i for i, pair in enumerate(zip(one.split("/"), other.split("/"), strict=False)) if pair[0] != pair[1]), None
     )
@@ -144,7 +144,7 @@ def selected(footprint: TensorFootprint, *, phase: str | None = None, device: st
     kept_columns: dict[str, Any] = {
         name: tuple(getattr(footprint, name)[at] for at in kept) for name in ("op", "device", "phase")
     }
-    kept_columns |= {name: getattr(footprint, name)[kept] for name in (*_WHOLE, *_REAL)}
+    kept_columns |= {name: getattr(footprint, name)[kept] for name in (*_WHOLE, *_REAL, "error_j")}
     devices = tuple(entry for entry in footprint.devices if device in (None, entry.device))
     return replace(footprint, devices=devices, **kept_columns)
 
@@ -205,12 +205,22 @@ def _grouped(
         active_ns=whole("active_ns"),
         active_j=real("active_j"),
         carbon_g=real("carbon_g"),
+        error_j=_added_errors(row, sources, len(names)),
         estimator=first.estimator,
         multiplicity=first.multiplicity,
         composite=composite & {key[0] for key in names},
         feeds=feeds,
         notes=list(dict.fromkeys(note for source in sources for note in source.notes)),
     )
+
+
+def _added_errors(row: IntArray, sources: Sequence[TensorFootprint], size: int) -> FloatArray:
+    """Standard errors of sums: rows of one session vary together and add up, sessions vary independently."""
+    bounds = np.cumsum([0, *(len(source) for source in sources)])
+    squares = np.zeros(size)
+    for source, begin, end in zip(sources, bounds, bounds[1:], strict=False):
+        squares += np.bincount(row[begin:end], source.error_j, size) ** 2
+    return np.asarray(np.sqrt(squares), np.float64)
 
 
 def _weighted_median(row: IntArray, sources: Sequence[TensorFootprint], size: int) -> IntArray:

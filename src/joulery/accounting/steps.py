@@ -1,8 +1,8 @@
-"""Power as a step function of time: the one representation that integration, charging and alignment reuse.
+"""Power of a channel as a step function of time.
 
-A reading of a meter is turned into steps once, by :func:`power_steps` (Smaragdine, ICSE'24, section 3, with its slips
-mended). After that nobody has to know whether the meter was a counter. Times are integer Unix nanoseconds, so cutting
-a window in two loses nothing.
+:func:`power_steps` converts the readings of a meter once (Smaragdine, ICSE'24, section 3, corrected). Charging and
+alignment use the steps and do not depend on the kind of reading. Times are integer Unix nanoseconds, so splitting a
+window loses nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from joulery.domain.arrays import FloatArray, IntArray
-from joulery.domain.energy.power import PowerTrace, ReadingKind
+from joulery.domain.energy.carbon import JOULES_PER_KWH, CarbonSeries
+from joulery.domain.energy.channel import Channel, ReadingKind
+from joulery.domain.energy.power import PowerTrace
 from joulery.domain.errors import DataError
 
 NS_PER_S = 1_000_000_000
@@ -36,22 +38,26 @@ _BLOCK = 1 << 17
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PowerSteps:
-    """Power, constant on each right-open step ``[edges_ns[i], edges_ns[i+1])``.
+    """Power of one channel, constant on each right-open step ``[edges_ns[i], edges_ns[i+1])``.
 
     Attributes:
+        channel: Device and component, with the quality of the readings.
         edges_ns: Unix nanoseconds, strictly increasing, int64[n+1]; empty when there is no step.
         watts: Watts, float64[n]; NaN = not covered, which is not 0 W.
-        faults: What had to be left out and why, one sentence each, for a person.
+        faults: Readings left out and why, one sentence each.
 
     Raises:
         DataError: Shapes disagree or edges do not increase.
     """
 
+    channel: Channel
     edges_ns: IntArray
     watts: FloatArray
     faults: tuple[str, ...] = ()
 
-    def __init__(self, edges_ns: npt.ArrayLike, watts: npt.ArrayLike, faults: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, channel: Channel, edges_ns: npt.ArrayLike, watts: npt.ArrayLike, faults: tuple[str, ...] = ()
+    ) -> None:
         edges = np.ascontiguousarray(edges_ns, np.int64).view()
         values = np.ascontiguousarray(watts, np.float64).view()
         if edges.ndim != 1 or values.ndim != 1 or len(edges) != (len(values) + 1 if len(values) else 0):
@@ -59,6 +65,7 @@ class PowerSteps:
         if bool(np.any(edges[1:] <= edges[:-1])):
             raise DataError("the edges of power steps must increase")
         edges.flags.writeable = values.flags.writeable = False
+        object.__setattr__(self, "channel", channel)
         object.__setattr__(self, "edges_ns", edges)
         object.__setattr__(self, "watts", values)
         object.__setattr__(self, "faults", faults)
@@ -77,7 +84,7 @@ class PowerSteps:
 
     def capped(self, limit_w: float) -> PowerSteps:
         """The part of the power that does not exceed ``limit_w``: what an idle floor of so many watts explains."""
-        return PowerSteps(self.edges_ns, np.minimum(self.watts, limit_w))
+        return PowerSteps(self.channel, self.edges_ns, np.minimum(self.watts, limit_w))
 
 
 def to_ns(t_s: npt.ArrayLike) -> IntArray:
@@ -115,6 +122,25 @@ def power_steps(trace: PowerTrace, *, hole_periods: float = HOLE_PERIODS) -> Pow
         return _counter_steps(trace)
     shift_ns = round(trace.channel.averaging_s * NS_PER_S / 2) if trace.channel.kind is ReadingKind.AVERAGE else 0
     return _held_steps(trace, shift_ns, hole_periods)
+
+
+def carbon_steps(steps: PowerSteps, carbon: CarbonSeries, pue: float = 1.0) -> PowerSteps:
+    """Emission rate of a channel: grams of CO2-equivalent a second in place of watts, NaN where either is unknown.
+
+    Args:
+        steps: The power.
+        carbon: Intensity of the grid.
+        pue: Facility energy per IT energy.
+    """
+    if not len(steps):
+        return steps
+    carbon_ns = to_ns(carbon.edges_s)
+    inner = carbon_ns[(carbon_ns > steps.edges_ns[0]) & (carbon_ns < steps.edges_ns[-1])]
+    edges = np.union1d(steps.edges_ns, inner)
+    index = np.searchsorted(carbon_ns, edges[:-1], "right") - 1
+    inside = (index >= 0) & (index < len(carbon))
+    intensity = np.where(inside, carbon.g_per_kwh[np.clip(index, 0, len(carbon) - 1)], np.nan)
+    return PowerSteps(steps.channel, edges, steps.at(edges[:-1]) * intensity * (pue / JOULES_PER_KWH))
 
 
 def energy_by_bin(steps: PowerSteps, bins_ns: IntArray) -> tuple[FloatArray, FloatArray]:
@@ -171,18 +197,17 @@ def _weighted_time(weight: FloatArray, edges: IntArray, cuts: IntArray, at: IntA
 
 def _held_steps(trace: PowerTrace, shift_ns: int, hole_periods: float) -> PowerSteps:
     if not len(trace):
-        return PowerSteps([], [])
+        return PowerSteps(trace.channel, [], [])
     hold_ns = max(1, round(HOLD_PERIODS * trace.period_s * NS_PER_S))
     stamps = trace.t_ns - shift_ns if shift_ns else trace.t_ns
     edges = np.append(stamps, stamps[-1] + hold_ns)
     holes = np.flatnonzero(np.diff(stamps) > hole_periods * trace.period_s * NS_PER_S)
     if not len(holes):
-        return PowerSteps(edges, trace.values)
+        return PowerSteps(trace.channel, edges, trace.values)
     lost_s = float(np.sum(stamps[holes + 1] - stamps[holes] - hold_ns)) / NS_PER_S
     fault = f"{trace.channel.device}: no reading for {lost_s:.3g} s in {len(holes)} hole(s), energy there not counted"
-    return PowerSteps(
-        np.insert(edges, holes + 1, stamps[holes] + hold_ns), np.insert(trace.values, holes + 1, np.nan), (fault,)
-    )
+    edges = np.insert(edges, holes + 1, stamps[holes] + hold_ns)
+    return PowerSteps(trace.channel, edges, np.insert(trace.values, holes + 1, np.nan), (fault,))
 
 
 def _counter_steps(trace: PowerTrace) -> PowerSteps:
@@ -194,14 +219,14 @@ def _counter_steps(trace: PowerTrace) -> PowerSteps:
     if not bool(fresh.all()):
         stamps, values = stamps[fresh], values[fresh]
     if len(values) < 2:
-        return PowerSteps([], [])
+        return PowerSteps(trace.channel, [], [])
     seconds = np.diff(stamps) / NS_PER_S
     joules = np.diff(values)
     if trace.channel.wrap_j > 0:
         return _unwrapped(trace, stamps, joules, seconds)
     backwards = joules < 0
     watts = np.where(backwards, np.nan, joules / seconds)
-    return PowerSteps(stamps, watts, _fault(trace, backwards, "ran backwards (a reset)"))
+    return PowerSteps(trace.channel, stamps, watts, _fault(trace, backwards, "ran backwards (a reset)"))
 
 
 def _unwrapped(trace: PowerTrace, stamps: IntArray, joules: FloatArray, seconds: FloatArray) -> PowerSteps:
@@ -218,7 +243,7 @@ def _unwrapped(trace: PowerTrace, stamps: IntArray, joules: FloatArray, seconds:
         *_fault(trace, reset & ~again, "ran backwards by more than a wrap explains (a reset)"),
         *_fault(trace, again, "went unread for so long that it may have wrapped more than once"),
     )
-    return PowerSteps(stamps, np.where(reset | again, np.nan, watts), faults)
+    return PowerSteps(channel, stamps, np.where(reset | again, np.nan, watts), faults)
 
 
 def _fault(trace: PowerTrace, where: npt.NDArray[np.bool_], what: str) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 Requests in one batch share every step of their engine. Between two readings of the meter an engine's joules go to its
 requests in proportion to the tokens they moved meanwhile: one a token written, a quarter of one a token read (reading
 is done many tokens at a time). Joules of a stretch in which nothing moved wait for the next in which something does;
-what an engine used while it held no request is nobody's. Always ``requests + idle + unattributed = total``.
+the energy of an engine without a request is unattributed. Always ``requests + idle + unattributed = total``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class EnergyTotals:
 
     Attributes:
         total_j: Metered.
-        idle_j: What the devices would have drawn idle.
+        idle_j: Energy of the idle devices over the same time.
         requests_j: Charged to requests, those still being answered included.
         requests_g: Grams of ``requests_j``, as far as the intensity was known.
     """
@@ -60,7 +60,7 @@ class _Energy:
 
 @dataclass(slots=True)
 class _Engine:
-    """One engine: its requests, what they moved since the last reading, and joules that wait for somebody to move."""
+    """One engine: its requests, their tokens since the last reading, and joules not yet assigned to a request."""
 
     requests: dict[int, _Energy] = field(default_factory=dict)
     moved: dict[int, float] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class TokenBook:
         spent = state.requests.pop(number)
         state.moved.pop(number, None)
         if not state.requests:
-            # Alone with what is left: nothing it did was counted, and nobody else did anything.
+            # The only request: none of its tokens was counted, and no other request did work.
             self._give(spent, state.pending, 1.0)
             state.pending = _Energy()
         energy_j = spent.energy_j if spent.energy_known else None

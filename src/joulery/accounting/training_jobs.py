@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from joulery.accounting.integrate import JOULES_PER_KWH
-from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.energy.carbon import JOULES_PER_KWH, CarbonSeries
 from joulery.domain.quality import Quality, weakest
 
 LEAST_DEGRADATION, MOST_DEGRADATION = 0.05, 1.0

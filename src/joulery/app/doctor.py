@@ -13,14 +13,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from joulery.adapters.cgroups import DELEGATE, CpuGroups, make_group
 from joulery.adapters.devices.cpufreq import GRANT
-from joulery.adapters.engines.embedded.cgroups import DELEGATE, CpuGroups
-from joulery.adapters.meters.cgroup import make_group
 from joulery.adapters.meters.cpu_model import cpu_power
 from joulery.app.wiring.devices import open_device
-from joulery.app.wiring.meters import MeterSpec, open_meter
+from joulery.app.wiring.meters import open_meter
 from joulery.app.wiring.models import cache_folder
-from joulery.domain.energy.channel import ReadingKind
+from joulery.domain.energy.channel import MeterSpec, ReadingKind
 from joulery.domain.errors import CapabilityError, ConfigError, JouleryError
 from joulery.domain.gpu.device import DeviceCapability, DeviceSpec
 from joulery.domain.ports import Device, Meter
@@ -29,7 +28,7 @@ from joulery.runtime.measuring.sampling import SamplerProcess
 from joulery.runtime.measuring.terms import MAX_CPU_RATIO, PERIOD_S
 
 LOOK_S = 0.3
-"""How long meters are watched to tell their watts, and how long the sampler is tried."""
+"""Time over which meters are read for their watts, and the sampler is tried."""
 
 
 class Status(StrEnum):
@@ -122,9 +121,9 @@ def _watts(meter: Meter) -> str:
 def sampler() -> Check:
     """Whether the sampler runs, and what it takes."""
     with tempfile.TemporaryDirectory(prefix="joulery-") as folder:
-        orders = SamplerConfig(folder, os.getpid(), os.getpid(), True, PERIOD_S, MAX_CPU_RATIO)
+        config = SamplerConfig(folder, os.getpid(), os.getpid(), True, PERIOD_S, MAX_CPU_RATIO)
         try:
-            process = SamplerProcess.start(orders)
+            process = SamplerProcess.start(config)
             process.wait_ready()
             time.sleep(LOOK_S)
             process.stop()

@@ -1,6 +1,6 @@
-"""Metering of one machine's jobs without its site file, whose reader takes more memory than all of this.
+"""Metering of one machine's jobs without its site file: the reader of site files needs more memory than the agent.
 
-``joulery agent`` reads the site, then becomes a process that is given :class:`AgentOrders`.
+``joulery agent`` reads the site, then becomes a process that is given :class:`AgentConfig`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from joulery.adapters.clusters.slurm_node import job_of, node_placements
-from joulery.app.wiring.meters import MeterSpec, open_meters
+from joulery.app.wiring.meters import open_meters
 from joulery.app.wiring.share import open_busy, open_tree
 from joulery.domain.cluster import Placement
+from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.runtime.schedule.energy import JobMeter, MachineShares
 from joulery.runtime.schedule.loops import AgentTimes, run_agent, stopped_by_signals
@@ -25,7 +26,7 @@ from joulery.runtime.schedule.spool import SpoolWriter, machine_id
 
 
 @dataclass(frozen=True, slots=True)
-class AgentOrders:
+class AgentConfig:
     """All an agent needs to know.
 
     Attributes:
@@ -47,12 +48,12 @@ class AgentOrders:
     progress: tuple[str, str] | None = None
 
     def to_json(self) -> str:
-        """The orders as one argument of a command."""
+        """The configuration as one command-line argument."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> AgentOrders:
-        """The orders that :meth:`to_json` wrote.
+    def from_json(cls, text: str) -> AgentConfig:
+        """The reverse of :meth:`to_json`.
 
         Raises:
             ConfigError: It did not write this.
@@ -67,29 +68,29 @@ class AgentOrders:
                 **fields,
             )
         except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-            raise ConfigError(f"not orders of an agent: {error}", got=text[:200], pointer="--orders") from error
+            raise ConfigError(f"no agent configuration: {error}", got=text[:200], pointer="--orders") from error
 
 
-def run_node_agent(orders: AgentOrders, say: Callable[[Mapping[str, Any]], None]) -> None:
+def run_node_agent(config: AgentConfig, say: Callable[[Mapping[str, Any]], None]) -> None:
     """Meter the jobs of this node until a signal ends it.
 
     Args:
-        orders: What to do.
+        config: Its configuration.
         say: Receives each sample.
 
     Raises:
         CapabilityError: No meter answers, or the socket cannot be opened.
     """
     with ExitStack() as stack:
-        if orders.progress is not None:
+        if config.progress is not None:
             from joulery.adapters.clusters.progress_socket import open_progress_socket
 
-            path, folder = map(Path, orders.progress)
+            path, folder = map(Path, config.progress)
             stack.callback(open_progress_socket(path, folder, job_of).close)
-        meter = node_meter(orders.meters, orders.only, None if orders.prolog is None else Path(orders.prolog))
+        meter = node_meter(config.meters, config.only, None if config.prolog is None else Path(config.prolog))
         stack.callback(meter.close)
-        spool = SpoolWriter(Path(orders.folder), orders.node, f"{time.time_ns():x}", machine=machine_id())
-        run_agent(meter, spool, orders.times, say, stack.enter_context(stopped_by_signals()))
+        spool = SpoolWriter(Path(config.folder), config.node, f"{time.time_ns():x}", machine=machine_id())
+        run_agent(meter, spool, config.times, say, stack.enter_context(stopped_by_signals()))
 
 
 def job_meter(

@@ -43,6 +43,8 @@ from joulery.store.jobs import JobBook
 from joulery.store.journal import Journal
 from joulery.store.run.directory import create_run, new_run_id
 
+_LEAST_RUN_S = 300.0
+
 Log = Callable[[Mapping[str, Any]], None]
 """Receives every line of the scheduler's log."""
 
@@ -131,7 +133,14 @@ def _scheduler(
         IntensityTracker(site_intensity(site), jobs.window_s, note),
         log,
         mode=mode,
-        timing=SchedulerTiming(jobs.quantum_s, jobs.restart_s, MeasureRules(jobs.measure_s)),
+        timing=SchedulerTiming(
+            jobs.quantum_s,
+            jobs.restart_s,
+            MeasureRules(jobs.measure_s),
+            least_run_s=min(_LEAST_RUN_S, jobs.quantum_s / 4) if jobs.least_run_s is None else jobs.least_run_s,
+            start_s=jobs.start_within_s,
+        ),
+        priority_step=jobs.slurm.priority_step if jobs.backend == "slurm" else 0.0,
     )
 
 
@@ -159,13 +168,14 @@ def release_now(site_file: Path, backend_kind: str | None) -> list[int]:
         return release_all(backend)
 
 
-def submit_job(site: Site, job: Mapping[str, Any], min_slots: int, max_slots: int) -> int:
+def submit_job(site: Site, job: Mapping[str, Any], min_slots: int, max_slots: int, *, stoppable: bool = True) -> int:
     """Queue a command for this machine's scheduler and return its number.
 
     Args:
         site: The site.
         job: Command, cwd, environment, name and owner.
         min_slots, max_slots: Slots it can use.
+        stoppable: Whether the scheduler may stop it while it runs.
 
     Raises:
         ConfigError: The jobs are Slurm's, or this machine has fewer slots than ``min_slots``.
@@ -178,7 +188,7 @@ def submit_job(site: Site, job: Mapping[str, Any], min_slots: int, max_slots: in
         raise ConfigError(
             "the job can never run here", pointer="--min", got=str(min_slots), expected=f"at most {slots} slots"
         )
-    sizes = {"min_slots": min_slots, "max_slots": min(max_slots, slots)}
+    sizes = {"min_slots": min_slots, "max_slots": min(max_slots, slots), "stoppable": stoppable}
     return JobBook(jobs.state).add({**job, **sizes, "submit_s": time.time()})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -53,14 +53,16 @@ Day = Annotated[str, _written_like(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", "is no day", "
 
 
 class ReplayConfig(Section):
-    """A stretch of the series shown faster than it was, again and again: for demonstrations."""
+    """Replays a stretch of the series faster than real time, in a loop: for demonstrations."""
+
+    ALIASES: ClassVar = {"lasts": "duration"}
 
     day: Day
     """The UTC day at which the stretch begins, quoted: "2020-06-10"."""
     span_s: Seconds = Field(alias="span", default=86400.0)
     """Length of the stretch, such as 24 h."""
-    lasts_s: Seconds = Field(alias="lasts")
-    """How long showing it takes, such as 90 s."""
+    duration_s: Seconds = Field(alias="duration")
+    """How long one replay of the stretch takes, such as 90 s."""
 
 
 class _Filling(Section):
@@ -160,17 +162,17 @@ class CarbonTypical(Section):
     zone: Literal["GB", "FR", "DE"]
     """GB, FR or DE."""
     replay: ReplayConfig | None = None
-    """Show a stretch of it faster than it was."""
+    """Replay a stretch of it faster than real time."""
 
 
 class CarbonConstant(Section):
-    """One intensity at all times, because somebody says so."""
+    """One constant intensity, stated by the user."""
 
     kind: Literal["constant"]
     g_per_kwh: GramsPerKwh = Field(alias="intensity")
     """The intensity, such as 250 g/kWh."""
     source: Text = "stated by the user"
-    """Who says so."""
+    """Source of the value."""
     signal: Annotated[Signal, Field(strict=False)] = Signal.AVERAGE
     """average or marginal."""
     scope: Annotated[Scope, Field(strict=False)] = Scope.LIFECYCLE
@@ -186,7 +188,7 @@ class CarbonSupply(Section):
 
 
 class CarbonPlugin(_Filling):
-    """A source of somebody else's making: an entry point of the group ``joulery.carbon``."""
+    """A source from a plug-in: an entry point of the group ``joulery.carbon``."""
 
     kind: Literal["plugin"]
     name: Text

@@ -108,6 +108,9 @@ class SlurmConfig(Section):
     """Folder on a shared disk where joulery agent on each node leaves the energy of its jobs."""
     progress: OutputPath | None = None
     """Folder on a shared disk where jobs append their progress, each to a file named by its number."""
+    priority_step: Annotated[float, Field(ge=0)] = 1000.0
+    """Points of Slurm's own priority that make a class: jobs of a higher class go first, carbon and progress decide
+    within a class. 0 for one class."""
     resubmit: bool = False
     """Whether a job whose resize Slurm refuses is submitted again in its place, under a new number."""
     rest: SlurmRestConfig | None = None
@@ -135,6 +138,10 @@ class JobsConfig(Section):
     """How long a job must run undisturbed before its efficiency counts as known."""
     window_s: Seconds = Field(alias="window", default=86400.0)
     """An hour is green when it is below the mean intensity of this long around it."""
+    least_run_s: Seconds | None = Field(alias="least_run", default=None)
+    """How long a job runs before it may be stopped; a quarter of the quantum, at most 5 min, when left out."""
+    start_within_s: Seconds = Field(alias="start_within", default=60.0)
+    """How long a released job may take to start on free slots before its slots go to others (backend slurm)."""
     patience_s: Seconds = Field(alias="patience", default=60.0)
     """How long after the scheduler died the watchdog releases every held job."""
     output_pattern: Text | None = None

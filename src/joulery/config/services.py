@@ -115,7 +115,7 @@ class CloverPolicy(Section):
     lambda_ratio: Ratio = Field(alias="lambda", default=0.5)
     """Weight of carbon against accuracy: 0 is accuracy alone, 1 is carbon alone (the paper's 0.5)."""
     base_g_per_kwh: GramsPerKwhAboveZero = Field(alias="base_intensity")
-    """The intensity at which the largest variant's grams are the yardstick, such as 250 g/kWh (the paper's)."""
+    """The intensity at which the largest variant's grams are the baseline, such as 250 g/kWh (the paper's)."""
     replan_ratio: Ratio = Field(alias="replan", default=0.05)
     """Plan again when the intensity has moved by this share of base_intensity (the paper's 5 %)."""
     accuracy_loss_ratio: Ratio | None = Field(alias="accuracy_loss", default=None)
@@ -149,13 +149,13 @@ class ServiceConfig(Section):
     name: Name
     """Its name in URLs, metrics and reports."""
     owner: Name = "default"
-    """Whom its joules and grams are charged to."""
+    """Owner that its energy and carbon are charged to."""
     family_config: FamilyConfig | None = Field(alias="family", default=None)
     """The models that can answer; needed to run the service."""
     model: Name | None = None
     """Its model in the profiles of the fleet's GPUs, for joulery plan; the name of its only variant when left out."""
     slo: SloConfig
-    """What people were promised."""
+    """Service-level objective."""
     rate_rps: PerSecond | None = Field(alias="rate", default=None)
     """The demand to plan for, such as 40 /s; that of the load when left out."""
     rates: tuple[RateStep, ...] = ()
@@ -171,8 +171,8 @@ class ServiceConfig(Section):
     cpu: CpuConfig | None = None
     """The CPU cores it may use where a site has several services; an equal part of what is left when left out."""
     gpus: tuple[GpuId, ...] | None = None
-    """Its pod, where a site has several services: which of fleet.devices it runs on, by their gpu, and no other
-    service does, unless plan.colocate. An equal part of those that nobody names when left out."""
+    """Its GPU group, where a site has several services: those of fleet.devices that this service owns, by their gpu;
+    with plan.colocate services may share them. When left out, an equal part of the GPUs that no service names."""
     load: LoadConfig | None = None
     """What joulery up sends to this service; the site's load where that names it when left out."""
 
@@ -196,7 +196,7 @@ class ServiceConfig(Section):
     @model_validator(mode="after")
     def _can_be_met(self) -> ServiceConfig:
         increasing(self.rates)
-        self._pod_is_some()
+        self._group_is_not_empty()
         if self.load is not None and self.load.service not in (None, self.name):
             raise problem("the load of a service goes to that service", expected=self.name, at=("load", "service"))
         if self.family_config is None:
@@ -211,9 +211,11 @@ class ServiceConfig(Section):
             raise problem("is no variant of this service", expected=", ".join(names), at=("policy", "variant"))
         return self
 
-    def _pod_is_some(self) -> None:
+    def _group_is_not_empty(self) -> None:
         if self.gpus is not None and not self.gpus:
-            raise problem("a pod has one GPU or more", hint="leave it out for an equal part of the GPUs", at=("gpus",))
+            raise problem(
+                "a GPU group has one GPU or more", hint="leave it out for an equal part of the GPUs", at=("gpus",)
+            )
         for index, gpu in enumerate(self.gpus or ()):
             if gpu in (self.gpus or ())[:index]:
                 raise problem("stands twice; each GPU once", at=("gpus", index))

@@ -32,7 +32,7 @@ class Mode(StrEnum):
 
 
 class Site(Section):
-    """Everything joulery is told about one site. Relative paths start at the site file's folder."""
+    """The configuration of one site. Relative paths start at the site file's folder."""
 
     joulery: Literal[1]
     """Version of this format: 1."""
@@ -94,7 +94,7 @@ class Site(Section):
                     raise problem("is not listed under fleet.devices", expected=known, at=at)
                 if gpu in owner and not self.plan.colocate:
                     raise problem(
-                        f"service {owner[gpu]} has that GPU; pods do not overlap",
+                        f"service {owner[gpu]} has that GPU; GPU groups do not overlap",
                         hint="give each GPU to one service, or let services share GPUs: plan: {colocate: true}",
                         at=at,
                     )

@@ -57,6 +57,7 @@ class ClusterJob:
         priority: The cluster's own priority of it; NaN where unknown.
         blocked: Why the cluster would not start it even on free slots (a limit, a license …); empty where only slots
             are missing, or where that is unknown.
+        judged: Whether the cluster has said that a waiting job lacks slots and nothing else.
         stoppable: Whether it may be stopped while it runs.
     """
 
@@ -83,6 +84,7 @@ class ClusterJob:
     eligible_s: float = 0.0
     priority: float = field(default=float("nan"))
     blocked: str = ""
+    judged: bool = True
     stoppable: bool = True
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 from joulery.domain.cluster import ClusterAction, ClusterSnapshot
 from joulery.domain.decisions import Step
 from joulery.domain.energy.carbon import CarbonSeries
-from joulery.domain.energy.power import Channel
+from joulery.domain.energy.channel import Channel
 from joulery.domain.gpu.device import (
     ClockSetting,
     DeviceCapability,
@@ -27,7 +27,7 @@ from joulery.domain.serving.engine import (
     Transition,
 )
 from joulery.domain.serving.service import Slice
-from joulery.domain.trace.tracing import Steps, TracedSession
+from joulery.domain.trace.tracing import StepCounts, Steps, TracedSession
 
 S = TypeVar("S")
 O_contra = TypeVar("O_contra", contravariant=True)
@@ -200,6 +200,14 @@ class Backlog(Protocol):
         ...
 
 
+class Admission(Protocol):
+    """An engine with a limit on waiting requests a service."""
+
+    def limit_queue(self, service: str, waiting: int | None, /) -> None:
+        """Refuse requests (``OVERLOADED``) while so many wait for a service; None for the engine's own limit."""
+        ...
+
+
 class Places(Protocol):
     """Hands out the parts of GPUs that replicas run on, and has the GPUs cut so that there are enough of them.
 
@@ -278,6 +286,10 @@ class Tracer(Protocol):
         Raises:
             DataError: A recording is damaged.
         """
+        ...
+
+    def step_counts(self, folder: str) -> StepCounts:
+        """Steps of the programs that recorded themselves there, recorded or not."""
         ...
 
     def leftovers(self, folder: str) -> None:

@@ -325,7 +325,7 @@ class _SnapshotCollector(Collector):
             rest.add_metric((*who, quality), footprint.unattributed_j)
             coverage.add_metric(who, footprint.coverage_ratio)
             if footprint.signal is not None and footprint.scope is not None:
-                grams.add_metric((*who, footprint.signal.value, footprint.scope.value), footprint.carbon_g)
+                grams.add_metric((*who, footprint.signal.value, footprint.scope.value), footprint.counted_g)
         yield from (energy, idle, rest, grams, coverage)
 
 

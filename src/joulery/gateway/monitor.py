@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from joulery.config.parsing.quantity import TIME, parse_quantity
 from joulery.domain.errors import CapabilityError, ConfigError, DataError, JouleryError
-from joulery.runtime.measuring.monitor import Monitor, Watched
+from joulery.runtime.measuring.monitor import Monitor, WatchedProcess
 
 _COLUMNS = "t_ns,device,component,power_w,counter_j"
 _FIELDS = frozenset({"pid", "period", "out"})
@@ -76,7 +76,7 @@ def _order(body: bytes) -> tuple[int, Path | None, float | None]:
     return order["pid"], None if order.get("out") is None else Path(str(order["out"])), period_s
 
 
-def _described(watched: Watched) -> dict[str, Any]:
+def _described(watched: WatchedProcess) -> dict[str, Any]:
     return {"id": watched.name, "run": str(watched.path), "pid": watched.process, "warnings": watched.recorder.warnings}
 
 

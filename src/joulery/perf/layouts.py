@@ -68,6 +68,28 @@ class Predictor:
     requests: int = 3000
     seed: int = 0
 
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        numbers = {name: getattr(self, name) for name in ("quantile", "overhead_s", "requests", "seed")}
+        return {"profile": self.profile.as_dict(), "accuracy_ratio": dict(self.accuracy_ratio), **numbers}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Predictor:
+        """The inverse of :meth:`as_dict`.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is not what ``as_dict`` writes.
+        """
+        return cls(**{**data, "profile": Profile.from_dict(data["profile"])})
+
+    def utilisation_ratio(self, layout: Layout, rate_rps: float) -> float:
+        """Demand over the layout's capacity; above 1 its queue grows.
+
+        Raises:
+            DataError: A variant was not measured on its slice.
+        """
+        return rate_rps / capacity_rps(self.instances(layout))
+
     def instances(self, layout: Layout) -> tuple[SliceProfile, ...]:
         """What was measured of each instance.
 
@@ -85,7 +107,7 @@ class Predictor:
         instances = self.instances(layout)
         utilisation_ratio = rate_rps / capacity_rps(instances)
         if utilisation_ratio > SATURATION_RATIO:
-            return self._saturated(instances, utilisation_ratio)
+            return self.when_busy(layout, rate_rps)
         played = replay(
             poisson_arrivals(rate_rps, self.requests, self.seed),
             uniform_draws(self.requests, self.seed),
@@ -103,7 +125,13 @@ class Predictor:
             utilisation_ratio=utilisation_ratio,
         )
 
-    def _saturated(self, instances: tuple[SliceProfile, ...], utilisation_ratio: float) -> LayoutMetrics:
+    def when_busy(self, layout: Layout, rate_rps: float) -> LayoutMetrics:
+        """The layout while all its replicas are busy: requests are shared by speed, the latency is unbounded.
+
+        Raises:
+            DataError: A variant was not measured on its slice.
+        """
+        instances = self.instances(layout)
         speed = np.array([1.0 / item.loaded.mean_s for item in instances])
         weight = speed / speed.sum()
         energy_j = float(np.dot(weight, [item.energy_j for item in instances]))
@@ -112,7 +140,7 @@ class Predictor:
             weight.tolist(),
             energy_j=energy_j,
             latency_s=math.inf,
-            utilisation_ratio=utilisation_ratio,
+            utilisation_ratio=rate_rps / capacity_rps(instances),
         )
 
     def _metrics(

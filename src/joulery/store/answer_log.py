@@ -2,7 +2,7 @@
 
 One JSON object a line (``model``, ``prompt``, ``out_tokens``; ``cut`` where the client's limit ended the answer, which
 would have been at least so long), appended as answers end. A writer that was killed leaves
-a torn last line, which readers leave out. Prompts are personal: nothing is written unless somebody asks for it.
+a torn last line, which readers leave out. Prompts are personal: the log is off unless it is switched on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class AnswerLog:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             size = os.fstat(self._fd).st_size
             if size and os.pread(self._fd, 1, size - 1) != b"\n":
-                os.write(self._fd, b"\n")  # whoever wrote last was killed: its line ends here
+                os.write(self._fd, b"\n")  # the last writer was killed: end its line here
 
     def add(self, model: str, prompt: str, tokens: int, *, cut: bool = False) -> None:
         """An answer ended, by itself or cut at the client's limit.

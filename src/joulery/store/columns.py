@@ -18,7 +18,7 @@ from joulery.tabular import read_csv, require_columns
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CsvRow:
     """A row that knows where it stands, so that what is wrong with it can be found.
 
     Attributes:
@@ -79,7 +79,7 @@ class Row:
         return DataError(message, file=str(self.file), row=self.number, hint=hint)
 
 
-def read_rows(path: Path, columns: Sequence[str]) -> list[Row]:
+def read_rows(path: Path, columns: Sequence[str]) -> list[CsvRow]:
     """The rows of a CSV file, UTF-8, its first row the names of the columns; empty lines are no rows.
 
     Args:
@@ -120,13 +120,13 @@ def read_column(path: Path, column: str, *, least: float = 0.0) -> FloatArray:
     return readonly(values, np.float64)
 
 
-def _lines(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+def _lines(path: Path, columns: Sequence[str]) -> Iterator[CsvRow]:
     """Every row of a CSV file; an empty line has no cells, a short row lacks its last ones."""
     table = read_csv(path)
     table.require(columns)
     for number, cells in table.lines:
         found = dict(zip(table.header, cells, strict=False))
-        yield Row({name: found.get(name, "") for name in columns} if cells else {}, path, number)
+        yield CsvRow({name: found.get(name, "") for name in columns} if cells else {}, path, number)
 
 
 def read_parquet(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> dict[str, npt.NDArray[Any]]:

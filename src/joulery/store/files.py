@@ -96,7 +96,7 @@ def read_json(path: Path) -> Any:
 
 
 def require_json(path: Path) -> Any:
-    """What a JSON file holds that somebody named, so that it has to be there.
+    """The content of a JSON file that the user named, so that it has to exist.
 
     Raises:
         DataError: There is none, it cannot be read, or is not JSON.

@@ -1,7 +1,7 @@
 """An append-only journal: JSON objects, one a line, that a killed writer leaves readable.
 
-A line is on the disk before :meth:`Journal.append` returns. A torn last line is cut off when the journal is opened
-again; a damaged line elsewhere is left out and counted.
+A line is on the disk before :meth:`Journal.append` returns, unless the call says otherwise. A torn last line is cut off
+when the journal is opened again; a damaged line elsewhere is left out and counted.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ class Journal:
         self.entries, broken = _parse(content[:whole])
         self.damaged = broken + torn
 
-    def append(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """Append one object and write it to the disk.
+    def append(self, kind: str, *, sync: bool = True, **fields: Any) -> dict[str, Any]:
+        """Append one object and, with ``sync``, have it and all before it on the disk.
+
+        Without ``sync`` the object survives a kill of this process, but not a crash of the machine.
 
         Returns:
             The object as it will be read back from JSON.
@@ -58,7 +60,8 @@ class Journal:
                 written = 0
                 while written < len(line):
                     written += os.write(self._fd, line[written:])
-                os.fdatasync(self._fd)
+                if sync:
+                    os.fdatasync(self._fd)
             except OSError:
                 os.ftruncate(self._fd, length)
                 raise

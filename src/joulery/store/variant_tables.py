@@ -15,7 +15,7 @@ from typing import Any
 from joulery.domain.errors import DataError
 from joulery.domain.gpu.mig import A100_40GB, MigMenu
 from joulery.domain.serving.variant_table import TableEntry, VariantTable
-from joulery.store.columns import Row, read_rows
+from joulery.store.columns import CsvRow, read_rows
 
 _COLUMNS = ("mean_interarrival_s", "partition_code", "models", "accuracy_pct", "p95_ms", "energy_j_per_request")
 
@@ -62,7 +62,7 @@ def _table(folder: Path, name: str, base: Any, model: Path, menu: MigMenu, gpus:
     )
 
 
-def _entry(row: Row, menu: MigMenu) -> TableEntry:
+def _entry(row: CsvRow, menu: MigMenu) -> TableEntry:
     code, models = row["partition_code"], row["models"]
     if not code.isdigit() or int(code) >= len(menu.partitions):
         raise row.wrong(f"partition {code!r}: expected 0 to {len(menu.partitions) - 1}")

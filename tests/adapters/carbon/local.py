@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from joulery.adapters.carbon.http import Patience, Service
+from joulery.adapters.carbon.http import CarbonService, Patience
 
 
 @dataclass
@@ -38,9 +38,9 @@ class Local:
     questions: list[Question]
     slept: list[float]
 
-    def service(self, name: str, now_s: float = 1_700_000_000.0, tries: int = 3) -> Service:
+    def service(self, name: str, now_s: float = 1_700_000_000.0, tries: int = 3) -> CarbonService:
         patience = Patience(timeout_s=5.0, tries=tries)
-        return Service(name, self.url, patience, sleep=self.slept.append, now_s=lambda: now_s)
+        return CarbonService(name, self.url, patience, sleep=self.slept.append, now_s=lambda: now_s)
 
 
 @contextmanager

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from joulery.adapters.carbon.fill import Filled, Place, complete
+from joulery.adapters.carbon.fill import FilePlace, Filled, complete
 from joulery.adapters.carbon.replay import Scripted
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.energy.fill import Fill, FillRule
@@ -53,7 +53,7 @@ def test_values_that_end_too_early_are_stale() -> None:
 
 def test_the_error_names_the_place() -> None:
     with pytest.raises(StaleDataError, match=r"^f\.csv:9: ") as caught:
-        complete(series([1.0, NAN]), 0.0, 7200.0, FillRule(), place=lambda step: Place("f.csv", 8 + step))
+        complete(series([1.0, NAN]), 0.0, 7200.0, FillRule(), place=lambda step: FilePlace("f.csv", 8 + step))
     assert (caught.value.file, caught.value.row) == ("f.csv", 9)
 
 

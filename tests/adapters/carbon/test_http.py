@@ -1,7 +1,7 @@
 import httpx
 import pytest
 
-from joulery.adapters.carbon.http import Patience, RefusedError, Service
+from joulery.adapters.carbon.http import CarbonService, Patience, RequestRefusedError
 from joulery.domain.errors import CapabilityError, DataError
 from tests.adapters.carbon.local import Answer, Local, served
 
@@ -78,7 +78,7 @@ def test_an_exhausted_rate_limit_is_an_error_and_not_a_long_sleep() -> None:
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_refusal_is_about_credentials(status: int) -> None:
     invalid = Answer({"error": "Invalid auth-token"}, status)
-    with served(lambda question: invalid) as local, pytest.raises(RefusedError) as caught:
+    with served(lambda question: invalid) as local, pytest.raises(RequestRefusedError) as caught:
         ask(local)
     assert caught.value.message == f"Test refused ({status}): Invalid auth-token"
     assert isinstance(caught.value, CapabilityError)
@@ -115,7 +115,7 @@ def test_no_network_is_one_error() -> None:
         raise httpx.ConnectError("Name or service not known")
 
     slept: list[float] = []
-    service = Service("Test", "http://x", Patience(tries=2), httpx.MockTransport(unreachable), slept.append)
+    service = CarbonService("Test", "http://x", Patience(tries=2), httpx.MockTransport(unreachable), slept.append)
     with pytest.raises(DataError, match=r"in 2 tries \(ConnectError: Name or service not known\)"):
         service.get("/y")
     assert slept == [0.5]
@@ -125,6 +125,6 @@ def test_a_timeout_without_words_is_named() -> None:
     def silent(request: httpx.Request) -> httpx.Response:
         raise httpx.ReadTimeout("")
 
-    service = Service("Test", "http://x", Patience(tries=1), httpx.MockTransport(silent))
+    service = CarbonService("Test", "http://x", Patience(tries=1), httpx.MockTransport(silent))
     with pytest.raises(DataError, match=r"in 1 tries \(ReadTimeout\)"):
         service.get("/y")

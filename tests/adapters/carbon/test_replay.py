@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from joulery.adapters.carbon.replay import Replay, Scripted
+from joulery.adapters.carbon.replay import ReplayedCarbon, Scripted
 from joulery.domain.energy.carbon import CarbonSeries, Scope
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import Quality
@@ -11,8 +11,8 @@ DAY = CarbonSeries(
 )
 
 
-def replay(**changes: float) -> Replay:
-    return Replay(DAY, **{"from_s": 0.0, "span_s": 86400.0, "begins_s": 1000.0, "lasts_s": 96.0, **changes})  # type: ignore[arg-type]
+def replay(**changes: float) -> ReplayedCarbon:
+    return ReplayedCarbon(DAY, **{"from_s": 0.0, "span_s": 86400.0, "begins_s": 1000.0, "duration_s": 96.0, **changes})  # type: ignore[arg-type]
 
 
 def test_a_day_passes_in_seconds() -> None:
@@ -44,7 +44,7 @@ def test_before_its_beginning_nothing_is_known() -> None:
 
 
 def test_a_stretch_that_begins_inside_a_step() -> None:
-    series = replay(from_s=1800.0, span_s=7200.0, lasts_s=4.0).history(1000.0, 1004.0)
+    series = replay(from_s=1800.0, span_s=7200.0, duration_s=4.0).history(1000.0, 1004.0)
     assert series.edges_s == pytest.approx([1000.0, 1001.0, 1003.0, 1004.0])
     assert series.g_per_kwh.tolist() == [0.0, 1.0, 2.0]
 
@@ -56,7 +56,7 @@ def test_the_forecast_is_without_error_and_says_so() -> None:
     assert series.g_per_kwh.tolist() == list(range(24))
 
 
-@pytest.mark.parametrize("changes", [{"span_s": 0.0}, {"lasts_s": -1.0}, {"from_s": -1.0}, {"from_s": 1.0}])
+@pytest.mark.parametrize("changes", [{"span_s": 0.0}, {"duration_s": -1.0}, {"from_s": -1.0}, {"from_s": 1.0}])
 def test_replays_that_cannot_be(changes: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         replay(**changes)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from joulery.adapters.clusters.slurm_commands import Done
+from joulery.adapters.clusters.slurm_nodes import FIELDS
 from joulery.adapters.clusters.slurm_records import COLUMNS
+from joulery.adapters.clusters.tres import parse_gpus
 
 
 @dataclass
@@ -17,6 +19,8 @@ class FakeSlurm:
 
     jobs: dict[int, dict[str, Any]] = field(default_factory=dict)
     nodes: list[tuple[str, str, str]] = field(default_factory=lambda: [(f"g{n}", "idle", "gpu:fake:2") for n in (1, 2)])
+    partitions: dict[str, str] = field(default_factory=dict)
+    features: dict[str, str] = field(default_factory=dict)
     json: bool = True
     away: bool = False
     forbidden: bool = False
@@ -36,10 +40,20 @@ class FakeSlurm:
         if self.away:
             return Done(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
         if command[0] == "sinfo":
-            return Done(0, "".join(f"{n:<64}{state:<32}{gres:<160}\n" for n, state, gres in self.nodes), "")
+            return Done(0, "".join(map(self._sinfo, self.nodes)), "")
         if command[0] == "squeue":
             return self._squeue(command)
         return self._scontrol(command[1], command[2:])
+
+    def _sinfo(self, node: tuple[str, str, str]) -> str:
+        name, state, gres = node
+        running = [job for job in self.jobs.values() if job["job_state"] == "RUNNING" and job.get("nodes") == name]
+        cells = {
+            "nodelist": name, "statelong": state, "gres": gres, "features_act": self.features.get(name, "(null)"),
+            "gresused": f"gpu:{sum(parse_gpus(job['tres_per_node']).total for job in running)}",
+            "partitionname": self.partitions.get(name, "train"),
+        }  # fmt: skip
+        return "".join(cells[field].ljust(width) for field, width in FIELDS) + "\n"
 
     def _squeue(self, command: Sequence[str]) -> Done:
         if "--json" in command:

@@ -442,3 +442,47 @@ def test_jobs_that_ended_long_ago_are_not_shown(tmp_path: Path) -> None:
     assert len(backend.snapshot().jobs) == 1
     now[0] += 90_000
     assert backend.snapshot().jobs == ()
+
+
+def killed(machine: Machine, number: int) -> None:
+    """Kill the process group of a running job from outside, and see that it ended."""
+    run = machine.book.read(number, "run")
+    assert run is not None
+    machine.said(number, "on")
+    os.killpg(run["pid"], signal.SIGKILL)
+    wait_until(lambda: not _alive(run), f"the end of job {number}")
+
+
+def test_a_job_that_is_killed_again_and_again_pauses_longer_each_time_and_fails_at_last(machine: Machine) -> None:
+    number = machine.submit(f"print('on', flush=True)\n{SLEEP}")
+    pauses = []
+    for _ in range(5):
+        machine.backend.apply(Start(number, 1))
+        killed(machine, number)
+        assert "killed" in machine.job(number).exempt
+        before_s = machine.boot_s
+        while machine.job(number).exempt:
+            machine.boot_s += 1.0
+        pauses.append(machine.boot_s - before_s)
+        (machine.book.folder(number) / "output.log").unlink()
+    assert pauses == [5.0, 10.0, 20.0, 40.0, 80.0]
+    machine.backend.apply(Start(number, 1))
+    killed(machine, number)
+    assert machine.job(number).state is JobState.FAILED
+
+
+def test_a_job_that_outlives_its_grace_and_reports_no_progress_is_not_stopped_again(machine: Machine) -> None:
+    number = machine.submit(STUBBORN)
+    machine.backend.apply(Start(number, 1))
+    machine.said(number, "on")
+    machine.backend.apply(Stop(number))
+    machine.boot_s += 11.0
+    machine.until(number, lambda job: job.state is JobState.WAITING)
+    machine.backend.apply(Start(number, 1))
+
+    assert not machine.until(number, lambda job: job.state is JobState.RUNNING).stoppable
+
+
+def test_a_job_may_be_submitted_as_never_to_be_stopped(machine: Machine) -> None:
+    assert not machine.job(machine.submit(SLEEP, stoppable=False)).stoppable
+    assert machine.job(machine.submit(SLEEP)).stoppable

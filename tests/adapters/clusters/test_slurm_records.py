@@ -11,6 +11,7 @@ import pytest
 from joulery.adapters.clusters.slurm_records import (
     COLUMNS,
     HELD_TAG,
+    expand_hosts,
     owner_range,
     parse_jobs,
     parse_table,
@@ -96,7 +97,6 @@ def test_states(state: Any, expected: JobState, slots: int) -> None:
         ({"array_job_id": {"set": True, "number": 3}}, "job array"),
         ({"het_job_id": 4}, "heterogeneous"),
         ({"batch_flag": False}, "interactive"),
-        ({"requeue": False}, "no-requeue"),
         ({"priority": 0, "state_reason": "JobHeldUser"}, "held by its owner"),
         ({"priority": 0, "state_reason": "JobHeldAdmin"}, "held by its owner or an operator"),
         ({"state_reason": "Dependency"}, "waits for Dependency"),
@@ -106,6 +106,32 @@ def test_states(state: Any, expected: JobState, slots: int) -> None:
 )
 def test_what_is_left_alone(changes: dict[str, Any], why: str) -> None:
     assert why in job(**changes).exempt
+
+
+def test_a_job_that_may_not_be_requeued_is_started_and_never_stopped() -> None:
+    fixed = job(requeue=False)
+    assert (fixed.exempt, fixed.stoppable) == ("", False)
+
+
+@pytest.mark.parametrize(
+    ("reason", "blocked"),
+    [
+        ("Resources", ""), ("Priority", ""), ("None", ""), ("QOSMaxGRESPerUser", "QOSMaxGRESPerUser"),
+        ("AssocGrpGRES", "AssocGrpGRES"), ("Licenses", "Licenses"), ("PartitionTimeLimit", "PartitionTimeLimit"),
+        ("ReqNodeNotAvail, UnavailableNodes:g1", "ReqNodeNotAvail"), ("Reservation", "Reservation"),
+        ("BadConstraints", "BadConstraints"),
+    ],
+)  # fmt: skip
+def test_every_reason_but_missing_slots_is_slurms_verdict(reason: str, blocked: str) -> None:
+    assert job(state_reason=reason).blocked == blocked
+    assert job(state_reason=reason, job_state="RUNNING").blocked == ""
+
+
+def test_host_lists() -> None:
+    assert expand_hosts("g[1-3,07],login,n[09-11]-ib") == (
+        "g1", "g2", "g3", "g07", "login", "n09-ib", "n10-ib", "n11-ib",
+    )  # fmt: skip
+    assert expand_hosts("") == ()
 
 
 def test_an_unknown_state_keeps_its_slots_out_of_reach() -> None:

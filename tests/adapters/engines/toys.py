@@ -46,7 +46,7 @@ def environment(inputs: Arrays) -> Arrays:
 
 
 def gpu(inputs: Arrays) -> Arrays:
-    """Where it was told to run."""
+    """Where it runs."""
     found = {name: os.environ.get(name, "") for name in ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")}
     time.sleep(float(inputs["seconds"].ravel()[0]) if "seconds" in inputs else 0.0)
     return {name: np.frombuffer(value.encode(), np.uint8) for name, value in found.items()}

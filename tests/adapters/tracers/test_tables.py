@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from joulery.adapters.tracers.tables import read_event_table, read_power_table
-from joulery.domain.energy.power import ReadingKind
+from joulery.domain.energy.channel import ReadingKind
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from joulery.accounting.align import align
-from joulery.accounting.integrate import Metered
 from joulery.accounting.steps import PowerSteps
 from joulery.adapters.tracers.tf1 import read_tf1
-from joulery.domain.energy.power import Channel, ReadingKind
+from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality
 from tests.data_folder import data_folder
@@ -30,8 +29,8 @@ def test_the_golden_footprints(step: int, mode: str) -> None:
     window = int(total["window_start_us"]) * 1000, int(total["window_end_us"]) * 1000
     power = rows("power.csv")
     edges = [int(row["ts_us"]) * 1000 for row in power]
-    steps = PowerSteps([*edges, edges[-1] + 10**9], [float(row["power_W"]) for row in power])
-    meter = Metered(Channel("CPU", "package", ReadingKind.POWER, "golden", Quality.MEASURED), steps)
+    channel = Channel("CPU", "package", ReadingKind.POWER, "golden", Quality.MEASURED)
+    meter = PowerSteps(channel, [*edges, edges[-1] + 10**9], [float(row["power_W"]) for row in power])
     got = align(trace, {"CPU": [meter]}, window, multiplicity="events" if mode == "event" else "set")
     (device,) = got.devices
     assert device.total_j == pytest.approx(float(total["total_J"]), rel=1e-9)

@@ -1,9 +1,11 @@
 """PyTorch programs recorded live: names, phases, steps, and a program that never notices."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -345,3 +347,141 @@ def test_an_unchanged_program_is_recorded_through_its_environment(tmp_path: Path
     assert notes == [] and session.steps == 2 and "Sequential/0/addmm" in session.trace.ops
     marks = [json.loads(line) for line in next(folder.glob("*.marks")).read_text().splitlines()]
     assert marks[-1]["kind"] == "end" and marks[-1]["cycles"] == 1
+
+
+def steps_of(sessions: list[TracedSession]) -> list[tuple[str, int]]:
+    return [(session.kind, session.steps) for session in sessions]
+
+
+def test_transforms_are_no_steps_and_accumulated_calls_make_one(recorded) -> None:
+    model, transform = TinyBert(), torch.nn.Sequential(torch.nn.Flatten(0), torch.nn.Unflatten(0, (4, 8)))
+
+    def action() -> None:
+        optimizer, loss = torch.optim.SGD(model.parameters()), torch.nn.CrossEntropyLoss()
+        for _ in range(3):
+            for _ in range(4):
+                loss(model(transform(IDS)), torch.zeros(4, dtype=torch.long)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    (session,), _ = recorded(action, Steps(1, 0, 2, 1))
+    assert (session.kind, session.steps) == ("training", 2)
+    assert products(session)["addmm", "forward"] == 2 * 4 * 14
+    ops = {session.trace.ops[op] for op in session.trace.op.tolist()}
+    assert any(op.startswith("TinyBert/") for op in ops) and not any("/Flatten" in op for op in ops if "TinyBert" in op)
+
+
+def test_an_evaluation_before_the_training_leaves_its_schedule_whole(recorded) -> None:
+    model = TinyBert()
+
+    def action() -> None:
+        model.eval()
+        with torch.no_grad():
+            for _ in range(6):
+                model(IDS)
+        model.train()
+        train(model, 4)
+
+    sessions, _ = recorded(action, Steps(1, 0, 2, 1))
+    assert steps_of(sessions) == [("evaluation", 2), ("training", 2)]
+    assert not any("backward" in phase for _, phase in products(sessions[0]))
+    assert products(sessions[1])["mm", "backward"] == 56
+
+
+def test_an_evaluation_within_the_training_ends_a_cycle_and_counts_apart(recorded, tmp_path: Path) -> None:
+    model = TinyBert()
+    optimizer, loss = torch.optim.SGD(model.parameters()), torch.nn.CrossEntropyLoss()
+
+    def epoch() -> None:
+        for _ in range(3):
+            loss(model(IDS), torch.zeros(4, dtype=torch.long)).backward()
+            optimizer.step()
+
+    def evaluate() -> None:
+        model.eval()
+        with torch.no_grad():
+            for _ in range(5):
+                model(IDS)
+        model.train()
+
+    counts = []
+
+    def action() -> None:
+        for _ in range(2):
+            epoch()
+            evaluate()
+
+    recorder = Recorder(tmp_path, skip=0, warmup=0, active=2, repeat=0)
+    recorder.install()
+    recorder._know_optimizer(optimizer)
+    action()
+    recorder.finish()
+    counts = TorchTracer().step_counts(str(tmp_path))
+    assert (counts.training, counts.evaluation) == (6, 10)
+
+
+def test_a_frozen_encoder_is_no_step(recorded) -> None:
+    encoder, head = torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)
+    encoder.requires_grad_(False)
+
+    def action() -> None:
+        optimizer = torch.optim.SGD(head.parameters())
+        for _ in range(5):
+            with torch.no_grad():
+                features = encoder(torch.ones(2, 8))
+            head(features).sum().backward()
+            optimizer.step()
+
+    (session,), _ = recorded(action, Steps(1, 1, 2, 1))
+    assert (session.kind, session.steps) == ("training", 2)
+    assert products(session)["addmm", "forward"] == 4
+
+
+def test_the_end_of_a_recording_recompiles_nothing_and_warns_of_nothing(recorded) -> None:
+    from torch._dynamo.utils import counters
+
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    torch._dynamo.reset()
+    seen = []
+
+    def action() -> None:
+        compiled, optimizer = torch.compile(model, backend="eager"), torch.optim.SGD(model.parameters())
+        for _ in range(8):
+            compiled(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+            seen.append(counters["stats"]["unique_graphs"])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        (session,), _ = recorded(action, Steps(1, 1, 2, 1))
+    assert session.steps == 2 and len(set(seen)) == 1
+
+
+def test_training_in_threads_writes_nothing_to_standard_error(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import threading, torch\n"
+        "def work():\n"
+        "    m = torch.nn.Linear(4, 4); o = torch.optim.SGD(m.parameters())\n"
+        "    for _ in range(8): m(torch.ones(2, 4)).sum().backward(); o.step()\n"
+        "threads = [threading.Thread(target=work) for _ in range(3)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]\n"
+    )
+    (tmp_path / "trace").mkdir()
+    environment = TorchTracer().environment(str(tmp_path / "trace"), Steps(1, 1, 2, 1), os.environ)
+    done = subprocess.run([sys.executable, str(program)], env={**os.environ, **environment}, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    sessions, _ = TorchTracer().recorded(str(tmp_path / "trace"), None)
+    assert steps_of(sessions) == [("training", 2)]
+
+
+def test_a_version_that_cannot_be_recorded_runs_on_untraced(tmp_path: Path) -> None:
+    package = tmp_path / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("__version__ = '0.4'\n")
+    environment = TorchTracer().environment(str(tmp_path), Steps(), {"PYTHONPATH": str(tmp_path)})
+    program = [sys.executable, "-c", "import torch; print('ran', torch.__version__)"]
+    done = subprocess.run(program, env={**os.environ, **environment}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ran 0.4\n", "")
+    sessions, notes = TorchTracer().recorded(str(tmp_path), None)
+    assert sessions == [] and any("0.4" in note for note in notes)

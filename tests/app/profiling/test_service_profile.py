@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from joulery.accounting.charge import BusyTimes
 from joulery.app.profiling import service_profile as bench
 from joulery.app.profiling.service_profile import (
     age_words,
@@ -16,14 +15,13 @@ from joulery.app.profiling.service_profile import (
     write_profile,
 )
 from joulery.app.serving.service import service_setup
-from joulery.app.wiring.meters import MeterSpec
 from joulery.config.parsing.reading import load
-from joulery.domain.energy.channel import Channel, ReadingKind
-from joulery.domain.energy.power import PowerTrace
+from joulery.domain.energy.channel import Channel, MeterSpec, ReadingKind
+from joulery.domain.energy.power import BusyTimes, PowerTrace
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.domain.quality import Quality
-from joulery.runtime.measuring.readings import RunReadings
 from joulery.runtime.profiling.slices import Plan
+from joulery.store.run.readings import RunReadings
 from tests.runtime.site_files import toy_site
 
 METERS = (MeterSpec("cpu-model", {"idle_w": 20.0, "max_w": 60.0, "band_ratio": 0.3}),)
@@ -58,10 +56,30 @@ async def test_a_service_is_profiled_for_real_and_the_profile_kept(tmp_path, set
     # 40 W above idle spread over the machine's CPUs; kernel ticks of 10 ms make it uncertain over so short a time.
     cpus = profile.machine["logical_cpus"]
     assert profile.entries[0].active_w == pytest.approx(40.0 / cpus, rel=0.25)
+    profile = replace(profile, machine={**profile.machine, "others_busy_cores": 0.1})  # on any machine
+    write_profile(first.file, profile)
     again = await obtain_profile(setup, **common)
     assert again.source == "kept from an earlier start" and again.profile.as_dict() == profile.as_dict()
     given = await obtain_profile(setup, **{**common, "given": first.file})
     assert given.source == f"from {first.file}"
+
+
+async def test_a_profile_of_a_busy_machine_is_not_reused_and_says_so(tmp_path, setup, monkeypatch):
+    from tests.app.serving.test_service import profile
+
+    busy = [1.2, 0.0]
+
+    async def measured(*args, **options):
+        return replace(profile(), machine={"others_busy_cores": busy.pop(0)})
+
+    monkeypatch.setattr(bench, "measure_profile", measured)
+    common = {"given": None, "cache": tmp_path / "cache", "folder": None, "meters": METERS}
+    first = await obtain_profile(setup, **common)
+    assert first.source == "measured now" and bench.busy_cores(first.profile) == 1.2
+    second = await obtain_profile(setup, **common)
+    assert second.source.startswith("measured now") and "1.2 cores" in second.source
+    third = await obtain_profile(setup, **common)
+    assert third.source == "kept from an earlier start" and not bench.busy_cores(third.profile)
 
 
 async def test_what_a_kept_profile_depends_on(setup, monkeypatch):
@@ -95,7 +113,7 @@ async def test_a_profile_that_cannot_be_kept_is_used_all_the_same(tmp_path, setu
     monkeypatch.setattr(bench, "measure_profile", measured)
     (tmp_path / "cache").write_text("in the way")
     found = await obtain_profile(setup, given=None, cache=tmp_path / "cache", folder=None, meters=METERS)
-    assert found.file is None and found.source.startswith("measured now, not kept: cannot write")
+    assert found.file is None and found.source.startswith("measured now; not kept: cannot write")
 
 
 async def test_photographs_for_a_model_of_numbers_are_refused_and_nothing_is_left_running(tmp_path, setup):
@@ -120,7 +138,7 @@ def test_a_damaged_profile_is_one_clear_error(tmp_path):
         read_profile(tmp_path / "none.json")
 
 
-def evidence(idle_w: float = float("nan")) -> RunReadings:
+def readings(idle_w: float = float("nan")) -> RunReadings:
     """Ten seconds of a machine whose power is 10 W + 5 W a busy core, load rising from 0 to 2 cores."""
     t_ns = 1_700_000_000_000_000_000 + np.arange(101) * 100_000_000
     cores = np.repeat(np.linspace(0, 2, 10), 10)
@@ -130,18 +148,18 @@ def evidence(idle_w: float = float("nan")) -> RunReadings:
 
 
 def test_the_power_line_of_recorded_evidence():
-    line, others_cores = power_line(evidence())
+    line, others_cores = power_line(readings())
     assert line.idle_w == pytest.approx(10.0, abs=0.05) and line.active_w == pytest.approx(5.0, rel=0.01)
     assert others_cores == pytest.approx(0.25, abs=0.01)
-    assert power_line(evidence(10.0))[0].idle_w == 10.0
-    gpu = replace(evidence().traces[0].channel, device="gpu:0")
+    assert power_line(readings(10.0))[0].idle_w == 10.0
+    gpu = replace(readings().traces[0].channel, device="gpu:0")
     blind = RunReadings(
-        (PowerTrace(gpu, evidence().traces[0].t_ns, evidence().traces[0].values, 0.1),), evidence().busy
+        (PowerTrace(gpu, readings().traces[0].t_ns, readings().traces[0].values, 0.1),), readings().busy
     )
     with pytest.raises(DataError, match="no meter sees the power of the CPUs"):
         power_line(blind)
     with pytest.raises(DataError, match="no meter sees"):
-        power_line(RunReadings(evidence().traces, {}))
+        power_line(RunReadings(readings().traces, {}))
 
 
 def test_age_in_words():

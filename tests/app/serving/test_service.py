@@ -1,3 +1,4 @@
+import math
 import os
 
 import pytest
@@ -11,6 +12,7 @@ from joulery.domain.serving.engine import ModelKind, ModelRef
 from joulery.domain.serving.profile import Profile, SliceProfile, Timings
 from joulery.domain.serving.service import Slo
 from joulery.policies.serving.layout_space import cpu_slices
+from joulery.runtime.serving.controller import queue_limit
 from tests.runtime.site_files import toy_site
 
 
@@ -102,6 +104,17 @@ def test_the_policy_carries_the_users_numbers(tmp_path):
     assert chosen.base.counts == {"large": 2}, "two slices cost less CPU than one of two cores"
     assert objective.base_energy_j == pytest.approx(0.1) == chosen.base_metrics.energy_j
     assert chosen.policy.search.predictor.quantile == 0.95
+
+
+def test_the_queue_is_as_long_as_the_leanest_layout_can_answer_within_the_slo(tmp_path):
+    chosen = choose(*opened(tmp_path), profile())
+    assert 454.5 * 0.495 < queue_limit(chosen) <= math.ceil(454.6 * 0.498), "two of the small variant"
+    accurate = opened(tmp_path, {"    slo:": "    minimum_accuracy: 80 %\n    slo:"})
+    assert queue_limit(choose(*accurate, profile())) == pytest.approx(2 / 0.011 * 0.49, abs=1.5), "the large one alone"
+    tight = opened(tmp_path, {"500 ms": "1 ms"})
+    assert queue_limit(choose(*tight, profile())) in (1, 2), "an SLO that nothing keeps still lets each replica work"
+    executed = opened(tmp_path, {"latency: 500 ms": "latency: 500 ms, scope: service"})
+    assert queue_limit(choose(*executed, profile())) is None, "waiting is no part of that SLO"
 
 
 def test_a_fixed_policy_keeps_its_variant_whatever_the_grid_does(tmp_path):

@@ -76,15 +76,15 @@ def test_a_file_that_does_not_reach_the_run_is_refused_or_bridged(tmp_path: Path
 
 
 def test_a_replay_begins_now(tmp_path: Path) -> None:
-    replay = {"day": "2023-01-01", "span": 14400.0, "lasts": 8.0}
+    replay = {"day": "2023-01-01", "span": 14400.0, "duration": 8.0}
     found = source(now_s=5000.0, kind="file", path=grid(tmp_path), fill="gap", replay=replay).history(5000.0, 5008.0)
     assert found.g_per_kwh.tolist() == [100.0, 101.0, 102.0, 103.0]
     assert found.edges_s.tolist() == [5000.0, 5002.0, 5004.0, 5006.0, 5008.0]
-    day = {"day": "2020-06-10", "lasts": 90.0}
+    day = {"day": "2020-06-10", "duration": 90.0}
     typical = source(now_s=5000.0, kind="typical", zone="GB", replay=day).history(5000.0, 5090.0)
     assert len(typical) == 24 and typical.quality is Quality.ASSUMED
     with pytest.raises(ConfigError, match=r"carbon.replay.day: is no day of the calendar"):
-        source(kind="typical", zone="GB", replay={"day": "2020-02-30", "lasts": 90.0})
+        source(kind="typical", zone="GB", replay={"day": "2020-02-30", "duration": 90.0})
     with pytest.raises(DataError, match="covers"):
         source(kind="file", path=grid(tmp_path), fill="gap", replay=day)
 

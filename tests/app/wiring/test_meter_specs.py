@@ -6,8 +6,8 @@ import pytest
 
 from joulery.adapters.meters.fake import FakeMeter, Script
 from joulery.app.wiring import meters as module
-from joulery.app.wiring.meters import MeterSpec, open_meter, open_meters, parse_meter
-from joulery.domain.energy.channel import ReadingKind
+from joulery.app.wiring.meters import open_meter, open_meters, parse_meter
+from joulery.domain.energy.channel import MeterSpec, ReadingKind
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from tests.adapters.meters.powercap import Powercap
 

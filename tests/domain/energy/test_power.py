@@ -1,6 +1,7 @@
 import pytest
 
-from joulery.domain.energy.power import Channel, PowerTrace, ReadingKind
+from joulery.domain.energy.channel import Channel, ReadingKind
+from joulery.domain.energy.power import PowerTrace
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality, weakest
 

@@ -18,7 +18,7 @@ def test_anything_else_is_not_a_model(text: str) -> None:
         ModelRef.parse(text)
 
 
-def test_replicas_are_told_apart_by_what_they_run_and_where() -> None:
+def test_replicas_differ_by_what_they_run_and_where() -> None:
     model = ModelRef.parse("m:f")
     whole = ReplicaSpec("photos", "small", Slice(SliceKind.CPU, cores=1), model)
     half = ReplicaSpec("photos", "small", Slice(SliceKind.CPU, cores=1, share_ratio=0.5), model)

@@ -14,9 +14,8 @@ from functools import partial
 from typing import Any
 
 from joulery.accounting.align import align
-from joulery.accounting.integrate import Metered
 from joulery.accounting.steps import PowerSteps
-from joulery.domain.energy.power import Channel, ReadingKind
+from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.quality import Quality
 from joulery.domain.trace.events import NO_LANE, EventTrace
@@ -78,8 +77,8 @@ def account(case: Any, multiplicity: Any) -> TensorFootprint:
     channel = Channel(DEVICE, "package", ReadingKind.POWER, "case", Quality.MEASURED)
     last = {round(time * unit): watts for time, watts in sorted(case["power"], key=lambda sample: sample[0])}
     edges = [*last, max(end, max(last) + 1)] if last else []
-    steps = PowerSteps(edges, list(last.values()))
-    return align(trace, {DEVICE: [Metered(channel, steps)]}, (begin, end), multiplicity=multiplicity)
+    steps = PowerSteps(channel, edges, list(last.values()))
+    return align(trace, {DEVICE: [steps]}, (begin, end), multiplicity=multiplicity)
 
 
 def exact(value: Any) -> Fraction:

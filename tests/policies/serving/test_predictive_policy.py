@@ -259,7 +259,7 @@ def test_pure_total_and_replayable_from_json(rows):
         assert p.step(state, observation).decisions == step.decisions, "the same question, the same answer"
         log.append((json.dumps(observation.as_dict()), step.decisions))
         state = step.state
-        assert state.layout in p.candidates and 1.0 <= state.delay_ratio <= 8.0
+        assert state.layout in p.candidates and 1.0 <= state.delay_ratio < math.inf
         assert all(decision.reason and decision.cause for decision in step.decisions)
     state, p = p.initial(), ServicePolicy.from_dict(json.loads(json.dumps(p.as_dict())))
     for line, decisions in log:

@@ -330,7 +330,7 @@ async def test_the_process_sends_writes_and_prints(tmp_path: Path) -> None:
         assert len(read_outcomes(tmp_path / "o.parquet")) == expected == len(gateway.records)
 
 
-def test_the_process_can_be_told_on_its_command_line(tmp_path: Path) -> None:
+def test_the_process_takes_its_plan_from_the_command_line(tmp_path: Path) -> None:
     np.savez(tmp_path / "i.npz", **ROW)
     line = [sys.executable, "-m", "joulery.runtime.load", "--url", "http://127.0.0.1:1", "--service", "toy"]
     line += ["--inputs", f"{tmp_path}/i.npz", "--out", f"{tmp_path}/o.parquet", "--duration-s", "0.1"]

@@ -7,16 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joulery.accounting.charge import BusyTimes, IdleRule
+from joulery.accounting.charge import IdleRule
+from joulery.accounting.steps import NS_PER_S
 from joulery.domain.energy.carbon import CarbonSeries, Signal
 from joulery.domain.energy.channel import Channel, ReadingKind
-from joulery.domain.energy.power import PowerTrace
+from joulery.domain.energy.power import BusyTimes, PowerTrace
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import Quality
 from joulery.runtime.measuring.account import NO_SOURCE, account, account_again, intensity
-from joulery.runtime.measuring.readings import NS_PER_S, RunReadings, fold
 from joulery.runtime.measuring.terms import IDLE_RULES, Settings, Span, Terms
 from joulery.store.run.directory import create_run, open_run
+from joulery.store.run.readings import RunReadings, save_readings
 from joulery.ui.cli.measure import command
 
 T0_S = 1_700_000_000
@@ -57,8 +58,8 @@ class Grid:
 
 
 def test_a_run_is_charged_its_share_of_a_socket() -> None:
-    evidence = RunReadings((trace("cpu:0", 100.0),), {"cpu:0": busy(1.0, 4.0)})
-    report = account(evidence, span(), Terms(), Grid(g_per_kwh=360.0)).report
+    readings = RunReadings((trace("cpu:0", 100.0),), {"cpu:0": busy(1.0, 4.0)})
+    report = account(readings, span(), Terms(), Grid(g_per_kwh=360.0)).report
     assert report["energy_j"] == pytest.approx(250)
     assert report["other_j"] == pytest.approx(750)
     assert report["carbon_g"] == pytest.approx(250 * 360 / 3.6e6)
@@ -72,8 +73,8 @@ def test_a_run_is_charged_its_share_of_a_socket() -> None:
     ("rule", "idle_j", "other_idle_j"), [("whole", 200.0, 0.0), ("share", 50.0, 150.0), ("none", 0.0, 200.0)]
 )
 def test_idle_is_paid_by_rule_and_nothing_is_lost(rule: str, idle_j: float, other_idle_j: float) -> None:
-    evidence = RunReadings((trace("cpu:0", 100.0, idle_w=20.0, band_ratio=0.5),), {"cpu:0": busy(1.0, 4.0)})
-    made = account(evidence, span(), Terms(idle=rule), None)
+    readings = RunReadings((trace("cpu:0", 100.0, idle_w=20.0, band_ratio=0.5),), {"cpu:0": busy(1.0, 4.0)})
+    made = account(readings, span(), Terms(idle=rule), None)
     assert made.report["idle_j"] == pytest.approx(idle_j)
     assert made.report["other_idle_j"] == pytest.approx(other_idle_j)
     assert made.report["parts"][0]["energy_j"] == pytest.approx(200)
@@ -82,8 +83,8 @@ def test_idle_is_paid_by_rule_and_nothing_is_lost(rule: str, idle_j: float, othe
 
 
 def test_a_gpu_nobody_else_is_known_on_is_the_runs_own() -> None:
-    evidence = RunReadings((trace("gpu:0", 300.0, component="board", meter="nvml"),), {"cpu:0": busy(1.0, 4.0)})
-    report = account(evidence, span(), Terms(), None).report
+    readings = RunReadings((trace("gpu:0", 300.0, component="board", meter="nvml"),), {"cpu:0": busy(1.0, 4.0)})
+    report = account(readings, span(), Terms(), None).report
     assert report["parts"] == [
         {
             "device": "gpu:0",
@@ -100,8 +101,8 @@ def test_a_gpu_nobody_else_is_known_on_is_the_runs_own() -> None:
 
 def test_a_gpu_others_are_on_is_shared_or_unattributed() -> None:
     traces = (trace("gpu:0", 300.0, component="board"), trace("gpu:1", 100.0, component="board"))
-    evidence = RunReadings(traces, {"gpu:0": busy(0.25, 1.0), "gpu:1": busy(math.nan, math.nan)})
-    report = account(evidence, span(), Terms(), None).report
+    readings = RunReadings(traces, {"gpu:0": busy(0.25, 1.0), "gpu:1": busy(math.nan, math.nan)})
+    report = account(readings, span(), Terms(), None).report
     energies = {part["device"]: part["energy_j"] for part in report["parts"]}
     assert energies["gpu:0"] == pytest.approx(750)
     assert energies.get("gpu:1", 0.0) == 0.0
@@ -110,10 +111,10 @@ def test_a_gpu_others_are_on_is_shared_or_unattributed() -> None:
 
 
 def test_the_platform_is_shared_by_all_sockets_together() -> None:
-    evidence = RunReadings(
+    readings = RunReadings(
         (trace("machine", 100.0, component="psys"),), {"cpu:0": busy(1.0, 1.0), "cpu:1": busy(0.0, 3.0)}
     )
-    assert account(evidence, span(), Terms(), None).report["energy_j"] == pytest.approx(250)
+    assert account(readings, span(), Terms(), None).report["energy_j"] == pytest.approx(250)
 
 
 def test_energy_of_a_device_nobody_is_known_on_is_unattributed() -> None:
@@ -132,10 +133,10 @@ def test_nothing_read_is_nothing_known() -> None:
 
 def test_a_reading_that_ends_early_lowers_the_coverage() -> None:
     short = trace("cpu:0", 100.0)
-    evidence = RunReadings(
+    readings = RunReadings(
         (PowerTrace(short.channel, short.t_ns[:6], short.values[:6], 1.0),), {"cpu:0": busy(1.0, 1.0)}
     )
-    report = account(evidence, span(), Terms(), None).report
+    report = account(readings, span(), Terms(), None).report
     assert report["coverage_ratio"] == pytest.approx(0.4)
     assert report["energy_j"] == pytest.approx(400)
 
@@ -144,10 +145,10 @@ def test_faults_of_a_counter_are_noted() -> None:
     whole = trace("cpu:0", 100.0)
     values = whole.values.copy()
     values[5:] -= 1400
-    evidence = RunReadings(
+    readings = RunReadings(
         (PowerTrace(whole.channel, whole.t_ns, values, 1.0),), {"cpu:0": busy(1.0, 1.0)}, notes=("a",)
     )
-    report = account(evidence, span(), Terms(), None, ("b",)).report
+    report = account(readings, span(), Terms(), None, ("b",)).report
     assert report["notes"][0] == "a"
     assert "ran backwards" in report["notes"][1]
     assert report["notes"][2] == "b"
@@ -155,15 +156,15 @@ def test_faults_of_a_counter_are_noted() -> None:
 
 
 def test_the_systems_own_account_completes_ticks_that_round_down() -> None:
-    evidence = RunReadings((trace("cpu:0", 100.0),), {"cpu:0": busy(0.1, 4.0)})
+    readings = RunReadings((trace("cpu:0", 100.0),), {"cpu:0": busy(0.1, 4.0)})
     # 12 intervals of 0.1 s were seen; the system says it was twice that.
-    assert account(evidence, span(cpu_s=2.4), Terms(), None).report["energy_j"] == pytest.approx(50)
-    assert account(evidence, span(cpu_s=1.0), Terms(), None).report["energy_j"] == pytest.approx(25)
+    assert account(readings, span(cpu_s=2.4), Terms(), None).report["energy_j"] == pytest.approx(50)
+    assert account(readings, span(cpu_s=1.0), Terms(), None).report["energy_j"] == pytest.approx(25)
 
 
 def test_a_run_too_short_for_ticks_still_has_the_time_the_system_knows() -> None:
-    evidence = RunReadings((trace("cpu:0", 100.0),), {"cpu:0": busy(0.0, 4.0), "gpu:9": busy(0.0, 0.0)})
-    report = account(evidence, span(cpu_s=12.0), Terms(), None).report
+    readings = RunReadings((trace("cpu:0", 100.0),), {"cpu:0": busy(0.0, 4.0), "gpu:9": busy(0.0, 0.0)})
+    report = account(readings, span(cpu_s=12.0), Terms(), None).report
     assert report["energy_j"] == pytest.approx(250)
     assert report["cpu_s"] == 12.0
 
@@ -185,8 +186,8 @@ def test_an_intensity_known_for_a_part_counts_that_part_and_says_so() -> None:
         def history(self, t0_s: float, t1_s: float) -> CarbonSeries:
             return CarbonSeries("XX", [t0_s, t0_s + 4, t1_s], [360.0, math.nan], source="half")
 
-    evidence = RunReadings((trace("cpu:0", 100.0),), {"cpu:0": busy(1.0, 1.0)})
-    report = account(evidence, span(), Terms(), Half()).report
+    readings = RunReadings((trace("cpu:0", 100.0),), {"cpu:0": busy(1.0, 1.0)})
+    report = account(readings, span(), Terms(), Half()).report
     assert report["carbon_g"] == pytest.approx(400 * 360 / 3.6e6)
     assert report["carbon_coverage_ratio"] == pytest.approx(0.4)
     assert "40.0%" in report["carbon_reason"]
@@ -194,8 +195,8 @@ def test_an_intensity_known_for_a_part_counts_that_part_and_says_so() -> None:
 
 def test_another_time_is_taken_for_the_intensity_alone_and_labelled() -> None:
     grid = Grid(start_s=5000.0)
-    evidence = RunReadings((trace("cpu:0", 100.0),), {"cpu:0": busy(1.0, 1.0)})
-    made = account(evidence, span(), Terms(carbon_at_s=5100.0), grid)
+    readings = RunReadings((trace("cpu:0", 100.0),), {"cpu:0": busy(1.0, 1.0)})
+    made = account(readings, span(), Terms(carbon_at_s=5100.0), grid)
     assert grid.asked == [(5100.0, 5110.0)]
     assert made.report["carbon_g"] == pytest.approx(0.1)
     assert made.report["carbon_quality"] == "assumed"
@@ -216,7 +217,7 @@ def test_a_moved_series_says_the_same_at_the_moved_time(at_s: float, t0_s: float
     assert series.at([t0_s, t0_s + 4.99, t0_s + 5.01, t0_s + 20]).tolist() == [1.0, 1.0, 2.0, 2.0]
 
 
-def kept(tmp_path: Path, *, ended: bool, started: bool = True, evidence: RunReadings | None = None) -> Path:
+def kept(tmp_path: Path, *, ended: bool, started: bool = True, readings: RunReadings | None = None) -> Path:
     folder = tmp_path / "run"
     writer = create_run(folder, kind="measure", argv=["x"], details={"terms": Terms(idle="share").to_dict()})
     if started:
@@ -224,8 +225,8 @@ def kept(tmp_path: Path, *, ended: bool, started: bool = True, evidence: RunRead
     if ended:
         writer.log("ended", monotonic_ns=17 * NS_PER_S, cpu_s=0.0, exit_code=3)
     writer.log("warning", text="something")
-    if evidence is not None:
-        fold(evidence, writer)
+    if readings is not None:
+        save_readings(readings, writer)
     if ended:
         writer.close()
     return folder
@@ -240,14 +241,14 @@ EVIDENCE = RunReadings(
 
 
 def test_a_run_is_accounted_again_from_what_it_keeps(tmp_path: Path) -> None:
-    report = account_again(open_run(kept(tmp_path, ended=True, evidence=EVIDENCE)), None).report
+    report = account_again(open_run(kept(tmp_path, ended=True, readings=EVIDENCE)), None).report
     assert report["energy_j"] == pytest.approx(250)
     assert (report["exit_code"], report["idle_rule"], report["duration_s"]) == (3, "share", 10.0)
     assert report["notes"] == ["something"]
 
 
 def test_a_killed_run_is_accounted_until_its_last_reading(tmp_path: Path) -> None:
-    report = account_again(open_run(kept(tmp_path, ended=False, evidence=EVIDENCE)), None).report
+    report = account_again(open_run(kept(tmp_path, ended=False, readings=EVIDENCE)), None).report
     assert report["duration_s"] == pytest.approx(4)
     assert report["energy_j"] == pytest.approx(100)
     assert report["exit_code"] is None
@@ -288,7 +289,7 @@ def test_rules_are_named_once_for_all() -> None:
 
 
 def test_facility_overhead_is_part_of_the_grams() -> None:
-    evidence = RunReadings((trace("cpu:0", 100.0),), {"cpu:0": busy(1.0, 1.0)})
-    report = account(evidence, span(), Terms(pue=1.5), Grid()).report
+    readings = RunReadings((trace("cpu:0", 100.0),), {"cpu:0": busy(1.0, 1.0)})
+    report = account(readings, span(), Terms(pue=1.5), Grid()).report
     assert (report["energy_j"], report["pue"]) == (pytest.approx(1000), pytest.approx(1.5))
     assert report["carbon_g"] == pytest.approx(0.15)

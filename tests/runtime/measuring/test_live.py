@@ -4,13 +4,12 @@ import time
 import numpy as np
 import pytest
 
-from joulery.app.wiring.meters import MeterSpec
 from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.energy.channel import MeterSpec
 from joulery.runtime.measuring.live import LiveMeters
-from joulery.runtime.measuring.readings import read_evidence
 from joulery.runtime.measuring.sampler_config import SamplerConfig
 from joulery.runtime.measuring.sampling import SamplerProcess
-from joulery.store.run.recordings import RecordingTail, read_recording
+from joulery.store.run.readings import RecordingTail, read_recording, read_samples
 from joulery.store.run.samples import SampleWriter
 from tests.waiting import wait_until
 
@@ -115,9 +114,9 @@ def test_a_window_nobody_read_has_no_power(tmp_path):
 def test_a_sampler_that_slows_itself_down_is_understood(tmp_path):
     process = sampler(tmp_path, max_cpu_ratio=1e-6, period_s=0.01)
     try:
-        wait_until(lambda: any("of a core" in note for note in read_evidence(tmp_path).notes), "a longer period")
+        wait_until(lambda: any("of a core" in note for note in read_samples(tmp_path).notes), "a longer period")
     finally:
         process.stop()
-    evidence = read_evidence(tmp_path)
-    assert any("of a core" in note for note in evidence.notes)
-    assert evidence.traces[0].period_s >= 0.02, "held across the longer period"
+    readings = read_samples(tmp_path)
+    assert any("of a core" in note for note in readings.notes)
+    assert readings.traces[0].period_s >= 0.02, "held across the longer period"

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 import joulery
+from joulery.app.measuring import instant_s
 from joulery.domain.energy.carbon import Signal
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.domain.quality import Quality
-from joulery.runtime.measuring.measure import MeasureWarning, instant_s
+from joulery.runtime.measuring.measure import MeasureWarning
 from joulery.store.run.directory import open_run
 
 BURN = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass\n"
@@ -80,7 +81,7 @@ def test_an_error_in_the_block_is_the_blocks_and_what_it_cost_is_known() -> None
 
 
 def test_before_the_end_nothing_is_known() -> None:
-    with joulery.measure(meters=["fake:10"]) as m, pytest.raises(ConfigError, match="known when it has ended"):
+    with joulery.measure(meters=["fake:10"]) as m, pytest.raises(ConfigError, match="footprint"):
         _ = m.footprint
 
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joulery.app.wiring.meters import MeterSpec
+from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.runtime.measuring.sampler import (
     HOUSEKEEPING_S,
@@ -29,7 +29,7 @@ from joulery.runtime.measuring.sampler import (
 )
 from joulery.runtime.measuring.sampler_config import SamplerConfig
 from joulery.runtime.measuring.sampling import SamplerProcess
-from joulery.store.run.recordings import read_recordings
+from joulery.store.run.readings import read_recordings
 from joulery.store.run.samples import SampleWriter
 from tests.waiting import ended, wait_until
 

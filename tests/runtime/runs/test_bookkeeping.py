@@ -11,7 +11,7 @@ from joulery.domain.errors import DataError
 from joulery.domain.energy.footprint import Footprint
 from joulery.domain.serving.timeline import Tick
 from joulery.runtime.runs.bookkeeping import book, default_ledger
-from joulery.runtime.runs.recorded import load_run
+from joulery.app.runs import load_run
 from joulery.store.run.footprints import footprint_to_dict
 from joulery.store.ledger import Ledger
 from joulery.store.run.directory import create_run

@@ -4,15 +4,16 @@ import math
 import numpy as np
 import pytest
 
-from joulery.accounting.charge import BusyTimes
+from joulery.domain.energy.power import BusyTimes
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.errors import DataError
 from joulery.domain.energy.power import PowerTrace
 from joulery.domain.quality import Quality
 from joulery.runtime.measuring.account import account
-from joulery.runtime.measuring.readings import RunReadings, fold
-from joulery.runtime.measuring.terms import Span, Terms, source_of
-from joulery.runtime.runs.recorded import load_run
+from joulery.store.run.readings import RunReadings, save_readings
+from joulery.app.measuring import open_carbon
+from joulery.runtime.measuring.terms import Span, Terms
+from joulery.app.runs import load_run
 from joulery.store.run.intensity import write_intensity
 from joulery.store.run.directory import create_run
 from joulery.ui.cli import main
@@ -26,7 +27,7 @@ def measured_run(folder, *, terms=TERMS, state="closed", report=True, logs=("sta
     """Ten seconds of 50 W, the run busy for all of what was busy, as ``joulery measure`` leaves them."""
     stamps = ((T0_S + np.arange(0, 10.1, 0.1)) * 1e9).astype(np.int64)
     edges = ((T0_S + np.arange(11)) * 1e9).astype(np.int64)
-    evidence = RunReadings(
+    readings = RunReadings(
         (PowerTrace(CPU, stamps, np.full(len(stamps), 50.0), 0.1),),
         {"cpu:0": BusyTimes(edges, np.full(10, 0.5), np.full(10, 1.0), 2)},
         offset_ns=0,
@@ -39,8 +40,8 @@ def measured_run(folder, *, terms=TERMS, state="closed", report=True, logs=("sta
         writer.log("started", t_s=float(T0_S), monotonic_ns=span.start_ns, pid=1)
     if "ended" in logs:
         writer.log("ended", monotonic_ns=span.end_ns, cpu_s=0.0, exit_code=0)
-    made = account(evidence, span, terms, source_of(terms.carbon))
-    fold(evidence, writer)
+    made = account(readings, span, terms, open_carbon(terms.carbon))
+    save_readings(readings, writer)
     if report:
         if made.basis.carbon is not None:
             write_intensity(writer, made.basis.carbon)
@@ -51,7 +52,7 @@ def measured_run(folder, *, terms=TERMS, state="closed", report=True, logs=("sta
 
 
 def test_a_measured_run_has_a_course_that_ends_at_its_charge(tmp_path):
-    view = load_run(measured_run(tmp_path / "run"), with_course=True)
+    view = load_run(measured_run(tmp_path / "run"), with_timeline=True)
     assert view.ticks[-1].energy_j == pytest.approx(view.footprint.energy_j, rel=1e-9)
     assert view.ticks[-1].carbon_g == pytest.approx(view.footprint.carbon_g, rel=1e-9)
     assert {round(tick.power_w, 6) for tick in view.ticks} == {30.0}
@@ -68,13 +69,13 @@ def test_the_course_needs_no_source_again(tmp_path):
     (tmp_path / "ci.csv").write_text("timestamp_utc,g_per_kwh\n2023-11-14T00:00:00Z,100\n2023-11-15T00:00:00Z,100\n")
     folder = measured_run(tmp_path / "run", terms=Terms(carbon={"carbon": str(tmp_path / "ci.csv")}))
     (tmp_path / "ci.csv").unlink()
-    view = load_run(folder, with_course=True)
+    view = load_run(folder, with_timeline=True)
     assert view.footprint.carbon_g > 0
     assert view.ticks[-1].carbon_g == pytest.approx(view.footprint.carbon_g, rel=1e-9)
 
 
 def test_a_run_without_intensity_has_a_course_without_grams(tmp_path):
-    view = load_run(measured_run(tmp_path / "run", terms=Terms()), with_course=True)
+    view = load_run(measured_run(tmp_path / "run", terms=Terms()), with_timeline=True)
     assert view.site.carbon is None
     assert all(math.isnan(tick.carbon_g) for tick in view.ticks)
 
@@ -83,7 +84,7 @@ def test_the_same_joules_on_another_grid(tmp_path, capsys):
     folder = measured_run(tmp_path / "run")
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     own = load_run(folder)
-    view = load_run(folder, carbon=source_of({"carbon": "500 g/kWh"}))
+    view = load_run(folder, carbon=open_carbon({"carbon": "500 g/kWh"}))
     assert view.footprint.energy_j == pytest.approx(own.footprint.energy_j, rel=1e-12)
     assert view.footprint.carbon_g == pytest.approx(2 * own.footprint.carbon_g, rel=1e-9)
     assert view.ticks[-1].g_per_kwh == 500.0
@@ -152,7 +153,7 @@ def test_the_page_of_a_measured_run_has_plots_and_notes(tmp_path, capsys):
 def test_a_measured_run_whose_readings_were_removed_keeps_its_report(tmp_path):
     folder = measured_run(tmp_path / "run")
     (folder / "power.parquet").unlink()
-    view = load_run(folder, with_course=True)
+    view = load_run(folder, with_timeline=True)
     assert (view.ticks, view.footprint.energy_j) == ((), pytest.approx(300.0))
 
 

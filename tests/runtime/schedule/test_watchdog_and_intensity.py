@@ -17,7 +17,7 @@ from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.policies.training.allocation import ClusterView
 from joulery.policies.training.green import Green
-from joulery.runtime.schedule.decisions import cluster_view
+from joulery.runtime.schedule.decisions import capacity, cluster_view
 from joulery.runtime.schedule.intensity import GridIntensity, IntensityTracker
 from joulery.runtime.schedule.state import SchedulerState
 from joulery.runtime.schedule.watchdog import SchedulerLock, take_over, watch
@@ -221,8 +221,9 @@ def test_where_the_intensity_is_unknown_no_power_is_shown_and_slots_are_never_ne
     job = ClusterJob(1, "job", "ada", 0.0, JobState.RUNNING, slots=1)
     others = ClusterJob(2, "other", "bob", 0.0, JobState.RUNNING, slots=3, exempt="left alone")
     seen = ClusterSnapshot(2, (job, others))
-    dark = cluster_view(seen, [job], state, GridIntensity(math.nan, math.nan, "nothing"), 10.0, 5.0)
-    lit = cluster_view(seen, [job], state, GridIntensity(100.0, 200.0, "forecast"), 10.0, 5.0)
+    gpus = capacity(seen, "", [job])
+    dark = cluster_view([job], state, GridIntensity(math.nan, math.nan, "nothing"), 10.0, 5.0, gpus)
+    lit = cluster_view([job], state, GridIntensity(100.0, 200.0, "forecast"), 10.0, 5.0, gpus)
 
     assert math.isnan(dark.gpu_w[0]) and (dark.g_per_kwh, dark.mean_g_per_kwh, dark.gpus) == (0.0, 0.0, 0)
     assert (lit.gpu_w[0], lit.g_per_kwh, lit.mean_g_per_kwh) == (200.0, 100.0, 200.0)

@@ -11,6 +11,7 @@ from joulery.domain.serving.engine import (
     ModelKind,
     ModelRef,
     Outcome,
+    QueuedRequest,
     ReplicaSpec,
     ReplicaState,
     ReplicaView,
@@ -20,15 +21,16 @@ from joulery.domain.serving.engine import (
 from joulery.domain.serving.service import Slice, Slo
 from joulery.policies.serving.observation import KEEP_LAYOUT, SET_LAYOUT
 from joulery.runtime.runs.replay import POLICY, STEP, decide_again, policy_entry, step_entry
-from joulery.runtime.serving.controller import LayoutActuator, RequestWindow, ServiceObserver, running_layout, summarise
+from joulery.runtime.serving.controller import LayoutActuator, ServiceObserver, running_layout
 from joulery.runtime.serving.driver import LiveDriver
+from joulery.runtime.serving.requests import RequestWindow, summarise
 from tests.policies.serving.test_predictive_policy import ONE, TWO, policy
 
 MODELS = {name: ModelRef(ModelKind.ONNX, f"{name}.onnx") for name in ("lite0", "lite1", "lite2")}
 
 
 class PaperEngine:
-    """Runs nothing, but remembers what it was told to run."""
+    """Runs nothing, but remembers its target."""
 
     def __init__(self) -> None:
         self.views: list[ReplicaView] = []
@@ -64,7 +66,7 @@ def test_a_window_keeps_what_ended_lately():
     window.add(record(3.6, service="other"))
     assert [r.end_s for r in window.since(4.0)] == [2.0, 3.0, 3.5]
     assert [r.end_s for r in window.since(5.2)] == [3.5]
-    assert window.since(9.0) == [] == window.since(4.0), "what is forgotten stays forgotten"
+    assert window.since(9.0) == [] == window.since(4.0), "what was dropped stays dropped"
 
 
 def test_a_summary_counts_answers_only():
@@ -81,7 +83,7 @@ def observer(engine: PaperEngine, window: RequestWindow) -> ServiceObserver:
     return ServiceObserver(window, engine, Slo(0.1), lambda now_s: 100.0 + now_s, lambda: 42.0)
 
 
-async def test_the_eye_sees_requests_grid_power_and_what_runs():
+async def test_an_observation_has_requests_grid_power_and_the_running_layout():
     engine, window = PaperEngine(), RequestWindow("photos", 2.0)
     await LayoutActuator(engine, "photos", MODELS).carry_out(
         Decision(SET_LAYOUT, "photos", layout(("lite2", TWO)).names(), "p", "r")
@@ -92,20 +94,56 @@ async def test_the_eye_sees_requests_grid_power_and_what_runs():
     window.add(record(9.97, 0.5, outcome=Outcome.FAILED))
     seen = observer(engine, window).observe(10.0)
     assert (seen.now_s, seen.g_per_kwh, seen.power_w) == (10.0, 110.0, 42.0)
-    assert seen.rate_rps == pytest.approx(20.5), "a failed request was demand too"
+    assert seen.rate_rps == pytest.approx(20.0), "one arrived before the window; a failed request is demand too"
     assert (seen.requests, seen.served) == (40, {"lite2": 40}) and seen.latency_s == pytest.approx(0.02)
     assert seen.running == layout(("lite2", TWO))
+
+
+class Overloaded(PaperEngine):
+    """Answers 10 of the 100 requests that arrive each second."""
+
+    def backlog(self):
+        waiting = [QueuedRequest("photos", 7.0 + k / 100) for k in range(30, 300)]
+        return (QueuedRequest("photos", 7.29, "lite2", 9.9), QueuedRequest("other", 1.0), *waiting)
+
+
+def test_demand_counts_arrivals_when_the_service_is_overloaded():
+    engine, window = Overloaded(), RequestWindow("photos", 3.0)
+    for k in range(30):
+        window.add(record(7.2 + k / 10, 7.2 + k / 10 - (7.0 + k / 100)))
+    seen = observer(engine, window).observe(10.0)
+    assert seen.rate_rps == pytest.approx(100.0, abs=1.0), "not the 10 a second that are answered"
+    assert seen.arrival_rps == pytest.approx(100.0, abs=1.0)
+    assert (seen.queued, seen.oldest_wait_s) == (270, pytest.approx(2.7))
+    assert seen.latency_s > 2.0
+
+
+def test_a_burst_shows_within_two_seconds_and_a_low_rate_is_no_noise():
+    window = RequestWindow("photos", 10.0)
+    for k in range(50):
+        window.add(record(0.2 * k, 0.0))
+    assert window.recent_rps(10.0) == pytest.approx(5.0, abs=0.5)
+    for k in range(200):
+        window.add(record(10.0 + k / 100, 0.0))
+    assert window.recent_rps(12.0) == pytest.approx(100.0, abs=1.0)
+    assert window.rate_rps(12.0) < 30.0
+    slow = RequestWindow("photos", 10.0)
+    for k in range(11):
+        slow.add(record(float(k), 0.0))
+    assert slow.recent_rps(10.5) == slow.rate_rps(10.5) == 1.0
+    assert math.isnan(RequestWindow("photos", 10.0).recent_rps(5.0))
 
 
 def test_a_window_that_has_hardly_begun_gives_no_rate():
     window = RequestWindow("photos", 2.0)
     assert math.isnan(window.rate_rps(10.0))
     window.add(record(10.4, 0.4))
+    window.add(record(11.0, 0.4))
     assert math.isnan(window.rate_rps(11.9)) and window.rate_rps(12.1) == 0.5
     assert window.rate_rps(20.0) == 0.0, "a service that is not asked any more has no demand"
 
 
-def test_replicas_on_their_way_out_and_other_services_do_not_run():
+def test_draining_replicas_and_other_services_do_not_run():
     engine = PaperEngine()
     assert running_layout(engine, "photos") is None
     spec = ReplicaSpec("photos", "lite0", ONE, MODELS["lite0"])

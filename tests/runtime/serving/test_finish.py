@@ -7,14 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from joulery.accounting.charge import BusyTimes, IdleRule, charge
+from joulery.accounting.charge import IdleRule
 from joulery.domain.energy.channel import Channel, ReadingKind
-from joulery.domain.energy.power import PowerTrace
+from joulery.domain.energy.power import BusyTimes, PowerTrace
 from joulery.domain.quality import Quality
 from joulery.domain.serving.engine import Outcome, RequestRecord
-from joulery.runtime.measuring.readings import RunReadings
 from joulery.runtime.serving.finish import GpuService, with_requests
 from joulery.runtime.serving.requests import RequestColumns
+from joulery.store.run.readings import RunReadings
+from tests.accounting.readings import charge_readings
 
 START_S = 1_700_000_000
 SECONDS = 10
@@ -43,14 +44,14 @@ ASKED = [request(2.1), request(2.3), request(6.5)]
 ALONE = [GpuService("photos", ("gpu:0",), 100.0)]
 
 
-def charged(evidence: RunReadings):
-    return charge(evidence.traces, evidence.busy, START_S, START_S + SECONDS, idle=IdleRule.WHOLE)
+def charged(readings: RunReadings):
+    return charge_readings(readings.traces, readings.busy, START_S, START_S + SECONDS, idle=IdleRule.WHOLE)
 
 
 def test_busy_times_that_the_driver_does_not_report_come_from_the_requests() -> None:
-    evidence, notes = with_requests(RunReadings((board(),), {"gpu:0": busy(0.0, 0.0)}), ALONE, RequestColumns.of(ASKED))
-    assert evidence.busy["gpu:0"].app_s == pytest.approx([0, 0, 0.4, 0, 0, 0, 0.2, 0, 0, 0])
-    found = charged(evidence)
+    readings, notes = with_requests(RunReadings((board(),), {"gpu:0": busy(0.0, 0.0)}), ALONE, RequestColumns.of(ASKED))
+    assert readings.busy["gpu:0"].app_s == pytest.approx([0, 0, 0.4, 0, 0, 0, 0.2, 0, 0, 0])
+    found = charged(readings)
     assert found.run.attributed_j == pytest.approx(400.0), "what is above idle while requests ran"
     assert found.run.idle_j == pytest.approx(1000.0)
     assert found.run.energy_j == pytest.approx(1400.0) and found.other_j == 0
@@ -65,17 +66,17 @@ def test_the_same_run_costs_the_same_where_the_driver_names_its_processes() -> N
 
 
 def test_the_drivers_report_of_other_processes_counts() -> None:
-    evidence, notes = with_requests(RunReadings((board(),), {"gpu:0": busy(0.0, 1.0)}), ALONE, RequestColumns.of(ASKED))
-    found = charged(evidence)
+    readings, notes = with_requests(RunReadings((board(),), {"gpu:0": busy(0.0, 1.0)}), ALONE, RequestColumns.of(ASKED))
+    found = charged(readings)
     assert (found.run.attributed_j, found.other_j) == pytest.approx((0.0, 400.0))
     assert notes == ()
 
 
 def test_without_a_profile_seconds_with_a_request_are_the_requests_and_others_idle() -> None:
     services = [GpuService("photos", ("gpu:0",))]
-    evidence, _ = with_requests(RunReadings((board(),), {"gpu:0": busy(0.0, 0.0)}), services, RequestColumns.of(ASKED))
-    assert math.isnan(evidence.traces[0].channel.idle_w)
-    found = charged(evidence)
+    readings, _ = with_requests(RunReadings((board(),), {"gpu:0": busy(0.0, 0.0)}), services, RequestColumns.of(ASKED))
+    assert math.isnan(readings.traces[0].channel.idle_w)
+    found = charged(readings)
     assert (found.run.attributed_j, found.run.idle_j) == pytest.approx((600.0, 800.0))
 
 
@@ -92,8 +93,8 @@ def test_boards_of_one_service_share_its_idle_power_and_a_shared_board_has_the_l
     services = [GpuService("photos", ("gpu:0", "gpu:1"), 160.0), GpuService("more", ("gpu:1", "gpu:2"), 140.0)]
     again = [GpuService("unknown", ("gpu:1",)), *services, GpuService("unknown", ("gpu:1",))]
     for order in (services, again):
-        evidence, notes = with_requests(two, order, RequestColumns.of([]))
-        watts = [trace.channel.idle_w for trace in evidence.traces]
+        readings, notes = with_requests(two, order, RequestColumns.of([]))
+        watts = [trace.channel.idle_w for trace in readings.traces]
         assert watts[:3] == [80.0, 70.0, 30.0], "what a meter says itself stays"
         assert math.isnan(watts[3]), "no service runs there"
     assert notes == (), "a device without a report is its run's alone"
@@ -101,13 +102,13 @@ def test_boards_of_one_service_share_its_idle_power_and_a_shared_board_has_the_l
 
 def test_a_request_of_an_unknown_part_of_a_board_had_it_whole() -> None:
     asked = [*ASKED[:2], ASKED[2]._replace(cpu_s=math.nan)]
-    evidence, _ = with_requests(RunReadings((board(),), {"gpu:0": busy(0.0, 0.0)}), ALONE, RequestColumns.of(asked))
-    assert evidence.busy["gpu:0"].app_s == pytest.approx([0, 0, 0.4, 0, 0, 0, 0.4, 0, 0, 0])
-    assert charged(evidence).run.attributed_j == pytest.approx(400.0)
+    readings, _ = with_requests(RunReadings((board(),), {"gpu:0": busy(0.0, 0.0)}), ALONE, RequestColumns.of(asked))
+    assert readings.busy["gpu:0"].app_s == pytest.approx([0, 0, 0.4, 0, 0, 0, 0.4, 0, 0, 0])
+    assert charged(readings).run.attributed_j == pytest.approx(400.0)
 
 
 def test_services_of_other_boards_and_unfinished_requests_are_left_out() -> None:
     lost = request(4.2)._replace(service_s=0.0, cpu_s=0.0, outcome=Outcome.CRASHED)
     asked = [*ASKED, request(0.2, "elsewhere"), lost]
-    evidence, _ = with_requests(RunReadings((board(),), {"gpu:0": busy(0.0, 0.0)}), ALONE, RequestColumns.of(asked))
-    assert evidence.busy["gpu:0"].app_s == pytest.approx([0, 0, 0.4, 0, 0, 0, 0.2, 0, 0, 0])
+    readings, _ = with_requests(RunReadings((board(),), {"gpu:0": busy(0.0, 0.0)}), ALONE, RequestColumns.of(asked))
+    assert readings.busy["gpu:0"].app_s == pytest.approx([0, 0, 0.4, 0, 0, 0, 0.2, 0, 0, 0])

@@ -23,7 +23,7 @@ class Clock:
 
 
 def typical(clock: Clock) -> LiveIntensity:
-    section = CarbonTypical(kind="typical", zone="GB", replay=ReplayConfig(day="2020-10-14", lasts=96.0))
+    section = CarbonTypical(kind="typical", zone="GB", replay=ReplayConfig(day="2020-10-14", duration=96.0))
     return LiveIntensity(section, lambda config: carbon_source(config, None, now_s=clock), clock)
 
 
@@ -49,7 +49,7 @@ async def test_real_history_played_back_is_called_so(tmp_path):
     file = tmp_path / "day.csv"
     hours = "\n".join(f"2020-10-14T{hour:02d}:00Z,{100 + hour}" for hour in range(24))
     file.write_text(f"timestamp_utc,ci_lifecycle\n{hours}\n")
-    section = CarbonFile(kind="file", path=file, zone="GB", replay=ReplayConfig(day="2020-10-14", lasts=24.0))
+    section = CarbonFile(kind="file", path=file, zone="GB", replay=ReplayConfig(day="2020-10-14", duration=24.0))
     clock = Clock()
     grid = LiveIntensity(section, lambda config: carbon_source(config, None, now_s=clock), clock)
     await grid.refresh()

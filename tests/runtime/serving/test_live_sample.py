@@ -115,3 +115,48 @@ def test_a_full_sample_is_summed_up_when_there_is_news():
     sample.add(answered(13.5))
     assert sample.sample(SLO).requests == 106
     assert sample.sample(Slo(0.2)) is not sample.sample(SLO), "another promise is another question"
+
+
+def served(arrivals, service_s, free_s=0.0):
+    """Records of one replica that serves in order of arrival."""
+    found = []
+    for arrival_s in arrivals:
+        start_s = max(arrival_s, free_s)
+        free_s = start_s + service_s
+        made = answered(free_s, free_s - arrival_s)
+        found.append(made._replace(arrival_s=arrival_s, start_s=start_s, end_s=free_s, service_s=service_s))
+    return found
+
+
+def test_a_trial_does_not_inherit_the_queue_of_the_layout_before():
+    """2000 requests queue when a layout of 2 ms takes over: seen from an empty queue its p95 is 2 ms, not seconds."""
+    sample = begun()
+    arrivals = [9.0 + k / 1000 for k in range(2000)] + [11.0 + k / 100 for k in range(1500)]
+    for made in served(arrivals, 0.002, free_s=10.0):
+        sample.add(made)
+    seen = sample.sample(SLO)
+    assert seen.requests == 1500 and seen.latency_high_s < 0.003
+    late = [made.latency_s for made in served(arrivals, 0.002, free_s=10.0)][2000:]
+    assert max(late) > 1.0, "what really was waited, else this tests nothing"
+
+
+def test_a_layout_that_is_too_slow_is_late_from_an_empty_queue_too():
+    sample = begun()
+    arrivals = [9.0 + k / 1000 for k in range(500)] + [11.0 + k / 100 for k in range(1000)]
+    for made in served(arrivals, 0.015, free_s=10.0):
+        sample.add(made)
+    assert sample.sample(SLO).latency_low_s > 0.1
+
+
+def test_requests_refused_while_an_inherited_queue_drains_say_nothing():
+    sample = begun()
+    arrivals = [9.0 + k / 1000 for k in range(2000)] + [11.0 + k / 100 for k in range(1500)]
+    for made in served(arrivals, 0.002, free_s=10.0):
+        sample.add(made)
+    refused = answered(11.5)._replace(arrival_s=11.5, start_s=math.nan, outcome=Outcome.OVERLOADED)
+    sample.add(refused)
+    assert sample.sample(SLO).failed == 0
+    sample.add(refused._replace(arrival_s=20.0, end_s=20.0))
+    for made in served([30.0 + k / 100 for k in range(200)], 0.002):
+        sample.add(made)
+    assert sample.sample(SLO).failed == 1

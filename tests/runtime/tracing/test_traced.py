@@ -7,16 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from joulery.accounting.align import align
-from joulery.accounting.charge import BusyTimes
-from joulery.accounting.devices import canonical, divided, matched
-from joulery.accounting.integrate import Metered
+from joulery.accounting.align import align, canonical, matched
+from joulery.accounting.charge import divide_power
 from joulery.accounting.steps import PowerSteps
 from joulery.adapters.tracers.recordings import clock_fit
 from joulery.adapters.tracers.torch import TorchTracer
 from joulery.app.wiring.tracers import open_tracer
 from joulery.domain.energy.carbon import CarbonSeries, Scope, Signal
-from joulery.domain.energy.power import Channel, ReadingKind
+from joulery.domain.energy.channel import Channel, ReadingKind
+from joulery.domain.energy.power import BusyTimes
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import Quality
 from joulery.domain.trace.events import EventTrace, with_devices
@@ -40,7 +39,7 @@ def session(start_s: float, end_s: float, process: int = 1, op: str = "net/mm") 
 
 def basis(watts: float = 100.0, busy: BusyTimes | None = None, idle_w: float = math.nan, carbon=None) -> Basis:
     channel = Channel("cpu:0", "package", ReadingKind.POWER, "fake", Quality.MEASURED, idle_w=idle_w)
-    item = Metered(channel, PowerSteps([0, 100 * S], [watts]))
+    item = PowerSteps(channel, [0, 100 * S], [watts])
     return Basis((item,), {"cpu:0": busy} if busy else {}, 0.0, 100.0, frozenset(), carbon, Terms())
 
 
@@ -79,19 +78,19 @@ def test_where_nobody_knows_who_was_busy_energy_is_missing_not_zero() -> None:
 def test_the_three_parts_of_a_divided_power_add_up() -> None:
     rng = np.random.default_rng(2)
     channel = Channel("cpu:0", "package", ReadingKind.POWER, "fake", Quality.MEASURED, idle_w=30.0)
-    item = Metered(channel, PowerSteps(np.arange(0, 51), rng.uniform(0, 100, 50)))
+    item = PowerSteps(channel, np.arange(0, 51), rng.uniform(0, 100, 50))
     app, rest = rng.uniform(0, 1, 9), rng.uniform(0, 1, 9)
     app[3] = rest[3] = 0.0
-    parts = divided(item, BusyTimes(np.arange(0, 50, 5), app, app + rest))
+    parts = divide_power(item, BusyTimes(np.arange(0, 50, 5), app, app + rest))
     at = np.arange(0, 45)
     total = parts.run.at(at) + parts.other.at(at) + parts.idle.at(at)
-    np.testing.assert_allclose(total, item.steps.at(at), rtol=1e-12)
+    np.testing.assert_allclose(total, item.at(at), rtol=1e-12)
     assert float(np.nanmin(parts.run.watts)) >= 0 and float(np.nanmin(parts.other.watts)) >= -1e-12
 
 
 def test_processes_that_ran_at_once_share_and_are_told_apart_in_time() -> None:
     both = dissect([session(0, 10, 1, "a/mm"), session(5, 15, 2, "b/mm")], basis(), "recency")
-    assert both.footprint.energy_by_op == pytest.approx({"a/mm": 250.0, "b/mm": 250.0})
+    assert both.footprint.energy_by_op == pytest.approx({"a/mm": 750.0, "b/mm": 750.0})
     assert any("2 processes were traced" in note for note in both.footprint.notes)
     apart = dissect([session(0, 10, 1, "a/mm"), session(20, 30, 2, "b/mm")], basis(), "recency")
     assert apart.footprint.energy_by_op == pytest.approx({"a/mm": 1000.0, "b/mm": 1000.0})
@@ -128,9 +127,7 @@ def test_names_of_devices() -> None:
 
 
 def test_a_host_without_a_socket_is_the_metered_machine() -> None:
-    machine = Metered(
-        Channel("machine", "machine", ReadingKind.POWER, "f", Quality.MEASURED), PowerSteps([0, 9], [1.0])
-    )
+    machine = PowerSteps(Channel("machine", "machine", ReadingKind.POWER, "f", Quality.MEASURED), [0, 9], [1.0])
     trace, channels = matched(session(0, 1).trace, [machine])
     assert trace.devices == ("machine",) and list(channels) == ["machine"]
     trace, _ = matched(session(0, 1).trace, [])
@@ -139,9 +136,7 @@ def test_a_host_without_a_socket_is_the_metered_machine() -> None:
 
 def test_a_host_with_two_metered_sockets_is_accounted_with_both() -> None:
     sockets = [
-        Metered(
-            Channel(f"cpu:{n}", "package", ReadingKind.POWER, "f", Quality.MEASURED), PowerSteps([0, 9 * S], [watts])
-        )
+        PowerSteps(Channel(f"cpu:{n}", "package", ReadingKind.POWER, "f", Quality.MEASURED), [0, 9 * S], [watts])
         for n, watts in enumerate((10.0, 30.0))
     ]
     trace, channels = matched(session(0, 9).trace, sockets)
@@ -156,9 +151,7 @@ def test_a_host_with_two_metered_sockets_is_accounted_with_both() -> None:
 
 def test_each_socket_is_divided_by_its_own_busy_times() -> None:
     metered = tuple(
-        Metered(
-            Channel(f"cpu:{n}", "package", ReadingKind.POWER, "f", Quality.MEASURED), PowerSteps([0, 100 * S], [watts])
-        )
+        PowerSteps(Channel(f"cpu:{n}", "package", ReadingKind.POWER, "f", Quality.MEASURED), [0, 100 * S], [watts])
         for n, watts in enumerate((100.0, 40.0))
     )
     busy = {f"cpu:{n}": BusyTimes([0, 100 * S], [app_s], [100.0]) for n, app_s in enumerate((25.0, 50.0))}
@@ -266,7 +259,7 @@ def test_the_environment_keeps_what_was_there(tmp_path: Path) -> None:
     made = TorchTracer().environment(str(tmp_path), Steps(1, 2, 3, 4), {"PYTHONPATH": "/mine"})
     start_up, mine = made["PYTHONPATH"].split(":")
     assert mine == "/mine" and (Path(start_up) / "sitecustomize.py").exists()
-    assert json.loads(made[inject.ORDERS]) == {
+    assert json.loads(made[inject.SETTINGS]) == {
         "framework": "torch",
         "folder": str(tmp_path.resolve()),
         "skip": 1,
@@ -274,4 +267,4 @@ def test_the_environment_keeps_what_was_there(tmp_path: Path) -> None:
         "active": 3,
         "repeat": 4,
     }
-    assert f'ORDERS = "{inject.ORDERS}"' in (Path(start_up) / "sitecustomize.py").read_text()
+    assert f'SETTINGS = "{inject.SETTINGS}"' in (Path(start_up) / "sitecustomize.py").read_text()

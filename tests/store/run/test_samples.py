@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulery.domain.errors import CapabilityError, DataError
-from joulery.store.run.recordings import read_recording, read_recordings
+from joulery.store.run.readings import read_recording, read_recordings
 from joulery.store.run.samples import Appender, SampleWriter
 
 CLOCK = {"unix_ns": 1_700_000_000_000_000_000, "monotonic_ns": 5_000}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from joulery.app.node_agent import AgentOrders
-from joulery.app.wiring.meters import MeterSpec
+from joulery.app.node_agent import AgentConfig
 from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState
+from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import ConfigError
 from joulery.runtime.schedule.loops import AgentTimes
 from joulery.runtime.schedule.spool import SpoolReader, machine_id
@@ -67,19 +67,19 @@ def test_what_samples_has_nothing_in_memory_that_only_the_site_file_needs() -> N
 
 
 def test_orders_survive_the_way_to_the_process_that_samples() -> None:
-    orders = AgentOrders(
+    orders = AgentConfig(
         "/shared/energy", "n7", "n7", (MeterSpec("cpu-model", {"idle_w": 20.0, "max_w": 60.0}),), AgentTimes(5.0, 3),
         "/run/prolog", ("/run/socket", "/shared/progress"),
     )  # fmt: skip
-    assert AgentOrders.from_json(orders.to_json()) == orders
-    plain = AgentOrders("/shared/energy", "n7", "", None, AgentTimes())
-    assert AgentOrders.from_json(plain.to_json()) == plain
+    assert AgentConfig.from_json(orders.to_json()) == orders
+    plain = AgentConfig("/shared/energy", "n7", "", None, AgentTimes())
+    assert AgentConfig.from_json(plain.to_json()) == plain
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"meters": 3, "progress": null}'])
 def test_orders_that_are_none_are_one_clear_error(text: str) -> None:
-    with pytest.raises(ConfigError, match="orders"):
-        AgentOrders.from_json(text)
+    with pytest.raises(ConfigError, match="agent"):
+        AgentConfig.from_json(text)
 
 
 def test_a_progress_socket_needs_a_folder_in_the_site(tmp_path: Path) -> None:

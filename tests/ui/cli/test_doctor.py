@@ -26,7 +26,7 @@ def test_every_status_and_area_has_a_word(capsys: pytest.CaptureFixture[str]) ->
     assert "! rapl: may not be read\n      to have it: sudo do it\n" in text
     assert "– nvml: no driver\n      install one\n" in text
     assert text.count("Energy: what measures it") == 1
-    assert "Share: whose energy it is\n  ✓ CPU time: exact" in text
+    assert "Share: energy by process\n  ✓ CPU time: exact" in text
     assert _AREAS.keys() >= {check.area for check in CHECKS}
 
 

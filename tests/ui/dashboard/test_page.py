@@ -83,7 +83,7 @@ def test_another_run_starts_afresh(browser, site):
     browser.wait("document.getElementById('site').textContent === 'another'")
     browser.wait("document.querySelector(\"[data-note='total']\").textContent.endsWith('in 2 s')")
     assert browser.evaluate("document.querySelectorAll('#decisions tr').length") == 0
-    assert "advise: says what it would do" in browser.text("#labels")
+    assert "advise: reports its decisions" in browser.text("#labels")
     assert browser.complaints() == []
 
 

@@ -123,7 +123,7 @@ def test_the_frame_says_what_is_not_live_and_real():
         replace(SITE, carbon=None)
     )
     words = "".join(labels(replace(SITE, mode="advise", simulated=True)))
-    assert "advise: says what it would do, changes nothing" in words
+    assert "advise: reports its decisions, changes nothing" in words
     assert "simulated" in words
     assert "carbon replayed 960×" in words
     assert "assumed" in "".join(labels(replace(SITE, carbon=replace(SITE.carbon, basis=CarbonBasis.ASSUMED))))

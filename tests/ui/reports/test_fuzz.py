@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from joulery.app.runs import load_run
 from joulery.domain.errors import JouleryError
 from joulery.runtime.runs.bookkeeping import book
-from joulery.runtime.runs.recorded import load_run
 from joulery.store.ledger import Ledger
 from joulery.ui.cli.report import _render
 from joulery.ui.reports.table import BY, roll_up
@@ -70,7 +70,7 @@ def test_any_change_of_a_run_is_rendered_or_told(run, tmp_path, data):
 def only_joulery_errors(run, tmp_path, by):
     for form in ("json", "csv", "text", "html"):
         try:
-            rollup = roll_up([load_run(run, with_course=form == "html" or by == "hour")], by)
+            rollup = roll_up([load_run(run, with_timeline=form == "html" or by == "hour")], by)
             assert _render(rollup, form, with_rows=True)
         except JouleryError as error:
             assert str(error)

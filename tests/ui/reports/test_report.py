@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from joulery.app.runs import load_run
 from joulery.domain.energy.footprint import Footprint
 from joulery.domain.quality import Quality
 from joulery.domain.serving.timeline import CarbonBasis
-from joulery.runtime.runs.recorded import load_run
 from joulery.store.run.directory import create_run
 from joulery.store.run.footprints import footprint_to_dict
 from joulery.store.run.timeline import log_tick, write_site
@@ -42,7 +42,7 @@ up quickstart ID
   carbon     250 mg  CO2e, GB average lifecycle intensity, replayed 960×: half-hourly history of 14 March 2023
   saving     21.3 %  of the grams, between 16.3 % and 25.8 %, against the same requests on lite2
   requests    3,600  none failed
-  latency   45.1 ms  p95, within the service level of 80.0 ms
+  latency   45.1 ms  p95, within the SLO of 80.0 ms
   accuracy  76.54 %  published ImageNet top-1, weighted by answers
   variants           lite0 31.0 %, lite1 33.0 %, lite2 36.0 %
 
@@ -133,7 +133,7 @@ def test_hours_are_those_in_which_the_energy_flowed(tmp_path, capsys):
 
 def test_hours_of_a_run_without_a_course_are_refused(tmp_path, capsys):
     folder = run_of(tmp_path / "run", footprint_to_dict(footprint()))
-    assert "has no course over time" in printed(capsys, folder, "--by", "hour", code=2).err
+    assert "has no time series" in printed(capsys, folder, "--by", "hour", code=2).err
 
 
 def test_runs_whose_grams_mean_different_things_are_not_added(tmp_path, capsys):
@@ -299,7 +299,7 @@ def test_words():
     assert saving_text({"saving_ratio": 0.1, "baseline": "B"}) == ("10.0 %", "of the grams, against B")
     assert saving_text({}) is requests_text({}) is latency_text({}) is None
     assert requests_text({"requests": 1000, "failed": 2}) == ("1,000", "2 failed")
-    assert latency_text({"p95_s": 0.1, "slo_s": 0.08})[1] == "p95, beyond the service level of 80.0 ms"
+    assert latency_text({"p95_s": 0.1, "slo_s": 0.08})[1] == "p95, beyond the SLO of 80.0 ms"
     assert latency_text({"p95_s": 0.1})[1] == "95 % of the answers were faster"
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from joulery.adapters.carbon import answers
-from joulery.adapters.carbon.http import Service, UnknownError
+from joulery.adapters.carbon.http import CarbonService, UnknownError
 from joulery.adapters.carbon.series import Meaning, Reading, assemble
 from joulery.adapters.carbon.timestamps import instant_s, iso_utc
 from joulery.domain.energy.carbon import CarbonSeries, Scope, Signal
@@ -29,9 +29,9 @@ RECENT_S = 23 * 3600.0
 HORIZONS_H = (6, 24, 48, 72)
 
 
-def default_service() -> Service:
+def default_service() -> CarbonService:
     """The public service."""
-    return Service(NAME, "https://api.electricitymaps.com/v3")
+    return CarbonService(NAME, "https://api.electricitymaps.com/v3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class ElectricityMaps:
         token: API token. Never shown.
         scope: Life-cycle or direct emission factors.
         estimates: False to leave out the hours the provider estimated; they are gaps then.
-        service: Whom to ask.
+        service: HTTP client of the service.
     """
 
     zone: str
     token: str = field(repr=False)
     scope: Scope = Scope.LIFECYCLE
     estimates: bool = True
-    service: Service = field(default_factory=default_service)
+    service: CarbonService = field(default_factory=default_service)
 
     def __post_init__(self) -> None:
         if not self.token:

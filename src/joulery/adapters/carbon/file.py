@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from joulery.adapters.carbon.fill import Place, complete
+from joulery.adapters.carbon.fill import FilePlace, complete
 from joulery.adapters.carbon.series import Meaning, window
 from joulery.adapters.carbon.table import Table, read_table
 from joulery.adapters.carbon.timestamps import StampReader, iso_utc, time_zone
@@ -150,7 +150,7 @@ def read_carbon_file(path: Path, how: FileFormat | None = None, *, forecast: boo
         series.start_s,
         series.end_s,
         how.fill,
-        place=lambda step: Place(file, table.rows[int(np.searchsorted(places, step))]),
+        place=lambda step: FilePlace(file, table.rows[int(np.searchsorted(places, step))]),
     )
 
 

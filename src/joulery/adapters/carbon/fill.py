@@ -17,7 +17,7 @@ from joulery.domain.ports import CarbonSource
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FilePlace:
     """A line of a file, where there is one."""
 
     file: str | None = None
@@ -46,7 +46,7 @@ class Filled:
 
 
 def complete(
-    series: CarbonSeries, t0_s: float, t1_s: float, rule: FillRule, place: Callable[[int], Place] | None = None
+    series: CarbonSeries, t0_s: float, t1_s: float, rule: FillRule, place: Callable[[int], FilePlace] | None = None
 ) -> CarbonSeries:
     """The series with every gap that meets ``[t0_s, t1_s)`` filled by ``rule``; it must reach over that interval.
 
@@ -67,7 +67,7 @@ def complete(
             continue
         filled = _bridge(series, first, last, rule)
         if filled is None:
-            raise _refusal(series, first, last, t1_s, rule, place(first) if place else Place())
+            raise _refusal(series, first, last, t1_s, rule, place(first) if place else FilePlace())
         values[first:last] = filled
         flags[first:last] = True
     meaning = Meaning(series.zone, series.signal, series.scope, series.source, series.quality)
@@ -94,7 +94,7 @@ def _bridge(series: CarbonSeries, first: int, last: int, rule: FillRule) -> Floa
     return None
 
 
-def _refusal(series: CarbonSeries, first: int, last: int, t1_s: float, rule: FillRule, place: Place) -> DataError:
+def _refusal(series: CarbonSeries, first: int, last: int, t1_s: float, rule: FillRule, place: FilePlace) -> DataError:
     start_s, end_s = float(series.edges_s[first]), float(series.edges_s[last])
     hint = "choose how to fill it (gap, previous:3h, linear:3h; for GB also forecast), or use another source"
     if rule.longest_s:

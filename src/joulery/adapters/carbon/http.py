@@ -36,7 +36,7 @@ class Patience:
     longest_wait_s: float = 60.0
 
 
-class RefusedError(CapabilityError):
+class RequestRefusedError(CapabilityError):
     """The service knows us and says no, or does not know us.
 
     Args:
@@ -57,7 +57,7 @@ class UnknownError(DataError):
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class CarbonService:
     """A JSON service.
 
     Attributes:
@@ -87,13 +87,13 @@ class Service:
         """The JSON answer to a GET.
 
         Raises:
-            RefusedError: 401 or 403: the credentials do not allow this.
+            RequestRefusedError: 401 or 403: the credentials do not allow this.
             UnknownError: 404.
             DataError: No answer after all tries, another error status, or an answer that is no JSON.
         """
         answer = self._answer(path, params, headers, auth)
         if answer.status_code in {401, 403}:
-            raise RefusedError(
+            raise RequestRefusedError(
                 f"{self.name} refused ({answer.status_code}): {_reason(answer)}",
                 status_code=answer.status_code,
                 resource=self.base_url,

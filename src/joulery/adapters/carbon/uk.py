@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from joulery.adapters.carbon import answers
-from joulery.adapters.carbon.http import Service
+from joulery.adapters.carbon.http import CarbonService
 from joulery.adapters.carbon.series import Meaning, Reading, assemble
 from joulery.adapters.carbon.timestamps import instant_s, iso_utc
 from joulery.domain.energy.carbon import CarbonSeries, Scope, Signal
@@ -48,9 +48,9 @@ REGIONS = (
 _POSTCODE = re.compile(r"[A-Z]{1,2}[0-9][A-Z0-9]?")
 
 
-def default_service() -> Service:
+def default_service() -> CarbonService:
     """The public service."""
-    return Service(NAME, "https://api.carbonintensity.org.uk")
+    return CarbonService(NAME, "https://api.carbonintensity.org.uk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class UkCarbon:
         zone: ``GB``; ``GB-1`` to ``GB-17`` or ``GB-London`` for a region; ``GB-RG10`` for an outward postcode.
         forecast_as_history: Take the forecast, flagged as estimated, where no actual value is published. For a region
             that is everywhere.
-        service: Whom to ask.
+        service: HTTP client of the service.
 
     Raises:
         ConfigError: No such zone.
@@ -69,7 +69,7 @@ class UkCarbon:
 
     zone: str = "GB"
     forecast_as_history: bool = False
-    service: Service = field(default_factory=default_service)
+    service: CarbonService = field(default_factory=default_service)
 
     def __post_init__(self) -> None:
         _place(self.zone)

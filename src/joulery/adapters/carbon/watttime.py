@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from joulery.adapters.carbon import answers
-from joulery.adapters.carbon.http import RefusedError, Service
+from joulery.adapters.carbon.http import CarbonService, RequestRefusedError
 from joulery.adapters.carbon.series import Meaning, Reading, assemble
 from joulery.adapters.carbon.timestamps import instant_s, iso_utc
 from joulery.domain.energy.carbon import CarbonSeries, Scope, Signal
@@ -28,9 +28,9 @@ LONGEST_S = 32 * 86400.0
 HORIZON_H = 72
 
 
-def default_service() -> Service:
+def default_service() -> CarbonService:
     """The public service."""
-    return Service(NAME, "https://api.watttime.org")
+    return CarbonService(NAME, "https://api.watttime.org")
 
 
 @dataclass(slots=True)
@@ -42,14 +42,14 @@ class WattTime:
         user: Account name.
         password: Its password. Never shown.
         estimates: False to leave out points with imputed data; they are gaps then.
-        service: Whom to ask.
+        service: HTTP client of the service.
     """
 
     zone: str
     user: str
     password: str = field(repr=False)
     estimates: bool = True
-    service: Service = field(default_factory=default_service)
+    service: CarbonService = field(default_factory=default_service)
     _token: str = field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -97,7 +97,7 @@ class WattTime:
         if self._token:
             try:
                 return self.service.get(path, params=params, headers=self._bearer())
-            except RefusedError as refused:
+            except RequestRefusedError as refused:
                 if refused.status_code != 401:
                     raise
         login = self.service.get("/login", auth=(self.user, self.password))

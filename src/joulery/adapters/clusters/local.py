@@ -11,6 +11,7 @@ that is killed finds its jobs again, a machine that went down starts them again.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -43,6 +44,12 @@ _RUNNER = (
     'printf "%s" "$code" >"$exit_file.tmp" && mv "$exit_file.tmp" "$exit_file"'
 )
 _ASKED = frozenset({"command", "cwd", "environment", "name", "owner", "min_slots", "max_slots", "submit_s"})
+_MOST_KILLS = 5
+"""A job that is killed from outside more often in a row has failed."""
+_BACK_OFF_S = (5.0, 600.0)
+"""Pause before a killed job starts again: the first, doubled with every further kill up to the second."""
+_STEADY_S = 600.0
+"""A job that ran longer than this before it was killed counts as killed for the first time."""
 _KEPT_S = 86_400.0
 """How long a job that is over stays in the snapshot."""
 
@@ -207,6 +214,7 @@ class LocalBackend:
             held_by_us=True,
             exempt=self._too_large(asked["min_slots"]),
             restarts=asked.get("restarts", 0),
+            stoppable=asked.get("stoppable", True),
             progress_ratio=self._progress(self._book.folder(number)),
         )
         over = self._book.read(number, "over")
@@ -216,8 +224,14 @@ class LocalBackend:
             return ended
         run = self._book.read(number, "run")
         if run is None:
-            return job
-        started = replace(job, restarts=run["restarts"], slots=len(run["slots"]), held_by_us=False)
+            return replace(job, exempt=job.exempt or self._backing_off(asked))
+        started = replace(
+            job,
+            restarts=run["restarts"],
+            slots=len(run["slots"]),
+            held_by_us=False,
+            start_s=run.get("since_s", math.nan),
+        )
         stop = self._book.read(number, "stop")
         if _alive(run):
             if stop is None:
@@ -232,6 +246,13 @@ class LocalBackend:
         ratio = read_progress(folder / "progress")
         return ratio if ratio == ratio or self._pattern is None else read_output(folder / "output.log", self._pattern)
 
+    def _backing_off(self, asked: Mapping[str, Any]) -> str:
+        """Why a job that was killed does not start yet; empty where it may."""
+        again = asked.get("again")
+        if again is None or again["boot"] != _boot_id() or self._boot_s() >= again["boot_s"]:
+            return ""
+        return f"killed {asked['kills']} times in a row: it starts again after a pause"
+
     def _too_large(self, least: int) -> str:
         return f"needs {least} slots, there are {len(self._slots)}" if least > len(self._slots) else ""
 
@@ -245,7 +266,17 @@ class LocalBackend:
         if finished or failed:
             return self._end(job.id, JobState.DONE if finished else JobState.FAILED, code)
         asked = self._book.read(job.id, "job") or {}
-        self._book.write(job.id, "job", {**asked, "restarts": run["restarts"] + 1})
+        again: dict[str, Any] = {"restarts": run["restarts"] + 1}
+        if stop is not None and code is None and math.isnan(job.progress_ratio):
+            again["stoppable"] = False  # it outlived its grace and reports no progress: it saves nothing
+        if stop is None and run["boot"] == _boot_id():
+            lasted_s = self._now_s() - run.get("since_s", math.nan)
+            kills = 1 if lasted_s > _STEADY_S else asked.get("kills", 0) + 1
+            if kills > _MOST_KILLS:
+                return self._end(job.id, JobState.FAILED, code)
+            wait_s = min(_BACK_OFF_S[1], _BACK_OFF_S[0] * 2.0 ** (kills - 1))
+            again |= {"kills": kills, "again": {"boot": _boot_id(), "boot_s": self._boot_s() + wait_s}}
+        self._book.write(job.id, "job", {**asked, **again})
         self._book.remove(job.id, "run")
         self._book.remove(job.id, "stop")
         return self._look(job.id)

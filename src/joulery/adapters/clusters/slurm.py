@@ -9,11 +9,12 @@ held, so that it can always be found and given back.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from joulery.adapters.clusters.progress import Progress
 from joulery.adapters.clusters.slurm_commands import Done, Runner, command_runner
+from joulery.adapters.clusters.slurm_nodes import FIELDS, SlurmNode, parse_nodes, pool_of, pools
 from joulery.adapters.clusters.slurm_records import (
     COLUMNS,
     HELD_TAG,
@@ -25,13 +26,22 @@ from joulery.adapters.clusters.slurm_records import (
 from joulery.adapters.clusters.slurm_rest import RestPlace, SlurmRest
 from joulery.adapters.clusters.slurm_resubmit import resubmission, resubmit
 from joulery.adapters.clusters.tres import parse_gpus
-from joulery.domain.cluster import ClusterAction, ClusterSnapshot, Hold, Order, Release, Start
+from joulery.domain.cluster import (
+    ClusterAction,
+    ClusterJob,
+    ClusterNode,
+    ClusterSnapshot,
+    Hold,
+    JobState,
+    Order,
+    Release,
+    Start,
+)
 from joulery.domain.errors import ActuationError, CapabilityError
 
-_DOWN = ("down", "drain", "fail", "maint", "unk", "future", "inval", "boot", "reserved")
-_DOWN_MARKS = "*$@^"
-"""Not responding, in maintenance, about to reboot; a node put to sleep (``~``) is woken for a job and counts."""
 _AWAY = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "Zero Bytes were transmitted")
+_ELSEWHERE = "(other nodes)"
+"""The pool of jobs that run on nodes outside the scheduled partitions."""
 _RANK_STEP = 1000
 _RANKED_ALONE = 16
 """So many jobs get a rank each; those behind them share ranks in groups that double, up to a command line's length:
@@ -71,10 +81,14 @@ class SlurmBackend:
         self._gpus_per_node = 1
 
     def snapshot(self) -> ClusterSnapshot:
-        """Every job that wants GPUs, and the GPUs of the nodes that are up."""
-        slots, notes = self._slots()
+        """Every job that wants GPUs, and the GPUs of the nodes that are up, by pool."""
+        nodes, notes = self._nodes()
+        up = [node for node in nodes if node.up]
+        records = self._records()
+        wanting = [record for record in records if record.gpus]
+        pool_by_node = pools(nodes, wanting)
         jobs = []
-        for record in self._records():
+        for record in wanting:
             job = to_job(
                 record,
                 self._scope.partitions,
@@ -82,8 +96,15 @@ class SlurmBackend:
                 progress_ratio=self._progress(record),
             )
             if job is not None:
-                jobs.append(job)
-        return ClusterSnapshot(slots, tuple(sorted(jobs, key=lambda job: job.id)), notes)
+                jobs.append(_in_pool(job, record, nodes, pool_by_node))
+        return ClusterSnapshot(
+            sum(node.gpus for node in up),
+            tuple(sorted(jobs, key=lambda job: job.id)),
+            notes,
+            nodes=tuple(
+                ClusterNode(node.name, node.gpus, node.gpus - node.used, pool_by_node[node.name]) for node in up
+            ),
+        )
 
     def apply(self, action: ClusterAction, /) -> str:
         """One change through ``scontrol``; each can be done again."""
@@ -202,26 +223,18 @@ class SlurmBackend:
             raise CapabilityError(f"squeue failed: {_said(done)}", resource="squeue")
         return parse_table(done.out)
 
-    def _slots(self) -> tuple[int, tuple[str, ...]]:
-        """GPUs of the nodes that are up, and what to say of those that are not."""
+    def _nodes(self) -> tuple[tuple[SlurmNode, ...], tuple[str, ...]]:
+        """The nodes with GPUs, and a note on each that is down."""
         where = ("-p", ",".join(self._scope.partitions)) if self._scope.partitions else ()
-        done = self._run(("sinfo", "-h", "-N", *where, "-O", "nodelist:64,statelong:32,gres:160"))
+        fields = ",".join(f"{name}:{width}" for name, width in FIELDS)
+        done = self._run(("sinfo", "-h", "-N", *where, "-O", fields))
         if done.code != 0:
             self._raise_if_away(done)
             raise CapabilityError(f"sinfo failed: {_said(done)}", resource="sinfo")
-        up: dict[str, int] = {}
-        down: dict[str, str] = {}
-        for line in done.out.splitlines():
-            name, state, gres = line[:64].strip(), line[64:96].strip(), line[96:].strip()
-            if not name or not parse_gpus(gres).total:
-                continue
-            if state.startswith(_DOWN) or state[-1:] in _DOWN_MARKS:
-                down[name] = state
-            else:
-                up[name] = parse_gpus(gres).total
-        self._gpus_per_node = max(up.values(), default=self._gpus_per_node)
-        notes = tuple(f"node {name} is {state}" for name, state in sorted(down.items()))
-        return sum(up.values()), notes
+        nodes = parse_nodes(done.out)
+        self._gpus_per_node = max((node.gpus for node in nodes if node.up), default=self._gpus_per_node)
+        down = sorted((node.name, node.state) for node in nodes if not node.up)
+        return nodes, tuple(f"node {name} is {state}" for name, state in down)
 
     def _progress(self, record: SlurmRecord) -> float:
         return float("nan") if self._scope.progress is None else self._scope.progress.of(record.family, record.output)
@@ -231,6 +244,20 @@ class SlurmBackend:
             raise CapabilityError(
                 f"the Slurm controller does not answer: {_said(done)}", resource="slurmctld", hint="try: scontrol ping"
             )
+
+
+def _in_pool(
+    job: ClusterJob, record: SlurmRecord, nodes: Sequence[SlurmNode], pool_by_node: Mapping[str, str]
+) -> ClusterJob:
+    """The job with its pool: that of the nodes it runs on, else that of the nodes it may run on."""
+    pool = next((pool_by_node[name] for name in job.nodes if name in pool_by_node), None)
+    if pool is None and job.nodes:
+        pool = _ELSEWHERE
+    if pool is None:
+        pool = pool_of(record, nodes, pool_by_node)
+    if pool is None and not job.exempt and job.state is JobState.WAITING:
+        return replace(job, exempt="no node has its partition, GPU type and features")
+    return replace(job, pool=pool or "")
 
 
 def resized(record: SlurmRecord, gpus: int, gpus_per_node: int) -> tuple[str, ...]:

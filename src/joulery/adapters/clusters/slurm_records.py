@@ -30,6 +30,7 @@ COLUMNS: tuple[tuple[str, int], ...] = (
 _RANGE = re.compile(r"\bjoulery:((?:min|max)=\d+(?:,(?:min|max)=\d+)*)")
 _FOLLOWS = re.compile(r"\bjoulery:after=(\d+)")
 _FAMILY = re.compile(r"\bjoulery:family=(\d+)")
+_HOSTS = re.compile(r"([^,\[\s]+)(?:\[([^\]]*)\])?([^,\[\s]*)")
 _NODES = re.compile(r"(?:^|,)node=(\d+)")
 _STATES = {
     "PENDING": JobState.WAITING, "PD": JobState.WAITING, "REQUEUED": JobState.WAITING, "RQ": JobState.WAITING,
@@ -44,7 +45,12 @@ _STATES = {
 }  # fmt: skip
 _FAILED = {"FAILED", "F", "TIMEOUT", "TO", "NODE_FAIL", "NF", "OUT_OF_MEMORY", "OOM", "BOOT_FAIL", "BF", "DEADLINE",
            "DL", "PREEMPTED", "PR", "LAUNCH_FAILED", "RECONFIG_FAIL"}  # fmt: skip
-_OURS_TO_WAIT = ("Dependency", "BeginTime", "Reservation", "DependencyNeverSatisfied", "JobArrayTaskLimit")
+_NOT_DUE = ("Dependency", "BeginTime", "DependencyNeverSatisfied", "JobArrayTaskLimit")
+"""Reasons of jobs that are not due yet: their owners' wish, left alone."""
+_ONLY_SLOTS = ("", "None", "Resources", "Priority", "BeginTime", "Cleaning", "NodeDown", "SchedDefer")
+"""Reasons of jobs that wait for free slots, or for the end of their last run: Slurm would start them there and then.
+Every other reason (limits of QOS and association, licenses, reservations, nodes that are not available, …) is Slurm's
+verdict that free slots would not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +200,14 @@ def to_job(
         restarts=record.restarts,
         progress_ratio=progress_ratio,
         follows=record.follows,
+        nodes=expand_hosts(record.nodes_used) if state in (JobState.RUNNING, JobState.STOPPING) else (),
+        spread=not parse_gpus(record.tres_per_node).total,
+        start_s=record.start_s if state is JobState.RUNNING and record.start_s else math.nan,
+        eligible_s=record.eligible_s,
+        priority=float(record.priority) if waits and not record.held else math.nan,
+        blocked=verdict(record) if waits else "",
+        judged=record.reason == "Resources",
+        stoppable=record.requeue,
     )
 
 
@@ -207,6 +221,21 @@ def owner_range(comment: str, gpus: int) -> tuple[int, int]:
     return (low, high) if 1 <= low <= high else (gpus, gpus)
 
 
+def expand_hosts(hosts: str) -> tuple[str, ...]:
+    """The names in a host list such as ``g[1-3,07],login``."""
+    found: list[str] = []
+    for prefix, ranges, suffix in _HOSTS.findall(hosts):
+        if not ranges:
+            found.append(prefix)
+            continue
+        for part in ranges.split(","):
+            first, _, last = part.partition("-")
+            if first.isdigit() and (last or first).isdigit():
+                numbers = range(int(first), int(last or first) + 1)
+                found += [f"{prefix}{number:0{len(first)}d}{suffix}" for number in numbers]
+    return tuple(found)
+
+
 def _exempt(record: SlurmRecord, partitions: Sequence[str]) -> str:
     """Why a job is left alone; empty where it is not."""
     if partitions and not set(record.partition.split(",")) & set(partitions):
@@ -217,16 +246,23 @@ def _exempt(record: SlurmRecord, partitions: Sequence[str]) -> str:
         return "part of a heterogeneous job"
     if not record.batch:
         return "interactive: it cannot be started again"
-    if not record.requeue:
-        return "submitted with --no-requeue"
     return ""
 
 
+def verdict(record: SlurmRecord) -> str:
+    """Why Slurm would not start a waiting job even on free slots; empty where only slots are missing.
+
+    A held job has no verdict: Slurm does not look at it.
+    """
+    reason = record.reason.partition(",")[0].strip("() ")
+    return "" if record.held or reason in _ONLY_SLOTS else reason
+
+
 def _waits_for_others(record: SlurmRecord) -> str:
-    """Why a waiting job is not ours to start now."""
+    """Why a waiting job is not due."""
     if record.held:
         return "held by its owner or an operator"
-    for reason in _OURS_TO_WAIT:
+    for reason in _NOT_DUE:
         # A requeued job waits with BeginTime for its old credential: that is no wish of its owner.
         if record.reason == reason and not (reason == "BeginTime" and record.restarts):
             return f"waits for {reason}"

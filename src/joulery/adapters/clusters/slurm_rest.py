@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joulery.adapters.clusters.slurm_commands import Done, Runner
+from joulery.adapters.clusters.slurm_nodes import FIELDS
 from joulery.domain.errors import CapabilityError, DataError
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def newest_version(openapi: str) -> str:
 
 
 def _as_sinfo(text: str, partitions: Sequence[str]) -> str:
-    """The nodes as ``sinfo -N -O nodelist:64,statelong:32,gres:160`` prints them.
+    """The nodes as ``sinfo -N -O`` prints them with :data:`~joulery.adapters.clusters.slurm_nodes.FIELDS`.
 
     Raises:
         DataError: This is no such document.
@@ -169,13 +170,27 @@ def _as_sinfo(text: str, partitions: Sequence[str]) -> str:
     try:
         nodes = json.loads(text)["nodes"]
         lines = [
-            f"{node['name']:<64}{_state(node):<32}{node.get('gres') or '(null)':<160}\n"
+            _line(node, partition)
             for node in nodes
-            if not partitions or set(node.get("partitions") or ()) & set(partitions)
+            for partition in node.get("partitions") or ("",)
+            if not partitions or partition in partitions
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"slurmrestd's nodes are not understood: {error!r}") from error
     return "".join(lines)
+
+
+def _line(node: Mapping[str, Any], partition: str) -> str:
+    features = node.get("active_features") or ""
+    cells = {
+        "nodelist": node["name"],
+        "statelong": _state(node),
+        "gres": node.get("gres") or "(null)",
+        "gresused": node.get("gres_used") or "(null)",
+        "partitionname": partition,
+        "features_act": features if isinstance(features, str) else ",".join(features),
+    }
+    return "".join(str(cells[name]).ljust(width) for name, width in FIELDS) + "\n"
 
 
 def _state(node: Mapping[str, Any]) -> str:

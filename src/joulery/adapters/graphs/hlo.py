@@ -78,8 +78,8 @@ class _Module:
 def read_hlo(path: Path) -> tuple[GraphOperator, ...]:
     """The operators of every program in a file, in order.
 
-    Weights are told by their use: an argument of the program or a constant that is the second operand of a dot or a
-    convolution.
+    Weights are recognised by their use: an argument of the program or a constant that is the second operand of a
+    dot or a convolution.
 
     Raises:
         DataError: There is no program in it.

@@ -31,7 +31,7 @@ class CpuPower:
     """What one logical CPU is taken to draw, its share of the rest of the server included.
 
     Attributes:
-        name: Whose numbers these are.
+        name: Source of the numbers.
         idle_w, max_w: Watts a logical CPU, idle and fully busy.
         quality: Modelled where the processor is known, assumed where a default stands in.
     """
@@ -143,7 +143,7 @@ class CpuModelMeter:
         )
 
     def notes(self) -> tuple[str, ...]:
-        """Whose watts these are."""
+        """Source of the watts."""
         said, self._notes = tuple(self._notes), []
         return said
 

@@ -22,7 +22,7 @@ def sockets_of_cpus(sys: Path = Path("/sys")) -> dict[int, int]:
 class CpuTimes:
     """Busy CPU seconds of each socket since boot: user, nice, system, irq and softirq.
 
-    Guest time is inside user already; iowait is idle; stolen time kept somebody else's CPU busy. The kernel counts in
+    Guest time is inside user already; iowait is idle; stolen time is another machine's. The kernel counts in
     ticks of 10 ms, so differences mean something from about 100 ms on.
 
     Attributes:

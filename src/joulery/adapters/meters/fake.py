@@ -1,6 +1,6 @@
 """A meter that plays a script: for demonstrations, for tests of what is built on top, and to try a failure out.
 
-Its numbers come from nobody's hardware and say so (meter ``fake``, quality assumed).
+Its numbers come from no hardware, and their label says so (meter ``fake``, quality assumed).
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class NvmlMeter:
 
         Returns:
             By device: process id -> share of the busy time since the last call (0 where none was busy), or None
-            where the driver does not tell. Shares are NaN where processes are known and their shares are not.
+            where the driver does not report it. Shares are NaN where processes are known and their shares are not.
         """
         return {board.device: self._holders(slot) for slot, board in enumerate(self.boards)}
 
@@ -204,7 +204,7 @@ def _source(nvml: Any, handle: Any, device: str, name: str) -> tuple[Channel, Ca
             return attempt(nvml, handle, device, name)
         except nvml.NVMLError as error:
             reasons.append(f"{attempt.__name__.strip('_')}: {error}")
-    raise CapabilityError(f"{name} tells neither energy nor power ({'; '.join(reasons)})", resource=device)
+    raise CapabilityError(f"{name} reports neither energy nor power ({'; '.join(reasons)})", resource=device)
 
 
 def _counter(nvml: Any, handle: Any, device: str, name: str) -> tuple[Channel, Callable[[], float]]:

@@ -1,9 +1,9 @@
 """CPU time of a program and everything it started, socket by socket, read from ``/proc``.
 
 The kernel adds the time of a child to its parent when the parent waits for it, so the sum over the living of (own +
-waited-for children) holds programs that came and went between two readings. What it cannot hold: a process whose parent
-died before anyone looked (unless its new parent is in the tree: see ``PR_SET_CHILD_SUBREAPER``), and children of a
-parent that ignores ``SIGCHLD``. A control group (:mod:`joulery.adapters.meters.cgroup`) holds these too.
+waited-for children) holds programs that came and went between two readings. It misses a process with a parent that
+died between two readings (unless its new parent is in the tree: see ``PR_SET_CHILD_SUBREAPER``), and children of a
+parent that ignores ``SIGCHLD``. A control group (:mod:`joulery.adapters.cgroups`) holds these too.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A trace of a million events is some 230 MB of text and, parsed whole, some gigabytes of objects. Here the text is cut
 where one event ends and the next begins, and each block is parsed by itself. A cut is tried, not computed: text that
-was cut inside an event, a list or a string is no JSON, so the parser itself tells a good cut from a bad one.
+was cut inside an event, a list or a string is no JSON, so the parser itself recognises a bad cut.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def _decimal_ns(text: bytes) -> int:
 
 
 def _whole_events(text: bytes) -> tuple[Block | None, bytes]:
-    """As many whole events as can be told to be followed by another one, and the text from that one on."""
+    """All events that another event follows, and the text from the last one on."""
     end = len(text)
     for _ in range(_TRIES):
         end = text.rfind(b"}", 0, end)

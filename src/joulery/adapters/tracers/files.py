@@ -1,4 +1,4 @@
-"""Read a recorded trace of any known form, told apart by what is in it."""
+"""Read a recorded trace of any known format, recognised by its content."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _SIGNS = (
     ("jax", re.compile(rb'"hlo_op"\s*:')),
     (
         "kineto",
-        re.compile(rb'"cat"\s*:\s*"(cpu_op|user_annotation|cuda_runtime|kernel)"|"deviceProperties"|"schemaVersion"'),
+        re.compile(
+            rb'"cat"\s*:\s*"(cpu_op|user_annotation|cuda_runtime|kernel|Operator|Kernel|mtia_\w+)"|"deviceProperties"|"schemaVersion"'
+        ),
     ),
 )
 

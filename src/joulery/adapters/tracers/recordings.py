@@ -1,4 +1,4 @@
-"""What recorders inside traced programs leave in a folder, whatever the framework: orders, marks, clocks.
+"""What recorders inside traced programs leave in a folder, whatever the framework: settings, marks, clocks.
 
 The recording itself runs inside the program (:mod:`joulery.adapters.tracers.inject`), which is started through the
 program's environment, so that neither its code nor its command changes.
@@ -20,7 +20,7 @@ from joulery.adapters.tracers import inject
 from joulery.domain.arrays import IntArray
 from joulery.domain.errors import DataError
 from joulery.domain.trace.events import EventTrace, shifted
-from joulery.domain.trace.tracing import ClockFit, Steps, TracedSession
+from joulery.domain.trace.tracing import ClockFit, StepCounts, Steps, TracedSession
 
 
 class RecordingTracer:
@@ -30,7 +30,7 @@ class RecordingTracer:
         framework: Which one; files are named after it.
         called: What a program calls that is recorded, in words.
         read: The events of one cycle's file, and where its clock ranges begin (nanoseconds, of the trace's clock); is
-            told whether repeated calls of one module are to be numbered.
+            called with whether repeated calls of one module are numbered.
     """
 
     def __init__(self, framework: str, called: str, read: Callable[[Path, bool], tuple[EventTrace, IntArray]]) -> None:
@@ -40,8 +40,8 @@ class RecordingTracer:
         """Variables that have a Python program recorded into ``folder`` (which exists), on top of those it inherits."""
         start_up = str(Path(inject.__file__).resolve().parent)
         path = os.pathsep.join(filter(None, (start_up, inherited.get("PYTHONPATH"))))
-        orders = json.dumps({"framework": self._framework, "folder": str(Path(folder).resolve()), **asdict(steps)})
-        return {"PYTHONPATH": path, inject.ORDERS: orders}
+        settings = json.dumps({"framework": self._framework, "folder": str(Path(folder).resolve()), **asdict(steps)})
+        return {"PYTHONPATH": path, inject.SETTINGS: settings}
 
     def recorded(
         self, folder: str, sampler_offset_ns: int | None, *, calls: bool = False
@@ -87,6 +87,15 @@ class RecordingTracer:
             )
         return sessions, notes
 
+    def step_counts(self, folder: str) -> StepCounts:
+        """Steps of the processes that recorded themselves into a folder and ended orderly, recorded or not."""
+        total = StepCounts()
+        for entry in _marks(Path(folder), self._framework, []):
+            if entry["kind"] == "end":
+                known = {name: int(entry.get(name, 0)) for name in ("training", "evaluation")}
+                total += StepCounts(**known, other=int(entry["steps"]) if "training" not in entry else entry["other"])
+        return total
+
     def leftovers(self, folder: str) -> None:
         """Delete what was recorded, after it has been read.
 
@@ -120,7 +129,7 @@ def clock_fit(starts: IntArray, marks: IntArray, sampler_offset_ns: int | None) 
         low, high = marks[:, 0], marks[:, 3]
     else:
         low, high = marks[:, 1] + sampler_offset_ns, marks[:, 2] + sampler_offset_ns
-    # A mark during which the program was held up says little: the narrower half tells.
+    # A mark during which the program was held up says little: the narrower half decides.
     narrow = np.argsort(high - low, kind="stable")[: max(1, len(marks) // 2)]
     distances = ((low + high) // 2 - np.sort(starts))[narrow]
     offset = int(np.median(distances))
@@ -146,4 +155,11 @@ def _session(
         window = int(begin[-1, 3]), int(end[0, 0])
     else:
         window = int(begin[-1, 2]) + sampler_offset_ns, int(end[0, 1]) + sampler_offset_ns
-    return TracedSession(shifted(trace, fit.offset_ns or 0), window, int(entry["steps"]), int(entry["pid"]), fit)
+    return TracedSession(
+        shifted(trace, fit.offset_ns or 0),
+        window,
+        int(entry["steps"]),
+        int(entry["pid"]),
+        fit,
+        entry.get("what", "other"),
+    )

@@ -69,7 +69,7 @@ def read_power_table(path: Path, *, period_s: float | None = None) -> list[Power
 
     Args:
         path: The file.
-        period_s: Sampling period, where the table does not tell (one reading) or tells it wrong.
+        period_s: Sampling period, where the table has only one reading or states it wrong.
 
     Raises:
         DataError: The file cannot be read, a column is missing, or a cell is no such value.

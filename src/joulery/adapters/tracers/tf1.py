@@ -63,7 +63,7 @@ def _collect(
     feeds: set[tuple[str, str]],
     file: str,
 ) -> None:
-    """Add a block's track names, its (name, type, process, thread, start_ns, dur_us), and who feeds whom."""
+    """Add a block's track names, its (name, type, process, thread, start_ns, dur_us), and the dataflow."""
     at = 0
     event: Any = None
     try:
@@ -83,7 +83,7 @@ def _collect(
 
 
 def _devices(compute: dict[Any, str]) -> dict[Any, str]:
-    """Device whose time each track shows; tracks that repeat others are left out."""
+    """Device of each track; tracks that repeat others are left out."""
     streams = {track: match for track, name in compute.items() if (match := _STREAM.match(name))}
     single = {match[1] for match in streams.values() if match[2] != "stream:all"}
     device_of = {track: HOST for track in compute if track not in streams}

@@ -17,7 +17,7 @@ from joulery.perf.queues.pull_costs import PullPoint, ServiceCosts
 from joulery.perf.queues.pull_document import as_document
 from joulery.perf.queues.pull_guess import first_guess
 from joulery.sim.queues.pull_fit import PointError, errors, fit
-from joulery.store.columns import Row, read_rows
+from joulery.store.columns import CsvRow, read_rows
 
 BUILT_IN = "clover"
 """Word for the eighteen published points of the catalog."""
@@ -156,7 +156,7 @@ def _read(path: Path) -> list[Measured]:
     ]
 
 
-def _point(row: Row, names: Mapping[tuple[str, str], tuple[str, float]]) -> PullPoint:
+def _point(row: CsvRow, names: Mapping[tuple[str, str], tuple[str, float]]) -> PullPoint:
     code, models = row["partition_code"], row["models"]
     if not code.isdigit() or int(code) >= len(A100_40GB.partitions):
         expected = f"0 to {len(A100_40GB.partitions) - 1}"

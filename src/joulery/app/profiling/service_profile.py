@@ -18,9 +18,10 @@ import numpy as np
 import orjson
 
 from joulery.accounting.load_line import cpu_channels, gpu_channels, gpu_points, power_points
+from joulery.accounting.steps import power_steps
 from joulery.app.profiling.inputs import inputs_for
 from joulery.app.wiring.engine import local_engine
-from joulery.app.wiring.meters import MeterSpec
+from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import CapabilityError, DataError
 from joulery.domain.ports import Engine, Places
 from joulery.domain.quality import weakest
@@ -28,12 +29,14 @@ from joulery.domain.serving.engine import InferResponse, ReplicaSpec
 from joulery.domain.serving.profile import Profile
 from joulery.domain.serving.service import Slice
 from joulery.perf.power.power_line import PowerLine, fit_power_line
-from joulery.runtime.measuring.readings import RunReadings, read_evidence
 from joulery.runtime.measuring.sampling import start_sampler
 from joulery.runtime.profiling.slices import BRIEF, Measured, Plan, Recording, assemble, digest, machine, measure
 from joulery.runtime.serving.running_service import ServiceSetup
 from joulery.store.files import disk_errors, require_json, write_atomically
+from joulery.store.run.readings import RunReadings, read_samples
 
+BUSY_CORES = 0.25
+"""Other processes that keep more cores busy than this distort a profile."""
 REST_S = 1.0
 """How long the machine is watched doing nothing: one end of the power line."""
 _BIN_S = 0.25
@@ -90,14 +93,22 @@ async def obtain_profile(
         _require(profile, setup)
         return Obtained(profile, f"from {given}", given)
     file = cache / "profiles" / f"{setup.name}-{_key(setup, meters)}.json"
-    if file.exists() and not fresh:
-        return Obtained(read_profile(file), "kept from an earlier start", file)
+    kept = read_profile(file) if file.exists() and not fresh else None
+    if kept is not None and not busy_cores(kept):
+        return Obtained(kept, "kept from an earlier start", file)
     profile = await measure_profile(setup, folder=folder, meters=meters, plan=plan, progress=progress, places=places)
+    again = "" if kept is None else f", as {busy_cores(kept):.1f} cores were busy when the kept one was measured"
     try:
         write_profile(file, profile)
     except CapabilityError as error:
-        return Obtained(profile, f"measured now, not kept: {error}", None)
-    return Obtained(profile, "measured now", file)
+        return Obtained(profile, f"measured now{again}; not kept: {error}", None)
+    return Obtained(profile, f"measured now{again}", file)
+
+
+def busy_cores(profile: Profile) -> float:
+    """Cores that other processes kept busy while a profile was measured; 0 where too few to distort it."""
+    others = profile.machine.get("others_busy_cores")
+    return others if isinstance(others, float) and others > BUSY_CORES else 0.0
 
 
 async def measure_profile(
@@ -130,7 +141,7 @@ async def measure_profile(
                     await asyncio.to_thread(sampler.stop)
             finally:
                 await engine.close()
-        return _finished(setup, found, read_evidence(samples), plan, engine.answers)
+        return _finished(setup, found, read_samples(samples), plan, engine.answers)
 
 
 @contextmanager
@@ -191,7 +202,7 @@ def power_line(evidence: RunReadings) -> tuple[PowerLine, float]:
     start_ns = max(int(times.edges_ns[0]) for times in sockets)
     end_ns = min(int(times.edges_ns[-1]) for times in sockets)
     bins_ns = np.arange(start_ns, end_ns, round(_BIN_S * 1e9))
-    cores, watts = power_points(evidence.traces, evidence.busy, bins_ns)
+    cores, watts = power_points([power_steps(trace) for trace in evidence.traces], evidence.busy, bins_ns)
     idle_w = math.fsum(channel.idle_w for channel in channels)
     seconds = (end_ns - start_ns) / 1e9
     others_s = sum(float(np.nansum(np.maximum(times.all_s - times.app_s, 0.0))) for times in sockets)
@@ -217,7 +228,7 @@ def gpu_power_line(evidence: RunReadings, answers: Sequence[InferResponse], gpus
     end_ns = min(int(trace.t_ns[-1]) for trace in traces)
     bins_ns = np.arange(start_ns, end_ns, round(_BIN_S * 1e9))
     times = np.array([(one.start_s, one.start_s + one.service_s, one.cpu_s) for one in answers]).reshape(-1, 3)
-    return fit_power_line(*gpu_points(traces, times, bins_ns))
+    return fit_power_line(*gpu_points([power_steps(trace) for trace in traces], times, bins_ns))
 
 
 def write_profile(file: Path, profile: Profile) -> None:

@@ -14,7 +14,7 @@ from joulery.adapters.meters.cputimes import open_cpu_times
 from joulery.adapters.models import smollm2
 from joulery.app.wiring.carbon import carbon_source
 from joulery.app.wiring.length_predictor import length_predictor
-from joulery.app.wiring.meters import OpenMeters, open_meters
+from joulery.app.wiring.meters import open_meters
 from joulery.app.wiring.models import cache_folder
 from joulery.app.wiring.site_meters import meter_specs
 from joulery.config.carbon import CarbonConfig
@@ -27,6 +27,7 @@ from joulery.policies.ordering import Aging
 from joulery.runtime.llm.length_prediction import Forecaster
 from joulery.runtime.llm.request_meter import RequestMeter
 from joulery.runtime.llm.service import LLMService, LLMSettings
+from joulery.runtime.measuring.share import OpenMeters
 from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.store.answer_log import AnswerLog
 from joulery.store.semantic_cache import SemanticCache

@@ -51,7 +51,7 @@ def scaled(site: Site, duration_s: float | None) -> Site:
     }
     replay = getattr(site.carbon, "replay", None)
     if site.carbon is not None and replay is not None:
-        shown = replay.model_copy(update={"lasts_s": replay.lasts_s * factor})
+        shown = replay.model_copy(update={"duration_s": replay.duration_s * factor})
         changed["carbon"] = site.carbon.model_copy(update={"replay": shown})
     return site.model_copy(update=changed)
 

@@ -20,9 +20,9 @@ from joulery.domain.gpu.provisioning import PlannedGpu
 from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import ModelRef
 from joulery.policies.placement.provisioning.planner import followed
-from joulery.runtime.serving.controller import RequestWindow
 from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.planned import WATCH_S, WINDOW_S, PlanControl, PlanInForce, cores_for
+from joulery.runtime.serving.requests import RequestWindow
 from joulery.runtime.serving.running_service import RunningService, ServiceSetup
 from joulery.runtime.serving.session import ServingSession
 from joulery.store.plans import read_plan

@@ -268,6 +268,7 @@ def trial_search(
             min_requests=trials.min_requests,
             energy_tolerance_ratio=trials.energy_tolerance_ratio,
         ),
+        predictor=predictor,
     )
 
 

@@ -12,7 +12,7 @@ from joulery.config import load
 from joulery.config.services import CloverPolicy, ServiceConfig
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError, JouleryError
-from joulery.runtime.serving.policy_control import Revision
+from joulery.runtime.serving.controller import Revision
 from joulery.runtime.serving.running_service import RunningService
 
 _MAY_CHANGE = "the SLO, lambda or accuracy_loss, and minimum_accuracy of a service"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from joulery.app.doctor import energy, machine_in_words
-from joulery.app.profiling.service_profile import Obtained, obtain_profile
+from joulery.app.profiling.service_profile import Obtained, busy_cores, obtain_profile
 from joulery.app.serving.gateway_handle import GatewayHandle, Pages, no_pages, open_gateway
 from joulery.app.serving.governed import govern, join_keepers
 from joulery.app.serving.llm_site import mount_llms, settle_llm_meter, start_llms
@@ -25,26 +25,26 @@ from joulery.app.wiring.carbon import carbon_source
 from joulery.app.wiring.gpu_groups import pods_of
 from joulery.app.wiring.gpus import LocalGpus, local_gpus
 from joulery.app.wiring.leases import held_leases
-from joulery.app.wiring.meters import MeterSpec
 from joulery.app.wiring.models import cache_folder
 from joulery.app.wiring.site_meters import meter_specs
 from joulery.config.carbon import CarbonConfig
 from joulery.config.services import ServiceConfig
 from joulery.config.site import Mode, Site
+from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import ConfigError
 from joulery.domain.ports import Engine
 from joulery.runtime.llm.statistics import LLMUsage
 from joulery.runtime.load import LoadResult
 from joulery.runtime.measuring.measure import RUNS
 from joulery.runtime.measuring.sampling import start_sampler
-from joulery.runtime.serving.controller import RequestWindow
+from joulery.runtime.serving.controller import PolicyControl
 from joulery.runtime.serving.finish import Finished, finish
 from joulery.runtime.serving.governing import ClockController
 from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.live_sample import LiveSample
 from joulery.runtime.serving.planned import PlanControl
-from joulery.runtime.serving.policy_control import PolicyControl
+from joulery.runtime.serving.requests import RequestWindow
 from joulery.runtime.serving.running_service import RunningService, ServiceSetup
 from joulery.runtime.serving.session import Control, Pace, ServingSession
 from joulery.store.run.directory import SAMPLES, RunWriter, create_run, new_run_id
@@ -176,6 +176,8 @@ class _Start:
             profiling = self._profile(config, setup, meters, groups.get(config.name))
             obtained = await _unless_stopped(profiling, self.stop)
             self.view.profile(obtained, setup)
+            if busy := busy_cores(obtained.profile):
+                self.history.warn(f"{setup.name}: other processes kept {busy:.1f} cores busy while it was profiled")
             services[setup.name] = self._running(config, setup, obtained, pace)
         cores = tuple(sorted({core for one in services.values() for core in one.setup.cores}))
         return services, self.gate.engine(self.site, cores, None if self.gpus is None else self.gpus.places)

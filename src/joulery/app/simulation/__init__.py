@@ -1,4 +1,4 @@
-"""Scenarios played: a file a kind, each from its section of the scenario file to a table and a JSON object.
+"""Runs scenarios: a module a kind, each from its section of the scenario file to a table and a JSON object.
 
 A new kind is a section in :mod:`joulery.config.scenarios.scenario`, a module here with ``ACCEPTS`` and ``play``, and
 one line in ``KINDS``.
@@ -32,7 +32,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
 """Kind of scenario to the module that plays it."""
 
 Progress = Callable[[int, int], None]
-"""Told how many of how many parts are done."""
+"""Called with the parts done and the parts in all."""
 
 
 @dataclass(frozen=True, slots=True)

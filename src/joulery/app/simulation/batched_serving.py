@@ -21,7 +21,7 @@ from joulery.domain.gpu import provisioning as provision
 from joulery.perf.catalog import profile
 from joulery.policies.placement.provisioning.rules import Accounting, Rules
 from joulery.sim.core.arrivals import Arrivals, RateSeries, Recorded, Renewal
-from joulery.sim.core.comparison import Interval, interval, paired
+from joulery.sim.core.comparison import MeanInterval, interval, paired
 from joulery.sim.placement.batched_serving import Neighbours, Service, Trial, Verdict
 from joulery.sim.placement.gpu import InterferenceTruth
 from joulery.sim.placement.plan_trials import Placed, Plan, make_plan, trials
@@ -200,11 +200,11 @@ def _powers(verdicts: Sequence[Verdict]) -> list[float]:
     return [verdict.power_w for verdict in verdicts]
 
 
-def _violations(verdicts: Sequence[Verdict]) -> Interval:
+def _violations(verdicts: Sequence[Verdict]) -> MeanInterval:
     return interval(_counts(verdicts))
 
 
-def _power(verdicts: Sequence[Verdict]) -> Interval:
+def _power(verdicts: Sequence[Verdict]) -> MeanInterval:
     return interval(_powers(verdicts))
 
 
@@ -247,7 +247,7 @@ def _kinds(scenario: BatchedServingScenario) -> list[str]:
     return [(service.arrivals or scenario.arrivals).kind for service in scenario.services]
 
 
-def _between(value: Interval, unit: str, sign: str = "") -> str:
+def _between(value: MeanInterval, unit: str, sign: str = "") -> str:
     if not math.isfinite(value.mean):
         return UNKNOWN
     half = f" ± {value.half_width:.2g}" if value.half_width > 0 else ""

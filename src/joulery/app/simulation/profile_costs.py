@@ -15,7 +15,7 @@ from joulery.domain.errors import DataError
 from joulery.domain.gpu.mig import A100_40GB
 from joulery.domain.serving.variant_table import VariantTable
 from joulery.perf.queues.pull_costs import ServiceCosts, VariantCosts
-from joulery.store.columns import Row, read_rows
+from joulery.store.columns import CsvRow, read_rows
 from joulery.store.files import require_json
 from joulery.store.variant_tables import model_number
 
@@ -24,7 +24,7 @@ _COLUMNS = ("service", "char", "slice", "allowed", "host_s", "gpu_s", "dynamic_e
 
 
 def read_costs(folder: Path, tables: Mapping[str, VariantTable]) -> dict[str, ServiceCosts]:
-    """The services of a folder whose costs are told; none where there is no ``profile.csv``.
+    """Costs of the services of a folder; empty where there is no ``profile.csv``.
 
     Raises:
         DataError: A file lacks a column, or holds what is no cost; file and row are named.
@@ -45,7 +45,7 @@ def _service(
     name: str,
     table: VariantTable,
     model: Mapping[str, Any],
-    rows: Sequence[Row],
+    rows: Sequence[CsvRow],
     path: Path,
 ) -> ServiceCosts:
     noise = model["per_service"][name]
@@ -70,7 +70,7 @@ def _service(
     )
 
 
-def _variant(letter: str, accuracy: float, rows: Sequence[Row]) -> VariantCosts:
+def _variant(letter: str, accuracy: float, rows: Sequence[CsvRow]) -> VariantCosts:
     sizes = {profile.size: profile.name for profile in A100_40GB.profiles}
     mine = [row for row in rows if row["char"] == letter and row["allowed"] != "0"]
     device = {}

@@ -20,7 +20,7 @@ from joulery.config.scenarios.training_study import RecordedTrace, SyntheticTrac
 from joulery.domain.arrays import FloatArray
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.errors import ConfigError, DataError
-from joulery.sim.core.comparison import Interval, paired
+from joulery.sim.core.comparison import MeanInterval, paired
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.streams import Streams
 from joulery.sim.training.cluster import TrainingRun
@@ -248,7 +248,7 @@ def _mean(rows: Sequence[dict[str, Any]], key: str) -> float:
     return float(np.mean([row[key] for row in rows]))
 
 
-def _change(mine: Sequence[dict[str, Any]], first: Sequence[dict[str, Any]], key: str) -> Interval:
+def _change(mine: Sequence[dict[str, Any]], first: Sequence[dict[str, Any]], key: str) -> MeanInterval:
     """Relative change against the first policy, paired by seed; in units of the first policy's mean."""
     base = _mean(first, key) or 1.0
     return paired([row[key] / base for row in mine], [row[key] / base for row in first])

@@ -20,7 +20,7 @@ from joulery.domain.format import UNKNOWN, percent
 from joulery.domain.gpu.mig import A100_40GB
 from joulery.domain.serving.variant_table import VariantTable
 from joulery.perf.catalog.clover_services import CLOVER_SERVICES
-from joulery.sim.core.comparison import Interval, interval
+from joulery.sim.core.comparison import MeanInterval, interval
 from joulery.sim.core.streams import Streams
 from joulery.sim.serving.mixed_table import mixed
 from joulery.sim.serving.outcome import SchemeOutcome, StudySettings
@@ -303,7 +303,7 @@ def _gap(rows: Sequence[_Row]) -> str:
     return _percent(interval([1 - row.outcome.objective / best for row in rows]))
 
 
-def _percent(value: Interval) -> str:
+def _percent(value: MeanInterval) -> str:
     half = f" ± {100 * value.half_width:.1f}" if value.half_width >= 5e-4 else ""
     return _one_digit(100 * value.mean) + half
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from joulery.adapters.carbon.cache import Cached, cache_folder
 from joulery.adapters.carbon.file import FileFormat, SeriesSource, read_carbon_file
 from joulery.adapters.carbon.fill import Filled
-from joulery.adapters.carbon.replay import Replay
+from joulery.adapters.carbon.replay import ReplayedCarbon
 from joulery.adapters.carbon.stated import Stated, own_supply
 from joulery.adapters.carbon.timestamps import instant_s
 from joulery.adapters.carbon.typical import TypicalDay
@@ -36,7 +36,7 @@ from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.ports import CarbonSource
 
 if TYPE_CHECKING:
-    from joulery.adapters.carbon.http import Service
+    from joulery.adapters.carbon.http import CarbonService
 
 PLUGINS = "joulery.carbon"
 """Group of the entry points that make sources."""
@@ -118,7 +118,7 @@ def _replayed(source: CarbonSource, replay: ReplayConfig | None, now_s: Callable
     except DataError as error:
         raise ConfigError("is no day of the calendar", pointer="carbon.replay.day", got=replay.day) from error
     stretch = source.history(from_s, from_s + replay.span_s)
-    return Replay(stretch, from_s, replay.span_s, begins_s=now_s(), lasts_s=replay.lasts_s)
+    return ReplayedCarbon(stretch, from_s, replay.span_s, begins_s=now_s(), duration_s=replay.duration_s)
 
 
 def _plugin(config: CarbonPlugin) -> CarbonSource:
@@ -170,5 +170,5 @@ def _service(
     return Cached(source, cache_folder(cache_dir, config.kind, config.zone, variant), step_s, now_s=now_s)
 
 
-def _at(service: Service, url: str | None, now_s: Callable[[], float]) -> Service:
+def _at(service: CarbonService, url: str | None, now_s: Callable[[], float]) -> CarbonService:
     return replace(service, base_url=url.rstrip("/") if url else service.base_url, now_s=now_s)

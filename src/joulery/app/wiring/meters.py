@@ -1,4 +1,4 @@
-"""Which meters, and how they are opened. Imports nothing heavy: the sampler process starts with it."""
+"""Open meters by kind. Imports nothing heavy: the sampler process starts with it."""
 
 from __future__ import annotations
 
@@ -6,42 +6,19 @@ import importlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from joulery.domain.energy.channel import ReadingKind
+from joulery.domain.energy.channel import MeterSpec, ReadingKind
 from joulery.domain.errors import CapabilityError, ConfigError, JouleryError
+from joulery.runtime.measuring.share import OpenMeters
 
 if TYPE_CHECKING:
     from joulery.domain.ports import Meter
 
 KINDS = ("rapl", "nvml", "cpu-model", "replay", "fake")
 PREFERRED = ("rapl", "nvml", "cpu-model")
-"""What is tried where nobody names meters: each device is read by the first that can."""
-
-
-@dataclass(frozen=True, slots=True)
-class MeterSpec:
-    """One meter to open: its kind, and what its opener wants to know (JSON-ready)."""
-
-    kind: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class OpenMeters:
-    """Meters that answer.
-
-    Attributes:
-        meters: In order of preference; no two read the same device.
-        refused: What could be had but was not granted: a person should know.
-        absent: What this machine does not have.
-    """
-
-    meters: tuple[Meter, ...]
-    refused: tuple[JouleryError, ...] = ()
-    absent: tuple[JouleryError, ...] = ()
+"""Tried in this order unless meters are named: each device is read by the first meter that can."""
 
 
 def parse_meter(text: str) -> MeterSpec:

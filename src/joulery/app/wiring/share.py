@@ -1,18 +1,18 @@
-"""How the share of a run is read on this machine."""
+"""Open the readers of a run's share of this machine."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from joulery.adapters.meters.cgroup import RunGroup, make_group, open_group
+from joulery.adapters.cgroups import RunGroup, make_group, open_group
 from joulery.adapters.meters.cputimes import open_cpu_times, sockets_of_cpus
 from joulery.adapters.meters.tree import ProcessTree
 from joulery.domain.errors import CapabilityError
-from joulery.runtime.measuring.share import BusyTimes, TreeTimes
+from joulery.runtime.measuring.share import BusyReader, TreeReader
 
 
 def make_run_group(pid: int) -> RunGroup | None:
-    """A control group for a run that ``pid`` starts; None where none may be made: ``/proc`` tells nearly as much."""
+    """A control group for a run that ``pid`` starts; None where none may be made: ``/proc`` reports nearly the same."""
     try:
         return make_group(pid)
     except CapabilityError:
@@ -21,8 +21,8 @@ def make_run_group(pid: int) -> RunGroup | None:
 
 def open_tree(
     root: int, *, include_root: bool, exclude: frozenset[int], sockets: tuple[int, ...], group: tuple[str, bool] | None
-) -> TreeTimes:
-    """The CPU time of a run: from its control group where it has one that tells sockets apart, else from ``/proc``.
+) -> TreeReader:
+    """The CPU time of a run: from its control group where that counts each socket, else from ``/proc``.
 
     Raises:
         CapabilityError: The group is gone.
@@ -34,11 +34,11 @@ def open_tree(
 
 
 def remove_group(group: tuple[str, bool]) -> None:
-    """Delete the control group of a run whose maker is gone; what still runs in it moves one group up."""
+    """Delete the control group that a dead process left; processes still in it move one group up."""
     RunGroup(Path(group[0]), group[1]).remove()
 
 
-def open_busy() -> BusyTimes:
+def open_busy() -> BusyReader:
     """The busy times of this machine.
 
     Raises:

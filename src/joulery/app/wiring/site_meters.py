@@ -1,11 +1,12 @@
-"""The meters that a site file asks for, as orders for the sampler."""
+"""The meters that a site file asks for."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from joulery.app.wiring.meters import PREFERRED, MeterSpec, open_meter
+from joulery.app.wiring.meters import PREFERRED, open_meter
 from joulery.config.meters import MetersConfig
+from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import CapabilityError
 
 

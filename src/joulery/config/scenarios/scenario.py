@@ -1,4 +1,4 @@
-"""Scenario files: what ``joulery simulate`` plays. One section class a ``kind``, added to ``Scenario`` below."""
+"""Scenario files: what ``joulery simulate`` runs. One section class a ``kind``, added to ``Scenario`` below."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ class TailConfig(Section):
 
 
 class SimulatedService(Section):
-    """A service whose plan is judged."""
+    """A service of the simulated plan."""
 
     name: Name
     """Its name in the plan and in reports."""
     model: Name
     """Its model in the GPU's profile."""
     slo: TailConfig
-    """What people were promised."""
+    """Service-level objective."""
     rate_rps: PerSecond = Field(alias="rate")
     """The demand to plan for, such as 400 /s."""
     rates: tuple[RateStep, ...] = ()
-    """What really comes, where it changes over time; the rate above when left out."""
+    """The true demand where it changes over time; the rate above when left out."""
     arrivals: ArrivalsConfig | None = None
     """How its requests follow one another; as the scenario says when left out."""
 
@@ -73,7 +73,7 @@ class PlacedInstance(Section):
     """One instance of a plan."""
 
     service: Name
-    """Whose requests it serves."""
+    """The service it belongs to."""
     share_ratio: Ratio = Field(alias="share")
     """Its share of the GPU, such as 37.5 %."""
     batch: Annotated[int, Field(ge=1, le=1024)]
@@ -90,13 +90,13 @@ class PlanConfig(Section):
     """A plan to judge: made by a policy, or written down."""
 
     name: Name
-    """What it is called in the comparison."""
+    """Name in the comparison."""
     policy: Name | None = None
     """The policy that makes it: best, igniter, ffd, ffd++, gslice, gpulets."""
     profile: Name | None = None
     """Profile the policy plans with; the scenario's gpu when left out."""
     accounting: Literal["half-slo", "full-slo"] = "half-slo"
-    """How much of the promise policy best gives a batch."""
+    """Share of the SLO that policy best allows a batch."""
     margin_ratio: Ratio = Field(alias="margin", default=0.0)
     """What policy best adds to latencies and demands, such as 5 %."""
     noise_cv: Ratio = Field(alias="noise", default=0.0)
@@ -122,7 +122,7 @@ class BatchedServingScenario(Section):
     scenario: Literal[1]
     """Version of this format: 1."""
     name: Name = "scenario"
-    """What it is called in reports."""
+    """Name in reports."""
     seeds: Seeds = 5
     """How many times each plan is judged, each time on other requests; the same for all plans."""
     gpu: Name = "v100"
@@ -165,7 +165,7 @@ class GridConfig(Section):
     """A stretch of carbon intensity."""
 
     name: Name
-    """What it is called in reports."""
+    """Name in reports."""
     file: InputFile
     """A CSV file, one row a period in order of time."""
     column: Text = "g_per_kwh"
@@ -179,7 +179,7 @@ class VariantsScenario(Section):
     scenario: Literal[1]
     """Version of this format: 1."""
     name: Name = "scenario"
-    """What it is called in reports."""
+    """Name in reports."""
     seeds: Seeds = 20
     """How many times each searching scheme runs."""
     profile: InputFolder | None = None
@@ -189,7 +189,7 @@ class VariantsScenario(Section):
     carbon: Annotated[tuple[GridConfig, ...], Field(min_length=1)]
     """The grids."""
     schemes: tuple[Name, ...] = ("base", "co2opt", "blover", "clover", "learning", "oracle")
-    """What is compared."""
+    """The schemes to compare."""
     lambda_ratios: Annotated[tuple[Ratio, ...], Field(min_length=1, alias="lambda")] = (0.1,)
     """Weights of carbon against accuracy."""
     loss_ratios: tuple[Ratio, ...] = Field(alias="accuracy_loss", default=())
@@ -197,7 +197,7 @@ class VariantsScenario(Section):
     gpus_alike: bool = True
     """Whether all GPUs have one configuration (as the paper's searches), or each its own (false; as it describes)."""
     base_g_per_kwh: GramsPerKwhAboveZero = Field(alias="base_intensity", default=250.0)
-    """The intensity of the yardstick."""
+    """The intensity of the baseline."""
     pue: Annotated[float, Field(ge=1, le=10, allow_inf_nan=False)] = 1.5
     """Facility energy per IT energy."""
     replan_ratio: Ratio = Field(alias="replan", default=0.05)
@@ -205,7 +205,7 @@ class VariantsScenario(Section):
     replan_of: Literal["base", "previous"] = "base"
     """... of base_intensity (the published code), or of the intensity last planned for (the paper's words)."""
     trial_s: Seconds = Field(alias="trial", default=30.0)
-    """How long a trial is taken to last."""
+    """Assumed duration of a trial."""
     period_s: Seconds = Field(alias="period", default=3600.0)
     """Length of a row of the carbon file."""
 
@@ -219,7 +219,7 @@ class MovedScenario(Section):
     scenario: Literal[1]
     """Version of this format: 1."""
     name: Name = "scenario"
-    """What it is called in reports."""
+    """Name in reports."""
 
 
 Scenario = (

@@ -12,6 +12,8 @@ from joulery.domain.arrays import BoolArray, FloatArray, readonly
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality
 
+JOULES_PER_KWH = 3.6e6
+
 
 class Signal(StrEnum):
     """Which question the intensity answers. The two are never added."""

@@ -1,9 +1,11 @@
-"""What a meter offers: its channels, and what a reading means. Imports nothing heavy, for the sampler's sake."""
+"""Channels of a meter, and the meters to open. Imports nothing heavy: the sampler process starts with it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from joulery.domain.quality import Quality
 
@@ -33,7 +35,7 @@ class Channel:
         wrap_j: Value at which a counter starts again from 0; 0 when it does not.
         idle_w: Power the model or the user gives for the idle device; NaN when unknown.
         band_ratio: Half-width of the uncertainty of a modelled channel, as a ratio of the reading; 0 when not stated.
-        max_w: Power the device cannot exceed, which tells a counter's wrap from a reset; NaN when unknown.
+        max_w: Power the device cannot exceed, to distinguish a counter's wrap from a reset; NaN when unknown.
         update_s: How often the device renews its reading; 0 when it always does. Nothing shorter is resolved.
     """
 
@@ -48,3 +50,16 @@ class Channel:
     band_ratio: float = 0.0
     max_w: float = float("nan")
     update_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MeterSpec:
+    """A meter to open.
+
+    Attributes:
+        kind: ``rapl``, ``nvml``, ``cpu-model``, ``replay``, ``fake`` or a plug-in.
+        options: Arguments of its opener, JSON-ready.
+    """
+
+    kind: str
+    options: Mapping[str, Any] = field(default_factory=dict)

@@ -46,9 +46,10 @@ class Footprint:
 
     Attributes:
         parts: Energy charged to the work itself, one entry a (device, component, quality, meter), sorted by key.
-        idle_j: Energy its devices drew without running anything, as far as the chosen rule charges it to this work.
-        unattributed_j: Metered energy of its scope that could be given to nobody.
-        carbon_g: Grams of CO2-equivalent of ``carbon_covered_j`` joules, facility overhead (``pue``) included.
+        idle_j: Energy of its idle devices, as far as the idle rule charges it to this work.
+        unattributed_j: Metered energy of its scope without an owner.
+        carbon_g: Grams of CO2-equivalent of ``carbon_covered_j`` joules, facility overhead (``pue``) included; None
+            without a carbon source.
         carbon_covered_j: Joules (IT side) with a known intensity; 0 when no carbon source was given.
         embodied_g: Embodied grams charged to the work; 0 when not asked for.
         facility_j: Energy with facility overhead; ``facility_j / energy_j`` is the PUE.
@@ -65,7 +66,7 @@ class Footprint:
     parts: tuple[Part, ...] = ()
     idle_j: float = 0.0
     unattributed_j: float = 0.0
-    carbon_g: float = 0.0
+    carbon_g: float | None = None
     carbon_covered_j: float = 0.0
     embodied_g: float = 0.0
     facility_j: float = 0.0
@@ -90,6 +91,11 @@ class Footprint:
     def energy_j(self) -> float:
         """Parts + idle + unattributed, joules."""
         return math.fsum((*(part.energy_j for part in self.parts), self.idle_j, self.unattributed_j))
+
+    @property
+    def counted_g(self) -> float:
+        """Grams, 0 without a carbon source: for sums."""
+        return self.carbon_g or 0.0
 
     @property
     def band_j(self) -> float:
@@ -119,13 +125,13 @@ class Footprint:
         return weakest((*(part.quality for part in self.parts if part.energy_j > 0), *rest))
 
     def portion(self, ratio: float) -> Footprint:
-        """A share of it, 0 to 1, time included: portions whose ratios add up to 1 add up to the whole."""
+        """A share of it, 0 to 1, time included: portions of ratios that sum to 1 add up to the whole."""
         return replace(
             self,
             parts=tuple(
                 replace(part, energy_j=part.energy_j * ratio, band_j=part.band_j * ratio) for part in self.parts
             ),
-            **{name: getattr(self, name) * ratio for name in _ADDED},
+            **{name: value * ratio for name in _ADDED if (value := getattr(self, name)) is not None},
         )
 
     def __add__(self, other: Footprint) -> Footprint:
@@ -144,7 +150,7 @@ class Footprint:
             parts=merge_parts((*self.parts, *other.parts)),
             idle_j=self.idle_j + other.idle_j,
             unattributed_j=self.unattributed_j + other.unattributed_j,
-            carbon_g=self.carbon_g + other.carbon_g,
+            carbon_g=None if self.carbon_g is other.carbon_g is None else self.counted_g + other.counted_g,
             carbon_covered_j=self.carbon_covered_j + other.carbon_covered_j,
             embodied_g=self.embodied_g + other.embodied_g,
             facility_j=self.facility_j + other.facility_j,

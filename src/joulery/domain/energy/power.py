@@ -1,4 +1,4 @@
-"""What a meter saw: the channels it offers and the trace it left."""
+"""Readings of a meter over time, and busy times of a device."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from joulery.domain.arrays import FloatArray, IntArray, readonly
-from joulery.domain.energy.channel import Channel, ReadingKind
+from joulery.domain.energy.channel import Channel
 from joulery.domain.errors import DataError
 
-__all__ = ["Channel", "PowerTrace", "ReadingKind"]
-
 LONGEST_PERIOD_S = 366 * 86400.0
-"""A sampling period that is surely wrong."""
+"""Longer sampling periods are rejected."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,3 +58,44 @@ class PowerTrace:
 
     def __len__(self) -> int:
         return len(self.t_ns)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BusyTimes:
+    """Busy time of one device (a CPU socket, a GPU) and the run's share of it, interval by interval.
+
+    Attributes:
+        edges_ns: Unix nanoseconds, strictly increasing, int64[n+1]. One share holds for a whole interval. Kernel ticks
+            are 10 ms, so intervals of at least 100 ms are advisable.
+        app_s: Busy seconds of the run in each interval, float64[n]; NaN = not known.
+        all_s: Busy seconds of all processes, the run included, float64[n]; NaN = not known. Where clocks disagree and
+            ``app_s`` is larger, ``app_s`` counts for both.
+        cpus: Logical CPUs of the device; needed by ``Share.CAPACITY`` only.
+
+    Raises:
+        DataError: Shapes disagree, edges do not increase, or a time is negative or infinite.
+    """
+
+    edges_ns: IntArray
+    app_s: FloatArray
+    all_s: FloatArray
+    cpus: int
+
+    def __init__(self, edges_ns: npt.ArrayLike, app_s: npt.ArrayLike, all_s: npt.ArrayLike, cpus: int = 0) -> None:
+        edges, app, total = readonly(edges_ns, np.int64), readonly(app_s, np.float64), readonly(all_s, np.float64)
+        if not len(app) == len(total) == len(edges) - 1:
+            raise DataError(f"{len(edges)} edges, {len(app)} and {len(total)} busy times do not fit")
+        if bool(np.any(np.diff(edges) <= 0)):
+            raise DataError("the edges of busy times must increase")
+        for name, times in (("app_s", app), ("all_s", total)):
+            if bool(np.any(np.isinf(times) | (times < 0))):
+                raise DataError(f"{name} holds {times[np.isinf(times) | (times < 0)][0]}, expected seconds >= 0")
+        for name, value in (("edges_ns", edges), ("app_s", app), ("all_s", total), ("cpus", cpus)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def app_ratio(self) -> float:
+        """The run's share of all busy time, over the intervals where both are known; 0 when nothing was busy."""
+        known = ~(np.isnan(self.app_s) | np.isnan(self.all_s))
+        total_s = float(np.sum(np.maximum(self.all_s, self.app_s)[known]))
+        return float(np.sum(self.app_s[known])) / total_s if total_s > 0 else 0.0

@@ -17,7 +17,7 @@ from joulery.domain.quality import Quality
 
 @dataclass(frozen=True, slots=True)
 class DeviceEnergy:
-    """What one device drew during a session, and how much of it found an operation.
+    """Energy of one device during a session, attributed to operations and not.
 
     The law, held to 1e-9: ``attributed_j + unattributed_j == total_j``. Energy of uncovered time is in none of them.
 
@@ -25,14 +25,14 @@ class DeviceEnergy:
         device: Device name.
         total_j: Known energy of the window; NaN for a device without a meter.
         attributed_j: Shared among the operations running at the time.
-        unattributed_j: Drawn while no operation ran (idle, or work the trace does not show).
+        unattributed_j: Energy of the time without operations (idle, or work the trace does not show).
         covered_s, uncovered_s: Window time with and without known power; they add up to the window.
         active_s: Time with at least one operation running, covered or not.
         resolution_s: Median distance of two updates of the sensor; NaN without two updates.
         quality: Weakest of its meters; ``MEASURED``, the neutral element, without a meter.
         estimator: What gave its operations their energy: ``recency`` or ``regression``.
-        other_j: Of the unattributed energy, that of other processes on the device; 0 where nobody looked.
-        idle_j: Of the unattributed energy, that of the idle device; 0 where nobody looked.
+        other_j: Of the unattributed energy, that of other processes on the device; 0 where not determined.
+        idle_j: Of the unattributed energy, that of the idle device; 0 where not determined.
         carbon_g: Grams of CO2-equivalent of ``total_j``, facility overhead included; NaN where unknown.
     """
 
@@ -74,10 +74,12 @@ class TensorFootprint:
         active_ns: Time with at least one event of the row running, int64[n].
         active_j: Energy of the whole device during that time, float64[n]; NaN where the device has no meter.
         carbon_g: Grams of CO2-equivalent of ``energy_j``, facility overhead included, float64[n]; NaN where unknown.
+        error_j: Standard error of ``energy_j`` over the steps, float64[n]; NaN where no steps are known. The systematic
+            error of operations shorter than the sensor resolves is not in it.
         estimator: ``recency`` or ``regression``, as asked for; each device says what it got.
         multiplicity: ``events`` or ``set``.
         composite: Operations that stand for many the framework does not show.
-        feeds: (producer, consumer) of operations, by name, where the trace tells the dataflow; empty where not.
+        feeds: (producer, consumer) of operations, by name, where the trace has the dataflow; empty where not.
         notes: What a reader must know about these numbers, one sentence each.
     """
 
@@ -96,6 +98,7 @@ class TensorFootprint:
     active_ns: IntArray
     active_j: FloatArray
     carbon_g: FloatArray
+    error_j: FloatArray
     estimator: str = "recency"
     multiplicity: str = "events"
     composite: frozenset[str] = frozenset()
@@ -120,6 +123,7 @@ class TensorFootprint:
         active_ns: npt.ArrayLike,
         active_j: npt.ArrayLike,
         carbon_g: npt.ArrayLike | None = None,
+        error_j: npt.ArrayLike | None = None,
         estimator: str = "recency",
         multiplicity: str = "events",
         composite: frozenset[str] = frozenset(),
@@ -139,6 +143,7 @@ class TensorFootprint:
         columns |= {"energy_j": readonly(energy_j, np.float64), "active_j": readonly(active_j, np.float64)}
         unknown = np.full(len(columns["energy_j"]), np.nan)
         columns["carbon_g"] = readonly(unknown if carbon_g is None else carbon_g, np.float64)
+        columns["error_j"] = readonly(unknown if error_j is None else error_j, np.float64)
         names = {"op": tuple(op), "device": tuple(device), "phase": tuple(phase)}
         lengths = {name: len(column) for name, column in (*columns.items(), *names.items())}
         if len(set(lengths.values())) > 1:

@@ -186,9 +186,9 @@ class Violation:
     Attributes:
         workload: Whose.
         gpu: Index of the GPU in the plan.
-        what: ``latency``, ``throughput`` or ``share``.
-        predicted: The predicted value (s, requests/s or ratio).
-        allowed: What it may be.
+        what: ``latency``, ``throughput``, ``share``, ``attainment`` or ``available`` (more GPUs than there are).
+        predicted: The predicted value (s, requests/s, ratio or GPUs).
+        allowed: Its limit.
     """
 
     workload: str

@@ -16,7 +16,7 @@ from joulery.domain.arrays import IntArray, readonly
 from joulery.domain.errors import DataError
 
 NO_LANE = -1
-"""Lane of an event that shares its device with nobody's call stack: it nests in nothing."""
+"""Lane of an event outside any call stack: it does not nest."""
 
 UNNAMED = "<no module>"
 """First component of the name of an operation that belongs to no module."""
@@ -43,7 +43,7 @@ class EventTrace:
         lane: Thread or stream, int64[n]; ``NO_LANE`` for a lane of its own. Events of one CPU lane nest.
         phase: Index into ``phases``, int64[n].
         composite: Operations that stand for many the framework does not show (compiled regions, CUDA graphs).
-        feeds: (producer, consumer) of operations, by name, where the source tells the dataflow; empty where not.
+        feeds: (producer, consumer) of operations, by name, where the source has the dataflow; empty where not.
         notes: What the reader had to guess or leave out, one sentence each, for a person.
 
     Raises:

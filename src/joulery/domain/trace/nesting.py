@@ -1,4 +1,4 @@
-"""Call stacks out of intervals: who encloses whom in one lane, and which event is the one really running.
+"""Call stacks from intervals: which event encloses which in a lane, and which is the innermost.
 
 A lane (a thread) runs one thing at a time: of nested events only the innermost is running. Everything here is whole
 columns, sorted once; no event is looked at alone unless its lane is malformed.
@@ -43,10 +43,10 @@ class Pieces:
 
 
 def nesting(start_ns: IntArray, end_ns: IntArray, lane: IntArray) -> Nesting:
-    """Who encloses whom.
+    """Find the innermost enclosing event of each event.
 
     Of two events of one lane with equal intervals the earlier row is the outer one. An event of no length has a
-    parent but is nobody's. Two events that overlap without nesting cannot be one call stack: the one that starts
+    parent but is never one. Two events that overlap without nesting cannot be one call stack: the one that starts
     later is marked ``crossing``.
 
     Args:

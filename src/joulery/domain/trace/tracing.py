@@ -62,7 +62,7 @@ class ClockFit:
     """How the clock of a trace was tied to the clock of the power readings.
 
     Attributes:
-        offset_ns: What was added to the stamps of the trace; None when no mark told it (then nothing was added).
+        offset_ns: Added to the stamps of the trace; None without a clock mark (then nothing was added).
         residual_ns: Largest distance of a mark from that offset.
         uncertainty_ns: Half the time that taking a mark took: what no offset can be better than.
     """
@@ -82,6 +82,7 @@ class TracedSession:
         steps: Steps recorded.
         process: Process id.
         clock: How the clocks were tied together.
+        kind: Kind of its steps: ``training`` (an optimizer's), ``evaluation`` (calls without gradients) or ``other``.
     """
 
     trace: EventTrace
@@ -89,3 +90,22 @@ class TracedSession:
     steps: int
     process: int
     clock: ClockFit
+    kind: str = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class StepCounts:
+    """Steps of a traced program, recorded or not.
+
+    Attributes:
+        training: Steps of an optimizer.
+        evaluation: Calls of a model without gradients.
+        other: Steps of neither kind, such as calls of compiled functions.
+    """
+
+    training: int = 0
+    evaluation: int = 0
+    other: int = 0
+
+    def __add__(self, more: StepCounts) -> StepCounts:
+        return StepCounts(self.training + more.training, self.evaluation + more.evaluation, self.other + more.other)

@@ -145,6 +145,7 @@ class LayoutSpace:
     _rows: dict[Layout, int | None] = field(default_factory=dict, repr=False)
     _interned: dict[int, int] = field(default_factory=dict, repr=False)
     _vectors: dict[tuple[int, ...], int] = field(default_factory=dict, repr=False)
+    _accurate: dict[float, LayoutSpace] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -217,9 +218,28 @@ class LayoutSpace:
         gone = {row for layout in layouts if (row := self.row(layout)) is not None}
         if not gone:
             return self
-        keep = [row for row in range(len(self)) if row not in gone]
-        graph = GraphSpace(self.graph.variants, self.graph.profiles, self.graph.graphs[keep])
-        return LayoutSpace(graph, self.menu, self.copies, self.odds[keep])
+        return self._of_rows([row for row in range(len(self)) if row not in gone])
+
+    def _of_rows(self, rows: Sequence[int] | IntArray) -> LayoutSpace:
+        graph = GraphSpace(self.graph.variants, self.graph.profiles, self.graph.graphs[rows])
+        return LayoutSpace(graph, self.menu, self.copies, self.odds[rows])
+
+    def as_accurate(self, accuracy_ratio: Mapping[str, float], least_ratio: float) -> LayoutSpace:
+        """The layouts whose instances, each answering an equal count of requests, reach a mean accuracy.
+
+        Below saturation every instance answers an equal count (longest idle first); near it the fast, less accurate
+        ones answer more. A layout that misses the accuracy on equal counts therefore misses it anywhere.
+
+        Args:
+            accuracy_ratio: Accuracy of each variant.
+            least_ratio: The mean accuracy to reach; a thousandth less is let pass, for shares of a finite trial vary.
+        """
+        if least_ratio not in self._accurate:
+            each = np.array([accuracy_ratio[name] for name in self.graph.variants])
+            counts = self.graph.graphs.reshape(len(self), len(each), -1).sum(axis=2)
+            mean = counts @ each / counts.sum(axis=1)
+            self._accurate[least_ratio] = self._of_rows(np.flatnonzero(mean >= least_ratio * (1 - 1e-3)))
+        return self._accurate[least_ratio]
 
     def whole(self, variant: str) -> int:
         """The row of one variant on devices that are not cut: the slice the menu names first.

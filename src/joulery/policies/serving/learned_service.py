@@ -73,6 +73,9 @@ class ServiceSetting:
         rate_rps: Demand.
         baseline: The run that sets the latency limit.
         copies: How often a configuration of the space runs; on every GPU when None.
+        service_s: Profiled mean service time of each variant on each slice, float64[variants, profiles], NaN where not
+            measured; None for no profile.
+        request_j: Profiled joules a request of each variant above idle, float64[variants]; None for no profile.
     """
 
     space: GraphSpace
@@ -82,6 +85,8 @@ class ServiceSetting:
     rate_rps: float
     baseline: Baseline
     copies: int | None = None
+    service_s: FloatArray | None = None
+    request_j: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,6 +115,8 @@ def _prior(setting: ServiceSetting) -> tuple[FloatArray, FloatArray]:
     GPU), then seven of the service: levels of host and device time, contention, jitter, spread of sizes, idle watts of
     a GPU, length of waits against the closed form's.
     """
+    if setting.service_s is not None and setting.request_j is not None:
+        return _profiled_prior(setting, setting.service_s, setting.request_j)
     variants = len(setting.space.variants)
     below = np.arange(variants) - (variants - 1.0)  # 0 for the most accurate, then -1, -2 ...
     limit_s, energy_j = setting.baseline.metrics.latency_s, setting.baseline.metrics.energy_j
@@ -124,6 +131,40 @@ def _prior(setting: ServiceSetting) -> tuple[FloatArray, FloatArray]:
     )
     per_variant = np.repeat([0.15, 0.5, 0.5, 0.8], variants)
     return np.concatenate(mean), np.concatenate((per_variant, [0.35, 0.6, 0.7, 0.7, 0.9, 0.3, 0.4]))
+
+
+_HOST_PART = 0.3
+"""Part of a profiled service time that is taken for host time; the rest is the device's."""
+
+
+def _profiled_prior(
+    setting: ServiceSetting, service_s: FloatArray, request_j: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """The same from a measured profile, which knows each variant's times whatever the baseline's queue did."""
+    variants, slices = service_s.shape
+    known = np.isfinite(service_s)
+    first, last = known.argmax(axis=1), slices - 1 - known[:, ::-1].argmax(axis=1)  # largest, smallest slice measured
+    at = np.arange(variants)
+    whole, small = service_s[at, first], service_s[at, last]
+    cut = np.array([setting.menu.compute_slices / profile.compute_slices for profile in setting.menu.profiles])
+    excess = cut**_SLICE_EXPONENT - 1.0
+    # Service time on a slice is host + device * (1 + excess * slow): solved for the ratio of the two slices measured.
+    ratio = small / whole
+    device = 1.0 - _HOST_PART
+    below = excess[last] - ratio * excess[first]
+    slow = np.where(last > first, (ratio - 1.0) / (device * np.where(below > 0, below, np.inf)), 1.0)
+    slow = np.clip(slow, 1e-2, 3.0)
+    alone = whole / (_HOST_PART + device * (1.0 + excess[first] * slow))  # on a device that is not cut
+    idle_w = setting.baseline.idle_ratio * float(request_j[-1]) * setting.baseline.rate_rps / setting.gpus
+    mean = (
+        np.log(alone / alone[-1]),
+        np.log(alone / alone[-1]),
+        np.log(slow),
+        np.log(request_j),
+        np.log([_HOST_PART * alone[-1], device * alone[-1], 0.02, 0.05 * alone[-1], 0.1, max(idle_w, 1e-9), 1.0]),
+    )
+    per_variant = np.repeat([0.1, 0.1, 0.2, 0.1], variants)
+    return np.concatenate(mean), np.concatenate((per_variant, [0.2, 0.2, 0.7, 0.7, 0.7, 0.3, 0.4]))
 
 
 class LearnedService:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from joulery.domain.energy.carbon import JOULES_PER_KWH
 from joulery.domain.serving.service import Slo
-
-JOULES_PER_KWH = 3.6e6
 
 
 def accuracy_change_ratio(accuracy_ratio: float, base_accuracy_ratio: float) -> float:

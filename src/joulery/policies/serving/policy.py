@@ -38,7 +38,12 @@ _MOST_DEATHS = 1
 """Replica deaths during a trial that count as an accident; more are the layout's own."""
 _ACCURACY_ERRORS = 3.0
 """Standard errors by which a mean accuracy must lie below the minimum to count as below it."""
-_LONGEST_DELAY_RATIO = 8.0
+_STRAIN, _THREAT = 1.0, 2.0
+"""Delays of the queue as multiples of the SLO: two in a row above the first are a threat, or one above the second."""
+_ARRIVAL_ERRORS, _ARRIVAL_WINDOW_S = 3.0, 2.0
+"""Standard errors by which arrivals over so many seconds must exceed the capacity."""
+_ROOM_RATIO = 2.0
+"""Multiples of the settling time without a threat after which there is room again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,18 +131,97 @@ class ServicePolicy:
 
     def step(self, state: ServiceState, observation: Observation, /) -> Step[ServiceState]:
         """Follow the trial that runs, or begin a search if something moved."""
-        state = self._observed(state, observation)
+        state, threat = self._watched(self._observed(state, observation), observation)
+        if threat:
+            return self._protect(state, observation, threat)
+        if state.protecting:
+            if observation.now_s - state.threat_s < _ROOM_RATIO * self.trigger.settle_s:
+                return Step(state)
+            state = replace(state, protecting=False)
+            moved = self.trigger.demand_moved(self._demand(state), state.planned_rps)
+            return self._search(state, observation, "demand" if moved else "room", "the SLO has room again")
         changed = messages.changed(state.objectives, self.objectives)
         if isinstance(self.search, TrialSearch) and state.trying is not None and not changed:
             return self._follow(state, state.trying, observation, self.search)
         cause = ("terms", changed) if changed else self._cause(state, observation)
         if cause is None:
             return Step(state)
-        if isinstance(self.search, PredictiveSearch):
-            return self._predict(self._begin(state, observation, *cause), observation, self.search)
-        if cause[0] == UNFINISHED:
+        if isinstance(self.search, TrialSearch) and cause[0] == UNFINISHED:
             return self._again(state, observation, self.search)
-        return self._next(self._begin(state, observation, *cause), observation, self.search)
+        return self._search(state, observation, *cause)
+
+    def _search(self, state: ServiceState, seen: Observation, cause: str, words: str) -> Step[ServiceState]:
+        """Begin a search."""
+        begun = self._begin(state, seen, cause, words)
+        if isinstance(self.search, PredictiveSearch):
+            return self._predict(begun, seen, self.search)
+        return self._next(begun, seen, self.search)
+
+    def _watched(self, state: ServiceState, seen: Observation) -> tuple[ServiceState, str]:
+        """The state with what threatens the SLO now; and the threat as a phrase, empty for none."""
+        delay_s, phrase = self._queue_delay(seen)
+        limit_s = self.objectives.slo.latency_s
+        strained = state.strained + 1 if delay_s > _STRAIN * limit_s else 0
+        if not (strained >= 2 or delay_s > _THREAT * limit_s):
+            phrase = self._surge(seen)
+        return replace(state, strained=strained, threat_s=seen.now_s if phrase else state.threat_s), phrase
+
+    def _queue_delay(self, seen: Observation) -> tuple[float, str]:
+        """Seconds that a request which arrives now waits at least, or that the oldest has waited; and that in words."""
+        if self.objectives.slo.scope is not SloScope.END_TO_END or not seen.queued:
+            return 0.0, ""
+        capacity_rps = self._capacity_rps(seen.running)
+        drain_s = seen.queued / capacity_rps if capacity_rps > 0 else 0.0
+        delay_s = max(seen.oldest_wait_s, drain_s)
+        return delay_s, f"{seen.queued} requests queued, the oldest for {ms(seen.oldest_wait_s)}"
+
+    def _surge(self, seen: Observation) -> str:
+        """That more requests arrive than the running layout can serve; empty where they do not."""
+        capacity_rps, rate_rps = self._capacity_rps(seen.running), seen.arrival_rps
+        if not (capacity_rps > 0 and rate_rps > 0):
+            return ""
+        error_rps = math.sqrt(rate_rps / _ARRIVAL_WINDOW_S)
+        if rate_rps - _ARRIVAL_ERRORS * error_rps <= capacity_rps:
+            return ""
+        return f"{rate_rps:.0f} requests/s arrive, {capacity_rps:.0f} /s can be served"
+
+    def _capacity_rps(self, layout: Layout | None) -> float:
+        """Requests a second that a layout can serve; 0 where no profile says so."""
+        predictor = self.search.predictor
+        if layout is None or predictor is None:
+            return 0.0
+        try:
+            return 1.0 / predictor.utilisation_ratio(layout, 1.0)
+        except DataError:
+            return 0.0  # one of its variants was not profiled on its slice
+
+    def _protect(self, state: ServiceState, seen: Observation, threat: str) -> Step[ServiceState]:
+        """Run the leanest layout at once; trials and carbon wait until there is room."""
+        layout = self._leanest(state)
+        begun = state.protecting and state.layout == layout
+        if begun and (seen.running == layout or seen.now_s - state.decided_s < self.trigger.settle_s):
+            return Step(state)
+        reason = f"SLO threatened: {threat}; {short(layout)} is the leanest layout"
+        changed_s = state.changed_s if layout == seen.running else seen.now_s
+        state = replace(
+            state,
+            layout=layout,
+            trying=None,
+            decided_s=seen.now_s,
+            changed_s=changed_s,
+            predicted_s=math.nan,
+            protecting=True,
+        )
+        kind = KEEP_LAYOUT if layout == seen.running else SET_LAYOUT
+        return Step(state, (self._decision(kind, layout, reason, "", "threat"),))
+
+    def _leanest(self, state: ServiceState) -> Layout:
+        """The layout that serves most requests among those that are accurate enough."""
+        leanest = self.search.leanest(self.objectives)
+        if leanest is not None or not isinstance(self.search, TrialSearch):
+            assert leanest is not None, "a predictive search has a profile"
+            return leanest
+        return self.search.least_bad(self.objectives, state)
 
     def _observed(self, state: ServiceState, seen: Observation) -> ServiceState:
         """Demand and delay, smoothed."""
@@ -147,7 +231,7 @@ class ServicePolicy:
         if 0 < now_rps < math.inf:
             rate_rps = now_rps if math.isnan(rate_rps) else rate_rps + weight * (now_rps - rate_rps)
         if math.isfinite(state.predicted_s) and self._latency_counts(state, seen):
-            ratio = min(max(seen.latency_s / state.predicted_s, 1.0), _LONGEST_DELAY_RATIO)
+            ratio = max(seen.latency_s / state.predicted_s, 1.0)
             delay_ratio += weight * (ratio - delay_ratio)
         return replace(state, rate_rps=rate_rps, delay_ratio=delay_ratio, seen_s=seen.now_s)
 
@@ -155,7 +239,7 @@ class ServicePolicy:
         """Whether the window's latency is that of the layout decided on, over enough requests."""
         if not isinstance(self.search, PredictiveSearch) or seen.running != state.layout:
             return False
-        settled = seen.now_s - state.decided_s >= self.trigger.settle_s
+        settled = seen.now_s - state.changed_s >= self.trigger.settle_s
         return settled and seen.requests >= self.search.min_requests and math.isfinite(seen.latency_s)
 
     def _demand(self, state: ServiceState) -> float:
@@ -173,6 +257,8 @@ class ServicePolicy:
                 return "intensity", messages.moved("grid", "g/kWh", now_g, then_g)
         if state.deferred and not seen.waits_for:
             return TURN, state.deferred + _WAITED
+        if self._latency_counts(state, seen) and seen.latency_s > self.objectives.slo.latency_s:
+            return "latency", f"{quantile(self.objectives.slo)} {ms(seen.latency_s)} above the SLO"
         if seen.now_s - state.decided_s < self.trigger.settle_s:
             return None
         if seen.running != state.layout:
@@ -182,8 +268,6 @@ class ServicePolicy:
             return "demand", messages.moved("demand", "/s", demand_rps, state.planned_rps)
         if isinstance(self.search, TrialSearch):
             return self._trial_cause(state, seen, self.search)
-        if self._latency_counts(state, seen) and seen.latency_s > self.objectives.slo.latency_s:
-            return "latency", f"{quantile(self.objectives.slo)} {ms(seen.latency_s)} above the SLO"
         return None
 
     def _trial_cause(self, state: ServiceState, seen: Observation, search: TrialSearch) -> tuple[str, str] | None:
@@ -223,12 +307,17 @@ class ServicePolicy:
     def _predict(self, state: ServiceState, seen: Observation, search: PredictiveSearch) -> Step[ServiceState]:
         """The layout that the profile predicts to be best."""
         goals = self.objectives
-        choice = search.choose(goals, state.planned_rps, seen.g_per_kwh, seen.running, state.delay_ratio)
+        observed_s = seen.latency_s if state.cause == "latency" else 0.0
+        choice = search.choose(goals, state.planned_rps, seen.g_per_kwh, seen.running, state.delay_ratio, observed_s)
+        waits = state.cause == "latency" and seen.now_s - state.decided_s < self.trigger.settle_s
+        if waits and choice.layout == state.layout:
+            return Step(state)  # nothing better is known; that was said already
         reason = f"{state.words}: {messages.predicted(choice, search.objective, goals.slo, seen.g_per_kwh)}"
         state = replace(
             state,
             layout=choice.layout,
             decided_s=seen.now_s,
+            changed_s=state.changed_s if choice.layout == seen.running else seen.now_s,
             feasible=choice.feasible,
             predicted_s=choice.metrics.latency_s,
         )

@@ -9,7 +9,6 @@ from typing import Any
 
 from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.layout import Layout
-from joulery.domain.serving.profile import Profile
 from joulery.domain.serving.service import Slo
 from joulery.perf.layouts import LayoutMetrics, Predictor
 from joulery.policies.serving.objective import Objective, ServiceObjectives, rank
@@ -62,15 +61,10 @@ class PredictiveSearch:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        predictor = self.predictor
         return {
             "kind": self.name,
             "candidates": [layout.names() for layout in self.candidates],
-            "predictor": {
-                "profile": predictor.profile.as_dict(),
-                "accuracy_ratio": dict(predictor.accuracy_ratio),
-                **{name: getattr(predictor, name) for name in ("quantile", "overhead_s", "requests", "seed")},
-            },
+            "predictor": self.predictor.as_dict(),
             "objective": asdict(self.objective),
             "min_requests": self.min_requests,
             "gain": self.gain,
@@ -83,10 +77,9 @@ class PredictiveSearch:
         Raises:
             KeyError, TypeError, ValueError: It is not what ``as_dict`` writes.
         """
-        predictor = dict(data["predictor"])
         return cls(
             candidates=tuple(Layout.parse(items) for items in data["candidates"]),
-            predictor=Predictor(**{**predictor, "profile": Profile.from_dict(predictor["profile"])}),
+            predictor=Predictor.from_dict(data["predictor"]),
             objective=Objective(**data["objective"]),
             min_requests=int(data["min_requests"]),
             gain=float(data["gain"]),
@@ -99,6 +92,7 @@ class PredictiveSearch:
         g_per_kwh: float,
         running: Layout | None,
         delay_ratio: float,
+        observed_s: float = 0.0,
     ) -> PredictedChoice:
         """The best layout under a demand and an intensity.
 
@@ -108,30 +102,52 @@ class PredictiveSearch:
             g_per_kwh: Intensity; NaN while unknown, then accuracy alone decides (Eq. 3 at zero intensity).
             running: The layout that runs, kept where no other is better by ``gain``.
             delay_ratio: Observed over predicted latency.
+            observed_s: Latency that was observed of the running layout; 0 for none.
         """
         known_g = g_per_kwh if math.isfinite(g_per_kwh) else 0.0
         judged = [(layout, self.predictor.predict(layout, rate_rps)) for layout in self.candidates]
         accurate = [one for one in judged if one[1].accuracy_ratio >= goals.minimum_accuracy_ratio - 1e-12]
-        best, metrics = max(accurate, key=lambda one: self._key(one[1], goals, known_g, delay_ratio))
+
+        def latency_s(one: tuple[Layout, LayoutMetrics]) -> float:
+            corrected = one[1].latency_s * delay_ratio
+            return max(corrected, observed_s) if one[0] == running else corrected
+
+        best, metrics = max(accurate, key=lambda one: self._key(one[1], goals, known_g, latency_s(one)))
         now = next((one for one in accurate if one[0] == running), None)
-        if now is not None and now[1].latency_s * delay_ratio <= goals.slo.latency_s:
+        if now is not None and latency_s(now) <= goals.slo.latency_s:
             gained = self._score(metrics, goals, known_g) - self._score(now[1], goals, known_g)
             if gained <= self.gain:
                 best, metrics = now
-        latency_s = metrics.latency_s * delay_ratio
-        return PredictedChoice(best, metrics, latency_s, latency_s <= goals.slo.latency_s, len(judged))
+        expected_s = latency_s((best, metrics))
+        return PredictedChoice(best, metrics, expected_s, expected_s <= goals.slo.latency_s, len(judged))
+
+    def leanest(self, goals: ServiceObjectives) -> Layout:
+        """The layout with the largest capacity among those as accurate as the objectives ask."""
+        return leanest_layout(self.candidates, self.predictor, goals.minimum_accuracy_ratio)
 
     def _score(self, metrics: LayoutMetrics, goals: ServiceObjectives, g_per_kwh: float) -> float:
         return self.objective.score(metrics.accuracy_ratio, metrics.energy_j, g_per_kwh, goals.lambda_ratio)
 
     def _key(
-        self, metrics: LayoutMetrics, goals: ServiceObjectives, g_per_kwh: float, delay_ratio: float
+        self, metrics: LayoutMetrics, goals: ServiceObjectives, g_per_kwh: float, latency_s: float
     ) -> tuple[bool, float, float]:
         # Rounded, so that equal scores are equal: of those the layout with fewer joules wins, or with more room where
         # none keeps the SLO.
-        score, latency_s = self._score(metrics, goals, g_per_kwh), metrics.latency_s * delay_ratio
+        score = self._score(metrics, goals, g_per_kwh)
         within, worth = rank(round(score, 9), latency_s, goals.slo.latency_s)
         return within, worth, -metrics.energy_j if within else -metrics.utilisation_ratio
+
+
+def leanest_layout(candidates: Sequence[Layout], predictor: Predictor, minimum_accuracy_ratio: float) -> Layout:
+    """The layout with the largest capacity among those that keep an accuracy when all replicas are busy.
+
+    Where none keeps it, the most accurate layout.
+    """
+    busy = [(layout, predictor.when_busy(layout, 1.0)) for layout in candidates]
+    accurate = [one for one in busy if one[1].accuracy_ratio >= minimum_accuracy_ratio - 1e-12]
+    if not accurate:
+        return max(busy, key=lambda one: one[1].accuracy_ratio)[0]
+    return min(accurate, key=lambda one: (one[1].utilisation_ratio, -one[1].accuracy_ratio))[0]
 
 
 def baseline_layout(

@@ -56,6 +56,10 @@ class ServiceState:
         layout: The layout last decided on; None before the first decision.
         trying: The same while it is on trial; None otherwise. A clock governor stays pinned meanwhile.
         decided_s: Time of that decision.
+        changed_s: Time of the last decision for a layout that did not run.
+        strained: Observations in a row in which the queue was longer than the SLO allows.
+        protecting: Whether the SLO is protected: the leanest layout serves until there is room.
+        threat_s: Time of the last threat to the SLO.
         feasible: False when the last search found nothing that keeps the objectives.
         rate_rps: Demand, smoothed; NaN before the first observation of it.
         seen_s: Time of the last observation.
@@ -83,6 +87,10 @@ class ServiceState:
     layout: Layout | None = None
     trying: Layout | None = None
     decided_s: float = -math.inf
+    changed_s: float = -math.inf
+    strained: int = 0
+    protecting: bool = False
+    threat_s: float = -math.inf
     feasible: bool = True
     rate_rps: float = math.nan
     seen_s: float = -math.inf

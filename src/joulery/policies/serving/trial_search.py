@@ -13,15 +13,18 @@ from typing import Any
 
 import numpy as np
 
+from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import DataError
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.gpu.mig import MigMenu, MigProfile
+from joulery.perf.layouts import Predictor
 from joulery.policies.serving.annealing import AnnealingSchedule, AnnealingSearch, TrialMetrics, annealing_search
 from joulery.policies.serving.configuration_graph import Edge
 from joulery.policies.serving.layout_space import LayoutSpace
 from joulery.policies.serving.learned_service import Baseline, FittedServices, ServiceSetting
 from joulery.policies.serving.learning_search import LearningBudget, LearningSearch
 from joulery.policies.serving.objective import Objective, ServiceObjectives
+from joulery.policies.serving.predictive_search import leanest_layout
 from joulery.policies.serving.state import RandomState, ServiceState
 from joulery.policies.serving.trials import MeasuredLayout, TrialBudget
 
@@ -73,9 +76,10 @@ class TrialSearch:
         seed: Of the random draws: one number or several.
         budget: What a search may spend.
         alike: Whether all devices are cut and filled alike; else each has a configuration of its own.
-        settles_on_known: Whether a search settles on the best of everything measured; else, as published, on the best
-            of what it looked at itself.
+        as_published: Whether the annealer settles on the best of what it looked at in its own search, and tries layouts
+            below the minimum accuracy; else it settles on the best of everything measured, and does not.
         reference: The measured baseline; None to measure it in the first trial.
+        predictor: Predicts layouts from the measured profile; None for no profile.
         space: The layouts; built from the other fields when None.
 
     Raises:
@@ -94,8 +98,9 @@ class TrialSearch:
     seed: int | tuple[int, ...] = 0
     budget: TrialBudget = field(default_factory=TrialBudget)
     alike: bool = True
-    settles_on_known: bool = True
+    as_published: bool = False
     reference: Reference | None = None
+    predictor: Predictor | None = None
     space: LayoutSpace = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
     _fits: FittedServices = field(default_factory=FittedServices, repr=False, compare=False)
 
@@ -128,6 +133,7 @@ class TrialSearch:
             "menu": asdict(self.menu),
             "baseline": self.baseline.names(),
             "disabled": [list(edge) for edge in self.disabled],
+            "predictor": None if self.predictor is None else self.predictor.as_dict(),
         }
 
     @classmethod
@@ -148,6 +154,7 @@ class TrialSearch:
             menu=MigMenu(**menu),
             baseline=Layout.parse(data["baseline"]),
             disabled=tuple((str(variant), str(profile)) for variant, profile in data["disabled"]),
+            predictor=None if data["predictor"] is None else Predictor.from_dict(data["predictor"]),
         )
 
     def baseline_of(self, state: ServiceState) -> MeasuredLayout | None:
@@ -182,7 +189,7 @@ class TrialSearch:
     def choose(self, goals: ServiceObjectives, state: ServiceState, g_per_kwh: float) -> MeasuredLayout | None:
         """What a search that ends settles on; None where nothing that was measured keeps the objectives."""
         baseline = self.baseline_of(state)
-        if self.settles_on_known or self.method == LEARNING or baseline is None:
+        if not self.as_published or self.method == LEARNING or baseline is None:
             return self.best(goals, state, g_per_kwh)
         search, space, _ = self._annealed(goals, state, baseline)
         search.ask()
@@ -214,9 +221,32 @@ class TrialSearch:
         return max(found, key=lambda item: (round(score(item.metrics), 9), -item.metrics.energy_j), default=None)
 
     def least_bad(self, goals: ServiceObjectives, state: ServiceState) -> Layout:
-        """Where nothing keeps the objectives: the baseline's layout."""
-        baseline = self.baseline_of(state)
-        return (state.layout or self.baseline) if baseline is None else baseline.layout
+        """The layout to run where nothing measured keeps the objectives.
+
+        A baseline measured elsewhere serves there. Else the leanest layout of the profile, unless it was measured or
+        failed; else the measured layout with the lowest latency among those that are accurate enough.
+        """
+        if self.reference is not None:
+            return self.reference.layout
+        if state.baseline is None:
+            return state.layout or self.baseline
+        known = {item.layout for item in state.known}
+        leanest = self.leanest(goals)
+        if leanest is not None and leanest not in known | state.skipped | state.excluded:
+            return leanest
+        least = goals.minimum_accuracy_ratio - 1e-9
+        found = [item for item in state.known if item.layout not in state.skipped]
+        if not found:
+            return state.baseline.layout
+        return min(
+            found, key=lambda item: (item.metrics.accuracy_ratio < least, item.metrics.latency_s, item.metrics.energy_j)
+        ).layout
+
+    def leanest(self, goals: ServiceObjectives) -> Layout | None:
+        """The layout with the largest profiled capacity that is accurate enough; None without a profile."""
+        if self.predictor is None or self._profiled(self.space)[0] is None:
+            return None
+        return leanest_layout(self.candidates, self.predictor, goals.minimum_accuracy_ratio)
 
     def _score(
         self, goals: ServiceObjectives, baseline: MeasuredLayout, g_per_kwh: float
@@ -225,6 +255,13 @@ class TrialSearch:
         objective = self.objective(goals.lambda_ratio, baseline)
         known_g = g_per_kwh if math.isfinite(g_per_kwh) else 0.0
         return lambda metrics: objective.score(metrics.accuracy_ratio, metrics.energy_j, known_g)
+
+    def _allowed(self, goals: ServiceObjectives, excluded: frozenset[Layout]) -> LayoutSpace:
+        """The layouts to try: neither excluded nor below the minimum accuracy whichever instance answers."""
+        space = self.space
+        if not self.as_published and goals.minimum_accuracy_ratio > 0:
+            space = space.as_accurate(self.accuracy_ratio, goals.minimum_accuracy_ratio)
+        return space.without(excluded)
 
     def _next_baseline(self, state: ServiceState) -> Layout | None:
         """The most accurate layout of one variant that starts, the baseline before all others."""
@@ -240,7 +277,7 @@ class TrialSearch:
         self, goals: ServiceObjectives, state: ServiceState, baseline: MeasuredLayout
     ) -> tuple[AnnealingSearch, LayoutSpace, np.random.Generator]:
         """The search of this invocation, led through what it asked for so far."""
-        space, limit_s = self.space.without(state.excluded), goals.slo.latency_s
+        space, limit_s = self._allowed(goals, state.excluded), goals.slo.latency_s
         known = {row: item.for_search(limit_s) for item in state.known if (row := space.row(item.layout)) is not None}
         asked = [space.row(layout) for layout in state.asked]
         before = {
@@ -281,7 +318,7 @@ class TrialSearch:
 
     def _ask_learning(self, goals: ServiceObjectives, state: ServiceState, baseline: MeasuredLayout) -> Layout | None:
         """The layout that the learned model expects to gain most by; None when none is worth a trial."""
-        space, limit_s = self.space.without(state.excluded | state.skipped), goals.slo.latency_s
+        space, limit_s = self._allowed(goals, state.excluded | state.skipped), goals.slo.latency_s
         newest, row = baseline, space.row(baseline.layout)
         if self.reference is None:
             if row is None:
@@ -303,8 +340,9 @@ class TrialSearch:
             np.array([self.accuracy_ratio[name] for name in space.graph.variants]),
             self.devices,
             state.planned_rps,
-            Baseline(newest.metrics, newest.rate_rps, whole, idle_ratio),
+            Baseline(newest.for_search(limit_s), newest.rate_rps, whole, idle_ratio),
             space.copies,
+            *self._profiled(space),
         )
         key = (state.planned_rps, newest.metrics, newest.rate_rps, row, state.excluded | state.skipped)
         service = self._fits.fitted(key, setting, known)
@@ -321,5 +359,18 @@ class TrialSearch:
         asked = search.ask()
         return None if asked is None else space.layout(asked)
 
+    def _profiled(self, space: LayoutSpace) -> tuple[FloatArray | None, FloatArray | None]:
+        """Profiled service times by variant and slice, and joules by variant; None for no profile of all variants."""
+        if self.predictor is None:
+            return None, None
+        names, pieces = space.graph.variants, space.graph.profiles
+        times, joules = np.full((len(names), len(pieces)), np.nan), np.full(len(names), np.nan)
+        for entry in self.predictor.profile.entries:
+            if entry.variant in names and str(entry.slice) in pieces:
+                at = names.index(entry.variant)
+                times[at, pieces.index(str(entry.slice))] = entry.loaded.mean_s
+                joules[at] = entry.energy_j if math.isnan(joules[at]) else min(joules[at], entry.energy_j)
+        return (None, None) if np.isnan(joules).any() else (times, joules)
 
-_PLAIN = ("devices", "base_g_per_kwh", "base_pue", "pue", "method", "alike", "settles_on_known")
+
+_PLAIN = ("devices", "base_g_per_kwh", "base_pue", "pue", "method", "alike", "as_published")

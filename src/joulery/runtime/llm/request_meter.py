@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from joulery.accounting.token_energy import EnergyTotals, TokenBook
+from joulery.domain.energy.carbon import JOULES_PER_KWH
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.errors import ConfigError
 from joulery.domain.ports import Meter
 from joulery.domain.quality import Quality, weakest
 from joulery.domain.serving.engine import EnergyShare
 
-JOULES_PER_KWH = 3.6e6
 _CPUS = "cpus"
 
 

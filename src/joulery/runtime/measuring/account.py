@@ -1,4 +1,4 @@
-"""From what was read during a run to what it cost: the report of a measured run, made at its end or made again."""
+"""Account a measured run: readings in, footprint and report out, at its end or again later."""
 
 from __future__ import annotations
 
@@ -9,45 +9,46 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from joulery.accounting.charge import BusyTimes, Charged, IdleRule, charge
-from joulery.accounting.integrate import Metered
-from joulery.accounting.power_timeline import course
+from joulery.accounting.charge import Charged, IdleRule, charge
+from joulery.accounting.power_timeline import power_timeline
+from joulery.accounting.steps import NS_PER_S, PowerSteps, power_steps
 from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.energy.power import BusyTimes
 from joulery.domain.errors import DataError, JouleryError
 from joulery.domain.quality import Quality
 from joulery.domain.serving.timeline import Tick
-from joulery.runtime.measuring.readings import NS_PER_S, RunReadings, coarser, unfold
 from joulery.runtime.measuring.terms import Span, Terms
 from joulery.store.fields import instant, number, text, whole
 from joulery.store.run.directory import Run
 from joulery.store.run.footprints import footprint_to_dict
 from joulery.store.run.intensity import read_intensity
+from joulery.store.run.readings import RunReadings, load_readings
 
 if TYPE_CHECKING:
     from joulery.domain.ports import CarbonSource
 
 SCHEMA = "joulery.report/1"
 SHARE_WINDOW_S = 1.0
-"""How long one share of the busy time holds: kernel ticks of 10 ms make 1 % of it."""
-COURSE_WINDOWS = 240
-"""Points of a plotted course: more than a screen can tell apart cost time and say nothing."""
+"""Length of the intervals in which busy time is divided: kernel ticks of 10 ms are 1 % of it."""
+TIMELINE_WINDOWS = 240
+"""Most points of a timeline: a screen shows no more."""
 NO_SOURCE = "no source of carbon intensity was named (--zone or --carbon)"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Basis:
-    """What a run is charged from.
+    """The inputs that a run is charged from.
 
     Attributes:
-        metered: What every channel read, as steps.
-        busy: Who kept each device busy.
+        power: Power of every channel, as steps.
+        busy: Busy times by device.
         t0_s, t1_s: The run, Unix seconds.
         exclusive: Devices the run had to itself.
         carbon: The intensity; None when it is not known.
         terms: On what terms it is charged.
     """
 
-    metered: tuple[Metered, ...]
+    power: tuple[PowerSteps, ...]
     busy: Mapping[str, BusyTimes]
     t0_s: float
     t1_s: float
@@ -58,7 +59,7 @@ class Basis:
     def charged(self) -> Charged:
         """The run's charge."""
         return charge(
-            self.metered,
+            self.power,
             self.busy,
             self.t0_s,
             self.t1_s,
@@ -68,12 +69,12 @@ class Basis:
             pue=self.terms.pue,
         )
 
-    def course(self) -> tuple[Tick, ...]:
-        """The charge as it grew, in windows of at least four readings, at most :data:`COURSE_WINDOWS`."""
-        readings = max((len(item.steps) for item in self.metered), default=0)
-        windows = min(COURSE_WINDOWS, max(1, readings // 4))
-        return course(
-            self.metered,
+    def power_timeline(self) -> tuple[Tick, ...]:
+        """The charge over time, in windows of at least four readings, at most :data:`TIMELINE_WINDOWS`."""
+        readings = max((len(item) for item in self.power), default=0)
+        windows = min(TIMELINE_WINDOWS, max(1, readings // 4))
+        return power_timeline(
+            self.power,
             self.busy,
             self.t0_s,
             self.t1_s,
@@ -87,7 +88,7 @@ class Basis:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a run cost.
+    """The account of a run.
 
     Attributes:
         charged: Its footprint, and what others used meanwhile.
@@ -101,47 +102,47 @@ class Account:
 
 
 def account(
-    evidence: RunReadings, span: Span, terms: Terms, source: CarbonSource | None, notes: tuple[str, ...] = ()
+    readings: RunReadings, span: Span, terms: Terms, source: CarbonSource | None, notes: tuple[str, ...] = ()
 ) -> Account:
-    """Charge a run for what was read.
+    """Charge a run for its readings.
 
     Args:
-        evidence: What was read.
+        readings: What the meters read.
         span: When it ran.
         terms: On what terms.
         source: Where the intensity comes from; None for no grams.
-        notes: What else a reader should know.
+        notes: Further remarks for the report.
     """
-    t0_s, t1_s = _window(evidence, span)
+    t0_s, t1_s = _window(readings, span)
     series, reason = intensity(source, t0_s, t1_s, terms.carbon_at_s)
-    return _account(evidence, span, terms, series, reason, notes)
+    return _account(readings, span, terms, series, reason, notes)
 
 
-def _window(evidence: RunReadings, span: Span) -> tuple[float, float]:
+def _window(readings: RunReadings, span: Span) -> tuple[float, float]:
     """When a run was, Unix seconds."""
-    offset_ns = evidence.offset_ns if evidence.offset_ns is not None else span.unix_offset_ns
+    offset_ns = readings.offset_ns if readings.offset_ns is not None else span.unix_offset_ns
     return (span.start_ns + offset_ns) / NS_PER_S, (span.end_ns + offset_ns) / NS_PER_S
 
 
 def _account(
-    evidence: RunReadings,
+    readings: RunReadings,
     span: Span,
     terms: Terms,
     series: CarbonSeries | None,
     reason: str | None,
     notes: tuple[str, ...],
 ) -> Account:
-    t0_s, t1_s = _window(evidence, span)
-    metered = [Metered.of(trace) for trace in evidence.traces]
-    busy = {device: coarser(times, SHARE_WINDOW_S) for device, times in _completed(evidence.busy, span.cpu_s).items()}
+    t0_s, t1_s = _window(readings, span)
+    power = tuple(power_steps(trace) for trace in readings.traces)
+    busy = {device: _coarser(times, SHARE_WINDOW_S) for device, times in _completed(readings.busy, span.cpu_s).items()}
     sockets = [times for device, times in busy.items() if device.startswith("cpu:")]
     if sockets:
         busy["machine"] = _together(sockets)
-    devices = {item.channel.device for item in metered}
+    devices = {item.channel.device for item in power}
     exclusive = frozenset(device for device in devices if device.startswith("gpu:") and device not in busy)
-    basis = Basis(tuple(metered), busy, t0_s, t1_s, exclusive, series, terms)
+    basis = Basis(power, busy, t0_s, t1_s, exclusive, series, terms)
     charged = basis.charged()
-    faults = tuple(fault for item in metered for fault in item.steps.faults)
+    faults = tuple(fault for item in power for fault in item.faults)
     if charged.run.signal is not None and charged.run.carbon_coverage_ratio < 1:
         reason = (
             f"the intensity is known for {charged.run.carbon_coverage_ratio:.1%} of the energy; the grams are of that"
@@ -157,8 +158,8 @@ def _account(
         "carbon_source": series.source if series is not None else None,
         "cpu_s": span.cpu_s or None,
         "exit_code": span.exit_code,
-        "notes": [*evidence.notes, *faults, *notes],
-        "sampler": dict(evidence.sampler) or None,
+        "notes": [*readings.notes, *faults, *notes],
+        "sampler": dict(readings.sampler) or None,
     }
     return Account(charged, report, basis)
 
@@ -200,7 +201,7 @@ def moved(series: CarbonSeries, by_s: float) -> CarbonSeries:
 
 
 def account_again(run: Run, source: CarbonSource | None, *, regardless: bool = False) -> Account:
-    """The account of a run from what it keeps: also of one whose measuring process was killed.
+    """Account a run again from its files, also after its measuring process was killed.
 
     Args:
         run: A run of kind ``measure``.
@@ -212,7 +213,7 @@ def account_again(run: Run, source: CarbonSource | None, *, regardless: bool = F
     """
     if run.manifest["kind"] != "measure":
         raise DataError(f"{run.path} is a run of kind {run.manifest['kind']}, not measure")
-    evidence = unfold(run)
+    readings = load_readings(run)
     started, ended = next(run.log("started"), None), next(run.log("ended"), None)
     if started is None:
         raise DataError(f"{run.path} ended before the command started", hint="there is nothing to report")
@@ -222,17 +223,30 @@ def account_again(run: Run, source: CarbonSource | None, *, regardless: bool = F
     if ended is not None:
         span = Span(start_ns, whole(ended["monotonic_ns"]), offset_ns, number(ended["cpu_s"]), ended["exit_code"])
     else:
-        end_ns = start_ns if evidence.end_ns is None else evidence.end_ns - (evidence.offset_ns or offset_ns)
+        end_ns = start_ns if readings.end_ns is None else readings.end_ns - (readings.offset_ns or offset_ns)
         span = Span(start_ns, max(end_ns, start_ns), offset_ns)
         notes += ("the measuring process was killed: this is the part of the run until then",)
     terms, kept = Terms.from_dict(run.manifest["terms"]), read_intensity(run)
     if kept is not None and not regardless:
-        return _account(evidence, span, terms, kept, None, notes)
-    return account(evidence, span, terms, source, notes)
+        return _account(readings, span, terms, kept, None, notes)
+    return account(readings, span, terms, source, notes)
+
+
+def _coarser(times: BusyTimes, window_s: float) -> BusyTimes:
+    """Busy times in intervals of about ``window_s``: much shorter ones are dominated by ticks of 10 ms."""
+    edges, window_ns = times.edges_ns, round(window_s * NS_PER_S)
+    starts = np.flatnonzero(np.diff((edges[:-1] - edges[0]) // window_ns, prepend=-1) > 0)
+    starts = starts[(starts == 0) | (edges[starts] <= edges[-1] - window_ns)]
+    return BusyTimes(
+        np.append(edges[starts], edges[-1]),
+        np.add.reduceat(times.app_s, starts),
+        np.add.reduceat(times.all_s, starts),
+        times.cpus,
+    )
 
 
 def _completed(busy: Mapping[str, BusyTimes], cpu_s: float) -> dict[str, BusyTimes]:
-    """Busy times whose sum over the run is not below what the system says it used: ticks of 10 ms round down."""
+    """Busy times scaled so that their sum is at least the CPU time the system reports: ticks of 10 ms round down."""
     sockets = [device for device in busy if device.startswith("cpu:")]
     seen_s = math.fsum(float(np.sum(busy[device].app_s)) for device in sockets)
     if not sockets or seen_s >= cpu_s:

@@ -1,4 +1,4 @@
-"""Run a command as if nobody stood between it and its caller, and learn when it ran and what CPU time it took.
+"""Run a command transparently, and report when it ran and its CPU time.
 
 The command gets the caller's standard streams, open files, environment, terminal and signal mask. Signals sent to this
 process are passed on; those the terminal sends to the whole foreground group reach the command by themselves and are
@@ -42,7 +42,7 @@ class Outcome:
         exit_code: As a shell would say it.
         started_ns, ended_ns: On the monotonic clock.
         cpu_s: CPU seconds of the command and every descendant that was waited for.
-        error: Why it never ran; None when it did.
+        error: Reason why it never ran; None when it did.
     """
 
     exit_code: int
@@ -67,8 +67,8 @@ def run_command(
     Args:
         argv: The command and its arguments; looked up in PATH.
         in_child: Called in the child before the command takes its place; must not raise.
-        started: Told the process id and the monotonic nanoseconds of the start.
-        not_ours: Children of this process that are somebody else's to wait for.
+        started: Called with the process id and the monotonic nanoseconds of the start.
+        not_ours: Children of this process that another part waits for.
         environment: Of the command; this process's own when not given.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

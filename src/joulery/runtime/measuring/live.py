@@ -1,4 +1,4 @@
-"""What a running sampler reads, as it reads: power of the last seconds, charged as the whole run will be."""
+"""Power and charge of the last seconds, from the files of a running sampler."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from pathlib import Path
 import numpy as np
 
 from joulery.accounting.charge import Charged, IdleRule, charge
-from joulery.accounting.integrate import Metered
-from joulery.accounting.steps import energy_by_bin
+from joulery.accounting.steps import NS_PER_S, PowerSteps, energy_by_bin, power_steps
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.energy.footprint import Footprint
 from joulery.domain.energy.power import PowerTrace
 from joulery.domain.serving.timeline import MeterNow
-from joulery.runtime.measuring.readings import NS_PER_S, RunReadings, evidence_of
-from joulery.store.run.recordings import RecordingTail
+from joulery.store.run.readings import RecordingTail, RunReadings, readings_from
 from joulery.store.run.samples import SUFFIX
 
 KEEP_S = 30.0
 LAG_S = 0.4
-"""How long ago a moment must be for everything about it to have reached the disk."""
+"""Delay after which all readings of a moment are on the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +64,22 @@ class LiveMeters:
     folder: Path
     pue: float = 1.0
     _tails: dict[str, RecordingTail] = field(default_factory=dict)
-    _evidence: RunReadings = field(default_factory=RunReadings)
+    _readings: RunReadings = field(default_factory=RunReadings)
+    _power: tuple[PowerSteps, ...] = ()
 
     def update(self) -> RunReadings:
-        """What was read within the last half minute.
+        """Readings of the last half minute.
 
         Raises:
-            DataError: A file there is no file of the sampler's.
+            DataError: A file is not in the sampler's format.
         """
         for file in sorted(self.folder.glob(f"*{SUFFIX}")):
             if file.stem not in self._tails:
                 self._tails[file.stem] = RecordingTail(file, KEEP_S)
         found = {name: recording for name, tail in self._tails.items() if (recording := tail.update()) is not None}
-        self._evidence = evidence_of(found, self.folder / "notes.jsonl")
-        return self._evidence
+        self._readings = readings_from(found, self.folder / "notes.jsonl")
+        self._power = tuple(power_steps(trace) for trace in self._readings.traces)
+        return self._readings
 
     def window(self, start_s: float, end_s: float, carbon: CarbonSeries | None) -> Window:
         """The charge of a stretch of the last half minute, as :meth:`update` last saw it; idle energy is the run's."""
@@ -88,12 +88,13 @@ class LiveMeters:
 
     def meters(self, now_s: float) -> tuple[MeterNow, ...]:
         """Every channel: its power over the last second, and how long ago it was read."""
-        return tuple(_meter_now(trace, now_s) for trace in self._evidence.traces)
+        pairs = zip(self._readings.traces, self._power, strict=True)
+        return tuple(_meter_now(trace, power, now_s) for trace, power in pairs)
 
     def _charged(self, start_s: float, end_s: float, carbon: CarbonSeries | None) -> Charged:
         return charge(
-            self._evidence.traces,
-            self._evidence.busy,
+            self._power,
+            self._readings.busy,
             start_s,
             end_s,
             idle=IdleRule.WHOLE,
@@ -102,9 +103,9 @@ class LiveMeters:
         )
 
 
-def _meter_now(trace: PowerTrace, now_s: float) -> MeterNow:
+def _meter_now(trace: PowerTrace, power: PowerSteps, now_s: float) -> MeterNow:
     channel, end_ns = trace.channel, int(trace.t_ns[-1])
-    energy_j, covered_s = energy_by_bin(Metered.of(trace).steps, np.array([end_ns - NS_PER_S, end_ns]))
+    energy_j, covered_s = energy_by_bin(power, np.array([end_ns - NS_PER_S, end_ns]))
     power_w = float(energy_j[0] / covered_s[0]) if covered_s[0] > 0 else math.nan
     age_s = now_s - end_ns / NS_PER_S
     return MeterNow(channel.device, channel.component, channel.meter, channel.quality, power_w, age_s)

@@ -1,7 +1,7 @@
-"""The sampler for anybody: measure a process that is already running, in whatever language, until told to stop.
+"""Measure processes that already run, in any language, until stopped.
 
-Source: Smaragdine (ICSE'24), section 4, "decoupled monitoring": start, stop and read, by message. What a message looks
-like is the business of :mod:`joulery.gateway.monitor`.
+Source: Smaragdine (ICSE'24), section 4, "decoupled monitoring": start, stop and read, by message. The
+messages are those of :mod:`joulery.gateway.monitor`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from joulery.domain.energy.power import PowerTrace, ReadingKind
+from joulery.domain.energy.channel import ReadingKind
+from joulery.domain.energy.power import PowerTrace
 from joulery.domain.errors import ConfigError, DataError
-from joulery.runtime.measuring.readings import read_evidence
-from joulery.runtime.measuring.recorder import Recorder
-from joulery.runtime.measuring.terms import Settings, Terms, source_of
+from joulery.runtime.measuring.recorder import RunRecorder
+from joulery.runtime.measuring.terms import Settings, Terms
 from joulery.store.run.directory import SAMPLES, create_run, new_run_id
+from joulery.store.run.readings import read_samples
 
 
 @dataclass(slots=True)
-class Watched:
+class WatchedProcess:
     """One process that is being measured.
 
     Attributes:
@@ -37,7 +38,7 @@ class Watched:
     process: int
     path: Path
     started_ns: int
-    recorder: Recorder
+    recorder: RunRecorder
     terms: Terms
 
 
@@ -45,22 +46,22 @@ class Monitor:
     """Sessions of measuring, each with its own sampler and run directory.
 
     Args:
-        folder: Where runs go that nobody gives a folder.
+        folder: Folder of runs that are not given one.
         settings: How to measure, unless a session says otherwise.
     """
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self._folder = folder
         self._settings = settings
-        self._watched: dict[str, Watched] = {}
+        self._watched: dict[str, WatchedProcess] = {}
         self._numbers = itertools.count(1)
 
     @property
-    def watched(self) -> tuple[Watched, ...]:
-        """What is being measured, in order of beginning."""
+    def watched(self) -> tuple[WatchedProcess, ...]:
+        """Sessions, oldest first."""
         return tuple(self._watched.values())
 
-    def start(self, process: int, *, out: Path | None = None, period_s: float | None = None) -> Watched:
+    def start(self, process: int, *, out: Path | None = None, period_s: float | None = None) -> WatchedProcess:
         """Start to measure a process and everything it starts; it was read once when this returns.
 
         Args:
@@ -69,7 +70,7 @@ class Monitor:
             period_s: Time between two readings, seconds.
 
         Raises:
-            ConfigError: There is no such process, or the folder holds a run.
+            ConfigError: No process has this identifier, or the folder holds a run.
             CapabilityError: The folder cannot be written, or a meter that was named cannot be read.
         """
         if process < 1 or not Path(f"/proc/{process}").exists():
@@ -81,11 +82,11 @@ class Monitor:
         path = out if out is not None else self._folder / new_run_id(time.time())
         details = {"terms": terms.to_dict(), "watched": process}
         writer = create_run(path, kind="measure", argv=_command_of(process), details=details)
-        recorder = Recorder(writer, settings)
+        recorder = RunRecorder(writer, settings)
         recorder.start(root=process, include_root=True)
         started_ns = time.monotonic_ns()
         recorder.begin(started_ns, process)
-        watched = Watched(str(next(self._numbers)), process, path, started_ns, recorder, terms)
+        watched = WatchedProcess(str(next(self._numbers)), process, path, started_ns, recorder, terms)
         self._watched[watched.name] = watched
         return watched
 
@@ -99,8 +100,8 @@ class Monitor:
         Raises:
             DataError: There is no such session.
         """
-        evidence = read_evidence(self._session(name).path / SAMPLES)
-        for trace in evidence.traces:
+        readings = read_samples(self._session(name).path / SAMPLES)
+        for trace in readings.traces:
             yield from _rows(trace, since_ns)
 
     def stop(self, name: str) -> dict[str, Any]:
@@ -120,7 +121,7 @@ class Monitor:
             cpu_s=0.0,
             exit_code=None,
             terms=watched.terms,
-            source=source_of({}),
+            source=None,
         )
         return {**made.report, "run": str(watched.path)}
 
@@ -129,7 +130,7 @@ class Monitor:
         for name in list(self._watched):
             self.stop(name)
 
-    def _session(self, name: str) -> Watched:
+    def _session(self, name: str) -> WatchedProcess:
         watched = self._watched.get(name)
         if watched is None:
             raise DataError(f"there is no session {name}", hint="POST /sessions starts one, GET /sessions lists them")

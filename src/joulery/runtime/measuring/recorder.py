@@ -23,17 +23,17 @@ from joulery.store.run.directory import SAMPLES, RunWriter
 if TYPE_CHECKING:
     from joulery.domain.ports import CarbonSource
     from joulery.runtime.measuring.account import Account
-    from joulery.runtime.measuring.readings import RunReadings
+    from joulery.store.run.readings import RunReadings
 
 NS_PER_S = 1_000_000_000
 
 
-class Recorder:
-    """Records one run.
+class RunRecorder:
+    """Records one run: its sampler, its warnings, its report.
 
     Attributes:
         writer: The run directory.
-        warnings: What went wrong with measuring so far, one sentence each.
+        warnings: Problems of measuring so far, one sentence each.
     """
 
     def __init__(self, writer: RunWriter, settings: Settings) -> None:
@@ -49,10 +49,10 @@ class Recorder:
         return self._sampler.pid if self._sampler is not None else None
 
     def start(self, *, root: int, include_root: bool, group: tuple[str, bool] | None = None) -> None:
-        """Start reading; everything was read once when this returns.
+        """Start the sampler; every meter was read once when this returns.
 
         Args:
-            root: The process whose tree is the run.
+            root: Root of the process tree that is the run.
             include_root: Whether its own CPU time is the run's.
             group: Control group of the run, and whether it counts CPU by CPU.
 
@@ -60,7 +60,7 @@ class Recorder:
             JouleryError: A meter that was named cannot be read.
         """
         samples = self.writer.path / SAMPLES
-        orders = SamplerConfig(
+        config = SamplerConfig(
             folder=str(samples.absolute()),
             parent=os.getpid(),
             root=root,
@@ -73,7 +73,7 @@ class Recorder:
         try:
             with disk_errors(samples):
                 samples.mkdir()
-            self._sampler = SamplerProcess.start(orders)
+            self._sampler = SamplerProcess.start(config)
             self._sampler.wait_ready()
         except JouleryError as error:
             if self._settings.meters is not None:
@@ -94,7 +94,7 @@ class Recorder:
         exit_code: int | None,
         terms: Terms,
         source: CarbonSource | None,
-        more: Callable[[RunWriter, Account, RunReadings], None] | None = None,
+        keep_more: Callable[[RunWriter, Account, RunReadings], object] | None = None,
     ) -> Account:
         """Read once more, charge the run, keep everything, end the run directory.
 
@@ -104,11 +104,11 @@ class Recorder:
             exit_code: Of the command; None where there was none.
             terms: On what terms it is charged.
             source: Where the carbon intensity comes from; None for no grams.
-            more: What else to work out and keep, once the power is kept.
+            keep_more: Keeps further results, once the power is kept.
         """
         from joulery.runtime.measuring.account import account
-        from joulery.runtime.measuring.readings import RunReadings, fold, read_evidence
         from joulery.store.run.intensity import write_intensity
+        from joulery.store.run.readings import RunReadings, read_samples, save_readings
 
         self._log("ended", monotonic_ns=end_ns, cpu_s=cpu_s, exit_code=exit_code)
         if self._sampler is not None:
@@ -116,20 +116,20 @@ class Recorder:
                 self._sampler.stop()
             except JouleryError as error:
                 self.warn(f"not all of the run was measured: {_sentence(error)}")
-        samples, evidence = self.writer.path / SAMPLES, RunReadings()
-        self._last_words(samples)
+        samples, readings = self.writer.path / SAMPLES, RunReadings()
+        self._report_errors(samples)
         try:
-            evidence = read_evidence(samples)
+            readings = read_samples(samples)
         except JouleryError as error:
             self.warn(f"what was measured cannot be read: {_sentence(error)}")
         span = Span(start_ns, end_ns, self._unix_offset_ns, cpu_s, exit_code)
-        made = account(evidence, span, terms, source, tuple(self.warnings))
+        made = account(readings, span, terms, source, tuple(self.warnings))
         try:
-            fold(evidence, self.writer)
+            save_readings(readings, self.writer)
             if made.basis.carbon is not None:
                 write_intensity(self.writer, made.basis.carbon)
-            if more is not None:
-                self._also(more, made, evidence)
+            if keep_more is not None:
+                self._keep_more(keep_more, made, readings)
             self.writer.write_report(made.report)
             shutil.rmtree(samples, ignore_errors=True)
             self.writer.close()
@@ -137,24 +137,24 @@ class Recorder:
             self.warn(f"the run is not kept whole: {_sentence(error)}")
         return made
 
-    def _last_words(self, samples: Path) -> None:
-        """What the sampler said on standard error, which only a mistake of ours makes it do."""
+    def _report_errors(self, samples: Path) -> None:
+        """Report standard error of the sampler, which only a defect of the sampler fills."""
         with suppress(OSError):  # no sampler was started
             said = (samples / "sampler.err").read_text(errors="replace").strip()
             if said:
                 self._log("sampler", text=said)
                 self.warn(f"the sampler failed: {said.splitlines()[-1]}")
 
-    def _also(
-        self, more: Callable[[RunWriter, Account, RunReadings], None], made: Account, evidence: RunReadings
+    def _keep_more(
+        self, keep: Callable[[RunWriter, Account, RunReadings], object], made: Account, readings: RunReadings
     ) -> None:
         try:
-            more(self.writer, made, evidence)
+            keep(self.writer, made, readings)
         except JouleryError as error:
             self.warn(_sentence(error))
 
     def abandon(self) -> None:
-        """End without a trace: the run never began."""
+        """Delete the run: it never began."""
         if self._sampler is not None:
             try:
                 self._sampler.stop(timeout_s=1.0)

@@ -1,58 +1,49 @@
-"""The sampler: a process of its own that reads meters at a fixed phase and writes what it read to files.
+"""The sampler: a process that reads meters at a fixed phase and writes the readings to files.
 
-``python -m joulery.runtime.measuring.sampler JSON`` (:class:`~joulery.runtime.measuring.sampler_config.SamplerConfig`).
-It is made so that the measured program cannot disturb it and is not disturbed: nothing of it runs in the measured
-interpreter; ticks lie on an absolute grid, a late one is skipped and counted, never made up; when its own CPU time
-passes a bound it reads less often and says so.
+Its program is :mod:`joulery.app.sampler`. The sampler and the measured program do not disturb each other: nothing runs
+in the measured interpreter; ticks lie on an absolute grid, and a late tick is skipped and counted; above a bound on its
+own CPU time the sampler reads less often and reports that.
 
-It says ``{"ready": ...}`` on standard output after the first complete reading, ``{"error": ...}`` when it cannot start
-or go on, ``{"done": ...}`` at the end. It ends when standard input says anything, on SIGTERM, and when its parent
-is gone: standard input ends, the kernel tells (``PR_SET_PDEATHSIG``), and it looks, should a fork hold the pipe open.
+It writes ``{"ready": ...}`` to standard output after the first complete reading, ``{"error": ...}`` when it cannot
+start or go on, and ``{"done": ...}`` at the end. It ends on any input, on SIGTERM, and after its parent: standard input
+ends, the kernel sends a signal (``PR_SET_PDEATHSIG``), and the sampler checks the parent, should a fork hold the pipe.
 
-Files (:mod:`joulery.store.run.samples`): one a meter, ``cpu`` and ``gpu`` (who was how busy), and ``notes.jsonl``.
+Files (:mod:`joulery.store.run.samples`): one a meter, ``cpu`` and ``gpu`` (busy times), and ``notes.jsonl``.
 """
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import json
 import os
-import resource
 import select
-import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from joulery.app.wiring.meters import open_meters
-from joulery.app.wiring.share import open_busy, open_tree, remove_group
-from joulery.domain.energy.channel import ReadingKind
-from joulery.domain.errors import CapabilityError, JouleryError
+from joulery.domain.energy.channel import MeterSpec, ReadingKind
+from joulery.domain.errors import CapabilityError
 from joulery.runtime.measuring.sampler_config import SamplerConfig
-from joulery.runtime.measuring.share import CpuShare, GpuShare, SharedMeter
+from joulery.runtime.measuring.share import BusyReader, CpuShare, GpuShare, OpenMeters, SharedMeter, TreeReader
 from joulery.store.run.channels import channel_to_dict
 from joulery.store.run.samples import SUFFIX, Appender, SampleWriter
 
 NS_PER_S = 1_000_000_000
 HOUSEKEEPING_S = 0.2
 CPU_SHARE_S = 0.1
-"""How often it is read who keeps the CPUs busy: the kernel counts in ticks of 10 ms, so more often says nothing."""
+"""Interval of the CPU busy times: the kernel counts in ticks of 10 ms, so shorter ones say nothing."""
 GPU_SHARE_S = 1.0
 READS_PER_UPDATE = 5
 """A device that renews its reading every 100 ms is read every 20 ms: a change is stamped to a fifth of its interval."""
 LINGER_UPDATES, LINGER_STEP_S = 2.0, 0.005
 LONGEST_PERIOD_S = 1.0
 CLOCK_TOLERANCE_S = 0.05
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """The times a sampler goes by."""
+    """Clocks of a sampler."""
 
     monotonic_ns: Callable[[], int] = time.monotonic_ns
     cpu_s: Callable[[], float] = time.process_time
@@ -63,12 +54,12 @@ CLOCKS = Clocks()
 
 
 class Stream:
-    """One file of samples and what fills it.
+    """A file of samples and the function that reads them.
 
     Attributes:
-        writer: Where records go.
+        writer: Destination of the records.
         every: Ticks between two readings.
-        linger_s: How long, once the end was asked for, to wait for every value to change once more.
+        linger_s: Longest wait at the end for every value to change once more.
         due: The next tick at which it is read.
         last: The last record.
     """
@@ -100,7 +91,7 @@ class SelfLimit:
     """Slows the sampler down when it takes more than its share of a core: twice the period at a time.
 
     Attributes:
-        slower: By what the period is multiplied now.
+        slower: Present factor of the period.
     """
 
     def __init__(self, max_cpu_ratio: float, most: int, clocks: Clocks = CLOCKS) -> None:
@@ -111,7 +102,7 @@ class SelfLimit:
         self._wall_ns, self._cpu_s = clocks.monotonic_ns(), clocks.cpu_s()
 
     def exceeded(self) -> float:
-        """The share of a core taken over the last second or more, where that made it slow down; else 0."""
+        """Share of a core used over the last second or more if that slowed the sampler down, else 0."""
         wall_ns, cpu_s = self._clocks.monotonic_ns(), self._clocks.cpu_s()
         if wall_ns - self._wall_ns < NS_PER_S:
             return 0.0
@@ -131,15 +122,15 @@ def sample_until(
     keep_house: Callable[[float], None],
     clocks: Clocks = CLOCKS,
 ) -> int:
-    """Read the streams on an absolute grid until told to stop, then once more, so that the end lies inside.
+    """Read the streams on an absolute grid until stopped, then once more, so that the end lies inside.
 
     Args:
-        stopped: Waits so many seconds, or less when told to stop; says whether it was.
-        streams: What to read.
+        stopped: Waits so many seconds, or less when stopped; True when stopped.
+        streams: Streams to read.
         period_s: The grid.
         limit: Slows down.
         keep_house: Called every :data:`HOUSEKEEPING_S` with the share of a core that made the sampler slow down, or 0.
-        clocks: What time it is.
+        clocks: Clocks to use.
 
     Returns:
         Ticks that were skipped because their time had passed.
@@ -171,7 +162,7 @@ def sample_until(
 
 
 def _linger(streams: Sequence[Stream], clocks: Clocks) -> None:
-    """Go on reading slow counters until each was renewed, so that what they count reaches past the end."""
+    """Read slow counters until each has changed, so that the last interval reaches past the end."""
     end_ns = clocks.monotonic_ns()
     waiting = {stream: stream.last for stream in streams if stream.linger_s > 0}
     while waiting:
@@ -184,7 +175,7 @@ def _linger(streams: Sequence[Stream], clocks: Clocks) -> None:
 
 
 def clock_moved(by_ns: int) -> str:
-    """What a reader should know when the wall clock moved against the monotonic one during a run; empty when not."""
+    """Remark on a wall clock that moved against the monotonic one during a run; empty when it did not."""
     if abs(by_ns) < CLOCK_TOLERANCE_S * NS_PER_S:
         return ""
     return (
@@ -193,17 +184,42 @@ def clock_moved(by_ns: int) -> str:
     )
 
 
-class Session:
-    """One run of the sampler process: opens what it was told to, samples, closes."""
+class Sources(Protocol):
+    """Opens what a sampler reads."""
 
-    def __init__(self, orders: SamplerConfig, say: Callable[[Mapping[str, Any]], None]) -> None:
-        self._orders = orders
+    def meters(self, specs: Sequence[MeterSpec] | None) -> OpenMeters:
+        """The meters named, or those this machine has."""
+        ...
+
+    def busy(self) -> BusyReader:
+        """Busy times of the CPUs.
+
+        Raises:
+            CapabilityError: They cannot be read.
+        """
+        ...
+
+    def tree(self, config: SamplerConfig, sockets: tuple[int, ...]) -> TreeReader:
+        """CPU time of the run."""
+        ...
+
+    def remove_group(self, group: tuple[str, bool]) -> None:
+        """Delete the control group of a run."""
+        ...
+
+
+class Sampler:
+    """One run of the sampler process: opens the meters, samples, closes."""
+
+    def __init__(self, config: SamplerConfig, say: Callable[[Mapping[str, Any]], None], sources: Sources) -> None:
+        self._config = config
+        self._sources = sources
         self._say = say
         self._stop = False
         self._abandoned = False
-        self._folder = Path(orders.folder)
+        self._folder = Path(config.folder)
         self._notes = Appender(self._folder / "notes.jsonl")
-        opened = open_meters(orders.meters)
+        opened = sources.meters(config.meters)
         self._meters = opened.meters
         for error in opened.refused:
             self._note("refused", text=f"{error}; {error.hint}" if error.hint else str(error))
@@ -216,9 +232,9 @@ class Session:
             raise CapabilityError("nothing can be read on this machine: neither meters nor /proc/stat")
 
     def run(self) -> None:
-        """Sample from now until told to stop; everything is on the disk afterwards."""
-        most = max(1, int(LONGEST_PERIOD_S / self._orders.period_s))
-        limit = SelfLimit(self._orders.max_cpu_ratio, most)
+        """Sample until stopped; everything is on the disk afterwards."""
+        most = max(1, int(LONGEST_PERIOD_S / self._config.period_s))
+        limit = SelfLimit(self._config.max_cpu_ratio, most)
         for stream in self._streams:
             stream.sample()
             stream.due = stream.every
@@ -227,29 +243,29 @@ class Session:
             {"ready": {"pid": os.getpid(), "channels": [channel_to_dict(c) for m in self._meters for c in m.channels]}}
         )
         late = sample_until(
-            self._stopped, self._streams, self._orders.period_s, limit, lambda ratio: self._keep_house(limit, ratio)
+            self._stopped, self._streams, self._config.period_s, limit, lambda ratio: self._keep_house(limit, ratio)
         )
         for meter in self._meters:
             meter.close()
-        self._tell_notes()
+        self._write_notes()
         if moved := clock_moved(time.time_ns() - time.monotonic_ns() - self._offset_ns):
             self._note("clock", text=moved)
-        done = {"late": late, "cpu_s": time.process_time(), "period_s": self._orders.period_s * limit.slower}
+        done = {"late": late, "cpu_s": time.process_time(), "period_s": self._config.period_s * limit.slower}
         self._note("done", **done)
         for stream in self._streams:
             stream.writer.close()
         self._notes.close()
         self._say({"done": done})
-        if self._orders.group is not None and self._abandoned:
-            remove_group(self._orders.group)
+        if self._config.group is not None and self._abandoned:
+            self._sources.remove_group(self._config.group)
 
     def stop(self) -> None:
         """End at the next tick."""
         self._stop = True
 
     def stop_if_orphaned(self) -> None:
-        """End at the next tick if the parent is gone; the kernel signals the end of a mere thread of it, too."""
-        if os.getppid() != self._orders.parent:
+        """End at the next tick if the parent is gone; the kernel also signals the end of a thread of the parent."""
+        if os.getppid() != self._config.parent:
             self._stop = self._abandoned = True
 
     def _stopped(self, wait_s: float) -> bool:
@@ -260,7 +276,7 @@ class Session:
 
     def _keep_house(self, limit: SelfLimit, cpu_ratio: float) -> None:
         if cpu_ratio > 0:
-            period_s = self._orders.period_s * limit.slower
+            period_s = self._config.period_s * limit.slower
             self._note(
                 "slower",
                 factor=limit.slower,
@@ -268,11 +284,11 @@ class Session:
                 cpu_ratio=cpu_ratio,
                 text=f"the sampler took {cpu_ratio:.1%} of a core: it reads every {period_s * 1e3:g} ms from here on",
             )
-        self._tell_notes()
+        self._write_notes()
         self._flush()
         self.stop_if_orphaned()
 
-    def _tell_notes(self) -> None:
+    def _write_notes(self) -> None:
         for meter in self._meters:
             for text in meter.notes():
                 self._note("meter", text=text)
@@ -286,7 +302,7 @@ class Session:
         self._notes.flush()
 
     def _meter_streams(self, clock: Mapping[str, float]) -> list[Stream]:
-        period_s = self._orders.period_s
+        period_s = self._config.period_s
         streams = []
         for number, meter in enumerate(self._meters):
             channels = meter.channels
@@ -301,65 +317,23 @@ class Session:
         return streams
 
     def _share_streams(self, clock: Mapping[str, float]) -> list[Stream]:
-        orders = self._orders
+        config = self._config
         try:
-            busy = open_busy()
+            busy = self._sources.busy()
         except CapabilityError as error:
-            self._note("refused", text=f"who keeps the CPUs busy is not known: {error}")
+            self._note("refused", text=f"the busy times of the CPUs are not known: {error}")
             return []
-        tree = open_tree(
-            orders.root,
-            include_root=orders.include_root,
-            exclude=frozenset({os.getpid()}),
-            sockets=busy.sockets,
-            group=orders.group,
-        )
+        tree = self._sources.tree(config, busy.sockets)
         cpu = CpuShare(busy, tree)
         cpus = {f"cpu:{socket}": count for socket, count in zip(busy.sockets, busy.cpus, strict=True)}
         writer = self._writer("cpu", cpu.columns, {**clock, "cpus": cpus})
-        streams = [Stream(cpu.read, writer, max(1, round(CPU_SHARE_S / orders.period_s)))]
+        streams = [Stream(cpu.read, writer, max(1, round(CPU_SHARE_S / config.period_s)))]
         for meter in self._meters:
             if isinstance(meter, SharedMeter):
                 gpu = GpuShare([channel.device for channel in meter.channels], meter.holders, tree.pids)
-                every = max(1, round(GPU_SHARE_S / orders.period_s))
+                every = max(1, round(GPU_SHARE_S / config.period_s))
                 streams.append(Stream(gpu.read, self._writer("gpu", gpu.columns, clock), every))
         return streams
 
     def _writer(self, name: str, columns: Sequence[str], header: Mapping[str, Any]) -> SampleWriter:
         return SampleWriter(self._folder / f"{name}{SUFFIX}", columns, header)
-
-
-def main(argument: str) -> int:
-    """Be the sampler."""
-    gc.disable()
-    orders = SamplerConfig.from_json(argument)
-    _allow_many_files()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        session = Session(orders, _say)
-        signal.signal(signal.SIGTERM, lambda *_: session.stop())
-        signal.signal(signal.SIGUSR1, lambda *_: session.stop_if_orphaned())
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
-        session.run()
-    except JouleryError as error:
-        _say({"error": error.as_dict()})
-        return 1
-    return 0
-
-
-def _say(message: Mapping[str, Any]) -> None:
-    try:
-        os.write(1, json.dumps(message).encode() + b"\n")
-    except BrokenPipeError:  # nobody is left to hear it; the files hold everything
-        return
-
-
-def _allow_many_files() -> None:
-    """One file stays open for every process of the run."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

@@ -1,26 +1,26 @@
-"""What a sampler process is told to do: the words between it and whoever starts it."""
+"""Configuration of a sampler process, passed as one command-line argument."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
 
-from joulery.app.wiring.meters import MeterSpec
+from joulery.domain.energy.channel import MeterSpec
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerConfig:
-    """What a sampler is told to do.
+    """Configuration of a sampler.
 
     Attributes:
-        folder: Where its files go; it exists.
-        parent: The process whose end is its end.
-        root: The process whose tree is the run.
+        folder: Existing folder for its files.
+        parent: Process with which the sampler ends.
+        root: Root of the process tree that is the run.
         include_root: Whether the root's own CPU time is the run's (it is not where joulery only starts the program).
         period_s: Time between two readings of a meter that always has a new value.
         max_cpu_ratio: Share of one core it may take before it reads less often.
         meters: What to open; None for what this machine has.
-        group: Control group the run is in, and whether it counts CPU by CPU; None where there is none.
+        group: Control group of the run, and whether it counts each CPU; None where there is none.
     """
 
     folder: str

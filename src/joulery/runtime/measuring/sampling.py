@@ -1,4 +1,4 @@
-"""The caller's end of the sampler process: start it, wait until it reads, end it, say how that went."""
+"""Start, await and end a sampler process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from joulery.app.wiring.meters import MeterSpec
+from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import CapabilityError, ConfigError, DataError, JouleryError
 from joulery.runtime.measuring.sampler_config import SamplerConfig
 from joulery.runtime.measuring.terms import MAX_CPU_RATIO
 from joulery.runtime.process import spawn_process
 
+SAMPLER_PROGRAM = "joulery.app.sampler"
+"""Module that runs in the sampler process; started by its name, never imported here."""
 READY_S = 10.0
 END_S = 5.0
 _KINDS = {kind.kind: kind for kind in (CapabilityError, ConfigError, DataError)}
@@ -28,8 +30,8 @@ class SamplerProcess:
     """A running sampler. Ends with this process, however that ends.
 
     Attributes:
-        ready: What it said it reads; None until then.
-        done: What it said at its end; None until then, and when it ended early.
+        ready: Its first message, with the channels; None until then.
+        done: Its last message, with its statistics; None until then, and when it ended early.
     """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -40,15 +42,15 @@ class SamplerProcess:
         self._error: dict[str, Any] | None = None
 
     @classmethod
-    def start(cls, orders: SamplerConfig) -> Self:
+    def start(cls, config: SamplerConfig) -> Self:
         """Start a sampler; it is not ready yet.
 
         Raises:
             CapabilityError: No process can be started.
         """
         try:
-            with (Path(orders.folder) / "sampler.err").open("wb") as errors:
-                process = spawn_process("joulery.runtime.measuring.sampler", (orders.to_json(),), errors)
+            with (Path(config.folder) / "sampler.err").open("wb") as errors:
+                process = spawn_process(SAMPLER_PROGRAM, (config.to_json(),), errors)
         except OSError as error:
             raise CapabilityError(f"the sampler cannot be started: {error}", resource=sys.executable) from error
         return cls(process)
@@ -62,7 +64,7 @@ class SamplerProcess:
         """Wait until it has read everything once.
 
         Raises:
-            JouleryError: It cannot start (the error it said), it died, or it takes longer than that.
+            JouleryError: It cannot start (its own error), it died, or it takes longer than that.
         """
         self._listen(time.monotonic() + timeout_s, until_ready=True)
         if self.ready is None:
@@ -79,7 +81,7 @@ class SamplerProcess:
             try:
                 self._process.stdin.write(b"stop\n")
                 self._process.stdin.close()
-            except BrokenPipeError:  # it has ended; why is found out below
+            except BrokenPipeError:  # it has ended; _why() reports the reason
                 self._process.stdin = None
             self._listen(time.monotonic() + timeout_s, until_ready=False)
             try:

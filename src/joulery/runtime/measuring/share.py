@@ -1,24 +1,44 @@
-"""What part of a machine a run keeps busy: two streams of the sampler beside the meters."""
+"""The run's share of a machine: two streams of the sampler beside the meters, and what they read from."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from joulery.domain.errors import JouleryError
+    from joulery.domain.ports import Meter
 
 DISCOVERY_RATIO = 0.005
-"""Share of one core that looking for new processes may take: it is done less often the more there are."""
+"""Share of one core that the search for new processes may take: more processes are searched less often."""
 
 
-class BusyTimes(Protocol):
+@dataclass(frozen=True, slots=True)
+class OpenMeters:
+    """Meters that answer.
+
+    Attributes:
+        meters: In order of preference; no two read the same device.
+        refused: Meters that exist here but need a permission: the report says so.
+        absent: Meters that this machine does not have.
+    """
+
+    meters: tuple[Meter, ...]
+    refused: tuple[JouleryError, ...] = ()
+    absent: tuple[JouleryError, ...] = ()
+
+
+class BusyReader(Protocol):
     """How busy the CPUs of each socket were."""
 
     sockets: tuple[int, ...]
     cpus: tuple[int, ...]
 
     def read(self) -> tuple[float, ...]:
-        """Busy CPU seconds of each socket, by everybody."""
+        """Busy CPU seconds of each socket, of all processes."""
         ...
 
     def close(self) -> None:
@@ -26,7 +46,7 @@ class BusyTimes(Protocol):
         ...
 
 
-class TreeTimes(Protocol):
+class TreeReader(Protocol):
     """How much CPU time a run took."""
 
     def discover(self) -> None:
@@ -48,7 +68,7 @@ class TreeTimes(Protocol):
 
 @runtime_checkable
 class SharedMeter(Protocol):
-    """A meter that knows who uses its devices."""
+    """A meter that reports which processes use its devices."""
 
     def holders(self) -> Mapping[str, Mapping[int, float] | None]:
         """By device: share of the busy time of each process there; None where that is not known."""
@@ -56,13 +76,13 @@ class SharedMeter(Protocol):
 
 
 class CpuShare:
-    """CPU seconds, cumulative: of everybody and of the run on each socket, and of the sampler itself.
+    """CPU seconds, cumulative: of all processes and of the run on each socket, and of the sampler itself.
 
     Attributes:
         columns: ``busy_s:cpu:N`` and ``run_s:cpu:N`` for each socket, and ``self_s``.
     """
 
-    def __init__(self, busy: BusyTimes, tree: TreeTimes, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, busy: BusyReader, tree: TreeReader, clock: Callable[[], float] = time.monotonic) -> None:
         self.columns = (
             *(f"busy_s:cpu:{socket}" for socket in busy.sockets),
             *(f"run_s:cpu:{socket}" for socket in busy.sockets),
@@ -83,12 +103,12 @@ class CpuShare:
 
 
 class GpuShare:
-    """What ratio of each GPU's time belonged to the run and to anybody, since the reading before.
+    """Ratio of each GPU's time that belongs to the run and to all processes, since the previous reading.
 
-    The rule: a board on which only the run has processes is the run's, idle or not; where only others have, it is
-    theirs; where nobody has, it idles; where both have, it is split by the busy time the driver reports for each
-    process. Where the driver does not tell, the whole board is the run's (in a container process numbers do not match)
-    unless others are known to be on it: then the split is unknown (NaN).
+    A board on which only the run has processes is charged to the run, idle or not; one with processes of others only
+    is charged to them; one without processes idles. Where both have processes, the board is split by the busy time the
+    driver reports for each process. Without such a report the whole board is the run's (in a container process numbers
+    do not match), unless others are known to be on it: then the split is unknown (NaN).
 
     Attributes:
         columns: ``busy_ratio:gpu:N`` and ``run_ratio:gpu:N`` for each board.
@@ -112,7 +132,7 @@ class GpuShare:
 
 
 def board_ratios(holders: Mapping[int, float] | None, run: frozenset[int]) -> tuple[float, float]:
-    """(busy, run's) ratio of a board's time, from who holds it; the rule is :class:`GpuShare`'s."""
+    """(busy, run's) ratio of a board's time, from its processes; the rule is :class:`GpuShare`'s."""
     if holders is None:
         return 1.0, 1.0
     ours = [share for pid, share in holders.items() if pid in run]

@@ -1,21 +1,18 @@
-"""How a run is measured and on what terms it is charged: what its manifest keeps. Imports nothing heavy."""
+"""Settings of a measurement and the terms of its charge, as the manifest keeps them. Imports nothing heavy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from joulery.app.wiring.meters import MeterSpec
+from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import ConfigError
-
-if TYPE_CHECKING:
-    from joulery.domain.ports import CarbonSource
 
 IDLE_RULES = ("whole", "share", "none")
 """The values of ``accounting.charge.IdleRule``."""
 PERIOD_S = 0.01
-"""Default time between two readings: finer tells no two GPU kernels apart, coarser loses short phases."""
+"""Default time between two readings: finer separates no GPU kernels, coarser loses short phases."""
 SHORTEST_PERIOD_S, LONGEST_PERIOD_S = 0.001, 1.0
 MAX_CPU_RATIO = 0.03
 """Share of one core the sampler may take before it reads less often."""
@@ -47,7 +44,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """On what terms a run is charged.
+    """Terms on which a run is charged.
 
     Attributes:
         idle: How much of the idle energy it pays: one of :data:`IDLE_RULES`.
@@ -97,16 +94,3 @@ class Span:
     unix_offset_ns: int
     cpu_s: float = 0.0
     exit_code: int | None = None
-
-
-def source_of(flags: Mapping[str, str]) -> CarbonSource | None:
-    """The source of carbon intensity that flags describe; None, and nothing heavy imported, when there are none.
-
-    Raises:
-        JouleryError: They are wrong, or what they name cannot be used.
-    """
-    if not flags:
-        return None
-    from joulery.app.wiring.carbon import source_from_flags
-
-    return source_from_flags(flags)

@@ -41,7 +41,7 @@ def book(view: RunView, ledger: Ledger) -> None:
                 if energy_j * share > 0
             ]
             if footprint.signal is not None and footprint.scope is not None:
-                grams = footprint.carbon_g * share_of_grams
+                grams = footprint.counted_g * share_of_grams
                 carbon.append(CarbonEntry(owner, workload, hour_s, footprint.signal, footprint.scope, grams))
     ledger.record(_entry(view), energy, carbon)
 

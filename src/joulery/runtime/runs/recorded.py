@@ -1,9 +1,9 @@
-"""What there is to report of one recorded run, whatever became of the run."""
+"""A recorded run, complete or interrupted, ready to be reported."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,16 +21,16 @@ from joulery.store.run.timeline import read_decisions, read_site, read_ticks
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """One run, ready to be rendered.
+    """A run to report.
 
     Attributes:
         path: Its folder.
-        manifest: What ``manifest.json`` says.
+        manifest: ``manifest.json``.
         footprint: Its joules and grams.
-        report: What ``report.json`` says, or what was made again of an interrupted run; empty where that cannot be.
-        site: The labels of a site; for other runs None, or what their course is labelled with.
-        ticks: Its course over time.
-        decisions: What was decided.
+        report: ``report.json``, or the report made again of an interrupted run; empty where that is not possible.
+        site: Labels of the run's numbers; None where it has none.
+        ticks: Its timeline.
+        decisions: Decisions of its policies.
     """
 
     path: Path
@@ -53,17 +53,17 @@ class RunView:
 
     @property
     def owner(self) -> str:
-        """Whom the run is charged to; ``unknown`` when nobody was named."""
+        """Owner of the run; ``unknown`` when none was named."""
         return str(self.manifest.get("owner") or "unknown")
 
     @property
     def interrupted(self) -> bool:
-        """True while it runs, and for ever when its writer was killed."""
+        """True while it runs, and for good when its writer was killed."""
         return self.manifest.get("state") == "running"
 
     @property
     def charges(self) -> tuple[tuple[str, str, Footprint], ...]:
-        """``(workload, owner, footprint)`` as far as the run told them apart; the whole run otherwise.
+        """``(workload, owner, footprint)`` as far as the run separates them; the whole run otherwise.
 
         Raises:
             DataError: They are damaged.
@@ -78,12 +78,19 @@ class RunView:
             raise DataError(f"charges: {type(error).__name__} {error}", file=str(self.path / "report.json")) from error
 
 
-def load_run(path: str | Path, *, with_course: bool = False, carbon: CarbonSource | None = None) -> RunView:
-    """Everything there is to report of the run at ``path``.
+CarbonOpener = Callable[[Mapping[str, str]], CarbonSource | None]
+"""The source of carbon intensity that flags describe; None without flags."""
+
+
+def load_run(
+    path: str | Path, *, open_carbon: CarbonOpener, with_timeline: bool = False, carbon: CarbonSource | None = None
+) -> RunView:
+    """Load a run to report it.
 
     Args:
         path: Its folder.
-        with_course: Whether the course over time is needed; that of a measured run is computed from its readings.
+        open_carbon: Opens the source that an interrupted run's manifest names.
+        with_timeline: Load the timeline too; that of a measured run is computed from its readings.
         carbon: Another intensity than the run's own for the grams of a measured run.
 
     Raises:
@@ -106,14 +113,14 @@ def load_run(path: str | Path, *, with_course: bool = False, carbon: CarbonSourc
     if carbon is not None:
         report, ticks, grid = _on_another_grid(run, carbon)
         manifest = {**run.manifest, "carbon": grid}
-    elif report is None or with_course:
-        report, ticks = _measured(run, report)
+    elif report is None or with_timeline:
+        report, ticks = _measured(run, report, open_carbon)
     footprint = footprint_from_dict(report)
     return RunView(run.path, manifest, footprint, report, measured_label(manifest, footprint), ticks)
 
 
 def _on_another_grid(run: Run, source: CarbonSource) -> tuple[dict[str, Any], tuple[Tick, ...], dict[str, str] | None]:
-    """The report of a measured run with another intensity, its course, and the zone and source of that intensity."""
+    """Report of a measured run with another intensity, its timeline, and the zone and source of that intensity."""
     from joulery.runtime.measuring.account import account_again
 
     if "power" not in run.series_names:
@@ -122,33 +129,34 @@ def _on_another_grid(run: Run, source: CarbonSource) -> tuple[dict[str, Any], tu
         made = account_again(run, source, regardless=True)
     series = made.basis.carbon
     grid = None if series is None else {"zone": series.zone, "source": series.source}
-    return made.report, made.basis.course(), grid
+    return made.report, made.basis.power_timeline(), grid
 
 
 @contextmanager
 def _readings(run: Run) -> Iterator[None]:
-    """Damage to what a run keeps, as one error that names it."""
+    """Turn damage to the readings of a run into one error that names the run."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"the readings of the run: {type(error).__name__} {error}", file=str(run.path)) from error
 
 
-def _measured(run: Run, report: dict[str, Any] | None) -> tuple[dict[str, Any], tuple[Tick, ...]]:
-    """The report of a measured run, made again where there is none, and its course."""
+def _measured(
+    run: Run, report: dict[str, Any] | None, open_carbon: CarbonOpener
+) -> tuple[dict[str, Any], tuple[Tick, ...]]:
+    """Report of a measured run, made again where there is none, and its timeline."""
     from joulery.runtime.measuring.account import account_again
-    from joulery.runtime.measuring.terms import source_of
 
     if report is not None and "power" not in run.series_names:
         return report, ()
     with _readings(run):
-        source = source_of(run.manifest["terms"]["carbon"]) if report is None else None
+        source = open_carbon(run.manifest["terms"]["carbon"]) if report is None else None
         made = account_again(run, source)
-    return report or made.report, made.basis.course()
+    return report or made.report, made.basis.power_timeline()
 
 
 def measured_label(manifest: Mapping[str, Any], footprint: Footprint) -> SiteLabel:
-    """What the numbers of a measured run are labelled with: its command, and the intensity it keeps."""
+    """Labels of a measured run: its command, and the intensity it keeps."""
     argv = manifest.get("argv")
     name = Path(str(argv[0])).name if isinstance(argv, list) and argv else "measure"
     kept, carbon = manifest.get("carbon"), None
@@ -160,7 +168,7 @@ def measured_label(manifest: Mapping[str, Any], footprint: Footprint) -> SiteLab
 
 
 def _of_ticks(run: Run, site: SiteLabel | None, ticks: tuple[Tick, ...]) -> Footprint:
-    """The footprint of an interrupted site: all it metered, given to nobody."""
+    """Footprint of an interrupted site: all its energy is unattributed."""
     known = [tick for tick in ticks if not math.isnan(tick.energy_j)]
     if not known and run.manifest.get("kind") == "serve":
         raise DataError(

@@ -1,4 +1,4 @@
-"""A run's log, decided once more: the same observations must lead to the same decisions."""
+"""Replay a run's log: the same observations must lead to the same decisions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Difference:
 
     Attributes:
         t_s: When, Unix seconds.
-        service: Whose.
+        service: Service that it belongs to.
         logged, again: The decisions then and now.
     """
 

@@ -12,8 +12,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from joulery.accounting.training_jobs import Tally
-from joulery.domain.cluster import ClusterAction, ClusterJob, ClusterSnapshot, Hold, JobState, Release, Start, Stop
-from joulery.policies.training.allocation import ClusterView, start_waiting
+from joulery.domain.cluster import (
+    ClusterAction,
+    ClusterJob,
+    ClusterNode,
+    ClusterSnapshot,
+    Hold,
+    JobState,
+    Release,
+    Start,
+    Stop,
+)
+from joulery.policies.training.allocation import ClusterView
 from joulery.runtime.schedule.intensity import GridIntensity
 from joulery.runtime.schedule.state import SchedulerState
 
@@ -45,23 +55,30 @@ def kind_name(job: ClusterJob) -> str:
     return f"{job.owner}/{job.name}/{job.min_slots}"
 
 
+def capacity(snapshot: ClusterSnapshot, pool: str, jobs: Sequence[ClusterJob]) -> int:
+    """Slots of a pool that these jobs may share: all but those of other jobs."""
+    own = {job.id for job in jobs}
+    others = sum(job.slots for job in snapshot.jobs if job.id not in own and job.pool == pool)
+    return max(0, snapshot.pools.get(pool, 0) - others)
+
+
 def cluster_view(
-    snapshot: ClusterSnapshot,
     jobs: Sequence[ClusterJob],
     state: SchedulerState,
     grid: GridIntensity,
     now_s: float,
     restart_s: float,
+    gpus: int,
 ) -> ClusterView:
     """The policy's view at a round. Where the intensity is unknown it shows no power either, and nothing shifts.
 
     Args:
-        snapshot: The cluster.
-        jobs: The jobs to schedule, each with its kind in ``state.kinds``.
+        jobs: The jobs to rank, each with its kind in ``state.kinds``.
         state: The scheduler's state.
         grid: Intensities.
         now_s: Unix seconds.
         restart_s: Time a job loses when it is moved.
+        gpus: Slots these jobs may share.
     """
     submitted_s = {job.id: state.submitted_s.get(job.id, job.submit_s) for job in jobs}
     kinds = {name: number for number, name in enumerate(state.kinds)}
@@ -74,7 +91,7 @@ def cluster_view(
     ]
     return ClusterView(
         now_s=now_s,
-        gpus=max(0, _capacity(snapshot, jobs)),
+        gpus=gpus,
         g_per_kwh=grid.g_per_kwh if grid.known else 0.0,
         mean_g_per_kwh=grid.mean_g_per_kwh if grid.known else 0.0,
         restart_s=restart_s,
@@ -94,52 +111,256 @@ def cluster_view(
     )
 
 
+class FreeSlots:
+    """Free slots by node, to try and to take.
+
+    A job of ``spread`` false needs as few nodes as hold its slots, each with as many of them.
+    """
+
+    def __init__(self, snapshot: ClusterSnapshot) -> None:
+        self._size: dict[str, int] = {}
+        self._free: dict[str, dict[str, int]] = {}
+        for node in snapshot.nodes or (ClusterNode("", snapshot.slots, snapshot.free),):
+            self._free.setdefault(node.pool, {})[node.name] = node.free
+            self._size[node.pool] = max(self._size.get(node.pool, 1), node.slots)
+
+    def copy(self) -> FreeSlots:
+        """The same slots, to try with."""
+        made = object.__new__(FreeSlots)
+        made._size, made._free = self._size, {pool: dict(nodes) for pool, nodes in self._free.items()}
+        return made
+
+    def fits(self, job: ClusterJob, slots: int) -> bool:
+        """Whether the job could start on so many slots."""
+        return self._place(job, slots) is not None
+
+    def take(self, job: ClusterJob, slots: int) -> bool:
+        """Take the slots if the job could start on them."""
+        placed = self._place(job, slots)
+        for node, count in placed or ():
+            self._free[job.pool][node] -= count
+        return placed is not None
+
+    def reserve(self, job: ClusterJob, slots: int) -> None:
+        """Take as many of the slots as there are, so that no other job does."""
+        nodes = self._free.get(job.pool, {})
+        for node in sorted(nodes, key=lambda node: -nodes[node]):
+            count = max(0, min(slots, nodes[node]))
+            nodes[node], slots = nodes[node] - count, slots - count
+
+    def give(self, job: ClusterJob) -> None:
+        """Add the slots that a job holds."""
+        nodes = self._free.setdefault(job.pool, {})
+        names = [name for name in job.nodes if name in nodes] or list(nodes)[:1]
+        for at, name in enumerate(names):
+            nodes[name] += job.slots // len(names) + (at < job.slots % len(names))
+
+    def _place(self, job: ClusterJob, slots: int) -> list[tuple[str, int]] | None:
+        nodes = self._free.get(job.pool, {})
+        tight = sorted((node for node in nodes if nodes[node] > 0), key=lambda node: nodes[node])
+        if job.spread:
+            placed, left = [], slots
+            for node in reversed(tight):
+                placed.append((node, min(left, nodes[node])))
+                left -= placed[-1][1]
+                if left == 0:
+                    return placed
+            return None
+        count = -(-slots // self._size.get(job.pool, 1))
+        while slots % count:
+            count += 1
+        chosen = [node for node in tight if nodes[node] >= slots // count][:count]
+        return [(node, slots // count) for node in chosen] if len(chosen) == count else None
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """Which running jobs may be stopped now.
+
+    Attributes:
+        jobs: Those that the last round moves; None for every job whose size differs from the plan's.
+        now_s: Unix seconds.
+        least_run_s: A job that started less than this ago runs on.
+    """
+
+    jobs: frozenset[int] | None = None
+    now_s: float = math.inf
+    least_run_s: float = 0.0
+
+    def allow(self, job: ClusterJob) -> bool:
+        """Whether this running job may be stopped."""
+        young = self.now_s - job.start_s < self.least_run_s  # False where the start is unknown
+        return job.stoppable and not young and (self.jobs is None or job.id in self.jobs)
+
+
 def next_actions(
-    snapshot: ClusterSnapshot, target: Mapping[int, int], waiting: Sequence[tuple[int, int]], *, passive: bool
+    snapshot: ClusterSnapshot,
+    target: Mapping[int, int],
+    waiting: Sequence[tuple[int, int]],
+    *,
+    passive: bool,
+    stops: StopRules | None = None,
 ) -> list[PlannedAction]:
     """The next action of every job that is not yet as the plan wants it.
 
-    Running jobs of another size stop first; a stopped job starts again when its slots are free; slots beyond those
-    reserved go to the waiting jobs, in order; all other waiting jobs are held.
+    A running job stops only when its successor could start there and then: the successor is released first, so that
+    the cluster judges it; only if the cluster says that nothing but slots is missing (:attr:`ClusterJob.judged`) and
+    the slots of the jobs to stop would hold it, do they stop. A job that is resized stops when its new size fits. Slots
+    beyond those reserved go to the waiting jobs, in order; a blocked job reserves none; all other waiting jobs are
+    held.
 
     Args:
         snapshot: The cluster.
-        target: Slots each job is to have; 0 for none, absent where nothing was decided yet.
+        target: Slots each job is to have, jobs that go first first; 0 for none, absent where nothing was decided yet.
         waiting: The jobs that may start next, with the slots each wants.
         passive: Whether waiting jobs may start now.
+        stops: Which running jobs may be stopped.
     """
-    jobs = schedulable(snapshot)
-    actions = [_stop(job, target[job.id]) for job in jobs if _misfit(job, target.get(job.id, job.slots))]
-    stopped = {one.action.job for one in actions if isinstance(one.action, Stop)}
-    actions += [
-        PlannedAction(Release(job.id), "it began before its hold came, which would outlast a requeue")
-        for job in jobs
-        if job.state is JobState.RUNNING and job.held_by_us and job.id not in stopped
-    ]
-    free = snapshot.free
-    for job in jobs:
-        want = target.get(job.id, 0)
-        if job.state is not JobState.WAITING or want == 0:
-            continue
-        if not (job.held_by_us or job.shape != want):
-            free -= want  # released: the cluster starts it
-        elif want <= free:
-            actions.append(PlannedAction(Start(job.id, want), f"its turn, on {want} as planned"))
-            free -= want
+    return _Actions(snapshot, target, waiting, stops or StopRules()).made(passive=passive)
+
+
+class _Actions:
+    """The steps of :func:`next_actions`."""
+
+    def __init__(
+        self,
+        snapshot: ClusterSnapshot,
+        target: Mapping[int, int],
+        waiting: Sequence[tuple[int, int]],
+        stops: StopRules,
+    ) -> None:
+        self._snapshot, self._target, self._waiting, self._stops = snapshot, target, waiting, stops
+        self._jobs = schedulable(snapshot)
+        self._by_id = {job.id: job for job in self._jobs}
+        self._free, self._coming = FreeSlots(snapshot), FreeSlots(snapshot)
+        for job in snapshot.jobs:
+            if job.state is JobState.STOPPING and target.get(job.id, 0) == 0:
+                self._coming.give(job)
+        self._ready: list[tuple[ClusterJob, int]] = []
+        self._stopped: set[int] = set()
+        self._starting: set[int] = set()
+        self._made: list[PlannedAction] = []
+
+    def made(self, *, passive: bool) -> list[PlannedAction]:
+        """All actions, in the order in which they are to be applied."""
+        self._start_planned()
+        self._stop_for_ready()
+        self._stop_resized()
+        self._release_running()
+        if passive:
+            self._start_waiting()
+        self._hold_others()
+        return self._made
+
+    def _add(self, action: ClusterAction, reason: str, *, new: bool = False) -> None:
+        self._made.append(PlannedAction(action, reason, new))
+        if isinstance(action, Start):
+            self._starting.add(action.job)
+
+    def _start_planned(self) -> None:
+        """Waiting jobs of the plan: those released reserve their slots, the others are released if there is a way."""
+        for number, want in self._target.items():
+            job = self._by_id.get(number)
+            if job is None or want == 0:
+                continue
+            if job.state is JobState.STOPPING:
+                self._free.reserve(job, max(0, want - job.slots))
+            if job.state is not JobState.WAITING or job.blocked:
+                continue
+            held = job.held_by_us or job.shape != want
+            if self._free.take(job, want):
+                self._coming.take(job, want)
+                if held:
+                    self._add(Start(job.id, want), f"its turn, on {want} as planned")
+            elif self._coming.take(job, want):
+                self._free.reserve(job, want)
+            elif not self._snapshot.self_starting or not held:
+                if job.judged:
+                    self._ready.append((job, want))
+            elif self._victims(job):
+                self._add(Start(job.id, want), f"its turn: released before others stop, on {want} as planned")
+            elif not job.held_by_us:
+                self._add(Hold(job.id), f"waits for {want} slots")
+
+    def _victims(self, successor: ClusterJob) -> list[ClusterJob]:
+        """Running jobs of the pool that the plan runs no longer, last of the ranking first."""
+        rank = {number: at for at, (number, _) in enumerate(self._waiting)}
+        found = [
+            job
+            for job in self._jobs
+            if job.state is JobState.RUNNING
+            and job.pool == successor.pool
+            and self._target.get(job.id, job.slots) == 0
+            and job.id not in self._stopped
+            and self._stops.allow(job)
+        ]
+        return sorted(found, key=lambda job: (-rank.get(job.id, len(rank)), -job.id))
+
+    def _stop_for_ready(self) -> None:
+        """Stop the jobs whose slots the ready successors need."""
+        for successor, want in self._ready:
+            chosen = self._needed(successor, want)
+            for job in chosen:
+                self._stopped.add(job.id)
+                self._coming.give(job)
+                self._add(Stop(job.id), f"its {job.slots} slots go to job {successor.id}")
+            if self._coming.take(successor, want):
+                self._free.reserve(successor, want)
+
+    def _needed(self, successor: ClusterJob, want: int) -> list[ClusterJob]:
+        """The fewest jobs, last of the ranking first, whose slots hold the successor; none if all do not."""
+        trial, chosen = self._coming.copy(), []
+        for job in self._victims(successor):
+            chosen.append(job)
+            trial.give(job)
+            if trial.fits(successor, want):
+                break
         else:
-            free -= want  # reserved: no other job overtakes it
-            if not job.held_by_us:
-                actions.append(PlannedAction(Hold(job.id), f"waits for {want} slots"))
-    started, _ = start_waiting(_present(jobs, waiting), max(0, free)) if passive else ([], [])
-    for number, want in started:
-        reason = f"{want} of {snapshot.free} free slots, next in the ranking"
-        actions.append(PlannedAction(Start(number, want), reason, new=True))
-    starting = {number for number, _ in started}
-    for job in jobs:
-        idle = job.state is JobState.WAITING and target.get(job.id, 0) == 0 and job.id not in starting
-        if idle and not job.held_by_us:
-            actions.append(PlannedAction(Hold(job.id), "others go first"))
-    return actions
+            return []
+        for job in list(chosen):
+            without = self._coming.copy()
+            for other in chosen:
+                if other is not job:
+                    without.give(other)
+            if without.fits(successor, want):
+                chosen.remove(job)
+        return chosen
+
+    def _stop_resized(self) -> None:
+        """Stop jobs that go on at another size, if that size fits once their own slots are free."""
+        for job in self._jobs:
+            want = self._target.get(job.id, job.slots)
+            if job.state is not JobState.RUNNING or want in (0, job.slots) or not self._stops.allow(job):
+                continue
+            trial = self._coming.copy()
+            trial.give(job)
+            if trial.take(job, want):
+                self._coming = trial
+                self._stopped.add(job.id)
+                self._free.reserve(job, max(0, want - job.slots))
+                self._add(Stop(job.id), f"from {job.slots} to {want} slots")
+
+    def _release_running(self) -> None:
+        for job in self._jobs:
+            if job.state is JobState.RUNNING and job.held_by_us and job.id not in self._stopped:
+                self._add(Release(job.id), "it began before its hold came, which would outlast a requeue")
+
+    def _start_waiting(self) -> None:
+        """Waiting jobs on slots that no planned job needs, in order, each if it fits."""
+        for number, want in self._waiting:
+            job = self._by_id.get(number)
+            if job is None or job.state is not JobState.WAITING or job.blocked or job.id in self._starting:
+                continue
+            slots = min(max(want, job.min_slots), job.max_slots)
+            if self._free.take(job, slots):
+                free = self._snapshot.free
+                self._add(Start(number, slots), f"{slots} of {free} free slots, next in the ranking", new=True)
+
+    def _hold_others(self) -> None:
+        for job in self._jobs:
+            idle = job.state is JobState.WAITING and self._target.get(job.id, 0) == 0 and job.id not in self._starting
+            if idle and not job.held_by_us and not job.blocked:
+                self._add(Hold(job.id), "others go first")
 
 
 def orphaned_holds(snapshot: ClusterSnapshot, known: frozenset[int]) -> list[PlannedAction]:
@@ -150,29 +371,4 @@ def orphaned_holds(snapshot: ClusterSnapshot, known: frozenset[int]) -> list[Pla
         PlannedAction(Release(job.id), "held by joulery, and the journal does not know it")
         for job in snapshot.jobs
         if job.held_by_us and job.state is JobState.WAITING and job.id not in known
-    ]
-
-
-def _capacity(snapshot: ClusterSnapshot, jobs: Sequence[ClusterJob]) -> int:
-    """Slots these jobs may share: all but those of the other jobs."""
-    own = {job.id for job in jobs}
-    return snapshot.slots - sum(job.slots for job in snapshot.jobs if job.id not in own)
-
-
-def _misfit(job: ClusterJob, want: int) -> bool:
-    return job.state is JobState.RUNNING and want != job.slots
-
-
-def _stop(job: ClusterJob, want: int) -> PlannedAction:
-    reason = f"from {job.slots} to {want} slots" if want else f"its {job.slots} slots go to others"
-    return PlannedAction(Stop(job.id), reason)
-
-
-def _present(jobs: Sequence[ClusterJob], waiting: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The entries whose job still waits, each within the slots it may use."""
-    by_id = {job.id: job for job in jobs if job.state is JobState.WAITING}
-    return [
-        (number, min(max(want, by_id[number].min_slots), by_id[number].max_slots))
-        for number, want in waiting
-        if number in by_id
     ]

@@ -18,7 +18,7 @@ from joulery.domain.cluster import ClusterSnapshot, JobEnergy, Placement
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.ports import Meter
 from joulery.domain.quality import Quality, weakest
-from joulery.runtime.measuring.share import BusyTimes, TreeTimes
+from joulery.runtime.measuring.share import BusyReader, TreeReader
 
 Totals = Mapping[int, JobEnergy]
 """Energy totals by job."""
@@ -131,8 +131,8 @@ class MachineShares:
         slots: Slots of the machine; idle energy of processors goes to the jobs that hold slots, by slot.
     """
 
-    busy: BusyTimes
-    tree: Callable[[int], TreeTimes]
+    busy: BusyReader
+    tree: Callable[[int], TreeReader]
     slots: int
 
 
@@ -161,7 +161,7 @@ class JobMeter:
         self.source = f"meter-{time.time_ns()}"
         self.machine_j = 0.0
         self._totals: dict[int, JobEnergy] = {}
-        self._trees: dict[tuple[int, int], TreeTimes] = {}
+        self._trees: dict[tuple[int, int], TreeReader] = {}
         self._cpu_s: dict[tuple[int, int], tuple[float, ...]] = {}
         self._readings = [meter.read() for meter in self._meters]
         self._busy_s, self._at_s = shares.busy.read(), clock_s()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -27,7 +27,10 @@ from joulery.domain.ports import ClusterBackend
 from joulery.domain.quality import Quality
 from joulery.policies.training.allocation import Allocation, ClusterView
 from joulery.runtime.schedule.decisions import (
+    FreeSlots,
     PlannedAction,
+    StopRules,
+    capacity,
     cluster_view,
     kind_name,
     next_actions,
@@ -49,6 +52,11 @@ from joulery.store.journal import Journal, read_back
 
 COMPACT_BYTES = 8 << 20
 """A journal longer than this is rewritten as the two events that give the same state."""
+
+
+_REFUSED_QUANTA = 4
+_LEAST_PROGRESS = 0.02
+"""Less progress than this is nothing to lose."""
 
 
 class JournaledPolicy(Protocol):
@@ -87,11 +95,15 @@ class SchedulerTiming:
         quantum_s: Interval between rounds.
         restart_s: Time a job loses when it is moved.
         measure: When an efficiency counts as measured.
+        least_run_s: A job that started less than this ago is not stopped.
+        start_s: How long a released job may take to start on free slots before it reserves them no longer.
     """
 
     quantum_s: float
     restart_s: float
     measure: MeasureRules
+    least_run_s: float = 0.0
+    start_s: float = 60.0
 
 
 @dataclass(slots=True)
@@ -117,6 +129,35 @@ class TickResult:
         return self.snapshot is not None and not self.done and all(j.state is not JobState.STOPPING for j in jobs)
 
 
+class _Plan:
+    """The plan of a round while its groups are planned.
+
+    A policy sees the jobs of one group at a time; what it keeps of other jobs stays in its document.
+    """
+
+    def __init__(self, policy: Mapping[str, Any] | None) -> None:
+        self.policy = policy
+        self.target: dict[int, int] = {}
+        self.waiting: list[tuple[int, int]] = []
+        self.newcomers: dict[int, int] = {}
+        self.passive = True
+
+    def policy_of(self, members: list[ClusterJob]) -> dict[str, Any] | None:
+        """The policy's document with the jobs of a group alone; None before the first round."""
+        if self.policy is None:
+            return None
+        own = {str(job.id) for job in members}
+        jobs = {job: entry for job, entry in self.policy.get("jobs", {}).items() if job in own}
+        return {**self.policy, "jobs": jobs}
+
+    def remember(self, document: Mapping[str, Any], members: list[ClusterJob]) -> None:
+        """Keep the policy's document after the round of a group."""
+        own = {str(job.id) for job in members}
+        others = {} if self.policy is None else self.policy.get("jobs", {})
+        kept = {job: entry for job, entry in others.items() if job not in own}
+        self.policy = {**document, "jobs": {**kept, **document.get("jobs", {})}}
+
+
 class Scheduler:
     """Drives on a real cluster the same policy object that simulations drive.
 
@@ -130,6 +171,8 @@ class Scheduler:
         mode: ``act`` applies actions, ``shadow`` plays them through without applying any, ``advise`` logs them once a
             round and journals nothing.
         timing: Times.
+        priority_step: Points of the cluster's own priority that make a class; jobs of a higher class go first. 0 for
+            one class.
 
     Attributes:
         state: The fold of the journal's events.
@@ -146,9 +189,11 @@ class Scheduler:
         *,
         mode: Mode,
         timing: SchedulerTiming,
+        priority_step: float = 0.0,
     ) -> None:
         self._backend, self._policy, self._journal, self._energy = backend, policy, journal, energy
         self._intensity, self._log, self._mode, self._timing = intensity, log, mode, timing
+        self._priority_step = priority_step
         self.state, unread = replay(journal.entries)
         if unread:
             log("note", {"text": f"{unread} journal events cannot be read and are left out"})
@@ -182,23 +227,29 @@ class Scheduler:
                 return tick
         self._inherit(snapshot)
         self._meet(snapshot)
+        self._check_starts(snapshot, now_s)
+        tick.snapshot = snapshot = self._judged(snapshot, now_s)
         self._count(snapshot, now_s, elapsed_s)
         self._forget(snapshot)
         if round_now or self._due(now_s):
             tick.round = True
             self._round(snapshot, now_s)
         self._queue_new(snapshot)
+        self._adopt(snapshot)
         if self._mode is not Mode.ADVISE or tick.round:
-            self._act(snapshot, tick)
+            self._act(snapshot, now_s, tick)
         if self._mode is not Mode.ADVISE and self._journal.size_bytes > self._compact_bytes:
             self._journal.replace(compacted(self.state))
             self._compact_bytes = max(COMPACT_BYTES, 2 * self._journal.size_bytes)
         return tick
 
     def record(self, kind: str, **fields: Any) -> None:
-        """Append an event to the journal and apply it; in mode ``advise`` only apply it."""
+        """Append an event to the journal and apply it; in mode ``advise`` only apply it.
+
+        Decisions are on the disk before they are acted on; measurements are, with the next decision.
+        """
         journaled = self._mode is not Mode.ADVISE
-        event = self._journal.append(kind, **fields) if journaled else read_back(kind, fields)
+        event = self._journal.append(kind, sync=kind != "tallies", **fields) if journaled else read_back(kind, fields)
         self.state = apply_event(self.state, event)
 
     def _check_policy(self) -> None:
@@ -211,13 +262,15 @@ class Scheduler:
             self._log("note", {"text": f"the policy begins anew: {error}"})
             self.record("plan", **plan_event(self.state, policy=None))
 
-    def _act(self, snapshot: ClusterSnapshot, tick: TickResult) -> None:
+    def _act(self, snapshot: ClusterSnapshot, now_s: float, tick: TickResult) -> None:
+        """The ranking of a new round first, so that freed slots go to the jobs they were freed for; then the rest."""
         state = self.state
-        for planned in next_actions(snapshot, state.target, state.waiting, passive=state.passive):
+        if tick.round and snapshot.self_starting:
+            self._do(PlannedAction(self._order(snapshot), "the ranking of this round"), tick)
+        rules = StopRules(state.stops, now_s, self._timing.least_run_s)
+        for planned in next_actions(snapshot, state.target, state.waiting, passive=state.passive, stops=rules):
             if not tick.unreachable:
                 self._do(planned, tick)
-        if tick.round and not tick.unreachable and snapshot.self_starting:
-            self._do(PlannedAction(self._order(snapshot), "the ranking of this round"), tick)
 
     def _due(self, now_s: float) -> bool:
         """Whether a round is due; a clock that was set back delays it by at most a quantum."""
@@ -236,7 +289,68 @@ class Scheduler:
         new.sort(key=lambda job: (job.submit_s, job.id))
         kinds = [kind for kind in dict.fromkeys(map(kind_name, new)) if kind not in state.kinds]
         if new:
-            self.record("known", jobs={str(job.id): job.submit_s for job in new}, kinds=kinds)
+            priority = {str(job.id): job.priority for job in new if not math.isnan(job.priority)}
+            self.record("known", jobs={str(job.id): job.submit_s for job in new}, kinds=kinds, priority=priority)
+
+    def _check_starts(self, snapshot: ClusterSnapshot, now_s: float) -> None:
+        """A released job that does not start although its slots are free gives them back for four quanta."""
+        if self._mode is not Mode.ACT or not snapshot.self_starting:
+            return
+        free = FreeSlots(snapshot)
+        for job in snapshot.jobs:
+            planned = self.state.target.get(job.id, 0) > 0 and job.state is JobState.WAITING
+            if not planned or job.held_by_us or job.blocked:
+                continue
+            released_s = self.state.released_s.get(job.id)
+            if released_s is None:
+                self.record("released", job=job.id, at_s=now_s)
+                continue
+            overdue = now_s - max(released_s, job.eligible_s) > self._timing.start_s
+            if overdue and free.fits(job, job.shape):
+                text = f"did not start on free slots within {self._timing.start_s:g} s"
+                until_s = now_s + _REFUSED_QUANTA * self._timing.quantum_s
+                self.record("refused", job=job.id, until_s=until_s, text=text)
+                self._log("note", {"text": f"job {job.id} {text}: its slots go to others", "job": job.id})
+
+    def _judged(self, snapshot: ClusterSnapshot, now_s: float) -> ClusterSnapshot:
+        """The snapshot with what was learnt of jobs: those that do not start, and those that lose their progress."""
+        refused, unsaved = self.state.refused, self.state.unsaved
+        if not refused and not unsaved:
+            return snapshot
+        jobs = []
+        for job in snapshot.jobs:
+            until_s, text = refused.get(job.id, (-math.inf, ""))
+            if now_s < until_s and job.state is JobState.WAITING and not job.held_by_us:
+                job = replace(job, blocked=job.blocked or text)
+            jobs.append(replace(job, stoppable=False) if job.id in unsaved else job)
+        return replace(snapshot, jobs=tuple(jobs))
+
+    def _adopt(self, snapshot: ClusterSnapshot) -> None:
+        """Jobs that run at another size than planned, and that the round does not move, run on as they are."""
+        stops = self.state.stops
+        for job in schedulable(snapshot):
+            running = job.state is JobState.RUNNING and self.state.target.get(job.id) != job.slots
+            if stops is not None and running and job.id not in stops:
+                self.record("started", job=job.id, slots=job.slots)
+
+    def _plannable(self, snapshot: ClusterSnapshot, now_s: float) -> list[ClusterJob]:
+        """The jobs a round ranks: not those the cluster would not start, nor running ones that may not be stopped."""
+        rules = StopRules(None, now_s, self._timing.least_run_s)
+        return [
+            job
+            for job in schedulable(snapshot)
+            if not job.blocked and (job.state is not JobState.RUNNING or rules.allow(job))
+        ]
+
+    def _groups(self, jobs: list[ClusterJob]) -> Iterator[tuple[str, float, list[ClusterJob]]]:
+        """Jobs by pool, and within a pool by class of the cluster's own priority, the highest first."""
+        groups: dict[tuple[str, float], list[ClusterJob]] = {}
+        for job in jobs:
+            priority = self.state.priority.get(job.id, 0.0)
+            rank = math.floor(priority / self._priority_step) if self._priority_step else 0.0
+            groups.setdefault((job.pool, rank), []).append(job)
+        for pool, rank in sorted(groups, key=lambda group: (group[0], -group[1])):
+            yield pool, rank, groups[pool, rank]
 
     def _count(self, snapshot: ClusterSnapshot, now_s: float, elapsed_s: float | None) -> None:
         """Record the tallies that changed since the last tick."""
@@ -251,6 +365,7 @@ class Scheduler:
             if (total := totals.get(job.id)) is not None:
                 energy_j, slot_j, seen[job.id] = energy_delta(seen.get(job.id, NO_TOTALS), total)
                 quality = total.quality
+            self._check_saved(job)
             look = Look(now_s, elapsed_s, job.slots, job.restarts, job.progress_ratio, energy_j, slot_j, quality)
             tallies[job.id] = observe(tallies.get(job.id, Tally()), look, self._timing.measure, carbon)
             who[job.id] = (job.owner, job.name, job.partition)
@@ -259,6 +374,15 @@ class Scheduler:
         changed = [job for job in changed if job not in state.tallies or _differs(state, new, job)]
         if changed:
             self.record("tallies", **tallies_event(new, changed))
+
+    def _check_saved(self, job: ClusterJob) -> None:
+        """Record a job that lost most of its progress when it was stopped, so that it is never stopped again."""
+        before = self.state.tallies.get(job.id)
+        if before is None or before.progress_ratio < _LEAST_PROGRESS or job.id in self.state.unsaved:
+            return
+        if job.progress_ratio < before.progress_ratio / 2 and job.restarts:
+            self.record("unsaved", job=job.id)
+            self._log("note", {"text": f"job {job.id} saves no progress: it is not stopped again", "job": job.id})
 
     def _forget(self, snapshot: ClusterSnapshot) -> None:
         """Jobs that are over, or that the cluster no longer knows, leave the state; their cost goes to the log."""
@@ -272,29 +396,76 @@ class Scheduler:
             self.record("gone", job=number)
 
     def _round(self, snapshot: ClusterSnapshot, now_s: float) -> None:
-        """One round of the policy; its plan is recorded."""
-        grid, jobs, state = self._intensity.grid(now_s), schedulable(snapshot), self.state
-        view = cluster_view(snapshot, jobs, state, grid, now_s, self._timing.restart_s)
-        next_round_s = now_s + self._timing.quantum_s
-        if view.gpus < 1:
+        """One round: the policy plans each pool, class by class; the plan is recorded."""
+        jobs, next_round_s = self._plannable(snapshot, now_s), now_s + self._timing.quantum_s
+        if not any(slots > 0 for slots in snapshot.pools.values()):
             self._log("round", {"text": "no slots are up: nothing is decided", "jobs": len(jobs)})
-            self.record("plan", **plan_event(state, next_round_s=next_round_s))
+            self.record("plan", **plan_event(self.state, next_round_s=next_round_s))
             return
-        before = self._policy.initial() if state.policy is None else self._policy.recall(state.policy)
+        plan = _Plan(self.state.policy)
+        left: dict[str, int] = {}
+        groups = list(self._groups(jobs)) or [("", 0.0, [])]
+        for pool, rank, members in groups:
+            mine = [job for job in jobs if job.pool == pool]
+            gpus = left.setdefault(pool, capacity(snapshot, pool, mine))
+            left[pool] -= self._plan_group(plan, (pool, rank, members), gpus, snapshot, now_s, alone=len(groups) == 1)
+        ranked = {job: slots for job, slots in plan.target.items() if slots}
+        moved = {job.id for job in jobs if job.state is JobState.RUNNING and plan.target.get(job.id) != job.slots}
+        self.record(
+            "plan",
+            **plan_event(
+                self.state,
+                policy=plan.policy,
+                next_round_s=next_round_s,
+                target={**ranked, **{job: 0 for job in plan.target if job not in ranked}},
+                waiting=tuple(plan.waiting),
+                newcomers=plan.newcomers,
+                passive=plan.passive,
+                stops=frozenset(moved),
+            ),
+        )
+
+    def _plan_group(
+        self,
+        plan: _Plan,
+        group: tuple[str, float, list[ClusterJob]],
+        gpus: int,
+        snapshot: ClusterSnapshot,
+        now_s: float,
+        *,
+        alone: bool,
+    ) -> int:
+        """Plan the jobs of one pool and class on so many slots.
+
+        Returns:
+            The slots it uses.
+        """
+        pool, rank, members = group
+        if gpus < 1:
+            plan.target |= {job.id: 0 for job in members}
+            plan.waiting += [(job.id, job.min_slots) for job in members]
+            return 0
+        grid = self._intensity.grid(now_s)
+        view = cluster_view(members, self.state, grid, now_s, self._timing.restart_s, gpus)
+        document = plan.policy_of(members)
+        before = self._policy.initial() if document is None else self._policy.recall(document)
         step = self._policy.step(before, view)
-        changes: dict[str, Any] = {"policy": self._policy.remember(step.state), "next_round_s": next_round_s}
+        plan.remember(self._policy.remember(step.state), members)
+        used = 0
         for decision in step.decisions:
             allocation = decision.value
             assert isinstance(allocation, Allocation)
-            target = {int(job): int(allocation.run.get(job, 0)) for job in view.job.tolist()}
-            changes |= {
-                "target": target,
-                "waiting": tuple((int(job), int(slots)) for job, slots in allocation.waiting),
-                "newcomers": dict(allocation.newcomer_gpus),
-                "passive": allocation.passive,
-            }
-            self._log("round", {**_seen(snapshot, view, grid.basis), "target": target, "text": decision.reason})
-        self.record("plan", **plan_event(state, **changes))
+            target = {int(job): int(slots) for job, slots in allocation.run.items()}
+            target |= {job.id: 0 for job in members if job.id not in target}
+            plan.target |= target
+            plan.waiting += [(int(job), int(slots)) for job, slots in allocation.waiting]
+            plan.newcomers |= {int(kind): int(slots) for kind, slots in allocation.newcomer_gpus.items()}
+            plan.passive = plan.passive and allocation.passive
+            where = {} if alone else {"pool": pool, "class": rank}
+            text = {"target": target, "text": decision.reason}
+            self._log("round", {**_seen(snapshot, view, grid.basis), **where, **text})
+            used = sum(target.values())
+        return used
 
     def _queue_new(self, snapshot: ClusterSnapshot) -> None:
         """Jobs submitted since the last round queue behind the ranked ones, at the size their kind starts with."""

@@ -7,11 +7,15 @@ decided for them and what was measured of them. An event is on the disk before t
 =============  ==============================================================================================
 event          fields
 =============  ==============================================================================================
-``known``      ``jobs``: first submission of each new job, Unix seconds; ``kinds``: kinds of job not seen before
+``known``      ``jobs``: first submission of each new job, Unix seconds; ``kinds``: kinds of job not seen before;
+               ``priority``: the cluster's own priority of each new job, where it has one
 ``plan``       the plan of a round: see :func:`plan_event`
 ``arrived``    ``job``, ``slots``: a job submitted between rounds queues behind the ranked ones
 ``started``    ``job``, ``slots``: the job is to run on so many slots
 ``follows``    ``job``, ``after``: job ``after`` continues under the number ``job``
+``released``   ``job``, ``at_s``: a planned job was released; from now on the cluster may start it
+``refused``    ``job``, ``until_s``, ``text``: it did not start on free slots, so it reserves none until then
+``unsaved``    ``job``: its progress after a stop is less than half of that before: it is never stopped again
 ``gone``       ``job``: the job ended, or the cluster no longer knows it
 ``tallies``    ``jobs``: tally, energy sources and owner of each job whose measurements changed
 =============  ==============================================================================================
@@ -50,6 +54,11 @@ class SchedulerState:
         submitted_s: First submission of each job, Unix seconds; Slurm forgets it when it requeues a job.
         energy_seen: Last totals of each energy source, by job.
         who: Owner, name and partition of each job: reports need no cluster.
+        stops: Running jobs that the last round moves; None for every job whose size differs from the plan's.
+        priority: The cluster's own priority of each job when it was first seen.
+        released_s: When a planned job was released that has not started yet, Unix seconds.
+        refused: Until when a job that did not start on free slots reserves none, Unix seconds, and why.
+        unsaved: Jobs that lost their progress when they were stopped.
     """
 
     policy: Mapping[str, Any] | None = None
@@ -63,6 +72,11 @@ class SchedulerState:
     submitted_s: Mapping[int, float] = field(default_factory=dict)
     energy_seen: Mapping[int, Mapping[str, SourceTotal]] = field(default_factory=dict)
     who: Mapping[int, tuple[str, str, str]] = field(default_factory=dict)
+    stops: frozenset[int] | None = None
+    priority: Mapping[int, float] = field(default_factory=dict)
+    released_s: Mapping[int, float] = field(default_factory=dict)
+    refused: Mapping[int, tuple[float, str]] = field(default_factory=dict)
+    unsaved: frozenset[int] = frozenset()
 
     def knows(self, job: int) -> bool:
         """Whether anything was decided for this job."""
@@ -92,7 +106,14 @@ def replay(events: Iterable[Event]) -> tuple[SchedulerState, int]:
 
 def compacted(state: SchedulerState) -> list[dict[str, Any]]:
     """The fewest events that give this state."""
-    return [{"kind": "plan", **plan_event(state)}, {"kind": "tallies", **tallies_event(state, state.tallies)}]
+    events = [
+        {"kind": "plan", **plan_event(state)},
+        {"kind": "tallies", **tallies_event(state, state.tallies)},
+        {"kind": "known", "jobs": {}, "kinds": [], "priority": {str(job): p for job, p in state.priority.items()}},
+    ]
+    events += [{"kind": "released", "job": job, "at_s": at_s} for job, at_s in state.released_s.items()]
+    events += [{"kind": "refused", "job": job, "until_s": t, "text": text} for job, (t, text) in state.refused.items()]
+    return [*events, *({"kind": "unsaved", "job": job} for job in sorted(state.unsaved))]
 
 
 def plan_event(state: SchedulerState, **changes: Any) -> dict[str, Any]:
@@ -107,6 +128,7 @@ def plan_event(state: SchedulerState, **changes: Any) -> dict[str, Any]:
         "next_round_s": state.next_round_s if math.isfinite(state.next_round_s) else None,
         "kinds": state.kinds,
         "born": {str(job): at_s for job, at_s in state.submitted_s.items()},
+        "stops": None if state.stops is None else sorted(state.stops),
     }
 
 
@@ -141,11 +163,17 @@ def tally_from(document: Mapping[str, Any]) -> Tally:
 def _known(state: SchedulerState, event: Event) -> SchedulerState:
     jobs = {int(job): float(at_s) for job, at_s in event["jobs"].items()}
     kinds = tuple(str(kind) for kind in event["kinds"])
-    return replace(state, submitted_s={**state.submitted_s, **jobs}, kinds=state.kinds + kinds)
+    priority = {int(job): float(value) for job, value in event.get("priority", {}).items()}
+    return replace(
+        state,
+        submitted_s={**state.submitted_s, **jobs},
+        kinds=state.kinds + kinds,
+        priority={**state.priority, **priority},
+    )
 
 
 def _plan(state: SchedulerState, event: Event) -> SchedulerState:
-    next_round_s = event["next_round_s"]
+    next_round_s, stops = event["next_round_s"], event.get("stops")
     return replace(
         state,
         policy=event["policy"],
@@ -156,6 +184,7 @@ def _plan(state: SchedulerState, event: Event) -> SchedulerState:
         next_round_s=-math.inf if next_round_s is None else float(next_round_s),
         kinds=tuple(str(name) for name in event["kinds"]),
         submitted_s={int(job): float(at_s) for job, at_s in event["born"].items()},
+        stops=None if stops is None else frozenset(int(job) for job in stops),
     )
 
 
@@ -166,7 +195,28 @@ def _arrived(state: SchedulerState, event: Event) -> SchedulerState:
 def _started(state: SchedulerState, event: Event) -> SchedulerState:
     job, slots = int(event["job"]), int(event["slots"])
     waiting = tuple(entry for entry in state.waiting if entry[0] != job)
-    return replace(state, waiting=waiting, target={**state.target, job: slots})
+    stops = None if state.stops is None else state.stops - {job}
+    return replace(
+        state, waiting=waiting, target={**state.target, job: slots}, stops=stops,
+        released_s=_without(state.released_s, job),
+    )  # fmt: skip
+
+
+def _released(state: SchedulerState, event: Event) -> SchedulerState:
+    return replace(state, released_s={**state.released_s, int(event["job"]): float(event["at_s"])})
+
+
+def _refused(state: SchedulerState, event: Event) -> SchedulerState:
+    job = int(event["job"])
+    entry = (float(event["until_s"]), str(event["text"]))
+    return replace(
+        state, refused={**state.refused, job: entry}, target={**state.target, job: 0},
+        released_s=_without(state.released_s, job),
+    )  # fmt: skip
+
+
+def _unsaved(state: SchedulerState, event: Event) -> SchedulerState:
+    return replace(state, unsaved=state.unsaved | {int(event["job"])})
 
 
 def _follows(state: SchedulerState, event: Event) -> SchedulerState:
@@ -179,6 +229,8 @@ def _follows(state: SchedulerState, event: Event) -> SchedulerState:
         energy_seen=_moved(state.energy_seen, old, new),
         submitted_s=_moved(state.submitted_s, old, new),
         who=_moved(state.who, old, new),
+        priority=_moved(state.priority, old, new),
+        unsaved=state.unsaved | {new} if old in state.unsaved else state.unsaved,
         waiting=tuple((new if job == old else job, slots) for job, slots in state.waiting),
     )
 
@@ -187,11 +239,17 @@ def _gone(state: SchedulerState, event: Event) -> SchedulerState:
     job = int(event["job"])
     return replace(
         state,
+        policy=None if state.policy is None else _forgotten(state.policy, job),
         target=_without(state.target, job),
         tallies=_without(state.tallies, job),
         energy_seen=_without(state.energy_seen, job),
         submitted_s=_without(state.submitted_s, job),
         who=_without(state.who, job),
+        stops=None if state.stops is None else state.stops - {job},
+        priority=_without(state.priority, job),
+        released_s=_without(state.released_s, job),
+        refused=_without(state.refused, job),
+        unsaved=state.unsaved - {job},
         waiting=tuple(entry for entry in state.waiting if entry[0] != job),
     )
 
@@ -215,6 +273,9 @@ _CHANGES: Mapping[str, Callable[[SchedulerState, Event], SchedulerState]] = {
     "arrived": _arrived,
     "started": _started,
     "follows": _follows,
+    "released": _released,
+    "refused": _refused,
+    "unsaved": _unsaved,
     "gone": _gone,
     "tallies": _tallies,
 }
@@ -227,6 +288,14 @@ def _renamed(policy: Mapping[str, Any], old: int, new: int) -> Mapping[str, Any]
         return policy
     jobs[str(new)] = jobs.pop(str(old))
     return {**policy, "jobs": jobs}
+
+
+def _forgotten(policy: Mapping[str, Any], job: int) -> Mapping[str, Any]:
+    """A policy's document without one job."""
+    jobs = policy.get("jobs", {})
+    return (
+        policy if str(job) not in jobs else {**policy, "jobs": {j: entry for j, entry in jobs.items() if j != str(job)}}
+    )
 
 
 def _moved(table: Mapping[int, T], old: int, new: int) -> Mapping[int, T]:

@@ -1,74 +1,177 @@
-"""What the policy of a service observes, and how the engine runs the layouts it chooses."""
+"""Runs the policy of each service: observes, steps, and has the engine run the layout it chooses."""
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections import Counter, deque
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
-import numpy as np
-
+from joulery.config.site import Mode
 from joulery.domain.decisions import Decision
 from joulery.domain.errors import ActuationError, JouleryError
 from joulery.domain.gpu.layout import Instance, Layout
-from joulery.domain.ports import Engine
-from joulery.domain.serving.engine import ModelRef, Outcome, ReplicaSpec, ReplicaState, RequestRecord
-from joulery.domain.serving.service import Slo
+from joulery.domain.ports import Admission, Backlog, Engine
+from joulery.domain.serving.engine import ModelRef, QueuedRequest, ReplicaSpec, ReplicaState
+from joulery.domain.serving.service import Slo, SloScope
 from joulery.policies.placement.pools.gpu_groups import Seats
 from joulery.policies.serving.messages import short
-from joulery.policies.serving.observation import KEEP_LAYOUT, Observation
-from joulery.runtime.serving.driver import APPLIED
+from joulery.policies.serving.observation import KEEP_LAYOUT, TRY_LAYOUT, Observation
+from joulery.policies.serving.policy import ServicePolicy
+from joulery.policies.serving.state import ServiceState
+from joulery.runtime.serving.driver import ADVISED, APPLIED, SHADOWED, LiveDriver
+from joulery.runtime.serving.history import SessionHistory
+from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.live_sample import LiveSample
+from joulery.runtime.serving.requests import RequestWindow, summarise
+from joulery.runtime.serving.running_service import PolicyBinding, RunningService
+from joulery.runtime.serving.trial_arbiter import TrialArbiter
+
+_FLOOD_RPS = 1e12
+"""A demand that saturates every layout: its utilisation gives the capacity."""
 
 
-class RequestWindow:
-    """The latest requests of one service.
+@dataclass(frozen=True, slots=True, eq=False)
+class Revision:
+    """New objectives of a running service.
 
-    Args:
-        service: The service; records of others are left out.
-        span_s: Its length, seconds.
+    Attributes:
+        service: Its name.
+        policy: Its policy with the new objectives.
+        slo: Its SLO from now on.
     """
 
-    def __init__(self, service: str, span_s: float) -> None:
-        self.service, self.span_s = service, span_s
-        self._records: deque[RequestRecord] = deque()
-        self._first_s = math.inf
-
-    def add(self, record: RequestRecord) -> None:
-        """Add a request that ended."""
-        if record.service == self.service:
-            self._records.append(record)
-            self._first_s = min(self._first_s, record.arrival_s)
-            while self._records[0].end_s < record.end_s - self.span_s:
-                self._records.popleft()
-
-    def since(self, now_s: float) -> list[RequestRecord]:
-        """The requests that ended within ``span_s`` before ``now_s``; older ones are dropped."""
-        while self._records and self._records[0].end_s < now_s - self.span_s:
-            self._records.popleft()
-        return [record for record in self._records if record.end_s >= now_s - self.span_s]
-
-    def rate_rps(self, now_s: float) -> float:
-        """Requests a second over the last ``span_s``; NaN before so much time has passed since the first request."""
-        if now_s - self._first_s < self.span_s:
-            return math.nan
-        return len(self.since(now_s)) / self.span_s
+    service: str
+    policy: ServicePolicy
+    slo: Slo
 
 
-def summarise(records: Sequence[RequestRecord], slo: Slo) -> tuple[float, float, int, dict[str, int]]:
-    """Latency quantile (NaN for none), share within the SLO (NaN for none), answers, answers by variant."""
-    answered = [record for record in records if record.outcome is Outcome.OK]
-    if not answered:
-        return math.nan, math.nan, 0, {}
-    latency_s = np.array([record.latency_s for record in answered])
-    served = Counter(record.variant for record in answered)
-    return (
-        float(np.quantile(latency_s, slo.quantile)),
-        float(np.mean(latency_s <= slo.latency_s)),
-        len(answered),
-        dict(sorted(served.items())),
-    )
+class PolicyControl:
+    """One policy a service. Implements :class:`joulery.runtime.serving.session.Control`.
+
+    Args:
+        services: The running services by name, each with a policy.
+        engine: Runs the layouts.
+        history: Records observations, steps and decisions.
+        grid: Carbon intensity.
+        mode: Layouts change in ``act`` only.
+        period_s: Time between two steps.
+    """
+
+    def __init__(
+        self,
+        services: Mapping[str, RunningService],
+        engine: Engine,
+        history: SessionHistory,
+        grid: LiveIntensity,
+        mode: Mode,
+        period_s: float,
+    ) -> None:
+        self._services, self._engine, self._history, self._grid = services, engine, history, grid
+        self._mode, self._period_s = mode, period_s
+        self._changing, self._arbiter = asyncio.Lock(), TrialArbiter()
+        self._by_name = {
+            name: self._driver(one, one.chosen) for name, one in services.items() if one.chosen is not None
+        }
+
+    @property
+    def drivers(self) -> tuple[LiveDriver[Any, Any], ...]:
+        """One driver a policy."""
+        return tuple(self._by_name.values())
+
+    @property
+    def on_trial(self) -> bool:
+        """True while a layout is on trial: other controllers change nothing then."""
+        return any(getattr(driver.state, "trying", None) is not None for driver in self.drivers)
+
+    async def start(self) -> None:
+        """Make the first plans and run them.
+
+        Raises:
+            JouleryError: A layout cannot be run.
+        """
+        for name, driver in self._by_name.items():
+            chosen = self._services[name].chosen
+            if chosen is not None and chosen.remark:
+                self._history.warn(chosen.remark)
+            self._history.add_policy(driver.policy)
+            await driver.step(time.time())
+            if driver.failure is not None:
+                raise driver.failure
+            self._limit_queue(name)
+
+    def revise(self, revision: Revision) -> None:
+        """Go on with new objectives."""
+        one = self._services[revision.service]
+        assert one.chosen is not None  # revisions are made of services with a policy
+        self._by_name[revision.service].policy = revision.policy
+        one.setup = replace(one.setup, slo=revision.slo)
+        one.chosen = replace(one.chosen, policy=revision.policy)
+        self._history.add_policy(revision.policy)
+        self._limit_queue(revision.service)
+
+    def _limit_queue(self, name: str) -> None:
+        """Have the engine refuse requests that would be late under the leanest layout; in mode act only.
+
+        In other modes the layout never changes, and nothing the policy would do may reach a client.
+        """
+        chosen = self._services[name].chosen
+        if chosen is not None and self._mode is Mode.ACT and hasattr(self._engine, "limit_queue"):
+            cast(Admission, self._engine).limit_queue(name, queue_limit(chosen))
+
+    def _driver(self, one: RunningService, chosen: PolicyBinding) -> LiveDriver[Any, Observation]:
+        return LiveDriver(
+            chosen.policy,
+            lambda now_s: self._observe(one, now_s),
+            lambda decision: self._act(one, chosen.base, decision),
+            watch=lambda seen, step: self._history.add_step(one.name, seen, step),
+            record=self._history.add_decision,
+            period_s=self._period_s,
+        )
+
+    def _observe(self, one: RunningService, now_s: float) -> Observation:
+        observer = ServiceObserver(one.window, self._engine, one.setup.slo, self._grid.at, self._power_w, one.sampling)
+        seen = observer.observe(now_s)
+        if self._mode is not Mode.ACT:
+            # The policy observes its advice as if it were carried out; the latency is of another layout and left out.
+            return replace(seen, running=one.advised, latency_s=math.nan, requests=0)
+        return replace(seen, waits_for=self._arbiter.ahead_of(one.name, self._wanting()))
+
+    def _wanting(self) -> dict[str, bool]:
+        """Of each service that tries layouts whether it is on trial, or waits for one."""
+        states = {name: driver.state for name, driver in self._by_name.items()}
+        return {
+            name: state.trying is not None or bool(state.deferred)
+            for name, state in states.items()
+            if isinstance(state, ServiceState)
+        }
+
+    def _power_w(self) -> float:
+        return math.nan if self._history.latest is None else self._history.latest.power_w
+
+    async def _act(self, one: RunningService, base: Layout, decision: Decision) -> tuple[str, str]:
+        """Carry out a decision; in other modes than act, start the baseline and change nothing after.
+
+        One change of replicas at a time: each names the replicas of all services.
+        """
+        actuator = LayoutActuator(self._engine, one.name, one.setup.models, one.setup.seats)
+        async with self._changing:
+            if self._mode is Mode.ACT:
+                done = await actuator.carry_out(decision)
+                if decision.kind == TRY_LAYOUT and one.sampling is not None:
+                    one.sampling.begin(time.time())
+                if decision.kind != KEEP_LAYOUT:
+                    one.layouts.append((time.time(), Layout.parse(decision.value)))
+                return done
+            detail = f"mode {self._mode}: nothing was changed"
+            if not one.layouts:
+                detail = f"mode {self._mode}: the baseline runs instead, {await actuator.run(base)}"
+                one.layouts.append((time.time(), base))
+        one.advised = Layout.parse(decision.value)
+        return ADVISED if self._mode is Mode.ADVISE else SHADOWED, detail
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +201,17 @@ class ServiceObserver:
         if self.sampling is not None:
             self.sampling.watch(running, self.engine.replicas(), now_s)
             sample = self.sampling.sample(self.slo)
-        records = self.window.since(now_s)
+        records, pending = self.window.since(now_s), backlog_of(self.engine, self.window.service)
         latency_s, _, count, served = summarise(records, self.slo)
+        arrivals_s = [request.arrival_s for request in pending]
+        waiting_s = [request.arrival_s for request in pending if math.isnan(request.start_s)]
         return Observation(
             now_s=now_s,
             g_per_kwh=self.g_per_kwh(now_s),
-            rate_rps=self.window.rate_rps(now_s),
+            rate_rps=self.window.rate_rps(now_s, arrivals_s),
+            arrival_rps=self.window.recent_rps(now_s, arrivals_s),
+            queued=len(waiting_s),
+            oldest_wait_s=max(0.0, now_s - min(waiting_s)) if waiting_s else 0.0,
             latency_s=latency_s,
             requests=count,
             served=served,
@@ -111,6 +219,34 @@ class ServiceObserver:
             running=running,
             sample=sample,
         )
+
+
+def backlog_of(engine: Engine, service: str) -> list[QueuedRequest]:
+    """Requests of a service that the engine has not answered; none where the engine does not report them."""
+    found = cast(Backlog, engine).backlog() if hasattr(engine, "backlog") else ()
+    return [request for request in found if request.service == service]
+
+
+def queue_limit(chosen: PolicyBinding) -> int | None:
+    """Requests of a service that may wait: more would miss the SLO under its leanest layout too.
+
+    The leanest layout is the candidate with the largest capacity that reaches the minimum accuracy. None where the SLO
+    leaves waiting out, or no candidate reaches the accuracy.
+    """
+    objectives, predictor = chosen.policy.objectives, chosen.predictor
+    if objectives.slo.scope is not SloScope.END_TO_END:
+        return None
+    capacity_rps, leanest = 0.0, None
+    for layout in chosen.policy.candidates:
+        saturated = predictor.predict(layout, _FLOOD_RPS)
+        here_rps = _FLOOD_RPS / saturated.utilisation_ratio
+        if saturated.accuracy_ratio >= objectives.minimum_accuracy_ratio - 1e-9 and here_rps > capacity_rps:
+            capacity_rps, leanest = here_rps, layout
+    if leanest is None:
+        return None
+    own_s = max(each.loaded.quantile_s(objectives.slo.quantile) for each in predictor.instances(leanest))
+    room_s = max(0.0, objectives.slo.latency_s - own_s)
+    return max(len(leanest.instances), math.ceil(capacity_rps * room_s))
 
 
 def running_layout(engine: Engine, service: str) -> Layout | None:

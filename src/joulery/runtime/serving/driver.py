@@ -1,8 +1,9 @@
-"""Policies in real time: the live half of "one policy, two drivers" (the other is ``joulery.sim.core.driver``)."""
+"""Policies in real time: a :class:`~joulery.policies.stepper.PolicyStepper` on the wall clock."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -12,6 +13,7 @@ from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import JouleryError
 from joulery.domain.ports import Policy
 from joulery.domain.serving.timeline import DecisionRecord
+from joulery.policies.stepper import PolicyStepper
 
 S = TypeVar("S")
 Obs = TypeVar("Obs")
@@ -20,25 +22,23 @@ APPLIED, ADVISED, SHADOWED, FAILED = "applied", "advised", "shadowed", "failed"
 
 
 class LiveDriver(Generic[S, Obs]):
-    """Steps one policy on a fixed grid of seconds and has its decisions carried out, one after the other.
+    """Steps one policy at a fixed period and carries out its decisions, one after the other.
 
-    While a decision is carried out the policy is not stepped; grid points that pass meanwhile are left out. An action
-    that fails is recorded and does not end the loop: the policy sees at the next step what really runs.
+    While a decision is carried out the policy is not stepped; periods that pass meanwhile are left out. An action that
+    fails is recorded and does not end the loop: the next observation shows the policy what runs.
 
     Args:
         policy: The pure policy.
-        observe: What it sees at an instant (Unix seconds).
+        observe: Its observation at an instant (Unix seconds).
         act: Carries out one decision, or not; returns the outcome and a remark for the record.
         watch: Called after each step with the observation and the step: the log.
         record: Called for each decision with its outcome: the log, the screen.
-        period_s: Distance of the grid.
+        period_s: Seconds between two steps.
+        now_s: The wall clock, Unix seconds.
 
     Attributes:
-        policy: The policy.
-        state: The policy's state after its last step.
         busy_cpu_s: CPU seconds spent observing and deciding.
         failure: Why the last action failed; None when it did not.
-        policy: The policy; another of its kind may take its place between two steps.
     """
 
     def __init__(
@@ -50,52 +50,61 @@ class LiveDriver(Generic[S, Obs]):
         watch: Callable[[Obs, Step[S]], None],
         record: Callable[[DecisionRecord], None],
         period_s: float = 1.0,
+        now_s: Callable[[], float] = time.time,
     ) -> None:
-        self.state: S = policy.initial()
+        self._stepper = PolicyStepper(policy, observe, lambda _, seen, step: watch(seen, step))
         self.busy_cpu_s = 0.0
         self.failure: JouleryError | None = None
-        self.policy, self._observe, self._act = policy, observe, act
-        self._watch, self._record = watch, record
-        self._period_s = period_s
-        self._wake_s = float("-inf")
+        self._act, self._record = act, record
+        self._period_s, self._now_s = period_s, now_s
         self._changed = asyncio.Event()
 
-    def poke(self) -> None:
-        """Something changed: step the policy now instead of at the next point of the grid."""
-        self._wake_s = float("-inf")
-        self._changed.set()
+    @property
+    def policy(self) -> Policy[S, Obs]:
+        """The policy; another of its kind may replace it between two steps."""
+        return self._stepper.policy
+
+    @policy.setter
+    def policy(self, policy: Policy[S, Obs]) -> None:
+        self._stepper.policy = policy
+
+    @property
+    def state(self) -> S:
+        """The policy's state after its last step."""
+        return self._stepper.state
 
     def change(self, policy: Policy[S, Obs]) -> None:
-        """Go on with another policy, from its beginning."""
-        self.policy, self.state, self._wake_s = policy, policy.initial(), float("-inf")
+        """Go on with another policy, from its initial state."""
+        self._stepper.change(policy)
+
+    def poke(self) -> None:
+        """Something changed: step the policy now instead of at its next period."""
+        self._stepper.wake_s = -math.inf
+        self._changed.set()
 
     async def run(self) -> None:
         """Step until cancelled."""
         start = time.monotonic()
         while True:
             self._changed.clear()
-            await self.step(time.time())
+            await self.step(self._now_s())
             elapsed = time.monotonic() - start
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._period_s - elapsed % self._period_s):
                     await self._changed.wait()
 
     async def step(self, now_s: float) -> None:
-        """One step and what it decides."""
-        if now_s < self._wake_s:
+        """One step, if the policy is due, and its decisions."""
+        if not self._stepper.due(now_s):
             return
         before_s = time.thread_time()
-        observation = self._observe(now_s)
-        step = self.policy.step(self.state, observation)
-        self.state = step.state
-        self._wake_s = float("-inf") if step.wake_s is None else step.wake_s
-        self._watch(observation, step)
+        step = self._stepper.step(now_s)
         self.busy_cpu_s += time.thread_time() - before_s
         for decision in step.decisions:
             await self._carry_out(decision)
 
     async def _carry_out(self, decision: Decision) -> None:
-        begun_s = time.time()
+        begun_s = self._now_s()
         self.failure = None
         try:
             outcome, detail = await self._act(decision)

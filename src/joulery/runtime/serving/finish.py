@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from joulery.accounting.charge import BusyTimes
 from joulery.accounting.load_line import work_by_bin
+from joulery.accounting.steps import NS_PER_S
 from joulery.domain.arrays import FloatArray
-from joulery.domain.energy.power import PowerTrace
+from joulery.domain.energy.power import BusyTimes, PowerTrace
 from joulery.runtime.measuring.account import Basis, account
-from joulery.runtime.measuring.readings import NS_PER_S, RunReadings, fold, read_evidence
 from joulery.runtime.measuring.terms import Span, Terms
 from joulery.runtime.serving.requests import RequestColumns, series_columns
 from joulery.runtime.serving.running_service import RunningService
@@ -29,6 +28,7 @@ from joulery.runtime.serving.summary import RunCost, ServedService, compared, su
 from joulery.store.run.directory import SAMPLES, RunWriter, open_run
 from joulery.store.run.footprints import footprint_to_dict
 from joulery.store.run.intensity import write_intensity
+from joulery.store.run.readings import RunReadings, read_samples, save_readings
 from joulery.store.run.series import write_blocks
 from joulery.store.run.timeline import read_ticks, write_ticks
 
@@ -62,7 +62,7 @@ def finish(
     writer, history, services = session.writer, session.history, session.services.values()
     requests, ticks = history.requests.columns(), read_ticks(open_run(writer.path))
     boards = [_gpu_service(one) for one in services if one.setup.gpus]
-    readings, remarks = with_requests(read_evidence(writer.path / SAMPLES), boards, requests)
+    readings, remarks = with_requests(read_samples(writer.path / SAMPLES), boards, requests)
     unix_offset_ns = round(session.started_s * NS_PER_S) - session.start_ns
     span = Span(session.start_ns, session.end_ns, unix_offset_ns)
     terms = Terms(idle="whole", pue=session.site.pue)
@@ -86,7 +86,7 @@ def finish(
     report = known_numbers({**made.report, **figures})
     write_ticks(writer, with_baseline(ticks, served, found, cost))
     write_requests(writer, requests)
-    fold(readings, writer)
+    save_readings(readings, writer)
     if made.basis.carbon is not None:
         write_intensity(writer, made.basis.carbon)
     writer.write_report(report)

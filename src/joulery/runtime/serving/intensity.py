@@ -77,7 +77,7 @@ class LiveIntensity:
         if replay is None:
             return t_s
         day_s = datetime.fromisoformat(replay.day).replace(tzinfo=UTC).timestamp()
-        return day_s + (t_s - self._begins_s) % replay.lasts_s * replay.span_s / replay.lasts_s
+        return day_s + (t_s - self._begins_s) % replay.duration_s * replay.span_s / replay.duration_s
 
     async def refresh(self) -> None:
         """Ask the source where that is due. A failed question changes ``trouble`` alone."""
@@ -114,7 +114,7 @@ class LiveIntensity:
         basis = CarbonBasis.ASSUMED if series.quality is Quality.ASSUMED else CarbonBasis.LIVE
         if replay is not None and isinstance(self._config, CarbonFile):
             basis = CarbonBasis.REPLAYED
-        speed = 1.0 if replay is None else replay.span_s / replay.lasts_s
+        speed = 1.0 if replay is None else replay.span_s / replay.duration_s
         return CarbonLabel(series.zone, series.source, basis, series.signal, series.scope, speed)
 
 

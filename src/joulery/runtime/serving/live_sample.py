@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -41,13 +42,16 @@ class LiveSample:
         self._deaths = 0
         self._whole = True
         self._added = 0
+        self._drained_s = -math.inf
         self._made: tuple[int, Slo, Sample] | None = None
         # What the intervals import is there before the first look, which must not stall.
         quantile_interval(np.zeros(1), 0.5, confidence)
         mean_interval(np.zeros(2), confidence)
 
     def add(self, record: RequestRecord) -> None:
-        """A request ended."""
+        """A request ended; one from before the sample shows that the layout inherited a queue."""
+        if record.service == self.service and record.arrival_s < self._since_s < record.end_s:
+            self._drained_s = max(self._drained_s, record.end_s if math.isnan(record.start_s) else record.start_s)
         counts = record.outcome is Outcome.OK or record.outcome in _OWED
         if record.service == self.service and record.arrival_s >= self._since_s and counts:
             self._records.append(record)
@@ -70,7 +74,7 @@ class LiveSample:
     def begin(self, now_s: float) -> None:
         """Begin the sample anew: what came before does not count."""
         self._records.clear()
-        self._added, self._made = 0, None
+        self._added, self._made, self._drained_s = 0, None, -math.inf
         self._since_s = now_s + self._warm_up_s
 
     def sample(self, slo: Slo) -> Sample | None:
@@ -85,18 +89,23 @@ class LiveSample:
         return self._made is not None and self._added - self._made[0] > _NEWS_RATIO * self._made[2].requests
 
     def _summed_up(self, layout: Layout, slo: Slo) -> Sample:
-        answered = [record for record in self._records if record.outcome is Outcome.OK]
-        latency = quantile_interval(
-            np.array([_latency_s(record, slo.scope) for record in self._records]), slo.quantile, self._confidence
-        )
+        records = list(self._records)
+        inherited = self._drained_s > self._since_s and slo.scope is SloScope.END_TO_END
+        if inherited:  # a request that was refused while the inherited queue drained says nothing about the layout
+            records = [one for one in records if not (math.isnan(one.start_s) and one.arrival_s < self._drained_s)]
+        answered = [record for record in records if record.outcome is Outcome.OK]
+        latencies = [_latency_s(record, slo.scope) for record in records]
+        if inherited:
+            latencies = _from_empty(records, len(layout.instances), self._since_s)
+        latency = quantile_interval(np.array(latencies), slo.quantile, self._confidence)
         joules = mean_interval(
             np.array([record.energy.energy_j for record in answered if record.energy is not None]), self._confidence
         )
         return Sample(
             layout=layout,
             since_s=self._since_s,
-            requests=len(self._records),
-            failed=len(self._records) - len(answered),
+            requests=len(records),
+            failed=len(records) - len(answered),
             latency_s=latency.point,
             latency_low_s=latency.low,
             latency_high_s=latency.high,
@@ -111,3 +120,22 @@ def _latency_s(record: RequestRecord, scope: SloScope) -> float:
     if record.outcome is not Outcome.OK:
         return math.inf
     return record.latency_s if scope is SloScope.END_TO_END else record.service_s
+
+
+def _from_empty(records: Sequence[RequestRecord], replicas: int, since_s: float) -> list[float]:
+    """Latencies, seconds, had the queue been empty when the sample began.
+
+    The layout's replicas serve the sample's requests in order of arrival, each as long as it really took, without the
+    requests that came before.
+    """
+    free = [since_s] * replicas
+    found = []
+    for record in sorted(records, key=lambda one: one.arrival_s):
+        if math.isnan(record.start_s):
+            found.append(math.inf)
+            continue
+        start_s = min(max(record.arrival_s, free[0]), record.start_s)
+        end_s = start_s + record.end_s - record.start_s
+        heapq.heapreplace(free, end_s)
+        found.append(end_s - record.arrival_s if record.outcome is Outcome.OK else math.inf)
+    return found

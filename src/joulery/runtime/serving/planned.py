@@ -36,9 +36,9 @@ from joulery.policies.placement.provisioning.standby import (
     Watched,
     watched_of,
 )
+from joulery.runtime.serving.controller import Revision
 from joulery.runtime.serving.driver import ADVISED, APPLIED, FAILED, SHADOWED, LiveDriver
 from joulery.runtime.serving.history import SessionHistory
-from joulery.runtime.serving.policy_control import Revision
 from joulery.runtime.serving.running_service import RunningService
 
 RUN_PLAN = "run_plan"

@@ -1,12 +1,13 @@
-"""Requests that ended: written to the run folder in rows of 48 bytes, read back as columns.
+"""Requests that ended: the latest in memory, all of them in the run folder in rows of 48 bytes.
 
-A session keeps only the rows of the current interval in memory, so its memory does not grow with the number of
-requests. The report reads the file in blocks.
+A session's memory does not grow with the number of requests. The report reads the file as columns, in blocks.
 """
 
 from __future__ import annotations
 
+import math
 import struct
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from joulery.domain.serving.engine import Outcome, RequestRecord
+from joulery.domain.serving.service import Slo
 from joulery.store.files import disk_errors
 
 ROW = np.dtype(
@@ -32,6 +34,9 @@ ROW = np.dtype(
         ("unused", "<u2"),
     ]
 )
+RECENT_S = 2.0
+RECENT_REQUESTS = 50
+"""A rate over fewer arrivals is noise, unless they are all there were."""
 BLOCK_ROWS = 1 << 18
 """Rows the report reads at once."""
 OUTCOMES = tuple(Outcome)
@@ -174,3 +179,82 @@ def series_columns(rows: Rows, names: RequestColumns) -> dict[str, Sequence[Any]
         **{name: rows[name] for name in numbers[3:]},
         "attempts": rows["attempts"].astype(np.int64),
     }
+
+
+class RequestWindow:
+    """The latest requests of one service.
+
+    Args:
+        service: The service; records of others are left out.
+        span_s: Its length, seconds.
+    """
+
+    def __init__(self, service: str, span_s: float) -> None:
+        self.service, self.span_s = service, span_s
+        self._records: deque[RequestRecord] = deque()
+        self._first_s = math.inf
+
+    def add(self, record: RequestRecord) -> None:
+        """Add a request that ended."""
+        if record.service == self.service:
+            self._records.append(record)
+            self._first_s = min(self._first_s, record.arrival_s)
+            while self._records[0].end_s < record.end_s - self.span_s:
+                self._records.popleft()
+
+    def since(self, now_s: float) -> list[RequestRecord]:
+        """The requests that ended within ``span_s`` before ``now_s``; older ones are dropped."""
+        while self._records and self._records[0].end_s < now_s - self.span_s:
+            self._records.popleft()
+        return [record for record in self._records if record.end_s >= now_s - self.span_s]
+
+    def rate_rps(self, now_s: float, pending_s: Sequence[float] = ()) -> float:
+        """Arrivals a second over the last ``span_s``, refused requests included.
+
+        Args:
+            now_s: Unix seconds.
+            pending_s: Arrivals of the requests that have not ended, Unix seconds.
+
+        Returns:
+            Requests a second; NaN before ``span_s`` has passed since the first arrival.
+        """
+        times_s = self._arrivals(now_s, pending_s)
+        return math.nan if now_s - self._first_s < self.span_s else len(times_s) / self.span_s
+
+    def recent_rps(self, now_s: float, pending_s: Sequence[float] = ()) -> float:
+        """Arrivals a second over the shortest span that tells a rate: two seconds, more at a low rate.
+
+        Args:
+            now_s, pending_s: As for :meth:`rate_rps`.
+
+        Returns:
+            Requests a second; NaN before that span has passed since the first arrival.
+        """
+        times_s = self._arrivals(now_s, pending_s)
+        enough = times_s[-RECENT_REQUESTS] if len(times_s) >= RECENT_REQUESTS else -math.inf
+        span_s = max(RECENT_S, min(now_s - enough, self.span_s))
+        if now_s - self._first_s < span_s:
+            return math.nan
+        return sum(at_s > now_s - span_s for at_s in times_s) / span_s
+
+    def _arrivals(self, now_s: float, pending_s: Sequence[float]) -> list[float]:
+        """Arrivals within ``span_s``, sorted: of requests that ended, and of those that have not."""
+        if pending_s:
+            self._first_s = min(self._first_s, *pending_s)
+        ended_s = (record.arrival_s for record in self.since(now_s))
+        return sorted(at_s for at_s in (*ended_s, *pending_s) if now_s - self.span_s < at_s <= now_s)
+
+
+def summarise(records: Sequence[RequestRecord], slo: Slo) -> tuple[float, float, int, dict[str, int]]:
+    """Latency quantile (NaN for none), share within the SLO (NaN for none), answers, answers by variant."""
+    answered = [record for record in records if record.outcome is Outcome.OK]
+    if not answered:
+        return math.nan, math.nan, 0, {}
+    latency_s = np.array([record.latency_s for record in answered])
+    served = Counter(record.variant for record in answered)
+    return (
+        float(np.quantile(latency_s, slo.quantile)),
+        float(np.mean(latency_s <= slo.latency_s)),
+        len(answered),
+        dict(sorted(served.items())),
+    )

@@ -16,8 +16,8 @@ from joulery.domain.serving.timeline import ServiceLabel
 from joulery.perf.layouts import LayoutMetrics, Predictor
 from joulery.policies.placement.pools.gpu_groups import Seats
 from joulery.policies.serving.policy import ServicePolicy
-from joulery.runtime.serving.controller import RequestWindow
 from joulery.runtime.serving.live_sample import LiveSample
+from joulery.runtime.serving.requests import RequestWindow
 
 
 @dataclass(frozen=True, slots=True)

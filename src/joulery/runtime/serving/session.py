@@ -22,19 +22,19 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from joulery.config.site import Site
+from joulery.domain.energy.carbon import JOULES_PER_KWH
 from joulery.domain.errors import JouleryError
 from joulery.domain.ports import Engine
 from joulery.domain.quality import Quality, weakest
 from joulery.domain.serving.engine import EnergyShare, RequestRecord
 from joulery.domain.serving.timeline import DecisionRecord, NowSnapshot, SiteLabel, Tick
-from joulery.policies.serving.objective import JOULES_PER_KWH
 from joulery.runtime.measuring.live import LAG_S, LiveMeters
 from joulery.runtime.measuring.sampling import SamplerProcess
+from joulery.runtime.serving.controller import Revision
 from joulery.runtime.serving.driver import LiveDriver
 from joulery.runtime.serving.governing import ClockController
 from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.intensity import LiveIntensity
-from joulery.runtime.serving.policy_control import Revision
 from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.ticker import Ticker
 from joulery.store.files import disk_errors

@@ -15,7 +15,7 @@ import numpy as np
 
 from joulery.accounting.charge import Charged
 from joulery.domain.arrays import FloatArray
-from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.energy.carbon import JOULES_PER_KWH, CarbonSeries
 from joulery.domain.energy.footprint import Footprint
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.profile import SliceProfile
@@ -24,9 +24,10 @@ from joulery.domain.serving.timeline import Tick
 from joulery.perf.counterfactual import Answered, Counterfactual, compare
 from joulery.perf.layouts import Predictor
 from joulery.policies.serving.messages import short
-from joulery.policies.serving.objective import JOULES_PER_KWH
 from joulery.runtime.serving.requests import OK, ROW, RequestColumns, Rows
 
+BASELINE_BASIS = "modelled"
+"""The baseline is replayed from profiles and never observed; ``measured`` would be a switchback."""
 MOST_COMPARED = 2_000_000
 """Answered requests of a service that are replayed under the baseline; of more, evenly spaced stretches are."""
 _STRETCH = 1000
@@ -259,7 +260,9 @@ def summarise_run(
         "other_j": cost.charged.other_j,
     }
     if "saving_ratio" in figures:
-        figures["saving_with_idle_ratio"] = _with_idle(figures, cost.charged.run.carbon_g)
+        figures["saving_with_idle_ratio"] = _with_idle(figures, cost.charged.run.counted_g)
+        figures["saving_machine_ratio"] = figures["saving_with_idle_ratio"]
+        figures["baseline_basis"] = BASELINE_BASIS
     portions = cost.portions(served)
     figures["services"] = [
         {"service": one.name, "owner": one.owner, **entry, "charged_j": part.energy_j, "charged_g": _grams(part)}
@@ -378,7 +381,7 @@ def _with_idle(figures: Mapping[str, Any], carbon_g: float) -> float:
 
 
 def _grams(part: Footprint) -> float:
-    return part.carbon_g if part.signal is not None else math.nan
+    return part.counted_g if part.signal is not None else math.nan
 
 
 def with_baseline(

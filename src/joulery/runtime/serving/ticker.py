@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from joulery.domain.energy.carbon import JOULES_PER_KWH
 from joulery.domain.energy.footprint import Footprint
 from joulery.domain.serving.engine import Outcome, RequestRecord
 from joulery.domain.serving.timeline import Charge, DecisionRecord, NowSnapshot, ServiceTick, SiteLabel, Tick
-from joulery.policies.serving.objective import JOULES_PER_KWH
 from joulery.runtime.measuring.live import LiveMeters
-from joulery.runtime.serving.controller import summarise
 from joulery.runtime.serving.intensity import LiveIntensity
+from joulery.runtime.serving.requests import summarise
 from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.summary import cpu_shares
 
@@ -51,7 +51,7 @@ class Ticker:
         self.live.update()
         window = self.live.window(since_s, until_s, self.grid.series)
         self._charge(window.run, records)
-        self.base_g += window.run.carbon_g + self._baseline_extra_g(records)
+        self.base_g += window.run.counted_g + self._baseline_extra_g(records)
         spent = sum(self.spent.values(), Footprint())
         counted = spent.signal is not None
         period_s = until_s - since_s
@@ -64,7 +64,7 @@ class Ticker:
             g_per_kwh=self.grid.at(until_s),
             grid_s=self.grid.grid_s(until_s),
             energy_j=spent.energy_j,
-            carbon_g=spent.carbon_g if counted else math.nan,
+            carbon_g=spent.counted_g if counted else math.nan,
             baseline_g=self.base_g if counted else math.nan,
             services=tuple(_service_tick(one, records) for one in self.services.values()),
         )

@@ -1,4 +1,4 @@
-"""Runs that know their operations, read back: to be reported, compared, judged for precision."""
+"""Load traced runs to report, compare and judge them for precision."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from joulery.accounting.align import align
-from joulery.accounting.devices import matched
-from joulery.accounting.integrate import Metered
+from joulery.accounting.align import align, matched
 from joulery.accounting.precision import thinned
 from joulery.accounting.rows import TRANSFORMERS, Fold, added, folded
 from joulery.accounting.steps import power_steps
@@ -16,21 +14,21 @@ from joulery.domain.energy.power import PowerTrace
 from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.errors import DataError
 from joulery.domain.trace.events import EventTrace
-from joulery.runtime.measuring.readings import unfold
-from joulery.runtime.tracing.traced import Anatomy, dissect_again, unfinished
+from joulery.runtime.tracing.traced import Anatomy, RunOpeners, dissect_again, unfinished
 from joulery.store.run.directory import Run, open_run
-from joulery.store.run.tensors import EVENTS, has_footprint, kept_events, kept_footprint
+from joulery.store.run.readings import load_readings
+from joulery.store.run.tensors import EVENTS, kept_events, kept_footprint
 
 
 @dataclass(frozen=True, slots=True)
 class RunAnatomy:
-    """One run and what its operations cost.
+    """A traced run and the energy of its operations.
 
     Attributes:
         run: The run.
         name: Its folder's name, or its identifier.
         footprint: Joules by operation.
-        again: What it was made from, where the run was killed before it could keep that.
+        again: Its sources, where the run was killed before it could keep them.
     """
 
     run: Run
@@ -40,19 +38,19 @@ class RunAnatomy:
 
     @property
     def events(self) -> EventTrace | None:
-        """Its events; None where it keeps none."""
+        """Its events; None where the run keeps none."""
         if self.again is not None:
             return self.again.trace
         return kept_events(self.run) if EVENTS in self.run.series_names else None
 
     @property
     def power(self) -> tuple[PowerTrace, ...]:
-        """What its meters read."""
-        return unfold(self.run).traces
+        """Readings of its meters."""
+        return load_readings(self.run).traces
 
     @property
     def windows_ns(self) -> list[tuple[int, int]]:
-        """The stretches that were accounted, Unix nanoseconds."""
+        """The accounted windows, Unix nanoseconds."""
         if self.again is not None:
             return [session.window_ns for session in self.again.sessions]
         sessions = self.run.manifest.get("tracing", {}).get("sessions", ())
@@ -60,8 +58,35 @@ class RunAnatomy:
         return found or [self.footprint.window_ns]
 
 
-def load_anatomies(paths: Sequence[str | Path]) -> list[RunAnatomy]:
-    """Runs that know their operations.
+def step_counts(anatomies: Sequence[RunAnatomy]) -> dict[str, float | int | None]:
+    """Steps of traced runs: ``training``, ``evaluation``, ``other``, ``recorded``, and ``share_of_run_ratio``.
+
+    The ratio is the recorded share of one run's time; None for several runs, and for runs of before it was kept.
+    """
+    found = [one.run.manifest.get("tracing", {}).get("step_counts", {}) for one in anatomies]
+    names = ("training", "evaluation", "other", "recorded")
+    total: dict[str, float | int | None] = {name: sum(int(one.get(name, 0)) for one in found) for name in names}
+    return {**total, "share_of_run_ratio": found[0].get("share_of_run_ratio") if len(found) == 1 else None}
+
+
+def ranks(anatomies: Sequence[RunAnatomy]) -> list[dict[str, float | int | str]]:
+    """The recorded processes of traced runs: ``run``, ``process``, ``steps`` and ``recorded_s``."""
+    rows: dict[tuple[str, int], dict[str, float | int | str]] = {}
+    for one in anatomies:
+        for session in one.run.manifest.get("tracing", {}).get("sessions", ()):
+            key = one.name, int(session["process"])
+            row = rows.setdefault(key, {"run": key[0], "process": key[1], "steps": 0, "recorded_s": 0.0})
+            row["steps"] = int(row["steps"]) + int(session["steps"])
+            row["recorded_s"] = float(row["recorded_s"]) + session["end_s"] - session["start_s"]
+    return [rows[key] for key in sorted(rows)]
+
+
+def load_anatomies(paths: Sequence[str | Path], openers: RunOpeners) -> list[RunAnatomy]:
+    """Load traced runs.
+
+    Args:
+        paths: Their folders.
+        openers: Opens tracer and carbon source of a run that was killed.
 
     Raises:
         DataError: One is no run, is named twice, was not traced, or was killed before a cycle of steps was complete.
@@ -69,22 +94,13 @@ def load_anatomies(paths: Sequence[str | Path]) -> list[RunAnatomy]:
     found: list[RunAnatomy] = []
     for path in paths:
         run = open_run(path)
-        again = dissect_again(run) if unfinished(run) else None
+        again = dissect_again(run, openers) if unfinished(run) else None
         footprint = kept_footprint(run) if again is None else again.footprint
         found.append(RunAnatomy(run, run.path.name or str(run.manifest["id"]), footprint, again))
     resolved = [one.run.path.resolve() for one in found]
     if len(set(resolved)) < len(resolved):
         raise DataError("a run is named twice", hint="name each run once")
     return found
-
-
-def traced(path: str | Path) -> bool:
-    """Whether there is a run here that knows its operations.
-
-    Raises:
-        DataError: There is no run.
-    """
-    return has_footprint(open_run(path))
 
 
 def together(anatomies: Sequence[RunAnatomy], folds: Sequence[Fold] | None) -> TensorFootprint:
@@ -129,5 +145,5 @@ def sparser(anatomy: RunAnatomy, period_s: float) -> TensorFootprint:
     if events is None:
         raise DataError("the run keeps no events", file=str(anatomy.run.path))
     power = [thinned(trace, max(period_s, trace.period_s)) for trace in anatomy.power]
-    trace, channels = matched(events, [Metered(one.channel, power_steps(one)) for one in power])
+    trace, channels = matched(events, [power_steps(one) for one in power])
     return added([align(trace, channels, window) for window in anatomy.windows_ns])

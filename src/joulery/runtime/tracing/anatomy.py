@@ -7,38 +7,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from joulery.accounting.align import Estimator, Multiplicity, align
-from joulery.accounting.devices import matched
-from joulery.accounting.integrate import Metered
-from joulery.accounting.steps import NS_PER_S, power_steps
-from joulery.app.wiring.traces import load_events, load_power
+from joulery.accounting.align import Estimator, Multiplicity, align, matched
+from joulery.accounting.steps import NS_PER_S, PowerSteps, power_steps
+from joulery.domain.energy.channel import Channel
 from joulery.domain.energy.footprint import Footprint, Part, merge_parts
-from joulery.domain.energy.power import Channel, PowerTrace
+from joulery.domain.energy.power import PowerTrace
 from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.ports import CarbonSource
 from joulery.domain.quality import weakest
 from joulery.domain.trace.events import EventTrace
 from joulery.runtime.measuring.account import intensity
-from joulery.runtime.measuring.readings import RunReadings, fold, unfold
-from joulery.runtime.tracing.traced import dissect_again, unfinished
+from joulery.runtime.tracing.traced import RunOpeners, dissect_again, unfinished
 from joulery.store.run.directory import create_run, open_run
 from joulery.store.run.footprints import footprint_to_dict
+from joulery.store.run.readings import RunReadings, load_readings, save_readings
 from joulery.store.run.tensors import keep_events, keep_footprint, kept_events, kept_footprint
 
 
 @dataclass(frozen=True, slots=True)
-class How:
-    """How to account.
+class AccountSettings:
+    """Settings of the account of a recorded trace.
 
     Attributes:
         window_ns: The session on the clock of the files; what events and power together span, when None.
         estimator, multiplicity: As for :func:`joulery.accounting.align.align`.
-        form: Form of the event file; found out when None.
+        form: Format of the event file; recognised when None.
         hlo: Files with compiled programs, for JAX.
-        period_s: Sampling period of the power; found out when None.
+        period_s: Sampling period of the power; derived from the stamps when None.
         offset_ns: Added to the stamps of the power, where its clock differs from that of the events.
-        carbon: Where the intensity of the grid comes from; None when grams are not asked for.
+        carbon: Source of carbon intensity; None when grams are not asked for.
     """
 
     window_ns: tuple[int, int] | None = None
@@ -53,7 +51,7 @@ class How:
 
 @dataclass(frozen=True, slots=True)
 class Accounted:
-    """A footprint and what it was made from.
+    """A footprint and its sources.
 
     Attributes:
         footprint: Joules by operation.
@@ -66,36 +64,23 @@ class Accounted:
     power: tuple[PowerTrace, ...] = field(default=())
 
 
-def account_files(events: Path, power: Path, how: How) -> Accounted:
-    """Account a recorded trace with recorded power.
-
-    A reading of power stands until the next one, however long that takes; the last one for two sampling periods.
-
-    Raises:
-        DataError: A file cannot be used, the two have no moment in common, or the window is empty.
-    """
-    traces = load_power(power, how.period_s)
-    if how.offset_ns:
-        traces = [PowerTrace(t.channel, t.t_ns + how.offset_ns, t.values, t.period_s) for t in traces]
-    return account_trace(load_events(events, how.form, how.hlo), traces, how)
-
-
-def account_run(path: Path, estimator: Estimator | None = None) -> Accounted:
-    """Account a traced run: again, with what was left of it, where its measuring process was killed.
+def account_run(path: Path, openers: RunOpeners, estimator: Estimator | None = None) -> Accounted:
+    """Account a traced run; after a killed measuring process, from the files it left.
 
     Args:
         path: The run directory; no file in it is changed.
-        estimator: How the operations get their energy; as the run was asked to, when None. A run that ended keeps the
-            answer of the estimator it was asked for.
+        openers: Opens tracer and carbon source of a run that was killed.
+        estimator: How energy is divided among the operations; the run's own when None. A run that ended keeps the
+            result of its own estimator.
 
     Raises:
         DataError: There is no run, it was not traced, or it was killed before a cycle of steps was complete.
         ConfigError: Another estimator is asked of a run that ended.
     """
     run = open_run(path)
-    power = unfold(run).traces
+    power = load_readings(run).traces
     if unfinished(run):
-        made = dissect_again(run, estimator)
+        made = dissect_again(run, openers, estimator)
         return Accounted(made.footprint, made.trace, power)
     footprint = kept_footprint(run)
     if estimator is not None and estimator != footprint.estimator:
@@ -105,19 +90,21 @@ def account_run(path: Path, estimator: Estimator | None = None) -> Accounted:
     return Accounted(footprint, kept_events(run), power)
 
 
-def account_trace(events: EventTrace, traces: Sequence[PowerTrace], how: How) -> Accounted:
+def account_trace(events: EventTrace, traces: Sequence[PowerTrace], settings: AccountSettings) -> Accounted:
     """Account a trace with the readings of its devices.
 
     Raises:
         DataError: The two have no moment in common, or the window is empty.
     """
-    metered = [Metered(trace.channel, power_steps(trace, hole_periods=math.inf)) for trace in traces]
-    trace, channels = matched(events, metered)
-    window_ns = how.window_ns or _span(trace, traces, metered)
+    power = [power_steps(trace, hole_periods=math.inf) for trace in traces]
+    trace, channels = matched(events, power)
+    window_ns = settings.window_ns or _span(trace, traces, power)
     series, reason = None, None
-    if how.carbon is not None:
-        series, reason = intensity(how.carbon, window_ns[0] / NS_PER_S, window_ns[1] / NS_PER_S, None)
-    footprint = align(trace, channels, window_ns, multiplicity=how.multiplicity, estimator=how.estimator, carbon=series)
+    if settings.carbon is not None:
+        series, reason = intensity(settings.carbon, window_ns[0] / NS_PER_S, window_ns[1] / NS_PER_S, None)
+    footprint = align(
+        trace, channels, window_ns, multiplicity=settings.multiplicity, estimator=settings.estimator, carbon=series
+    )
     if reason is not None:
         footprint = replace(footprint, notes=(*footprint.notes, f"grams are not known: {reason}"))
     return Accounted(footprint, trace, tuple(traces))
@@ -136,7 +123,7 @@ def keep(accounted: Accounted, out: Path, sources: Mapping[str, str]) -> Path:
         CapabilityError: It cannot be written.
     """
     with create_run(out, kind="account", details={"sources": dict(sources)}) as writer:
-        fold(RunReadings(accounted.power), writer)
+        save_readings(RunReadings(accounted.power), writer)
         keep_events(writer, accounted.trace)
         keep_footprint(writer, accounted.footprint)
         writer.write_report(footprint_to_dict(summary(accounted.footprint, accounted.power)))
@@ -169,7 +156,7 @@ def _meter(device: str, meters: Mapping[str, Channel]) -> str:
     return meters[device].meter if device in meters else "several"
 
 
-def _span(trace: EventTrace, traces: Sequence[PowerTrace], metered: Sequence[Metered]) -> tuple[int, int]:
+def _span(trace: EventTrace, traces: Sequence[PowerTrace], power: Sequence[PowerSteps]) -> tuple[int, int]:
     """What events and power together span.
 
     Raises:
@@ -182,7 +169,7 @@ def _span(trace: EventTrace, traces: Sequence[PowerTrace], metered: Sequence[Met
         raise DataError("neither an event nor a reading of power: there is nothing to account")
     if events is None or readings is None:
         return _at_least_a_moment(events or readings or (0, 1))
-    last = max((int(item.steps.edges_ns[-1]) for item in metered if len(item.steps)), default=readings[1])
+    last = max((int(item.edges_ns[-1]) for item in power if len(item)), default=readings[1])
     if events[1] < readings[0] or events[0] > max(last, readings[1]):
         raise DataError(
             f"events ({events[0]} to {events[1]} ns) and power ({readings[0]} to {readings[1]} ns) have no moment in "

@@ -1,31 +1,30 @@
-"""A traced run: its steps accounted by operation, kept beside what the run cost as a whole."""
+"""A traced run: its recorded steps accounted by operation, beside the account of the whole run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from joulery.accounting.align import Estimator, align
-from joulery.accounting.devices import Divided, divided, matched
-from joulery.accounting.integrate import Metered, in_grams
+from joulery.accounting.align import Estimator, align, matched
+from joulery.accounting.charge import DividedPower, divide_power
 from joulery.accounting.rows import added
-from joulery.accounting.steps import NS_PER_S, PowerSteps, energy_by_bin
-from joulery.app.wiring.tracers import open_tracer
+from joulery.accounting.steps import NS_PER_S, PowerSteps, carbon_steps, energy_by_bin
 from joulery.domain.energy.tensor_footprint import DeviceEnergy, TensorFootprint
 from joulery.domain.errors import DataError
+from joulery.domain.ports import CarbonSource, Tracer
 from joulery.domain.trace.events import EventTrace, joined
-from joulery.domain.trace.tracing import Steps, TracedSession
-from joulery.runtime.measuring.account import Basis, account_again
-from joulery.runtime.measuring.readings import unfold
-from joulery.runtime.measuring.terms import source_of
+from joulery.domain.trace.tracing import StepCounts, Steps, TracedSession
+from joulery.runtime.measuring.account import Account, Basis, account_again
 from joulery.store.files import disk_errors
 from joulery.store.run.directory import Run, RunWriter
 from joulery.store.run.intensity import read_intensity
+from joulery.store.run.readings import RunReadings, load_readings
 from joulery.store.run.tensors import has_footprint, keep_events, keep_footprint
 
 TRACES = "trace"
@@ -34,29 +33,39 @@ TRACES = "trace"
 
 @dataclass(frozen=True, slots=True)
 class Tracing:
-    """How to trace a program.
+    """Records the operations of a run besides its power.
 
     Attributes:
         framework: ``torch``, ``jax`` or ``tensorflow``.
+        tracer: Tracer of the framework.
         steps: Which steps to record.
-        estimator: How the operations get their energy.
+        estimator: How energy is divided among the operations.
         calls: Number repeated calls of one module.
     """
 
     framework: str
+    tracer: Tracer
     steps: Steps = field(default_factory=Steps)
     estimator: Estimator = "recency"
     calls: bool = False
 
+    def environment(self, writer: RunWriter) -> dict[str, str]:
+        """Environment in which a command records itself into the run."""
+        return {**os.environ, **self.tracer.environment(str(trace_folder(writer, self)), self.steps, os.environ)}
+
+    def keep(self, writer: RunWriter, made: Account, readings: RunReadings) -> Anatomy:
+        """Account what was recorded and keep it in the run (:func:`keep_anatomy`)."""
+        return keep_anatomy(writer, self, made.basis, readings.offset_ns)
+
 
 @dataclass(frozen=True, slots=True)
 class Anatomy:
-    """What a traced run's steps cost.
+    """Energy of the recorded steps of a run.
 
     Attributes:
         footprint: Joules by operation, all sessions together.
         trace: Their events.
-        sessions: What was recorded.
+        sessions: The recorded stretches.
     """
 
     footprint: TensorFootprint
@@ -65,10 +74,10 @@ class Anatomy:
 
 
 def trace_folder(writer: RunWriter, tracing: Tracing) -> Path:
-    """The folder for the traced program's files, made new; the run says how they are to be read, should it be killed.
+    """Create the folder for the traced program's files and describe it in the run, in case the run is killed.
 
     Raises:
-        CapabilityError: It cannot be made.
+        CapabilityError: The folder cannot be created.
     """
     folder = writer.path / TRACES
     with disk_errors(folder):
@@ -84,15 +93,15 @@ def keep_anatomy(writer: RunWriter, tracing: Tracing, basis: Basis, offset_ns: i
 
     Args:
         writer: The run.
-        tracing: How it was traced.
-        basis: What the run as a whole was charged from.
+        tracing: Settings and tracer.
+        basis: Inputs of the account of the whole run.
         offset_ns: Unix minus monotonic nanoseconds of the sampler; None when nothing was read.
 
     Raises:
         DataError: Nothing was recorded, or a recording is damaged.
-        CapabilityError: The disk refuses.
+        CapabilityError: The disk cannot be written.
     """
-    tracer = open_tracer(tracing.framework)
+    tracer = tracing.tracer
     folder = writer.path / TRACES
     sessions, notes = tracer.recorded(str(folder), offset_ns, calls=tracing.calls)
     for note in notes:
@@ -102,33 +111,48 @@ def keep_anatomy(writer: RunWriter, tracing: Tracing, basis: Basis, offset_ns: i
     anatomy = dissect(sessions, basis, tracing.estimator, notes)
     keep_events(writer, anatomy.trace)
     keep_footprint(writer, anatomy.footprint)
-    writer.describe(tracing=_described(tracing, sessions))
+    counts = tracer.step_counts(str(folder))
+    writer.describe(tracing=_described(tracing, sessions, counts, basis.t1_s - basis.t0_s))
     tracer.leftovers(str(folder))
     return anatomy
 
 
 def unfinished(run: Run) -> bool:
-    """Whether a run was traced and its operations not accounted: it was killed, it lasts, or nothing came of it."""
+    """Whether a run was traced and its operations are not accounted: it was killed, still runs, or recorded nothing."""
     return "tracing" in run.manifest and not has_footprint(run) and (run.path / TRACES).is_dir()
 
 
-def dissect_again(run: Run, estimator: Estimator | None = None) -> Anatomy:
-    """The operations of an unfinished run, from what its program and the sampler had written. Changes no file.
+@dataclass(frozen=True, slots=True)
+class RunOpeners:
+    """Opens what the manifest of a recorded run names.
+
+    Attributes:
+        tracer: Tracer of a framework.
+        carbon: Source of carbon intensity that flags describe; None without flags.
+    """
+
+    tracer: Callable[[str], Tracer]
+    carbon: Callable[[Mapping[str, str]], CarbonSource | None]
+
+
+def dissect_again(run: Run, openers: RunOpeners, estimator: Estimator | None = None) -> Anatomy:
+    """Account the operations of an unfinished run from the files of its program and sampler. Changes no file.
 
     Args:
         run: One that is :func:`unfinished`.
-        estimator: How the operations get their energy; as the run was asked to, when None.
+        openers: Opens its tracer and its source of carbon intensity.
+        estimator: How energy is divided among the operations; the run's own when None.
 
     Raises:
         DataError: No cycle of steps was complete, it was killed before the command started, or a file is damaged.
     """
     asked = run.manifest["tracing"]
-    offset_ns = unfold(run).offset_ns
+    offset_ns = load_readings(run).offset_ns
     folder = str(run.path / TRACES)
-    sessions, notes = open_tracer(asked["framework"]).recorded(folder, offset_ns, calls=asked["calls"])
+    sessions, notes = openers.tracer(asked["framework"]).recorded(folder, offset_ns, calls=asked["calls"])
     if not sessions:
         raise DataError(notes[-1], file=str(run.path))
-    source = source_of(run.manifest["terms"]["carbon"]) if read_intensity(run) is None else None
+    source = openers.carbon(run.manifest["terms"]["carbon"]) if read_intensity(run) is None else None
     if not run.closed:
         notes.append("the measuring process was killed, or still runs: this is what had been recorded until then")
     return dissect(sessions, account_again(run, source).basis, estimator or asked["estimator"], notes)
@@ -139,14 +163,15 @@ def dissect(
 ) -> Anatomy:
     """Account sessions with the power of a run: of each shared device the run's share of it alone.
 
-    Sessions of several processes that overlap in time are accounted together, in the time all of them recorded.
+    Sessions of several processes that overlap in time are accounted together, over the union of their windows.
     """
     parts: list[TensorFootprint] = []
     traces: list[EventTrace] = []
     for group in _together(sessions):
         events = joined([session.trace for session in group])
-        window = max(s.window_ns[0] for s in group), min(s.window_ns[1] for s in group)
-        part, trace = _dissect(events, window, basis, estimator)
+        window = min(s.window_ns[0] for s in group), max(s.window_ns[1] for s in group)
+        steps = group[0].steps if len(group) == 1 else 0
+        part, trace = _dissect(events, window, basis, estimator, steps)
         parts.append(part)
         traces.append(trace)
     whole = added(parts)
@@ -159,14 +184,18 @@ def dissect(
 
 
 def _dissect(
-    events: EventTrace, window: tuple[int, int], basis: Basis, estimator: Estimator
+    events: EventTrace, window: tuple[int, int], basis: Basis, estimator: Estimator, steps: int
 ) -> tuple[TensorFootprint, EventTrace]:
     shared = {
-        item.channel: divided(item, basis.busy[item.channel.device]) for item in basis.metered if _shared(item, basis)
+        item.channel: divide_power(item, basis.busy[item.channel.device])
+        for item in basis.power
+        if _shared(item, basis)
     }
-    ours = [Metered(m.channel, shared[m.channel].run) if m.channel in shared else m for m in basis.metered]
+    ours = [shared[item.channel].run if item.channel in shared else item for item in basis.power]
     trace, channels = matched(events, ours)
-    footprint = align(trace, channels, window, estimator=estimator, carbon=basis.carbon, pue=basis.terms.pue)
+    footprint = align(
+        trace, channels, window, estimator=estimator, carbon=basis.carbon, pue=basis.terms.pue, steps=steps
+    )
     rest = {
         name: [shared[item.channel] for item in items if item.channel in shared] for name, items in channels.items()
     }
@@ -174,7 +203,7 @@ def _dissect(
     return replace(footprint, devices=devices), trace
 
 
-def _shared(item: Metered, basis: Basis) -> bool:
+def _shared(item: PowerSteps, basis: Basis) -> bool:
     return item.channel.device in basis.busy and item.channel.device not in basis.exclusive
 
 
@@ -182,8 +211,10 @@ def _energy_j(steps: PowerSteps, window: tuple[int, int]) -> float:
     return float(np.sum(energy_by_bin(steps, np.array(window, np.int64))[0]))
 
 
-def _whole_device(entry: DeviceEnergy, parts: Sequence[Divided], window: tuple[int, int], basis: Basis) -> DeviceEnergy:
-    """The entry of the whole device: what others and nobody used joins what no operation was given."""
+def _whole_device(
+    entry: DeviceEnergy, parts: Sequence[DividedPower], window: tuple[int, int], basis: Basis
+) -> DeviceEnergy:
+    """Entry of the whole device: energy of others and idle energy are added to the unattributed energy."""
     if not entry.metered or not parts:
         return entry
     other_j = math.fsum(_energy_j(part.other, window) for part in parts)
@@ -191,7 +222,7 @@ def _whole_device(entry: DeviceEnergy, parts: Sequence[Divided], window: tuple[i
     rest_g = 0.0
     if basis.carbon is not None:
         rest = [steps for part in parts for steps in (part.other, part.idle)]
-        rest_g = math.fsum(_energy_j(in_grams(steps, basis.carbon, basis.terms.pue), window) for steps in rest)
+        rest_g = math.fsum(_energy_j(carbon_steps(steps, basis.carbon, basis.terms.pue), window) for steps in rest)
     return replace(
         entry,
         total_j=entry.total_j + other_j + idle_j,
@@ -207,7 +238,7 @@ def _together(sessions: Sequence[TracedSession]) -> list[list[TracedSession]]:
     groups: list[list[TracedSession]] = []
     for session in sorted(sessions, key=lambda s: s.window_ns):
         last = groups[-1] if groups else []
-        meets = last and session.window_ns[0] < min(s.window_ns[1] for s in last)
+        meets = last and session.window_ns[0] < max(s.window_ns[1] for s in last)
         if meets and session.process not in {s.process for s in last}:
             last.append(session)
         else:
@@ -215,8 +246,19 @@ def _together(sessions: Sequence[TracedSession]) -> list[list[TracedSession]]:
     return groups
 
 
+def _union(windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Windows merged where they overlap, by start."""
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(windows):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
+        else:
+            merged.append((start, end))
+    return merged
+
+
 def clock_note(sessions: Sequence[TracedSession]) -> str:
-    """How well the clocks of trace and sampler were tied together, in words."""
+    """Remark on the offset between the clocks of trace and sampler."""
     known = [session.clock for session in sessions if session.clock.offset_ns is not None]
     if not known:
         return "the clock of the trace was not compared with that of the power readings"
@@ -237,15 +279,22 @@ def _share_notes(devices: Sequence[DeviceEnergy]) -> list[str]:
     ]
 
 
-def _described(tracing: Tracing, sessions: Sequence[TracedSession]) -> dict[str, Any]:
+def _described(tracing: Tracing, sessions: Sequence[TracedSession], counts: StepCounts, run_s: float) -> dict[str, Any]:
+    recorded_ns = sum(group[1] - group[0] for group in _union([session.window_ns for session in sessions]))
     return {
         "framework": tracing.framework,
         "estimator": tracing.estimator,
         "calls": tracing.calls,
         "steps": sum(session.steps for session in sessions),
+        "step_counts": {
+            **asdict(counts),
+            "recorded": sum(session.steps for session in sessions),
+            "share_of_run_ratio": recorded_ns / NS_PER_S / run_s if run_s > 0 else None,
+        },
         "sessions": [
             {
                 "process": session.process,
+                "kind": session.kind,
                 "steps": session.steps,
                 "start_s": session.window_ns[0] / NS_PER_S,
                 "end_s": session.window_ns[1] / NS_PER_S,

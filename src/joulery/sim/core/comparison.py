@@ -16,7 +16,7 @@ from joulery.domain.errors import DataError
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class MeanInterval:
     """A mean over seeds and the interval that holds the true mean with the confidence asked for (Student's t).
 
     Attributes:
@@ -44,7 +44,7 @@ class Interval:
         }
 
 
-def interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
+def interval(values: Sequence[float], confidence: float = 0.95) -> MeanInterval:
     """Mean and confidence interval of one number per seed.
 
     Raises:
@@ -57,14 +57,14 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
     with np.errstate(invalid="ignore"):
         mean, spread = float(sample.mean()), float(sample.std(ddof=1)) if count > 1 else math.nan
     if count == 1:
-        return Interval(mean, math.nan, math.nan, 1)
+        return MeanInterval(mean, math.nan, math.nan, 1)
     from scipy.special import stdtrit
 
     half = float(stdtrit(count - 1, (1 + confidence) / 2)) * spread / math.sqrt(count)
-    return Interval(mean, mean - half, mean + half, count)
+    return MeanInterval(mean, mean - half, mean + half, count)
 
 
-def paired(values: Sequence[float], against: Sequence[float], confidence: float = 0.95) -> Interval:
+def paired(values: Sequence[float], against: Sequence[float], confidence: float = 0.95) -> MeanInterval:
     """The difference ``values - against``, seed by seed.
 
     Raises:

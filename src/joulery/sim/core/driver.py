@@ -1,7 +1,6 @@
-"""Policies in virtual time: the simulator's half of "one policy, two drivers".
+"""Policies in virtual time: a :class:`~joulery.policies.stepper.PolicyStepper` on a kernel's instants.
 
-A policy is a pure object with ``initial()`` and ``step(state, observation)``; it is handed what it may see and returns
-decisions. :class:`Driver` calls it on a grid of instants, after everything else of the instant
+:class:`Driver` steps a policy on a grid of instants, after everything else of the instant
 (:attr:`~joulery.sim.core.kernel.Rank.POLICY`), and skips it until its ``wake_s``.
 """
 
@@ -13,6 +12,7 @@ from typing import Generic, TypeVar
 
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.ports import Policy
+from joulery.policies.stepper import PolicyStepper
 from joulery.sim.core.kernel import Kernel, Rank
 
 S = TypeVar("S")
@@ -23,13 +23,9 @@ class Driver(Generic[S, Obs]):
     """Steps one policy inside a kernel.
 
     The policy is stepped at ``start_s + k * period_s``. After a step with ``wake_s``, grid instants before ``wake_s``
-    are skipped: for a policy that tells the truth about ``wake_s`` the decisions are those of stepping it every period.
+    are skipped: for a policy whose ``wake_s`` is right the decisions are those of stepping it every period.
     Without a period the policy is stepped exactly at ``wake_s``, and otherwise only when :meth:`poke` says that
     something changed.
-
-    Attributes:
-        state: The policy's state after its last step.
-        steps: How often the policy was stepped.
 
     Args:
         kernel: The kernel to run in.
@@ -56,15 +52,23 @@ class Driver(Generic[S, Obs]):
     ) -> None:
         if period_s is not None and not 0 < period_s < math.inf:
             raise ValueError(f"{name}: a policy needs a positive, finite period or none, not {period_s} s")
-        self.state: S = policy.initial()
-        self.steps = 0
-        self._kernel, self._kind, self._policy = kernel, f"policy {name}", policy
-        self._observe, self._act, self._watch = observe, act, watch
+        self._stepper = PolicyStepper(policy, observe, watch)
+        self._kernel, self._kind, self._act = kernel, f"policy {name}", act
         self._period_s = period_s
         self._start_s = kernel.now_s if start_s is None else start_s
         self._due_s, self._last_s, self._acting = self._start_s, -math.inf, False
         kernel.on(self._kind, Rank.POLICY, self._step)
         kernel.at(self._due_s, self._kind)
+
+    @property
+    def state(self) -> S:
+        """The policy's state after its last step."""
+        return self._stepper.state
+
+    @property
+    def steps(self) -> int:
+        """How often the policy was stepped."""
+        return self._stepper.steps
 
     @property
     def due_s(self) -> float:
@@ -90,15 +94,10 @@ class Driver(Generic[S, Obs]):
     def _step(self, t_s: float, _payload: object) -> None:
         if t_s != self._due_s:
             return  # a poke moved this step forward; it has been taken
-        observation = self._observe(t_s)
-        step = self._policy.step(self.state, observation)
-        self.state = step.state
-        self.steps += 1
+        step = self._stepper.step(t_s)
         self._last_s, self._due_s = t_s, self._next(t_s, step.wake_s)
         if self._due_s < math.inf:
             self._kernel.at(self._due_s, self._kind)
-        if self._watch is not None:
-            self._watch(t_s, observation, step)
         self._acting = True
         for decision in step.decisions:
             self._act(t_s, decision)

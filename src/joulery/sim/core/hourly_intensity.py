@@ -68,7 +68,7 @@ class Intensity:
 
 
 def typical(truth: Intensity) -> Intensity:
-    """What somebody expects who knows only the past: each hour as the same hour of the last 28 days was on average.
+    """A forecast from the past alone: each hour as the same hour of the last 28 days was on average.
 
     The first day is expected as it comes.
     """

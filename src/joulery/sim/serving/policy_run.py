@@ -62,7 +62,7 @@ def clover_policy(bench: Bench, settings: StudySettings, method: str, seed: tupl
         seed=seed,
         budget=BUDGET,
         alike=bench.copies == table.gpus,
-        settles_on_known=False,
+        as_published=True,
         reference=Reference(baseline, base, 1.0 / table.loads_s[0], _IDLE_RATIO),
         space=bench.layouts,
     )

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from joulery.domain.arrays import FloatArray
+from joulery.domain.energy.carbon import JOULES_PER_KWH
 from joulery.domain.errors import DataError
 from joulery.domain.ports import Policy
 from joulery.policies.training.allocation import ClusterView
-from joulery.sim.training.plant import J_PER_KWH, Cluster, Plant, Watch
+from joulery.sim.training.plant import Cluster, Plant, Watch
 from joulery.sim.training.workload import Jobs
 
 _PATIENCE_S = 366 * 86_400.0
@@ -53,7 +54,7 @@ class TrainingRun:
     @property
     def cluster_kwh(self) -> float:
         """Energy of the cluster until the last job ended, kWh."""
-        return (float(np.sum(self.job_j)) + self.idle_j) / J_PER_KWH
+        return (float(np.sum(self.job_j)) + self.idle_j) / JOULES_PER_KWH
 
     @property
     def cluster_kg(self) -> float:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from joulery.domain.decisions import Decision, Step
+from joulery.domain.energy.carbon import JOULES_PER_KWH
 from joulery.domain.ports import Policy
 from joulery.perf.power.training_power import NodePower, PowerTable
 from joulery.policies.training.allocation import Allocation, ClusterView, start_waiting
@@ -25,7 +26,6 @@ from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.kernel import Kernel, Rank
 from joulery.sim.training.workload import Jobs
 
-J_PER_KWH = 3.6e6
 Watch = Callable[[float, ClusterView, Step[Any]], None]
 """Called at every round with the time, the policy's view and its decision."""
 _MEASURE_S = 300.0
@@ -188,7 +188,7 @@ class Plant:
         power_w = float(table.job_w[kind, gpus])
         self.job_j[job] += power_w * elapsed_s
         carbon = self.cluster.carbon
-        self.job_kg[job] += power_w * (carbon.integral(now_s) - carbon.integral(since_s)) / J_PER_KWH / 1e3
+        self.job_kg[job] += power_w * (carbon.integral(now_s) - carbon.integral(since_s)) / JOULES_PER_KWH / 1e3
         productive_s = max(0.0, now_s - max(since_s, float(self.ready_s[job])))
         self.left_s[job] = max(0.0, self.left_s[job] - productive_s * float(table.speedup[kind, gpus]))
         self.executed_s[job] += elapsed_s
@@ -203,7 +203,9 @@ class Plant:
             power_w = self._idle_w()
             carbon = self.cluster.carbon
             self.idle_j += power_w * elapsed_s
-            self.idle_kg += power_w * (carbon.integral(now_s) - carbon.integral(self.idle_since_s)) / J_PER_KWH / 1e3
+            self.idle_kg += (
+                power_w * (carbon.integral(now_s) - carbon.integral(self.idle_since_s)) / JOULES_PER_KWH / 1e3
+            )
             self.idle_since_s = now_s
 
     def _note_power(self, now_s: float) -> None:

@@ -1,1 +1,1 @@
-"""A run directory: everything one run found out, readable while it lasts and after a kill."""
+"""A run directory: the results of one run, readable while it runs and after a kill."""

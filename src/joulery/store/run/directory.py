@@ -1,8 +1,8 @@
-"""A run directory: everything one run of joulery found out, readable while it lasts, after it, and after a kill.
+"""A run directory: the results of one run, readable while it runs, after it, and after a kill.
 
 ::
 
-    RUN/manifest.json   schema "joulery.run/1": what ran, when, by whom, on what; state "running" until it is closed
+    RUN/manifest.json   schema "joulery.run/1": command, time, owner, machine; state "running" until it is closed
     RUN/log.jsonl       one JSON object a line: observations, decisions, notes; {"t_s": ..., "kind": ..., ...}
     RUN/NAME.parquet    a series, written at close
     RUN/report.json     the summary that a report prints
@@ -61,7 +61,7 @@ def create_run(
         kind: ``measure``, ``up``, ``simulate`` ...
         argv: The command line this is a run of.
         zone: Carbon zone, where one was named.
-        owner: Who pays, where somebody was named.
+        owner: Who pays; None without one.
         details: Further keys of the manifest, JSON-ready.
 
     Raises:
@@ -157,7 +157,7 @@ class RunWriter:
             for file in (*named, *self.path.glob("*.parquet")):
                 file.unlink(missing_ok=True)
         shutil.rmtree(self.path / SAMPLES, ignore_errors=True)
-        with suppress(OSError):  # somebody else's files are in it
+        with suppress(OSError):  # it holds other files
             self.path.rmdir()
 
     def __enter__(self) -> Self:
@@ -214,7 +214,7 @@ class Run:
 
     @property
     def report(self) -> dict[str, Any] | None:
-        """The summary; None when none was written (the run lasts, or was killed).
+        """The summary; None when none was written (the run goes on, or was killed).
 
         Raises:
             DataError: ``report.json`` is damaged.

@@ -24,7 +24,7 @@ def footprint_to_dict(footprint: Footprint) -> dict[str, Any]:
     grams = footprint.signal is not None and (footprint.carbon_covered_j > 0 or (known and footprint.energy_j == 0))
     return {
         "energy_j": footprint.energy_j if known else None,
-        "carbon_g": footprint.carbon_g if grams and known else None,
+        "carbon_g": footprint.counted_g if grams and known else None,
         "idle_j": footprint.idle_j if known else None,
         "unattributed_j": footprint.unattributed_j if known else None,
         "duration_s": footprint.duration_s,
@@ -73,7 +73,7 @@ def footprint_from_dict(value: Mapping[str, Any]) -> Footprint:
             parts=tuple(_part(part, unknown_g) for part in value["parts"]),
             idle_j=number(value["idle_j"] or 0.0),
             unattributed_j=number(value["unattributed_j"] or 0.0),
-            carbon_g=number(value["carbon_g"] or 0.0),
+            carbon_g=number(value["carbon_g"] or 0.0) if value["carbon_signal"] else None,
             carbon_covered_j=number(value["carbon_covered_j"]),
             embodied_g=number(value["embodied_g"]),
             facility_j=number(value["facility_j"] or 0.0),

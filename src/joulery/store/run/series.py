@@ -130,7 +130,7 @@ def _column(column: Any, name: str, path: Path) -> npt.NDArray[Any]:
 
 
 def _not_utf8(column: Any) -> tuple[int, bytes] | None:
-    """The first row of a column of text, from 1, that is not UTF-8; Arrow's own error does not tell that it is this."""
+    """The first row of a column of text, from 1, that is not UTF-8; Arrow's own error does not name it."""
     import pyarrow as pa
 
     try:

@@ -70,6 +70,7 @@ def _row(footprint: TensorFootprint, at: int) -> dict[str, Any]:
         "device": footprint.device[at],
         "phase": footprint.phase[at],
         "energy_j": known(energy_j),
+        "error_j": known(float(footprint.error_j[at])),
         "carbon_g": known(float(footprint.carbon_g[at])),
         "runtime_s": runtime_s,
         "count": int(footprint.count[at]),
@@ -94,7 +95,7 @@ def keep_footprint(writer: RunWriter, footprint: TensorFootprint) -> None:
         CapabilityError: The disk refuses.
     """
     columns: dict[str, Any] = {"op": footprint.op, "device": footprint.device, "phase": footprint.phase}
-    columns |= {name: getattr(footprint, name) for name in (*_WHOLE, *_REAL)}
+    columns |= {name: getattr(footprint, name) for name in (*_WHOLE, *_REAL, "error_j")}
     writer.write_series(OPS, columns)
     writer.describe(
         anatomy={
@@ -135,6 +136,7 @@ def kept_footprint(run: Run) -> TensorFootprint:
             [str(name) for name in columns["device"]],
             [str(name) for name in columns["phase"]],
             **{name: columns[name] for name in (*_WHOLE, *_REAL)},
+            error_j=columns.get("error_j"),
             estimator=about["estimator"],
             multiplicity=about["multiplicity"],
             composite=frozenset(about["composite"]),
@@ -167,7 +169,7 @@ def _device_from(name: str, entry: dict[str, Any]) -> DeviceEnergy:
 
 
 def keep_events(writer: RunWriter, trace: EventTrace) -> None:
-    """Write the events of a trace into a run, so that it can be accounted again and drawn.
+    """Write the events of a trace into a run, so that it can be accounted again and plotted.
 
     Raises:
         CapabilityError: The disk refuses.

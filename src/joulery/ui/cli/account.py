@@ -54,10 +54,11 @@ def command(
     Events: PyTorch profiler (Kineto) JSON, TensorFlow 1 timeline, JAX trace, XLA profile (.xplane.pb), or CSV
     op,start_ns,dur_ns,device,lane,phase. Power: CSV t_ns,device and power_w or counter_j. Gzip is seen through.
 
-    Or name a traced RUN whose measuring process was killed: what it left is accounted.
+    Or name a traced RUN of a killed measuring process: its remaining files are accounted.
     """
-    from joulery.runtime.measuring.terms import source_of
-    from joulery.runtime.tracing.anatomy import How, account_files, account_run, keep
+    from joulery.app.measuring import open_carbon
+    from joulery.app.runs import account_files, account_run
+    from joulery.runtime.tracing.anatomy import AccountSettings, keep
 
     if period_s is not None and not 0 < period_s < float("inf"):
         raise click.BadParameter("a period is a time > 0 s", param_hint="--period")
@@ -69,7 +70,7 @@ def command(
     elif events is None or power is None:
         raise click.UsageError("name --events FILE and --power FILE, or a RUN")
     else:
-        how: Any = How(
+        how: Any = AccountSettings(
             window,
             estimator or "recency",  # type: ignore[arg-type]
             multiplicity,  # type: ignore[arg-type]
@@ -77,7 +78,7 @@ def command(
             hlo,
             period_s,
             offset_ns,
-            source_of(given),
+            open_carbon(given),
         )
         accounted, origin = account_files(events, power, how), {"events": str(events), "power": str(power)}
     if out is not None:

@@ -49,16 +49,16 @@ def command(
         flags = ["--json"] if as_json else []
         argv = [sys.executable, "-P", "-m", "joulery", "agent", str(site), "--orders", given, *flags]
         os.execv(sys.executable, argv)
-    from joulery.app.node_agent import AgentOrders, run_node_agent
+    from joulery.app.node_agent import AgentConfig, run_node_agent
 
-    run_node_agent(AgentOrders.from_json(orders), _say_json if as_json else _say)
+    run_node_agent(AgentConfig.from_json(orders), _say_json if as_json else _say)
 
 
 def _orders(
     site: Path, sample: str, once: bool, node: str | None, prolog: Path | None, progress_socket: Path | None
 ) -> str:
     """The orders of the agent, from its flags and the site file."""
-    from joulery.app.node_agent import AgentOrders
+    from joulery.app.node_agent import AgentConfig
     from joulery.app.wiring.cluster import jobs_of, progress_folder
     from joulery.app.wiring.site_meters import meter_specs
     from joulery.config import load
@@ -77,7 +77,7 @@ def _orders(
         )
     name = node or os.environ.get("SLURMD_NODENAME") or platform.node().partition(".")[0]
     progress = None if progress_socket is None else (str(progress_socket), str(progress_folder(config)))
-    return AgentOrders(
+    return AgentConfig(
         folder=str(folder),
         node=name,
         only=name if node else "",

@@ -43,7 +43,7 @@ def command(
 ) -> None:
     """Compare what the operations of traced runs cost: how alike they are, and what got better or worse."""
     from joulery.accounting.rows import fold_from
-    from joulery.runtime.tracing.anatomies import load_anatomies
+    from joulery.app.runs import load_anatomies
     from joulery.ui.reports.anatomy.compared import comparison_page, print_comparison, text_width
     from joulery.ui.reports.anatomy.comparison import as_object, compare
     from joulery.ui.reports.anatomy.terminal import as_text

@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 _MARKS = {"ok": ("✓", "green"), "partly": ("~", "yellow"), "denied": ("!", "red"), "absent": ("–", None)}
 _AREAS = {
     "energy": "Energy: what measures it",
-    "share": "Share: whose energy it is",
+    "share": "Share: energy by process",
     "settings": "Settings: what can be changed",
     "carbon": "Carbon: where the intensity comes from",
 }
 
 
 @click.command("doctor")
-@click.option("--reset", is_flag=True, help="Set everything on loan (clocks, partitions) back to what it was.")
+@click.option("--reset", is_flag=True, help="Set every leased setting (clocks, partitions) back.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def command(reset: bool, as_json: bool) -> None:
     """Say what joulery can read and set on this machine, what is missing, and the exact line that grants it.
 
-    Nothing is changed, unless --reset is given, and no network is touched. What a controller has set is on loan and
-    listed; it goes back by itself when the controller stops or dies.
+    Nothing is changed, unless --reset is given, and no network is touched. Settings of a controller are leased and
+    listed; each reverts when its controller stops or dies.
     """
     from dataclasses import asdict
 
@@ -61,14 +61,14 @@ def command(reset: bool, as_json: bool) -> None:
 
 
 def _show_leases(found: tuple[LeaseStatus, ...]) -> None:
-    """What is on loan; nothing where nothing is."""
+    """Print the leased settings, if there are any."""
     if not found:
         return
-    click.secho("\nLoans: what is set and will go back", bold=True)
-    for loan in found:
-        colour = None if loan.state == "held" else "yellow"
-        click.echo(f"  {click.style(loan.state, fg=colour)} {loan.detail}")
-    if any(loan.state != "held" for loan in found):
+    click.secho("\nLeases: settings that will be reverted", bold=True)
+    for lease in found:
+        colour = None if lease.state == "held" else "yellow"
+        click.echo(f"  {click.style(lease.state, fg=colour)} {lease.detail}")
+    if any(lease.state != "held" for lease in found):
         click.echo(f"      to have it back: {click.style('joulery doctor --reset', bold=True)}")
 
 
@@ -83,4 +83,4 @@ def _reset(as_json: bool) -> None:
     for line in said:
         click.echo(line)
     if not said:
-        click.echo("nothing is on loan")
+        click.echo("no setting is leased")

@@ -35,10 +35,10 @@ def command() -> None:
 @as_json_option
 def add(runs: tuple[str, ...], path: Path | None, as_json: bool) -> None:
     """Record RUN; a run that was recorded before is replaced, never counted twice."""
+    from joulery.app.runs import load_run
     from joulery.runtime.runs.bookkeeping import book
-    from joulery.runtime.runs.recorded import load_run
 
-    views = [load_run(run, with_course=True) for run in runs]
+    views = [load_run(run, with_timeline=True) for run in runs]
     with _open(path) as ledger:
         for view in views:
             book(view, ledger)

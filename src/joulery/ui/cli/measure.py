@@ -71,16 +71,16 @@ def command(
     CMD keeps its standard streams, its signals and its exit code. The footprint goes to standard error and, with the
     readings, to a run directory that `joulery report` renders.
     """
+    from joulery.app.measuring import instant_s, measure_command, open_carbon
     from joulery.app.wiring.meters import parse_meter
-    from joulery.runtime.measuring.measure import instant_s, measure_command
-    from joulery.runtime.measuring.terms import PERIOD_S, Settings, Terms, source_of
+    from joulery.runtime.measuring.terms import PERIOD_S, Settings, Terms
 
     given = {name: value for name, value in flags.items() if value is not None}
     settings = Settings(
         PERIOD_S if period is None else seconds(period), tuple(parse_meter(text) for text in meters) or None
     )
     terms = Terms(idle, pue, given, None if carbon_at is None else instant_s(carbon_at))
-    source = source_of(given)
+    source = open_carbon(given)
     tracing = _tracing(framework, steps)
     guard = ExitCodeFirst()
     with guard:
@@ -141,10 +141,11 @@ def _tracing(framework: str | None, steps: str | None) -> Tracing | None:
         if steps is not None:
             raise click.UsageError("--steps needs --trace")
         return None
+    from joulery.app.wiring.tracers import open_tracer
     from joulery.domain.trace.tracing import Steps
     from joulery.runtime.tracing.traced import Tracing
 
-    return Tracing(framework, Steps() if steps is None else Steps.parse(steps))
+    return Tracing(framework, open_tracer(framework), Steps() if steps is None else Steps.parse(steps))
 
 
 def _tell(measured: Measured, *, as_json: bool) -> None:

@@ -18,10 +18,10 @@ def command(runs: tuple[str, ...], periods: str | None, as_json: bool) -> None:
     """Judge traced runs: similarity under sparser sampling (ASSS) and more repetitions (ASSW), and what is resolved.
 
     Name repetitions of one program for ASSW. A correlation near 1 proves little: the last table says, device by
-    device, what the sensor can tell apart and what error to expect.
+    device, what the sensor can resolve and what error to expect.
     """
+    from joulery.app.runs import load_anatomies
     from joulery.domain.errors import ConfigError
-    from joulery.runtime.tracing.anatomies import load_anatomies
     from joulery.ui.reports.anatomy.judged import as_object, judge, print_judgement
     from joulery.ui.reports.anatomy.terminal import as_text
 

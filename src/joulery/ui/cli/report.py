@@ -56,7 +56,7 @@ def command(
     out: Path | None,
     **carbon: str | None,
 ) -> None:
-    """Report what RUN cost: joules, grams, of whom, how well known. Several runs are added up.
+    """Report what RUN cost: joules, grams, owners, and how well each is known. Several runs are added up.
 
     With --zone or --carbon, the grams of measured runs are counted again on that grid; their joules stay.
 
@@ -76,7 +76,7 @@ def command(
             raise ConfigError("the grams of operations stay as recorded", hint="leave --zone and --carbon out")
         report_anatomy.write(report_anatomy.render(runs, cut, form), form, out)
         return
-    views = _read(runs, with_course=form == "html" or by == "hour", carbon=grid)
+    views = _read(runs, with_timeline=form == "html" or by == "hour", carbon=grid)
     text = _render(roll_up(views, by or "component"), form, with_rows=by is not None, to_terminal=out is None)
     if out is None:
         click.echo(text, nl=False)
@@ -97,17 +97,17 @@ def _grid(flags: dict[str, str | None]) -> CarbonSource | None:
     return source_from_flags(given)
 
 
-def _read(runs: tuple[str, ...], *, with_course: bool, carbon: CarbonSource | None) -> list[RunView]:
+def _read(runs: tuple[str, ...], *, with_timeline: bool, carbon: CarbonSource | None) -> list[RunView]:
     """The runs, each once."""
+    from joulery.app.runs import load_run
     from joulery.domain.errors import ConfigError
-    from joulery.runtime.runs.recorded import load_run
     from joulery.ui.kit.progress import progress_bar
 
     views: list[RunView] = []
-    with progress_bar("reading runs", quiet=not sys.stderr.isatty()) as tell:
+    with progress_bar("reading runs", quiet=not sys.stderr.isatty()) as report_progress:
         for number, run in enumerate(runs):
-            tell(number, len(runs), run)
-            views.append(load_run(run, with_course=with_course, carbon=carbon))
+            report_progress(number, len(runs), run)
+            views.append(load_run(run, with_timeline=with_timeline, carbon=carbon))
     names = [view.name for view in views]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"the run {twice[0]} is named twice", hint="a run counts once: leave the copy out")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,7 +55,8 @@ def render(runs: Sequence[str], cut: Cut, form: str) -> bytes:
         DataError: A run was not traced, or a form needs a single run, or events it does not keep.
         ConfigError: The cut makes no sense.
     """
-    from joulery.runtime.tracing.anatomies import load_anatomies, together
+    from joulery.app.runs import load_anatomies
+    from joulery.runtime.tracing.anatomies import ranks, step_counts, together
     from joulery.ui.reports.anatomy import exports
 
     anatomies = load_anatomies(runs)
@@ -78,8 +79,9 @@ def render(runs: Sequence[str], cut: Cut, form: str) -> bytes:
     if form == "json":
         from joulery.store.run.tensors import tensor_footprint_to_dict
 
-        return (json.dumps(tensor_footprint_to_dict(rows)) + "\n").encode()
-    return _text(rows, cut)
+        document = {**tensor_footprint_to_dict(rows), "steps": step_counts(anatomies), "ranks": ranks(anatomies)}
+        return (json.dumps(document) + "\n").encode()
+    return _text(rows, cut, step_line(step_counts(anatomies)))
 
 
 def _folds(cut: Cut) -> list[Fold]:
@@ -135,11 +137,22 @@ def _single(anatomies: Sequence[RunAnatomy], form: str) -> RunAnatomy:
     return anatomies[0]
 
 
-def _text(rows: TensorFootprint, cut: Cut) -> bytes:
+def step_line(counts: Mapping[str, float | int | None]) -> str:
+    """Which steps of a run were recorded, in one line; empty where the run did not keep that."""
+    seen = [f"{counts[kind]} {kind}" for kind in ("training", "evaluation", "other") if counts[kind]]
+    if not seen:
+        return ""
+    share = counts["share_of_run_ratio"]
+    part = "" if share is None else f" ({share:.1%} of the run's time)"
+    return f"{counts['recorded']} steps recorded{part}, of {' and '.join(seen)} steps\n"
+
+
+def _text(rows: TensorFootprint, cut: Cut, steps: str) -> bytes:
     from joulery.ui.reports.anatomy.terminal import as_text
     from joulery.ui.reports.anatomy.text import print_footprint
 
-    return as_text(lambda console: print_footprint(rows, console, top=cut.top, title=cut.by or "operation"))
+    text = as_text(lambda console: print_footprint(rows, console, top=cut.top, title=cut.by or "operation"))
+    return text + steps.encode()
 
 
 def wanted(cut: Cut, form: str) -> bool:

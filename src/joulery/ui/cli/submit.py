@@ -16,12 +16,20 @@ from joulery.domain.errors import ConfigError
 @click.option("--site", type=click.Path(path_type=Path), default=Path("site.yaml"), help="The site file (site.yaml).")
 @click.option("--name", help="Name of this kind of job; the command's name unless given.")
 @click.option("--owner", help="Owner of the job; the user unless given.")
-@click.option("--min", "least", type=click.IntRange(1), default=1, help="Fewest slots it can use (1).")
+@click.option("--min", "least", type=click.IntRange(1), default=1, help="Least number of slots it can use (1).")
 @click.option("--max", "most", type=click.IntRange(1), help="Most slots it can use; as many as --min unless given.")
+@click.option("--no-stop", is_flag=True, help="Never stop the job once it runs: it cannot save its state.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.argument("cmd", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD...")
 def command(
-    site: Path, name: str | None, owner: str | None, least: int, most: int | None, as_json: bool, cmd: tuple[str, ...]
+    site: Path,
+    name: str | None,
+    owner: str | None,
+    least: int,
+    most: int | None,
+    no_stop: bool,
+    as_json: bool,
+    cmd: tuple[str, ...],
 ) -> None:
     """Queue CMD; joulery schedule starts it, and may stop it with SIGTERM and start it again later.
 
@@ -41,5 +49,5 @@ def command(
         "name": name or Path(cmd[0]).name,
         "owner": owner or getpass.getuser(),
     }
-    number = submit_job(load(site), job, least, most)
+    number = submit_job(load(site), job, least, most, stoppable=not no_stop)
     click.echo(json.dumps({"job": number}) if as_json else f"job {number}")

@@ -98,13 +98,13 @@ def run(options: Options, screen: ServeView | None = None) -> dict[str, Any] | N
 
 def _with_page(report: dict[str, Any]) -> dict[str, Any]:
     """Write the HTML report into the run folder; the report with its path."""
-    from joulery.runtime.runs.recorded import load_run
+    from joulery.app.runs import load_run
     from joulery.store.files import write_atomically
     from joulery.ui.reports.html import render_html
     from joulery.ui.reports.table import roll_up
 
     folder = Path(report["run"])
-    text = render_html(roll_up([load_run(folder, with_course=True)], "component"))
+    text = render_html(roll_up([load_run(folder, with_timeline=True)], "component"))
     write_atomically(folder / "report.html", lambda file: file.write(text.encode()))
     return {**report, "html": str(folder / "report.html")}
 

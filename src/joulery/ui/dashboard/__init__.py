@@ -1,6 +1,6 @@
 """The dashboard: the screen "Now", live, from the latest :class:`~joulery.domain.serving.timeline.NowSnapshot` alone.
 
-:func:`dashboard_routes` gives the Starlette routes; whoever composes the gateway mounts them and hands in a function
+:func:`dashboard_routes` gives the Starlette routes; the caller mounts them and passes a function
 that returns the latest snapshot. The page itself, ``/dashboard`` and ``/static/…``, holds no data; everything that does
 is under ``/api/``, which a gateway that asks for a token protects as a whole. The page asks for the token and sends it.
 """

@@ -1,16 +1,17 @@
-"""The frame of the screen "Now": every label and figure of one site, without a number; the script writes those in."""
+"""The dashboard's page: labels and empty figures of one site; ``static/dashboard.js`` fills in the numbers."""
 
 from __future__ import annotations
 
 from joulery.domain.format import UNKNOWN, duration, percent
 from joulery.domain.serving.timeline import CarbonBasis, ServiceLabel, SiteLabel
-from joulery.ui.kit.figures import bar, figures, legend
+from joulery.ui.kit.charts import bar, class_legend
 from joulery.ui.kit.html import Html, join, tag
+from joulery.ui.reports.figures import figures
 from joulery.ui.reports.messages import basis_text
 
 _MODES = {
-    "advise": "says what it would do, changes nothing",
-    "shadow": "runs what it would do beside what runs",
+    "advise": "reports its decisions, changes nothing",
+    "shadow": "simulates its decisions beside the running system",
     "act": "changes what runs",
 }
 
@@ -29,7 +30,7 @@ def screen(site: SiteLabel) -> Html:
                 class_="tiles four",
             ),
             *(_service(index, service) for index, service in enumerate(site.services)),
-            tag("h2", "Course"),
+            tag("h2", "Over time"),
             figures(site),
             tag("h2", "Decisions and their reasons"),
             _decisions(),
@@ -38,7 +39,7 @@ def screen(site: SiteLabel) -> Html:
 
 
 def labels(site: SiteLabel) -> list[Html]:
-    """What must be said of all numbers: the mode, and what is not live and real."""
+    """Labels that hold for every number: the mode, and whether data is simulated or replayed."""
     pills = [tag("span", f"{site.mode}: {_MODES.get(site.mode, 'unknown mode')}", class_="pill")]
     if site.simulated:
         pills.append(tag("span", "simulated", class_="pill warn"))
@@ -58,7 +59,7 @@ def _tile(name: str, label: str, note: str = "") -> Html:
 
 
 def _service(index: int, service: ServiceLabel) -> Html:
-    promise = f"p{service.quantile_ratio * 100:g}"
+    quantile = f"p{service.quantile_ratio * 100:g}"
     floor = f"never below {percent(service.minimum_accuracy_ratio)}" if service.minimum_accuracy_ratio > 0 else ""
     variants = [(f"v{rank % 6}", name) for rank, (name, _) in enumerate(service.variants)]
     mix = bar([(f"fill-{color}", 0.0) for color, _ in variants], "no answers yet", data_mix=index)
@@ -67,17 +68,17 @@ def _service(index: int, service: ServiceLabel) -> Html:
             tag("h2", service.name),
             tag(
                 "div",
-                _tile(f"latency-{index}", f"Latency {promise}", f"service level {duration(service.slo_s)}"),
+                _tile(f"latency-{index}", f"Latency {quantile}", f"SLO {duration(service.slo_s)}"),
                 _tile(
                     f"attainment-{index}",
-                    "Within the service level",
-                    f"last minute; promised {percent(service.quantile_ratio, 0)}",
+                    "SLO attainment",
+                    f"last minute; objective {percent(service.quantile_ratio, 0)}",
                 ),
                 _tile(f"accuracy-{index}", "Accuracy", floor),
                 _tile(f"rate-{index}", "Requests"),
                 class_="tiles four",
             ),
-            tag("div", tag("h3", "Who answers"), mix, legend(variants), class_="card spaced"),
+            tag("div", tag("h3", "Answers by variant"), mix, class_legend(variants), class_="card spaced"),
         )
     )
 

@@ -1,1 +1,1 @@
-"""What every page and table is made of: HTML, figures, numbers, consoles, progress."""
+"""Building blocks of pages and tables: HTML, charts, consoles, progress."""

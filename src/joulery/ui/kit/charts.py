@@ -1,9 +1,9 @@
-"""Three kinds of picture as SVG, no script: bars in groups, lines over an axis, and labelled points with curves."""
+"""Charts as SVG without a script: grouped bars, lines, labelled points with curves, one stacked bar, legends."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,7 +95,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def bars(groups: Sequence[str], series: Sequence[Series], axes: Axes, line_at: float | None = None) -> Html:
-    """Bars in groups, each with its value on top; a dashed line where everything is compared with something."""
+    """Grouped bars, each with its value on top; ``line_at`` draws a dashed line at a reference value."""
     finite = np.concatenate([one.values for one in series])
     high = max(float(np.nanmax(finite)), line_at or 0.0) * 1.12
     box = _Box(axes, 0.0, max(1, len(groups)), 0.0, high)
@@ -147,7 +147,7 @@ def lines(drawn: Sequence[Line], axes: Axes, x_ticks: Sequence[float] | None = N
 
 
 def points(dots: Sequence[Dot], curves: Sequence[Line], axes: Axes) -> Html:
-    """Labelled points over curves; labels keep out of one another's way."""
+    """Labelled points over curves; labels do not overlap."""
     x = np.array([dot.x for dot in dots] + [v for one in curves for v in one.x.tolist()])
     y = np.array([dot.y for dot in dots] + [v for one in curves for v in one.y.tolist()])
     pad_x, pad_y = 0.05 * (x.max() - x.min()), 0.08 * (y.max() - y.min())
@@ -177,8 +177,35 @@ def legend(entries: Sequence[tuple[str, str, str | None]]) -> Html:
     return tag("ul", (tag("li", swatch(color, dash), name) for name, color, dash in entries if name), class_="legend")
 
 
+def class_legend(entries: Iterable[tuple[str, str]]) -> Html:
+    """CSS class and name of each line, for charts that ``static/charts.js`` draws; it adds the value at the pointer."""
+    return tag(
+        "ul",
+        (tag("li", tag("span", class_=f"swatch back-{color}"), label, tag("b")) for color, label in entries),
+        class_="legend",
+    )
+
+
+def bar(pieces: Sequence[tuple[str, float]], label: str, **attributes: str | int) -> Html:
+    """A horizontal bar of pieces ``(class, share)``, read out as ``label``; further attributes go to the element."""
+    rects, at = [], 0.0
+    for name, share in pieces:
+        rects.append(tag("rect", x=round(at, 3), y=0, width=round(share * 1000, 3), height=10, class_=name))
+        at += share * 1000
+    return tag(
+        "svg",
+        rects,
+        class_="bar",
+        viewBox="0 0 1000 10",
+        preserveAspectRatio="none",
+        role="img",
+        aria_label=label,
+        **attributes,
+    )
+
+
 class _Box:
-    """From values to places."""
+    """Maps values to positions in the picture."""
 
     def __init__(self, axes: Axes, x0: float, x1: float, y0: float, y1: float) -> None:
         self.axes = axes
@@ -223,7 +250,7 @@ class _Box:
 
 
 def _label(dot: Dot, cx: float, cy: float, taken: list[tuple[float, float, float, float]], box: _Box) -> Html:
-    """The label of a point where nothing else is yet; the least crowded place when there is none."""
+    """The label of a point at its least crowded side."""
     wide = _LETTER * len(dot.label) + 4
     places = [
         (cx + 9, cy + 4), (cx - 9 - wide, cy + 4), (cx - wide / 2, cy - 10), (cx - wide / 2, cy + 20),
@@ -247,7 +274,7 @@ def _label(dot: Dot, cx: float, cy: float, taken: list[tuple[float, float, float
 
 
 def _dense(one: Line) -> list[tuple[float, float]]:
-    """Places along a line, near enough that no label hides between two."""
+    """Positions along a line, close enough that no label fits between two."""
     if len(one.x) < 2:
         return []
     grid = np.linspace(0, len(one.x) - 1, 60)

@@ -1,4 +1,4 @@
-"""Where tables are printed: a terminal as it is, anything else as wide as the table needs."""
+"""Consoles for tables: a terminal keeps its width, other output is as wide as the table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rich.console import Console
 
 
 def table_console(width: int, *, stderr: bool = False) -> Console:
-    """A console that folds no table of ``width`` columns where nobody watches: in a file, a pipe, a log.
+    """A console that does not wrap a table of ``width`` characters in a file, a pipe or a log.
 
     Args:
         width: What the widest table needs, in characters; a terminal keeps its own.

@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: style, script and data inside, no request to anywhere."""
+"""A report as one self-contained HTML page: style, script and data inside, no external request."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from joulery import __version__
-from joulery.accounting.thin import thin
+from joulery.accounting.power_timeline import downsample_ticks
 from joulery.domain.format import duration, grams, moment, percent, si
 from joulery.domain.serving.timeline import CarbonBasis, DecisionRecord
 from joulery.runtime.runs.recorded import RunView
-from joulery.ui.kit.figures import figures, waterfall
 from joulery.ui.kit.html import Html, content_hash, data_block, head, join, static_text, tag, tiles, whole_page
+from joulery.ui.reports.figures import figures, waterfall
 from joulery.ui.reports.messages import (
     BEYOND,
     accuracy_text,
@@ -86,7 +86,7 @@ def _content(rollup: Rollup, view: RunView | None) -> Iterable[Html]:
     yield tag("h2", "Where the energy went")
     yield tag("div", waterfall(rollup.footprint), _rows(rollup), class_="card")
     if view is not None and view.ticks and view.site is not None:
-        yield tag("h2", "Course of the run")
+        yield tag("h2", "Over time")
         yield figures(view.site)
         yield tag("noscript", tag("p", "The plots need a browser that runs scripts; the numbers above do not."))
     if view is not None and view.decisions:
@@ -185,7 +185,7 @@ def _charts(view: RunView | None, script: str) -> Html:
     if view is None or view.site is None or not view.ticks:
         return Html("")
     started_s = view.ticks[0].t_s - view.ticks[0].period_s
-    recorded = {"site": view.site, "started_s": started_s, "ticks": thin(view.ticks, MAX_POINTS)}
+    recorded = {"site": view.site, "started_s": started_s, "ticks": downsample_ticks(view.ticks, MAX_POINTS)}
     return join((data_block("recorded", recorded), tag("script", Html(script))))
 
 

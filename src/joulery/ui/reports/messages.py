@@ -12,11 +12,11 @@ from joulery.domain.serving.timeline import CarbonBasis, CarbonLabel
 from joulery.runtime.runs.recorded import RunView
 
 BEYOND = "beyond"
-"""The word for a latency that broke its promise."""
+"""The word for a latency that violates its SLO."""
 
 
 def energy_note(footprint: Footprint) -> str:
-    """How well the energy is known: ``modelled ± 30 %, 99.8 % of the time covered``."""
+    """Quality and coverage of the energy: ``modelled ± 30 %, 99.8 % of the time covered``."""
     words = str(footprint.quality)
     if footprint.band_j > 0 and footprint.energy_j > 0:
         words += f" ± {percent(footprint.band_j / footprint.energy_j, 0)}"
@@ -24,7 +24,7 @@ def energy_note(footprint: Footprint) -> str:
 
 
 def energy_text(footprint: Footprint) -> str:
-    """The joules; unknown when no time was covered by readings."""
+    """The energy; unknown if readings cover no time."""
     known = footprint.covered_s > 0 or not footprint.duration_s > 0
     return si(footprint.energy_j, "J") if known else UNKNOWN
 
@@ -35,7 +35,7 @@ def carbon_text(footprint: Footprint) -> str:
 
 
 def carbon_note(footprint: Footprint, label: CarbonLabel | None, reason: str | None = None) -> str:
-    """What the grams count (``CO2e, GB average lifecycle intensity, live: ...``), or why there are none."""
+    """What the grams include (``CO2e, GB average lifecycle intensity, live: ...``), or why they are unknown."""
     if footprint.signal is None:
         return reason or "no carbon source was given"
     where = f"{label.zone} " if label else ""
@@ -52,14 +52,14 @@ def carbon_note(footprint: Footprint, label: CarbonLabel | None, reason: str | N
 
 
 def interruption(view: RunView) -> str:
-    """What an interrupted run's numbers are."""
+    """What an interrupted run's numbers cover."""
     if view.report:
-        return "interrupted: this is the part of the run until then"
-    return "interrupted: metered until the last record, charged to nobody"
+        return "interrupted: these numbers cover the run until then"
+    return "interrupted: metered until the last record, charged to no owner"
 
 
 def notes_of(view: RunView) -> tuple[str, ...]:
-    """What the run wants its reader to know."""
+    """The run's notes."""
     notes = view.report.get("notes")
     return tuple(str(note) for note in notes) if isinstance(notes, list) else ()
 
@@ -72,7 +72,7 @@ def basis_text(label: CarbonLabel) -> str:
 
 
 def saving_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The saving and what it is against; None when none was computed."""
+    """The saving and its baseline; None when none was computed."""
     ratio = _number(report.get("saving_ratio"))
     if ratio is None:
         return None
@@ -93,14 +93,14 @@ def requests_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def latency_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The p95 and the service level; None when the run served nothing."""
+    """The p95 and the SLO; None when the run served nothing."""
     p95_s, slo_s = _number(report.get("p95_s")), _number(report.get("slo_s"))
     if p95_s is None:
         return None
     if slo_s is None:
         return duration(p95_s), "95 % of the answers were faster"
     verdict = "within" if p95_s <= slo_s else BEYOND
-    return duration(p95_s), f"p95, {verdict} the service level of {duration(slo_s)}"
+    return duration(p95_s), f"p95, {verdict} the SLO of {duration(slo_s)}"
 
 
 def variants_text(report: Mapping[str, Any]) -> str | None:
@@ -117,7 +117,7 @@ def _number(value: Any) -> float | None:
 
 
 def accuracy_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The request-weighted accuracy and where the number comes from; None when there is none."""
+    """The request-weighted accuracy and its source; None when there is none."""
     ratio = _number(report.get("accuracy_ratio"))
     if ratio is None:
         return None

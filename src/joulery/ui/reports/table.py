@@ -28,8 +28,8 @@ class Rollup:
     Attributes:
         views: The runs.
         footprint: Their sum.
-        by: What the rows are about.
-        rows: They add up to the sum.
+        by: Grouping of the rows, one of :data:`BY`.
+        rows: One a group; they add up to ``footprint``.
     """
 
     views: tuple[RunView, ...]
@@ -42,7 +42,7 @@ def roll_up(views: Sequence[RunView], by: str) -> Rollup:
     """``views`` added up, by one of :data:`BY`.
 
     Raises:
-        DataError: Their grams count different things; or ``hour`` was asked of a run without a course over time.
+        DataError: Their grams have different signals or scopes, or ``by`` is ``hour`` and a run has no time series.
     """
     footprint = total((view.name, view.footprint) for view in views)
     if by in PART_KEYS:
@@ -63,7 +63,7 @@ def _named(view: RunView, by: str) -> list[tuple[str, Footprint]]:
 def _by_hour(views: Sequence[RunView]) -> tuple[Row, ...]:
     for view in views:
         if not view.ticks:
-            raise DataError(f"{view.name} has no course over time", file=str(view.path), hint="choose another --by")
+            raise DataError(f"{view.name} has no time series", file=str(view.path), hint="choose another --by")
     rows = [row for view in views for row in by_time(view.ticks, _hour)]
     groups: dict[str, list[Row]] = {}
     for row in rows:

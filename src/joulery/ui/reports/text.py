@@ -1,4 +1,4 @@
-"""Reports for a terminal."""
+"""Reports as text for a terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _QUALITY_STYLE = {"measured": "green", "modelled": "yellow", "assumed": "red"}
 
 
 def print_text(rollup: Rollup, console: Console) -> None:
-    """Print the sum, what each run did, and the table."""
+    """Print the totals, a heading for each run, and the table."""
     for part in _parts(rollup):
         console.print(part)
 

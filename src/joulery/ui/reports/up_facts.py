@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from joulery.app.doctor import Check, Status
-from joulery.app.profiling.service_profile import Obtained, age_words
+from joulery.app.profiling.service_profile import Obtained, age_words, busy_cores
 from joulery.domain.format import duration, percent, si
 from joulery.runtime.serving.driver import APPLIED
 from joulery.runtime.serving.planned import PlanInForce
@@ -13,8 +13,6 @@ from joulery.runtime.serving.running_service import ServiceSetup
 from joulery.runtime.serving.session import ServingSession
 
 Fact = tuple[str, str]
-BUSY_CORES = 0.25
-"""Other processes that keep more cores busy than this distort a profile."""
 _MARKS = {Status.OK: "✓", Status.PARTLY: "~", Status.DENIED: "!", Status.ABSENT: "–"}
 
 
@@ -48,7 +46,7 @@ def profile_facts(obtained: Obtained, setup: ServiceSetup) -> Iterator[Fact]:
         if entry.slice == smallest
     )
     band = f" ± {percent(profile.band_ratio, 0)}" if profile.band_ratio else ""
-    age = "" if obtained.source == "measured now" else f" ({age_words(profile)})"
+    age = "" if obtained.source.startswith("measured now") else f" ({age_words(profile)})"
     yield "profile", f"{obtained.source}{age}; a request on {smallest}: {times}"
     unit = "GPU" if setup.gpus else "core"
     watts = f"{si(profile.entries[0].active_w, 'W')} a busy {unit} above {si(profile.idle_w, 'W')} idle"
@@ -57,8 +55,8 @@ def profile_facts(obtained: Obtained, setup: ServiceSetup) -> Iterator[Fact]:
 
 def profile_warning(obtained: Obtained) -> str:
     """A warning about a profile that was taken on a busy machine; empty for none."""
-    others = obtained.profile.machine.get("others_busy_cores")
-    if not isinstance(others, float) or others <= BUSY_CORES:
+    others = busy_cores(obtained.profile)
+    if not others:
         return ""
     return f"other processes kept {others:.1f} cores busy while this was profiled: --reprofile on a quiet machine"
 

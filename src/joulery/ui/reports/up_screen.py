@@ -283,7 +283,9 @@ def summary_lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _requests(report: Mapping[str, Any]) -> str:
-    return _requests_of(report, f" in {duration(report['duration_s'])}")
+    unsent = report.get("unsent") or 0
+    text = _requests_of(report, f" in {duration(report['duration_s'])}")
+    return f"{text}; {count(unsent)} of {count(report['planned'])} planned requests were not sent" if unsent else text
 
 
 def _requests_of(report: Mapping[str, Any], when: str = "") -> str:

@@ -142,7 +142,7 @@ const joulery = (() => {
       const served = ticks.map((tick) => tick.services.find((one) => one.service === service.name) || null);
       charts.set("latency-" + i, {x, series: [
         {label: "latency", values: served.map((one) => one && one.latency_s !== null ? one.latency_s * 1000 : null), color: "latency", suffix: " ms"},
-        {label: "service level", values: x.map(() => service.slo_s * 1000), color: "slo", dash: true, suffix: " ms"},
+        {label: "SLO", values: x.map(() => service.slo_s * 1000), color: "slo", dash: true, suffix: " ms"},
       ]});
       charts.set("mix-" + i, {x, top: 100, series: service.variants.map(([name], rank) => ({
         label: name, color: "v" + rank % 6, stacked: true, suffix: " %",

@@ -63,8 +63,8 @@
     const one = tick.services.find((other) => other.service === service.name) || {requests: 0, failed: 0, mix: []};
     const late = known(one.latency_s) && one.latency_s > service.slo_s;
     write("latency-" + i, known(one.latency_s) ? unit(one.latency_s * 1000, "ms") : UNKNOWN, undefined, late ? "bad" : "");
-    const ratio = attainment(view, service.name), promise = service.quantile_ratio;
-    write("attainment-" + i, percent(ratio), undefined, known(ratio) && ratio < promise ? "bad" : "good");
+    const ratio = attainment(view, service.name), objective = service.quantile_ratio;
+    write("attainment-" + i, percent(ratio), undefined, known(ratio) && ratio < objective ? "bad" : "good");
     const low = known(one.accuracy_ratio) && one.accuracy_ratio < service.minimum_accuracy_ratio;
     write("accuracy-" + i, percent(one.accuracy_ratio), undefined, low ? "bad" : "");
     write("rate-" + i, unit(one.requests / tick.period_s, "/s"), one.failed ? one.failed + " failed" : "none failed", one.failed ? "bad" : "");

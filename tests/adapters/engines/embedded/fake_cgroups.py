@@ -4,7 +4,7 @@ import errno
 import os
 from pathlib import Path
 
-from joulery.adapters.engines.embedded.cgroups import GroupFiles
+from joulery.adapters.cgroups import GroupFiles
 
 
 class FakeGroups(GroupFiles):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from joulery.adapters.engines.embedded.cgroups import CpuGroups
+from joulery.adapters.cgroups import CpuGroups
 from joulery.adapters.engines.embedded.engine import LocalEngine
 from joulery.domain.errors import CapabilityError
 from joulery.domain.serving.engine import Outcome, RequestError
@@ -190,6 +190,22 @@ async def test_what_a_model_prints_never_reaches_standard_output(capfd: pytest.C
     captured = capfd.readouterr()
     assert captured.out == ""
     assert "an error" in captured.err
+
+
+async def test_a_limited_queue_refuses_at_once_and_answers_what_it_took() -> None:
+    """Past what the service can answer within its SLO, clients are refused early instead of all being late."""
+    async with running(toy("slow"), queue=1000) as engine:
+        await ask(engine, seconds=[0.01])
+        engine.limit_queue("toy", 4)
+        asked = [asyncio.ensure_future(ask(engine, seconds=[0.02])) for _ in range(50)]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        refused = [one for one in found if isinstance(one, RequestError)]
+        assert {one.outcome for one in refused} == {Outcome.OVERLOADED}
+        assert all(one.retry_after_s is not None and one.retry_after_s > 0 for one in refused)
+        assert len(refused) == 50 - 1 - 4, "one runs, four wait, and all five are answered"
+        engine.limit_queue("toy", None)
+        asked = [asyncio.ensure_future(ask(engine, seconds=[0.0])) for _ in range(50)]
+        assert not [one for one in await asyncio.gather(*asked, return_exceptions=True) if isinstance(one, Exception)]
 
 
 async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:

@@ -90,7 +90,7 @@ async def test_a_service_that_leaves_answers_what_it_accepted() -> None:
         await ask(engine, seconds=[0.0])
 
 
-async def test_a_request_for_a_variant_that_leaves_is_told_so() -> None:
+async def test_a_request_for_a_variant_that_leaves_is_refused() -> None:
     async with running(toy("slow", variant="old")) as engine:
         busy = asyncio.ensure_future(ask(engine, seconds=[2.5]))
         await until(lambda: any(view.busy for view in engine.replicas()), "the request at its replica")

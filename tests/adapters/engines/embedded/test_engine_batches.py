@@ -49,7 +49,7 @@ async def test_requests_that_do_not_fit_together_go_apart() -> None:
     assert deep.outputs["y"].tolist() == [[2.0, 4.0]] and odd.outputs["y"].tolist() == [6]
 
 
-async def test_a_bad_request_spoils_nobody_elses_answer() -> None:
+async def test_a_bad_request_spoils_no_other_answer() -> None:
     async with running(batched(batch=4, max_delay_s=5.0)) as engine:
         good = [ask(engine, x=[float(value)]) for value in range(3)]
         *answers, bad = await asyncio.gather(*good, ask(engine, x=[-1.0]), return_exceptions=True)
@@ -63,7 +63,7 @@ async def test_a_model_that_answers_no_batches_is_asked_one_by_one() -> None:
     assert [answer.outputs["sum"].tolist() for answer in answers] == [[0.0], [1.0], [2.0]]
 
 
-async def test_a_replica_on_standby_is_ready_and_answers_only_when_roused() -> None:
+async def test_a_replica_on_standby_is_ready_and_answers_only_when_promoted() -> None:
     shadow = replace(toy("who"), standby=True, threads=2)
     async with running(toy("who"), shadow) as engine:
         first = {int((await ask(engine, seconds=[0.0])).outputs["pid"][0]) for _ in range(6)}

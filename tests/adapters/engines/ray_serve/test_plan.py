@@ -179,7 +179,7 @@ def talking(handed_out, rest: Rest) -> RayCluster:
     return cluster
 
 
-async def test_a_replica_is_asked_by_name_and_told_apart_from_one_that_is_gone(handed_out):
+async def test_a_replica_is_asked_by_name_and_distinguished_from_one_that_is_gone(handed_out):
     cluster = talking(handed_out, Rest())
     request = InferRequest({}, outputs=("y",), variant="a")
     assert await cluster.infer("app", "r7", request) == {"variant": "a"}

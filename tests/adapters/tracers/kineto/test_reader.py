@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from joulery.accounting.align import align
-from joulery.accounting.integrate import Metered
 from joulery.accounting.session import session
 from joulery.accounting.steps import PowerSteps
 from joulery.adapters.tracers.kineto.names import GRAPH, name_events, read_kineto
 from joulery.adapters.tracers.kineto.reader import Kind, read_columns
-from joulery.domain.energy.power import Channel, ReadingKind
+from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality
 from joulery.domain.trace.events import EventTrace, module_components
@@ -98,9 +97,7 @@ def test_every_kernel_of_the_golden_gpu_traces_is_linked_and_busy_time_is_exact(
     assert not [note for note in trace.notes if "launch" in note]
     device = next(name for name in trace.devices if name.startswith("GPU"))
     window = trace.hull_ns
-    one_watt = Metered(
-        Channel(device, "board", ReadingKind.POWER, "fake", Quality.MEASURED), PowerSteps(list(window), [1.0])
-    )
+    one_watt = PowerSteps(Channel(device, "board", ReadingKind.POWER, "fake", Quality.MEASURED), list(window), [1.0])
     got = {entry.device: entry for entry in align(trace, {device: [one_watt]}, window).devices}[device]
     assert round(got.active_s * 1e9) == int(fact["union_busy_ns"])
     assert got.attributed_j == pytest.approx(int(fact["union_busy_ns"]) / 1e9, rel=1e-12)
@@ -490,3 +487,30 @@ def test_a_trace_without_events_is_empty(tmp_path: Path) -> None:
     trace = read_kineto(KinetoFile().write(tmp_path))
     assert len(trace) == 0 and trace.hull_ns is None
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"] == []
+
+
+def test_traces_of_old_pytorch_are_read(tmp_path: Path) -> None:
+    """Categories of PyTorch 1.8 to 1.12, device and correlation as they wrote them."""
+    file = tmp_path / "old.json"
+    events = [
+        {"ph": "X", "cat": "Operator", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 0, "dur": 10, "args": {}},
+        {
+            "ph": "X", "cat": "Runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 2, "dur": 3,
+            "args": {"correlation": 7},
+        },
+        {
+            "ph": "X", "cat": "Kernel", "name": "sgemm", "pid": 0, "tid": 7, "ts": 4, "dur": 5,
+            "args": {"device": 0, "stream": 7, "correlation": 7},
+        },
+    ]  # fmt: skip
+    file.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    trace = read_kineto(file)
+    assert [name.rpartition("/")[2] for name, _ in listed(trace, "GPU:0")] == ["mm"]
+
+
+def test_a_trace_of_unknown_categories_is_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "strange.json"
+    event = {"ph": "X", "cat": "npu_op", "name": "x", "pid": 1, "tid": 1, "ts": 0, "dur": 1}
+    file.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [event]}))
+    with pytest.raises(DataError, match="npu_op"):
+        read_kineto(file)

@@ -1,6 +1,8 @@
 """Preset ``best``: the numbers of the specification, each with its proof, and plans that keep what they promise."""
 
 import math
+import random
+from dataclasses import replace
 
 import pytest
 
@@ -154,11 +156,56 @@ def test_limited_gpus_are_respected():
     assert kinds.count("T4") <= 6
 
 
-def test_too_few_gpus_name_who_is_left_out():
+def test_too_few_gpus_are_infeasible_only_with_a_proof():
     few = GpuType("V100", V100.profile, 3.06, available=4)
-    with pytest.raises(InfeasibleError, match=r"the GPUs there are \(4 V100\) cannot serve everybody") as caught:
+    with pytest.raises(InfeasibleError, match="4 V100") as caught:
         provision("best", app12(), [few], Rules())
     assert caught.value.nearest["unserved"]
+    assert caught.value.nearest["gpus"] == 5
+
+
+def different(count):
+    """Services that all differ."""
+    rng, models = random.Random(1), {"alexnet": (300, 10), "resnet50": (120, 20), "ssd": (40, 25), "vgg19": (80, 20)}
+    names = list(models)
+    return [
+        workload(
+            f"S{index}",
+            names[index % 4],
+            models[names[index % 4]][1] * rng.uniform(1, 2),
+            models[names[index % 4]][0] * rng.uniform(0.5, 2),
+        )
+        for index in range(count)
+    ]
+
+
+@pytest.mark.parametrize("count", [12, 20, 50])
+def test_a_limit_on_gpus_that_is_met_anyway_changes_nothing(count):
+    services = different(count)
+    free = provision("best", services, [V100], Rules())
+    limited = provision("best", services, [replace(V100, available=len(free.gpus))], Rules())
+    assert kept(free, services) and kept(limited, services)
+    assert len(limited.gpus) == len(free.gpus)
+
+
+def test_a_limit_between_bound_and_plan_is_reported_open_with_the_best_plan_found():
+    services = different(30)
+    free = provision("best", services, [V100], Rules())
+    assert free.bound.gpus < len(free.gpus), "the case is one in which the bound leaves the question open"
+    tight = provision("best", services, [replace(V100, available=free.bound.gpus)], Rules())
+    assert {each.workload for gpu in tight.gpus for each in gpu.instances} == {each.id for each in services}
+    if len(tight.gpus) > free.bound.gpus:
+        assert [each.what for each in tight.violations] == ["available"]
+    with pytest.raises(InfeasibleError) as caught:
+        provision("best", services, [replace(V100, available=free.bound.gpus - 1)], Rules())
+    assert caught.value.nearest["gpus"] == free.bound.gpus
+
+
+def test_the_cost_of_more_services_is_one_smooth_curve():
+    """On both sides of every change of method the cost of a service stays the same, up to one GPU."""
+    gpus = {count: len(provision("best", different(count), [V100], Rules()).gpus) for count in (15, 16, 48, 49)}
+    assert gpus[15] <= gpus[16] <= gpus[15] + 1
+    assert gpus[48] <= gpus[49] <= gpus[48] + 1
 
 
 def test_a_large_service_is_cut_into_as_many_replicas_as_it_takes():

@@ -8,7 +8,7 @@ from joulery.domain.gpu.provisioning import Workload
 from joulery.domain.serving.service import Slo
 from joulery.policies.placement.provisioning import best
 from joulery.policies.placement.provisioning.demand import Part
-from joulery.policies.placement.provisioning.in_batches import HANDFUL, plan_in_batches
+from joulery.policies.placement.provisioning.in_batches import BATCH, plan_in_batches
 from joulery.policies.placement.provisioning.planner import provision
 from joulery.policies.placement.provisioning.predict import Placed, Share
 from joulery.policies.placement.provisioning.rules import Rules
@@ -32,7 +32,7 @@ def one_each(percent):
     """A planner that gives every service a GPU of its own, this full."""
 
     def planner(workloads):
-        assert len(workloads) <= HANDFUL
+        assert len(workloads) <= BATCH
         return tuple(
             Placed(0, (Share(Part(at, 0, 1, each.rate_rps), percent, 1),)) for at, each in enumerate(workloads)
         )
@@ -41,7 +41,7 @@ def one_each(percent):
 
 
 @pytest.mark.parametrize("percent", [40.0, 100.0])
-@pytest.mark.parametrize("n", [1, HANDFUL, HANDFUL + 1, 50])
+@pytest.mark.parametrize("n", [1, BATCH, BATCH + 1, 50])
 def test_everybody_is_served_once(n, percent):
     gpus = plan_in_batches(varied(n), one_each(percent))
     assert sorted(share.part.workload for gpu in gpus for share in gpu.shares) == list(range(n))
@@ -62,7 +62,7 @@ def test_replicas_on_two_gpus_are_kept_together():
 @pytest.mark.slow
 @pytest.mark.parametrize("rules", [Rules(max_replicas=1), Rules()], ids=["whole", "cut where it helps"])
 def test_more_kinds_than_are_planned_at_once(rules):
-    workloads = varied(best.KINDS_MAX + 6)
+    workloads = varied(best.TOGETHER_KINDS + 6)
     result = provision("best", workloads, [V100], rules)
     assert result.violations == ()
     assert {each.workload for gpu in result.gpus for each in gpu.instances} == {each.id for each in workloads}

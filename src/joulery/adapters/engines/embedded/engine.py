@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from joulery.adapters.engines.embedded.cgroups import CpuGroups
+from joulery.adapters.cgroups import CpuGroups
 from joulery.adapters.engines.embedded.replica import Launch, WorkerReplica, gone_within, promoted_standbys
 from joulery.adapters.engines.embedded.service import INFINITY, ServiceQueue
 from joulery.adapters.engines.embedded.slices import GpuParts, assign_cores, limited, on_gpu
@@ -87,6 +87,7 @@ class LocalEngine:
         self._gpus = GpuParts(places)
         self._groups = groups
         self._services: dict[str, ServiceQueue] = {}
+        self._limits: dict[str, int] = {}
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = INFINITY
@@ -104,6 +105,12 @@ class LocalEngine:
         unix_s = time.time() - time.monotonic()
         found = [request for service in self._services.values() for request in service.backlog(unix_s)]
         return tuple(sorted(found, key=lambda request: request.arrival_s))
+
+    def limit_queue(self, service: str, waiting: int | None, /) -> None:
+        """Refuse requests while so many wait for a service; None for the engine's own limit."""
+        self._limits[service] = self.settings.queue if waiting is None else min(waiting, self.settings.queue)
+        if service in self._services:
+            self._services[service].queue.bound = self._limits[service]
 
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
         """The answer of the next free replica.
@@ -179,7 +186,9 @@ class LocalEngine:
         """The service of a name, made where there is none."""
         if name not in self._services:
             hang_s = self.settings.longest_s
-            self._services[name] = ServiceQueue(name, self.settings.queue, hang_s, self._wake_at)
+            self._services[name] = ServiceQueue(
+                name, self._limits.get(name, self.settings.queue), hang_s, self._wake_at
+            )
         return self._services[name]
 
     async def _end(self, service: ServiceQueue) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from joulery.adapters.engines.embedded.cgroups import CpuGroups
+from joulery.adapters.cgroups import CpuGroups
 from joulery.adapters.engines.embedded.slices import limited
 from joulery.adapters.engines.embedded.wire import Frame, FrameReader, Piece, encode, unpack_error
 from joulery.domain.errors import ActuationError, CapabilityError, DataError, JouleryError

@@ -27,6 +27,7 @@ class RayCall:
 
     request: InferRequest
     answer: asyncio.Future[tuple[RayReplica, dict[str, Any], float]]
+    start_s: float = float("nan")
 
 
 @dataclass(slots=True, eq=False)

@@ -28,6 +28,7 @@ from joulery.domain.serving.engine import (
     InferRequest,
     InferResponse,
     Outcome,
+    QueuedRequest,
     ReplicaSpec,
     ReplicaState,
     ReplicaView,
@@ -44,6 +45,8 @@ _PATIENCE = 20
 _WATCH_S = 1.0
 """Between two looks at replicas that are not."""
 _STUCK = "DEPLOY_FAILED"
+_RETRY_AFTER_S = 1.0
+"""What a refused client is asked to wait; Ray keeps no service times that would give a better answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class RayServeEngine:
         self._changing, self._looking = asyncio.Lock(), asyncio.Lock()
         self._sending: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
+        self._limits: dict[str, int] = {}
         self._closed = False
 
     def replicas(self) -> tuple[ReplicaView, ...]:
@@ -104,6 +108,23 @@ class RayServeEngine:
                     views.append(ReplicaView(f"{app.name}#{rank}", spec, ReplicaState.RESTARTING, restarts=restarts))
         return tuple(sorted(views, key=lambda view: view.id))
 
+    def backlog(self) -> tuple[QueuedRequest, ...]:
+        """Every request in a replica or waiting, by arrival."""
+        unix_s = time.time() - time.monotonic()
+        found = []
+        for name, entry in self._services.items():
+            running = {id(ticket): server for server in entry.queue.servers for ticket in server.held}
+            for ticket in entry.queue.open_tickets():
+                variant = running[id(ticket)].variant if id(ticket) in running else ""
+                found.append(QueuedRequest(name, ticket.since_s + unix_s, variant, ticket.payload.start_s))
+        return tuple(sorted(found, key=lambda request: request.arrival_s))
+
+    def limit_queue(self, service: str, waiting: int | None, /) -> None:
+        """Refuse requests while so many wait for a service; None for the engine's own limit."""
+        self._limits[service] = self.settings.queue if waiting is None else min(waiting, self.settings.queue)
+        if service in self._services:
+            self._services[service].queue.bound = self._limits[service]
+
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
         """The answer of the next free replica.
 
@@ -116,9 +137,14 @@ class RayServeEngine:
         patience_s = self.settings.deadline_s
         if request.timeout_s is not None:
             patience_s = min(patience_s, request.timeout_s)
-        ticket = Ticket(call, time.monotonic() + patience_s, request.variant)
+        now_s = time.monotonic()
+        ticket = Ticket(call, now_s + patience_s, request.variant, since_s=now_s)
         if not entry.queue.offer(ticket):
-            raise RequestError(f"{service} has {entry.queue.waiting} requests waiting", Outcome.OVERLOADED)
+            raise RequestError(
+                f"{service} has {entry.queue.waiting} requests waiting, its limit",
+                Outcome.OVERLOADED,
+                retry_after_s=_RETRY_AFTER_S,
+            )
         self._pump(entry)
         try:
             async with asyncio.timeout(patience_s):
@@ -150,7 +176,9 @@ class RayServeEngine:
                 raise
             self._apps = wanted
             for name in {spec.service for spec in target} | set(self._services):
-                entry = self._services.setdefault(name, RayService(Dispatcher(self.settings.queue)))
+                entry = self._services.setdefault(
+                    name, RayService(Dispatcher(self._limits.get(name, self.settings.queue)))
+                )
                 entry.variants = frozenset(spec.variant for spec in target if spec.service == name)
                 for ticket in entry.queue.drop_waiting(entry.variants) if entry.variants else ():
                     gone = f"{name} does not run the requested variant any more"
@@ -213,6 +241,7 @@ class RayServeEngine:
     async def _send(self, entry: RayService, ticket: Ticket[RayCall], server: Server[RayCall, RayReplica]) -> None:
         """One request to one replica and back."""
         replica, start_s = server.payload, time.time()
+        ticket.payload.start_s = start_s
         try:
             answer = await self._cluster.infer(replica.app, replica.id, ticket.payload.request)
         except ReplicaGoneError as error:

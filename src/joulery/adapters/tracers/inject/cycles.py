@@ -1,9 +1,9 @@
 """The schedule of a recorder that lives in a traced program, and the file in which it says what it recorded.
 
-A recorder must never be the program's problem: nothing of it raises into the program; when the profiler or the disk
+A recorder never disturbs the program: it raises nothing into the program. When the profiler or the disk
 refuses, recording ends and the reason goes to the marks file. After the last cycle nothing of it is active.
 
-Files, in the folder of the orders: ``FRAMEWORK-PID.marks`` (one JSON object a line) and one file a cycle.
+Files, in the folder of the settings: ``FRAMEWORK-PID.marks`` (one JSON object a line) and one file a cycle.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from typing import Any
 
 CLOCK = "joulery:clock"
 CLOCK_MARKS = 5
+TRAINING, EVALUATION, OTHER = "training", "evaluation", "other"
+"""Kinds of steps: of an optimizer, a call of a model without gradients, and calls where neither is known."""
 _TROUBLE = (AttributeError, ImportError, OSError, RuntimeError, TypeError, ValueError)
 """What a profiler, its bindings or the disk may raise."""
 
@@ -41,9 +43,11 @@ class Cycles(ABC):
         self._skip, self._warmup, self._active, self._repeat = skip, warmup, active, repeat
         self._pid = os.getpid()
         self._thread: int | None = None
-        self._steps = self._position = self._cycles = 0
+        self._kind = OTHER
+        self._counts = {TRAINING: 0, EVALUATION: 0, OTHER: 0}
+        self._steps = self._position = self._cycles = self._files = 0
         self._ready = self._recording = self._over = self._by_hand = False
-        self._own = False
+        self._own = self._resting = False
         self._begin: dict[str, Any] = {}
         self._trouble: tuple[type[Exception], ...] = _TROUBLE
 
@@ -61,7 +65,7 @@ class Cycles(ABC):
 
     @abstractmethod
     def _stop(self, stem: Path) -> Path:
-        """Have the profiler stop and write what it saw to a file whose name begins with the stem's; that file."""
+        """Have the profiler stop and write what it saw to a file named after the stem; that file."""
 
     @abstractmethod
     def _drop(self) -> None:
@@ -104,7 +108,9 @@ class Cycles(ABC):
             self._guarded(functools.partial(self._end, partial=True))
         self._retire()
         self._guarded(
-            lambda: self._mark({"kind": "end", "steps": self._steps, "cycles": self._cycles, "pid": self._pid})
+            lambda: self._mark(
+                {"kind": "end", "steps": self._steps, "cycles": self._cycles, "pid": self._pid, **self._counts}
+            )
         )
 
     def _yielding(self, start: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,17 +136,24 @@ class Cycles(ABC):
 
     def _advance(self) -> None:
         self._steps += 1
+        self._counts[self._kind] += 1
         self._position += 1
         if self._position == self._skip + self._warmup + self._active:
             self._end()
             self._position = 0
             if self._repeat and self._cycles == self._repeat:
-                self.finish()
+                self._done()
                 return
         self._arrange()
 
+    def _done(self) -> None:
+        """All cycles of the schedule are recorded."""
+        self.finish()
+
     def _arrange(self) -> None:
         """Bring the profiler into the state of the position."""
+        if self._resting:
+            return
         if self._position >= self._skip and not self._ready:
             if self._taken():
                 self._position = 0
@@ -174,13 +187,15 @@ class Cycles(ABC):
         clock = self._clock()
         self._recording = False
         self._cycles += 1
-        file = self._stop(self._folder / f"{self._framework}-{self._pid}-{self._cycles}")
+        self._files += 1
+        file = self._stop(self._folder / f"{self._framework}-{self._pid}-{self._files}")
         self._mark(
             {
                 "kind": "cycle",
                 "file": file.name,
                 "pid": self._pid,
                 "steps": self._steps - self._begin["step"],
+                "what": self._kind,
                 "partial": partial,
                 "begin": self._begin["clock"],
                 "end": clock,

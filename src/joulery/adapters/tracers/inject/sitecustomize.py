@@ -15,7 +15,7 @@ from types import ModuleType
 
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  # pathlib is a slow import at start-up
 _PACKAGE = "joulery.adapters.tracers.inject"
-ORDERS = "JOULERY_TRACE"
+SETTINGS = "JOULERY_TRACE"
 _RECORDERS = {
     "torch": ("cycles", "torch_recorder"),
     "jax": ("cycles", "xla_cycles", "jax_recorder"),
@@ -27,9 +27,9 @@ _RECORDERS = {
 class FrameworkImport:
     """A finder that steps aside when the framework is imported, and installs the recorder behind it."""
 
-    def __init__(self, orders: dict[str, object]) -> None:
-        self._orders = orders
-        self._framework = str(orders["framework"])
+    def __init__(self, settings: dict[str, object]) -> None:
+        self._settings = settings
+        self._framework = str(settings["framework"])
 
     def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """The framework's own spec, with the recorder behind its loader; None for anything else."""
@@ -43,12 +43,26 @@ class FrameworkImport:
 
         def exec_module(module: ModuleType) -> None:
             run(module)
-            for part in _RECORDERS[self._framework]:
-                loaded = _load(part)
-            loaded.install_from(self._orders)
+            try:
+                for part in _RECORDERS[self._framework]:
+                    loaded = _load(part)
+                loaded.install_from(self._settings)
+            except Exception as error:  # noqa: BLE001  # whatever this version lacks, the program runs on
+                self._note(module, error)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+    def _note(self, module: ModuleType, error: Exception) -> None:
+        """Leave the reason why this version of the framework is not recorded, for the report."""
+        version = getattr(module, "__version__", "")
+        text = f"{self._framework} {version} cannot be recorded: {type(error).__name__}: {error}"
+        file = os.path.join(str(self._settings["folder"]), f"{self._framework}-{os.getpid()}.marks")  # noqa: PTH118
+        try:
+            with open(file, "a", encoding="utf-8") as marks:  # noqa: PTH123
+                marks.write(json.dumps({"kind": "note", "text": text}) + "\n")
+        except OSError as refused:
+            sys.stderr.write(f"joulery: warning: {text} ({refused.strerror})\n")
 
 
 def _load(name: str) -> ModuleType:
@@ -70,10 +84,10 @@ def _start() -> None:
         module = importlib.util.module_from_spec(own)
         sys.modules["sitecustomize"] = module
         own.loader.exec_module(module)
-    orders = os.environ.get(ORDERS)
-    if orders:
-        sys.meta_path.insert(0, FrameworkImport(json.loads(orders)))
+    settings = os.environ.get(SETTINGS)
+    if settings:
+        sys.meta_path.insert(0, FrameworkImport(json.loads(settings)))
 
 
-if os.environ.get(ORDERS):
+if os.environ.get(SETTINGS):
     _start()

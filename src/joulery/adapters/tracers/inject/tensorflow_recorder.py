@@ -17,9 +17,11 @@ from typing import Any
 from joulery.adapters.tracers.inject.xla_cycles import XlaCycles
 
 
-def install_from(orders: dict[str, Any]) -> Recorder:
-    """Install a recorder as told by the environment of the program."""
-    recorder = Recorder(Path(orders["folder"]), orders["skip"], orders["warmup"], orders["active"], orders["repeat"])
+def install_from(settings: dict[str, Any]) -> Recorder:
+    """Install a recorder with the settings in the environment of the program."""
+    recorder = Recorder(
+        Path(settings["folder"]), settings["skip"], settings["warmup"], settings["active"], settings["repeat"]
+    )
     recorder.install()
     return recorder
 

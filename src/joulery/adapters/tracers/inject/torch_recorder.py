@@ -1,32 +1,42 @@
 """Records a few steps of a PyTorch program: module ranges by global hooks, everything else by its own profiler.
 
-Runs in the traced program and must never be its problem (:mod:`joulery.adapters.tracers.inject.cycles`). A step ends
-when the optimizer has stepped. Where no gradient is recorded (inference, evaluation), or no optimizer ever steps, it
-ends where the next call of the model begins. A cycle's file is Kineto JSON.
+Runs in the traced program without disturbing it (:mod:`joulery.adapters.tracers.inject.cycles`). A training step ends
+when the optimizer has stepped, however often the model was called for it. Before the first step of an optimizer, calls
+of a model without gradients are evaluation steps; they have a schedule of their own, and the schedule of the training
+begins afresh. Without any optimizer, a step ends where the next call of the model begins. Modules without parameters
+(data transforms, losses) are no models. A cycle's file is Kineto JSON.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
+import tempfile
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from joulery.adapters.tracers.inject.cycles import Cycles
+from joulery.adapters.tracers.inject.cycles import EVALUATION, TRAINING, Cycles
 
 RANGE = "QTN:"
-_PATIENCE = 3
-"""Calls of a model in a row without any optimizer's step, after which a call counts as a step."""
+_PATIENCE, _LONG_PATIENCE = 3, 8
+"""Calls of a model without a step of an optimizer after which a call counts as a step: where no optimizer is known, and
+where one is (PyTorch 2.1 hides the steps of programs that compile). The first step of an optimizer begins anew."""
+_EVALUATION = 2
+"""Calls in a row of a model in evaluation mode, without gradients, after which a training cycle ends early."""
+_FOREIGN_THREAD = b"External init callback must run in same thread"
 
 
-def install_from(orders: dict[str, Any]) -> Recorder:
-    """Install a recorder as told by the environment of the program."""
-    recorder = Recorder(Path(orders["folder"]), orders["skip"], orders["warmup"], orders["active"], orders["repeat"])
+def install_from(settings: dict[str, Any]) -> Recorder:
+    """Install a recorder with the settings in the environment of the program."""
+    recorder = Recorder(
+        Path(settings["folder"]), settings["skip"], settings["warmup"], settings["active"], settings["repeat"]
+    )
     recorder.install()
     return recorder
 
@@ -51,7 +61,7 @@ class Names:
         return name
 
     def root(self, module: Any, kind: str) -> str:
-        """Name of a module that nobody calls: its class, numbered where several with parameters are alive."""
+        """Name of a top-level module: its class, numbered where several with parameters are alive."""
         if getattr(module, "_is_replica", False) or next(module.parameters(), None) is None:
             return kind
         alive = self._roots.setdefault(kind, weakref.WeakSet())
@@ -80,7 +90,9 @@ class Recorder(Cycles):
         self._handles: list[Any] = []
         self._model: weakref.ref[Any] | None = None
         self._optimizer: weakref.ref[Any] | None = None
-        self._calls = 0
+        self._calls = self._evaluations = 0
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._importer = threading.get_ident()
         self._starts: dict[str, tuple[Any, Any]] = {}
         self._profile: Any = None
         self._module_range: Callable[[str], AbstractContextManager[Any]] = self._range
@@ -93,20 +105,21 @@ class Recorder(Cycles):
         self._torch = importlib.import_module("torch")
         modules = importlib.import_module("torch.nn.modules.module")
         optimizers = importlib.import_module("torch.optim.optimizer")
-        compiling = self._torch.compiler.is_compiling
+        compiling = _is_compiling(self._torch)
 
         # The cheapest range there is: the other kind costs ten times as much, most of what recording a module costs.
         self._module_range = getattr(self._torch._C._profiler, "_RecordFunctionFast", self._range)
 
         def before(module: Any, args: Any) -> None:
-            if not self._over and not compiling():
+            # Compiled code asks whether it is compiled first: then it depends on no other value of the recorder.
+            if not compiling() and not self._over:
                 try:
                     self._enter(module)
                 except self._trouble as error:
                     self._fail(error)
 
         def after(module: Any, args: Any, output: Any) -> None:
-            if not self._over and not compiling():
+            if not compiling() and not self._over:
                 try:
                     self._leave(module)
                 except self._trouble as error:
@@ -121,6 +134,8 @@ class Recorder(Cycles):
             modules.register_module_forward_hook(after, always_call=True),
             optimizers.register_optimizer_step_post_hook(stepped),
         ]
+        self._hide_hooks(modules)
+        self._know_optimizers(optimizers.Optimizer)
         # A second profiler would bring the program down, so the program's own goes first.
         own = self._torch.autograd.profiler
         for name in ("_prepare_profiler", "_enable_profiler"):
@@ -128,6 +143,31 @@ class Recorder(Cycles):
             self._starts[name] = (start, self._yielding(start))
             setattr(own, name, self._starts[name][1])
         self._installed()
+
+    def _hide_hooks(self, modules: Any) -> None:
+        """Have torch.compile warn of global hooks of the program, and not of the recorder's."""
+        if not hasattr(modules, "_has_any_global_hook"):
+            return
+        kinds = [f"_global_{kind}_hooks" for kind in ("backward_pre", "backward", "forward_pre", "forward")]
+        tables = [table for kind in kinds if (table := getattr(modules, kind, None)) is not None]
+        modules._has_any_global_hook = lambda: any(
+            hook.__module__ != __name__ for table in tables for hook in table.values()
+        )
+
+    def _know_optimizers(self, kind: Any) -> None:
+        """Learn of every optimizer when it is made."""
+        make = kind.__init__
+
+        @functools.wraps(make)
+        def making(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            make(optimizer, *args, **kwargs)
+            self._know_optimizer(optimizer)
+
+        kind.__init__ = making
+
+    def _know_optimizer(self, optimizer: Any) -> None:
+        """An optimizer was made."""
+        self._optimizers.add(optimizer)
 
     def name(self, module: Any, name: str) -> None:
         """Give a model a name of its own."""
@@ -149,7 +189,7 @@ class Recorder(Cycles):
 
     def _leave(self, module: Any) -> None:
         stack = self._stack()
-        # A call whose own hook never came (an exception in another hook) is left together with its caller.
+        # A call that missed its own hook (an exception in another hook) ends with its caller.
         while stack:
             left, _, opened = stack.pop()
             if opened is not None:
@@ -164,12 +204,17 @@ class Recorder(Cycles):
         return stack
 
     def _called(self, module: Any) -> None:
-        """A module was called by nobody: perhaps the beginning of a step."""
+        """A top-level module is called: this may begin a step."""
+        if not _is_model(module):
+            return
         if self._thread is None:
             self._model = weakref.ref(module)
             self.begin()
             return
-        if threading.get_ident() != self._thread or self._in_backward():
+        if self._by_hand or threading.get_ident() != self._thread or self._in_backward():
+            return
+        if self._optimizer is not None:
+            self._evaluated(module)
             return
         model = self._model() if self._model is not None else None
         if model is None:
@@ -177,19 +222,52 @@ class Recorder(Cycles):
         elif model is not module:
             return
         self._calls += 1
-        if self._by_hand:
-            return
-        if not self._torch.is_grad_enabled() or (self._optimizer is None and self._calls >= _PATIENCE):
+        if not self._torch.is_grad_enabled():
+            self._kind = EVALUATION
             self._guarded(self._advance)
+        elif self._kind == EVALUATION and self._optimizers:
+            self._guarded(self._begin_training)
+        elif self._calls >= (_LONG_PATIENCE if self._optimizers else _PATIENCE):
+            self._guarded(self._advance)
+
+    def _evaluated(self, module: Any) -> None:
+        """A model is called while an optimizer trains: several calls without gradients in a row are an evaluation."""
+        if module.training or self._torch.is_grad_enabled() or not _is_trained(module):
+            return
+        self._counts[EVALUATION] += 1
+        self._evaluations += 1
+        if self._evaluations == _EVALUATION and self._ready:
+            self._guarded(self._pause)
+
+    def _begin_training(self) -> None:
+        """The first training step begins: the schedule starts afresh for it."""
+        if self._kind != TRAINING and self._steps:
+            self._end(partial=True)
+            self._position = self._cycles = 0
+        self._kind, self._resting = TRAINING, False
+        self._arrange()
+
+    def _done(self) -> None:
+        if self._kind == TRAINING or not (self._optimizers or self._kind == EVALUATION):
+            super()._done()
+        self._resting = True
+
+    def _pause(self) -> None:
+        """End a training cycle early; the next one begins after the next step of the optimizer."""
+        self._end(partial=True)
+        self._position = 0
 
     def _stepped(self, optimizer: Any) -> None:
         if self._thread is None or threading.get_ident() != self._thread:
             return
         main = self._optimizer() if self._optimizer is not None else None
         if main is None:
+            if self._kind != TRAINING and not self._by_hand:
+                self._guarded(self._begin_training)
             self._optimizer = weakref.ref(optimizer)
         elif main is not optimizer:
             return
+        self._evaluations = 0
         if not self._by_hand:
             self._guarded(self._advance)
 
@@ -209,7 +287,11 @@ class Recorder(Cycles):
 
     def _prepare(self) -> None:
         self._profile = self._new_profile()
-        self._profile.prepare_trace()
+        if threading.get_ident() == self._importer:
+            self._profile.prepare_trace()
+            return
+        with _without_lines(_FOREIGN_THREAD):
+            self._profile.prepare_trace()
 
     def _start(self) -> None:
         self._profile.start_trace()
@@ -259,3 +341,38 @@ class Recorder(Cycles):
             for handle in self._handles:
                 handle.remove()
         self._handles = []
+
+
+def _is_model(module: Any) -> bool:
+    """Whether a module has parameters: transforms and losses have none."""
+    return next(module.parameters(), None) is not None
+
+
+def _is_trained(module: Any) -> bool:
+    """Whether a module has parameters to train: a frozen encoder has none."""
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def _is_compiling(torch: Any) -> Callable[[], bool]:
+    """The function by which code asks whether it is being compiled; PyTorch 2.1 has it elsewhere."""
+    found: Callable[[], bool] | None = getattr(torch.compiler, "is_compiling", None)
+    if found is not None:
+        return found
+    return lambda: "torch._dynamo" in sys.modules and bool(sys.modules["torch._dynamo"].is_compiling())
+
+
+@contextmanager
+def _without_lines(unwanted: bytes) -> Iterator[None]:
+    """Drop lines that native code writes to standard error; all others are passed on."""
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        try:
+            os.dup2(held.fileno(), 2)
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            held.seek(0)
+            for line in held:
+                if unwanted not in line:
+                    os.write(2, line)

@@ -1,4 +1,4 @@
-"""What recorders of JAX and TensorFlow share: steps told by calls of compiled functions, XLA profiles as files.
+"""What recorders of JAX and TensorFlow share: steps counted by calls of compiled functions, XLA profiles as files.
 
 A step ends where the function that the program called twice first is called again.
 """
@@ -31,7 +31,7 @@ class XlaCycles(Cycles):
         """Stop it and have it write."""
 
     def _calls(self, function: Any) -> None:
-        """A compiled function is about to be called by nobody that is compiled: perhaps the beginning of a step."""
+        """A compiled function is called from plain Python: this may begin a step."""
         key = id(function)
         if self._thread is None:
             self.begin()

@@ -90,7 +90,7 @@ def _starting(host: Host, ops: IntArray, lane: IntArray, time_ns: IntArray) -> I
 
 
 def _forward_lanes(host: Host, tail: IntArray, head: IntArray) -> dict[int, int]:
-    """Lane of each thread number that autograd uses, as far as the arrows tell it: the one most of them come from."""
+    """Lane of each thread number that autograd uses, from the arrows: the one that most of them come from."""
     threads = host.columns.fwd[host.row[host.node[head]]]
     lanes = host.columns.lane[host.row[tail]]
     pairs, votes = np.unique(np.stack([threads, lanes]), axis=1, return_counts=True)

@@ -21,13 +21,13 @@ from joulery.domain.arrays import IntArray
 from joulery.domain.trace.events import SELF, UNNAMED, WAIT, EventTrace, module_components, qualified
 
 ROOT = "<root>"
-"""Component for the operations of a root module whose range carries no name."""
+"""Component for the operations of a root module with an unnamed range."""
 
 HOST = "CPU"
 """Device of host threads: a trace does not say which socket a thread ran on."""
 
 GRAPH = "<CUDA graph>"
-"""Leaf of the kernels of a captured graph: one launch for all of them, so nobody can tell them apart."""
+"""Leaf of the kernels of a captured graph: one launch for all of them, so they cannot be separated."""
 
 PHASES = ("", "forward", "backward", "recompute", "optimizer", "data")
 _NOWHERE, _FORWARD, _BACKWARD, _RECOMPUTE, _OPTIMIZER, _DATA = range(6)
@@ -79,7 +79,7 @@ def name_events(columns: KinetoColumns, *, calls: bool = False) -> EventTrace:
         lane=columns.lane[rows],
         phase=np.concatenate([phase[kept], kernels.phase]),
         composite=frozenset(name for name in ops if name.rpartition("/")[2] in composite_leaves),
-        notes=(*host.notes, *kernels.notes),
+        notes=(*host.notes, *kernels.notes, *_unknown_notes(columns)),
     )
 
 
@@ -320,3 +320,11 @@ def _devices(columns: KinetoColumns, host_rows: int, kernel_rows: IntArray) -> t
     accelerators, back = np.unique(numbers, return_inverse=True)
     device = np.concatenate([np.zeros(host_rows, np.int64), back.astype(np.int64) + 1])
     return [HOST, *(f"GPU:{number}" for number in accelerators.tolist())], device
+
+
+def _unknown_notes(columns: KinetoColumns) -> tuple[str, ...]:
+    """What was left out because its category is not known."""
+    if not columns.unknown:
+        return ()
+    kinds = ", ".join(f"{count} of {kind}" for kind, count in sorted(columns.unknown.items()))
+    return (f"events of unknown categories are left out: {kinds}",)

@@ -6,7 +6,8 @@ into named events.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,22 @@ _KINDS = {
     "kernel": Kind.KERNEL,
     "gpu_memcpy": Kind.KERNEL,
     "gpu_memset": Kind.KERNEL,
+    "xpu_driver": Kind.RUNTIME,
+    "privateuse1_runtime": Kind.RUNTIME,
+    "mtia_runtime": Kind.RUNTIME,
+    "mtia_ccp_events": Kind.KERNEL,
+    # PyTorch 1.8 to 1.12.
+    "Operator": Kind.OP,
+    "Runtime": Kind.RUNTIME,
+    "Kernel": Kind.KERNEL,
+    "Memcpy": Kind.KERNEL,
+    "Memset": Kind.KERNEL,
 }
+_IGNORED = frozenset(
+    {None, "ac2g", "async", "fwdbwd", "gpu_user_annotation", "Trace", "overhead", "Overhead", "python_function"}
+    | {"Activity Buffer Request", "cpu_instant_event", "instant", "async_cpu_to_gpu", "async_gpu"}
+)
+"""Categories without work of their own."""
 _NONE = -1
 MODULE_RANGE = "QTN:"
 """Prefix of the ranges that forward hooks record around a module's forward; the cheapest are of category ``cpu_op``."""
@@ -63,6 +79,7 @@ class KinetoColumns:
         external: Links a kernel to the operation that was running, where no correlation does, int64[n].
         flow_lane, flow_ns: Ends of the forward-backward arrows, as (tail, head) rows, int64[f, 2].
         base_ns: Added to the file's stamps; 0 when it has none.
+        unknown: Events of categories that are not read, by category.
     """
 
     names: list[str]
@@ -79,6 +96,7 @@ class KinetoColumns:
     flow_lane: IntArray
     flow_ns: IntArray
     base_ns: int
+    unknown: dict[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -109,6 +127,7 @@ class _Collector:
     lanes: dict[tuple[Any, Any], int] = field(default_factory=dict)
     columns: list[IntArray] = field(default_factory=list)
     flows: list[IntArray] = field(default_factory=list)
+    unknown: Counter[str] = field(default_factory=Counter)
     seen: int = 0
 
     def add(self, block: Block) -> None:
@@ -141,6 +160,8 @@ class _Collector:
                     if event.get("cat") == "fwdbwd":
                         lane = lanes.setdefault((event["pid"], event["tid"]), len(lanes))
                         rows.flows.append((event["id"], event["ph"] != "s", lane, len(stamps) - 1))
+                    elif event.get("ph") == "X" and event.get("cat") not in _IGNORED:
+                        self.unknown[str(event["cat"])] += 1
                     continue
                 args = event.get("args") or {}
                 if kind == kernel:
@@ -155,7 +176,7 @@ class _Collector:
                 rows.seq.append(args.get("Sequence number", _NONE))
                 rows.fwd.append(args.get("Fwd thread id", _NONE))
                 rows.correlation.append(args.get("correlation", _NONE))
-                rows.external.append(args.get("External id", _NONE))
+                rows.external.append(args.get("External id", args.get("external id", _NONE)))
         except (AttributeError, KeyError, TypeError) as error:
             raise DataError(
                 f"an event of the trace is malformed ({type(error).__name__} {error}): {str(event)[:200]}",
@@ -221,7 +242,14 @@ def read_columns(path: Path) -> KinetoColumns:
     base = trace.meta.get("baseTimeNanoseconds", 0)
     if not isinstance(base, int):
         raise DataError(f"baseTimeNanoseconds is {base!r}, expected whole nanoseconds", file=str(path))
-    return collector.finish(base)
+    if not collector.columns and collector.unknown:
+        raise DataError(
+            f"the trace has no operation: its {collector.unknown.total()} events are of the unknown categories "
+            + ", ".join(sorted(collector.unknown)[:8]),
+            file=str(path),
+            hint="operations are of category cpu_op or kernel, as torch.profiler exports them",
+        )
+    return replace(collector.finish(base), unknown=dict(collector.unknown))
 
 
 def _integers(values: list[Any]) -> IntArray:

@@ -16,7 +16,7 @@ NODE = "autograd::engine::evaluate_function: "
 
 OPTIMIZER_RANGE = re.compile(r"^Optimizer\.\w+#")
 CLOCK_RANGE = "joulery:clock"
-"""Range that the recorder leaves at moments whose system time it knows."""
+"""Range that the recorder leaves at moments of known system time."""
 
 STEP_RANGE = re.compile(rf"^(ProfilerStep#\d+|{CLOCK_RANGE})$")
 COMPILED = re.compile(rf"^({NODE})?(Torch-Compiled Region|CompiledFunction|CompiledFxGraph|## Call CompiledFxGraph)")

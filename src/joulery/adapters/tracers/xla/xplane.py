@@ -26,7 +26,7 @@ _ACCELERATOR = re.compile(r"^/device:(GPU|TPU):(\d+)")
 _OVERLAYS = re.compile(r"^(Steps|XLA Modules|XLA TraceMe|Framework Ops|Framework Name Scope|Source code|Async XLA Ops)")
 _TF_NODE = re.compile(r"^([^:\s]+):(_?[A-Z]\w*)$")
 _KERAS = re.compile(r"^(adam|adamw|adamax|nadam|adagrad|adadelta|adafactor|rmsprop|sgd|ftrl|lion|lamb|muon)(_\d+)?$")
-"""Scopes of Keras' optimizers; one that assigns no variable is somebody's module of that name."""
+"""Scopes of Keras' optimizers; one that assigns no variable is a user's module of that name."""
 _ASSIGNS = re.compile(r"^(Assign(Sub|Add)?VariableOp|(Resource)?(Sparse)?Apply[A-Z]\w*)$")
 _TAPE = "gradient_tape/"
 _TF_CALL = re.compile(r"^((Stateful)?PartitionedCall(_\d+)?/)+")
@@ -86,7 +86,7 @@ def profile_trace(profile: Profile, path: Path) -> EventTrace:
         )
     paths = [_TF_CALL.sub("", match[1]) for _, match in nodes]
     gradients = gradient_scopes(paths)
-    # A tape names gradients after what they are of: only the phase tells the two apart then.
+    # A tape names gradients after what they are of: only the phase separates the two then.
     names = [path.removeprefix(_TAPE) for path in paths]
     kinds = [match[2] for _, match in nodes]
     optimizers = {

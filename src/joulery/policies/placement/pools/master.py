@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from joulery.domain.arrays import FloatArray, IntArray
+from joulery.domain.errors import DataError
+from joulery.policies.placement.highs import Outcome, add_row, make_whole, new_model, run
 from joulery.policies.placement.pools.problem import Edges, PoolProblem, PoolService, nearby_ratio
 
 _WIDEST_POOL = 64
@@ -103,27 +105,23 @@ class Master:
             tight: Factor on each service's latency limit; 1 for a bound of the problem as it is.
             gap_ratio: How close HiGHS has to get; the bound it proved is returned.
         """
-        import highspy
-
-        model = _model(gap_ratio)
+        model = new_model(gap_ratio=gap_ratio)
         most = float(most_gpus(self._problem))
         for _, index, _ in self._cuts:
             idle_w = self._problem.machines[index].idle_w
             model.addCol(self._problem.energy_weight * idle_w, 0.0, most, 0, [], [])
         for service, edges in zip(self._problem.services, self._edges, strict=True):
             _add_service_columns(model, self._problem, service, edges, most)
-        whole = self._whole_columns()
-        kinds = np.full(len(whole), highspy.HighsVarType.kInteger)
-        model.changeColsIntegrality(len(whole), np.asarray(whole, np.int32), kinds)
+        make_whole(model, self._whole_columns())
         self._add_slices(model)
         self._add_counts(model, most)
         for number, service in enumerate(self._problem.services):
             near = least_nearby(self._problem, service)
             _add_flows(model, service, self._edges[number], boxes[number], tight[number], self._at[number], near)
-        model.run()
-        if model.getModelStatus() not in (highspy.HighsModelStatus.kOptimal,):
-            return None
-        return self._read(model)
+        outcome = run(model)
+        if outcome is Outcome.OPEN:
+            raise DataError("the solver ended without a solution or a proof that there is none")
+        return None if outcome is Outcome.INFEASIBLE else self._read(model)
 
     def _whole_columns(self) -> list[int]:
         found = list(range(len(self._cuts)))
@@ -150,14 +148,14 @@ class Master:
                             if edges.machine[edge] == index and edges.profile[edge] == profile.name:
                                 columns.append(self._at[owner] + edge)
                                 values.append(-1.0)
-                    _row(model, 0.0, 0.0, columns, values)
+                    add_row(model, 0.0, 0.0, columns, values)
 
     def _add_counts(self, model: Any, most: float) -> None:
         for gpu, there in self._problem.available.items():
             if there is not None:
                 mine = [c for c, (_, index, _) in enumerate(self._cuts) if self._problem.machines[index].gpu == gpu]
-                _row(model, -math.inf, float(there), mine, [1.0] * len(mine))
-        _row(model, -math.inf, most, list(range(len(self._cuts))), [1.0] * len(self._cuts))
+                add_row(model, -math.inf, float(there), mine, [1.0] * len(mine))
+        add_row(model, -math.inf, most, list(range(len(self._cuts))), [1.0] * len(self._cuts))
 
     def _read(self, model: Any) -> Relaxed:
         values = np.array(model.getSolution().col_value)
@@ -185,19 +183,19 @@ def _add_flows(model: Any, service: PoolService, edges: Edges, box: Box, tight: 
     least_s, most_s = (service_s(service, edges, busy) for busy in (near * (box.busy[0] - 1.0), box.busy[1]))
     (idle_from, idle_to), count = box.wait_s, len(edges)
     instances, flows = list(range(start, start + count)), list(range(start + count, start + 2 * count))
-    _row(model, service.rate_rps, service.rate_rps, flows, [1.0] * count)
+    add_row(model, service.rate_rps, service.rate_rps, flows, [1.0] * count)
     for edge in range(count):
         pair = [instances[edge], flows[edge]]
-        _row(model, -math.inf, 0.0, pair, [-1.0 / (idle_from + float(least_s[edge])), 1.0])
-        _row(model, 0.0, math.inf, pair, [-1.0 / (idle_to + float(most_s[edge])), 1.0])
+        add_row(model, -math.inf, 0.0, pair, [-1.0 / (idle_from + float(least_s[edge])), 1.0])
+        add_row(model, 0.0, math.inf, pair, [-1.0 / (idle_to + float(most_s[edge])), 1.0])
     # Little's law: the mean number of busy instances is what flows in times how long it stays.
-    _row(model, -math.inf, box.busy[1], flows, least_s.tolist())
-    _row(model, box.busy[0], math.inf, flows, most_s.tolist())
+    add_row(model, -math.inf, box.busy[1], flows, least_s.tolist())
+    add_row(model, box.busy[0], math.inf, flows, most_s.tolist())
     if service.minimum_accuracy_ratio > 0:
         least = service.minimum_accuracy_ratio * service.rate_rps
-        _row(model, least, math.inf, flows, edges.accuracy_ratio.tolist())
+        add_row(model, least, math.inf, flows, edges.accuracy_ratio.tolist())
     late = late_ratio(service, edges, box, tight * service.limit_s, least_s)
-    _row(model, -math.inf, (1.0 - service.quantile) * service.rate_rps, flows, late.tolist())
+    add_row(model, -math.inf, (1.0 - service.quantile) * service.rate_rps, flows, late.tolist())
 
 
 def late_ratio(service: PoolService, edges: Edges, box: Box, limit_s: float, least_s: FloatArray) -> FloatArray:
@@ -222,19 +220,3 @@ def late_ratio(service: PoolService, edges: Edges, box: Box, limit_s: float, lea
     pace = 2.0 * service.rate_rps * (1.0 / busy_ratio - 1.0)
     waited = np.exp(-pace * np.maximum(limit_s - least_s, 0.0))
     return np.asarray((1.0 - waits) * slow + waits * np.maximum(waited, slow), np.float64)
-
-
-def _row(model: Any, low: float, high: float, columns: Sequence[int], values: Sequence[float]) -> None:
-    low, high = (max(-model.inf, low), min(model.inf, high))
-    model.addRow(low, high, len(columns), np.asarray(columns, np.int32), np.asarray(values, np.float64))
-
-
-def _model(gap_ratio: float) -> Any:
-    """An empty HiGHS model that prints nothing."""
-    import highspy
-
-    model = highspy.Highs()
-    model.setOptionValue("output_flag", False)
-    model.setOptionValue("threads", 1)
-    model.setOptionValue("mip_rel_gap", gap_ratio)
-    return model

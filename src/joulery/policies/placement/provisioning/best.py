@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -21,24 +22,30 @@ from joulery.policies.placement.provisioning import exact
 from joulery.policies.placement.provisioning.column_generation import Effort, Generator
 from joulery.policies.placement.provisioning.demand import Part
 from joulery.policies.placement.provisioning.in_batches import plan_in_batches
-from joulery.policies.placement.provisioning.master import Column, Range, Relaxation, Whole
+from joulery.policies.placement.provisioning.master import PricedPattern, Range, Relaxation, Whole
 from joulery.policies.placement.provisioning.options import Item, Kind, kinds_of
 from joulery.policies.placement.provisioning.packing import Packing, Pattern
 from joulery.policies.placement.provisioning.predict import GpuType, Placed, Share
 from joulery.policies.placement.provisioning.rules import Rules
 
-KINDS_MAX = 48
-"""Up to so many different services are planned at once."""
+PROVEN_KINDS = 15
+"""Up to so many different services a search for a proof is worth its time."""
+TOGETHER_KINDS = 48
+"""Up to so many different services are planned at once, more in batches."""
+_BEAM_WORK = 16_000
+"""Partial patterns a level times different services: bounds the work of one search."""
 _GAPS = (0.1, 0.03, 0.01, 0.002, 1e-5)
 """How much a layout may be worth beyond its GPU, in the searches that raise the bound one after the other."""
-_HANDFUL_EFFORT = Effort(patience=2, beam=60, columns=25, branchings=10, seconds=5.0)
-"""How hard a handful of many services is planned."""
+_BATCH_EFFORT = Effort(patience=3, beam=150, patterns=40, branchings=200, seconds=5.0)
+"""Effort for one batch of many services."""
 _CASES_MAX = 24
 """Cases of a mixed fleet that are looked at."""
 _CUTS_MAX = 4
 """How many limits on the number of replicas are tried in the search for a cheaper plan."""
 _EQUAL = 1e-6
 """Costs closer than this, as a ratio, are equal."""
+_UNSERVED_FACTOR = 100
+"""Bounds beyond so many times the price of the fleet contain the price of unserved services."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,25 +119,66 @@ def plan(
         solution = _exactly(problem)
         if solution is not None:
             return solution
-    if len(problem.kinds) > KINDS_MAX and unlimited:
-        return _by_handfuls(problem, rules)
-    return _by_columns(problem, effort or Effort())
+    if len(problem.kinds) <= PROVEN_KINDS:
+        return _by_patterns(problem, effort or Effort())
+    return _without_search(problem, rules)
 
 
-def _by_handfuls(problem: Problem, rules: Rules) -> Solution:
-    """A plan put together from plans for a handful each; bounded by the sum of the shares alone."""
-
-    def handful(workloads: Sequence[Workload]) -> tuple[Placed, ...]:
-        part = problem_of(workloads, problem.types, rules)
-        # Services stay whole where they can: so little effort spent on all ways to cut them ends in worse plans.
-        generator = Generator(part.packings, part.items, part.demand, part.ranges, _HANDFUL_EFFORT, replicas_max=1)
-        generator.generate(generator.master.relax())
-        return placed(part, generator.whole().gpus)
-
+def _without_search(problem: Problem, rules: Rules) -> Solution:
+    """A plan for many different services: no search for a proof, the sum of the shares they need alone bounds it."""
     relaxed = volume(problem)
     bound = attainable(problem, relaxed, problem.ranges)
     method = f"{cuts_of(problem)}; sum of the shares needed alone"
-    return Solution(plan_in_batches(problem.workloads, handful), bound_of(problem, bound, relaxed, method))
+    if _proven_infeasible(problem, bound):
+        raise _too_few_gpus(problem, bound)
+    kinds = len(problem.kinds)
+    if kinds <= TOGETHER_KINDS:
+        gpus = _uncut(problem, Effort(patience=5, beam=_BEAM_WORK // kinds, branchings=500, seconds=10.0))
+    else:
+        gpus = plan_in_batches(problem.workloads, partial(_planned_batch, problem.types, rules))
+    if _over(problem, gpus):
+        gpus = _within_limits(problem, gpus)
+    return Solution(gpus, bound_of(problem, bound, relaxed, method))
+
+
+def _uncut(problem: Problem, effort: Effort, ranges: Sequence[Range] | None = None) -> tuple[Placed, ...]:
+    """A plan with services whole where they can be: cutting them gains little here and multiplies the patterns.
+
+    Without ``ranges`` it has as many GPUs of each type as it needs, whatever is available.
+    """
+    unlimited = [(0, None)] * len(problem.types)
+    generator = Generator(
+        problem.packings, problem.items, problem.demand, unlimited if ranges is None else ranges, effort, replicas_max=1
+    )
+    generator.generate(generator.master.relax())
+    found = generator.whole()
+    return () if not found.complete else placed(problem, found.gpus)
+
+
+def _planned_batch(types: Sequence[GpuType], rules: Rules, workloads: Sequence[Workload]) -> tuple[Placed, ...]:
+    return _uncut(problem_of(workloads, types, rules), _BATCH_EFFORT)
+
+
+def _over(problem: Problem, gpus: Sequence[Placed]) -> bool:
+    """Whether a plan has more GPUs of some type than are available."""
+    used = Counter(gpu.type_index for gpu in gpus)
+    return any(high is not None and used[index] > high for index, (_, high) in enumerate(problem.ranges))
+
+
+def _proven_infeasible(problem: Problem, bound: float) -> bool:
+    """Whether the services provably need more than the GPUs that are available, in shares or in price."""
+    there = [high for _, high in problem.ranges]
+    if None in there:
+        return False
+    count = sum(high for high in there if high is not None)
+    price = math.fsum((high or 0) * kind.usd_per_hour for high, kind in zip(there, problem.types, strict=True))
+    return least_gpus(problem) > count or bound > price * (1 + _EQUAL)
+
+
+def _within_limits(problem: Problem, gpus: tuple[Placed, ...]) -> tuple[Placed, ...]:
+    """A plan on the GPUs that are available; ``gpus``, which are too many, where the search finds none."""
+    effort = Effort(patience=5, beam=max(60, _BEAM_WORK // len(problem.kinds)), branchings=2000, seconds=10.0)
+    return _uncut(problem, effort, problem.ranges) or gpus
 
 
 def _exactly(problem: Problem) -> Solution | None:
@@ -154,22 +202,29 @@ def _relaxed(problem: Problem) -> float:
         for pattern in exact.fitting_sets(packing, len(problem.items)):
             layout = packing.fit(pattern)
             if layout is not None:
-                master.add(Column(index, packing.gpu_type.usd_per_hour, layout))
+                master.add(PricedPattern(index, packing.gpu_type.usd_per_hour, layout))
     return master.relax().usd_per_hour
 
 
-def _by_columns(problem: Problem, effort: Effort) -> Solution:
+def _by_patterns(problem: Problem, effort: Effort) -> Solution:
     """Column generation; whole numbers and bounds in turn until they meet, or the last gap has been searched."""
-    generator = Generator(problem.packings, problem.items, problem.demand, problem.ranges, effort)
-    relaxation = generator.generate(generator.master.relax())
-    best = generator.whole()
     relaxed = volume(problem)
     bound = attainable(problem, relaxed, problem.ranges)
+    uncut = Generator(problem.packings, problem.items, problem.demand, problem.ranges, effort, replicas_max=1)
+    uncut.generate(uncut.master.relax())
+    best = uncut.whole()
+    generator = Generator(problem.packings, problem.items, problem.demand, problem.ranges, effort)
+    relaxation = generator.master.relax()
+    if not best.complete or best.usd_per_hour > bound * (1 + _EQUAL):
+        relaxation = generator.generate(relaxation)
+        best = _cheaper(best, generator.whole())
     for gap_ratio in _GAPS:
         reachable = attainable(problem, relaxation.usd_per_hour, problem.ranges)
         if best.usd_per_hour <= bound * (1 + _EQUAL) or reachable <= bound * (1 + _EQUAL):
             break
         proven, relaxation, grew = _proven(generator, relaxation, gap_ratio)
+        if proven == 0.0:  # too many patterns at this gap, and a smaller gap lets more through
+            break
         relaxed = max(relaxed, proven)
         bound = max(bound, attainable(problem, relaxed, problem.ranges))
         if grew and best.usd_per_hour > bound * (1 + _EQUAL):
@@ -178,9 +233,12 @@ def _by_columns(problem: Problem, effort: Effort) -> Solution:
         best, bound = branch(problem, generator, effort, best, bound)
     if best.usd_per_hour > bound * (1 + _EQUAL):
         best = _insist(problem, effort, best, bound)
-    if any(best.unserved):
-        raise _too_few_gpus(problem, best)
-    gpus = placed(problem, best.gpus)
+    if not best.complete:
+        if _proven_infeasible(problem, max(bound, relaxed)):
+            raise _too_few_gpus(problem, max(bound, relaxed), best.unserved)
+        gpus = _uncut(problem, effort)
+    else:
+        gpus = placed(problem, best.gpus)
     searched = relaxed > volume(problem)
     proof = "no layout of a GPU is worth more than its price" if searched else "sum of the shares needed alone"
     method = f"{cuts_of(problem)}; {proof}"
@@ -200,6 +258,8 @@ def _insist(problem: Problem, effort: Effort, best: Whole, bound: float) -> Whol
 
 
 def _cheaper(best: Whole, other: Whole) -> Whole:
+    if other.complete != best.complete:
+        return other if other.complete else best
     return other if other.usd_per_hour < best.usd_per_hour * (1 - _EQUAL) else best
 
 
@@ -348,12 +408,29 @@ def cuts_of(problem: Problem) -> str:
     return "services whole" if most == 1 else f"up to {most} replicas a service"
 
 
-def _too_few_gpus(problem: Problem, whole: Whole) -> InfeasibleError:
-    left = [problem.workloads[problem.kinds[kind].members[0]].id for kind, n in enumerate(whole.unserved) if n]
+def least_gpus(problem: Problem) -> int:
+    """No plan has fewer GPUs: the shares that the services need alone, rounded up."""
+    least = [math.inf] * len(problem.kinds)
+    for index, item in enumerate(problem.items):
+        for packing in problem.packings:
+            if packing.alone[index] <= packing.capacity:
+                share = float(packing.alone[index]) / packing.capacity * item.replicas
+                least[item.kind] = min(least[item.kind], share)
+    return math.ceil(math.fsum(share * n for share, n in zip(least, problem.demand, strict=True)) - 1e-9)
+
+
+def _too_few_gpus(problem: Problem, bound: float, unserved: Sequence[int] = ()) -> InfeasibleError:
+    """The proven error; ``unserved``: services of each kind that the best plan on these GPUs leaves out."""
+    left = [problem.workloads[problem.kinds[kind].members[0]].id for kind, n in enumerate(unserved) if n]
     there = ", ".join(f"{gpu_type.available} {gpu_type.name}" for gpu_type in problem.types)
+    dearest = max(gpu_type.usd_per_hour for gpu_type in problem.types)
+    count = math.fsum(gpu_type.available or 0 for gpu_type in problem.types)
+    # The price of services left out stands in a bound on plans that may leave some out: no number of GPUs then.
+    priced = math.ceil(bound / dearest - 1e-6) if bound < count * dearest * _UNSERVED_FACTOR else 0
+    needed = max(least_gpus(problem), priced, int(count) + 1)
     return InfeasibleError(
-        f"the GPUs there are ({there}) cannot serve everybody: nothing is left for {', '.join(left)}",
+        f"{len(problem.workloads)} services need at least {needed} GPUs, and the fleet has {there}",
         binding="number of GPUs",
-        nearest={"unserved": left},
-        hint="raise `available` in the fleet, or relax the promises of these services",
+        nearest={"gpus": needed, **({"unserved": left} if left else {})},
+        hint=f"raise `available` in the fleet to {needed} or more, or relax the SLOs",
     )

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from joulery.domain.arrays import FloatArray
-from joulery.policies.placement.provisioning.master import Column, Master, Range, Relaxation, Whole
+from joulery.policies.placement.provisioning.master import Master, PricedPattern, Range, Relaxation, Whole
 from joulery.policies.placement.provisioning.options import Item
 from joulery.policies.placement.provisioning.packing import Packing, Pattern
 from joulery.policies.placement.provisioning.pricing import Pricer
 
 _ALMOST = 0.03
-"""Columns that lack this part of the worth of their GPU are added at the end."""
+"""Patterns that lack this part of the worth of their GPU are added at the end."""
 _TRIES = 3
-"""Patterns tried for each column wanted; the bound lets some through that do not fit."""
-_WIDE = 10
+"""Patterns tried for each one wanted; the bound lets some through that do not fit."""
+_WIDE = 4
 """How much wider that last search is."""
 
 
@@ -32,9 +32,9 @@ class Effort:
 
     Attributes:
         patience: Rounds of column generation that may pass without a gain of a quarter of ``gap_ratio``.
-        beam: Partial patterns kept a level while looking for new columns.
+        beam: Partial patterns kept a level while looking for new patterns.
         nodes: Partial patterns looked at for the bound, at most.
-        columns: New columns a round and GPU type.
+        patterns: New patterns a round and GPU type.
         gap_ratio: A bound this close is close enough.
         branchings: After how many the solver of whole numbers stops improving.
         seconds: When it stops at the latest; a plan that took that long may differ on another day.
@@ -42,21 +42,21 @@ class Effort:
 
     patience: int = 5
     beam: int = 200
-    nodes: int = 300_000
-    columns: int = 60
+    nodes: int = 100_000
+    patterns: int = 60
     gap_ratio: float = 0.002
     branchings: int = 20_000
     seconds: float = 20.0
 
 
 class Generator:
-    """Columns, prices and bounds for one set of items on some GPU types.
+    """Patterns, prices and bounds for one set of items on some GPU types.
 
     With ``replicas_max``, services are cut into no more than that many replicas (more where they have to be); bounds
     hold for such plans only.
 
     Attributes:
-        master: The columns so far.
+        master: The patterns so far.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Generator:
         return self.master.relax()
 
     def generate(self, relaxation: Relaxation) -> Relaxation:
-        """Add columns until a narrow search finds none worth its GPU, or the relaxation hardly falls any more."""
+        """Add patterns until a narrow search finds none worth its GPU, or the relaxation hardly falls any more."""
         stale, best = 0, relaxation.usd_per_hour
         while stale < self._effort.patience:
             added = 0
@@ -98,7 +98,7 @@ class Generator:
                 found = self._pricers[index].search(
                     self._values(relaxation), self._price(index, relaxation) * (1 + 1e-6), beam=self._effort.beam
                 )
-                added += self._add_some(index, found.patterns, self._effort.columns)
+                added += self._add_some(index, found.patterns, self._effort.patterns)
             if not added:
                 break
             relaxation = self.master.relax()
@@ -107,7 +107,7 @@ class Generator:
         return relaxation
 
     def prove(self, relaxation: Relaxation, gap_ratio: float) -> tuple[float, bool]:
-        """A bound by a search that misses nothing, and whether it found columns that lower the relaxation.
+        """A bound by a search that misses nothing, and whether it found patterns that lower the relaxation.
 
         Args:
             relaxation: The prices to prove with.
@@ -127,7 +127,7 @@ class Generator:
                 value for value, one in zip(found.values, found.patterns, strict=True) if not packing.impossible(one)
             )
             scale = min(scale, price / max(threshold, next(possible, 0.0)))
-            added += self._add_some(index, found.patterns, self._effort.columns)
+            added += self._add_some(index, found.patterns, self._effort.patterns)
         most = np.array([0.0 if high is None else float(high) for _, high in self._ranges])
         least = np.array([float(low) for low, _ in self._ranges])
         rebates = relaxation.rebates
@@ -135,16 +135,16 @@ class Generator:
         return scale * float(self._demand @ relaxation.values) + ranges, added > 0
 
     def whole(self) -> Whole:
-        """The cheapest whole numbers over the columns so far."""
+        """The cheapest whole numbers over the patterns so far."""
         return self.master.whole(seconds=self._effort.seconds, branchings=self._effort.branchings)
 
     def enrich(self, relaxation: Relaxation) -> int:
-        """Add columns worth almost their GPU, which whole numbers may need; returns how many."""
+        """Add patterns worth almost their GPU, which whole numbers may need; returns how many."""
         added = 0
         for index in self._wanted():
             threshold = self._price(index, relaxation) * (1 - _ALMOST)
             found = self._pricers[index].search(self._values(relaxation), threshold, beam=_WIDE * self._effort.beam)
-            added += self._add_some(index, found.patterns, _WIDE * self._effort.columns)
+            added += self._add_some(index, found.patterns, _WIDE * self._effort.patterns)
         return added
 
     def _wanted(self) -> list[int]:
@@ -152,10 +152,10 @@ class Generator:
         return [index for index, (_, high) in enumerate(self._ranges) if high != 0]
 
     def _add(self, index: int, pattern: Pattern) -> bool:
-        """Add a pattern as a column, if it fits and is new."""
+        """Add a pattern to the master problem, if it fits and is new."""
         packing = self._packings[index]
         layout = packing.fit(pattern)
-        return layout is not None and self.master.add(Column(index, packing.gpu_type.usd_per_hour, layout))
+        return layout is not None and self.master.add(PricedPattern(index, packing.gpu_type.usd_per_hour, layout))
 
     def _add_some(self, index: int, patterns: Sequence[Pattern], most: int) -> int:
         added = 0

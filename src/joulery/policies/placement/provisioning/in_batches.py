@@ -1,7 +1,7 @@
-"""Many services that all differ: plan a handful, keep the GPUs that came out full, carry the rest on to the next.
+"""Many services that all differ: plan a batch of them, keep the full GPUs, plan the rest again with the next batch.
 
-Column generation finds nearly the cheapest plan of a handful. What it leaves over, GPUs that are not full, goes back
-into the pool, so room is wasted once at the end and not once a handful. Nothing is proven on the way.
+Column generation finds nearly the cheapest plan of a batch. Services on GPUs that are not full return to the pool, so
+room is wasted once at the end instead of once a batch. Nothing is proven on the way.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from collections.abc import Callable, Sequence
 from joulery.domain.gpu.provisioning import Workload
 from joulery.policies.placement.provisioning.predict import Placed
 
-HANDFUL = 14
+BATCH = 24
 """Services planned at once."""
 _FULL_RATIO = 0.97
-"""GPUs that share services with one another are kept when they are this full on average."""
+"""Mean fullness from which GPUs that share services with one another are kept."""
 
 Planner = Callable[[Sequence[Workload]], tuple[Placed, ...]]
 
 
 def plan_in_batches(workloads: Sequence[Workload], planner: Planner) -> tuple[Placed, ...]:
-    """A plan for all, made of plans for handfuls.
+    """A plan for all services, made of plans for batches of them.
 
     Args:
         workloads: The services.
-        planner: Plans a handful; parts refer to the services by their place in it.
+        planner: Plans a batch; parts refer to the services by their place in it.
     """
     waiting, pool = deque(_mixed(workloads)), list[int]()
     kept: list[Placed] = []
     while waiting or pool:
-        while waiting and len(pool) < HANDFUL:
+        while waiting and len(pool) < BATCH:
             pool.append(waiting.popleft())
         gpus = [_renamed(gpu, pool) for gpu in planner([workloads[index] for index in pool])]
         groups = _linked(gpus)
@@ -58,7 +58,7 @@ def _mixed(workloads: Sequence[Workload]) -> list[int]:
 
 
 def _renamed(gpu: Placed, pool: Sequence[int]) -> Placed:
-    """The GPU with its parts referring to all services, not to those of the handful."""
+    """The GPU with its parts referring to all services, not to those of the batch."""
     shares = tuple(share._replace(part=share.part._replace(workload=pool[share.part.workload])) for share in gpu.shares)
     return Placed(gpu.type_index, shares)
 

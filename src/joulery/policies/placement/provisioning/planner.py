@@ -13,7 +13,7 @@ from joulery.policies.placement.provisioning import best, igniter
 from joulery.policies.placement.provisioning.baselines import BASELINES
 from joulery.policies.placement.provisioning.column_generation import Effort
 from joulery.policies.placement.provisioning.exact import SERVICES_MAX
-from joulery.policies.placement.provisioning.predict import GpuType, Placed, predict, violations_of
+from joulery.policies.placement.provisioning.predict import GpuType, Placed, predict, shortages_of, violations_of
 from joulery.policies.placement.provisioning.replan import follow
 from joulery.policies.placement.provisioning.rules import Rules
 
@@ -50,7 +50,8 @@ def provision(
     if policy == "best":
         solution = best.plan(workloads, types, rules, effort)
         gpus = predict(solution.gpus, workloads, types, rules)
-        return ProvisionPlan("best", gpus, violations_of(gpus), solution.bound, quality)
+        violations = (*violations_of(gpus), *shortages_of(gpus, types))
+        return ProvisionPlan("best", gpus, violations, solution.bound, quality)
     candidates: list[ProvisionPlan] = []
     reasons: list[InfeasibleError | ConfigError] = []
     for index, gpu_type in enumerate(types):

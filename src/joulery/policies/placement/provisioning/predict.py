@@ -175,3 +175,18 @@ def violations_of(gpus: Sequence[PlannedGpu]) -> tuple[Violation, ...]:
             elif not each.throughput_rps >= each.rate_rps * (1 - TOLERANCE):
                 found.append(Violation(each.workload, index, "throughput", each.throughput_rps, each.rate_rps))
     return tuple(found)
+
+
+def shortages_of(gpus: Sequence[PlannedGpu], types: Sequence[GpuType]) -> tuple[Violation, ...]:
+    """A violation for each GPU type of which the plan has more than are available.
+
+    A plan has more only where no plan within the limits was found and none was proven impossible.
+    """
+    found: list[Violation] = []
+    for gpu_type in types:
+        mine = [index for index, gpu in enumerate(gpus) if gpu.type == gpu_type.name]
+        if gpu_type.available is not None and len(mine) > gpu_type.available:
+            first = mine[gpu_type.available]
+            name = gpus[first].instances[0].workload
+            found.append(Violation(name, first, "available", float(len(mine)), float(gpu_type.available)))
+    return tuple(found)

@@ -64,7 +64,7 @@ def _body(comparison: Comparison, runs: Sequence[RunAnatomy], top: int) -> Itera
 
 
 def _heat_table(names: Sequence[str], rows: Sequence[Sequence[float]], cell: Cell) -> Html:
-    """A matrix whose cells are the darker the higher they lie between the lowest value and the highest (Fig. 9)."""
+    """A matrix with darker cells for higher values, between the lowest and the highest (Fig. 9)."""
     known = [value for row in rows for value in row if not math.isnan(value)]
     low, high = min(known, default=0.0), max(known, default=0.0)
 
@@ -86,8 +86,10 @@ def _card(*children: Html) -> Html:
 
 def _heading(comparison: Comparison) -> str:
     unit = "joules per step" if comparison.per_step else "joules of the whole recording"
+    marked = any(not all(map(math.isnan, change.significant_j)) for change in comparison.changes)
+    stars = "; * beyond what steps vary by (5 % for the whole table)" if marked else ""
     alike = f"{comparison.common} operations in common once self-similar layers are folded"
-    return f"{len(comparison.names)} runs, {alike}; {unit}"
+    return f"{len(comparison.names)} runs, {alike}; {unit}{stars}"
 
 
 def _matrices(comparison: Comparison) -> list[tuple[str, list[list[float]], Cell]]:
@@ -101,14 +103,16 @@ def _matrices(comparison: Comparison) -> list[tuple[str, list[list[float]], Cell
 
 def _changes_table(comparison: Comparison, top: int) -> Table:
     first, *others = comparison.names
-    told = len(others) <= CHANGES
-    kinds = [word for name in others for word in ((name, "change") if told else (name,))]
+    with_change = len(others) <= CHANGES
+    kinds = [word for name in others for word in ((name, "change") if with_change else (name,))]
     table = plain_table(first, *kinds)
     table.add_column(comparison.by, overflow="fold", min_width=_NAME)
     for row in comparison.changes[:top]:
         cells = enumerate(_changed(row))
         styled = [
-            Text(cell, style=_style(row, at // 2 + 1) if at % 2 else "") for at, cell in cells if told or not at % 2
+            Text(cell, style=_style(row, at // 2 + 1) if at % 2 else "")
+            for at, cell in cells
+            if with_change or not at % 2
         ]
         table.add_row(si(row.energy_j[0], "J"), *styled, Text(row.name))
     return table
@@ -120,7 +124,7 @@ def _changed(row: Change) -> Iterable[str]:
         change = row.change_j(run)
         ratio = percent(change / row.energy_j[0]) if row.energy_j[0] > 0 and not math.isnan(change) else UNKNOWN
         yield si(row.energy_j[run], "J")
-        yield f"{'+' if change > 0 else ''}{ratio}"
+        yield f"{'+' if change > 0 else ''}{ratio}{' *' if row.significant(run) else ''}"
 
 
 def _style(row: Change, run: int) -> str:

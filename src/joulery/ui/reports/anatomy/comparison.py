@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scipy.special import stdtrit
+
 from joulery.accounting.precision import matrix, mean_difference, pearson
 from joulery.accounting.rows import TRANSFORMERS, Fold, folded, rolled_up
 from joulery.domain.errors import DataError
@@ -25,14 +27,24 @@ class Change:
     Attributes:
         name: What it is about.
         energy_j: Of each run; NaN where the run has no such row.
+        error_j: Standard error of each over its steps; NaN where not known.
+        significant_j: Smallest change of each run against the first that is significant; NaN where not known.
     """
 
     name: str
     energy_j: tuple[float, ...]
+    error_j: tuple[float, ...] = ()
+    significant_j: tuple[float, ...] = ()
 
     def change_j(self, run: int) -> float:
         """Against the first run; NaN where one of the two has no such row."""
         return self.energy_j[run] - self.energy_j[0]
+
+    def significant(self, run: int) -> bool | None:
+        """Whether the change is beyond what steps vary by; None where that is not known."""
+        least = self.significant_j[run] if self.significant_j else math.nan
+        change = self.change_j(run)
+        return None if math.isnan(least) or math.isnan(change) else abs(change) > least
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +101,10 @@ def compare(runs: Sequence[RunAnatomy], *, by: str = "layer", folds: Sequence[Fo
         matrix(powers, pearson),
         matrix(powers, mean_difference),
         by,
-        _changes([_grouped(run, by, folds, factor) for run, factor in zip(runs, scale, strict=True)]),
+        _changes(
+            [_grouped(run, by, folds, factor) for run, factor in zip(runs, scale, strict=True)],
+            [_freedom(run) for run in runs],
+        ),
     )
 
 
@@ -112,24 +127,46 @@ def as_object(comparison: Comparison) -> dict[str, Any]:
                 "name": change.name,
                 "energy_j": [known(value) for value in change.energy_j],
                 "change_j": [known(change.change_j(run)) for run in range(len(comparison.names))],
+                "error_j": [known(value) for value in change.error_j],
+                "significant": [change.significant(run) for run in range(len(comparison.names))],
             }
             for change in comparison.changes
         ],
     }
 
 
-def _grouped(run: RunAnatomy, by: str, folds: Sequence[Fold], factor: float) -> dict[str, float]:
+def _grouped(run: RunAnatomy, by: str, folds: Sequence[Fold], factor: float) -> dict[str, tuple[float, float]]:
+    """Joules of each row and their standard error; rows of one run vary together, so their errors add up."""
     rows = rolled_up(folded(run.footprint, folds), by)
-    summed: dict[str, list[float]] = {}
-    for name, joules in zip(rows.op, rows.energy_j.tolist(), strict=True):
+    summed: dict[str, tuple[float, float]] = {}
+    for name, joules, error in zip(rows.op, rows.energy_j.tolist(), rows.error_j.tolist(), strict=True):
         if not math.isnan(joules):
-            summed.setdefault(name, []).append(joules)
-    return {name: math.fsum(values) * factor for name, values in summed.items()}
+            energy_j, error_j = summed.get(name, (0.0, 0.0))
+            summed[name] = energy_j + joules * factor, error_j + error * factor
+    return summed
 
 
-def _changes(groups: Sequence[Mapping[str, float]]) -> tuple[Change, ...]:
+def _freedom(run: RunAnatomy) -> int:
+    """Degrees of freedom of the standard errors of a run: its steps, less one a session."""
+    sessions = run.run.manifest.get("tracing", {}).get("sessions", ())
+    return sum(max(0, int(session["steps"]) - 1) for session in sessions)
+
+
+def _changes(groups: Sequence[Mapping[str, tuple[float, float]]], freedom: Sequence[int]) -> tuple[Change, ...]:
+    """Every row of any run. A change is significant at 5 % for all rows of the table together (Bonferroni, Student)."""
     names = set[str]().union(*groups)
-    rows = [Change(name, tuple(group.get(name, math.nan) for group in groups)) for name in names]
+    missing = (math.nan, math.nan)
+    rows = []
+    for name in names:
+        cells = [group.get(name, missing) for group in groups]
+        least = [
+            float(stdtrit(freedom[0] + freedom[run], 1 - 0.025 / len(names))) * math.hypot(cells[0][1], error)
+            if freedom[0] and freedom[run]
+            else math.nan
+            for run, (_, error) in enumerate(cells)
+        ]
+        energy_j, error_j = zip(*cells, strict=True)
+        rows.append(Change(name, energy_j, error_j, tuple(least)))
     return tuple(sorted(rows, key=lambda row: (-max(v for v in row.energy_j if not math.isnan(v)), row.name)))
 
 

@@ -1,7 +1,7 @@
 """The energy dependency diagram as a picture: nested boxes by share, colour by energy, arrows by dataflow.
 
 As in Smaragdine (ICSE'24), Figures 2 and 4: a box is as long as its share of its parent; below a certain size its
-children are left out. An arrow leads from a sibling to those it feeds, where the trace tells the dataflow; elsewhere to
+children are left out. An arrow leads from a sibling to those it feeds, where the trace has the dataflow; elsewhere to
 the one that ran first after it.
 """
 
@@ -38,7 +38,7 @@ def edd_svg(root: Node, *, depth: int = 4, width: int = 1080, height: int = 560,
 
     Args:
         root: Its top.
-        depth: Levels below the top that are drawn; one that has a single child does not count.
+        depth: Levels below the top that are shown; one that has a single child does not count.
         width, height: Of the picture, pixels.
         standalone: Whether it carries its own style, for a file of its own.
     """
@@ -99,12 +99,12 @@ def _draw(node: Node, box: _Box, depth: int, total_j: float, parts: list[Html], 
     for child, place in zip(shown, boxes, strict=True):
         if place is not None:
             _draw(child, place, depth - (len(shown) > 1), total_j, parts, f"{words}/{child.name}")
-    drawn = {child.name: place for child, place in zip(shown, boxes, strict=True) if place is not None}
-    next_to = list(pairwise(drawn))
+    placed = {child.name: place for child, place in zip(shown, boxes, strict=True) if place is not None}
+    next_to = list(pairwise(placed))
     for one, other in node.feeds or next_to:
-        if one in drawn and other in drawn:
+        if one in placed and other in placed:
             draw = _arrow if (one, other) in next_to else _arc
-            parts.append(draw(drawn[one], drawn[other], inner, heat(share)))
+            parts.append(draw(placed[one], placed[other], inner, heat(share)))
 
 
 def _split(inner: _Box, energies: list[float]) -> list[_Box | None]:

@@ -21,14 +21,14 @@ from joulery.ui.reports.anatomy.terminal import plain_table, print_titled
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one device's sensor tells of its operations.
+    """How well one device's sensor resolves its operations.
 
     Attributes:
         device: Its name.
         resolution_s: How often the sensor is renewed; the slowest of the runs.
         estimator: What gave the operations their energy.
         share: Share of the energy by what the sensor sees of the operations it went to.
-        error_ratio: Error of one operation's energy to expect, energy-weighted mean.
+        error_ratio: Two standard errors over the steps, energy-weighted mean; NaN where no steps are known.
     """
 
     device: str
@@ -96,7 +96,8 @@ def _seen(runs: Sequence[RunAnatomy]) -> tuple[Seen, ...]:
     for device, rows_of in sorted(found.items()):
         total = math.fsum(joules for *_, joules, _ in rows_of)
         share = {sight: math.fsum(j for _, _, s, j, _ in rows_of if s is sight) / total for sight in Sight}
-        error = math.fsum(j * e for *_, j, e in rows_of) / total
+        known_j = math.fsum(j for *_, j, e in rows_of if e == e)
+        error = math.fsum(j * e for *_, j, e in rows_of if e == e) / known_j if known_j > 0 else math.nan
         slowest = max(seconds for seconds, *_ in rows_of)
         result.append(Seen(device, slowest, rows_of[0][1], {s: v for s, v in share.items() if v > 0}, error))
     return tuple(result)
@@ -141,7 +142,8 @@ def print_judgement(judgement: Judgement, console: Console) -> None:
     table = plain_table(*columns, words=(columns[0], *columns[2:4]))
     for entry in judgement.seen:
         words = ", ".join(f"{sight} {percent(share)}" for sight, share in entry.share.items())
-        error = f"± {percent(entry.error_ratio, 0)}"
+        error = f"± {percent(entry.error_ratio, 0)}" if entry.error_ratio == entry.error_ratio else "-"
         table.add_row(entry.device, duration(entry.resolution_s), entry.estimator, words, error)
     print_titled(console, "what the sensor resolves", table)
-    console.print(Text("Errors are medians found in simulation with known truth, not measured here.", style="dim"))
+    words = "Errors are two standard errors over the recorded steps, without the bias of sharing within a reading."
+    console.print(Text(words, style="dim"))

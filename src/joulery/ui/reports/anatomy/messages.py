@@ -11,13 +11,13 @@ from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.format import UNKNOWN, percent
 
 _WORDS = {
-    Sight.SHARED: "their energy is their share of the time within its windows; expect an error of about 12 %",
-    Sight.ESTIMATED: "their power was estimated over many of its windows; expect an error of 3 to 6 %",
+    Sight.SHARED: "their energy is their share of the time within its windows",
+    Sight.ESTIMATED: "their power was estimated over many of its windows",
 }
 
 
 def sight_notes(footprint: TensorFootprint) -> list[str]:
-    """How much of the energy rests on operations the sensor cannot tell apart."""
+    """How much of the energy belongs to operations that the sensor cannot resolve."""
     attributed = footprint.attributed_j
     if not attributed > 0:
         return []

@@ -10,7 +10,7 @@ from joulery.accounting.edd import Node, powers_w, tree
 from joulery.accounting.precision import resolution
 from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.format import count, duration, grams, percent, si
-from joulery.ui.kit.figures import legend
+from joulery.ui.kit.charts import class_legend
 from joulery.ui.kit.html import Html, content_hash, data_block, head, static_text, tag, whole_page
 from joulery.ui.reports.anatomy.bars import bars_svg
 from joulery.ui.reports.anatomy.edd import edd_svg
@@ -82,7 +82,7 @@ def _shades(shades: Sequence[tuple[str, str]]) -> Html:
         )
         for name, label in shades
     )
-    return tag("ul", swatch, class_="legend") if shades else legend([])
+    return tag("ul", swatch, class_="legend") if shades else class_legend([])
 
 
 def phase_trees(footprint: TensorFootprint) -> list[Node]:
@@ -106,7 +106,7 @@ def as_tree(node: Node, level: int = 0) -> dict[str, Any]:
 
 
 def devices_table(footprint: TensorFootprint) -> Html:
-    """What each device drew."""
+    """Energy of each device."""
     names = ("Device", "Total", "Attributed", "Unattributed", "Others", "Idle", "Uncovered", "Carbon", "Known")
     rows = (
         (
@@ -157,7 +157,7 @@ def operations_table(footprint: TensorFootprint) -> Html:
 
 
 def html_table(names: Sequence[str], rows: Iterable[Sequence[str]], *, text: set[int]) -> Html:
-    """A table; columns whose index is in ``text`` are words, the others numbers."""
+    """A table; columns with an index in ``text`` are words, the others numbers."""
     kinds = [None if at in text else "number" for at in range(len(names))]
     head = tag("thead", tag("tr", (tag("th", name, class_=kind) for name, kind in zip(names, kinds, strict=True))))
     body = (tag("tr", (tag("td", cell, class_=kind) for cell, kind in zip(row, kinds, strict=True))) for row in rows)

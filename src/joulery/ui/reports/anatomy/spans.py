@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from joulery.accounting.devices import canonical
+from joulery.accounting.align import canonical
 from joulery.accounting.session import is_accelerator
 from joulery.accounting.steps import PowerSteps, power_steps
 from joulery.domain.arrays import FloatArray, IntArray
@@ -59,7 +59,7 @@ def _busiest(trace: EventTrace) -> str:
 
 
 def _line(meters: list[PowerSteps], window_ns: tuple[int, int], scale: float) -> tuple[float, Html | None]:
-    """Highest power drawn, and the line; mean power of each of so many equal bins."""
+    """Highest power, and the line; mean power of each of so many equal bins."""
     if not meters:
         return 0.0, None
     grid = np.linspace(window_ns[0], window_ns[1], _POINTS + 1)[:-1].astype(np.int64)
@@ -107,14 +107,14 @@ def _level(
 
 
 def _row(spans: list[tuple[str, str, int, int]], level: int, scale: float, begin_ns: int) -> list[Html]:
-    drawn = []
+    bars = []
     for path, phase, start, end in spans:
         x, length = _LEFT + (start - begin_ns) * scale, (end - start) * scale
         y = _HEIGHT + level * _ROW
         letters = int((length - 6) / _LETTER)
         name = path.rpartition("/")[2]
         text = name if len(name) <= letters else name[: max(0, letters - 1)] + "…"
-        drawn.append(
+        bars.append(
             tag(
                 "g",
                 tag("title", f"{path} {phase}: {duration((end - start) / 1e9)}"),
@@ -130,4 +130,4 @@ def _row(spans: list[tuple[str, str, int, int]], level: int, scale: float, begin
                 tag("text", text, x=round(x + 3, 1), y=y + 12) if letters > 2 else None,
             )
         )
-    return drawn
+    return bars

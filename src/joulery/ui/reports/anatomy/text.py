@@ -20,7 +20,7 @@ _SEEN = {Sight.RESOLVED: "yes", Sight.ESTIMATED: "estimated", Sight.SHARED: "tim
 
 
 def print_footprint(footprint: TensorFootprint, console: Console, *, top: int = 20, title: str = "operation") -> None:
-    """Print what the devices drew and the ``top`` rows by energy."""
+    """Print the energy of the devices and the ``top`` rows by energy."""
     window_s = (footprint.window_ns[1] - footprint.window_ns[0]) / 1e9
     console.print(Text.assemble(("joules by operation ", "bold"), (f"in a session of {duration(window_s)}", "dim")))
     console.print(_devices(footprint))

@@ -148,6 +148,11 @@ def violations_view(violations: Sequence[Violation]) -> Text:
             said = f"a batch takes {si(each.predicted, 's')}, {si(each.allowed, 's')} is allowed"
         elif each.what == "throughput":
             said = f"serves {number(each.predicted, '/s')}, {number(each.allowed, '/s')} come"
+        elif each.what == "available":
+            said = (
+                f"the plan has {each.predicted:.0f} GPUs of this type, {each.allowed:.0f} are available; "
+                "no plan within the limit was found, and none was proven impossible"
+            )
         else:
             said = f"shares come to {percent(each.predicted)} of the GPU"
         lines.append(f"{each.workload} on GPU {each.gpu + 1}: {said}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from joulery.adapters.engines.embedded.cgroups import ROOT, CpuGroups, GroupFiles
+from joulery.adapters.cgroups import ROOT, CpuGroups, GroupFiles
 from joulery.domain.errors import CapabilityError
 from joulery.domain.serving.service import Slice, SliceKind
 from tests.adapters.engines.embedded.fake_cgroups import FakeGroups

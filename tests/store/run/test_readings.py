@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joulery.accounting.charge import BusyTimes
+from joulery.accounting.steps import NS_PER_S
 from joulery.domain.energy.channel import Channel, ReadingKind
+from joulery.domain.energy.power import BusyTimes
 from joulery.domain.quality import Quality
-from joulery.runtime.measuring.readings import NS_PER_S, RunReadings, coarser, fold, read_evidence, unfold
+from joulery.runtime.measuring.account import _coarser as coarser
 from joulery.store.run.channels import channel_to_dict
 from joulery.store.run.directory import create_run, open_run
+from joulery.store.run.readings import RunReadings, load_readings, read_samples, save_readings
 from joulery.store.run.samples import SampleWriter
 
 UNIX_NS = 1_700_000_000 * NS_PER_S
@@ -46,41 +48,41 @@ def samples(folder: Path, *, notes: list[dict[str, Any]] | None = None) -> Path:
 
 
 def test_what_the_sampler_wrote_becomes_traces_and_busy_times(tmp_path: Path) -> None:
-    evidence = read_evidence(samples(tmp_path / "samples"))
-    package, board = evidence.traces
+    readings = read_samples(samples(tmp_path / "samples"))
+    package, board = readings.traces
     assert (repr(package.channel), repr(board.channel)) == (repr(COUNTER), repr(POWER))
     assert package.t_ns[0] == UNIX_NS
     assert package.values.tolist() == [100, 110, 120, 130, 140]
     assert np.isnan(board.values).tolist() == [False, False, True, False, False]
     assert package.period_s == 0.5
-    cpu, gpu = evidence.busy["cpu:0"], evidence.busy["gpu:0"]
+    cpu, gpu = readings.busy["cpu:0"], readings.busy["gpu:0"]
     assert (cpu.cpus, cpu.app_s.tolist(), cpu.all_s.tolist()) == (4, [1.0] * 4, [2.0] * 4)
     assert gpu.all_s.tolist() == [0.5] * 4
     np.testing.assert_array_equal(gpu.app_s, [0.125, 0.125, math.nan, 0.125])
-    assert evidence.offset_ns == UNIX_NS - 50
-    assert evidence.end_ns == UNIX_NS + 2 * NS_PER_S
-    assert evidence.notes == ("a note",)
-    assert evidence.sampler == {"kind": "done", "late": 3}
+    assert readings.offset_ns == UNIX_NS - 50
+    assert readings.end_ns == UNIX_NS + 2 * NS_PER_S
+    assert readings.notes == ("a note",)
+    assert readings.sampler == {"kind": "done", "late": 3}
 
 
 def test_a_sampler_that_slowed_down_has_longer_periods(tmp_path: Path) -> None:
     notes = [{"kind": "slower", "factor": factor, "text": f"{factor}"} for factor in (2, 4)]
-    evidence = read_evidence(samples(tmp_path / "samples", notes=notes))
-    assert evidence.traces[0].period_s == 2.0
-    assert evidence.notes == ("2", "4")
-    assert evidence.sampler == {}
+    readings = read_samples(samples(tmp_path / "samples", notes=notes))
+    assert readings.traces[0].period_s == 2.0
+    assert readings.notes == ("2", "4")
+    assert readings.sampler == {}
 
 
 def test_what_is_absent_is_no_note_and_a_torn_note_is_left_out(tmp_path: Path) -> None:
     folder = samples(tmp_path / "samples", notes=[{"kind": "absent", "text": "x"}, {"kind": "refused", "text": "y"}])
     with (folder / "notes.jsonl").open("a") as file:
         file.write('{"kind": "meter", "te')
-    assert read_evidence(folder).notes == ("y",)
+    assert read_samples(folder).notes == ("y",)
 
 
 def test_nothing_is_evidence_of_nothing(tmp_path: Path) -> None:
-    evidence = read_evidence(tmp_path / "nothing")
-    assert (evidence.traces, dict(evidence.busy), evidence.offset_ns, evidence.end_ns) == ((), {}, None, None)
+    readings = read_samples(tmp_path / "nothing")
+    assert (readings.traces, dict(readings.busy), readings.offset_ns, readings.end_ns) == ((), {}, None, None)
 
 
 def same(a: RunReadings, b: RunReadings) -> None:
@@ -98,19 +100,19 @@ def same(a: RunReadings, b: RunReadings) -> None:
 
 
 def test_a_run_keeps_its_evidence_whole(tmp_path: Path) -> None:
-    evidence = read_evidence(samples(tmp_path / "samples"))
+    readings = read_samples(samples(tmp_path / "samples"))
     with create_run(tmp_path / "run", kind="measure") as writer:
-        fold(evidence, writer)
+        save_readings(readings, writer)
     run = open_run(tmp_path / "run")
-    same(unfold(run), evidence)
+    same(load_readings(run), readings)
     assert run.series("power")["unit"].tolist() == ["J"] * 5 + ["W"] * 5
     assert set(run.series("power")["device"].tolist()) == {"cpu:0", "gpu:0"}
 
 
 def test_a_run_of_nothing_keeps_nothing(tmp_path: Path) -> None:
     with create_run(tmp_path / "run", kind="measure") as writer:
-        fold(RunReadings(), writer)
-    same(unfold(open_run(tmp_path / "run")), RunReadings())
+        save_readings(RunReadings(), writer)
+    same(load_readings(open_run(tmp_path / "run")), RunReadings())
 
 
 @pytest.mark.parametrize("left", [("power",), ("power", "busy"), ()])
@@ -119,7 +121,7 @@ def test_a_run_killed_while_it_was_folded_is_read_from_the_samples(tmp_path: Pat
     folder = samples(tmp_path / "run" / "samples")
     for name in left:
         writer.write_series(name, {"t_ns": [1]})
-    same(unfold(open_run(tmp_path / "run")), read_evidence(folder))
+    same(load_readings(open_run(tmp_path / "run")), read_samples(folder))
     writer.close()
 
 

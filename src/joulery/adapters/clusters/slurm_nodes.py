@@ -1,0 +1,128 @@
+"""Nodes of Slurm, and the pools of nodes that jobs compete for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from joulery.adapters.clusters.slurm_records import SlurmRecord
+from joulery.adapters.clusters.tres import parse_gpus
+
+FIELDS: tuple[tuple[str, int], ...] = (
+    ("nodelist", 64), ("statelong", 32), ("gres", 160), ("gresused", 160), ("partitionname", 64), ("features_act", 160),
+)  # fmt: skip
+"""Columns of ``sinfo -N -O``, with their widths."""
+_DOWN = ("down", "drain", "fail", "maint", "unk", "future", "inval", "boot", "reserved")
+_DOWN_MARKS = "*$@^"
+"""Not responding, in maintenance, about to reboot; a node put to sleep (``~``) is woken for a job and counts."""
+_TOKEN = re.compile(r"[\w.:-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmNode:
+    """A node with GPUs.
+
+    Attributes:
+        name: Its name.
+        state: Slurm's word for its state.
+        gpus: GPUs it has.
+        used: GPUs that jobs hold.
+        types: Types of its GPUs.
+        partitions: Partitions it belongs to.
+        features: Its active features.
+    """
+
+    name: str
+    state: str
+    gpus: int
+    used: int
+    types: frozenset[str]
+    partitions: frozenset[str]
+    features: frozenset[str]
+
+    @property
+    def up(self) -> bool:
+        """Whether jobs can start on it."""
+        return not (self.state.startswith(_DOWN) or self.state[-1:] in _DOWN_MARKS)
+
+    @property
+    def shape(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], int]:
+        """What jobs choose nodes by; nodes of one shape are interchangeable."""
+        return tuple(sorted(self.partitions)), tuple(sorted(self.types)), tuple(sorted(self.features)), self.gpus
+
+    def suits(self, record: SlurmRecord) -> bool:
+        """Whether a job may run on it, by partition, GPU type and constraint."""
+        if not self.partitions & set(record.partition.split(",")):
+            return False
+        if record.gpu_type and record.gpu_type not in self.types:
+            return False
+        return satisfies(self.features, record.features)
+
+
+def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
+    """The nodes with GPUs in what ``sinfo -h -N -O`` printed with :data:`FIELDS`: a line a node and partition."""
+    nodes: dict[str, SlurmNode] = {}
+    for line in text.splitlines():
+        cells, at = {}, 0
+        for name, width in FIELDS:
+            cells[name] = line[at : at + width].strip()
+            at += width
+        gres = parse_gpus(cells["gres"])
+        name = cells["nodelist"]
+        if not name or not gres.total:
+            continue
+        partitions = {cells["partitionname"]} - {""}
+        if name in nodes:
+            partitions |= nodes[name].partitions
+        nodes[name] = SlurmNode(
+            name,
+            cells["statelong"],
+            gres.total,
+            min(gres.total, parse_gpus(cells["gresused"]).total),
+            frozenset(kind for kind, _ in gres.by_type),
+            frozenset(partitions),
+            frozenset(set(cells["features_act"].split(",")) - {"", "(null)"}),
+        )
+    return tuple(nodes.values())
+
+
+def satisfies(features: frozenset[str], constraint: str) -> bool:
+    """Whether a node's features satisfy ``--constraint``: ``a&b|c``, brackets and counts (``[x*2|y]``) read as choice.
+
+    A constraint of another form counts as satisfied: Slurm decides.
+    """
+    if constraint in ("", "(null)"):
+        return True
+    choices = re.sub(r"\*\d+|[\[\]()]", "", constraint).split("|")
+    return any(set(_TOKEN.findall(choice)) <= features for choice in choices)
+
+
+def pools(nodes: Iterable[SlurmNode], records: Iterable[SlurmRecord]) -> dict[str, str]:
+    """The pool of each node.
+
+    Nodes of one shape are of one pool, and so are shapes that one job may run on: a job of a pool competes with the
+    other jobs of that pool and with no others. A cluster of one pool has the pool ``""``.
+    """
+    shapes: dict[object, list[SlurmNode]] = {}
+    for node in nodes:
+        shapes.setdefault(node.shape, []).append(node)
+    groups = [{shape} for shape in shapes]
+    for record in records:
+        reached = {shape for shape, members in shapes.items() if members[0].suits(record)}
+        joined = [group for group in groups if group & reached]
+        if len(joined) > 1:
+            groups = [group for group in groups if not group & reached] + [set().union(*joined)]
+    if len(groups) <= 1:
+        return {node.name: "" for members in shapes.values() for node in members}
+    return {
+        node.name: min(other.name for shape in group for other in shapes[shape])
+        for group in groups
+        for shape in group
+        for node in shapes[shape]
+    }
+
+
+def pool_of(record: SlurmRecord, nodes: Sequence[SlurmNode], pool_by_node: Mapping[str, str]) -> str | None:
+    """The pool a job may run in; None where no node suits it."""
+    return next((pool_by_node[node.name] for node in nodes if node.suits(record)), None)

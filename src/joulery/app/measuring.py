@@ -1,0 +1,202 @@
+"""Measure a command or a block of Python with the meters, tracers and carbon sources of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from joulery.app.wiring.meters import parse_meter
+from joulery.app.wiring.share import make_run_group
+from joulery.app.wiring.tracers import open_tracer
+from joulery.domain.errors import ConfigError
+from joulery.runtime.measuring import measure as runtime
+from joulery.runtime.measuring.measure import Measured, Measurement
+from joulery.runtime.measuring.terms import PERIOD_S, Settings, Terms
+
+if TYPE_CHECKING:
+    from joulery.accounting.align import Estimator
+    from joulery.domain.ports import CarbonSource
+    from joulery.domain.trace.tracing import Steps
+    from joulery.runtime.tracing.trace_block import BlockRecorder, TraceBlock
+
+
+def open_carbon(flags: Mapping[str, str]) -> CarbonSource | None:
+    """The source of carbon intensity that flags describe; None, and nothing heavy imported, without flags.
+
+    Raises:
+        JouleryError: The flags are wrong, or their source cannot be used.
+    """
+    if not flags:
+        return None
+    from joulery.app.wiring.carbon import source_from_flags
+
+    return source_from_flags(flags)
+
+
+def measure_command(
+    argv: Sequence[str],
+    *,
+    settings: Settings,
+    terms: Terms,
+    source: CarbonSource | None,
+    owner: str | None = None,
+    out: Path | None = None,
+    ended: Callable[[int], None] = lambda exit_code: None,
+    tracing: runtime.RunTracing | None = None,
+) -> Measured:
+    """Run a command and measure it and its descendants, in a control group where this machine allows one.
+
+    Arguments and errors are those of :func:`joulery.runtime.measuring.measure.measure_command`.
+    """
+    return runtime.measure_command(
+        argv,
+        settings=settings,
+        terms=terms,
+        source=source,
+        owner=owner,
+        out=out,
+        ended=ended,
+        make_group=make_run_group,
+        tracing=tracing,
+    )
+
+
+def measure(
+    *,
+    zone: str | None = None,
+    carbon: str | Path | None = None,
+    column: str | None = None,
+    timezone: str | None = None,
+    scope: str | None = None,
+    fill: str | None = None,
+    carbon_at: str | float | datetime | None = None,
+    owner: str | None = None,
+    out: str | Path | None = None,
+    period_s: float = PERIOD_S,
+    idle: str = "whole",
+    pue: float = 1.0,
+    meters: Sequence[str] | None = None,
+) -> Measurement:
+    """Measure a block of Python: this process, its threads, and the processes it starts.
+
+    ::
+
+        with joulery.measure(zone="GB") as m:
+            train()
+        print(m.footprint.energy_j, m.footprint.carbon_g)
+
+    Args:
+        zone: Grid zone of the intensity, looked up after the block: ``GB``, ``typical:FR``, ``electricity-maps:DE``.
+        carbon: A CSV or Parquet file with the intensity, or a stated one such as ``"250 g/kWh"``. Without ``zone`` and
+            ``carbon`` no grams are known.
+        column, timezone, scope, fill: How the file is read, as on the command line.
+        carbon_at: When the block is taken to have begun, for the intensity alone (labelled assumed).
+        owner: Who pays.
+        out: Keep the run in this folder; nothing is kept when not given.
+        period_s: Time between two readings, seconds, 0.001 to 1.
+        idle: How much of the machine's idle energy the block pays: ``whole``, ``share`` or ``none``.
+        pue: Facility energy per IT energy.
+        meters: Meters to use, as on the command line (``["rapl", "nvml"]``); those this machine has when not given.
+
+    Raises:
+        ConfigError, DataError: An argument is wrong, or the file cannot be used.
+        CapabilityError: Credentials are missing.
+    """
+    flags = {
+        "zone": zone,
+        "carbon": str(carbon) if carbon is not None else None,
+        "column": column,
+        "timezone": timezone,
+        "scope": scope,
+        "fill": fill,
+    }
+    given = {key: value for key, value in flags.items() if value is not None}
+    settings = Settings(period_s, None if meters is None else tuple(parse_meter(text) for text in meters))
+    terms = Terms(idle, pue, given, None if carbon_at is None else instant_s(carbon_at))
+    return Measurement(settings, terms, open_carbon(given), owner, Path(out) if out is not None else None)
+
+
+def instant_s(value: str | float | datetime) -> float:
+    """A moment as Unix seconds; without a time zone it is taken as UTC.
+
+    Raises:
+        ConfigError: It is no moment.
+    """
+    if isinstance(value, str):
+        try:
+            return instant_s(datetime.fromisoformat(value))
+        except ValueError as error:
+            raise ConfigError("no moment", got=value, expected="such as 2020-06-10T12:00Z") from error
+    if isinstance(value, datetime):
+        return (value if value.tzinfo is not None else value.replace(tzinfo=UTC)).timestamp()
+    return float(value)
+
+
+def trace(
+    model: Any = None,
+    *,
+    name: str | None = None,
+    steps: str | Steps | None = None,
+    estimator: Estimator = "recency",
+    calls: bool = False,
+    zone: str | None = None,
+    carbon: str | Path | None = None,
+    owner: str | None = None,
+    out: str | Path | None = None,
+    period_s: float = PERIOD_S,
+    meters: Sequence[str] | None = None,
+) -> TraceBlock:
+    """Trace a block of Python that runs PyTorch: joules by module and operation, forward, backward and optimizer.
+
+    ::
+
+        with joulery.trace(model, out="runs/mine") as t:
+            for batch in batches:
+                train_step(batch)
+        print(t.tree(depth=3).at("Net/encoder").energy_j)
+
+    Args:
+        model: The model; its modules are named by their place in it. Modules called without being named are named
+            after the class of the one that was called first.
+        name: Name of the model; its class when not given.
+        steps: Which steps to record, as :class:`~joulery.domain.trace.tracing.Steps` or
+            ``"skip=10,warmup=2,active=5"``; the whole block when not given.
+        estimator: ``recency`` or ``regression``.
+        calls: Number repeated calls of one module, for models that share layers.
+        zone, carbon: Where the carbon intensity comes from, as for :func:`joulery.measure`.
+        owner: Who pays.
+        out: Keep the run in this folder, for ``joulery report``.
+        period_s: Time between two readings, seconds.
+        meters: Meters to use; those this machine has when not given.
+
+    Raises:
+        ConfigError, CapabilityError: An argument is wrong; on entering, PyTorch is not installed.
+    """
+    from joulery.domain.trace.tracing import Steps
+    from joulery.runtime.tracing.trace_block import WHOLE_BLOCK, TraceBlock
+    from joulery.runtime.tracing.traced import Tracing
+
+    schedule = WHOLE_BLOCK if steps is None else Steps.parse(steps) if isinstance(steps, str) else steps
+    flags = {"zone": zone, "carbon": str(carbon) if carbon is not None else None}
+    given = {key: value for key, value in flags.items() if value is not None}
+    settings = Settings(period_s, None if meters is None else tuple(parse_meter(text) for text in meters))
+    return TraceBlock(
+        settings,
+        Terms("whole", 1.0, given, None),
+        open_carbon(given),
+        owner,
+        Path(out) if out is not None else None,
+        Tracing("torch", open_tracer("torch"), schedule, estimator, calls),
+        _torch_recorder,
+        model,
+        name,
+    )
+
+
+def _torch_recorder(folder: Path, steps: Steps) -> BlockRecorder:
+    from joulery.adapters.tracers.inject.torch_recorder import Recorder
+
+    return Recorder(folder, **asdict(steps))
