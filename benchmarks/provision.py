@@ -42,7 +42,7 @@ _JSON_NAMES = {
 
 
 def rows(n: int, *, varied: bool) -> list[dict[str, object]]:
-    """Copies of the twelve, or the twelve with looser promises and lower demands, as the specification varies them."""
+    """Copies of the twelve, or the twelve with looser SLOs and lower demands, as the specification varies them."""
     rng, result = random.Random(1), []
     for index in range(n):
         model, slo_ms, rate_rps = APP12[index % 12]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -17,6 +17,10 @@ Profile = Annotated[str, StringConstraints(pattern=r"^[0-9]g\.[0-9]+gb(\+[a-z.]+
 """A MIG profile such as 3g.20gb."""
 
 
+Partitions = Annotated[tuple[Annotated[tuple[Profile, ...], Field(min_length=1)], ...], Field(min_length=1)]
+"""MIG partitions to choose from."""
+
+
 class GpuDeviceConfig(Section):
     """One NVIDIA GPU of this machine that replicas may run on."""
 
@@ -25,15 +29,16 @@ class GpuDeviceConfig(Section):
     """Its index as nvidia-smi shows it, or its UUID."""
     mode: Literal["whole", "mig", "mps"] = "whole"
     """whole: one replica; mig: hardware instances; mps: processes side by side, each with a share of the SMs."""
-    cuts: Annotated[tuple[Annotated[tuple[Profile, ...], Field(min_length=1)], ...], Field(min_length=1)] | None = None
-    """With mode mig: the cuts to choose from, such as [[7g.40gb], [4g.20gb, 3g.20gb]]; its whole menu when left out."""
+    ALIASES: ClassVar = {"cuts": "mig_partitions"}
+    mig_partitions: Partitions | None = None
+    """With mode mig: the partitions to choose from, such as [[7g.40gb], [4g.20gb, 3g.20gb]]; all when left out."""
     shares: Annotated[tuple[Annotated[tuple[Ratio, ...], Field(min_length=1)], ...], Field(min_length=1)] | None = None
     """With mode mps: the ways to share it, such as [[100 %], [60 %, 40 %]]; one process or two halves when left out."""
 
     @model_validator(mode="after")
     def _cut_as_the_mode_says(self) -> GpuDeviceConfig:
-        if self.cuts is not None and self.mode != "mig":
-            raise problem(f"needs mode mig, the mode is {self.mode}", at=("cuts",))
+        if self.mig_partitions is not None and self.mode != "mig":
+            raise problem(f"needs mode mig, the mode is {self.mode}", at=("mig_partitions",))
         if self.shares is not None and self.mode != "mps":
             raise problem(f"needs mode mps, the mode is {self.mode}", at=("shares",))
         for index, shares in enumerate(self.shares or ()):
@@ -54,7 +59,9 @@ class GpuDeviceConfig(Section):
                 tuple(Slice(SliceKind.MPS, share_ratio=round(share, 6)) for share in shares)
                 for shares in self.shares or ((1.0,), (0.5, 0.5))
             )
-        return tuple(tuple(Slice(SliceKind.MIG, profile=name) for name in cut) for cut in self.cuts or menu)
+        return tuple(
+            tuple(Slice(SliceKind.MIG, profile=name) for name in partition) for partition in self.mig_partitions or menu
+        )
 
 
 class ClockConfig(Section):

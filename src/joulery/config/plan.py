@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -60,6 +60,7 @@ class PipelinesSection(Section):
 class PlanSection(Section):
     """What plans have to keep and what they may choose."""
 
+    ALIASES: ClassVar = {"lasts": "duration"}
     preset: Literal["best", "igniter", "muserve", "columns", "clover"] = "best"
     """best: the cheapest fleet found, with a proof (with pipelines, the plan of least power); igniter and muserve: the
     papers' algorithms; columns: which variants on which MIG slices of how many GPUs, with a bound; clover: the paper's
@@ -72,12 +73,12 @@ class PlanSection(Section):
     """For evenly spaced requests, what a batch may take: half the SLO (the paper), or all that its wait leaves."""
     replicas: Annotated[int, Field(ge=1, le=64)] = 4
     """Into how many equal replicas a service may be cut; more where it cannot be served otherwise, unless this is 1."""
-    lasts_s: Seconds | None = Field(alias="lasts", default=None)
+    lasts_s: Seconds | None = Field(alias="duration", default=None)
     """When series of rates end, such as 24 h; the last step lasts as long as the one before it when left out."""
     max_batch: Annotated[int, Field(ge=1, le=1024)] = 32
     """Largest batch; the published profiles reach 32."""
-    margin_ratio: Ratio = Field(alias="margin", default=0.0)
-    """Safety margin on latencies and demands, such as 5 %."""
+    margin_ratio: Ratio | None = Field(alias="margin", default=None)
+    """Safety margin on latencies and demands, such as 5 %; when left out, the errors that the profiles report."""
     pipelines: PipelinesSection | None = None
     """Plan models as pipelines with a clock for each GPU rather than shares of GPUs."""
     noise_cv: Ratio = Field(alias="noise", default=0.05)

@@ -31,7 +31,7 @@ class TrialsConfig(Section):
     warm_up_s: Seconds = Field(alias="warm_up", default=0.5)
     """Requests that arrive sooner after a layout took over do not count."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Of the paper's annealer; the other search draws nothing."""
+    """Seed of the paper's annealer; the other search uses no randomness."""
 
     @model_validator(mode="after")
     def _confidence_is_inside(self) -> TrialsConfig:

@@ -1,7 +1,7 @@
 """How sure a few observations of a running service are: intervals around a quantile and a mean.
 
 Latencies of one queue follow one another: a slow one is followed by more. Counted as if they were independent they
-would promise more than they know. Both intervals therefore rest on an effective number of observations, found from the
+would claim more than they know. Both intervals therefore rest on an effective number of observations, found from the
 means of consecutive batches (the method of batch means).
 """
 

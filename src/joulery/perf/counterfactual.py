@@ -1,4 +1,4 @@
-"""What the same requests would have cost under another layout: replayed, calibrated, with an interval.
+"""Cost of the same requests under another layout: replayed, calibrated, with an interval.
 
 The same arrivals are played through the queue twice (:mod:`~joulery.perf.queues.pull_queue`): once with the layouts
 that really ran, once with the baseline's. The first has a measured counterpart, so the model's own error is known and
@@ -21,11 +21,11 @@ from joulery.domain.errors import DataError
 from joulery.domain.serving.profile import SliceProfile
 from joulery.perf.queues.pull_queue import Replay, replay, uniform_draws
 
-FEWEST_SEEN = 30
+MIN_REQUESTS = 30
 """A variant answered fewer requests than this: its live cost says nothing."""
 _REPLICATES = 1000
 _BLOCK = 50
-"""Requests drawn together: neighbours in time share whatever else the machine was doing."""
+"""Requests resampled together: neighbours in time share whatever else the machine was doing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +34,7 @@ class Answered:
 
     Attributes:
         arrival_s: Unix seconds, float64[n].
-        variant: Who answered, n names.
+        variant: The variant that answered each, n names.
         cpu_s: CPU seconds each cost in its replica, float64[n].
         latency_s: Arrival to answer, float64[n].
         g_per_kwh: Intensity when it was answered, float64[n]; NaN where unknown.
@@ -68,7 +68,7 @@ class Counterfactual:
         saving_ratio: Carbon saved relative to the baseline; energy where no intensity is known.
         low_ratio, high_ratio: 95 % interval around it.
         energy_saving_ratio: Energy saved relative to the baseline.
-        base_latency_s: The asked quantile of the latencies under the baseline, modelled.
+        base_latency_s: The quantile of the latencies under the baseline, modelled.
         cpu_error_ratio: Modelled over measured cost of the layouts that really ran, minus one.
         latency_error_ratio: The same of the latency quantile.
         correction_ratio: Live over modelled cost by variant, of the variants seen often enough.
@@ -116,16 +116,16 @@ def compare(
         base: Instances of the baseline.
         quantile: Of the latencies to compare.
         overhead_s: What a request spends outside queue and replica.
-        seed: Of the draws of service times and of the bootstrap.
+        seed: Of the service times and of the bootstrap.
 
     Raises:
         DataError: No request was answered.
     """
     if len(answered) == 0:
         raise DataError("no request was answered: there is nothing to compare")
-    draws = uniform_draws(len(answered), seed)
-    modelled = replay(answered.arrival_s, draws, ran)
-    modelled_base = replay(answered.arrival_s, draws, [(-math.inf, base)])
+    picks = uniform_draws(len(answered), seed)
+    modelled = replay(answered.arrival_s, picks, ran)
+    modelled_base = replay(answered.arrival_s, picks, [(-math.inf, base)])
     weight = _carbon_weight(answered)
     corrections = _corrections(answered, modelled, ran)
     own = sorted({item.variant for item in base})
@@ -169,7 +169,7 @@ def _corrections(
     found: dict[str, FloatArray] = {}
     for variant in sorted(set(answered.variant)):
         live, model = answered.cpu_s[live_variant == variant], modelled.cpu_s[model_variant == variant]
-        if min(len(live), len(model)) >= FEWEST_SEEN:
+        if min(len(live), len(model)) >= MIN_REQUESTS:
             found[variant] = live / model.mean()
     return found
 
@@ -197,8 +197,8 @@ def _base_correction(
 
 
 def _bootstrap_means(values: FloatArray, rng: np.random.Generator, block: int) -> FloatArray:
-    """Means of samples drawn with replacement in runs of ``block`` consecutive values, float64[1000]."""
+    """Means of samples with replacement in runs of ``block`` consecutive values, float64[1000]."""
     edges = np.arange(0, len(values), block)
     sums, counts = np.add.reduceat(values, edges), np.diff(np.append(edges, len(values)))
-    drawn = rng.integers(0, len(edges), (_REPLICATES, len(edges)))
-    return np.asarray(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1))
+    sampled = rng.integers(0, len(edges), (_REPLICATES, len(edges)))
+    return np.asarray(sums[sampled].sum(axis=1) / counts[sampled].sum(axis=1))

@@ -1,4 +1,4 @@
-"""What a layout would do under a demand: latency, energy, accuracy, from measured profiles."""
+"""Predicts a layout under a demand: latency, energy and accuracy, from measured profiles."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SATURATION_RATIO = 0.95
 
 @dataclass(frozen=True, slots=True)
 class LayoutMetrics:
-    """What one layout does under one demand.
+    """Prediction of one layout under one demand.
 
     Attributes:
-        latency_s: The asked quantile of arrival-to-answer; infinite when the demand saturates it.
+        latency_s: The quantile of arrival-to-answer; infinite when the demand saturates it.
         energy_j: Joules above idle a request.
         accuracy_ratio: Mean over requests.
         shares: Share of the requests each variant answers, by variant.
@@ -48,17 +48,17 @@ class LayoutMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Predictor:
-    """Judges layouts by playing requests through a queue of their measured service times.
+    """Predicts layouts by replaying requests through a queue of their measured service times.
 
-    Deterministic: the same arrivals and draws for every layout, so differences are the layouts' own.
+    Deterministic: the same arrivals and service-time samples for every layout, so differences are the layouts' own.
 
     Attributes:
         profile: Measured times and joules of each variant on each slice.
         accuracy_ratio: Accuracy of each variant.
-        quantile: Which quantile of the latency is asked for.
-        overhead_s: What a request spends outside queue and replica (HTTP, copying).
-        requests: How many requests are played; the first tenth only fills the queue.
-        seed: Of arrivals and draws.
+        quantile: Quantile of the latency.
+        overhead_s: Time of a request outside queue and replica (HTTP, copying).
+        requests: Requests replayed; the first tenth only fills the queue.
+        seed: Of arrivals and samples.
     """
 
     profile: Profile

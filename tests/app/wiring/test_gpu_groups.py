@@ -33,7 +33,7 @@ services:
 FAMILY = """{variants: [
       {name: small, accuracy: 70 %, accuracy_source: made up, model: {kind: python, target: "toys:gpu"}},
       {name: large, accuracy: 80 %, accuracy_source: made up, model: {kind: python, target: "toys:gpu"}}]}"""
-CUTS = "mode: mig, cuts: [[7g.40gb], [3g.20gb, 4g.20gb]]"
+CUTS = "mode: mig, mig_partitions: [[7g.40gb], [3g.20gb, 4g.20gb]]"
 TWO = f"{{gpu: 0, {CUTS}}}, {{gpu: 1, {CUTS}}}"
 
 
@@ -61,7 +61,7 @@ def test_each_service_has_a_pod_and_what_it_may_do_there(tmp_path):
     a, b = (service_setup(site, config, tmp_path, pods[config.name]) for config in site.services)
     assert (a.gpus, b.gpus) == (("gpu:0",), ("gpu:1",))
     assert len(a.candidates) == len(b.candidates) == 2 + 4
-    assert {device for seats in b.seats.values() for _, device in seats} == {"gpu:1"}
+    assert {device for parts in b.slice_assignment.values() for _, device in parts} == {"gpu:1"}
     named = written(tmp_path, a=", gpus: [1]", b=", gpus: [0]")
     assert {name: pod.names for name, pod in pods_of(named, opened(named, boards())).items()} == {
         "a": ("gpu:1",),
@@ -92,11 +92,11 @@ def test_shared_gpus_are_cut_once(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "words", "pointer"),
     [
-        ({"a": ", gpus: []"}, "a pod has one GPU or more", "services.0.gpus"),
+        ({"a": ", gpus: []"}, "one GPU or more", "services.0.gpus"),
         ({"a": ", gpus: [0, 0]"}, "stands twice", "services.0.gpus.1"),
         (
             {"a": ", gpus: [0, 1]", "b": ", gpus: [1]"},
-            "service a has that GPU; pods do not overlap",
+            "service a has that GPU",
             "services.1.gpus.0",
         ),
         ({"b": ", gpus: [7]"}, "is not listed under fleet.devices", "services.1.gpus.0"),
@@ -138,7 +138,7 @@ async def test_replicas_stay_in_their_pods_and_a_new_cut_leaves_the_other_pod_al
 
     def actuator(name: str) -> LayoutActuator:
         config = site.service(name)
-        return LayoutActuator(engine, name, models, service_setup(site, config, tmp_path, pods[name]).seats)
+        return LayoutActuator(engine, name, models, service_setup(site, config, tmp_path, pods[name]).slice_assignment)
 
     def places(name: str) -> dict[str, int]:
         return {view.place: view.pid for view in engine.replicas() if view.spec.service == name}
@@ -165,8 +165,8 @@ async def test_what_runs_stays_on_its_gpu_where_a_pod_has_several(tmp_path):
     site = written(tmp_path, a=", gpus: [0, 1]", b=", gpus: [0]", colocate=True)
     here = LocalGpus(cutting(nvml), dict.fromkeys(("gpu:0", "gpu:1"), ((Slice(SliceKind.MIG, profile="7g.40gb"),),)))
     engine = LocalEngine(LocalSettings(drain_s=2.0), places=here.places)
-    seats = service_setup(site, site.services[0], tmp_path, here).seats
-    actuator = LayoutActuator(engine, "a", dict.fromkeys(("small", "large", "tiny"), toy("gpu").model), seats)
+    assignment = service_setup(site, site.services[0], tmp_path, here).slice_assignment
+    actuator = LayoutActuator(engine, "a", dict.fromkeys(("small", "large", "tiny"), toy("gpu").model), assignment)
     try:
         await actuator.run(Layout.parse(["large on 7g.40gb", "small on 7g.40gb"]))
         stays = {view.spec.variant: view.place for view in engine.replicas()}["small"]

@@ -2,13 +2,14 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joulery.domain.serving.profile import SliceProfile, Timings
 from joulery.domain.serving.service import Slice, SliceKind
 from joulery.perf.queues.pull_queue import capacity_rps, poisson_arrivals, replay, uniform_draws
 from joulery.sim.queues.fifo_pull import PullInstance, Requests, pull
+from tests.perf.queues import fifo_oracle
 
 CORE = Slice(SliceKind.CPU, cores=1)
 
@@ -135,13 +136,32 @@ def test_laws_of_the_queue(gaps, pools, seed):
         assert busy.sum() >= 1, "nobody waits while everyone is idle"
 
 
-def test_the_simulators_pool_agrees_request_by_request():
-    """Two implementations of one rule: the simulator's (sim/fifo_pull) and this one."""
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.floats(0.0, 2.0), min_size=1, max_size=80),
+    st.lists(st.lists(st.floats(0.01, 2.0), min_size=1, max_size=4), min_size=1, max_size=5),
+    st.floats(1.0, 3.0),
+    st.floats(0.0, 60.0),
+    st.integers(0, 100),
+)
+def test_the_pool_agrees_with_its_oracle_request_by_request(gaps, pools, slower, change_s, seed):
+    """Neighbours that slow one another down, and a layout that changes under way."""
+    arrivals, picks = np.cumsum(np.array(gaps)), uniform_draws(len(gaps), seed)
+    first = [instance(pool, [slower * each for each in pool]) for pool in pools]
+    layouts = [(-math.inf, first), (change_s, first[:1])]
+    mine, oracle = replay(arrivals, picks, layouts), fifo_oracle.replay(arrivals, picks, layouts)
+    for name in ("server", "epoch"):
+        np.testing.assert_array_equal(getattr(mine, name), getattr(oracle, name))
+    for name in ("start_s", "service_s", "cpu_s"):
+        np.testing.assert_allclose(getattr(mine, name), getattr(oracle, name), rtol=1e-9, atol=1e-9)
+
+
+def test_the_simulators_requests_and_the_profiles_meet_in_one_pool():
     pool_s = [0.004, 0.009, 0.006]
     arrivals = poisson_arrivals(300.0, 5000, 5)
-    mine = replay(arrivals, uniform_draws(5000, 5), [(-math.inf, [instance([s]) for s in pool_s])])
-    theirs = pull(
+    oracle = fifo_oracle.replay(arrivals, uniform_draws(5000, 5), [(-math.inf, [instance([s]) for s in pool_s])])
+    pulled = pull(
         Requests(arrivals, np.ones(5000), np.zeros(5000)), [PullInstance("", 0.0, s, 0.0, 0.0, 0.5) for s in pool_s]
     )
-    np.testing.assert_allclose(mine.start_s, theirs.start_s, rtol=0, atol=1e-9)
-    np.testing.assert_array_equal(mine.server, theirs.instance)
+    np.testing.assert_allclose(oracle.start_s, pulled.start_s, rtol=0, atol=1e-9)
+    np.testing.assert_array_equal(oracle.server, pulled.instance)

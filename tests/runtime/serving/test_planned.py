@@ -10,7 +10,7 @@ from joulery.domain.errors import CapabilityError
 from joulery.domain.gpu.provisioning import LatencyParts, PlannedGpu, PlannedInstance
 from joulery.domain.serving.engine import ModelKind, ModelRef, Outcome, RequestRecord
 from joulery.domain.serving.service import Slice, SliceKind, Slo
-from joulery.policies.placement.provisioning.standby import REFUSED_S, watched_of
+from joulery.policies.placement.provisioning.standby import REFUSED_S, watched_instances
 from joulery.runtime.serving.planned import (
     PlanInForce,
     PlannedReplica,
@@ -34,7 +34,7 @@ def gpu(*instances: PlannedInstance, kind: str = "core") -> PlannedGpu:
 
 def replicas(*gpus: PlannedGpu, cores=((0,), (1,))) -> tuple[PlannedReplica, ...]:
     names = {each.workload for one in gpus for each in one.instances}
-    watched = watched_of(gpus, dict.fromkeys(names, Slo(0.04, 0.99)))
+    watched = watched_instances(gpus, dict.fromkeys(names, Slo(0.04, 0.99)))
     return planned_replicas(gpus, cores[: len(gpus)], dict.fromkeys(names, MODEL), watched)
 
 
@@ -82,7 +82,7 @@ def test_two_replicas_alike_are_two_processes():
 def test_on_shared_gpus_an_instance_is_a_process_with_a_share_of_its_own_gpu():
     plan = [gpu(instance("a", 0.6), instance("b", 0.35)), gpu(instance("c", 1.0))]
     names = {"a", "b", "c"}
-    watched = watched_of(plan, dict.fromkeys(names, Slo(0.04, 0.99)))
+    watched = watched_instances(plan, dict.fromkeys(names, Slo(0.04, 0.99)))
     found = planned_replicas(plan, ((1,), (0,)), dict.fromkeys(names, MODEL), watched, ("gpu:3", "gpu:7"))
     assert [(str(one.original.slice), one.original.device) for one in found] == [
         ("mps:0.6", "gpu:7"),

@@ -8,7 +8,12 @@ import pytest
 
 from joulery.domain.errors import ConfigError
 from joulery.perf.catalog.v100 import V100
-from joulery.policies.placement.provisioning.standby import ACTIVATE_SHADOW, PROMISE_BROKEN, ShadowPolicy, Watched
+from joulery.policies.placement.provisioning.standby import (
+    ACTIVATE_STANDBY,
+    SLO_VIOLATED,
+    StandbyPolicy,
+    WatchedInstance,
+)
 from joulery.sim.placement.colocation import Tenant, serve_together
 from joulery.sim.placement.gpu import InterferenceTruth
 from joulery.sim.placement.standby import serve_watched
@@ -21,7 +26,9 @@ PLAN = (
     ("W1", "alexnet", 20.0, 6, 1200, 0.010),
     ("W11", "ssd", 15.0, 1, 50, 0.040),
 )
-POLICY = ShadowPolicy(tuple(Watched(w, 0, 0, r, r + 10.0, slo, 0.99) for w, _, r, _, _, slo in PLAN), fewest=20)
+POLICY = StandbyPolicy(
+    tuple(WatchedInstance(w, 0, 0, r, r + 10.0, slo, 0.99) for w, _, r, _, _, slo in PLAN), fewest=20
+)
 
 
 def tenants() -> list[Tenant]:
@@ -59,7 +66,7 @@ def test_the_shadow_restores_the_promise_within_two_seconds_as_in_figure_17():
     assert tail_ms(without, 1, 4.0) > 10.0, "left alone the promise stays broken"
     watched = serve_watched(slow, tenants(), POLICY, 0.0, END_S)
     ((at_s, decision),) = watched.decisions
-    assert (decision.kind, decision.target) == (ACTIVATE_SHADOW, "W1/0") and at_s <= 2.0
+    assert (decision.kind, decision.target) == (ACTIVATE_STANDBY, "W1/0") and at_s <= 2.0
     assert watched.switched_s[1] == at_s
     assert tail_ms(watched.run, 1, 4.0) <= 10.0
     assert tail_ms(watched.run, 0, 4.0) <= 30.0 and tail_ms(watched.run, 2, 4.0) <= 40.0, "its neighbours keep theirs"
@@ -67,7 +74,7 @@ def test_the_shadow_restores_the_promise_within_two_seconds_as_in_figure_17():
 
 def test_an_error_beyond_ten_per_cent_of_the_gpu_is_said_and_not_hidden():
     watched = serve_watched(truth(3.0), tenants(), POLICY, 0.0, END_S)
-    assert [decision.kind for _, decision in watched.decisions] == [ACTIVATE_SHADOW, PROMISE_BROKEN]
+    assert [decision.kind for _, decision in watched.decisions] == [ACTIVATE_STANDBY, SLO_VIOLATED]
 
 
 def test_every_request_is_served_by_somebody():

@@ -44,7 +44,8 @@ def event_by_event(work, instances, contention, on=()):
             others = [other for other in range(len(instances)) if other not in idle and other != server]
             busy = sum(not on or on[other] == on[server] for other in others)
             spec = instances[server]
-            service = spec.host_s * (1 + contention * busy) + spec.gpu_s * work.size[job] + work.jitter_s[job]
+            alone_s = spec.host_s + spec.gpu_s * work.size[job] + work.jitter_s[job]
+            service = alone_s + spec.host_s * contention * busy
             outcome[job] = (t_s, server)
             kernel.at(t_s + max(service, spec.floor_s), "done", server)
 

@@ -225,3 +225,15 @@ def test_runs_sum_up() -> None:
     run = run_training_cluster(cluster(), workload(10), Fifo())
     assert isinstance(run, TrainingRun)
     assert run.cluster_kg == pytest.approx(float(run.job_kg.sum()) + run.idle_kg)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_idle_energy_of_sleeping_nodes_ends_with_the_last_job(name: str) -> None:
+    policy, period_s = POLICIES[name]
+    c = cluster(sleep_after_s=600.0)
+    run = run_training_cluster(c, workload(40), policy, period_s=period_s, watch=lambda *_: None)
+    t_s, power_w = run.course[:, 0], run.course[:, 1]
+
+    assert t_s[-1] <= run.makespan_s
+    lasting_s = np.diff(np.append(t_s, run.makespan_s))
+    assert run.cluster_kwh == pytest.approx(float(power_w @ lasting_s) / 3.6e6, rel=1e-9)

@@ -9,7 +9,7 @@ from joulery.ui.cli.plan import command
 SITE = """
 joulery: 1
 fleet: {gpus: [{name: V100, price: 3.06 USD/h}]}
-plan: {preset: igniter, arrivals: {kind: constant}, lasts: 24 h}
+plan: {preset: igniter, arrivals: {kind: constant}, duration: 24 h}
 services:
   - name: A
     model: alexnet

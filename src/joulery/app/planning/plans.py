@@ -51,11 +51,13 @@ class SitePlan:
         plan: The plan.
         others: Plans of the policies to compare with.
         difference: What changes against the running plan; None without one.
+        margin_ratio: Safety margin that preset best kept on latencies and demands; None for other kinds of plan.
     """
 
     plan: Plan
     others: tuple[Plan, ...] = ()
     difference: PlanDifference | None = None
+    margin_ratio: float | None = None
 
     @property
     def violates(self) -> bool:
@@ -65,6 +67,8 @@ class SitePlan:
     def document(self) -> dict[str, Any]:
         """All of it as one JSON object."""
         document = document_of(self.plan)
+        if self.margin_ratio is not None:
+            document["margin_ratio"] = self.margin_ratio
         if self.others:
             document["compare"] = comparison_document(self.others)
         if self.difference is not None:
@@ -174,4 +178,5 @@ def _plan_shares(request: ShareRequest, preset: str, options: PlanOptions) -> Si
         if plan.bound is None:
             plan = replace(plan, bound=lower_bound(request.workloads, request.types, request.rules))
     changes = None if old is None else difference(old, running_of(plan.gpus))
-    return SitePlan(plan, _others(plan, options, make), changes)
+    margin = request.rules.margin_ratio if plan.policy in ("best", "follow") else None
+    return SitePlan(plan, _others(plan, options, make), changes, margin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from joulery.perf.interference.model import InterferenceProfile
 from joulery.policies.placement.provisioning.predict import GpuType
 from joulery.policies.placement.provisioning.rules import Accounting, Rules
 from joulery.store.files import require_json
+
+_MAX_MARGIN = 10.0
+"""Errors from which on a profile is of no use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +57,31 @@ def share_request(site: Site) -> ShareRequest:
             hint="such as fleet: {gpus: [{name: p3.2xlarge, profile: v100, price: 3.06 USD/h}]}",
         )
     plan = site.plan
-    rules = Rules(Accounting(plan.accounting), plan.max_batch, plan.replicas, plan.margin_ratio, plan.noise_cv)
     workloads = tuple(workload_of(site, index, service) for index, service in enumerate(site.services))
     types = tuple(_gpu_type(index, gpu) for index, gpu in enumerate(site.fleet.gpus))
+    margin = error_margin(workloads, types) if plan.margin_ratio is None else plan.margin_ratio
+    rules = Rules(Accounting(plan.accounting), plan.max_batch, plan.replicas, margin, plan.noise_cv)
     return ShareRequest(workloads, types, rules, plan.preset)
+
+
+def error_margin(workloads: Sequence[Workload], types: Sequence[GpuType]) -> float:
+    """The margin that covers what the profiles report of their own errors: the worst of the models in use.
+
+    Raises:
+        ConfigError: A profile predicts so badly that no margin covers it.
+    """
+    models = {workload.model for workload in workloads}
+    bands = {(kind.name, m): kind.profile.error_band(m) for kind in types for m in models if m in kind.profile.models}
+    name, worst = max(bands.items(), key=lambda each: each[1], default=(("", ""), 0.0))
+    if worst >= _MAX_MARGIN:
+        raise ConfigError(
+            f"the profile of {name[0]} predicts {name[1]} too badly to plan with: "
+            f"1 measurement in 20 took {1 + worst:.3g} times as long or longer",
+            pointer="fleet.gpus",
+            expected=f"less than {1 + _MAX_MARGIN:g} times",
+            hint="profile it again, or state a margin: plan: {margin: 20 %}",
+        )
+    return worst
 
 
 def workload_of(site: Site, index: int, service: ServiceConfig) -> Workload:
@@ -96,7 +121,7 @@ def _model(index: int, service: ServiceConfig) -> str:
     variants = service.family.variants
     if len(variants) > 1:
         raise ConfigError(
-            f"service {service.name} has {len(variants)} variants, so a plan has to be told which to provide for",
+            f"service {service.name} has {len(variants)} variants, so a plan needs to know which to provide for",
             pointer=f"services.{index}.model",
             expected=" or ".join(variant.name for variant in variants),
         )

@@ -80,7 +80,7 @@ def stage_request(site: Site) -> StageRequest:
 
 
 def plan_stages(request: StageRequest, preset: str) -> PipelinePlan:
-    """The plan on the fleet's GPUs; where it does not say how many, on the fewest of 1, 2, 4 … that keep every promise.
+    """Plan on the fleet's GPUs; where it does not say how many, on the fewest of 1, 2, 4 … within every SLO.
 
     Raises:
         ConfigError, InfeasibleError: As :func:`joulery.policies.placement.pipelines.plan.plan_pipelines`.

@@ -1,4 +1,4 @@
-"""The operators of a model somebody names: a file, a built-in model, or one of the published catalog."""
+"""The operators of a named model: a file, a built-in model, or one of the published catalog."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def named_model(what: str, dimensions: Mapping[str, int]) -> NamedModel:
 
 
 def read_model(file: Path, dimensions: Mapping[str, int]) -> NamedModel:
-    """The model in a graph file: ONNX, ``torch.export`` (``.pt2``) or HLO text, told apart by what is in it.
+    """The model in a graph file: ONNX, ``torch.export`` (``.pt2``) or HLO text, recognised by its content.
 
     Raises:
         CapabilityError, DataError: As :func:`named_model`.
@@ -71,8 +71,8 @@ def read_model(file: Path, dimensions: Mapping[str, int]) -> NamedModel:
             unknown[operator.type] = unknown.get(operator.type, 0) + 1
     notes: tuple[str, ...] = ()
     if unknown:
-        told = ", ".join(f"{name} ({count})" for name, count in sorted(unknown.items()))
-        notes = (f"no rule for the arithmetic of {told}: counted by their memory traffic alone",)
+        listed = ", ".join(f"{name} ({count})" for name, count in sorted(unknown.items()))
+        notes = (f"no rule for the arithmetic of {listed}: counted by their memory traffic alone",)
     name = file.name.removesuffix(".txt").removesuffix(file.suffix if file.suffix != ".txt" else "")
     return NamedModel(name, operator_costs(graph), notes=notes, file=file)
 

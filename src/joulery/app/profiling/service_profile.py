@@ -210,7 +210,7 @@ def power_line(evidence: RunReadings) -> tuple[PowerLine, float]:
 
 
 def gpu_power_line(evidence: RunReadings, answers: Sequence[InferResponse], gpus: Sequence[str]) -> PowerLine:
-    """The power of GPUs over how busy they were: requests tell when, and with what share of a GPU.
+    """The power of GPUs over how busy they were: requests say when, and with what share of a GPU.
 
     A slice has no meter of its own: what a whole busy GPU draws is shared by arithmetic, so joules are modelled.
 

@@ -21,7 +21,7 @@ from joulery.domain.serving.engine import ModelKind, ModelRef
 from joulery.domain.serving.profile import Profile
 from joulery.perf.layouts import Predictor
 from joulery.perf.queues.pull_queue import capacity_rps
-from joulery.policies.placement.pools.gpu_groups import Seats, split
+from joulery.policies.placement.pools.gpu_groups import SliceAssignment, split
 from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts, misfits, slice_menu
 from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.policy import ServicePolicy
@@ -42,7 +42,7 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
         site: For the fleet.
         config: The service.
         cache: Where built models are kept.
-        gpus: Its pod: the GPUs it runs on, as it may cut them; None for the CPU.
+        gpus: Its GPU group with the partitions it may use; None for the CPU.
 
     Raises:
         CapabilityError: The machine has fewer cores than asked for, or a package is missing.
@@ -52,10 +52,10 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
     cores, cpu = cores_of(site)[config.name], config.cpu or site.fleet.cpu
     fixed = None if cpu is None else cpu.as_slices()
     partitions = (fixed,) if fixed is not None else tuple(cpu_slices(cut) for cut in core_partitions(len(cores)))
-    seats: Seats = {}
+    assignment: SliceAssignment = {}
     if gpus is not None:
-        seats = split(gpus.partitions)
-        partitions = tuple(seats)
+        assignment = split(gpus.partitions)
+        partitions = tuple(assignment)
     family = config.family.as_family(config.name)
     names = [variant.name for variant in family.variants]
     return ServiceSetup(
@@ -68,7 +68,7 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
         partitions=partitions,
         candidates=layouts(partitions, names),
         gpus=() if gpus is None else gpus.names,
-        seats=seats,
+        slice_assignment=assignment,
     )
 
 
@@ -80,14 +80,14 @@ def cores_of(site: Site) -> dict[str, tuple[int, ...]]:
 
     Raises:
         CapabilityError: The machine has fewer cores than asked for.
-        ConfigError: One cut is given for all services together.
+        ConfigError: One partition is given for all services together.
     """
     cores, services = fleet_cores(site), site.services
     if len(services) > 1 and site.fleet.cpu is not None and site.fleet.cpu.slices is not None:
         raise ConfigError(
             f"fleet.cpu.slices cuts the cores for one service, the site has {len(services)}",
             pointer="fleet.cpu.slices",
-            hint="say under each service how its cores are cut: cpu: {slices: [1]}",
+            hint="give each service its partition: cpu: {slices: [1]}",
         )
     claims = {service.name: _claimed(service.cpu) for service in services}
     left = len(cores) - sum(claims.values())
@@ -148,7 +148,7 @@ def model_ref(config: ModelConfig, cache: Path) -> ModelRef:
 def demand_rps(site: Site, config: ServiceConfig, setup: ServiceSetup, profile: Profile) -> float:
     """The demand to plan for: the service's own, else that of the load, in requests or as a share of the capacity.
 
-    The capacity is what the most accurate variant can serve on the cut that suits it best.
+    The capacity is what the most accurate variant can serve on the partition that suits it best.
 
     Raises:
         ConfigError: Neither the service nor the load names one.
@@ -175,7 +175,7 @@ def demand_rps(site: Site, config: ServiceConfig, setup: ServiceSetup, profile: 
 
 
 def largest_capacity_rps(setup: ServiceSetup, profile: Profile) -> float:
-    """Requests a second that the most accurate variant can serve on the cut that suits it best."""
+    """Requests a second that the most accurate variant can serve on the partition that suits it best."""
     largest = setup.family.largest.name
     return max(capacity_rps([profile.entry(largest, piece) for piece in partition]) for partition in setup.partitions)
 
@@ -185,8 +185,8 @@ def choose(
 ) -> PolicyBinding:
     """The policy of a service, with a profile in hand.
 
-    A fixed policy is the same policy with one variant to choose from: it still picks the cut that keeps the SLO with
-    the fewest joules.
+    A fixed policy is the same policy with one variant to choose from: it still picks the partition that keeps the SLO
+    with the fewest joules.
 
     Raises:
         ConfigError: No demand is named anywhere.

@@ -95,7 +95,7 @@ def _plan(plan: PlanConfig, workloads: Sequence[provision.Workload], gpu: str) -
 
 
 def _expected(config: ArrivalsConfig) -> provision.Arrivals:
-    """How a planner is told that requests come."""
+    """The arrival process that a planner assumes."""
     if isinstance(config, GammaArrivals):
         return provision.Arrivals.general(config.cv**2)
     if isinstance(config, RecordedArrivals):
@@ -216,7 +216,7 @@ def _view(scenario: BatchedServingScenario, plans: Mapping[str, Plan], found: Ve
         f"{len(scenario.services)} services, {arrivals} arrivals, {seeds} seed{'s' if seeds > 1 else ''} of "
         f"{scenario.length_s:g} s; planned with {scenario.gpu}, simulated on {scenario.truth}",
     )
-    totals = Table("plan", "GPUs", "promises broken", "power", "against the first", box=None, header_style="dim")
+    totals = Table("plan", "GPUs", "SLO violations", "power", "against the first", box=None, header_style="dim")
     first = next(iter(plans))
     for name, plan in plans.items():
         difference = paired(_powers(found[name]), _powers(found[first]))
@@ -231,8 +231,8 @@ def _view(scenario: BatchedServingScenario, plans: Mapping[str, Plan], found: Ve
 
 
 def _tails(scenario: BatchedServingScenario, found: Verdicts) -> Table:
-    """Latency at the promised quantile, the worst of the seeds, service by service."""
-    table = Table("service", "promised", *found, box=None, header_style="dim", title_justify="left")
+    """Latency at the SLO quantile, the worst of the seeds, service by service."""
+    table = Table("service", "SLO", *found, box=None, header_style="dim", title_justify="left")
     for index, service in enumerate(scenario.services):
         cells = []
         for verdicts in found.values():

@@ -206,7 +206,7 @@ def _why(error: InfeasibleError | None) -> dict[str, Any] | None:
 
 
 def _pools(benches: Mapping[str, Bench], rows: Sequence[_Row]) -> list[dict[str, Any]]:
-    """All services together, a pod of GPUs each: savings weighted by what the yardsticks draw, losses by requests."""
+    """All services together, a GPU group each: savings weighted by the baselines' power, losses by requests."""
     watts = {name: made.table.base_energy_j / made.interarrival_s for name, made in benches.items()}
     rates = {name: 1.0 / made.interarrival_s for name, made in benches.items()}
     found: dict[tuple[str, StudySettings, str, int], list[_Row]] = {}
@@ -268,7 +268,7 @@ def _infeasible(rows: Sequence[_Row]) -> Iterator[str]:
     """Of each scheme that looked at everything and found nothing: why, the least bad there is, and what runs."""
     for row in rows:
         if row.outcome.infeasible is not None:
-            yield f"{row.service}, {row.outcome.scheme}: {row.outcome.infeasible.message}; the yardstick runs"
+            yield f"{row.service}, {row.outcome.scheme}: {row.outcome.infeasible.message}; the baseline runs"
 
 
 def _table(rows: Sequence[_Row], schemes: Sequence[str]) -> Table:
@@ -296,7 +296,7 @@ def _table(rows: Sequence[_Row], schemes: Sequence[str]) -> Table:
 
 
 def _gap(rows: Sequence[_Row]) -> str:
-    """How far the objective stays below the best configuration's; the yardstick is no configuration."""
+    """How far the objective stays below the best configuration's; the baseline is no configuration."""
     best = rows[0].oracle.objective
     if rows[0].outcome.scheme == "base" or best <= 0 or rows[0].oracle.infeasible is not None:
         return UNKNOWN

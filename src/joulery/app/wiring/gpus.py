@@ -109,10 +109,10 @@ def local_gpus(devices: Sequence[GpuDeviceConfig], holder: LeaseHolder) -> Local
 def _menu(mig: NvidiaMig, config: GpuDeviceConfig) -> tuple[tuple[str, ...], ...]:
     """Every cut of a GPU's type, equal ones once."""
     menu = menu_for(mig.capability().name)
-    if menu is None and config.cuts is None:
+    if menu is None and config.mig_partitions is None:
         raise CapabilityError(
-            f"the cuts of {mig.capability().name} are not known here",
+            f"the MIG partitions of {mig.capability().name} are unknown",
             resource=mig.device,
-            hint="name those to choose from: cuts: [[3g.40gb, 3g.40gb]]",
+            hint="name those to choose from: mig_partitions: [[3g.40gb, 3g.40gb]]",
         )
     return () if menu is None else menu.multisets

@@ -13,7 +13,7 @@ from joulery.config.services import OnnxModel, PythonModel
 from joulery.config.site import Site
 from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance
 from joulery.domain.serving.service import Slo
-from joulery.policies.placement.provisioning.standby import key_of, watched_of
+from joulery.policies.placement.provisioning.standby import key_of, watched_instances
 from joulery.runtime.serving.planned import delay_s
 from joulery.store.files import disk_errors
 
@@ -108,7 +108,7 @@ def _shadows(
     """A process with the shadow's share for every instance that can have one, by instance."""
     found: dict[str, TritonProcess] = {}
     port = PORT + 3 * len(originals)
-    for watched, original in zip(watched_of(gpus, slos), originals, strict=True):
+    for watched, original in zip(watched_instances(gpus, slos), originals, strict=True):
         if watched.shadow_percent > watched.share_percent + 1e-9:
             share = min(1.0, round(watched.shadow_percent / 100, 9))
             found[watched.key] = TritonProcess(

@@ -1,7 +1,7 @@
 """What can be set on a device: the settings, what it can do, what it is set to, what a change came to, and its lease.
 
 A knob is one thing that can be set, and has one owner: the clock belongs to a governor, the cut of a GPU (MIG, MPS) to
-whoever plans layouts. An adapter is one knob of one device; several may stand for the same board.
+the planner of layouts. An adapter is one knob of one device; several may stand for the same board.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.serving.service import Slice
 
 DEVICE = "JOULERY_DEVICE"
-"""The variable that tells a worker what to run its model on: ``cuda``; the CPU where it is not set."""
+"""The variable that names what a worker runs its model on: ``cuda``; the CPU where it is not set."""
 
 
 class Knob(StrEnum):
@@ -135,14 +135,14 @@ class DeviceCapability:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSlice:
-    """A part of a device that a process can be told to run on.
+    """A part of a device that a process can run on.
 
     Attributes:
         slice: Its kind and size.
         id: The vendor's identity (``MIG-…``).
         environ: What a process needs in its environment to run there, as (name, value).
         start: First memory slice it lies on; 0 where places mean nothing.
-        pids: Processes that run there now, as far as the driver tells.
+        pids: Processes that run there now, as far as the driver reports.
         share_ratio: Share of the device's arithmetic it has.
     """
 
@@ -161,7 +161,7 @@ class DeviceState(Generic[S]):
     Attributes:
         setting: In the terms of ``apply``.
         memento: JSON-ready: what ``reset`` needs to bring this very state back, by another process too.
-        clock_mhz: How fast it runs at the moment, MHz; NaN where that is not told.
+        clock_mhz: How fast it runs at the moment, MHz; NaN where that is not reported.
         slices: The parts it is cut into; empty where it is not.
     """
 
@@ -227,11 +227,11 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A promise that a device goes back to what it was: written down before anything is changed.
+    """A lease: a device returns to its former setting; recorded before anything changes.
 
     Attributes:
         device: ``gpu:0``, ``cpu`` ...
-        spec: How whoever resets it opens it.
+        spec: How the watchdog opens it to reset it.
         before: The memento of the state found before the first change.
         wanted: What was asked for last, in words.
         reason: Why.

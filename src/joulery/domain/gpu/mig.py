@@ -2,7 +2,7 @@
 
 A MIG partition is a sequence of profiles; the order is the one in which the instances are created and says where they
 lie on the chip. What runs on them does not feel the order: partitions with the same multiset of profiles are equal to
-everyone but the driver.
+everything but the driver.
 """
 
 from __future__ import annotations

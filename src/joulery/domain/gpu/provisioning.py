@@ -1,4 +1,4 @@
-"""What a provisioning plan is made of: services with their promises, GPU types, GPUs cut into shares."""
+"""What a provisioning plan is made of: services with their SLOs, GPU types, GPUs cut into shares."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One service to provide for: a model, a promise and a demand.
+    """One service to provide for: a model, an SLO and a demand.
 
     Attributes:
         id: Unique name.
         model: Name of its model in the performance profile.
-        slo: The latency it promises.
+        slo: Its latency SLO.
         rate_rps: Requests a second it must sustain.
         arrivals: How the requests follow one another.
     """
@@ -121,9 +121,9 @@ class PlannedInstance:
         max_delay_s: How long a request waits for others to fill its batch: infinite for a full batch, 0 for no wait.
         wait_s: Longest wait of evenly spaced requests for a full batch; NaN for random ones.
         parts: Predicted latency of one (full) batch.
-        limit_s: What that latency may be at most for the promise to hold.
+        limit_s: What that latency may be at most to stay within the SLO.
         throughput_rps: Predicted requests a second at saturation (Eq. 2).
-        slo_s: The promised latency.
+        slo_s: The latency SLO.
     """
 
     workload: str
@@ -147,7 +147,7 @@ class PlannedInstance:
 
     @property
     def slack_s(self) -> float:
-        """How much longer a batch may take; negative when the promise is broken."""
+        """How much longer a batch may take; negative when the SLO is violated."""
         return self.limit_s - self.latency_s
 
 
@@ -181,10 +181,10 @@ class PlannedGpu:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A promise the plan is predicted to break.
+    """An SLO that the plan is predicted to violate.
 
     Attributes:
-        workload: Whose.
+        workload: The service.
         gpu: Index of the GPU in the plan.
         what: ``latency``, ``throughput``, ``share``, ``attainment`` or ``available`` (more GPUs than there are).
         predicted: The predicted value (s, requests/s, ratio or GPUs).
@@ -238,7 +238,7 @@ class ProvisionPlan:
     Attributes:
         policy: Which policy made it.
         gpus: The GPUs, in the order they were opened.
-        violations: Promises predicted to be broken; empty for a good plan.
+        violations: Predicted SLO violations; empty for a good plan.
         bound: Lower bound, where the policy proves one.
         quality: How well the coefficients behind it are known.
     """
@@ -256,7 +256,7 @@ class ProvisionPlan:
 
     @property
     def optimal(self) -> bool:
-        """True when the plan keeps every promise and no plan can be cheaper."""
+        """True when the plan is within every SLO and no plan can be cheaper."""
         return not self.violations and self.bound is not None and self.gap_ratio <= 1e-9
 
     @property

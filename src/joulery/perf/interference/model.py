@@ -10,7 +10,7 @@ compared digit for digit with the published ones; everything that leaves the pla
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -222,11 +222,18 @@ class ModelFit:
 
     def quantile_ratio(self, quantile: float) -> float:
         """Quantile of the absolute relative errors, interpolated linearly between measurements."""
-        ordered = sorted(map(abs, self.error_ratio))
-        place = quantile * (len(ordered) - 1)
-        below = int(place)
-        above = min(below + 1, len(ordered) - 1)
-        return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+        return quantile_of(map(abs, self.error_ratio), quantile)
+
+
+def quantile_of(values: Iterable[float], quantile: float) -> float:
+    """A quantile of one value or more, interpolated linearly."""
+    ordered = sorted(values)
+    place = quantile * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    if above == below or ordered[above] == ordered[below]:
+        return ordered[below]
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +257,22 @@ class InterferenceProfile:
     quality: Quality = Quality.MODELLED
     fits: tuple[ModelFit, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def error_band(self, model: str, quantile: float = 0.95) -> float:
+        """How much longer a model's latencies were than predicted: a quantile of measured over predicted, minus 1.
+
+        The worst of the kinds of data the profile was compared with; 0 where it was compared with none.
+
+        Args:
+            model: The model.
+            quantile: Which quantile of the measurements.
+        """
+        bands = [0.0]
+        for fit in self.fits:
+            if fit.model == model and fit.error_ratio:
+                longer = [1.0 / (1.0 + error) - 1.0 if error > -1 else math.inf for error in fit.error_ratio]
+                bands.append(quantile_of(longer, quantile))
+        return max(bands)
 
     def __getitem__(self, model: str) -> ModelCoefficients:
         """Coefficients of a model.

@@ -1,6 +1,6 @@
 """Queueing in pipelines that share devices, in one pass over the requests (AlpaServe, OSDI'23).
 
-Who comes first is served first. A request goes to the route of its model whose last device is free first; on its way
+First come, first served. A request goes to the route of its model whose last device is free first; on its way
 ``t = max(t, device is free) + stage``; it is accepted if it ends within its SLO, and leaves no trace if it does not.
 The recursion is sequential; here it runs over blocks of the workload at once, each from a guess of the state it starts
 in (what a few requests before it leave behind). Blocks whose guess proves wrong run again from the right state, until
@@ -135,8 +135,8 @@ class _Lanes:
         self.blocks = -(-len(workload) // self.length)
         self.starts = np.arange(self.blocks) * self.length
         self.models, self.routes, self.stages = routes.stage_s.shape[1:]
-        # Three devices that are not there: a padding stage reads one that is always free and writes one that nobody
-        # reads; a route that is not there ends on one that is never free.
+        # Three devices that are not there: a padding stage reads one that is always free and writes one that no
+        # other stage reads; a route that is not there ends on one that is never free.
         free, never = routes.devices, routes.devices + 2
         self.width = routes.devices + 3
         missing = routes.device < 0

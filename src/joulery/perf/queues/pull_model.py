@@ -7,7 +7,7 @@ for searches that have to judge a thousand configurations between two trials. Th
   ``w`` plus the service time, instance ``i`` answers a share proportional to ``1 / (w + t_i)``, and ``w`` is what makes
   the rates add up to the demand.
 * A request finds as many neighbours busy as are busy on average: that stretches the host part.
-* Who finds every instance busy waits: Erlang's C for how many, an exponential for how long.
+* A request that finds every instance busy waits: Erlang's C for how many, an exponential for how long.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def predict(
     """
     rate = np.asarray(rate_rps, np.float64)[..., None]
     busy: FloatArray = np.zeros(np.broadcast_shapes(counts.shape, host_s.shape))
-    for _ in range(3):  # who is busy depends on service times, and they on who is busy
+    for _ in range(3):  # busy instances depend on service times, and these on busy instances
         service = host_s * (1 + contention[..., None] * busy) + gpu_s
         wait = _idle_wait(counts, service, rate)
         each = service / (wait + service)

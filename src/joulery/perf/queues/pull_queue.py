@@ -1,18 +1,11 @@
-"""A service's queue: one FIFO from which free instances pull, the longest idle first.
+"""Requests replayed through a pool of measured instances: service times are sampled from profiles.
 
-This is Clover's dispatch (SC'23, section 3; specs: one queue, an instance serves one request at a time). Instances may
-differ, service times are drawn from measured samples, and an instance runs slower while its neighbours on the device
-are busy. No formula covers that, so the queue is played forward, request by request: with arrival k at ``t``, the
-instance is the one with the earliest ``free_s`` (the longest idle if any is idle, else the first to become free), it
-starts at ``max(t, free_s)``.
-
+The queue is :mod:`joulery.perf.queues.fifo_pool`; an instance runs slower while its neighbours on the device are busy.
 Validated against M/M/1, M/M/c and M/D/1 (tests/perf/queues/test_pull_queue.py).
 """
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,19 +13,20 @@ import numpy as np
 
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.serving.profile import SliceProfile, Timings
+from joulery.perf.queues.fifo_pool import PoolInstance, serve
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """What became of each request, in order of arrival.
+    """What happened to each request, in order of arrival.
 
     Attributes:
-        arrival_s: When it came, float64[n].
-        server: Which instance answered, index into the layout of its time, int64[n].
+        arrival_s: When it arrived, float64[n].
+        server: The instance that answered, index into the layout then in force, int64[n].
         start_s: When it was taken, float64[n].
         service_s: How long it took, float64[n].
         cpu_s: CPU seconds it cost, float64[n].
-        epoch: Which layout was in force, index into the sequence given, int64[n].
+        epoch: The layout in force, index into the sequence given, int64[n].
     """
 
     arrival_s: FloatArray
@@ -55,36 +49,34 @@ class Replay:
 
 def replay(
     arrival_s: FloatArray,
-    draws: FloatArray,
+    picks: FloatArray,
     layouts: Sequence[tuple[float, Sequence[SliceProfile]]],
 ) -> Replay:
-    """Play requests through the queue.
+    """Replay requests through the queue.
 
     Args:
         arrival_s: Arrival times, not decreasing, float64[n].
-        draws: One number in [0, 1) a request that picks its service time; the same draws make comparisons paired.
+        picks: One number in [0, 1) a request that selects its service time; equal picks make comparisons paired.
         layouts: ``(from_s, instances)`` in order of time; the first holds from the beginning. A request is answered by
             the layout in force when it arrives; instances of a new layout start idle.
     """
     n = len(arrival_s)
-    server, epoch = np.empty(n, np.int64), np.empty(n, np.int64)
+    server, epoch = np.empty(n, np.int64), np.zeros(n, np.int64)
     start_s, service_s, cpu_s = np.empty(n), np.empty(n), np.empty(n)
-    arrivals, picks = arrival_s.tolist(), draws.tolist()
-    now = -1
-    tables: list[_Table] = []
-    free: list[tuple[float, int]] = []
-    for k in range(n):
-        t = arrivals[k]
-        while now + 1 < len(layouts) and (now < 0 or layouts[now + 1][0] <= t):
-            now += 1
-            tables = [_Table.of(item) for item in layouts[now][1]]
-            free = [(-math.inf, index) for index in range(len(tables))]
-        free_s, index = free[0]
-        begin = t if free_s <= t else free_s
-        others = sum(1 for until, other in free if until > begin and other != index)
-        took, cost = tables[index].draw(picks[k], others / (len(free) - 1) if others else 0.0)
-        heapq.heapreplace(free, (begin + took, index))
-        server[k], epoch[k], start_s[k], service_s[k], cpu_s[k] = index, now, begin, took, cost
+    begins = [0, *np.searchsorted(arrival_s, [from_s for from_s, _ in layouts[1:]], "left").tolist(), n]
+    for number, (_, items) in enumerate(layouts):
+        part = slice(begins[number], max(begins[number], begins[number + 1]))
+        part_picks = picks[part]
+        tables: dict[int, _Sampled] = {}
+        for item in items:
+            tables.setdefault(id(item), _Sampled.of(item, part_picks, len(items) - 1))
+        mine = [tables[id(item)] for item in items]
+        run = serve(arrival_s[part].tolist(), [PoolInstance(one.alone_s, one.stretch_s) for one in mine])
+        server[part], epoch[part], start_s[part] = run.instance, number, run.start_s
+        service_s[part] = run.service_s
+        for index, one in enumerate(mine):
+            here = run.instance == index
+            cpu_s[part][here] = one.alone_cpu_s[here] + one.stretch_cpu_s[here] * run.busy[here]
     return Replay(arrival_s, server, start_s, service_s, cpu_s, epoch)
 
 
@@ -104,29 +96,26 @@ def capacity_rps(instances: Sequence[SliceProfile]) -> float:
     return sum(1.0 / item.loaded.mean_s for item in instances)
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """Samples of one instance as plain lists: indexing them costs a tenth of indexing arrays."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sampled:
+    """Seconds and CPU seconds of each request on one instance: alone, and what each busy neighbour adds."""
 
     alone_s: list[float]
-    alone_cpu_s: list[float]
-    loaded_s: list[float]
-    loaded_cpu_s: list[float]
+    stretch_s: list[float]
+    alone_cpu_s: FloatArray
+    stretch_cpu_s: FloatArray
 
     @classmethod
-    def of(cls, item: SliceProfile) -> _Table:
-        return cls(*_columns(item.alone), *_columns(item.loaded))
-
-    def draw(self, pick: float, loaded_ratio: float) -> tuple[float, float]:
-        """Seconds and CPU seconds of one request, between alone and loaded as the neighbours are."""
-        a, b = int(pick * len(self.alone_s)), int(pick * len(self.loaded_s))
-        alone_s, cost_s = self.alone_s[a], self.alone_cpu_s[a]
-        return (
-            alone_s + (self.loaded_s[b] - alone_s) * loaded_ratio,
-            cost_s + (self.loaded_cpu_s[b] - cost_s) * loaded_ratio,
-        )
+    def of(cls, item: SliceProfile, picks: FloatArray, neighbours: int) -> _Sampled:
+        """Sample a profile; with every neighbour busy a request takes as long as measured under load."""
+        alone_s, alone_cpu_s = _picked(item.alone, picks)
+        loaded_s, loaded_cpu_s = _picked(item.loaded, picks)
+        each = 1.0 / neighbours if neighbours else 0.0
+        stretch_s = ((loaded_s - alone_s) * each).tolist()
+        return cls(alone_s.tolist(), stretch_s, alone_cpu_s, (loaded_cpu_s - alone_cpu_s) * each)
 
 
-def _columns(timings: Timings) -> tuple[list[float], list[float]]:
+def _picked(timings: Timings, picks: FloatArray) -> tuple[FloatArray, FloatArray]:
     order = np.argsort(timings.service_s, kind="stable")
-    return timings.service_s[order].tolist(), timings.cpu_s[order].tolist()
+    at = order[(picks * len(order)).astype(np.int64)]
+    return timings.service_s[at], timings.cpu_s[at]

@@ -123,7 +123,7 @@ class RandomProposals:
         self._strings = sum(len(self._space.variants) ** len(partition) for partition in self._partitions)
 
     def propose(self, centre: int, seen: frozenset[int] | set[int], rng: np.random.Generator) -> int | None:
-        """The configuration of a string not drawn before."""
+        """The configuration of a string not sampled before."""
         return self.anything(seen, rng)
 
     def anything(self, seen: frozenset[int] | set[int], rng: np.random.Generator) -> int | None:

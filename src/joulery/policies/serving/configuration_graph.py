@@ -154,8 +154,8 @@ def one_gpu(menu: MigMenu, variants: Sequence[str], disabled: Collection[Edge] =
 def published_odds(space: GraphSpace, menu: MigMenu) -> FloatArray:
     """How likely the published search proposes each configuration: a partition, then a variant for each of its slices.
 
-    Partitions are drawn evenly, one of them in two guises, and so are strings of variants: configurations of few
-    slices are proposed far more often than those of many. Strings with an edge the space does not have are never drawn.
+    Partitions are sampled evenly, one of them twice, and so are strings of variants: configurations of few
+    slices are proposed far more often than those of many. Strings with an edge the space does not have never occur.
 
     Args:
         space: One GPU's configurations.
@@ -164,12 +164,12 @@ def published_odds(space: GraphSpace, menu: MigMenu) -> FloatArray:
     Returns:
         float64[len(space)], summing to 1.
     """
-    drawn = [menu.counts(partition) for partition in published_partitions(menu)]
+    sampled = [menu.counts(partition) for partition in published_partitions(menu)]
     shape = (len(space), len(space.variants), len(space.profiles))
     by_edge = space.graphs.reshape(shape)
     odds = np.zeros(len(space))
     for row, slices in enumerate(by_edge.sum(axis=1).tolist()):
-        guises = drawn.count(tuple(slices))
+        guises = sampled.count(tuple(slices))
         odds[row] = guises * _strings(by_edge[row].T.tolist()) / len(space.variants) ** sum(slices)
     return np.asarray(odds / odds.sum(), np.float64)
 
@@ -177,7 +177,7 @@ def published_odds(space: GraphSpace, menu: MigMenu) -> FloatArray:
 def summed_odds(
     total: GraphSpace, one: GraphSpace, odds: FloatArray, other: GraphSpace, others: FloatArray
 ) -> FloatArray:
-    """How likely each sum of two GPUs' configurations is proposed when each GPU's own is drawn by its odds.
+    """How likely each sum of two GPUs' configurations is proposed when each GPU's own is sampled by its odds.
 
     Args:
         total: ``one.plus(other)``.
@@ -202,9 +202,9 @@ def summed_odds(
 
 
 def published_partitions(menu: MigMenu) -> tuple[tuple[str, ...], ...]:
-    """The partitions the published search draws from, in order of creation: the menu's, repeats left out but for one.
+    """The partitions the published search samples, in order of creation: the menu's, repeats left out but for one.
 
-    A menu other than the published one has no published repeats: each distinct multiset is drawn once.
+    A menu other than the published one has no published repeats: each distinct multiset counts once.
     """
     if menu != A100_40GB:
         return menu.multisets
@@ -212,7 +212,7 @@ def published_partitions(menu: MigMenu) -> tuple[tuple[str, ...], ...]:
 
 
 def _strings(by_profile: Sequence[Sequence[int]]) -> int:
-    """In how many orders the variants can be written onto the slices, slices of one profile being told apart."""
+    """In how many orders the variants can be written onto the slices, slices of one profile being distinct."""
     ways = 1
     for counts in by_profile:
         ways *= math.factorial(sum(counts))

@@ -3,7 +3,7 @@
 The paper's annealer treats a configuration as a point in a graph. Here each trial improves the prediction of every
 configuration (:mod:`joulery.policies.serving.learned_service`). The next trial is that of the greatest expected gain:
 improvement times the chance to keep the limit. The search ends when no trial is worth making, and settles on the best
-configuration ever measured that keeps the limit. It draws no random number.
+configuration ever measured that keeps the limit. It uses no random number.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class TrialSearch:
         )
 
     def propose(self, goals: ServiceObjectives, state: ServiceState) -> tuple[Layout | None, ServiceState]:
-        """What to try next, None when nothing is worth a trial; and the state with the random numbers drawn."""
+        """What to try next, None when nothing is worth a trial; and the state with the random numbers used."""
         baseline = self.baseline_of(state)
         if baseline is None:
             return self._next_baseline(state), state

@@ -1,4 +1,4 @@
-"""One model timed at clock after clock on a real device: the clock on loan, latency and power measured at each."""
+"""One model timed at clock after clock on a real device: the clock leased, latency and power measured at each."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class PowerWatch:
         for column, (_, _, channel) in enumerate(self._channels):
             if channel.kind is ReadingKind.COUNTER:
                 joules = values[-1, column] - values[0, column]
-                watts += joules / elapsed_s if joules >= 0 else math.nan  # a counter that wrapped tells nothing
+                watts += joules / elapsed_s if joules >= 0 else math.nan  # a counter that wrapped says nothing
             else:
                 watts += float(np.mean(values[1:, column]))
         return float(watts)
@@ -118,8 +118,8 @@ def sweep(
     """Time one pass at each of the device's clocks; the device is given back when the holder closes.
 
     Args:
-        device: Whose clock is set.
-        spec: How whoever resets it opens it.
+        device: The device whose clock is set.
+        spec: How the watchdog opens it to reset it.
         holder: Lends it.
         run: One pass of the model, finished when it returns.
         power: Watches the device.

@@ -137,7 +137,7 @@ async def measure(
         partitions: Slices that exist together; a kind of slice that occurs in several is measured in the first.
         inputs: Real inputs, sent in turn.
         plan: How much.
-        progress: Told how many of how many steps are done, and what comes next.
+        progress: Called with the steps done, their number and the next one.
 
     Raises:
         JouleryError: A replica cannot be, or a model does not answer its own inputs.

@@ -8,7 +8,7 @@ from typing import Any
 
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import DataError
-from joulery.policies.placement.provisioning.standby import ShadowObservation, ShadowPolicy
+from joulery.policies.placement.provisioning.standby import StandbyObservation, StandbyPolicy
 from joulery.policies.serving.observation import Observation
 from joulery.policies.serving.policy import ServicePolicy
 from joulery.policies.serving.predictive_search import PredictiveSearch
@@ -18,17 +18,17 @@ POLICY, STEP = "policy", "step"
 _POLICIES: Mapping[str, tuple[Any, Any]] = {
     PredictiveSearch.name: (ServicePolicy, Observation),
     TrialSearch.name: (ServicePolicy, Observation),
-    ShadowPolicy.name: (ShadowPolicy, ShadowObservation),
+    StandbyPolicy.name: (StandbyPolicy, StandbyObservation),
 }
 """Policies by the name they log, with what they observe."""
 
 
-def policy_entry(policy: ServicePolicy | ShadowPolicy) -> dict[str, Any]:
+def policy_entry(policy: ServicePolicy | StandbyPolicy) -> dict[str, Any]:
     """What the log holds about a policy: everything it takes to make it again."""
     return {"name": policy.name, "service": policy.service, "policy": policy.as_dict()}
 
 
-def step_entry(service: str, observation: Observation | ShadowObservation, step: Step[Any]) -> dict[str, Any]:
+def step_entry(service: str, observation: Observation | StandbyObservation, step: Step[Any]) -> dict[str, Any]:
     """What the log holds about one step."""
     decisions = [asdict(decision) for decision in step.decisions]
     return {"service": service, "observation": observation.as_dict(), "decisions": decisions}
@@ -81,7 +81,7 @@ def decide_again(log: Iterable[Mapping[str, Any]]) -> Replayed:
             if entry["kind"] == POLICY:
                 kind, seen_as[entry["service"]] = _POLICIES[entry["name"]]
                 policy = kind.from_dict(entry["policy"])
-                anew = isinstance(policy, ShadowPolicy) or not isinstance(policies.get(policy.service), kind)
+                anew = isinstance(policy, StandbyPolicy) or not isinstance(policies.get(policy.service), kind)
                 if anew:
                     states[policy.service] = policy.initial()
                 policies[policy.service] = policy  # one that came later asks for something else, and remembers

@@ -17,7 +17,7 @@ from joulery.domain.gpu.layout import Instance, Layout
 from joulery.domain.ports import Admission, Backlog, Engine
 from joulery.domain.serving.engine import ModelRef, QueuedRequest, ReplicaSpec, ReplicaState
 from joulery.domain.serving.service import Slo, SloScope
-from joulery.policies.placement.pools.gpu_groups import Seats
+from joulery.policies.placement.pools.gpu_groups import SliceAssignment
 from joulery.policies.serving.messages import short
 from joulery.policies.serving.observation import KEEP_LAYOUT, TRY_LAYOUT, Observation
 from joulery.policies.serving.policy import ServicePolicy
@@ -157,7 +157,7 @@ class PolicyControl:
 
         One change of replicas at a time: each names the replicas of all services.
         """
-        actuator = LayoutActuator(self._engine, one.name, one.setup.models, one.setup.seats)
+        actuator = LayoutActuator(self._engine, one.name, one.setup.models, one.setup.slice_assignment)
         async with self._changing:
             if self._mode is Mode.ACT:
                 done = await actuator.carry_out(decision)
@@ -267,13 +267,13 @@ class LayoutActuator:
         engine: Runs them.
         service: The service.
         models: What each variant loads.
-        seats: Of each partition of its GPUs, which GPU has which slice; empty on the CPU.
+        slice_assignment: Of each partition of its GPUs, which GPU has which slice; empty on the CPU.
     """
 
     engine: Engine
     service: str
     models: Mapping[str, ModelRef]
-    seats: Seats = field(default_factory=dict)
+    slice_assignment: SliceAssignment = field(default_factory=dict)
 
     async def carry_out(self, decision: Decision) -> tuple[str, str]:
         """Carry out one decision; its outcome, and a sentence about what changed.
@@ -318,9 +318,9 @@ class LayoutActuator:
 
     def _devices(self, layout: Layout, running: Sequence[ReplicaSpec]) -> list[str]:
         """The GPU of each instance of a layout, those that run already stay on theirs."""
-        if not self.seats:
+        if not self.slice_assignment:
             return [""] * len(layout.instances)
-        free = Counter(self.seats[tuple(sorted(layout.slices))])
+        free = Counter(self.slice_assignment[tuple(sorted(layout.slices))])
         there = Counter((spec.variant, spec.slice, spec.device) for spec in running)
         found: dict[int, str] = {}
         for index, item in enumerate(layout.instances):

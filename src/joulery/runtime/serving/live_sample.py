@@ -1,4 +1,4 @@
-"""The requests of a service since its layout took over, summed up with intervals: what a live trial shows."""
+"""A live trial's sample: the requests of a service since its layout took over, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from joulery.perf.confidence import mean_interval, quantile_interval
 from joulery.policies.serving.observation import Sample
 
 MOST_REQUESTS = 2000
-"""Older requests are forgotten: a sample of so many says enough, and what was true an hour ago may not be now."""
-_NEWS_RATIO = 0.05
-"""A sample is summed up anew when so many more requests have ended than it holds: one that is full changes slowly."""
-_OWED = frozenset({Outcome.OVERLOADED, Outcome.DEADLINE, Outcome.FAILED, Outcome.CRASHED, Outcome.UNAVAILABLE})
-"""Answers that the service owed and did not give. The others are the client's own doing."""
+"""Requests kept; older ones are dropped, since conditions of an hour ago may no longer hold."""
+_STALE_RATIO = 0.05
+"""A sample is computed again when this share of its requests has ended since."""
+_FAILURES = frozenset({Outcome.OVERLOADED, Outcome.DEADLINE, Outcome.FAILED, Outcome.CRASHED, Outcome.UNAVAILABLE})
+"""Outcomes that are the service's failures; the others are the client's own."""
 
 
 class LiveSample:
     """Follows one service from the moment its layout takes over.
 
     Args:
-        service: Which; records of others are left alone.
+        service: The service; records of others are ignored.
         confidence: Of the intervals.
-        warm_up_s: Requests that arrive sooner after the take-over do not count.
+        warm_up_s: Seconds after the take-over whose arrivals do not count.
     """
 
     def __init__(self, service: str, confidence: float, warm_up_s: float) -> None:
@@ -44,7 +44,7 @@ class LiveSample:
         self._added = 0
         self._drained_s = -math.inf
         self._made: tuple[int, Slo, Sample] | None = None
-        # What the intervals import is there before the first look, which must not stall.
+        # The intervals' imports are loaded before the first observation, which must not stall.
         quantile_interval(np.zeros(1), 0.5, confidence)
         mean_interval(np.zeros(2), confidence)
 
@@ -52,13 +52,13 @@ class LiveSample:
         """A request ended; one from before the sample shows that the layout inherited a queue."""
         if record.service == self.service and record.arrival_s < self._since_s < record.end_s:
             self._drained_s = max(self._drained_s, record.end_s if math.isnan(record.start_s) else record.start_s)
-        counts = record.outcome is Outcome.OK or record.outcome in _OWED
+        counts = record.outcome is Outcome.OK or record.outcome in _FAILURES
         if record.service == self.service and record.arrival_s >= self._since_s and counts:
             self._records.append(record)
             self._added += 1
 
     def watch(self, layout: Layout | None, replicas: Sequence[ReplicaView], now_s: float) -> None:
-        """What runs now. Another layout begins a sample; a replica that died begins it anew, once it is back."""
+        """Take in what runs now: another layout begins a sample; a replica that died restarts it once it is back."""
         mine = [view for view in replicas if view.spec.service == self.service]
         restarts = {view.id: view.restarts for view in mine}
         whole = all(view.state in (ReplicaState.READY, ReplicaState.DRAINING) for view in mine)
@@ -72,21 +72,21 @@ class LiveSample:
         self._restarts, self._whole = restarts, whole
 
     def begin(self, now_s: float) -> None:
-        """Begin the sample anew: what came before does not count."""
+        """Restart the sample: earlier requests do not count."""
         self._records.clear()
         self._added, self._made, self._drained_s = 0, None, -math.inf
         self._since_s = now_s + self._warm_up_s
 
     def sample(self, slo: Slo) -> Sample | None:
-        """What has been seen so far, or had been a few requests ago; None before anything runs."""
+        """The sample so far, at most a few requests old; None before anything runs."""
         if self._layout is None:
             return None
-        if self._made is None or self._made[1] != slo or self._made[2].deaths != self._deaths or self._news():
+        if self._made is None or self._made[1] != slo or self._made[2].deaths != self._deaths or self._is_stale():
             self._made = (self._added, slo, self._summed_up(self._layout, slo))
         return self._made[2]
 
-    def _news(self) -> bool:
-        return self._made is not None and self._added - self._made[0] > _NEWS_RATIO * self._made[2].requests
+    def _is_stale(self) -> bool:
+        return self._made is not None and self._added - self._made[0] > _STALE_RATIO * self._made[2].requests
 
     def _summed_up(self, layout: Layout, slo: Slo) -> Sample:
         records = list(self._records)

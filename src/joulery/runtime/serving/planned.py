@@ -28,13 +28,13 @@ from joulery.domain.serving.service import Slice, SliceKind, Slo
 from joulery.domain.serving.timeline import DecisionRecord
 from joulery.policies.placement.provisioning.replan import difference, running_of
 from joulery.policies.placement.provisioning.standby import (
-    ACTIVATE_SHADOW,
+    ACTIVATE_STANDBY,
     REFUSED_S,
-    ShadowObservation,
-    ShadowPolicy,
+    StandbyObservation,
+    StandbyPolicy,
     Tail,
-    Watched,
-    watched_of,
+    WatchedInstance,
+    watched_instances,
 )
 from joulery.runtime.serving.controller import Revision
 from joulery.runtime.serving.driver import ADVISED, APPLIED, FAILED, SHADOWED, LiveDriver
@@ -60,7 +60,7 @@ class PlannedReplica:
         standby: The process that stands by; None where the plan leaves no room for one.
     """
 
-    watched: Watched
+    watched: WatchedInstance
     original: ReplicaSpec
     standby: ReplicaSpec | None
 
@@ -103,7 +103,9 @@ class PlanInForce:
         shared: tuple[str, ...] = (),
     ) -> PlanInForce:
         """A plan on these cores or GPUs; ``models`` and ``slos`` by service."""
-        return cls(tuple(gpus), cores, planned_replicas(gpus, cores, models, watched_of(gpus, slos), shared), shared)
+        return cls(
+            tuple(gpus), cores, planned_replicas(gpus, cores, models, watched_instances(gpus, slos), shared), shared
+        )
 
     @property
     def noun(self) -> str:
@@ -111,9 +113,9 @@ class PlanInForce:
         return "GPUs" if self.shared else "CPU cores"
 
     @property
-    def policy(self) -> ShadowPolicy:
+    def policy(self) -> StandbyPolicy:
         """Watches its instances."""
-        return ShadowPolicy(tuple(one.watched for one in self.replicas))
+        return StandbyPolicy(tuple(one.watched for one in self.replicas))
 
     @property
     def running(self) -> tuple[RunningGpu, ...]:
@@ -169,11 +171,11 @@ class PlanControl:
         self._services, self._engine, self._history, self._mode = services, engine, history, mode
         self._size, self._all_cores = size, tuple(all_cores)
         self._turn = asyncio.Lock()
-        self._driver: LiveDriver[Any, ShadowObservation] = LiveDriver(
+        self._driver: LiveDriver[Any, StandbyObservation] = LiveDriver(
             plan.policy,
             self._observe,
             self._act,
-            watch=lambda seen, step: history.add_step(ShadowPolicy.service, seen, step),
+            watch=lambda seen, step: history.add_step(StandbyPolicy.service, seen, step),
             record=history.add_decision,
             period_s=WATCH_S,
         )
@@ -264,7 +266,7 @@ class PlanControl:
             if layout is not None and (not one.layouts or one.layouts[-1][1] != layout):
                 one.layouts.append((time.time(), layout))
 
-    def _observe(self, now_s: float) -> ShadowObservation:
+    def _observe(self, now_s: float) -> StandbyObservation:
         """The latency tail of each instance, over its service's window."""
         self._observed = self.plan
         recent = {name: one.window.since(now_s) for name, one in self._services.items()}
@@ -273,7 +275,7 @@ class PlanControl:
             tail_of(one, recent[one.watched.workload], ids[one.watched.key], self.plan.switched_s)
             for one in self.plan.replicas
         ]
-        return ShadowObservation(now_s, tuple(tails))
+        return StandbyObservation(now_s, tuple(tails))
 
     def _replica_ids(self) -> dict[str, str]:
         """The engine's replica of each instance; where several are alike, in the order of their names."""
@@ -289,7 +291,7 @@ class PlanControl:
 
     async def _act(self, decision: Decision) -> tuple[str, str]:
         """Make a standby active."""
-        if decision.kind != ACTIVATE_SHADOW:
+        if decision.kind != ACTIVATE_STANDBY:
             return ADVISED, "this plan has no room left; plan again with a margin, or with what was measured"
         if self._mode is not Mode.ACT:
             return (ADVISED if self._mode is Mode.ADVISE else SHADOWED), f"mode {self._mode}: the original answers on"
@@ -358,7 +360,7 @@ def planned_replicas(
     gpus: Sequence[PlannedGpu],
     cores: Sequence[tuple[int, ...]],
     models: Mapping[str, ModelRef],
-    watched: Sequence[Watched],
+    watched: Sequence[WatchedInstance],
     shared: Sequence[str] = (),
 ) -> tuple[PlannedReplica, ...]:
     """The processes of a plan.
@@ -378,7 +380,7 @@ def planned_replicas(
 
 
 def _planned_replica(
-    each: PlannedInstance, cores: tuple[int, ...], model: ModelRef, watched: Watched, device: str
+    each: PlannedInstance, cores: tuple[int, ...], model: ModelRef, watched: WatchedInstance, device: str
 ) -> PlannedReplica:
     def process(percent: float) -> ReplicaSpec:
         share = min(1.0, round(percent / 100, 9))

@@ -222,7 +222,7 @@ class RequestWindow:
         return math.nan if now_s - self._first_s < self.span_s else len(times_s) / self.span_s
 
     def recent_rps(self, now_s: float, pending_s: Sequence[float] = ()) -> float:
-        """Arrivals a second over the shortest span that tells a rate: two seconds, more at a low rate.
+        """Arrivals a second over the shortest span with a meaningful rate: two seconds, more at a low rate.
 
         Args:
             now_s, pending_s: As for :meth:`rate_rps`.

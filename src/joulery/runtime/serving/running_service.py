@@ -14,7 +14,7 @@ from joulery.domain.serving.profile import Profile
 from joulery.domain.serving.service import ModelFamily, Slice, Slo
 from joulery.domain.serving.timeline import ServiceLabel
 from joulery.perf.layouts import LayoutMetrics, Predictor
-from joulery.policies.placement.pools.gpu_groups import Seats
+from joulery.policies.placement.pools.gpu_groups import SliceAssignment
 from joulery.policies.serving.policy import ServicePolicy
 from joulery.runtime.serving.live_sample import LiveSample
 from joulery.runtime.serving.requests import RequestWindow
@@ -34,7 +34,7 @@ class ServiceSetup:
         partitions: The ways its cores may be partitioned.
         candidates: The layouts to choose from.
         gpus: The GPUs its replicas run on (``gpu:0``); empty on the CPU.
-        seats: Of each partition, which GPU has which slice; empty on the CPU.
+        slice_assignment: Of each partition, which GPU has which slice; empty on the CPU.
     """
 
     name: str
@@ -46,7 +46,7 @@ class ServiceSetup:
     partitions: tuple[tuple[Slice, ...], ...]
     candidates: tuple[Layout, ...]
     gpus: tuple[str, ...] = ()
-    seats: Seats = field(default_factory=dict)
+    slice_assignment: SliceAssignment = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Whose turn it is to try layouts: two services on trial at once would disturb one another's measurements."""
+"""Lets one service at a time try layouts: two on trial at once would disturb one another's measurements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class TrialArbiter:
         """The service that another has to wait for; empty when it may try.
 
         Args:
-            service: Who asks.
+            service: The service that wants to try.
             wants: Of each service whether it is on trial or waits to be.
         """
         self._line = [name for name in self._line if wants.get(name, False)]

@@ -1,7 +1,7 @@
 """Judge a plan: services on shared GPUs, request by request, on GPUs that need not behave as the planner thought.
 
 The plan says which instance serves which service with which share and batch. The judge draws arrivals and service-time
-noise, runs every instance, and reports latency quantiles, throughput, utilisation and energy: promises broken are
+noise, runs every instance, and reports latency quantiles, throughput, utilisation and energy: SLO violations are
 counted on what requests saw. All of it is simulated and says so.
 
 Interference comes in two readings. ``always``: an instance is slowed as if all its neighbours executed all the time;
@@ -39,12 +39,12 @@ class Neighbours(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What comes and what was promised.
+    """A service: its arrivals and its SLO.
 
     Attributes:
         name: Unique.
         arrivals: When its requests come.
-        slo: The latency promised, and for which quantile.
+        slo: The latency SLO and its quantile.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Instance:
     """One serving process of the plan.
 
     Attributes:
-        service: Whose requests it serves.
+        service: The service whose requests it serves.
         model: Which model it runs.
         share_ratio: Its share of the GPU, 0 to 1.
         rule: When its batches form.
@@ -113,8 +113,8 @@ class ServiceOutcome:
         offered_rps: Requests a second that came.
         throughput_rps: Answers a second within the window.
         p50_s: Median latency, arrival to answer; infinite if half were never answered.
-        tail_s: Latency at the promised quantile.
-        slo: The promise.
+        tail_s: Latency at the SLO quantile.
+        slo: The SLO.
     """
 
     name: str
@@ -128,7 +128,7 @@ class ServiceOutcome:
 
     @property
     def violated(self) -> bool:
-        """Whether the promise was broken."""
+        """Whether the SLO was violated."""
         return not self.tail_s <= self.slo.latency_s
 
 
@@ -137,7 +137,7 @@ class InstanceOutcome:
     """What one instance did within the window.
 
     Attributes:
-        service: Whose requests it served.
+        service: The service whose requests it served.
         requests: Requests it answered, warm-up included.
         mean_batch: Requests in a batch.
         utilisation_ratio: Part of the window it executed.
@@ -175,7 +175,7 @@ class Verdict:
 
     @property
     def violations(self) -> tuple[str, ...]:
-        """Services whose promise was broken."""
+        """Services that violated their SLO."""
         return tuple(service.name for service in self.services if service.violated)
 
     @property
@@ -278,7 +278,7 @@ def _noise(cv: float, count: int, streams: Streams, *name: str) -> FloatArray:
 
 
 def _always(truth: GpuTruth, tenants: Sequence[Tenant], begin_s: float, end_s: float) -> GpuRun:
-    """Everybody slowed by full batches of everybody else, all the time: the instances are independent."""
+    """Every instance slowed by full batches of all others, all the time: the instances are independent."""
     full = [Process(tenant.model, tenant.share_ratio, tenant.rule.batch) for tenant in tenants]
     clock = truth.conditions(full).clock_mhz if full else math.nan
     batches, busy, dynamic = [], [], []

@@ -92,7 +92,7 @@ class GpuSimulation:
     """One GPU and its tenants, event by event.
 
     Attributes:
-        tenants: Who is on it; whoever replaces one changes what its next batches run with.
+        tenants: The instances on it; replacing one changes what its next batches run with.
         kernel: What it runs on; others may have events of their own there.
 
     Args:
@@ -227,7 +227,7 @@ class GpuSimulation:
             self.clock_time += inside_s * self.clock
 
     def _regroup(self, t_s: float) -> None:
-        """Give everyone who executes the speed of the present company."""
+        """Give every executing batch the speed of the present company."""
         executing = [(index, one) for index, one in enumerate(self.instances) if one.executing is not None]
         if not executing:
             return

@@ -22,7 +22,7 @@ class Placed:
     """One instance of a plan.
 
     Attributes:
-        service: Whose requests it serves.
+        service: The service whose requests it serves.
         share_ratio: Its share of the GPU, 0 to 1.
         batch: Its batch size.
         weight: Its part of the service's requests, against the service's other instances.

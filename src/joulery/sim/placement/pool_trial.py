@@ -75,7 +75,7 @@ def window(
     """Requests of a service answered by instances.
 
     Args:
-        service: Whose requests.
+        service: The service.
         pool: Who answers.
         on: The host of each; empty for one host.
         idle_w: Idle power of its GPUs.

@@ -1,8 +1,8 @@
 """A shared GPU with standbys: :mod:`joulery.policies.placement.provisioning.standby` in virtual time.
 
-The GPU need not behave as the planner thought; that is what shadows are for. When a shadow takes over, the original
-finishes the batch it executes and every later batch runs with the shadow's share; the shadow was loaded beforehand, so
-nothing else is lost.
+The GPU need not behave as the planner thought; that is what standbys are for. When a standby takes over, the original
+finishes the batch it executes and every later batch runs with the standby's share. The standby was loaded
+beforehand, so nothing else is lost.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from joulery.domain.arrays import FloatArray
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import ConfigError
 from joulery.policies.placement.provisioning.standby import (
-    ACTIVATE_SHADOW,
-    ShadowObservation,
-    ShadowPolicy,
-    ShadowState,
+    ACTIVATE_STANDBY,
+    StandbyObservation,
+    StandbyPolicy,
+    StandbyState,
     Tail,
 )
 from joulery.sim.core.driver import Driver
@@ -46,7 +46,7 @@ class Shadowed:
 def serve_watched(
     truth: GpuTruth,
     tenants: Sequence[Tenant],
-    policy: ShadowPolicy,
+    policy: StandbyPolicy,
     begin_s: float,
     end_s: float,
     *,
@@ -73,17 +73,17 @@ def serve_watched(
     index_of = {one.key: index for index, one in enumerate(policy.instances)}
     decided: list[tuple[float, Decision]] = []
 
-    def observe(now_s: float) -> ShadowObservation:
+    def observe(now_s: float) -> StandbyObservation:
         since_s = [-math.inf if math.isinf(at_s) else at_s for at_s in switched]
         tails = (
             _tail(one.key, one.quantile, gpu.latencies(index, now_s - window_s, since_s[index]))
             for index, one in enumerate(policy.instances)
         )
-        return ShadowObservation(now_s, tuple(tails))
+        return StandbyObservation(now_s, tuple(tails))
 
     def act(now_s: float, decision: Decision) -> None:
         decided.append((now_s, decision))
-        if decision.kind == ACTIVATE_SHADOW:
+        if decision.kind == ACTIVATE_STANDBY:
             index = index_of[decision.target]
             gpu.tenants[index] = replace(gpu.tenants[index], share_ratio=policy.instances[index].shadow_percent / 100)
             switched[index] = now_s
@@ -100,13 +100,13 @@ def _tail(key: str, quantile: float, latency_s: FloatArray) -> Tail:
 class _Until:
     """A policy that has nothing more to do from some time on, so that the simulation ends."""
 
-    policy: ShadowPolicy
+    policy: StandbyPolicy
     end_s: float
 
-    def initial(self) -> ShadowState:
+    def initial(self) -> StandbyState:
         return self.policy.initial()
 
-    def step(self, state: ShadowState, observation: ShadowObservation, /) -> Step[ShadowState]:
+    def step(self, state: StandbyState, observation: StandbyObservation, /) -> Step[StandbyState]:
         if observation.now_s >= self.end_s:
             return Step(state, (), math.inf)
         return self.policy.step(state, observation)

@@ -1,17 +1,14 @@
-"""A pool of instances that pull from one queue: Clover's service, simulated one request at a time.
+"""Clover's service in virtual time: what requests cost on each instance, and what a measurement of the pool shows.
 
-Requests wait in one FIFO. An idle instance takes the oldest one, an instance serves one request at a time, and when
-several are idle the one that has been idle longest goes first. The one rule "the next request goes to the instance
-that is, or will be, free first" says all of that: who is free earliest has either been idle longest or frees next.
+The queue is :mod:`joulery.perf.queues.fifo_pool`. A request's service time on instance ``i``, while ``b`` other
+instances of its host are busy as it starts, is::
 
-A request's service time on instance ``i``, while ``b`` other instances of its host are busy as it starts::
+    max(floor_i, host_i + gpu_i * size + jitter + host_i * contention * b)
 
-    max(floor_i, host_i * (1 + contention * b) + gpu_i * size + jitter)
-
-``size`` and ``jitter`` belong to the request, not to the instance, and are drawn before the simulation: every
-configuration serves the very same requests (paired comparison). While idle instances are at hand, each serves an equal
-count of requests whatever its speed: the accuracy of a lightly loaded mixture is the mean over its instances. Only
-near saturation do the fast ones serve more.
+``size`` and ``jitter`` belong to the request, not to the instance, and are sampled before the simulation: every
+configuration serves the same requests (paired comparison). While instances are idle, each serves an equal count of
+requests whatever its speed: the accuracy of a lightly loaded mixture is the mean over its instances. Only near
+saturation do the fast ones serve more.
 
 Energy is simulated, not measured: idle watts of every powered device over the whole window plus the dynamic joules of
 each request.
@@ -20,7 +17,6 @@ each request.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +25,7 @@ import numpy.typing as npt
 
 from joulery.domain.arrays import FloatArray, IntArray, readonly
 from joulery.domain.errors import ConfigError, DataError
+from joulery.perf.queues.fifo_pool import PoolInstance, serve
 from joulery.sim.core.streams import Streams
 
 
@@ -62,12 +59,12 @@ class PullInstance:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Requests:
-    """The work that comes, the same for every configuration that serves it.
+    """The requests, the same for every configuration that serves them.
 
     Attributes:
-        arrival_s: When each request comes, float64[n], non-decreasing.
+        arrival_s: When each request arrives, float64[n], non-decreasing.
         size: Size of each request's device part, mean 1, float64[n].
-        jitter_s: What is added to its service time, mean 0, float64[n].
+        jitter_s: Added to its service time, mean 0, float64[n].
     """
 
     arrival_s: FloatArray
@@ -83,7 +80,7 @@ class Requests:
 
         Args:
             arrival_s: float64[n], non-decreasing, 0 or more.
-            streams: Where sizes and jitter are drawn, each from its own stream.
+            streams: Random streams of sizes and jitter.
             size_cv: Coefficient of variation of the size.
             jitter_s: Standard deviation of the jitter, seconds.
         """
@@ -124,8 +121,8 @@ def pull(
     """Serve every request; none is lost, none is served twice.
 
     Args:
-        requests: The work.
-        instances: Who serves it, one or more; at equal idle time the first listed goes first.
+        requests: The requests.
+        instances: The pool, one or more; at equal idle time the first listed goes first.
         contention: Stretch of the host part per busy neighbour on the same host.
         available_s: From when each instance serves: the end of a start-up, or ``free_s`` of an earlier stretch.
         hosts: The number of the host of each instance; empty for one host.
@@ -140,43 +137,29 @@ def pull(
     available = [0.0] * count if available_s is None else [float(t_s) for t_s in available_s]
     if len(available) != count or not all(map(math.isfinite, available)):
         raise DataError(f"expected one finite available time for each of {count} instances, got {available}")
-    free = sorted(zip(available, range(count), strict=True))
-    host = [[spec.host_s * (1.0 + contention * busy) for busy in range(count)] for spec in instances]
-    gpu, floor = [spec.gpu_s for spec in instances], [spec.floor_s for spec in instances]
-    starts: list[float] = []
-    finishes: list[float] = []
-    servers: list[int] = []
-    # On one host everybody is near; keeping two lists of them would only take time.
-    apart = {number: [entry for entry in free if hosts[entry[1]] == number] for number in hosts}
-    apart = apart if len(apart) > 1 else {}
-    for arrival, size, jitter in zip(
-        requests.arrival_s.tolist(), requests.size.tolist(), requests.jitter_s.tolist(), strict=True
-    ):
-        start, server = entry = free.pop(0)
-        near = free
-        if apart:
-            near = apart[hosts[server]]
-            near.remove(entry)
-        if start < arrival:
-            start = arrival
-        busy = len(near) - bisect_right(near, (start, count))
-        service = host[server][busy] + gpu[server] * size + jitter
-        if service < floor[server]:
-            service = floor[server]
-        insort(free, (start + service, server))
-        if apart:
-            insort(near, (start + service, server))
-        starts.append(start)
-        finishes.append(start + service)
-        servers.append(server)
-    last = np.empty(count)
-    for free_s, server in free:
-        last[server] = free_s
+    works: dict[tuple[float, float], list[float]] = {}  # instances alike have the same service times
+    for spec in instances:
+        if (spec.host_s, spec.gpu_s) not in works:
+            work_s = spec.host_s + spec.gpu_s * requests.size + requests.jitter_s
+            works[spec.host_s, spec.gpu_s] = work_s.tolist()
+    run = serve(
+        requests.arrival_s.tolist(),
+        [
+            PoolInstance(
+                works[spec.host_s, spec.gpu_s],
+                [spec.host_s * contention] * len(requests),
+                spec.floor_s,
+                host,
+                free_s,
+            )
+            for spec, host, free_s in zip(instances, hosts or (0,) * count, available, strict=True)
+        ],
+    )
     return Pulled(
-        readonly(starts, np.float64),
-        readonly(finishes, np.float64),
-        readonly(servers, np.int64),
-        readonly(last, np.float64),
+        readonly(run.start_s, np.float64),
+        readonly(run.finish_s, np.float64),
+        readonly(run.instance, np.int64),
+        readonly(run.free_s, np.float64),
     )
 
 
@@ -215,7 +198,7 @@ def metrics(
     Args:
         requests: What :func:`pull` served.
         pulled: What it returned.
-        instances: Who served.
+        instances: The pool.
         idle_w: Idle power of all powered devices together.
         skip: Requests of warm-up; the published system removes none.
 

@@ -1,8 +1,8 @@
 """Fit what requests cost to measured points of the whole service, by simulating each point.
 
-The points show accuracy, a latency quantile and joules a request of a few configurations under a few loads. What is
-fitted are factors on a first guess: host time, device time, dynamic joules, contention, jitter and idle power. The
-simulation draws the same requests for every candidate, so the residuals are smooth enough for least squares.
+The points show accuracy, a latency quantile and joules a request of a few configurations under a few loads. Fitted
+are factors on a first estimate: host time, device time, dynamic joules, contention, jitter and idle power. The
+simulation serves the same requests for every candidate, so the residuals are smooth enough for least squares.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from joulery.sim.queues.fifo_pull import PullInstance, PullMetrics, Requests, me
 _ENERGY_WEIGHT = 3.0
 """A mean over a run is known better than a tail: weight of an energy against a latency quantile."""
 _PRIOR_SPREAD = 0.7
-"""How far, in logarithms, a factor may stray from the first guess before that counts like a bad residual of 100 %."""
+"""How far, in logarithms, a factor may leave the first estimate before that counts like a bad residual of 100 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def simulate(
         edges: Variant and slice profile of each instance of one GPU.
         gaps: Times between requests in units of their mean, float64[n].
         interarrival_s: That mean.
-        streams: Where sizes and jitter are drawn.
+        streams: Random streams of sizes and jitter.
     """
     pool = instances_of(costs, edges)
     arrival_s = np.cumsum(gaps) * interarrival_s
@@ -83,7 +83,7 @@ def errors(costs: ServiceCosts, points: Sequence[PullPoint], gaps: FloatArray, s
         costs: The service.
         points: What was measured.
         gaps: Times between requests in units of their mean, at least as many as the longest point has.
-        seeds: How many draws of sizes and jitter.
+        seeds: Samples of sizes and jitter.
     """
     found = []
     for point in points:

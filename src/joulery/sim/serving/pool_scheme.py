@@ -79,7 +79,7 @@ def _planned(bench: Bench, objective: Objective, weight: float, least_accuracy_r
 
 
 def pool_problem(bench: Bench, objective: Objective, weight: float, least_accuracy_ratio: float) -> PoolProblem:
-    """The pool of a service of a study: as many GPUs as the yardstick has, each with a layout of its own."""
+    """The pool of a service of a study: as many GPUs as the baseline has, each with a layout of its own."""
     assert bench.costs is not None
     machine = Machine(bench.menu.gpu, bench.menu, bench.costs.idle_w, bench.pool_gpus)
     service = PoolService(

@@ -121,7 +121,7 @@ def columns(
 ) -> Timetable:
     """COLUMNS: whenever the grid has moved, the best pool of any number of GPUs, each with a layout of its own.
 
-    Planned from what requests cost, without trials on the service; draws nothing.
+    Planned from what requests cost, without trials on the service; uses no randomness.
     """
     objective = objective_of(bench.table, settings)
     try:
@@ -160,4 +160,4 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
 )
 """What can be compared, by name."""
 SEARCHING = frozenset({"blover", "clover"})
-"""Schemes whose outcome depends on the seed; ``learning`` draws nothing."""
+"""Schemes whose outcome depends on the seed; ``learning`` uses no randomness."""

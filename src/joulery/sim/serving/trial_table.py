@@ -162,9 +162,9 @@ def exhaustive_table(
     Args:
         costs: The service.
         menu: How its GPUs can be cut; all alike.
-        streams: Where arrivals, sizes and jitter are drawn: the same for every configuration.
+        streams: Random streams of arrivals, sizes and jitter: the same for every configuration.
         loads_s: Mean times between requests, the reference first; the service's own when None.
-        progress: Told how many of how many configurations are done.
+        progress: Called with the configurations done and their total.
     """
     loads = costs.loads_s if loads_s is None else tuple(loads_s)
     names = [variant.name for variant in costs.variants]

@@ -243,7 +243,9 @@ class Plant:
                 self.kernel.at(now_s + self.cluster.sleep_after_s, "sleep")
 
     def _sleep(self, now_s: float, _payload: object) -> None:
-        """Suspend the nodes that have idled long enough."""
+        """Suspend the nodes that have idled long enough; after the last job nothing is counted any more."""
+        if not self.unfinished:
+            return
         self._idle(now_s)
         while self.idle_nodes and self.idle_nodes[0] + self.cluster.sleep_after_s <= now_s:
             self.idle_nodes.popleft()

@@ -17,7 +17,7 @@ from joulery.app.doctor import Check
 from joulery.app.profiling.service_profile import Obtained
 from joulery.domain.format import UNKNOWN, count, duration, grams, number, percent, si
 from joulery.domain.serving.timeline import DecisionRecord, ServiceLabel, ServiceTick, Tick
-from joulery.policies.placement.provisioning.standby import ShadowPolicy
+from joulery.policies.placement.provisioning.standby import StandbyPolicy
 from joulery.policies.serving.observation import SET_LAYOUT
 from joulery.policies.serving.trial_search import TrialSearch
 from joulery.runtime.serving.driver import APPLIED
@@ -181,7 +181,7 @@ class ConsoleScreen:
         """Print changes and trials above the line; layouts kept without a trial are in the report only."""
         decision = record.decision
         changed = decision.kind in (SET_LAYOUT, RUN_PLAN) and decision.cause != "start"
-        if changed or decision.policy in (TrialSearch.name, ShadowPolicy.name):
+        if changed or decision.policy in (TrialSearch.name, StandbyPolicy.name):
             what = "→" if record.outcome == APPLIED else f"{record.outcome}:"
             who = f"{decision.target}: " if len(self._services) > 1 else ""
             self._console.print(Text(f"  {what} {who}{decision.reason}", style="dim"), soft_wrap=True)

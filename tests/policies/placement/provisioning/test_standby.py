@@ -1,4 +1,4 @@
-"""When a shadow takes over, when it may not, and that nothing else ever happens."""
+"""When a standby takes over, when it may not, and that nothing else ever happens."""
 
 import math
 from dataclasses import replace
@@ -11,37 +11,39 @@ from joulery.domain.errors import DataError
 from joulery.domain.gpu.provisioning import LatencyParts, PlannedGpu, PlannedInstance
 from joulery.domain.serving.service import Slo
 from joulery.policies.placement.provisioning.standby import (
-    ACTIVATE_SHADOW,
-    PROMISE_BROKEN,
-    ShadowObservation,
-    ShadowPolicy,
+    ACTIVATE_STANDBY,
+    SLO_VIOLATED,
+    StandbyObservation,
+    StandbyPolicy,
     Tail,
-    Watched,
-    watched_of,
+    WatchedInstance,
+    watched_instances,
 )
 
-W1 = Watched("W1", 0, 0, 20.0, 30.0, 0.010, 0.99)
-W5 = Watched("W5", 0, 0, 45.0, 55.0, 0.030, 0.99)
-FULL = Watched("W12", 0, 1, 100.0, 100.0, 0.055, 0.99)
-POLICY = ShadowPolicy((W1, W5, FULL))
+W1 = WatchedInstance("W1", 0, 0, 20.0, 30.0, 0.010, 0.99)
+W5 = WatchedInstance("W5", 0, 0, 45.0, 55.0, 0.030, 0.99)
+FULL = WatchedInstance("W12", 0, 1, 100.0, 100.0, 0.055, 0.99)
+POLICY = StandbyPolicy((W1, W5, FULL))
 
 
-def run(policy: ShadowPolicy, *steps: tuple[float, dict[str, float]], requests: int = 100):
+def run(policy: StandbyPolicy, *steps: tuple[float, dict[str, float]], requests: int = 100):
     """The decisions of a policy that sees these tails (ms) at these seconds."""
     state, decisions = policy.initial(), []
     for now_s, tails in steps:
         seen = tuple(Tail(key, ms / 1e3, requests) for key, ms in tails.items())
-        step = policy.step(state, ShadowObservation(now_s, seen))
+        step = policy.step(state, StandbyObservation(now_s, seen))
         state = step.state
         decisions += [(now_s, decision) for decision in step.decisions]
     return decisions
 
 
 def test_the_papers_example_w1_switches_half_a_second_after_it_was_seen_late():
-    """Section 5.3, Fig. 17: 15.6 ms at the first second, the shadow answers from 1.5 s on."""
+    """Section 5.3, Fig. 17: 15.6 ms at the first second, the standby answers from 1.5 s on."""
     ((at_s, decision),) = run(POLICY, (1.0, {"W1/0": 15.6}), (1.5, {"W1/0": 15.6}), (2.0, {"W1/0": 8.2}))
-    assert (at_s, decision.kind, decision.target, decision.value) == (1.5, ACTIVATE_SHADOW, "W1/0", 30.0)
-    assert decision.reason == ("p99 of W1/0 15.6 ms of 10 ms: the shadow with 30 % takes over from the original's 20 %")
+    assert (at_s, decision.kind, decision.target, decision.value) == (1.5, ACTIVATE_STANDBY, "W1/0", 30.0)
+    assert decision.reason == (
+        "p99 of W1/0 15.6 ms of 10 ms: the standby with 30 % takes over from the original's 20 %"
+    )
 
 
 def test_one_late_look_is_not_enough():
@@ -54,29 +56,29 @@ def test_a_tail_over_few_requests_says_nothing():
     assert run(POLICY, (1.0, {"W1/0": math.nan}), (1.5, {"W1/0": math.nan})) == []
 
 
-def test_two_shadows_never_share_what_the_plan_left_once():
-    """20 + 45 + 25 % of one GPU: the shadows together would need 110 %."""
-    third = Watched("W11", 0, 0, 25.0, 35.0, 0.040, 0.99)
-    policy = ShadowPolicy((W1, W5, third))
+def test_two_standbys_never_share_what_the_plan_left_once():
+    """20 + 45 + 25 % of one GPU: the standbys together would need 110 %."""
+    third = WatchedInstance("W11", 0, 0, 25.0, 35.0, 0.040, 0.99)
+    policy = StandbyPolicy((W1, W5, third))
     late = {"W1/0": 20.0, "W5/0": 40.0}
     decisions = run(policy, (1.0, late), (1.5, late), (2.0, late), (9.0, late))
-    assert [(d.kind, d.target) for _, d in decisions[:2]] == [(ACTIVATE_SHADOW, "W1/0"), (PROMISE_BROKEN, "W5/0")]
-    assert "another shadow has what the plan left" in decisions[1][1].reason
+    assert [(d.kind, d.target) for _, d in decisions[:2]] == [(ACTIVATE_STANDBY, "W1/0"), (SLO_VIOLATED, "W5/0")]
+    assert "another standby has what the plan left" in decisions[1][1].reason
 
 
 def test_what_cannot_be_mended_is_said_once():
     late = {"W12/0": 60.0}
     ((_, decision),) = run(POLICY, (1.0, late), (1.5, late), (2.0, late), (3.0, late))
-    assert decision.kind == PROMISE_BROKEN and "left nothing of its GPU" in decision.reason
+    assert decision.kind == SLO_VIOLATED and "left nothing of its GPU" in decision.reason
     again = run(POLICY, (1.0, late), (1.5, late), (2.0, {"W12/0": 50.0}), (3.0, late), (3.5, late))
     assert [at_s for at_s, _ in again] == [1.5, 3.5], "and again once it had been kept in between"
 
 
-def test_a_shadow_that_does_not_help_is_said_too():
+def test_a_standby_that_does_not_help_is_said_too():
     late = {"W1/0": 15.0}
     decisions = run(POLICY, *((1 + 0.5 * k, late) for k in range(9)))
-    assert [(at_s, d.kind) for at_s, d in decisions] == [(1.5, ACTIVATE_SHADOW), (4.0, PROMISE_BROKEN)]
-    assert "its shadow answers already" in decisions[1][1].reason, "after it had time to work off what had queued up"
+    assert [(at_s, d.kind) for at_s, d in decisions] == [(1.5, ACTIVATE_STANDBY), (4.0, SLO_VIOLATED)]
+    assert "its standby answers already" in decisions[1][1].reason, "after it had time to work off what had queued up"
 
 
 def planned(*shares: float) -> PlannedGpu:
@@ -88,13 +90,13 @@ def planned(*shares: float) -> PlannedGpu:
 
 
 @pytest.mark.parametrize(
-    ("shares", "shadows"),
+    ("shares", "standbys"),
     [((0.2, 0.45, 0.15), [30.0, 55.0, 25.0]), ((0.6, 0.325), [67.5, 40.0]), ((0.925,), [100.0]), ((1.0,), [100.0])],
 )
-def test_a_shadow_has_ten_per_cent_more_or_what_is_left(shares, shadows):
+def test_a_standby_has_ten_per_cent_more_or_what_is_left(shares, standbys):
     slos = {f"W{n}": Slo(0.04, 0.99) for n in range(len(shares))}
-    found = watched_of([planned(*shares)], slos)
-    assert [one.shadow_percent for one in found] == pytest.approx(shadows)
+    found = watched_instances([planned(*shares)], slos)
+    assert [one.shadow_percent for one in found] == pytest.approx(standbys)
     assert [one.key for one in found] == [f"W{n}/0" for n in range(len(shares))]
 
 
@@ -102,21 +104,21 @@ TAILS = st.lists(st.tuples(*(st.floats(0.001, 0.1) for _ in range(3)), st.intege
 
 
 @given(TAILS, st.lists(st.floats(5, 40), min_size=3, max_size=3))
-def test_no_gpu_is_ever_asked_for_more_than_it_has_and_no_shadow_twice(seen, shares):
+def test_no_gpu_is_ever_asked_for_more_than_it_has_and_no_standby_twice(seen, shares):
     left = max(0.0, 100 - sum(shares))
-    policy = ShadowPolicy(
-        tuple(Watched(f"W{n}", 0, 0, s, s + min(10.0, left), 0.02, 0.99) for n, s in enumerate(shares))
+    policy = StandbyPolicy(
+        tuple(WatchedInstance(f"W{n}", 0, 0, s, s + min(10.0, left), 0.02, 0.99) for n, s in enumerate(shares))
     )
     state, active = policy.initial(), set()
     for number, (*tails, requests) in enumerate(seen):
-        observation = ShadowObservation(
+        observation = StandbyObservation(
             0.5 * number, tuple(Tail(f"W{n}/0", tail, requests) for n, tail in enumerate(tails))
         )
-        assert ShadowObservation.from_dict(observation.as_dict()) == observation
+        assert StandbyObservation.from_dict(observation.as_dict()) == observation
         step = policy.step(state, observation)
         state = step.state
         for decision in step.decisions:
-            if decision.kind == ACTIVATE_SHADOW:
+            if decision.kind == ACTIVATE_STANDBY:
                 assert decision.target not in active
                 active.add(decision.target)
         used = sum(one.shadow_percent if one.key in active else one.share_percent for one in policy.instances)
@@ -125,7 +127,7 @@ def test_no_gpu_is_ever_asked_for_more_than_it_has_and_no_shadow_twice(seen, sha
 
 
 def test_a_policy_survives_its_log():
-    assert ShadowPolicy.from_dict(POLICY.as_dict()) == POLICY
+    assert StandbyPolicy.from_dict(POLICY.as_dict()) == POLICY
     assert replace(POLICY, fewest=9) != POLICY
-    with pytest.raises(DataError, match="not a shadow policy"):
-        ShadowPolicy.from_dict({"instances": [{}]})
+    with pytest.raises(DataError, match="not a standby policy"):
+        StandbyPolicy.from_dict({"instances": [{}]})

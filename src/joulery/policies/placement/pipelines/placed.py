@@ -92,7 +92,7 @@ class Placed:
         seen: set[tuple[int, tuple[int, ...]]] = set()
         for at, each in enumerate(self.replicas):
             devices = tuple(assignment[at, stage] for stage in range(len(each.devices)))
-            if (each.model, devices) not in seen:  # a second copy on the same devices would serve nobody
+            if (each.model, devices) not in seen:  # a second copy on the same devices would serve no request
                 seen.add((each.model, devices))
                 replicas.append(replace(each, devices=devices))
                 parts.append(self.parts[at])

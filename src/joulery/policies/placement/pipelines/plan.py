@@ -2,7 +2,7 @@
 
 AlpaServe's search decides which group of devices runs which model and how it is cut; Alg. 2 then puts the stages on
 devices so that what shares a device can share a clock, within memory, and no replica on more devices than allowed. What
-it proposes is simulated: it is taken if every service keeps its promise as well as without it. ``best`` cuts clusters
+it proposes is simulated: it is taken if every service is within its SLO as well as without it. ``best`` cuts clusters
 by exact segmentation, improves placements by moves and swaps, and takes the groups and the placement of least power.
 """
 
@@ -90,7 +90,7 @@ class _Judged:
 def _least_power(
     task: Task, search: PlacementSearch, found: Sequence[Found], stages: Mapping[Shape, Cuts], policy: str
 ) -> PipelinePlan:
-    """The plan of the placement of least power among those that keep the promises that the search's best keeps."""
+    """The plan of the placement of least power among those within the SLOs that the search's best meets."""
     needed = np.zeros(len(task.workloads))
     judged: list[_Judged] = []
     broken: list[str] = []
@@ -113,7 +113,7 @@ def _least_power(
     if len(judged) > 1:
         why += f", the least of {len(judged)} placements (up to {max(each.power_w for each in judged):.0f} W)"
     if broken and not task.improved:
-        why += f"; {', '.join(broken)} would break promises that it keeps"
+        why += f"; {', '.join(broken)} would violate SLOs that it meets"
     unseen = replace(best.judge, workload=arrivals(task.workloads, task.rules.requests, task.rules.seed + 1))
     outcome = unseen.serve(best.placed.replicas, best.clocks[None, :], exact=True)
     simulated = sum(each.simulated_requests for each in found)
@@ -175,7 +175,7 @@ def _check(task: Task, tables: Mapping[Shape, tuple[ShapeTable, Cuts]]) -> None:
                 f"{workload.model} takes {fastest[1]:.3g} s in {fastest[2].stages} stages × {fastest[2].shards} shards",
                 binding="latency",
                 nearest={"workload": workload.id, "latency_s": fastest[1]},
-                hint="promise more time, or allow more devices a model",
+                hint="relax the SLO, or allow more devices a model",
             )
 
 

@@ -1,4 +1,4 @@
-"""A placement and its clocks as a plan: what each GPU runs and draws, what each service gets, which promises break."""
+"""A placement and its clocks as a plan: what each GPU runs and draws, what each service gets, SLO violations."""
 
 from __future__ import annotations
 

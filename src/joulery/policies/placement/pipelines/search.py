@@ -178,7 +178,7 @@ class PlacementSearch:
         return found[0], outcome
 
     def empty(self, grouping: Grouping) -> Hosting:
-        """Nobody hosts anything."""
+        """No device hosts anything."""
         return Hosting(grouping, np.zeros((len(grouping.shapes), self.models), bool))
 
     def fits(self, hosting: Hosting, group: int, model: int) -> bool:

@@ -1,4 +1,4 @@
-"""The static clock of each device that costs least while the promises are kept, judged by the fast recursion."""
+"""The static clock of each device that costs least within the SLOs, judged by the fast recursion."""
 
 from __future__ import annotations
 
@@ -135,9 +135,9 @@ class Judge:
         return np.asarray(self.power_w(one, self.busy_s(replicas, one, self.serve(replicas, one)))[0])
 
     def best_clocks(self, replicas: Sequence[Replica], rounds: int = 2) -> IntArray:
-        """For each device in turn, the clock of least power that keeps every promise; int64[devices].
+        """For each device in turn, the clock of least power that is within every SLO; int64[devices].
 
-        A promise that full clock itself does not keep is not made worse.
+        An SLO that full clock itself violates is not made worse.
 
         Args:
             replicas: The placement.

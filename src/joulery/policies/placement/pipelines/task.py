@@ -43,7 +43,7 @@ class PipelineRules:
         partition: How models are cut.
         devices_per_model: Most devices one replica may use (the paper's CT).
         overheads: What pipelines and requests cost on top.
-        guard_ratio: Share of the late requests that a promise allows which a plan keeps in hand, against workloads that
+        guard_ratio: Share of the late requests allowed by an SLO that a plan keeps in reserve, against workloads that
             are not the one it is judged on.
         ceiling_loss_ratio: How much faster the highest clock may be than the ceiling of a GPU: a clock above that costs
             power and gives nothing.
@@ -89,9 +89,9 @@ class Task:
 
     @property
     def aimed(self) -> FloatArray:
-        """Share of each service's requests to have in time: what was promised, and the guard, float64[services]."""
-        promised = np.array([workload.slo.quantile for workload in self.workloads])
-        return np.asarray(promised + self.rules.guard_ratio * (1.0 - promised), np.float64)
+        """Share of each service's requests to have in time: the SLO's quantile, and the guard, float64[services]."""
+        required = np.array([workload.slo.quantile for workload in self.workloads])
+        return np.asarray(required + self.rules.guard_ratio * (1.0 - required), np.float64)
 
     def lone_s(self, stage_s: FloatArray) -> float:
         """Latency of a request that need not wait, given the time of its stages."""

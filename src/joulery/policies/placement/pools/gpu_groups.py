@@ -1,7 +1,7 @@
-"""Which GPUs of a live pool each service runs on: a pod of its own, or its slices of a GPU that several share.
+"""Which GPUs of a live pool each service runs on: GPUs of its own, or its slices of a GPU that several share.
 
 The rules are plain, so that a person can foresee them: what a service names is its own; the others get equal parts of
-what nobody names, in the order of the site file. How many GPUs a service *needs* is what ``joulery plan`` says.
+the GPUs that none names, in the order of the site file. How many GPUs a service *needs* is what ``joulery plan`` says.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from joulery.policies.serving.layout_space import size_of
 
 Partitions = Sequence[tuple[Slice, ...]]
 """The ways to cut one GPU."""
-Seats = Mapping[tuple[Slice, ...], tuple[tuple[Slice, str], ...]]
+SliceAssignment = Mapping[tuple[Slice, ...], tuple[tuple[Slice, str], ...]]
 """The slices of a cut, sorted, to the same slices each with its GPU."""
 
 
@@ -53,16 +53,16 @@ def divide(named: Mapping[str, Sequence[int]], gpus: int, *, colocate: bool) -> 
     return {name: tuple(sorted(claims)) if claims else found[name] for name, claims in named.items()}
 
 
-def parts(options: Mapping[str, Partitions], pods: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Partitions]]:
-    """The ways each service may cut the GPUs of its pod: any way where a GPU is its own, its slices where it shares.
+def parts(options: Mapping[str, Partitions], groups: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Partitions]]:
+    """The ways each service may cut the GPUs of its group: any way where a GPU is its own, its slices where it shares.
 
     A shared GPU is cut once and for all, and its slices are dealt: what changes live is who is on them. Of all cuts
     the one that gives most to the service with the least so far; of equal ones that of fewest slices, so that they
-    are large. Its slices go, largest first, to whoever has least, and one to each before anyone has two.
+    are large. Its slices go, largest first, to the service with least, and one to each before anyone has two.
 
     Args:
         options: The ways to cut each GPU, by its name.
-        pods: The GPUs that each service may run on, by its name.
+        groups: The GPUs that each service may run on, by its name.
 
     Returns:
         Of each service the ways to cut each of its GPUs.
@@ -70,10 +70,10 @@ def parts(options: Mapping[str, Partitions], pods: Mapping[str, Sequence[str]]) 
     Raises:
         InfeasibleError: A shared GPU has no cut with a slice for each.
     """
-    found: dict[str, dict[str, Partitions]] = {name: {} for name in pods}
-    held = dict.fromkeys(pods, 0.0)
+    found: dict[str, dict[str, Partitions]] = {name: {} for name in groups}
+    held = dict.fromkeys(groups, 0.0)
     for gpu, partitions in options.items():
-        users = [name for name, pod in pods.items() if gpu in pod]
+        users = [name for name, group in groups.items() if gpu in group]
         if len(users) == 1:
             found[users[0]][gpu] = partitions
         elif users:
@@ -110,17 +110,17 @@ def _deal(
     return {name: tuple(mine) for name, mine in pieces.items()}, {**held, **total}
 
 
-def split(options: Mapping[str, Partitions]) -> Seats:
+def split(options: Mapping[str, Partitions]) -> SliceAssignment:
     """The ways several GPUs may be cut at once, equal ones once, and which GPU has which slice then.
 
     Args:
         options: The ways to cut each, by its name.
     """
-    found: Seats = {(): ()}
+    found: SliceAssignment = {(): ()}
     for name, partitions in options.items():
         longer: dict[tuple[Slice, ...], tuple[tuple[Slice, str], ...]] = {}
-        for slices, seats in found.items():
+        for slices, assigned in found.items():
             for cut in partitions:
-                longer.setdefault(tuple(sorted((*slices, *cut))), (*seats, *((piece, name) for piece in cut)))
+                longer.setdefault(tuple(sorted((*slices, *cut))), (*assigned, *((piece, name) for piece in cut)))
         found = longer
     return found

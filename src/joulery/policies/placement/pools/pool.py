@@ -25,7 +25,7 @@ class Pool:
     """A pool of GPUs and what it does.
 
     Attributes:
-        cuts: GPUs by group (a service's pod, or the shared pool), machine and partition.
+        cuts: GPUs by group (a service's group, or the shared pool), machine and partition.
         used: The instances of each service.
         metrics: What each service shows: judged where ``judged``, else in closed form.
         cost_w: Watts, and what lost accuracy is worth in watts, weighted as the problem says.
@@ -146,7 +146,7 @@ def _key(state: State) -> bytes:
 
 
 def gpus_of(problem: PoolProblem, cuts: Mapping[tuple[int, int, int], int]) -> tuple[int, ...]:
-    """GPUs that each service's instances are spread over: those of its pod, or all that are shared."""
+    """GPUs that each service's instances are spread over: those of its group, or all that are shared."""
     if problem.colocate:
         return (sum(cuts.values()),) * len(problem.services)
     return tuple(sum(n for (group, *_), n in cuts.items() if group == at) for at in range(len(problem.services)))
@@ -199,7 +199,7 @@ def cost_w(problem: PoolProblem, metrics: Sequence[TrialMetrics]) -> float:
 def idle_shares_w(
     problem: PoolProblem, cuts: Mapping[tuple[int, int, int], int], used: Sequence[Used]
 ) -> tuple[float, ...]:
-    """Idle power that each service pays for: its pod's; of shared GPUs, by compute slices on each machine."""
+    """Idle power that each service pays for: its group's; of shared GPUs, by compute slices on each machine."""
     shares = [0.0] * len(used)
     if not problem.colocate:
         for (group, index, _), count in cuts.items():

@@ -111,7 +111,7 @@ class PoolProblem:
     Attributes:
         machines: GPU types, at each clock that may be chosen.
         services: What is served.
-        colocate: Whether services may share a GPU; a pod of GPUs each when not.
+        colocate: Whether services may share a GPU; a group of GPUs each when not.
         energy_weight: What a joule counts beside the services' prices of accuracy.
         most_gpus: GPUs in all, at most; None for no such limit.
 
@@ -190,7 +190,7 @@ def _part(profile: str) -> float:
 def prices(objective: Objective, g_per_kwh: float) -> tuple[float, float]:
     """Weight of a joule and price of accuracy under which the cheapest pool is the one of the greatest Eq. 3.
 
-    Eq. 3 is a constant minus these two times joules a request and accuracy lost, over the joules of the yardstick.
+    Eq. 3 is a constant minus these two times joules a request and accuracy lost, over the joules of the baseline.
 
     Returns:
         ``energy_weight`` and ``accuracy_price_j``.
@@ -203,7 +203,7 @@ def prices(objective: Objective, g_per_kwh: float) -> tuple[float, float]:
 def nearby_ratio(gpus: int, instances: int, host_gpus: int) -> float:
     """The part of an instance's neighbours that are on its own host, on average over the instances.
 
-    A service's contention was found on one host; what is busy on other hosts slows nobody.
+    A service's contention was found on one host; what is busy on other hosts slows none.
 
     Args:
         gpus: GPUs of the pool, host after host, instances spread evenly.

@@ -90,9 +90,9 @@ class _Found:
 
 
 def plan_pool(problem: PoolProblem, judge: Judge, effort: Effort | None = None) -> PoolPlan:
-    """The cheapest pool that keeps every limit, as far as the judge can tell.
+    """The cheapest pool that keeps every limit, as far as the judge finds.
 
-    Pods are planned one by one; together only where there are not GPUs enough for what each takes alone.
+    GPU groups are planned one by one; together only where there are not GPUs enough for what each takes alone.
 
     Args:
         problem: What is to be planned.
@@ -119,16 +119,16 @@ def plan_pool(problem: PoolProblem, judge: Judge, effort: Effort | None = None) 
 
 
 def _shared(problem: PoolProblem, judge: Judge, effort: Effort) -> PoolPlan:
-    """GPUs that services may share: from the best pods on, with less effort, for there is far more to choose from."""
+    """GPUs that services may share: from the best separate groups on, with less effort: there are far more choices."""
     less = replace(effort, boxes=effort.boxes // 10, polished=1, steps=4, judged=min(effort.judged, 6), rounds=1)
     try:
-        pods = plan_pool(replace(problem, colocate=False), judge, effort).pool
+        apart = plan_pool(replace(problem, colocate=False), judge, effort).pool
     except InfeasibleError:
         return _planned(problem, judge, less)
     cuts: dict[tuple[int, int, int], int] = {}
-    for (_, machine, cut), count in pods.cuts.items():
+    for (_, machine, cut), count in apart.cuts.items():
         cuts[0, machine, cut] = cuts.get((0, machine, cut), 0) + count
-    return _planned(problem, judge, less, [replace(pods, cuts=cuts)])
+    return _planned(problem, judge, less, [replace(apart, cuts=cuts)])
 
 
 def _one(judge: Judge, service: int, _: int, used: Used, idle_w: float) -> TrialMetrics:
@@ -137,9 +137,9 @@ def _one(judge: Judge, service: int, _: int, used: Used, idle_w: float) -> Trial
 
 
 def _together(plans: Sequence[PoolPlan]) -> PoolPlan:
-    """Pods side by side: everything adds up."""
+    """GPU groups side by side: everything adds up."""
     pool = Pool(
-        cuts={(pod, *cut[1:]): n for pod, plan in enumerate(plans) for cut, n in plan.pool.cuts.items()},
+        cuts={(group, *cut[1:]): n for group, plan in enumerate(plans) for cut, n in plan.pool.cuts.items()},
         used=tuple(used for plan in plans for used in plan.pool.used),
         metrics=tuple(metrics for plan in plans for metrics in plan.pool.metrics),
         cost_w=math.fsum(plan.pool.cost_w for plan in plans),

@@ -1,7 +1,7 @@
-"""Alg. 2 of iGniter: the least shares with which everyone on a GPU keeps the promise.
+"""Alg. 2 of iGniter: the least shares with which every process on a GPU is within its SLO.
 
 Raising one share only raises the power and cache use that the others feel, so from given batches there is one least
-vector of shares, and growing whoever is late, one unit at a time, finds it.
+vector of shares, and growing every late process, one unit at a time, finds it.
 
 Shares are counted in units of the GPU type here.
 """
@@ -142,9 +142,9 @@ def allocate(
 def settle(
     gpu: GpuCoefficients, processes: Sequence[Process], units: list[int], figures: list[Figures], spare: int
 ) -> bool:
-    """Grow the shares of several processes on a GPU, in place, until nobody is late (Eqs. 4-10).
+    """Grow the shares of several processes on a GPU, in place, until none is late (Eqs. 4-10).
 
-    All who are late in the same snapshot gain one unit each.
+    All that are late in the same snapshot gain one unit each.
 
     Args:
         gpu: Hardware coefficients.

@@ -3,7 +3,7 @@
 The paper describes them in words and its scripts for two of them no longer run, so these are readings of the words:
 
 * FFD+ is exact: the lower bound of every share, first fit in descending order, no thought of interference.
-* FFD++ is FFD+ with Alg. 2: the first GPU on which everyone can keep the promise.
+* FFD++ is FFD+ with Alg. 2: the first GPU on which every process can stay within its SLO.
 * GSLICE+ takes iGniter's placement and lets every process tune its own share by what it observes, blind to the rest:
   one unit more while it is late, one less while it is more than a tenth early. Shares of a GPU may then come to more
   than the whole.
@@ -21,7 +21,7 @@ from joulery.domain.gpu.provisioning import Workload
 from joulery.perf.interference.model import InterferenceProfile, Neighbourhood, latency, solo
 from joulery.policies.placement.provisioning import igniter
 from joulery.policies.placement.provisioning.allocate import Process, allocate, process, units_of
-from joulery.policies.placement.provisioning.demand import Part, alone, parts_of, slo_ms
+from joulery.policies.placement.provisioning.demand import MAX_BATCH, Part, alone, parts_of, slo_ms
 from joulery.policies.placement.provisioning.predict import Share
 
 Gpus = tuple[tuple[Share, ...], ...]
@@ -39,12 +39,12 @@ class _Need(NamedTuple):
     process: Process
 
 
-def _needs(workloads: Sequence[Workload], profile: InterferenceProfile) -> list[_Need]:
+def _needs(workloads: Sequence[Workload], profile: InterferenceProfile, max_batch: int) -> list[_Need]:
     """Every part, those that need most first."""
     needs = []
     for index, workload in enumerate(workloads):
         model, half_ms = profile[workload.model], slo_ms(workload) / 2
-        for part, size, _ in parts_of(profile, index, workload):
+        for part, size, _ in parts_of(profile, index, workload, max_batch):
             transfer_ms = size.batch * (model.load_bytes + model.feedback_bytes) / profile.gpu.pcie_bytes_per_ms
             shared_ms = half_ms - model.pcie_contention * transfer_ms
             needs.append(
@@ -53,11 +53,11 @@ def _needs(workloads: Sequence[Workload], profile: InterferenceProfile) -> list[
     return sorted(needs, key=lambda need: -need.units)
 
 
-def ffd(workloads: Sequence[Workload], profile: InterferenceProfile) -> Gpus:
+def ffd(workloads: Sequence[Workload], profile: InterferenceProfile, max_batch: int = MAX_BATCH) -> Gpus:
     """FFD+: first fit decreasing by the lower bound of the share."""
     capacity, unit = units_of(profile.gpu), profile.gpu.unit_percent
     gpus: list[list[_Need]] = []
-    for need in _needs(workloads, profile):
+    for need in _needs(workloads, profile, max_batch):
         for gpu in gpus:
             if sum(each.units for each in gpu) + need.units <= capacity:
                 gpu.append(need)
@@ -67,11 +67,11 @@ def ffd(workloads: Sequence[Workload], profile: InterferenceProfile) -> Gpus:
     return tuple(tuple(Share(each.part, each.units * unit, each.batch) for each in gpu) for gpu in gpus)
 
 
-def ffd_plus_plus(workloads: Sequence[Workload], profile: InterferenceProfile) -> Gpus:
-    """FFD++: the first GPU on which Alg. 2 finds shares for everyone."""
+def ffd_plus_plus(workloads: Sequence[Workload], profile: InterferenceProfile, max_batch: int = MAX_BATCH) -> Gpus:
+    """FFD++: the first GPU on which Alg. 2 finds shares for all."""
     unit = profile.gpu.unit_percent
     gpus: list[tuple[list[_Need], list[int]]] = []
-    for need in _needs(workloads, profile):
+    for need in _needs(workloads, profile, max_batch):
         for members, units in gpus:
             together = allocate(profile.gpu, [*(each.process for each in members), need.process], [*units, need.units])
             if together is not None:
@@ -86,11 +86,11 @@ def ffd_plus_plus(workloads: Sequence[Workload], profile: InterferenceProfile) -
     )
 
 
-def gslice(workloads: Sequence[Workload], profile: InterferenceProfile) -> Gpus:
+def gslice(workloads: Sequence[Workload], profile: InterferenceProfile, max_batch: int = MAX_BATCH) -> Gpus:
     """GSLICE+: iGniter's placement, shares tuned by each process for itself."""
     unit = profile.gpu.unit_percent
     tuned = []
-    for gpu in igniter.plan(workloads, profile):
+    for gpu in igniter.plan(workloads, profile, max_batch):
         shares = list(gpu)
         for _ in range(_GSLICE_ROUNDS):
             times_ms = _observed(workloads, profile, shares)
@@ -119,12 +119,12 @@ def _observed(workloads: Sequence[Workload], profile: InterferenceProfile, share
     ]
 
 
-def gpulets(workloads: Sequence[Workload], profile: InterferenceProfile) -> Gpus:
+def gpulets(workloads: Sequence[Workload], profile: InterferenceProfile, max_batch: int = MAX_BATCH) -> Gpus:
     """gpu-lets+: five shares, two processes a GPU, best fit."""
     parts = [
-        (part, *_efficient(profile, workloads[index], part.rate_rps))
+        (part, *_efficient(profile, workloads[index], part.rate_rps, max_batch))
         for index, workload in enumerate(workloads)
-        for part, _, _ in parts_of(profile, index, workload)
+        for part, _, _ in parts_of(profile, index, workload, max_batch)
     ]
     gpus: list[list[Share]] = []
     for part, percent, batch in sorted(parts, key=lambda each: -each[1]):
@@ -144,25 +144,26 @@ def gpulets(workloads: Sequence[Workload], profile: InterferenceProfile) -> Gpus
     return tuple(tuple(gpu) for gpu in gpus)
 
 
-def _efficient(profile: InterferenceProfile, workload: Workload, rate_rps: float) -> tuple[float, int]:
-    """The share with the most throughput per share that keeps promise and demand alone, and its batch."""
+def _efficient(profile: InterferenceProfile, workload: Workload, rate_rps: float, max_batch: int) -> tuple[float, int]:
+    """The share with the most throughput per share that meets SLO and demand alone, and its batch."""
     model, half_ms = profile[workload.model], slo_ms(workload) / 2
     best: tuple[float, float] | None = None
+    most = min(64, max_batch)
     for percent in _GPULETS_PERCENT:
-        fast = [batch for batch in range(1, 65) if alone(profile, model, batch, percent).total_ms <= half_ms]
+        fast = [batch for batch in range(1, most + 1) if alone(profile, model, batch, percent).total_ms <= half_ms]
         throughput_rps = max(
             (alone(profile, model, batch, percent).throughput_rps(batch) for batch in fast), default=0.0
         )
         if throughput_rps >= rate_rps and (best is None or throughput_rps / percent > best[0]):
             best = throughput_rps / percent, percent
     percent = 100.0 if best is None else best[1]
-    for batch in range(1, 65):
+    for batch in range(1, most + 1):
         if alone(profile, model, batch, percent).throughput_rps(batch) >= rate_rps:
             return percent, batch
-    return percent, 64
+    return percent, most
 
 
-BASELINES: MappingProxyType[str, Callable[[Sequence[Workload], InterferenceProfile], Gpus]] = MappingProxyType(
+BASELINES: MappingProxyType[str, Callable[[Sequence[Workload], InterferenceProfile, int], Gpus]] = MappingProxyType(
     {"ffd": ffd, "ffd++": ffd_plus_plus, "gslice": gslice, "gpulets": gpulets}
 )
 """By the name a user gives."""

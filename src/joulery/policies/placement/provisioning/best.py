@@ -1,8 +1,8 @@
-"""Preset ``best``: the cheapest GPUs that keep every promise, with a proof of how much cheaper any plan could be.
+"""Preset ``best``: the cheapest GPUs that are within every SLO, with a proof of how much cheaper any plan could be.
 
 A few services that may not be cut: exact, by :mod:`exact`. Otherwise column generation with :mod:`columns`, whole
 numbers by HiGHS, and searches that miss nothing to raise the bound until it meets the plan. Many services that all
-differ: the same on one handful after the other (:mod:`rolling`).
+differ: the same in batches (:mod:`in_batches`).
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ def _most_fractional(gpus: FloatArray) -> int | None:
 
 
 def volume(problem: Problem) -> float:
-    """Dollars an hour for the shares everybody needs alone, as if shares could be cut and mixed at will."""
+    """Dollars an hour for the shares that services need alone, as if shares could be cut and mixed at will."""
     cheapest = [math.inf] * len(problem.kinds)
     for index, item in enumerate(problem.items):
         for packing in problem.packings:

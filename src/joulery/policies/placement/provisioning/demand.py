@@ -1,4 +1,4 @@
-"""From promises to sizes: Theorem 1 of iGniter, and the parts a service is cut into when one GPU is too small."""
+"""From SLOs to sizes: Theorem 1 of iGniter, and the parts a service is cut into when one GPU is too small."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Size(NamedTuple):
 
 
 def slo_ms(workload: Workload) -> float:
-    """The promised latency in ms, free of the rounding that the conversion from seconds adds."""
+    """The latency SLO in ms, free of the rounding that the conversion from seconds adds."""
     return round(workload.slo.latency_s * 1e3, 9)
 
 
@@ -85,11 +85,14 @@ def alone(profile: InterferenceProfile, model: ModelCoefficients, batch: int, sh
     return latency(profile.gpu, model, batch, own, Neighbourhood().with_process(own))
 
 
-def parts_of(profile: InterferenceProfile, index: int, workload: Workload) -> list[tuple[Part, Size, bool]]:
+def parts_of(
+    profile: InterferenceProfile, index: int, workload: Workload, max_batch: int = MAX_BATCH
+) -> list[tuple[Part, Size, bool]]:
     """The parts of a service as the published code cuts it, each with its size and whether it has a GPU to itself.
 
     A service that fits one GPU stays whole. Otherwise: the largest batch that keeps half the SLO on a whole GPU, a
-    replica for every nine tenths of its throughput, and the rest as a part like any other.
+    replica for every nine tenths of its throughput, and the rest as a part like any other. No part has a batch above
+    ``max_batch``; the published code sets no limit, and its profiles reach 32.
 
     Raises:
         InfeasibleError: Not even a batch of one on a whole GPU is fast enough, or it takes absurdly many GPUs.
@@ -97,9 +100,9 @@ def parts_of(profile: InterferenceProfile, index: int, workload: Workload) -> li
     """
     model, half_ms = profile[workload.model], slo_ms(workload) / 2
     whole = size(profile, model, half_ms, workload.rate_rps)
-    if _fits(profile, whole):
+    if _fits(profile, whole, max_batch):
         return [(Part(index, 0, 1, workload.rate_rps), whole, False)]
-    batch = _largest_batch(profile, model, half_ms, whole.batch)
+    batch = _largest_batch(profile, model, half_ms, min(whole.batch, max_batch))
     if batch == 0:
         raise too_fast(profile, workload, alone(profile, model, 1, 100.0).total_ms, half_ms)
     per_replica = math.ceil(0.9 * alone(profile, model, batch, 100.0).throughput_rps(batch))
@@ -110,19 +113,19 @@ def parts_of(profile: InterferenceProfile, index: int, workload: Workload) -> li
     parts = [(Part(index, i, replicas, float(per_replica)), dedicated, True) for i in range(replicas - 1)]
     rest_rps = workload.rate_rps - per_replica * (replicas - 1)
     rest = size(profile, model, half_ms, rest_rps)
-    own_gpu = not _fits(profile, rest)
+    own_gpu = not _fits(profile, rest, max_batch)
     return [*parts, (Part(index, replicas - 1, replicas, rest_rps), dedicated if own_gpu else rest, own_gpu)]
 
 
-def _fits(profile: InterferenceProfile, need: Size) -> bool:
+def _fits(profile: InterferenceProfile, need: Size, max_batch: int) -> bool:
     """Whether Theorem 1 found a share of one GPU, with a batch the model is meant for."""
-    return need.room_ms > 0 and need.work > 0 and need.batch <= MAX_BATCH and need.units <= units_of(profile.gpu)
+    return need.room_ms > 0 and need.work > 0 and need.batch <= max_batch and need.units <= units_of(profile.gpu)
 
 
 def _largest_batch(profile: InterferenceProfile, model: ModelCoefficients, half_ms: float, limit: int) -> int:
     """The largest batch up to ``limit`` that keeps half the SLO on a whole GPU; 0 when none does."""
     best = 0
-    for batch in range(1, min(limit, MAX_BATCH) + 1):
+    for batch in range(1, limit + 1):
         if alone(profile, model, batch, 100.0).total_ms >= half_ms:
             break
         best = batch
@@ -130,7 +133,7 @@ def _largest_batch(profile: InterferenceProfile, model: ModelCoefficients, half_
 
 
 def too_fast(profile: InterferenceProfile, workload: Workload, best_ms: float, allowed_ms: float) -> InfeasibleError:
-    """The error for a promise that no share of the GPU type can keep."""
+    """The error for an SLO that no share of the GPU type can meet."""
     return InfeasibleError(
         f"service {workload.id}: {workload.model} takes {best_ms:.3f} ms for a single request on a whole "
         f"{profile.gpu.name}, but {allowed_ms:.3f} ms is all its SLO of {slo_ms(workload):g} ms leaves for a batch",

@@ -6,7 +6,7 @@ each GPU; and no GPU can do better than take a process without anyone's share gr
 that does.
 
 Faithful includes its faults: a GPU opened for a process gives it the lower bound unchecked, so a process that throttles
-the clock all by itself breaks its promise. Whoever assembles the plan reports that (``policies.provision.predict``).
+the clock all by itself violates its SLO. The assembler of the plan reports that (``policies.provision.predict``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from joulery.domain.gpu.provisioning import Workload
 from joulery.perf.interference.model import GpuCoefficients, InterferenceProfile, ModelCoefficients, launch_delay_ms
 from joulery.policies.placement.provisioning.allocate import Figures, Process, process, settle, slowdown, units_of
-from joulery.policies.placement.provisioning.demand import Part, Size, parts_of, slo_ms
+from joulery.policies.placement.provisioning.demand import MAX_BATCH, Part, Size, parts_of, slo_ms
 from joulery.policies.placement.provisioning.predict import Share
 
 _ROUNDING = 1e-9
@@ -71,7 +71,7 @@ class _Gpu:
         self.refused: set[int] = set()
 
     def place(self, request: _Request, units: list[int], gpu: GpuCoefficients, refusals: _Refusals) -> None:
-        """Take a process in; ``units`` are everyone's from now on."""
+        """Take a process in; ``units`` are the new units of all processes."""
         self.parts.append(request.part)
         self.processes.append(request.process)
         self.units, self.room = units, units_of(gpu) - sum(units)
@@ -98,12 +98,15 @@ def _tension(one: Process, figures: Figures, delay_ms: float, cache_percent: flo
     return time_ms / one.limit_ms, stretch_ms / one.limit_ms
 
 
-def plan(workloads: Sequence[Workload], profile: InterferenceProfile) -> tuple[tuple[Share, ...], ...]:
+def plan(
+    workloads: Sequence[Workload], profile: InterferenceProfile, max_batch: int = MAX_BATCH
+) -> tuple[tuple[Share, ...], ...]:
     """Provision one GPU type as the paper does (Alg. 1).
 
     Args:
         workloads: The services, in the order that breaks ties.
         profile: Coefficients of the GPU type.
+        max_batch: Largest batch; a service that needs a larger one is cut into replicas.
 
     Returns:
         The processes of each GPU, GPUs in the order they were opened, processes in the order they came. The very
@@ -118,7 +121,7 @@ def plan(workloads: Sequence[Workload], profile: InterferenceProfile) -> tuple[t
     requests: list[_Request] = []
     known: dict[Process, Process] = {}
     for index, workload in enumerate(workloads):
-        for part, need, own_gpu in parts_of(profile, index, workload):
+        for part, need, own_gpu in parts_of(profile, index, workload, max_batch):
             if own_gpu:
                 dedicated.append((Share(part, 100.0, need.batch),))
             else:
@@ -162,7 +165,7 @@ def _fill(requests: Sequence[_Request], gpu: GpuCoefficients) -> list[_Gpu]:
 
 
 def _choose(gpus: Sequence[_Gpu], request: _Request, coefficients: GpuCoefficients) -> tuple[_Gpu | None, list[int]]:
-    """Alg. 1, lines 6-12: the GPU that takes the process with the least growth, and everyone's units there."""
+    """Alg. 1, lines 6-12: the GPU that takes the process with the least growth, and the units of all its processes."""
     _, one, lower, (active_ms, power_w, cache_percent) = request
     stretch_ms = active_ms * one.cache_sensitivity
     alone_ms, limit_ms = one.launch_ms + active_ms - _ROUNDING, one.limit_ms
@@ -196,7 +199,7 @@ def _choose(gpus: Sequence[_Gpu], request: _Request, coefficients: GpuCoefficien
 
 
 def _try(gpu: _Gpu, request: _Request, coefficients: GpuCoefficients, bar: int) -> list[int] | None:
-    """Alg. 2 for one process more: everyone's units, or None once they have grown by ``bar`` or more."""
+    """Alg. 2 for one process more: the units of all processes, or None once they have grown by ``bar`` or more."""
     if not gpu.processes:
         return _try_alone(request, coefficients, bar)
     units = [*gpu.units, request.units]

@@ -1,6 +1,6 @@
 """The ways to serve a service: into how many replicas it is cut, and which batches fit on a GPU type.
 
-Services that are alike (same model, promise, rate and arrivals) form one class and are planned as one.
+Services that are alike (same model, SLO, rate and arrivals) form one class and are planned as one.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _options(workload: Workload, stream: Stream, gpu_type: GpuType, rules: Rules
 
 
 def _too_fast(workload: Workload, types: Sequence[GpuType], rules: Rules) -> InfeasibleError:
-    """The error for a promise that no share of any GPU type can keep, naming the best it could get."""
+    """The error for an SLO that no share of any GPU type can meet, naming the best it could get."""
     best_ms, best = min(
         ((alone(t.profile, t.profile[workload.model], 1, 100.0).total_ms, t) for t in types), key=lambda found: found[0]
     )

@@ -1,9 +1,9 @@
 """Which replicas fit on one GPU together, and how little they could possibly need there.
 
-Two answers to the same question. :meth:`Packing.fit` finds batches and shares that keep every promise: what it returns
-can be run. :meth:`Packing.least` bounds from below the units that *any* choice of batches needs: what it rules out is
-impossible, so proofs may rest on it. Both only grow when a replica is added, so what does not fit has no larger set
-that does.
+Two answers to the same question. :meth:`Packing.fit` finds batches and shares that are within every SLO: what it
+returns can be run. :meth:`Packing.least` bounds from below the units that *any* choice of batches needs: what it rules
+out is impossible, so proofs may rest on it. Both only grow when a replica is added, so no superset of a set that does
+not fit can fit.
 
 The bound takes each neighbour at the least power and cache use it could ever have. What an option needs then follows
 from three numbers of the neighbourhood: the speed of the clock, the stretch by the cache, the delay of launches. Within
@@ -139,7 +139,7 @@ class Packing:
         return best
 
     def fit(self, pattern: Pattern) -> Layout | None:
-        """Batches and shares with which the pattern keeps every promise; None when none were found."""
+        """Batches and shares with which the pattern is within every SLO; None when none were found."""
         if pattern not in self._fits:
             self._fits[pattern] = self._search(pattern)
         return self._fits[pattern]

@@ -56,7 +56,7 @@ def provision(
     reasons: list[InfeasibleError | ConfigError] = []
     for index, gpu_type in enumerate(types):
         try:
-            placed = _one_type(policy, workloads, gpu_type, index)
+            placed = _one_type(policy, workloads, gpu_type, index, rules.max_batch)
         except (InfeasibleError, ConfigError) as error:
             reasons.append(error)
             continue
@@ -89,7 +89,7 @@ def followed(
 
 
 def lower_bound(workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules) -> PlanBound:
-    """What no plan costs less than, services uncut where they can be: the yardstick of policies that prove nothing.
+    """What no plan costs less than, services uncut where they can be: the baseline of policies that prove nothing.
 
     Exact for a few services; the sum of the shares needed alone for many.
 
@@ -106,9 +106,11 @@ def lower_bound(workloads: Sequence[Workload], types: Sequence[GpuType], rules: 
     return best.volume_bound(workloads, types, rules)
 
 
-def _one_type(policy: str, workloads: Sequence[Workload], gpu_type: GpuType, index: int) -> list[Placed]:
+def _one_type(
+    policy: str, workloads: Sequence[Workload], gpu_type: GpuType, index: int, max_batch: int
+) -> list[Placed]:
     plan = igniter.plan if policy == "igniter" else BASELINES[policy]
-    placed = [Placed(index, shares) for shares in plan(workloads, gpu_type.profile) if shares]
+    placed = [Placed(index, shares) for shares in plan(workloads, gpu_type.profile, max_batch) if shares]
     if gpu_type.available is not None and len(placed) > gpu_type.available:
         raise InfeasibleError(
             f"{policy} needs {len(placed)} {gpu_type.name}, but there are {gpu_type.available}",

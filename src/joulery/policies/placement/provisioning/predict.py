@@ -1,4 +1,4 @@
-"""From shares to a plan: what the model predicts for every process, and which promises it would break."""
+"""From shares to a plan: what the model predicts for every process, and which SLOs it would violate."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class _Limits:
 
 
 def violations_of(gpus: Sequence[PlannedGpu]) -> tuple[Violation, ...]:
-    """Every promise the plan is predicted to break: latency, throughput, or more than a whole GPU given away."""
+    """Every SLO violation that is predicted: latency, throughput, or more than a whole GPU given away."""
     found: list[Violation] = []
     for index, gpu in enumerate(gpus):
         if gpu.share_ratio > 1 + TOLERANCE:

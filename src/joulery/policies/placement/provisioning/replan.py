@@ -1,7 +1,7 @@
 """From a running plan to the next: what would move, and how to follow a change of services by moving little.
 
 A *move* is a process that runs in both plans and would run on another GPU. Starting a new process, stopping one, and
-changing a share or batch in place are counted apart: they interrupt nobody.
+changing a share or batch in place are counted apart: they interrupt no request.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ def follow(
     rules: Rules,
     max_migrations: int = 0,
 ) -> tuple[Placed, ...]:
-    """A plan for today's services that leaves yesterday's where they are, as far as promises allow.
+    """A plan for today's services that leaves yesterday's where they are, as far as SLOs allow.
 
-    Shares and batches change in place. A process moves only when its GPU can no longer keep everybody's promises, or,
-    within ``max_migrations``, when that empties a GPU.
+    Shares and batches change in place. A process migrates only when its GPU can no longer keep every service
+    within its SLO, or, within ``max_migrations``, when that empties a GPU.
 
     Args:
         running: What runs.
@@ -156,7 +156,7 @@ class _Fleet:
         return None if layout is None else layout.total
 
     def evict(self) -> None:
-        """Take processes off GPUs that can no longer keep everybody's promises, as few as possible."""
+        """Take processes off GPUs that can no longer keep every service within its SLO, as few as possible."""
         for gpu, processes in enumerate(self.gpus):
             alone = self.problem.packings[self.types[gpu]].alone
             for process in sorted(processes, key=lambda p: int(alone[p.item])):
@@ -220,12 +220,12 @@ class _Fleet:
                 f"no GPU is left for service {name}",
                 binding="number of GPUs",
                 nearest={"unserved": [name]},
-                hint="raise `available` in the fleet, or relax its promise",
+                hint="raise `available` in the fleet, or relax its SLO",
             )
         return min(possible)[1]
 
     def consolidate(self, max_migrations: int) -> None:
-        """Give GPUs back whose processes find room elsewhere, those with the fewest first, within the moves allowed."""
+        """Release GPUs whose processes find room elsewhere, those with the fewest first, within ``max_migrations``."""
         left = max_migrations
         for gpu in sorted(range(len(self.gpus)), key=lambda gpu: len(self.gpus[gpu])):
             if not 0 < len(self.gpus[gpu]) <= left:

@@ -39,7 +39,7 @@ class Rules:
         max_replicas: A service may be served by up to this many equal replicas, or by as many as it cannot do without.
         margin_ratio: Latencies are taken to be longer, and demands larger, by this ratio.
         noise_cv: Coefficient of variation of a batch's time from batch to batch; with the full SLO accounted for, the
-            promised quantile of that time counts instead of its mean.
+            SLO quantile of that time counts instead of its mean.
     """
 
     accounting: Accounting = Accounting.HALF_SLO
@@ -88,7 +88,7 @@ def limit_ms(
     """What the execution of a full batch (t_gpu) may take for latency and throughput to be kept.
 
     Evenly spaced requests wait for a full batch: constraints 13 and 14 of the paper, or the full SLO. Random ones are
-    served as many as have gathered; the limit is where the promised quantile of the waiting and serving time meets the
+    served as many as have gathered; the limit is where the SLO quantile of the waiting and serving time meets the
     SLO.
 
     Args:
@@ -120,7 +120,7 @@ def batch_limit_ms(rules: Rules, workload: Workload, stream: Stream, batch: int)
 
 
 def _unlucky(rules: Rules, workload: Workload) -> float:
-    """The promised quantile of a batch's time over its mean (lognormal); 1 where half of the SLO absorbs it."""
+    """The SLO quantile of a batch's time over its mean (lognormal); 1 where half of the SLO absorbs it."""
     if rules.accounting is Accounting.HALF_SLO or rules.noise_cv == 0:
         return 1.0
     sigma = math.sqrt(math.log1p(rules.noise_cv**2))
@@ -146,7 +146,7 @@ def _random_limit_ms(
     batch: int,
     transfer_ms: float,
 ) -> float:
-    """The execution time of a full batch at which just the promised part of random requests is in time."""
+    """The execution time of a full batch at which just the required part of random requests is in time."""
     deadline_ms, late = slo_ms(workload), 1 - workload.slo.quantile
     shape = batch_shape(gpu, model, batch)
 

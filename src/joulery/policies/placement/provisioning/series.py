@@ -69,7 +69,7 @@ class SeriesPlan:
 
     Attributes:
         periods: In order.
-        peak: The plan for everybody's highest rate at once, to compare with.
+        peak: The plan for every service's highest rate at once, to compare with.
     """
 
     periods: tuple[PlannedPeriod, ...]
@@ -87,7 +87,7 @@ class SeriesPlan:
 
     @property
     def bound_usd(self) -> float:
-        """No plan that keeps every period's promises costs less; 0 where no period has a bound."""
+        """No plan within the SLOs of every period costs less; 0 where no period has a bound."""
         return math.fsum(
             each.plan.bound.usd_per_hour * each.period.hours for each in self.periods if each.plan.bound is not None
         )
@@ -146,7 +146,7 @@ def plan_series(
         max_migrations: How many processes may move from one period to the next, to give GPUs back.
 
     Raises:
-        InfeasibleError: A promise cannot be kept in some period.
+        InfeasibleError: No plan of some period is within the SLOs.
         ConfigError: As ``provision``.
     """
     rules = rules or Rules()

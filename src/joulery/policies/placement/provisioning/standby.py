@@ -1,13 +1,13 @@
-"""Shadow instances: what is done when a plan's prediction was wrong (iGniter, section 4.2).
+"""Standby instances: mend a plan whose prediction was wrong (iGniter, section 4.2).
 
-Beside every instance of a plan waits a *shadow*: a second process with a larger share of the same GPU, by the smaller
-of 10 % and what the plan left. Once a second the promised quantile of the latencies is held against the promise; if it
-is broken, and still broken half a second later (section 5.3), the shadow takes over and the original ends. The shadow
-has been loaded beforehand, so this takes no start of a process. What queued up behind the original is late whatever the
-shadow does: for ``settle_s`` after it took over nothing is concluded.
+Beside every instance of a plan waits a *standby*: a second process with a larger share of the same GPU, by the smaller
+of 10 % and what the plan left. Once a second the SLO's quantile of the latencies is compared with the SLO. If the SLO
+is violated, and still violated half a second later (section 5.3), the standby takes over and the original ends. The
+standby is loaded beforehand, so no process starts then. Requests that queue behind the original are late anyway: for
+``settle_s`` after the switch nothing is concluded.
 
-A shadow is refused where the shares of its GPU would exceed the whole; the decision then says that the promise is
-broken and nothing here can mend it, which is the sign to plan anew.
+A standby is refused where the shares of its GPU would exceed the whole. The decision then reports an SLO violation that
+only a new plan can mend.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from joulery.domain.errors import DataError
 from joulery.domain.gpu.provisioning import PlannedGpu
 from joulery.domain.serving.service import Slo
 
-ACTIVATE_SHADOW, PROMISE_BROKEN = "activate_shadow", "promise_broken"
+ACTIVATE_STANDBY, SLO_VIOLATED = "activate_shadow", "promise_broken"
 EXTRA_PERCENT = 10.0
-"""What a shadow has more than its original: the largest prediction error the paper measured."""
+"""What a standby has more than its original: the largest prediction error the paper measured."""
 REFUSED_S = 1e9
-"""The latency that a refused request counts with: later than any promise."""
+"""The latency that a refused request counts with: later than any SLO."""
 _ROUNDING_PERCENT = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchedInstance:
     """One instance of a plan.
 
     Attributes:
-        workload: Whose.
+        workload: The service.
         replica: Which of its replicas.
         gpu: Index of its GPU in the plan.
         share_percent: What it has.
-        shadow_percent: What its shadow has; the same where the plan left nothing.
-        slo_s: The promised latency.
+        shadow_percent: What its standby has; the same where the plan left nothing.
+        slo_s: The latency SLO.
         quantile: For which quantile.
     """
 
@@ -64,18 +64,18 @@ def key_of(workload: str, replica: int) -> str:
     return f"{workload}/{replica}"
 
 
-def watched_of(
+def watched_instances(
     gpus: Sequence[PlannedGpu], slos: Mapping[str, Slo], extra_percent: float = EXTRA_PERCENT
-) -> tuple[Watched, ...]:
-    """The instances of a plan with what their shadows would have.
+) -> tuple[WatchedInstance, ...]:
+    """The instances of a plan with what their standbys would have.
 
     Args:
         gpus: The plan.
-        slos: Promise by workload.
-        extra_percent: The most a shadow has more than its original.
+        slos: SLO by workload.
+        extra_percent: The most a standby has more than its original.
     """
     return tuple(
-        Watched(
+        WatchedInstance(
             each.workload,
             each.replica,
             index,
@@ -94,7 +94,7 @@ class Tail(NamedTuple):
 
     Attributes:
         key: Which instance.
-        latency_s: The promised quantile of their latencies; NaN for none.
+        latency_s: The SLO quantile of their latencies; NaN for none.
         requests: How many there were.
     """
 
@@ -103,8 +103,8 @@ class Tail(NamedTuple):
     requests: int
 
 
-class ShadowObservation(NamedTuple):
-    """What the policy sees: every instance's latest tail, counted since its shadow took over, if it did."""
+class StandbyObservation(NamedTuple):
+    """What the policy sees: every instance's latest tail, counted since its standby took over, if it did."""
 
     now_s: float
     tails: tuple[Tail, ...]
@@ -115,19 +115,19 @@ class ShadowObservation(NamedTuple):
         return {"now_s": self.now_s, "tails": tails}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ShadowObservation:
+    def from_dict(cls, data: Mapping[str, Any]) -> StandbyObservation:
         """The observation that :meth:`as_dict` made this of."""
         tails = (Tail(str(k), math.nan if s is None else float(s), int(n)) for k, s, n in data["tails"])
         return cls(float(data["now_s"]), tuple(tails))
 
 
 @dataclass(frozen=True, slots=True)
-class ShadowState:
+class StandbyState:
     """What the policy remembers.
 
     Attributes:
         late_since_s: When each instance was first seen late, while it stays so.
-        active: Since when the shadow of an instance answers.
+        active: Since when the standby of an instance answers.
         broken: Instances that were said to be beyond mending.
     """
 
@@ -137,29 +137,29 @@ class ShadowState:
 
 
 @dataclass(frozen=True, slots=True)
-class ShadowPolicy:
-    """Activates shadows of instances that break their promise.
+class StandbyPolicy:
+    """Activates the standby of an instance that violates its SLO.
 
     Attributes:
         instances: The plan's.
-        confirm_s: A promise must stay broken for so long.
+        confirm_s: An SLO must stay violated for so long.
         fewest: A quantile over fewer requests says nothing.
-        settle_s: How long latencies do not count after a shadow took over.
+        settle_s: How long latencies do not count after a standby took over.
         service: What it watches, for the log: a whole plan.
     """
 
-    instances: tuple[Watched, ...]
+    instances: tuple[WatchedInstance, ...]
     confirm_s: float = 0.5
     fewest: int = 5
     settle_s: float = 2.0
     name: ClassVar[str] = "shadow"
     service: ClassVar[str] = "plan"
 
-    def initial(self) -> ShadowState:
+    def initial(self) -> StandbyState:
         """Every original answers."""
-        return ShadowState()
+        return StandbyState()
 
-    def step(self, state: ShadowState, observation: ShadowObservation, /) -> Step[ShadowState]:
+    def step(self, state: StandbyState, observation: StandbyObservation, /) -> Step[StandbyState]:
         """Look at every instance once, in the order of the plan."""
         tails = {tail.key: tail for tail in observation.tails}
         decisions: list[Decision] = []
@@ -173,7 +173,9 @@ class ShadowPolicy:
             decisions += decision
         return Step(state, tuple(decisions))
 
-    def _look(self, state: ShadowState, one: Watched, tail: Tail, now_s: float) -> tuple[ShadowState, list[Decision]]:
+    def _look(
+        self, state: StandbyState, one: WatchedInstance, tail: Tail, now_s: float
+    ) -> tuple[StandbyState, list[Decision]]:
         late = dict(state.late_since_s)
         if tail.latency_s <= one.slo_s:
             late.pop(one.key, None)
@@ -190,28 +192,28 @@ class ShadowPolicy:
         refusal = self._refusal(state, one)
         if refusal:
             reason = f"{seen}: {refusal}"
-            broken = Decision(PROMISE_BROKEN, one.key, None, self.name, reason, cause="latency")
+            broken = Decision(SLO_VIOLATED, one.key, None, self.name, reason, cause="latency")
             return replace(state, broken=state.broken | {one.key}), [broken]
         late.pop(one.key)
         active = MappingProxyType({**state.active, one.key: now_s})
         state = replace(state, late_since_s=MappingProxyType(late), active=active)
         shares = f"{one.shadow_percent:g} % takes over from the original's {one.share_percent:g} %"
-        reason = f"{seen}: the shadow with {shares}"
-        return state, [Decision(ACTIVATE_SHADOW, one.key, one.shadow_percent, self.name, reason, cause="latency")]
+        reason = f"{seen}: the standby with {shares}"
+        return state, [Decision(ACTIVATE_STANDBY, one.key, one.shadow_percent, self.name, reason, cause="latency")]
 
-    def _refusal(self, state: ShadowState, one: Watched) -> str:
-        """Why its shadow cannot help; empty when it can."""
+    def _refusal(self, state: StandbyState, one: WatchedInstance) -> str:
+        """Why its standby cannot help; empty when it can."""
         if one.key in state.active:
-            return "its shadow answers already"
+            return "its standby answers already"
         if one.shadow_percent <= one.share_percent:
-            return "the plan left nothing of its GPU for a shadow"
+            return "the plan left nothing of its GPU for a standby"
         used = math.fsum(
             other.shadow_percent if other.key in state.active or other is one else other.share_percent
             for other in self.instances
             if other.gpu == one.gpu
         )
         if used > 100 + _ROUNDING_PERCENT:
-            return "another shadow has what the plan left of its GPU"
+            return "another standby has what the plan left of its GPU"
         return ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -224,14 +226,14 @@ class ShadowPolicy:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ShadowPolicy:
+    def from_dict(cls, data: Mapping[str, Any]) -> StandbyPolicy:
         """The policy that :meth:`as_dict` made this of.
 
         Raises:
             DataError: It did not.
         """
         try:
-            instances = tuple(Watched(**one) for one in data["instances"])
+            instances = tuple(WatchedInstance(**one) for one in data["instances"])
             return cls(instances, float(data["confirm_s"]), int(data["fewest"]), float(data["settle_s"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"not a shadow policy: {error!r}") from error
+            raise DataError(f"not a standby policy: {error!r}") from error

@@ -1,0 +1,66 @@
+"""From a site file to a request for shares: batch limits and the margin that a profile's own errors ask for."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from joulery.app.planning.plans import PlanOptions, plan_site
+from joulery.app.planning.shares import share_request
+from joulery.config import load
+from joulery.domain.errors import ConfigError
+from joulery.perf import catalog
+from joulery.perf.interference.document import as_document
+from joulery.perf.interference.model import ModelFit
+
+SITE = """
+joulery: 1
+fleet: {{gpus: [{{name: V100, profile_file: profile.json, price: 3.06 USD/h}}]}}
+plan: {{arrivals: {{kind: constant}}{plan}}}
+services:
+  - {{name: A, model: alexnet, rate: {rate} /s, slo: {{latency: 15 ms, quantile: 99 %}}}}
+"""
+
+
+def site(tmp_path, errors=(), plan="", rate=400):
+    profile = replace(catalog.profile("v100"), fits=(ModelFit("alexnet", "held-out pairs", tuple(errors)),))
+    (tmp_path / "profile.json").write_text(json.dumps(as_document(profile if errors else catalog.profile("v100"))))
+    (tmp_path / "site.yaml").write_text(SITE.format(plan=plan, rate=rate))
+    return load(tmp_path / "site.yaml")
+
+
+def test_the_errors_a_profile_reports_become_the_margin(tmp_path):
+    assert share_request(site(tmp_path)).rules.margin_ratio == 0.0
+    wrong = site(tmp_path, [-0.2] * 20)
+    assert share_request(wrong).rules.margin_ratio == pytest.approx(0.25), "measured is 1.25 times the prediction"
+    assert plan_site(wrong).document()["margin_ratio"] == pytest.approx(0.25)
+
+
+def test_predictions_that_are_too_long_need_no_margin(tmp_path):
+    assert share_request(site(tmp_path, [0.6] * 20)).rules.margin_ratio == 0.0
+
+
+def test_a_margin_that_is_stated_counts(tmp_path):
+    assert share_request(site(tmp_path, [-0.2] * 20, plan=", margin: 5 %")).rules.margin_ratio == 0.05
+
+
+def test_a_margin_takes_a_larger_share(tmp_path):
+    careful = plan_site(site(tmp_path, [-0.2] * 20)).plan
+    bold = plan_site(site(tmp_path)).plan
+    assert careful.gpus[0].share_ratio > bold.gpus[0].share_ratio
+    assert all(each.latency_s * 1.25 <= each.limit_s for gpu in careful.gpus for each in gpu.instances)
+
+
+def test_a_profile_that_predicts_nothing_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="alexnet") as caught:
+        share_request(site(tmp_path, [-0.95] * 20))
+    assert "margin" in caught.value.hint
+
+
+@pytest.mark.parametrize("preset", ["igniter", "best", "ffd", "ffd++", "gslice", "gpulets"])
+@pytest.mark.parametrize("rate", [300, 9000])
+def test_no_preset_plans_a_batch_above_the_limit(tmp_path, preset, rate):
+    """9000 /s takes replicas: the limit holds on that path as well."""
+    plan = plan_site(site(tmp_path, plan=", max_batch: 8", rate=rate), PlanOptions(preset)).plan
+    batches = [each.batch for gpu in plan.gpus for each in gpu.instances]
+    assert batches and max(batches) <= 8
