@@ -7,11 +7,10 @@ import statistics
 import numpy as np
 
 from benchmarks import Result
-from joulery.accounting import regression
+from joulery.accounting import estimators
 from joulery.accounting.align import align
-from joulery.accounting.fairshare import device_power
+from joulery.accounting.estimators import device_power, regress
 from joulery.accounting.precision import pearson
-from joulery.accounting.regression import regress
 from joulery.accounting.session import session
 from tests.accounting.simulated_step import DEVICE, Simulated, simulate
 
@@ -44,7 +43,7 @@ def run() -> Result:
             ridge.append(error(_estimated(sim), sim.truth_j))
         means[update_s, seconds] = statistics.fmean(recency), statistics.fmean(ridge)
         cells = (f"{statistics.fmean(values):.1%} (worst {max(values):.1%})" for values in (recency, ridge))
-        offered = "yes" if update_s <= regression.MAX_RESOLUTION_S else "no"
+        offered = "yes" if update_s <= estimators.MAX_RESOLUTION_S else "no"
         rows.append((f"{update_s * 1e3:g} ms, {seconds:g} s", *cells, f"{statistics.fmean(alike):.3f}", offered))
     return Result(
         "Joules by operation against known truth",

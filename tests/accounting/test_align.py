@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joulery.accounting import fairshare
+from joulery.accounting import estimators
 from joulery.accounting.align import align
 from joulery.accounting.edd import powers_w
 from joulery.accounting.precision import Sight, resolution
@@ -63,7 +63,7 @@ def test_random_worlds_equal_algorithm_2_tick_by_tick() -> None:
 def test_slices_of_time_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     worlds = [random_world(seed) for seed in range(3000, 3100)]
     whole = [accounted(world) for world in worlds]
-    monkeypatch.setattr(fairshare, "CHUNK", 2)
+    monkeypatch.setattr(estimators, "CHUNK", 2)
     for world, one in zip(worlds, whole, strict=True):
         assert_equal_to_the_oracle(world)
         cut = accounted(world)

@@ -16,8 +16,8 @@ SOCKET = counter([0, 1, 2, 3], [0, 10, 30, 60])
 """10, 20 and 30 joules in three seconds."""
 
 
-def times(app: list[float], everybody: list[float], cpus: int = 4, device: str = "cpu:0") -> dict[str, BusyTimes]:
-    return {device: BusyTimes(np.arange(len(app) + 1) * S, app, everybody, cpus)}
+def times(app: list[float], total: list[float], cpus: int = 4, device: str = "cpu:0") -> dict[str, BusyTimes]:
+    return {device: BusyTimes(np.arange(len(app) + 1) * S, app, total, cpus)}
 
 
 def charged(busy: dict[str, BusyTimes], **fields: Any) -> tuple[float, float, float, float, float]:
@@ -144,7 +144,7 @@ def test_shares_of_plain_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("edges", "app", "everybody", "says"),
+    ("edges", "app", "total", "says"),
     [
         ([0, 1], [1.0, 1.0], [1.0], "do not fit"),
         ([0, 1], [1.0], [1.0, 1.0], "do not fit"),
@@ -155,7 +155,7 @@ def test_shares_of_plain_numbers() -> None:
     ],
 )
 def test_busy_times_that_make_no_sense_are_refused(
-    edges: list[int], app: list[float], everybody: list[float], says: str
+    edges: list[int], app: list[float], total: list[float], says: str
 ) -> None:
     with pytest.raises(DataError, match=says):
-        BusyTimes(edges, app, everybody)
+        BusyTimes(edges, app, total)

@@ -1,4 +1,4 @@
-"""The energy dependency diagram: who feeds whom among siblings."""
+"""The energy dependency diagram: dataflow among siblings."""
 
 import numpy as np
 

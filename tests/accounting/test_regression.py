@@ -41,7 +41,7 @@ def weighted_error(got: TensorFootprint, truth: dict[str, float]) -> float:
 
 @pytest.mark.parametrize(("update_s", "bound"), [(0.020, 0.05), (0.100, 0.10)])
 def test_readings_of_instants_are_no_means(update_s: float, bound: float) -> None:
-    """Watts of an instant, as a CSV of power holds them: taken for means they mislead, taken as they are they tell."""
+    """Watts of an instant, as a CSV of power holds them: as means they mislead, as instants they do not."""
     for seed in range(3):
         sim = simulate(seed, update_s)
         got = align(sim.trace, {DEVICE: [sim.instant]}, sim.window_ns, estimator="regression")

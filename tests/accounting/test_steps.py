@@ -99,7 +99,7 @@ def test_the_power_limit_of_the_device_settles_what_a_wrap_may_be() -> None:
 
 def test_a_counter_lower_than_its_range_allows_is_a_reset() -> None:
     steps = power_steps(counter([0, 1, 2], [0, 300, 100], wrap_j=100.0))
-    assert shape(steps) == [], "a jump over the range itself cannot be told from several wraps"
+    assert shape(steps) == [], "a jump over the range itself cannot be distinguished from several wraps"
 
 
 def test_a_pause_long_enough_for_two_wraps_is_a_gap() -> None:

@@ -1,5 +1,6 @@
 """Pages written from the code are current, and the navigation lists every page."""
 
+import pydoc
 import re
 from pathlib import Path
 
@@ -38,6 +39,12 @@ def test_every_public_name_is_on_the_python_page():
     text = (DOCS / "reference" / "python.md").read_text()
     for name in set(joulery.__all__) - {"__version__"}:
         assert f"::: joulery.{name}\n" in text or name in ("JouleryError", "Step"), name  # in whole modules below
+
+
+def test_every_name_on_the_python_page_exists():
+    text = (DOCS / "reference" / "python.md").read_text()
+    for path in re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE):
+        assert pydoc.locate(path) is not None, path
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])

@@ -153,7 +153,7 @@ def _play(scene: Play, daemons: list[Daemon]) -> dict[str, object]:
             scene.training()
         else:
             scene.sleeper(size.epochs, scales=number % 2 == 0)
-    second.until(_stops("go to others"), 180)
+    second.until(_stops("slots go to"), 180)
     # slurmctld 22.05 that goes down while GPU jobs are being requeued counts their GPUs as used for ever after.
     _until(lambda: not cluster.run("squeue", "-h", "-t", "CG").strip(), 30)
     cluster.stop_controller()
@@ -178,7 +178,7 @@ def _play(scene: Play, daemons: list[Daemon]) -> dict[str, object]:
         "faults": [fault for job, k in scene.epochs.items() for fault in whole(cluster.folder / f"slurm-{job}.out", k)],
         "grown": sum("from 1 to" in reason or "from 2 to 3" in reason or "to 4" in reason for reason in reasons),
         "shrunk": sum("from 2 to 1" in reason or "from 3 to 2" in reason for reason in reasons),
-        "preempted": sum("go to others" in reason for reason in reasons),
+        "preempted": sum("slots go to" in reason for reason in reasons),
         "refused": len(failed),
         "restarts_of_trainings": scene.restarts(scene.trainings),
         "losses": scene.losses(),

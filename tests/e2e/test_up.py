@@ -115,9 +115,14 @@ def check_contract(summary: dict, *, ended_by_itself: bool = True) -> None:
     assert charged + summary["idle_j"] + summary["unattributed_j"] == pytest.approx(summary["energy_j"], rel=1e-9)
     assert summary["saving_low_ratio"] <= summary["saving_ratio"] <= summary["saving_high_ratio"] < 1
     assert abs(summary["calibration"]["cpu_error_ratio"]) < 1
+    assert (
+        summary["saving_machine_ratio"] == summary["saving_with_idle_ratio"] and 0 <= summary["attainment_ratio"] <= 1
+    )
+    assert summary["baseline_basis"] == "modelled", "the baseline is replayed, never observed"
+    assert summary["planned"] == summary["sent"] + summary["unsent"] and summary["sent"] >= summary["client"]["ok"]
     assert summary["quality"] in ("measured", "modelled", "assumed")
     if ended_by_itself:
-        assert summary["client"]["ok"] == summary["requests"] == summary["client"]["requests"]
+        assert summary["client"]["ok"] == summary["requests"] == summary["client"]["requests"] == summary["planned"]
     page = Path(summary["html"]).read_text()
     assert page.startswith("<!doctype html>") and "http://" not in page.replace("http://www.w3.org", "")
 
@@ -243,7 +248,7 @@ def test_advice_changes_nothing(tmp_path, site):
     summary = json.loads(out.read_text())
     assert summary["variants"] == {"small": 0.0, "large": 1.0} and summary["layout_changes"] == 0
     assert "mode advise: the baseline runs instead" in said
-    left_aside = "sums: mode advise tries nothing on the running service, so search: learning is left aside"
+    left_aside = "sums: search: learning needs mode: act"
     assert left_aside in said
     warned = [entry["text"] for entry in open_run(tmp_path / "run").log("warning")]
     assert [text.startswith(left_aside) for text in warned].count(True) == 1

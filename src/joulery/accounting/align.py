@@ -1,7 +1,7 @@
 """Align events with power: joules by operation, device and phase, and the unattributed rest.
 
 Input is an :class:`~joulery.domain.trace.events.EventTrace` and the power of its devices; output a
-:class:`~joulery.domain.energy.tensor_footprint.TensorFootprint` whose parts add up to the meter. Source: Smaragdine
+:class:`~joulery.domain.energy.tensor_footprint.TensorFootprint` with parts that add up to the meter. Source: Smaragdine
 (ICSE'24), sections 3.2-3.3, with the corrections its Algorithms 1 and 2 need (docs/papers/smaragdine.md lists them).
 """
 
@@ -14,8 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from joulery.accounting.fairshare import DevicePower, device_power, fair_shares
-from joulery.accounting.regression import regress, why_not
+from joulery.accounting.estimators import DevicePower, device_power, fair_shares, regress, why_not
 from joulery.accounting.session import Session, session, unions
 from joulery.accounting.steps import NS_PER_S, PowerSteps, carbon_steps
 from joulery.domain.arrays import FloatArray, IntArray
@@ -56,7 +55,7 @@ def align(
         multiplicity: ``events`` gives every concurrent event a share; ``set`` gives every distinct operation one share
             however many of its events run (the letter of Algorithm 2).
         estimator: ``recency`` gives every instant the power last read; ``regression`` estimates the power of each
-            operation over all readings (:mod:`joulery.accounting.regression`) on devices where that helps, and says
+            operation over all readings (:mod:`joulery.accounting.estimators`) on devices where that helps, and says
             where it does not.
         carbon: Intensity of the grid, for grams; None when they are not asked for.
         pue: Facility energy per IT energy; multiplies grams, never joules.
@@ -69,22 +68,9 @@ def align(
         raise DataError("regression works on events, not on sets of operations", hint="use --multiplicity events")
     cut = session(trace, window_ns)
     columns = _Columns(len(cut.rows), steps)
-    devices, notes = [], list(trace.notes)
-    for name in sorted({*cut.rows.device, *(name for name, channels in power.items() if channels)}):
-        channels = power.get(name, ())
-        meter = device_power(list(channels), window_ns, _resolved_s(channels)) if channels else None
-        entry = _account(cut, name, meter, channels, multiplicity, columns)
-        if carbon is not None and meter is not None:
-            grams = [carbon_steps(c, carbon, pue) for c in channels]
-            entry = _weighed(cut, entry, device_power(grams, window_ns), multiplicity, columns)
-        if estimator == "regression" and meter is not None:
-            entry = _regressed(cut, meter, entry, columns, notes)
-        devices.append(entry)
-    if cut.outside:
-        notes.append(f"{cut.outside} events lie outside the window and are not counted")
-    notes += [f"{entry.device}: no meter, its time is listed without energy" for entry in devices if not entry.metered]
-    notes += _blind_notes(cut, devices, columns)
-    notes += [fault for channels in power.values() for channel in channels for fault in channel.faults]
+    devices, notes = _devices(cut, power, columns, multiplicity, estimator, carbon, pue)
+    notes = [*trace.notes, *notes]
+    notes += _notes(cut, devices, columns, power)
     return TensorFootprint(
         window_ns,
         devices,
@@ -108,6 +94,44 @@ def align(
         feeds=trace.feeds,
         notes=notes,
     )
+
+
+def _devices(
+    cut: Session,
+    power: Mapping[str, Sequence[PowerSteps]],
+    columns: _Columns,
+    multiplicity: Multiplicity,
+    estimator: Estimator,
+    carbon: CarbonSeries | None,
+    pue: float,
+) -> tuple[list[DeviceEnergy], list[str]]:
+    """Fill the rows of every device; the devices by name, and remarks."""
+    devices: list[DeviceEnergy] = []
+    notes: list[str] = []
+    for name in sorted({*cut.rows.device, *(name for name, channels in power.items() if channels)}):
+        channels = power.get(name, ())
+        meter = device_power(list(channels), cut.window_ns, _resolved_s(channels)) if channels else None
+        entry = _account(cut, name, meter, channels, multiplicity, columns)
+        if carbon is not None and meter is not None:
+            grams = [carbon_steps(c, carbon, pue) for c in channels]
+            entry = _weighed(cut, entry, device_power(grams, cut.window_ns), multiplicity, columns)
+        if estimator == "regression" and meter is not None:
+            entry = _regressed(cut, meter, entry, columns, notes)
+        devices.append(entry)
+    return devices, notes
+
+
+def _notes(
+    cut: Session, devices: Sequence[DeviceEnergy], columns: _Columns, power: Mapping[str, Sequence[PowerSteps]]
+) -> list[str]:
+    """What is not counted, and why."""
+    outside = [f"{cut.outside} events lie outside the window and are not counted"] if cut.outside else []
+    return [
+        *outside,
+        *(f"{entry.device}: no meter, its time is listed without energy" for entry in devices if not entry.metered),
+        *_blind_notes(cut, devices, columns),
+        *(fault for channels in power.values() for channel in channels for fault in channel.faults),
+    ]
 
 
 def _blind_notes(cut: Session, devices: Sequence[DeviceEnergy], columns: _Columns) -> list[str]:

@@ -84,7 +84,7 @@ class WindowBins:
     carbon: CarbonSeries | None
 
     def grams(self, energy_j: FloatArray) -> tuple[float, float]:
-        """Grams of the energy of each bin at the meter, and the joules among it whose intensity is known."""
+        """Grams of the energy of each bin at the meter, and its joules with a known intensity."""
         known = ~np.isnan(self.g_per_kwh)
         return float(np.sum(energy_j[known] * self.g_per_kwh[known])) / JOULES_PER_KWH, float(np.sum(energy_j[known]))
 
@@ -161,17 +161,7 @@ def charge(
             ``ShareRule.CAPACITY`` has no number of CPUs.
     """
     bins = window_bins(t0_s, t1_s, carbon, [times.edges_ns for times in busy.values()])
-    rows, covered_s = [], []
-    for item in power:
-        energy_j, covered = energy_by_bin(item, bins.edges_ns)
-        covered_s.append(float(np.sum(covered)))
-        times = busy.get(item.channel.device)
-        if item.channel.device in exclusive:
-            rows.append(_exclusive_row(item, bins, energy_j, idle))
-        elif times is not None:
-            rows.append(_shared_row(item, bins, energy_j, times, idle, by))
-        else:
-            rows.append(_Row(item.channel, unattributed_j=energy_j))
+    rows, covered_s = _rows(power, busy, bins, exclusive, idle, by)
     run = build_footprint(
         bins,
         t0_s,
@@ -206,6 +196,29 @@ class _Row:
     idle_paid_j: FloatArray | None = None
     idle_left_j: FloatArray | None = None
     unattributed_j: FloatArray | None = None
+
+
+def _rows(
+    power: Sequence[PowerSteps],
+    busy: Mapping[str, BusyTimes],
+    bins: WindowBins,
+    exclusive: Collection[str],
+    idle: IdleRule,
+    by: ShareRule,
+) -> tuple[list[_Row], list[float]]:
+    """The energy of every channel, divided, and the covered seconds of each."""
+    rows, covered_s = [], []
+    for item in power:
+        energy_j, covered = energy_by_bin(item, bins.edges_ns)
+        covered_s.append(float(np.sum(covered)))
+        times = busy.get(item.channel.device)
+        if item.channel.device in exclusive:
+            rows.append(_exclusive_row(item, bins, energy_j, idle))
+        elif times is not None:
+            rows.append(_shared_row(item, bins, energy_j, times, idle, by))
+        else:
+            rows.append(_Row(item.channel, unattributed_j=energy_j))
+    return rows, covered_s
 
 
 def _exclusive_row(item: PowerSteps, bins: WindowBins, energy_j: FloatArray, idle: IdleRule) -> _Row:

@@ -35,7 +35,8 @@ from joulery.domain.ports import ClusterBackend
 from joulery.runtime.process import part_environment, process_command
 from joulery.runtime.schedule.intensity import IntensityTracker
 from joulery.runtime.schedule.loops import run_one_round, run_scheduler
-from joulery.runtime.schedule.scheduler import Scheduler, SchedulerTiming, release_all
+from joulery.runtime.schedule.rounds import SchedulerTiming
+from joulery.runtime.schedule.scheduler import Scheduler, release_all
 from joulery.runtime.schedule.state import SchedulerState
 from joulery.runtime.schedule.usage import ended_jobs, live_state
 from joulery.runtime.schedule.watchdog import SchedulerLock

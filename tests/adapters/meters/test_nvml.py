@@ -150,7 +150,7 @@ def test_no_driver(code: int, says: str) -> None:
 
 @pytest.mark.parametrize("driver", [True, False])
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: bool) -> None:
-    """Whoever has no GPU is not told to install something."""
+    """A machine without a GPU gets no hint to install a package."""
 
     def missing(name: str) -> object:
         raise ModuleNotFoundError(name)
@@ -216,3 +216,20 @@ def test_in_a_container_nobody_is_known(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_first_process_namespace_is_recognised() -> None:
     assert sees_host_processes() is (str(Path("/proc/self/ns/pid").readlink()) == "pid:[4026531836]")
+
+
+class WithInstances(FakeNvml):
+    """Boards in MIG mode with one instance, in the second place."""
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, board: FakeBoard) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, board: FakeBoard, index: int) -> FakeBoard:
+        if index != 1:
+            raise error(pynvml.NVML_ERROR_NOT_FOUND)
+        return FakeBoard(uuid="MIG-instance")
+
+
+def test_boards_and_their_instances_are_known_by_uuid() -> None:
+    meter = open_nvml(WithInstances(FakeBoard(uuid="GPU-a"), FakeBoard(uuid="GPU-b", mig=True)))
+    assert meter.uuids == {"GPU-a": "gpu:0", "GPU-b": "gpu:1", "MIG-instance": "gpu:1"}

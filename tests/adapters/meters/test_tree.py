@@ -125,7 +125,7 @@ def test_an_orphan_is_kept_with_its_children_and_counts_when_it_ends_elsewhere(p
     seen.discover()
     assert ticks(seen) == (10 + 35 + 5,)
     assert seen.pids() == {3, 4}
-    # Init waits for 3: nobody in the tree has its time, so it is remembered.
+    # Init waits for 3: no process in the tree has its time, so it is remembered.
     proc.end(3)
     proc.process(4, 77, own=6)
     assert ticks(seen) == (10 + 35 + 6,)

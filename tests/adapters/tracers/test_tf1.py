@@ -55,7 +55,7 @@ def test_the_dataflow_of_the_golden_timeline_and_what_it_leaves_out() -> None:
     key = "bert/encoder/layer_0/attention/self/key/BiasAdd"
     assert ("bert/embeddings/LayerNorm/batchnorm/add_1", key) in trace.feeds
     assert (key, "bert/encoder/layer_0/attention/self/Reshape_1") in trace.feeds
-    assert {name for pair in trace.feeds for name in pair} <= set(trace.ops), "constants that never ran feed nobody"
+    assert {name for pair in trace.feeds for name in pair} <= set(trace.ops), "constants that never ran feed nothing"
 
 
 def timeline(folder: Path, tracks: dict[int, str], events: list[dict[str, Any]]) -> Path:

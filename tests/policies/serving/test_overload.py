@@ -226,3 +226,22 @@ def test_a_threat_replays_from_the_log(world):
     copied = type(observation).from_dict(json.loads(json.dumps(observation.as_dict())))
     state = policy.step(policy.initial(), seen(0.0)).state
     assert policy.step(state, observation).decisions == again.step(state, copied).decisions != ()
+
+
+def test_an_slo_that_no_layout_can_keep_is_not_protected_but_searched(world):
+    """2 ms a request at least, an SLO of 1 ms: the search says so, whatever waits."""
+    policy = trials("learning", 40.0, slo_s=0.001)
+    state = policy.step(policy.initial(), seen(0.0)).state
+    step = policy.step(state, replace(seen(1.0, running=LARGE), queued=5, oldest_wait_s=0.02))
+    assert not step.state.protecting and all(decision.cause != "threat" for decision in step.decisions)
+
+
+def test_objectives_that_change_under_a_threat_are_searched_at_once():
+    policy = predicting(slo_s=0.3)
+    state = policy.step(policy.initial(), seen(0.0)).state
+    threatened = replace(seen(1.0, running=state.layout), queued=500, oldest_wait_s=1.0)
+    state = policy.step(state, threatened).state
+    assert state.protecting
+    policy = replace(policy, objectives=replace(policy.objectives, slo=Slo(0.4)))
+    (decision,) = policy.step(state, replace(threatened, now_s=2.0, running=state.layout)).decisions
+    assert decision.cause == "terms" and "400 ms" in decision.reason

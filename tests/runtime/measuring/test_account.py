@@ -232,7 +232,7 @@ def kept(tmp_path: Path, *, ended: bool, started: bool = True, readings: RunRead
     return folder
 
 
-EVIDENCE = RunReadings(
+READINGS = RunReadings(
     (trace("cpu:0", 100.0),),
     {"cpu:0": busy(1.0, 4.0)},
     offset_ns=(T0_S - 7) * NS_PER_S,
@@ -241,14 +241,14 @@ EVIDENCE = RunReadings(
 
 
 def test_a_run_is_accounted_again_from_what_it_keeps(tmp_path: Path) -> None:
-    report = account_again(open_run(kept(tmp_path, ended=True, readings=EVIDENCE)), None).report
+    report = account_again(open_run(kept(tmp_path, ended=True, readings=READINGS)), None).report
     assert report["energy_j"] == pytest.approx(250)
     assert (report["exit_code"], report["idle_rule"], report["duration_s"]) == (3, "share", 10.0)
     assert report["notes"] == ["something"]
 
 
 def test_a_killed_run_is_accounted_until_its_last_reading(tmp_path: Path) -> None:
-    report = account_again(open_run(kept(tmp_path, ended=False, readings=EVIDENCE)), None).report
+    report = account_again(open_run(kept(tmp_path, ended=False, readings=READINGS)), None).report
     assert report["duration_s"] == pytest.approx(4)
     assert report["energy_j"] == pytest.approx(100)
     assert report["exit_code"] is None

@@ -50,7 +50,7 @@ def drivers() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def driven(drivers: list[subprocess.Popen[str]], tmp_path: Path, *command: str) -> tuple[subprocess.Popen[str], int]:
-    """A driver whose command has started, and the command's process id."""
+    """A driver with a started command, and the command's process id."""
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(tmp_path / "outcome.json"), *command],
         stdout=subprocess.PIPE,
@@ -156,7 +156,7 @@ def test_a_command_that_ignores_a_signal_goes_on(drivers: list[subprocess.Popen[
 def test_a_signal_from_the_command_itself_is_not_sent_back(
     drivers: list[subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    """A program may tell its parent that it is ready; that must not kill it."""
+    """A program may signal its parent that it is ready; that must not kill it."""
     driver, _ = driven(drivers, tmp_path, "sh", "-c", "kill -USR1 $PPID; sleep 0.2; exit 6")
     assert driver.wait() == 6
 

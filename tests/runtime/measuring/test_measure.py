@@ -95,7 +95,7 @@ def test_blocks_may_lie_inside_one_another() -> None:
 
 
 def test_a_block_in_a_thread_that_ends_is_measured_to_its_end() -> None:
-    """The kernel tells the sampler that the thread which started it is gone; the process is not."""
+    """The kernel signals the sampler that its starting thread is gone; the process is not."""
     measurement = joulery.measure(meters=["fake:10"])
     thread = threading.Thread(target=measurement.__enter__)
     thread.start()

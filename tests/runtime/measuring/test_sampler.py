@@ -168,10 +168,10 @@ def test_too_much_of_a_core_doubles_the_period_and_keeps_the_phase() -> None:
     fast = Stream(read, records, 1, clocks=world.clocks)  # type: ignore[arg-type]
     start_ns = world.ns
     run(world, [fast], 10.0, bound=0.03)
-    told = [(at_ns - start_ns, ratio) for at_ns, ratio in world.house if ratio > 0]
+    reported = [(at_ns - start_ns, ratio) for at_ns, ratio in world.house if ratio > 0]
     # 0.5 ms every 10 ms is 5 %: over the bound; every 20 ms is 2.5 %: under it.
-    assert len(told) == 1
-    assert told[0][1] == pytest.approx(0.05, rel=0.1)
+    assert len(reported) == 1
+    assert reported[0][1] == pytest.approx(0.05, rel=0.1)
     gaps = np.diff(records.times_ns) // MS
     assert set(gaps[:90]) == {10}
     assert set(gaps[150:-1]) == {20}
@@ -181,12 +181,12 @@ def test_too_much_of_a_core_doubles_the_period_and_keeps_the_phase() -> None:
 def test_the_period_is_not_doubled_for_ever() -> None:
     world = World()
     limit = SelfLimit(0.01, 4, world.clocks)
-    told = []
+    reported = []
     for _ in range(6):
         world.ns += NS_PER_S
         world.cpu_s += 0.5
-        told.append(limit.exceeded())
-    assert [ratio > 0 for ratio in told] == [True, True, False, False, False, False]
+        reported.append(limit.exceeded())
+    assert [ratio > 0 for ratio in reported] == [True, True, False, False, False, False]
     assert limit.slower == 4
 
 
@@ -219,17 +219,17 @@ def test_a_clock_that_was_set_is_noted(by_ns: int, says: str) -> None:
 
 def test_orders_survive_a_command_line() -> None:
     spec = MeterSpec("cpu-model", {"idle_w": 1.0, "max_w": 2.0})
-    orders = SamplerConfig("/x", 1, 2, True, 0.004, 0.03, (spec,), ("/g", True))
-    again = SamplerConfig.from_json(orders.to_json())
+    config = SamplerConfig("/x", 1, 2, True, 0.004, 0.03, (spec,), ("/g", True))
+    again = SamplerConfig.from_json(config.to_json())
     assert again.meters == (spec,)
-    assert again.to_json() == orders.to_json()
+    assert again.to_json() == config.to_json()
     assert SamplerConfig.from_json(SamplerConfig("/x", 1, 2, True, 0.004, 0.03).to_json()).meters is None
 
 
 FAKE = (MeterSpec("fake", {"channels": [{"watts": [[0, 50]]}]}),)
 
 
-def orders(folder: Path, meters: tuple[MeterSpec, ...] | None = FAKE, **change: Any) -> SamplerConfig:
+def config(folder: Path, meters: tuple[MeterSpec, ...] | None = FAKE, **change: Any) -> SamplerConfig:
     fields = {
         "folder": str(folder),
         "parent": os.getpid(),
@@ -243,7 +243,7 @@ def orders(folder: Path, meters: tuple[MeterSpec, ...] | None = FAKE, **change: 
 
 
 def started(folder: Path, **change: Any) -> SamplerProcess:
-    sampler = SamplerProcess.start(orders(folder, **change))
+    sampler = SamplerProcess.start(config(folder, **change))
     sampler.wait_ready()
     return sampler
 
@@ -287,7 +287,7 @@ def test_it_says_why_it_cannot_start(tmp_path: Path) -> None:
     for number, (spec, kind, says) in enumerate(cases):
         folder = tmp_path / str(number)
         folder.mkdir()
-        sampler = SamplerProcess.start(orders(folder, (spec,)))
+        sampler = SamplerProcess.start(config(folder, (spec,)))
         with pytest.raises(kind, match=says):
             sampler.wait_ready()
         with pytest.raises(kind, match=says):
@@ -296,7 +296,7 @@ def test_it_says_why_it_cannot_start(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_an_error_at_once(tmp_path: Path) -> None:
     with pytest.raises(CapabilityError, match="the sampler cannot be started"):
-        SamplerProcess.start(orders(tmp_path / "nothing"))
+        SamplerProcess.start(config(tmp_path / "nothing"))
 
 
 def test_a_module_of_the_users_folder_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +337,7 @@ def test_a_sampler_that_hangs_is_killed(tmp_path: Path) -> None:
 
 
 def test_one_that_is_not_ready_in_time_is_said(tmp_path: Path) -> None:
-    sampler = SamplerProcess.start(orders(tmp_path))
+    sampler = SamplerProcess.start(config(tmp_path))
     with pytest.raises(CapabilityError, match=r"not ready after 0\.001 s"):
         sampler.wait_ready(0.001)
     sampler.stop()
@@ -369,7 +369,7 @@ time.sleep(60)
 @pytest.mark.parametrize("how", ["alone", "fork"])
 def test_it_outlives_nothing(tmp_path: Path, how: str) -> None:
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, orders(tmp_path).to_json(), how], stdout=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-c", PARENT, config(tmp_path).to_json(), how], stdout=subprocess.PIPE, start_new_session=True
     )
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())

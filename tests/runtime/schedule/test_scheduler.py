@@ -18,12 +18,13 @@ from joulery.accounting.training_jobs import JobWindow, MeasureRules, Tally
 from joulery.adapters.carbon.stated import Stated
 from joulery.config.site import Mode
 from joulery.domain.cluster import ClusterNode, Hold, JobEnergy, JobState, Order, Release, Start, Stop
-from joulery.domain.errors import ActuationError, DataError
+from joulery.domain.errors import ActuationError, CapabilityError, DataError
 from joulery.domain.quality import Quality
 from joulery.policies.training.green import Green
 from joulery.runtime.schedule.energy import SourceTotal
 from joulery.runtime.schedule.intensity import IntensityTracker
-from joulery.runtime.schedule.scheduler import Scheduler, SchedulerTiming, TickResult, release_all
+from joulery.runtime.schedule.rounds import SchedulerTiming
+from joulery.runtime.schedule.scheduler import Scheduler, TickResult, release_all
 from joulery.runtime.schedule.state import SchedulerState, apply_event, compacted, plan_event, tallies_event
 from joulery.store.journal import Journal
 from tests.runtime.schedule.fake_cluster import FakeCluster
@@ -739,6 +740,26 @@ def test_a_cluster_is_never_idler_than_under_plain_backfill(
         return cluster.busy_slot_s
 
     assert play(scheduled=True) >= 0.98 * play(scheduled=False)
+
+
+def test_without_rights_there_is_one_error_and_a_pause(world) -> None:
+    world = world(FakeCluster(slots=1, rate=0.001))
+    for number in (1, 2, 3):
+        world.cluster.submit(number)
+    tried = []
+
+    def refused(action: object) -> str:
+        tried.append(action)
+        raise CapabilityError("Slurm does not let this user change jobs", grant="sacctmgr modify user ...")
+
+    apply, world.cluster.apply = world.cluster.apply, refused
+    world.run(290)
+    assert len(tried) == 1 and len(world.said("note")) == 1
+    world.run(20)
+    assert len(tried) == 2
+    world.cluster.apply = apply
+    world.run(310)
+    assert world.cluster.held() == {2, 3}
 
 
 def test_a_job_that_saves_nothing_is_not_stopped_twice(world) -> None:

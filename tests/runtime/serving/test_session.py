@@ -6,6 +6,7 @@ import pytest
 
 from joulery.app.serving.service import choose
 from joulery.config.site import Mode
+from joulery.domain.serving.engine import Outcome, RequestRecord
 from joulery.runtime.serving.controller import PolicyControl, Revision, queue_limit
 from joulery.runtime.serving.driver import ADVISED, APPLIED
 from joulery.runtime.serving.history import DECISIONS_KEPT, WARNINGS_KEPT, SessionHistory
@@ -43,19 +44,41 @@ def control(tmp_path, history, mode: Mode) -> tuple[PolicyControl, RunningServic
     return PolicyControl({"sums": one}, engine, history, grid, mode, 1.0), one, engine
 
 
-async def test_acting_runs_the_first_layout_and_limits_the_queue(tmp_path, history):
-    made, one, engine = control(tmp_path, history, Mode.ACT)
+def arriving(one: RunningService, rate_rps: float, until_s: float) -> None:
+    for k in range(int(3 * rate_rps)):
+        end_s = until_s - 3 + k / rate_rps
+        one.window.add(RequestRecord("sums", "small", "r", end_s, end_s, end_s, Outcome.OK, 0.0, 0.0, 1, None))
+
+
+async def test_acting_runs_the_first_layout(tmp_path, history):
+    made, one, _ = control(tmp_path, history, Mode.ACT)
     await made.start()
-    assert engine.limits == {"sums": queue_limit(one.chosen)} and engine.limits["sums"] > 0
     assert len(one.layouts) == 1 and one.advised is None and not made.on_trial
     assert [record.outcome for record in history.decisions] == [APPLIED]
     assert [entry["kind"] for entry in open_run(history.writer.path).log()] == ["policy", "step", "decision"]
 
 
-async def test_advice_runs_the_baseline_and_refuses_no_request(tmp_path, history):
-    made, one, engine = control(tmp_path, history, Mode.ADVISE)
+@pytest.mark.parametrize(("mode", "limited"), [(Mode.ACT, True), (Mode.ADVISE, False)])
+async def test_requests_past_the_leanest_layouts_capacity_are_refused_early_in_mode_act(
+    tmp_path, history, mode, limited
+):
+    made, one, engine = control(tmp_path, history, mode)
     await made.start()
-    assert engine.limits == {}
+    limit, (driver,) = queue_limit(one.chosen), made.drivers
+    arriving(one, 0.5 * limit.capacity_rps, 1000.0)
+    await driver.step(1000.0)
+    assert engine.limits.get("sums") is None, "a queue alone refuses nothing"
+    arriving(one, 1.5 * limit.capacity_rps, 2000.0)
+    await driver.step(2000.0)
+    assert engine.limits.get("sums") == (limit.waiting if limited else None)
+    arriving(one, 0.5 * limit.capacity_rps, 3000.0)
+    await driver.step(3000.0)
+    assert engine.limits.get("sums") is None
+
+
+async def test_advice_runs_the_baseline(tmp_path, history):
+    made, one, _ = control(tmp_path, history, Mode.ADVISE)
+    await made.start()
     assert [layout for _, layout in one.layouts] == [one.chosen.base] and one.advised is not None
     assert [record.outcome for record in history.decisions] == [ADVISED]
 
@@ -63,12 +86,14 @@ async def test_advice_runs_the_baseline_and_refuses_no_request(tmp_path, history
 async def test_a_changed_slo_changes_policy_and_queue(tmp_path, history):
     made, one, engine = control(tmp_path, history, Mode.ACT)
     await made.start()
-    wide = engine.limits["sums"]
-    site, config, setup = opened(tmp_path, {"500 ms": "50 ms"})
-    tight = choose(site, config, setup, profile()).policy
+    wide, (driver,) = queue_limit(one.chosen), made.drivers
+    _, _, setup = opened(tmp_path, {"500 ms": "50 ms"})
+    tight = choose(*opened(tmp_path, {"500 ms": "50 ms"}), profile()).policy
     made.revise(Revision("sums", tight, setup.slo))
-    assert one.setup.slo.latency_s == 0.05 and one.chosen.policy is tight and made.drivers[0].policy is tight
-    assert 0 < engine.limits["sums"] < wide / 5
+    assert one.setup.slo.latency_s == 0.05 and one.chosen.policy is tight and driver.policy is tight
+    arriving(one, 2 * wide.capacity_rps, 1000.0)
+    await driver.step(1000.0)
+    assert 0 < engine.limits["sums"] < wide.waiting / 5
 
 
 def test_a_history_keeps_the_latest_and_logs_all(tmp_path, history):

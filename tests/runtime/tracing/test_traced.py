@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -268,3 +269,26 @@ def test_the_environment_keeps_what_was_there(tmp_path: Path) -> None:
         "repeat": 4,
     }
     assert f'SETTINGS = "{inject.SETTINGS}"' in (Path(start_up) / "sitecustomize.py").read_text()
+
+
+def test_gpus_are_matched_by_uuid_not_by_number() -> None:
+    """CUDA_VISIBLE_DEVICES=1: the program's GPU 0 is the second board; a GPU without a meter is charged to no board."""
+
+    def on_gpu(uuids: dict[str, str]) -> dict[str, float]:
+        one = session(0, 10)
+        trace = with_devices(one.trace, ["GPU:0"])
+        boards = [
+            PowerSteps(Channel(f"gpu:{n}", "board", ReadingKind.POWER, "f", Quality.MEASURED), [0, 100 * S], [watts])
+            for n, watts in enumerate((50.0, 300.0))
+        ]
+        known = {"GPU-aaaa": "gpu:0", "GPU-BBBB": "gpu:1"}
+        found = dissect(
+            [replace(one, trace=trace, uuids=uuids)],
+            replace(basis(), power=tuple(boards), exclusive=frozenset({"gpu:0", "gpu:1"}), uuids=known),
+            "recency",
+        )
+        return found.footprint.energy_by_op
+
+    assert on_gpu({"GPU:0": "bbbb"}) == pytest.approx({"net/mm": 3000.0})
+    assert on_gpu({}) == pytest.approx({"net/mm": 500.0})
+    assert on_gpu({"GPU:0": "cccc"}) == {}

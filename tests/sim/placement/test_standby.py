@@ -16,8 +16,8 @@ from joulery.policies.placement.provisioning.standby import (
 )
 from joulery.sim.placement.colocation import Tenant, serve_together
 from joulery.sim.placement.gpu import InterferenceTruth
-from joulery.sim.placement.standby import serve_watched
 from joulery.sim.queues.batching import BatchRule
+from tests.sim.placement.standby_world import serve_watched
 
 END_S = 12.0
 # GPU5 of the paper's plan for its twelve services: W5, W1 and W11 (Fig. 14), and their promises.

@@ -81,6 +81,14 @@ class NvmlMeter:
         """One a board."""
         return tuple(board.channel for board in self.boards)
 
+    @property
+    def uuids(self) -> dict[str, str]:
+        """Device name of each board by its UUID, and of the board of each MIG instance by the instance's."""
+        found = {board.uuid: board.device for board in self.boards}
+        for board, handle in zip(self.boards, self._handles, strict=True):
+            found |= dict.fromkeys(_mig_uuids(self._nvml, handle) if board.mig else (), board.device)
+        return found
+
     def read(self) -> tuple[float, ...]:
         """Joules or watts, as each channel says; NaN for a board that does not answer."""
         return tuple(self._read(slot, reader) for slot, reader in enumerate(self._readers))
@@ -193,6 +201,20 @@ def _board(nvml: Any, handle: Any, device: str) -> tuple[Board, Callable[[], flo
     except nvml.NVMLError:
         mig = False
     return Board(device, name, text(nvml.nvmlDeviceGetUUID(handle)), mig, channel), reader
+
+
+def _mig_uuids(nvml: Any, handle: Any) -> list[str]:
+    """UUIDs of the MIG instances of a board."""
+    found = []
+    try:
+        for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            try:
+                found.append(text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))))
+            except nvml.NVMLError:  # this place holds no instance
+                continue
+    except nvml.NVMLError:
+        return found
+    return found
 
 
 def _source(nvml: Any, handle: Any, device: str, name: str) -> tuple[Channel, Callable[[], float]]:

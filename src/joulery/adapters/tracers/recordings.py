@@ -161,5 +161,6 @@ def _session(
         int(entry["steps"]),
         int(entry["pid"]),
         fit,
-        entry.get("what", "other"),
+        kind=entry.get("what", "other"),
+        uuids=entry.get("gpus", {}),
     )

@@ -13,9 +13,16 @@ from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
 from joulery.domain.gpu.plan_change import PlanDifference
 from joulery.domain.gpu.provisioning import ProvisionPlan
-from joulery.policies.placement.provisioning.planner import followed, lower_bound, provision
+from joulery.policies.placement.provisioning.planner import (
+    PlannedPeriod,
+    SeriesPlan,
+    followed,
+    lower_bound,
+    periods_of,
+    plan_series,
+    provision,
+)
 from joulery.policies.placement.provisioning.replan import difference, running_of
-from joulery.policies.placement.provisioning.series import PlannedPeriod, SeriesPlan, periods_of, plan_series
 from joulery.store.plan_documents import Plan, comparison_document, difference_document, document_of
 from joulery.store.plans import read_plan
 

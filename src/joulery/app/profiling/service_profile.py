@@ -172,16 +172,16 @@ async def _inputs(engine: Engine, setup: ServiceSetup, folder: Path | None) -> l
 def _finished(
     setup: ServiceSetup,
     found: Sequence[MeasuredSlice],
-    evidence: RunReadings,
+    readings: RunReadings,
     plan: Plan,
     answers: Sequence[InferResponse],
 ) -> Profile:
     if setup.gpus:
-        line, others_cores = gpu_power_line(evidence, answers, setup.gpus), math.nan
-        channels = gpu_channels((trace.channel for trace in evidence.traces), setup.gpus)
+        line, others_cores = gpu_power_line(readings, answers, setup.gpus), math.nan
+        channels = gpu_channels((trace.channel for trace in readings.traces), setup.gpus)
     else:
-        line, others_cores = power_line(evidence)
-        channels = cpu_channels(trace.channel for trace in evidence.traces)
+        line, others_cores = power_line(readings)
+        channels = cpu_channels(trace.channel for trace in readings.traces)
     return assemble(
         found,
         line,
@@ -195,14 +195,14 @@ def _finished(
     )
 
 
-def power_line(evidence: RunReadings) -> tuple[PowerLine, float]:
+def power_line(readings: RunReadings) -> tuple[PowerLine, float]:
     """The power of the CPUs over busy cores, and the mean number of cores that others kept busy.
 
     Raises:
         DataError: No meter sees the CPUs, or their power does not follow the load.
     """
-    channels = cpu_channels(trace.channel for trace in evidence.traces)
-    sockets = [times for device, times in evidence.busy.items() if device.startswith("cpu:")]
+    channels = cpu_channels(trace.channel for trace in readings.traces)
+    sockets = [times for device, times in readings.busy.items() if device.startswith("cpu:")]
     if not channels or not sockets:
         raise DataError(
             "no meter sees the power of the CPUs, so no request can be charged for it",
@@ -211,14 +211,14 @@ def power_line(evidence: RunReadings) -> tuple[PowerLine, float]:
     start_ns = max(int(times.edges_ns[0]) for times in sockets)
     end_ns = min(int(times.edges_ns[-1]) for times in sockets)
     bins_ns = np.arange(start_ns, end_ns, round(_BIN_S * 1e9))
-    cores, watts = power_points([power_steps(trace) for trace in evidence.traces], evidence.busy, bins_ns)
+    cores, watts = power_points([power_steps(trace) for trace in readings.traces], readings.busy, bins_ns)
     idle_w = math.fsum(channel.idle_w for channel in channels)
     seconds = (end_ns - start_ns) / 1e9
     others_s = sum(float(np.nansum(np.maximum(times.all_s - times.app_s, 0.0))) for times in sockets)
     return fit_power_line(cores, watts, idle_w=idle_w), others_s / seconds if seconds > 0 else math.nan
 
 
-def gpu_power_line(evidence: RunReadings, answers: Sequence[InferResponse], gpus: Sequence[str]) -> PowerLine:
+def gpu_power_line(readings: RunReadings, answers: Sequence[InferResponse], gpus: Sequence[str]) -> PowerLine:
     """The power of GPUs over how busy they were: requests say when, and with what share of a GPU.
 
     A slice has no meter of its own: what a whole busy GPU draws is shared by arithmetic, so joules are modelled.
@@ -226,13 +226,13 @@ def gpu_power_line(evidence: RunReadings, answers: Sequence[InferResponse], gpus
     Raises:
         DataError: No meter sees the GPUs, or their power does not follow the load.
     """
-    channels = gpu_channels((trace.channel for trace in evidence.traces), gpus)
+    channels = gpu_channels((trace.channel for trace in readings.traces), gpus)
     if {channel.device for channel in channels} != set(gpus):
         raise DataError(
             f"no meter sees the power of {', '.join(gpus)}, so no request can be charged for it",
             hint="add nvml to meters.use; joulery doctor says what can be read",
         )
-    traces = [trace for trace in evidence.traces if trace.channel in channels]
+    traces = [trace for trace in readings.traces if trace.channel in channels]
     start_ns = max(int(trace.t_ns[0]) for trace in traces)
     end_ns = min(int(trace.t_ns[-1]) for trace in traces)
     bins_ns = np.arange(start_ns, end_ns, round(_BIN_S * 1e9))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from joulery.domain.errors import ConfigError
 from joulery.domain.trace.events import EventTrace
@@ -83,6 +84,7 @@ class TracedSession:
         process: Process id.
         clock: How the clocks were tied together.
         kind: Kind of its steps: ``training`` (an optimizer's), ``evaluation`` (calls without gradients) or ``other``.
+        uuids: UUID by the device name that the program gave (``GPU:0``).
     """
 
     trace: EventTrace
@@ -91,6 +93,7 @@ class TracedSession:
     process: int
     clock: ClockFit
     kind: str = "other"
+    uuids: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

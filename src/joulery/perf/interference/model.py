@@ -285,6 +285,7 @@ class InterferenceProfile:
                 f"no coefficients for model {model!r} on {self.gpu.name}",
                 got=model,
                 expected=", ".join(sorted(self.models)) or "a profile with at least one model",
-                hint=f"measure it with `joulery profile {model}`, or name a profile file that holds it",
+                hint=f"measure it with `joulery profile {model}=MODEL --mps 0 --inputs ONE.npz -o FILE` "
+                "(MODEL: an ONNX file or module:function), then name FILE under fleet.gpus as profile_file",
             )
         return self.models[model]

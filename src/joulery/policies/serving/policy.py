@@ -132,15 +132,16 @@ class ServicePolicy:
     def step(self, state: ServiceState, observation: Observation, /) -> Step[ServiceState]:
         """Follow the trial that runs, or begin a search if something moved."""
         state, threat = self._watched(self._observed(state, observation), observation)
-        if threat:
+        changed = messages.changed(state.objectives, self.objectives)
+        if threat and not changed:
             return self._protect(state, observation, threat)
-        if state.protecting:
+        if state.protecting and not changed:
             if observation.now_s - state.threat_s < _ROOM_RATIO * self.trigger.settle_s:
                 return Step(state)
-            state = replace(state, protecting=False)
             moved = self.trigger.demand_moved(self._demand(state), state.planned_rps)
+            state = replace(state, protecting=False)
             return self._search(state, observation, "demand" if moved else "room", "the SLO has room again")
-        changed = messages.changed(state.objectives, self.objectives)
+        state = replace(state, protecting=False)
         if isinstance(self.search, TrialSearch) and state.trying is not None and not changed:
             return self._follow(state, state.trying, observation, self.search)
         cause = ("terms", changed) if changed else self._cause(state, observation)
@@ -164,6 +165,8 @@ class ServicePolicy:
         strained = state.strained + 1 if delay_s > _STRAIN * limit_s else 0
         if not (strained >= 2 or delay_s > _THREAT * limit_s):
             phrase = self._surge(seen)
+        if phrase and not self._attainable(state):
+            phrase = ""
         return replace(state, strained=strained, threat_s=seen.now_s if phrase else state.threat_s), phrase
 
     def _queue_delay(self, seen: Observation) -> tuple[float, str]:
@@ -174,6 +177,17 @@ class ServicePolicy:
         drain_s = seen.queued / capacity_rps if capacity_rps > 0 else 0.0
         delay_s = max(seen.oldest_wait_s, drain_s)
         return delay_s, f"{seen.queued} requests queued, the oldest for {ms(seen.oldest_wait_s)}"
+
+    def _attainable(self, state: ServiceState) -> bool:
+        """Whether the leanest layout answers within the SLO when nothing waits; else protecting it is pointless."""
+        predictor = self.search.predictor
+        if predictor is None:
+            return True
+        try:
+            fastest_s = min(item.loaded.mean_s for item in predictor.instances(self._leanest(state)))
+        except DataError:
+            return True  # one of its variants was not profiled on its slice
+        return fastest_s <= self.objectives.slo.latency_s
 
     def _surge(self, seen: Observation) -> str:
         """That more requests arrive than the running layout can serve; empty where they do not."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,7 +45,8 @@ class Basis:
         t0_s, t1_s: The run, Unix seconds.
         exclusive: Devices the run had to itself.
         carbon: The intensity; None when it is not known.
-        terms: On what terms it is charged.
+        terms: Terms of the charge.
+        uuids: Device name by UUID.
     """
 
     power: tuple[PowerSteps, ...]
@@ -55,6 +56,7 @@ class Basis:
     exclusive: frozenset[str]
     carbon: CarbonSeries | None
     terms: Terms
+    uuids: Mapping[str, str] = field(default_factory=dict)
 
     def charged(self) -> Charged:
         """The run's charge."""
@@ -140,7 +142,7 @@ def _account(
         busy["machine"] = _together(sockets)
     devices = {item.channel.device for item in power}
     exclusive = frozenset(device for device in devices if device.startswith("gpu:") and device not in busy)
-    basis = Basis(power, busy, t0_s, t1_s, exclusive, series, terms)
+    basis = Basis(power, busy, t0_s, t1_s, exclusive, series, terms, readings.uuids)
     charged = basis.charged()
     faults = tuple(fault for item in power for fault in item.faults)
     if charged.run.signal is not None and charged.run.carbon_coverage_ratio < 1:

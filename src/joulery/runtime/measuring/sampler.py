@@ -25,7 +25,15 @@ from typing import Any, Protocol
 from joulery.domain.energy.channel import MeterSpec, ReadingKind
 from joulery.domain.errors import CapabilityError
 from joulery.runtime.measuring.sampler_config import SamplerConfig
-from joulery.runtime.measuring.share import BusyReader, CpuShare, GpuShare, OpenMeters, SharedMeter, TreeReader
+from joulery.runtime.measuring.share import (
+    BusyReader,
+    CpuShare,
+    GpuShare,
+    IdentifiedMeter,
+    OpenMeters,
+    SharedMeter,
+    TreeReader,
+)
 from joulery.store.run.channels import channel_to_dict
 from joulery.store.run.samples import SUFFIX, Appender, SampleWriter
 
@@ -309,7 +317,12 @@ class Sampler:
             columns = [f"{channel.device}:{channel.component}" for channel in channels]
             update_s = min(channel.update_s for channel in channels)
             every = max(1, round(update_s / READS_PER_UPDATE / period_s))
-            described = {"channels": [channel_to_dict(channel) for channel in channels], "period_s": every * period_s}
+            described: dict[str, Any] = {
+                "channels": [channel_to_dict(channel) for channel in channels],
+                "period_s": every * period_s,
+            }
+            if isinstance(meter, IdentifiedMeter):
+                described["uuids"] = dict(meter.uuids)
             writer = self._writer(f"{number}-{channels[0].meter}", columns, {**clock, **described})
             slow = max((c.update_s for c in channels if c.kind is ReadingKind.COUNTER), default=0.0)
             linger_s = LINGER_UPDATES * slow if slow > READS_PER_UPDATE * period_s else 0.0

@@ -75,6 +75,16 @@ class SharedMeter(Protocol):
         ...
 
 
+@runtime_checkable
+class IdentifiedMeter(Protocol):
+    """A meter that knows its devices by UUID."""
+
+    @property
+    def uuids(self) -> Mapping[str, str]:
+        """Device name by UUID."""
+        ...
+
+
 class CpuShare:
     """CPU seconds, cumulative: of all processes and of the run on each socket, and of the sampler itself.
 

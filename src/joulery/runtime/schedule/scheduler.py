@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import orjson
 
-from joulery.accounting.training_jobs import Look, MeasureRules, Tally, observe
+from joulery.accounting.training_jobs import Look, Tally, observe
 from joulery.config.site import Mode
 from joulery.domain.cluster import (
     ClusterAction,
@@ -21,17 +21,13 @@ from joulery.domain.cluster import (
     Release,
     Start,
 )
-from joulery.domain.decisions import Step
 from joulery.domain.errors import ActuationError, CapabilityError, DataError
 from joulery.domain.ports import ClusterBackend
 from joulery.domain.quality import Quality
-from joulery.policies.training.allocation import Allocation, ClusterView
 from joulery.runtime.schedule.decisions import (
     FreeSlots,
     PlannedAction,
     StopRules,
-    capacity,
-    cluster_view,
     kind_name,
     next_actions,
     orphaned_holds,
@@ -39,6 +35,7 @@ from joulery.runtime.schedule.decisions import (
 )
 from joulery.runtime.schedule.energy import NO_TOTALS, energy_delta
 from joulery.runtime.schedule.intensity import IntensityTracker
+from joulery.runtime.schedule.rounds import JournaledPolicy, RoundPlanner, SchedulerTiming
 from joulery.runtime.schedule.state import (
     SchedulerState,
     apply_event,
@@ -54,29 +51,11 @@ COMPACT_BYTES = 8 << 20
 """A journal longer than this is rewritten as the two events that give the same state."""
 
 
+_PAUSE_S = 300.0
+"""Without the rights to change jobs nothing is tried for this long."""
 _REFUSED_QUANTA = 4
 _LEAST_PROGRESS = 0.02
 """Less progress than this is nothing to lose."""
-
-
-class JournaledPolicy(Protocol):
-    """A training policy whose state can be written to the journal."""
-
-    def initial(self) -> Any:
-        """The state before the first round."""
-        ...
-
-    def step(self, state: Any, observation: ClusterView, /) -> Step[Any]:
-        """One round."""
-        ...
-
-    def remember(self, state: Any, /) -> Mapping[str, Any]:
-        """The state, JSON-ready."""
-        ...
-
-    def recall(self, document: Mapping[str, Any], /) -> Any:
-        """The state that :meth:`remember` wrote."""
-        ...
 
 
 class EnergySource(Protocol):
@@ -87,25 +66,6 @@ class EnergySource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerTiming:
-    """The scheduler's times, seconds.
-
-    Attributes:
-        quantum_s: Interval between rounds.
-        restart_s: Time a job loses when it is moved.
-        measure: When an efficiency counts as measured.
-        least_run_s: A job that started less than this ago is not stopped.
-        start_s: How long a released job may take to start on free slots before it reserves them no longer.
-    """
-
-    quantum_s: float
-    restart_s: float
-    measure: MeasureRules
-    least_run_s: float = 0.0
-    start_s: float = 60.0
-
-
 @dataclass(slots=True)
 class TickResult:
     """The result of one look at the cluster.
@@ -114,12 +74,14 @@ class TickResult:
         snapshot: The cluster; None when it did not answer.
         round: Whether the policy made a round.
         unreachable: Whether the cluster stopped answering during the actions; no further action was tried.
+        refused: The error, where the cluster refuses changes by this user.
         done: Actions in order: action, reason, outcome (``applied``, ``advised``, ``shadow``, ``failed``).
     """
 
     snapshot: ClusterSnapshot | None = None
     round: bool = False
     unreachable: bool = False
+    refused: str = ""
     done: list[tuple[ClusterAction, str, str]] = field(default_factory=list)
 
     @property
@@ -127,35 +89,6 @@ class TickResult:
         """True when no action was due and no job is stopping."""
         jobs = () if self.snapshot is None else self.snapshot.jobs
         return self.snapshot is not None and not self.done and all(j.state is not JobState.STOPPING for j in jobs)
-
-
-class _Plan:
-    """The plan of a round while its groups are planned.
-
-    A policy sees the jobs of one group at a time; what it keeps of other jobs stays in its document.
-    """
-
-    def __init__(self, policy: Mapping[str, Any] | None) -> None:
-        self.policy = policy
-        self.target: dict[int, int] = {}
-        self.waiting: list[tuple[int, int]] = []
-        self.newcomers: dict[int, int] = {}
-        self.passive = True
-
-    def policy_of(self, members: list[ClusterJob]) -> dict[str, Any] | None:
-        """The policy's document with the jobs of a group alone; None before the first round."""
-        if self.policy is None:
-            return None
-        own = {str(job.id) for job in members}
-        jobs = {job: entry for job, entry in self.policy.get("jobs", {}).items() if job in own}
-        return {**self.policy, "jobs": jobs}
-
-    def remember(self, document: Mapping[str, Any], members: list[ClusterJob]) -> None:
-        """Keep the policy's document after the round of a group."""
-        own = {str(job.id) for job in members}
-        others = {} if self.policy is None else self.policy.get("jobs", {})
-        kept = {job: entry for job, entry in others.items() if job not in own}
-        self.policy = {**document, "jobs": {**kept, **document.get("jobs", {})}}
 
 
 class Scheduler:
@@ -193,13 +126,13 @@ class Scheduler:
     ) -> None:
         self._backend, self._policy, self._journal, self._energy = backend, policy, journal, energy
         self._intensity, self._log, self._mode, self._timing = intensity, log, mode, timing
-        self._priority_step = priority_step
+        self._planner = RoundPlanner(policy, timing, log, priority_step)
         self.state, unread = replay(journal.entries)
         if unread:
             log("note", {"text": f"{unread} journal events cannot be read and are left out"})
         self._check_policy()
         self._looked_s, self._compact_bytes = math.nan, COMPACT_BYTES
-        self._first = True
+        self._first, self._pause_end_s = True, -math.inf
         self._shadowed: dict[int, ClusterAction] = {}
 
     def tick(self, now_s: float, elapsed_s: float | None = None, *, round_now: bool = False) -> TickResult:
@@ -233,11 +166,16 @@ class Scheduler:
         self._forget(snapshot)
         if round_now or self._due(now_s):
             tick.round = True
-            self._round(snapshot, now_s)
+            changes = self._planner.plan(self.state, snapshot, self._intensity.grid(now_s), now_s)
+            self.record("plan", **plan_event(self.state, **changes))
         self._queue_new(snapshot)
         self._adopt(snapshot)
-        if self._mode is not Mode.ADVISE or tick.round:
+        paused = 0 < self._pause_end_s - now_s <= _PAUSE_S  # a clock that was set back ends it
+        if (self._mode is not Mode.ADVISE or tick.round) and not paused:
             self._act(snapshot, now_s, tick)
+            if tick.refused:
+                self._pause_end_s = now_s + _PAUSE_S
+                self._log("note", {"text": f"no rights: nothing is tried for {_PAUSE_S:g} s. {tick.refused}"})
         if self._mode is not Mode.ADVISE and self._journal.size_bytes > self._compact_bytes:
             self._journal.replace(compacted(self.state))
             self._compact_bytes = max(COMPACT_BYTES, 2 * self._journal.size_bytes)
@@ -333,25 +271,6 @@ class Scheduler:
             if stops is not None and running and job.id not in stops:
                 self.record("started", job=job.id, slots=job.slots)
 
-    def _plannable(self, snapshot: ClusterSnapshot, now_s: float) -> list[ClusterJob]:
-        """The jobs a round ranks: not those the cluster would not start, nor running ones that may not be stopped."""
-        rules = StopRules(None, now_s, self._timing.least_run_s)
-        return [
-            job
-            for job in schedulable(snapshot)
-            if not job.blocked and (job.state is not JobState.RUNNING or rules.allow(job))
-        ]
-
-    def _groups(self, jobs: list[ClusterJob]) -> Iterator[tuple[str, float, list[ClusterJob]]]:
-        """Jobs by pool, and within a pool by class of the cluster's own priority, the highest first."""
-        groups: dict[tuple[str, float], list[ClusterJob]] = {}
-        for job in jobs:
-            priority = self.state.priority.get(job.id, 0.0)
-            rank = math.floor(priority / self._priority_step) if self._priority_step else 0.0
-            groups.setdefault((job.pool, rank), []).append(job)
-        for pool, rank in sorted(groups, key=lambda group: (group[0], -group[1])):
-            yield pool, rank, groups[pool, rank]
-
     def _count(self, snapshot: ClusterSnapshot, now_s: float, elapsed_s: float | None) -> None:
         """Record the tallies that changed since the last tick."""
         if elapsed_s is None:
@@ -395,78 +314,6 @@ class Scheduler:
                 self._log("over", {"job": number, **_facts(ended.get(number)), **_cost(state.tallies.get(number))})
             self.record("gone", job=number)
 
-    def _round(self, snapshot: ClusterSnapshot, now_s: float) -> None:
-        """One round: the policy plans each pool, class by class; the plan is recorded."""
-        jobs, next_round_s = self._plannable(snapshot, now_s), now_s + self._timing.quantum_s
-        if not any(slots > 0 for slots in snapshot.pools.values()):
-            self._log("round", {"text": "no slots are up: nothing is decided", "jobs": len(jobs)})
-            self.record("plan", **plan_event(self.state, next_round_s=next_round_s))
-            return
-        plan = _Plan(self.state.policy)
-        left: dict[str, int] = {}
-        groups = list(self._groups(jobs)) or [("", 0.0, [])]
-        for pool, rank, members in groups:
-            mine = [job for job in jobs if job.pool == pool]
-            gpus = left.setdefault(pool, capacity(snapshot, pool, mine))
-            left[pool] -= self._plan_group(plan, (pool, rank, members), gpus, snapshot, now_s, alone=len(groups) == 1)
-        ranked = {job: slots for job, slots in plan.target.items() if slots}
-        moved = {job.id for job in jobs if job.state is JobState.RUNNING and plan.target.get(job.id) != job.slots}
-        self.record(
-            "plan",
-            **plan_event(
-                self.state,
-                policy=plan.policy,
-                next_round_s=next_round_s,
-                target={**ranked, **{job: 0 for job in plan.target if job not in ranked}},
-                waiting=tuple(plan.waiting),
-                newcomers=plan.newcomers,
-                passive=plan.passive,
-                stops=frozenset(moved),
-            ),
-        )
-
-    def _plan_group(
-        self,
-        plan: _Plan,
-        group: tuple[str, float, list[ClusterJob]],
-        gpus: int,
-        snapshot: ClusterSnapshot,
-        now_s: float,
-        *,
-        alone: bool,
-    ) -> int:
-        """Plan the jobs of one pool and class on so many slots.
-
-        Returns:
-            The slots it uses.
-        """
-        pool, rank, members = group
-        if gpus < 1:
-            plan.target |= {job.id: 0 for job in members}
-            plan.waiting += [(job.id, job.min_slots) for job in members]
-            return 0
-        grid = self._intensity.grid(now_s)
-        view = cluster_view(members, self.state, grid, now_s, self._timing.restart_s, gpus)
-        document = plan.policy_of(members)
-        before = self._policy.initial() if document is None else self._policy.recall(document)
-        step = self._policy.step(before, view)
-        plan.remember(self._policy.remember(step.state), members)
-        used = 0
-        for decision in step.decisions:
-            allocation = decision.value
-            assert isinstance(allocation, Allocation)
-            target = {int(job): int(slots) for job, slots in allocation.run.items()}
-            target |= {job.id: 0 for job in members if job.id not in target}
-            plan.target |= target
-            plan.waiting += [(int(job), int(slots)) for job, slots in allocation.waiting]
-            plan.newcomers |= {int(kind): int(slots) for kind, slots in allocation.newcomer_gpus.items()}
-            plan.passive = plan.passive and allocation.passive
-            where = {} if alone else {"pool": pool, "class": rank}
-            text = {"target": target, "text": decision.reason}
-            self._log("round", {**_seen(snapshot, view, grid.basis), **where, **text})
-            used = sum(target.values())
-        return used
-
     def _queue_new(self, snapshot: ClusterSnapshot) -> None:
         """Jobs submitted since the last round queue behind the ranked ones, at the size their kind starts with."""
         state = self.state
@@ -503,6 +350,7 @@ class Scheduler:
             except (ActuationError, CapabilityError, DataError) as error:
                 outcome, remark = "failed", str(error)
                 tick.unreachable = not isinstance(error, ActuationError)
+                tick.refused = str(error) if isinstance(error, CapabilityError) and error.grant else ""
                 if isinstance(action, Start) and not tick.unreachable:
                     self._keep_shape(action, tick)
         tick.done.append((action, planned.reason, outcome))
@@ -575,19 +423,4 @@ def _cost(tally: Tally | None) -> dict[str, Any]:
         "carbon_covered_j": tally.carbon_covered_j,
         "unmetered_s": tally.unmetered_s,
         "quality": tally.quality,
-    }
-
-
-def _seen(snapshot: ClusterSnapshot, view: ClusterView, basis: str) -> dict[str, Any]:
-    """The policy's view, for the log."""
-    names = ("job", "submit_s", "running", "max_gpus", "requested", "kind", "executed_s", "attained_gpu_s",
-               "remaining_s", "footprint_kg", "degradation", "gpu_w", "min_gpus")  # fmt: skip
-    return {
-        "view": {
-            **{name: getattr(view, name) for name in ("now_s", "gpus", "g_per_kwh", "mean_g_per_kwh", "restart_s")},
-            **{name: getattr(view, name) for name in names},
-        },
-        "mean_of": basis,
-        "free": snapshot.free,
-        "notes": list(snapshot.notes),
     }

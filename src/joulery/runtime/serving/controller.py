@@ -73,6 +73,7 @@ class PolicyControl:
         self._services, self._engine, self._history, self._grid = services, engine, history, grid
         self._mode, self._period_s = mode, period_s
         self._changing, self._arbiter = asyncio.Lock(), TrialArbiter()
+        self._limits: dict[str, QueueLimit | None] = {}
         self._by_name = {
             name: self._driver(one, one.chosen) for name, one in services.items() if one.chosen is not None
         }
@@ -101,7 +102,6 @@ class PolicyControl:
             await driver.step(time.time())
             if driver.failure is not None:
                 raise driver.failure
-            self._limit_queue(name)
 
     def revise(self, revision: Revision) -> None:
         """Go on with new objectives."""
@@ -111,16 +111,20 @@ class PolicyControl:
         one.setup = replace(one.setup, slo=revision.slo)
         one.chosen = replace(one.chosen, policy=revision.policy)
         self._history.add_policy(revision.policy)
-        self._limit_queue(revision.service)
+        self._limits.pop(revision.service, None)
 
-    def _limit_queue(self, name: str) -> None:
-        """Have the engine refuse requests that would be late under the leanest layout; in mode act only.
+    def _limit_queue(self, one: RunningService, arrival_rps: float) -> None:
+        """Have the engine refuse requests early while more arrive than the leanest layout can answer; in act only.
 
         In other modes the layout never changes, and nothing the policy would do may reach a client.
         """
-        chosen = self._services[name].chosen
-        if chosen is not None and self._mode is Mode.ACT and hasattr(self._engine, "limit_queue"):
-            cast(Admission, self._engine).limit_queue(name, queue_limit(chosen))
+        if self._mode is not Mode.ACT or one.chosen is None or not hasattr(self._engine, "limit_queue"):
+            return
+        if one.name not in self._limits:
+            self._limits[one.name] = queue_limit(one.chosen)
+        limit = self._limits[one.name]
+        overloaded = limit is not None and arrival_rps > limit.capacity_rps
+        cast(Admission, self._engine).limit_queue(one.name, limit.waiting if limit is not None and overloaded else None)
 
     def _driver(self, one: RunningService, chosen: PolicyBinding) -> LiveDriver[Any, Observation]:
         return LiveDriver(
@@ -135,6 +139,7 @@ class PolicyControl:
     def _observe(self, one: RunningService, now_s: float) -> Observation:
         observer = ServiceObserver(one.window, self._engine, one.setup.slo, self._grid.at, self._power_w, one.sampling)
         seen = observer.observe(now_s)
+        self._limit_queue(one, seen.arrival_rps)
         if self._mode is not Mode.ACT:
             # The policy observes its advice as if it were carried out; the latency is of another layout and left out.
             return replace(seen, running=one.advised, latency_s=math.nan, requests=0)
@@ -227,8 +232,21 @@ def backlog_of(engine: Engine, service: str) -> list[QueuedRequest]:
     return [request for request in found if request.service == service]
 
 
-def queue_limit(chosen: PolicyBinding) -> int | None:
-    """Requests of a service that may wait: more would miss the SLO under its leanest layout too.
+@dataclass(frozen=True, slots=True)
+class QueueLimit:
+    """When a service refuses requests, and how many may wait then.
+
+    Attributes:
+        capacity_rps: Requests a second of its leanest layout; more arrivals than that overload the service.
+        waiting: Requests that this layout answers within the SLO.
+    """
+
+    capacity_rps: float
+    waiting: int
+
+
+def queue_limit(chosen: PolicyBinding) -> QueueLimit | None:
+    """The limit of a service's queue under overload.
 
     The leanest layout is the candidate with the largest capacity that reaches the minimum accuracy. None where the SLO
     leaves waiting out, or no candidate reaches the accuracy.
@@ -246,7 +264,7 @@ def queue_limit(chosen: PolicyBinding) -> int | None:
         return None
     own_s = max(each.loaded.quantile_s(objectives.slo.quantile) for each in predictor.instances(leanest))
     room_s = max(0.0, objectives.slo.latency_s - own_s)
-    return max(len(leanest.instances), math.ceil(capacity_rps * room_s))
+    return QueueLimit(capacity_rps, max(len(leanest.instances), math.ceil(capacity_rps * room_s)))
 
 
 def running_layout(engine: Engine, service: str) -> Layout | None:

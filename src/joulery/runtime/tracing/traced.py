@@ -18,7 +18,7 @@ from joulery.accounting.steps import NS_PER_S, PowerSteps, carbon_steps, energy_
 from joulery.domain.energy.tensor_footprint import DeviceEnergy, TensorFootprint
 from joulery.domain.errors import DataError
 from joulery.domain.ports import CarbonSource, Tracer
-from joulery.domain.trace.events import EventTrace, joined
+from joulery.domain.trace.events import EventTrace, joined, with_devices
 from joulery.domain.trace.tracing import StepCounts, Steps, TracedSession
 from joulery.runtime.measuring.account import Account, Basis, account_again
 from joulery.store.files import disk_errors
@@ -168,7 +168,7 @@ def dissect(
     parts: list[TensorFootprint] = []
     traces: list[EventTrace] = []
     for group in _together(sessions):
-        events = joined([session.trace for session in group])
+        events = joined([_with_boards(session, basis.uuids) for session in group])
         window = min(s.window_ns[0] for s in group), max(s.window_ns[1] for s in group)
         steps = group[0].steps if len(group) == 1 else 0
         part, trace = _dissect(events, window, basis, estimator, steps)
@@ -244,6 +244,27 @@ def _together(sessions: Sequence[TracedSession]) -> list[list[TracedSession]]:
         else:
             groups.append([session])
     return groups
+
+
+def _with_boards(session: TracedSession, boards: Mapping[str, str]) -> EventTrace:
+    """The events of a session with the meters' names of its GPUs, matched by UUID: a program numbers what it may see.
+
+    A GPU with a UUID that no meter knows keeps its UUID for a name: no other board pays for it.
+    """
+    known = {_bare(uuid): device for uuid, device in boards.items()}
+    if not known or not session.uuids:
+        return session.trace
+    trace = session.trace
+    names = [
+        known.get(_bare(session.uuids[device]), f"gpu:{session.uuids[device]}") if device in session.uuids else device
+        for device in trace.devices
+    ]
+    return with_devices(trace, names)
+
+
+def _bare(uuid: str) -> str:
+    """A UUID as NVML and PyTorch both write it, without the prefix."""
+    return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
 
 
 def _union(windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

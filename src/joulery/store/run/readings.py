@@ -175,6 +175,7 @@ class RunReadings:
         end_ns: Unix nanoseconds of the last reading; None when nothing was read.
         notes: Remarks for the report, in order.
         sampler: Its own statistics: ``late``, ``cpu_s``, ``period_s``; empty if it did not end orderly.
+        uuids: Device name by UUID, of the devices that have one.
     """
 
     traces: tuple[PowerTrace, ...] = ()
@@ -183,6 +184,7 @@ class RunReadings:
     end_ns: int | None = None
     notes: tuple[str, ...] = ()
     sampler: Mapping[str, Any] = field(default_factory=dict)
+    uuids: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_samples(folder: Path) -> RunReadings:
@@ -205,6 +207,7 @@ def readings_from(recordings: Mapping[str, Recording], notes_file: Path) -> RunR
         offset_ns=next((r.header["unix_ns"] - r.header["monotonic_ns"] for r in streams), None),
         end_ns=max((int(r.t_ns[-1]) for r in streams), default=None),
         notes=tuple(note["text"] for note in notes if note["kind"] in ("refused", "meter", "slower", "clock")),
+        uuids={key: name for r in streams for key, name in r.header.get("uuids", {}).items()},
         sampler=next((note for note in notes if note["kind"] == "done"), {}),
     )
 
@@ -249,6 +252,7 @@ def save_readings(readings: RunReadings, writer: RunWriter) -> None:
             "end_ns": readings.end_ns,
             "notes": readings.notes,
             "sampler": dict(readings.sampler),
+            "uuids": dict(readings.uuids),
         },
     )
 

@@ -16,6 +16,7 @@ from joulery.ui.cli import report_error
 from joulery.ui.cli.carbon_flags import carbon_flags
 
 if TYPE_CHECKING:
+    from joulery.accounting.align import Estimator
     from joulery.runtime.measuring.measure import Measured
     from joulery.runtime.tracing.traced import Tracing
 
@@ -50,6 +51,12 @@ if TYPE_CHECKING:
     help="Have its operations recorded: joules by layer.",
 )
 @click.option("--steps", metavar="S", help="Steps to trace: skip=1,warmup=1,active=3,repeat=3.")
+@click.option(
+    "--estimator",
+    type=click.Choice(["recency", "regression"]),
+    default="recency",
+    help="Traced: energy of operations from the last reading, or by regression over all readings.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the footprint as one line of JSON, on standard error too.")
 @click.argument("command_line", nargs=-1, required=True, metavar="CMD...")
 def command(
@@ -63,6 +70,7 @@ def command(
     meters: tuple[str, ...],
     framework: str | None,
     steps: str | None,
+    estimator: Estimator,
     as_json: bool,
     **flags: str | None,
 ) -> int:
@@ -81,7 +89,7 @@ def command(
     )
     terms = Terms(idle, pue, given, None if carbon_at is None else instant_s(carbon_at))
     source = open_carbon(given)
-    tracing = _tracing(framework, steps)
+    tracing = _tracing(framework, steps, estimator)
     guard = ExitCodeFirst()
     with guard:
         measured = measure_command(
@@ -136,7 +144,7 @@ class ExitCodeFirst:
         return isinstance(error, Exception | KeyboardInterrupt)
 
 
-def _tracing(framework: str | None, steps: str | None) -> Tracing | None:
+def _tracing(framework: str | None, steps: str | None, estimator: Estimator) -> Tracing | None:
     if framework is None:
         if steps is not None:
             raise click.UsageError("--steps needs --trace")
@@ -145,7 +153,7 @@ def _tracing(framework: str | None, steps: str | None) -> Tracing | None:
     from joulery.domain.trace.tracing import Steps
     from joulery.runtime.tracing.traced import Tracing
 
-    return Tracing(framework, open_tracer(framework), Steps() if steps is None else Steps.parse(steps))
+    return Tracing(framework, open_tracer(framework), Steps() if steps is None else Steps.parse(steps), estimator)
 
 
 def _tell(measured: Measured, *, as_json: bool) -> None:

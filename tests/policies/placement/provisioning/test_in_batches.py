@@ -7,11 +7,11 @@ import pytest
 from joulery.domain.gpu.provisioning import Workload
 from joulery.domain.serving.service import Slo
 from joulery.policies.placement.provisioning import best
-from joulery.policies.placement.provisioning.demand import Part
 from joulery.policies.placement.provisioning.in_batches import BATCH, plan_in_batches
 from joulery.policies.placement.provisioning.planner import provision
 from joulery.policies.placement.provisioning.predict import Placed, Share
 from joulery.policies.placement.provisioning.rules import Rules
+from joulery.policies.placement.provisioning.sizes import Part
 from tests.policies.placement.provisioning.published import V100
 
 

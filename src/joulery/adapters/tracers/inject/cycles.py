@@ -83,6 +83,10 @@ class Cycles(ABC):
     def _settle(self) -> None:
         """Wait for what the program has started on devices and not waited for: at the edges of a recording."""
 
+    def _gpus(self) -> dict[str, str]:
+        """UUID of each accelerator that the program uses, by its name in the trace; empty where it is not known."""
+        return {}
+
     def _installed(self) -> None:
         """To be called once the hooks are in place."""
         atexit.register(self.finish)
@@ -196,6 +200,7 @@ class Cycles(ABC):
                 "pid": self._pid,
                 "steps": self._steps - self._begin["step"],
                 "what": self._kind,
+                "gpus": self._gpus(),
                 "partial": partial,
                 "begin": self._begin["clock"],
                 "end": clock,

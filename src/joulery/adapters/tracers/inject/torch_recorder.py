@@ -282,6 +282,17 @@ class Recorder(Cycles):
         if self._torch.cuda.is_initialized():
             self._torch.cuda.synchronize()
 
+    def _gpus(self) -> dict[str, str]:
+        cuda = self._torch.cuda
+        if not cuda.is_initialized():
+            return {}
+        found = {}
+        for ordinal in range(cuda.device_count()):
+            uuid = getattr(cuda.get_device_properties(ordinal), "uuid", None)
+            if uuid is not None:
+                found[f"GPU:{ordinal}"] = str(uuid)
+        return found
+
     def _taken(self) -> bool:
         return bool(self._torch._C._autograd._profiler_enabled())
 

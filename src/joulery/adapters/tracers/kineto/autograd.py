@@ -69,7 +69,7 @@ def _forward_ops(host: Host, nodes: IntArray) -> IntArray:
     if ambiguous.any():
         host.notes.append(
             f"{int(ambiguous.sum())} backward nodes carry a sequence number that several threads used and no arrow "
-            "tells which: left without a module"
+            "decides: left without a module"
         )
     return forward[nodes]
 

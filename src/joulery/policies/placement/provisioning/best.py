@@ -19,14 +19,20 @@ from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.provisioning import PlanBound, Workload
 from joulery.policies.placement.provisioning import exact
-from joulery.policies.placement.provisioning.column_generation import Effort, Generator
-from joulery.policies.placement.provisioning.demand import Part
+from joulery.policies.placement.provisioning.column_generation import (
+    Effort,
+    Generator,
+    PricedPattern,
+    Range,
+    Relaxation,
+    Whole,
+)
 from joulery.policies.placement.provisioning.in_batches import plan_in_batches
-from joulery.policies.placement.provisioning.master import PricedPattern, Range, Relaxation, Whole
 from joulery.policies.placement.provisioning.options import Item, Kind, kinds_of
 from joulery.policies.placement.provisioning.packing import Packing, Pattern
 from joulery.policies.placement.provisioning.predict import GpuType, Placed, Share
 from joulery.policies.placement.provisioning.rules import Rules
+from joulery.policies.placement.provisioning.sizes import Part
 
 PROVEN_KINDS = 15
 """Up to so many different services a search for a proof is worth its time."""

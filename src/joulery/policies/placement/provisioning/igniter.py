@@ -16,9 +16,20 @@ from typing import NamedTuple
 
 from joulery.domain.gpu.provisioning import Workload
 from joulery.perf.interference.model import GpuCoefficients, InterferenceProfile, ModelCoefficients, launch_delay_ms
-from joulery.policies.placement.provisioning.allocate import Figures, Process, process, settle, slowdown, units_of
-from joulery.policies.placement.provisioning.demand import MAX_BATCH, Part, Size, parts_of, slo_ms
 from joulery.policies.placement.provisioning.predict import Share
+from joulery.policies.placement.provisioning.sizes import (
+    MAX_BATCH,
+    Figures,
+    Part,
+    Process,
+    Size,
+    parts_of,
+    process,
+    settle,
+    slo_ms,
+    slowdown,
+    units_of,
+)
 
 _ROUNDING = 1e-9
 """Shortcuts leave this much to the exact comparison, so that they never decide what rounding would."""

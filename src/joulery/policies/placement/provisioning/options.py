@@ -10,10 +10,17 @@ from typing import NamedTuple
 
 from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.domain.gpu.provisioning import Workload
-from joulery.policies.placement.provisioning.allocate import Figures, Process, least_units, process
-from joulery.policies.placement.provisioning.demand import MAX_REPLICAS, alone, slo_ms
 from joulery.policies.placement.provisioning.predict import GpuType
 from joulery.policies.placement.provisioning.rules import Rules, Stream, batch_limit_ms, batches_of, limit_ms, stream_of
+from joulery.policies.placement.provisioning.sizes import (
+    MAX_REPLICAS,
+    Figures,
+    Process,
+    alone,
+    least_units,
+    process,
+    slo_ms,
+)
 
 
 class Option(NamedTuple):

@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from joulery.domain.arrays import FloatArray
 from joulery.perf.interference.model import GpuCoefficients, launch_delay_ms
-from joulery.policies.placement.provisioning.allocate import allocate, units_of
 from joulery.policies.placement.provisioning.options import Item, Option
 from joulery.policies.placement.provisioning.predict import GpuType
+from joulery.policies.placement.provisioning.sizes import allocate, units_of
 
 NEVER = 10**6
 """Units of a replica that no share makes fast enough."""

@@ -15,8 +15,8 @@ from joulery.domain.gpu.provisioning import (
     Workload,
 )
 from joulery.perf.interference.model import InterferenceProfile, Neighbourhood, Solo, clock_mhz, demand_w, latency, solo
-from joulery.policies.placement.provisioning.demand import Part
 from joulery.policies.placement.provisioning.rules import Rules, Stream, batch_limit_ms, limit_ms
+from joulery.policies.placement.provisioning.sizes import Part
 
 TOLERANCE = 1e-9
 """Relative slack granted to rounding when a prediction is held against a limit."""

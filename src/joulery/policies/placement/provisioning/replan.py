@@ -16,9 +16,9 @@ from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.plan_change import PlanDifference, ProcessChange, RunningGpu, RunningProcess
 from joulery.domain.gpu.provisioning import PlannedGpu, Workload
 from joulery.policies.placement.provisioning.best import Problem, problem_of
-from joulery.policies.placement.provisioning.demand import Part
 from joulery.policies.placement.provisioning.predict import GpuType, Placed, Share
 from joulery.policies.placement.provisioning.rules import Rules
+from joulery.policies.placement.provisioning.sizes import Part
 
 
 def running_of(gpus: Sequence[PlannedGpu]) -> tuple[RunningGpu, ...]:

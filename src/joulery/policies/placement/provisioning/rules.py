@@ -12,7 +12,7 @@ from joulery.domain.errors import ConfigError
 from joulery.domain.gpu.provisioning import Workload
 from joulery.perf.interference.model import GpuCoefficients, ModelCoefficients, launch_delay_ms, work
 from joulery.perf.queues.batch_queue import late_ratio
-from joulery.policies.placement.provisioning.demand import slo_ms
+from joulery.policies.placement.provisioning.sizes import slo_ms
 
 _COMPANY = 4
 """Processes on a GPU that the launch delay of a random batch is reckoned with."""

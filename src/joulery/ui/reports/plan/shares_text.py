@@ -11,7 +11,7 @@ from rich.text import Text
 from joulery.domain.format import number, percent, si
 from joulery.domain.gpu.plan_change import PlanDifference, ProcessChange
 from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance, ProvisionPlan, Violation
-from joulery.policies.placement.provisioning.series import SeriesPlan
+from joulery.policies.placement.provisioning.planner import SeriesPlan
 
 BAR = 48
 """Characters of a whole GPU."""

@@ -1,0 +1,195 @@
+"""A round of the scheduler: the policy plans each pool of slots, class by class of the cluster's own priority."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from joulery.accounting.training_jobs import MeasureRules
+from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState
+from joulery.domain.decisions import Step
+from joulery.policies.training.allocation import Allocation, ClusterView
+from joulery.runtime.schedule.decisions import StopRules, capacity, cluster_view, schedulable
+from joulery.runtime.schedule.intensity import GridIntensity
+from joulery.runtime.schedule.state import SchedulerState
+
+
+class JournaledPolicy(Protocol):
+    """A training policy whose state can be written to the journal."""
+
+    def initial(self) -> Any:
+        """The state before the first round."""
+        ...
+
+    def step(self, state: Any, observation: ClusterView, /) -> Step[Any]:
+        """One round."""
+        ...
+
+    def remember(self, state: Any, /) -> Mapping[str, Any]:
+        """The state, JSON-ready."""
+        ...
+
+    def recall(self, document: Mapping[str, Any], /) -> Any:
+        """The state that :meth:`remember` wrote."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerTiming:
+    """The scheduler's times, seconds.
+
+    Attributes:
+        quantum_s: Interval between rounds.
+        restart_s: Time a job loses when it is moved.
+        measure: When an efficiency counts as measured.
+        least_run_s: A job that started less than this ago is not stopped.
+        start_s: How long a released job may take to start on free slots before it reserves them no longer.
+    """
+
+    quantum_s: float
+    restart_s: float
+    measure: MeasureRules
+    least_run_s: float = 0.0
+    start_s: float = 60.0
+
+
+class _Plan:
+    """The plan of a round while its groups are planned.
+
+    A policy sees the jobs of one group at a time; what it keeps of other jobs stays in its document.
+    """
+
+    def __init__(self, policy: Mapping[str, Any] | None) -> None:
+        self.policy = policy
+        self.target: dict[int, int] = {}
+        self.waiting: list[tuple[int, int]] = []
+        self.newcomers: dict[int, int] = {}
+        self.passive = True
+
+    def policy_of(self, members: list[ClusterJob]) -> dict[str, Any] | None:
+        """The policy's document with the jobs of a group alone; None before the first round."""
+        if self.policy is None:
+            return None
+        own = {str(job.id) for job in members}
+        jobs = {job: entry for job, entry in self.policy.get("jobs", {}).items() if job in own}
+        return {**self.policy, "jobs": jobs}
+
+    def remember(self, document: Mapping[str, Any], members: list[ClusterJob]) -> None:
+        """Keep the policy's document after the round of a group."""
+        own = {str(job.id) for job in members}
+        others = {} if self.policy is None else self.policy.get("jobs", {})
+        kept = {job: entry for job, entry in others.items() if job not in own}
+        self.policy = {**document, "jobs": {**kept, **document.get("jobs", {})}}
+
+
+class RoundPlanner:
+    """Plans rounds.
+
+    Args:
+        policy: Decides.
+        timing: Times of the scheduler.
+        log: Writes ``(kind, fields)`` to the log of the run.
+        priority_step: Points of the cluster's own priority that make a class; 0 for one class.
+    """
+
+    def __init__(
+        self,
+        policy: JournaledPolicy,
+        timing: SchedulerTiming,
+        log: Callable[[str, Mapping[str, Any]], None],
+        priority_step: float,
+    ) -> None:
+        self._policy, self._timing, self._log, self._priority_step = policy, timing, log, priority_step
+
+    def plan(
+        self, state: SchedulerState, snapshot: ClusterSnapshot, grid: GridIntensity, now_s: float
+    ) -> dict[str, Any]:
+        """The fields of the state that a round changes."""
+        jobs, changes = self._plannable(snapshot, now_s), {"next_round_s": now_s + self._timing.quantum_s}
+        if not any(slots > 0 for slots in snapshot.pools.values()):
+            self._log("round", {"text": "no slots are up: nothing is decided", "jobs": len(jobs)})
+            return changes
+        plan = _Plan(state.policy)
+        left: dict[str, int] = {}
+        groups = list(self._groups(state, jobs)) or [("", 0.0, [])]
+        for pool, rank, members in groups:
+            gpus = left.setdefault(pool, capacity(snapshot, pool, [job for job in jobs if job.pool == pool]))
+            where = {"pool": pool, "class": rank} if len(groups) > 1 else {}
+            if gpus < 1:
+                plan.target |= {job.id: 0 for job in members}
+                plan.waiting += [(job.id, job.min_slots) for job in members]
+                continue
+            view = cluster_view(members, state, grid, now_s, self._timing.restart_s, gpus)
+            seen = {**_seen(snapshot, view, grid.basis), **where}
+            left[pool] -= self._plan_group(plan, members, view, seen)
+        ranked = {job: slots for job, slots in plan.target.items() if slots}
+        moved = {job.id for job in jobs if job.state is JobState.RUNNING and plan.target.get(job.id) != job.slots}
+        return {
+            **changes,
+            "policy": plan.policy,
+            "target": {**ranked, **{job: 0 for job in plan.target if job not in ranked}},
+            "waiting": tuple(plan.waiting),
+            "newcomers": plan.newcomers,
+            "passive": plan.passive,
+            "stops": frozenset(moved),
+        }
+
+    def _plan_group(self, plan: _Plan, members: list[ClusterJob], view: ClusterView, seen: Mapping[str, Any]) -> int:
+        """Plan the jobs of one pool and class.
+
+        Returns:
+            The slots they use.
+        """
+        document = plan.policy_of(members)
+        before = self._policy.initial() if document is None else self._policy.recall(document)
+        step = self._policy.step(before, view)
+        plan.remember(self._policy.remember(step.state), members)
+        used = 0
+        for decision in step.decisions:
+            allocation = decision.value
+            assert isinstance(allocation, Allocation)
+            target = {int(job): int(slots) for job, slots in allocation.run.items()}
+            target |= {job.id: 0 for job in members if job.id not in target}
+            plan.target |= target
+            plan.waiting += [(int(job), int(slots)) for job, slots in allocation.waiting]
+            plan.newcomers |= {int(kind): int(slots) for kind, slots in allocation.newcomer_gpus.items()}
+            plan.passive = plan.passive and allocation.passive
+            self._log("round", {**seen, "target": target, "text": decision.reason})
+            used = sum(target.values())
+        return used
+
+    def _plannable(self, snapshot: ClusterSnapshot, now_s: float) -> list[ClusterJob]:
+        """The jobs a round ranks: not those the cluster would not start, nor running ones that may not be stopped."""
+        rules = StopRules(None, now_s, self._timing.least_run_s)
+        return [
+            job
+            for job in schedulable(snapshot)
+            if not job.blocked and (job.state is not JobState.RUNNING or rules.allow(job))
+        ]
+
+    def _groups(self, state: SchedulerState, jobs: list[ClusterJob]) -> Iterator[tuple[str, float, list[ClusterJob]]]:
+        """Jobs by pool, and within a pool by class of the cluster's own priority, the highest first."""
+        groups: dict[tuple[str, float], list[ClusterJob]] = {}
+        for job in jobs:
+            priority = state.priority.get(job.id, 0.0)
+            rank = math.floor(priority / self._priority_step) if self._priority_step else 0.0
+            groups.setdefault((job.pool, rank), []).append(job)
+        for pool, rank in sorted(groups, key=lambda group: (group[0], -group[1])):
+            yield pool, rank, groups[pool, rank]
+
+
+def _seen(snapshot: ClusterSnapshot, view: ClusterView, basis: str) -> dict[str, Any]:
+    """The policy's view, for the log."""
+    names = ("job", "submit_s", "running", "max_gpus", "requested", "kind", "executed_s", "attained_gpu_s",
+               "remaining_s", "footprint_kg", "degradation", "gpu_w", "min_gpus")  # fmt: skip
+    return {
+        "view": {
+            **{name: getattr(view, name) for name in ("now_s", "gpus", "g_per_kwh", "mean_g_per_kwh", "restart_s")},
+            **{name: getattr(view, name) for name in names},
+        },
+        "mean_of": basis,
+        "free": snapshot.free,
+        "notes": list(snapshot.notes),
+    }
