@@ -29,6 +29,11 @@ BY_HAND = """\
 | --- | --- | --- |
 | `--format html` | `--html FILE` | `report`, `compare` |
 | `what_if.draws` | `what_if.samples` | JSON of `report --what-if` |
+| `moves` | `migrations` | JSON of `plan` |
+| `promised_ratio` | `required_ratio` | plan files |
+| `saving_with_idle_ratio` | `saving_machine_ratio` | JSON of `up`; both stay |
+| schema `joulery.pool-plan/1` | schema `joulery.plan/1`, `kind: layouts` | plan files |
+| `elder_share`, `elder_age_s` | `oldest_share`, `oldest_age_s` | parameters in a scheme's name |
 
 Files that earlier versions wrote (run folders, journals, plans, ledgers) are read without a message.
 """
