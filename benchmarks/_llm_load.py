@@ -92,7 +92,7 @@ class Asked(NamedTuple):
     """One request: its text, and the most tokens its client takes."""
 
     prompt: str
-    most_tokens: int
+    max_tokens: int
 
 
 class Ended(NamedTuple):
@@ -105,14 +105,14 @@ class Ended(NamedTuple):
     energy_j: float
 
 
-def requests(count: int = REQUESTS, most_tokens: int | None = None, seed: int = SEED) -> list[Asked]:
-    """Requests, all different; ``most_tokens`` is stated by every client, else each states what it wants."""
+def requests(count: int = REQUESTS, max_tokens: int | None = None, seed: int = SEED) -> list[Asked]:
+    """Requests, all different; ``max_tokens`` is stated by every client, else each states what it wants."""
     draw, found = random.Random(seed), dict[str, int]()
     while len(found) < count:
         _, most, forms = draw.choices(KINDS, [kind[0] for kind in KINDS])[0]
         a, b = draw.sample(THINGS, 2)
         text = draw.choice(forms).format(a=a, b=b, who=draw.choice(PEOPLE), town=draw.choice(TOWNS))
-        found[text] = most if most_tokens is None else most_tokens
+        found[text] = most if max_tokens is None else max_tokens
     return [Asked(*each) for each in found.items()]
 
 
@@ -167,7 +167,7 @@ def _understood(
     """How well each guess orders, and what it would gain if every answer took as long as alone."""
     tokens = np.array([each.tokens for each in known])
     guesses = {
-        "`max_tokens` alone": np.array([float(each.most_tokens) for each in load]),
+        "`max_tokens` alone": np.array([float(each.max_tokens) for each in load]),
         "the prediction": np.array([each.predicted for each in ours]),
         "the true length": tokens,
     }
@@ -247,7 +247,7 @@ def serving(engine: str, order: str, *, cache: int = 0) -> Iterator[str]:
 def body(asked: Asked) -> dict[str, object]:
     """What a client sends."""
     messages = [{"role": "user", "content": asked.prompt}]
-    return {"model": "llm", "messages": messages, "max_tokens": asked.most_tokens, "temperature": 0}
+    return {"model": "llm", "messages": messages, "max_tokens": asked.max_tokens, "temperature": 0}
 
 
 def _alone(url: str, load: Sequence[Asked], within_s: float) -> npt.NDArray[np.float64]:

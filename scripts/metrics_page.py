@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from joulery.gateway.llm_metrics import TEXT_METRICS
+from joulery.gateway.llm_metrics import LLM_METRICS
 from joulery.gateway.metrics import MAX_LABELS, METRICS, OTHER
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "metrics.md"
@@ -33,7 +33,7 @@ def page() -> str:
     """The whole page."""
     rows = [
         f"| `{m.name}` | {m.kind} | {', '.join(f'`{label}`' for label in m.labels)} | {m.help} |"
-        for m in (*METRICS, *TEXT_METRICS)
+        for m in (*METRICS, *LLM_METRICS)
     ]
     return "\n".join(
         (

@@ -11,7 +11,7 @@ from scripts.cli_page import OTHER_FORMS
 
 from joulery.config import schema
 from joulery.config.scenarios.scenario import scenario_schema
-from joulery.gateway.llm_metrics import TEXT_METRICS
+from joulery.gateway.llm_metrics import LLM_METRICS
 from joulery.gateway.metrics import METRICS
 from joulery.ui.cli import cli
 
@@ -45,7 +45,7 @@ def page() -> str:
     for title, head, rows in (
         ("Site and scenario files", "in", sorted(set(_keys()))),
         ("Flags", "verb", sorted(set(_flags()))),
-        ("Metrics", "kind", [(m.old, m.name, m.kind) for m in (*METRICS, *TEXT_METRICS) if m.old]),
+        ("Metrics", "kind", [(m.old, m.name, m.kind) for m in (*METRICS, *LLM_METRICS) if m.old]),
     ):
         lines += [f"## {title}", "", f"| old | new | {head} |", "| --- | --- | --- |"]
         lines += [f"| `{old}` | `{new}` | {where} |" for old, new, where in rows]

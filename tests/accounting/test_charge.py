@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from joulery.accounting.charge import IdleRule, Share, split
+from joulery.accounting.charge import IdleRule, ShareRule, split
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.energy.power import BusyTimes
 from joulery.domain.errors import DataError
@@ -42,14 +42,14 @@ def test_an_interval_in_which_nobody_works_is_idle() -> None:
 
 def test_by_capacity_the_unused_rest_is_idle() -> None:
     busy = times([1, 0, 2], [2, 0, 2])
-    assert charged(busy, by=Share.CAPACITY) == (10 / 4 + 30 / 2, 10 / 2 + 20 + 30 / 2, 0.0, 10 / 4, 0.0)
+    assert charged(busy, by=ShareRule.CAPACITY) == (10 / 4 + 30 / 2, 10 / 2 + 20 + 30 / 2, 0.0, 10 / 4, 0.0)
     with pytest.raises(DataError, match="cpu:0: a capacity share needs its number of CPUs"):
-        charged({"cpu:0": BusyTimes([0, S], [1.0], [1.0])}, by=Share.CAPACITY)
+        charged({"cpu:0": BusyTimes([0, S], [1.0], [1.0])}, by=ShareRule.CAPACITY)
 
 
 def test_by_capacity_an_interval_counts_its_own_length() -> None:
     busy = {"cpu:0": BusyTimes([0, 2 * S, 3 * S], [2.0, 1.0], [4.0, 1.0], cpus=2)}
-    assert charged(busy, by=Share.CAPACITY)[:2] == (30 / 2 + 30 / 2, 15.0)
+    assert charged(busy, by=ShareRule.CAPACITY)[:2] == (30 / 2 + 30 / 2, 15.0)
 
 
 def test_unknown_busy_time_leaves_energy_unattributed() -> None:
@@ -75,7 +75,7 @@ def test_known_idle_power_comes_first_and_only_the_rest_is_divided() -> None:
     assert result.run.idle_j == pytest.approx(idle_j * 2 / 3)
     assert result.rest.idle_j == pytest.approx(idle_j / 3)
     assert result.run.idle_quality is result.run.quality is Quality.MODELLED
-    by_capacity = charge_readings([modelled], busy, 0.0, 3.0, idle=IdleRule.WHOLE, by=Share.CAPACITY)
+    by_capacity = charge_readings([modelled], busy, 0.0, 3.0, idle=IdleRule.WHOLE, by=ShareRule.CAPACITY)
     assert by_capacity.run.attributed_j == 10 / 4 + 20 / 4
 
 
@@ -131,10 +131,15 @@ def test_nothing_metered_is_nothing_charged() -> None:
 
 def test_shares_of_plain_numbers() -> None:
     assert [float(part) for part in split(10.0, 1.0, 4.0)] == [2.5, 7.5, 0.0, 0.0]
-    assert [float(part) for part in split(10.0, 1.0, 2.0, by=Share.CAPACITY, capacity_s=4.0)] == [2.5, 2.5, 5.0, 0.0]
-    unknown = split(10.0, 1.0, 2.0, by=Share.CAPACITY)
+    assert [float(part) for part in split(10.0, 1.0, 2.0, by=ShareRule.CAPACITY, capacity_s=4.0)] == [
+        2.5,
+        2.5,
+        5.0,
+        0.0,
+    ]
+    unknown = split(10.0, 1.0, 2.0, by=ShareRule.CAPACITY)
     assert [float(part) for part in unknown] == [0.0, 0.0, 0.0, 10.0]
-    full = split(10.0, 1.0, 5.0, by=Share.CAPACITY, capacity_s=4.0)
+    full = split(10.0, 1.0, 5.0, by=ShareRule.CAPACITY, capacity_s=4.0)
     assert [float(part) for part in full] == [2.0, 8.0, 0.0, 0.0]
 
 

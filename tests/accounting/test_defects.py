@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from joulery.accounting.charge import Share, split
+from joulery.accounting.charge import ShareRule, split
 from joulery.accounting.steps import power_steps
 from joulery.adapters.tracers.tables import read_event_table, read_power_table
 from joulery.adapters.tracers.tf1 import read_tf1
@@ -37,7 +37,7 @@ class Sound:
 
     def run_share(self, energy_j: float, run: Sequence[float], busy: Sequence[float]) -> float:
         """Energy of a run on one socket, from busy ticks by CPU."""
-        return float(split(energy_j, sum(run), sum(busy), by=Share.BUSY)[0])
+        return float(split(energy_j, sum(run), sum(busy), by=ShareRule.BUSY)[0])
 
     def counter_watts(self, readings: Sequence[float], wrap_j: float) -> list[float]:
         """Power between readings one second apart."""

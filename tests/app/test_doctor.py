@@ -11,7 +11,7 @@ from joulery.adapters.meters.rapl import GRANT
 from joulery.app import doctor
 from joulery.app.doctor import (
     Check,
-    Machine,
+    MachineReport,
     Status,
     carbon,
     cpufreq,
@@ -33,8 +33,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path / "proc", tmp_path / "sys", {})
+def machine(tmp_path: Path) -> MachineReport:
+    return MachineReport(tmp_path / "proc", tmp_path / "sys", {})
 
 
 def put(file: Path, text: str) -> Path:
@@ -76,7 +76,7 @@ def test_what_is_not_here_is_told_with_advice() -> None:
     assert "reads every 10 ms" in found["sampler"].detail
 
 
-def test_cpu_clocks(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_clocks(machine: MachineReport, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cpufreq(machine).status is Status.ABSENT
     for cpu in range(2):
         folder = machine.sys / f"devices/system/cpu/cpu{cpu}/cpufreq"
@@ -101,7 +101,7 @@ def test_cpu_clocks(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
         ("-1", True, Status.OK, ""),
     ],
 )
-def test_perf_events(machine: Machine, paranoid: str, power: bool, status: Status, grant: str) -> None:
+def test_perf_events(machine: MachineReport, paranoid: str, power: bool, status: Status, grant: str) -> None:
     if paranoid:
         put(machine.proc / "sys/kernel/perf_event_paranoid", paranoid + "\n")
     if power:
@@ -110,7 +110,7 @@ def test_perf_events(machine: Machine, paranoid: str, power: bool, status: Statu
     assert (check.status, check.grant) == (status, grant)
 
 
-def test_cpuset(machine: Machine) -> None:
+def test_cpuset(machine: MachineReport) -> None:
     assert cpuset(machine).status is Status.ABSENT
     put(machine.sys / "fs/cgroup/cgroup.controllers", "cpu memory\n")
     assert cpuset(machine).status is Status.ABSENT
@@ -172,7 +172,7 @@ def test_the_whole_examination_of_this_machine() -> None:
         assert check.status is not Status.DENIED or check.grant, check
 
 
-def test_the_machine_in_words(machine: Machine) -> None:
+def test_the_machine_in_words(machine: MachineReport) -> None:
     put(machine.proc / "cpuinfo", "processor: 0\nvendor_id: GenuineIntel\nmodel name: Xeon\nflags: fpu hypervisor\n")
     words = doctor.machine_in_words(machine)
     assert (words["processor"], words["virtual"]) == ("Xeon", "yes")

@@ -74,7 +74,7 @@ def test_a_model_is_served_charged_and_gone(tmp_path, installed):
             assert cost["carbon_g"] == pytest.approx(cost["energy_j"] * 1e-4, rel=1e-4)
             text = client.get("/metrics").text
             rows = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-            requests_j = float(rows['joulery_text_machine_joules_total{part="requests"}'])
+            requests_j = float(rows['joulery_llm_machine_joules_total{part="requests"}'])
             assert requests_j == pytest.approx(cost["energy_j"], rel=1e-4)
             with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as stream:
                 process.send_signal(signal.SIGTERM)  # what runs is finished first

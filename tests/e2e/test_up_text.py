@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up")]
 MODEL = """language_models:
   - name: sums
     owner: ada
-    engine: {{kind: openai, url: "{url}", model: fake-1, device: "gpu:0", lanes: 4}}
+    engine: {{kind: openai, url: "{url}", model: fake-1, device: "gpu:0", max_num_seqs: 4}}
     order: {{kind: fcfs}}
     load: {{kind: poisson, rate: 15 /s, duration: 2 s, max_tokens: 5, seed: 2}}
 serving:"""
@@ -29,7 +29,7 @@ serving:"""
 
 def test_prompts_are_sent_and_what_they_took_is_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of the same name as the service, whose server has a GPU to itself."""
-    fake = FakeServer(lanes=4)
+    fake = FakeServer(max_num_seqs=4)
 
     def served(url: str) -> tuple[int, str, str]:
         changed = {

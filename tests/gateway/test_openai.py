@@ -13,12 +13,12 @@ from joulery.domain.serving.engine import Outcome
 from joulery.domain.serving.generation import Dialect
 from joulery.gateway.admin import admin_app
 from joulery.gateway.app import Gateway
-from joulery.gateway.llm_metrics import TextMetrics
+from joulery.gateway.llm_metrics import LLMMetrics
 from joulery.gateway.metrics import Metrics
-from joulery.gateway.openai import TextRoutes
+from joulery.gateway.openai import OpenAIRoutes
 from joulery.gateway.server import GatewayServer, ServerLimits
-from joulery.runtime.llm.request_meter import TextMeter
-from joulery.runtime.llm.service import DeskSettings, LLMService
+from joulery.runtime.llm.request_meter import RequestMeter
+from joulery.runtime.llm.service import LLMService, LLMSettings
 from tests.adapters.engines.remote.openai_server import FakeServer, running
 from tests.adapters.engines.support import until
 from tests.runtime.llm.fakes import FakeMachine, forecaster
@@ -27,8 +27,8 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
 class Served:
-    def __init__(self, fake, desk, server, client, records, machine, gateway):
-        self.fake, self.desk, self.server, self.client, self.gateway = fake, desk, server, client, gateway
+    def __init__(self, fake, llm, server, client, records, machine, gateway):
+        self.fake, self.llm, self.server, self.client, self.gateway = fake, llm, server, client, gateway
         self.records, self.machine = records, machine
 
     async def ask(self, prompt="hi 1", path=CHAT, **fields):
@@ -40,25 +40,27 @@ class Served:
 async def serving(dialect=Dialect.PLAIN, token=None, upstream=None, **settings):
     fake, records, machine = FakeServer(order=dialect.value), [], FakeMachine()
     async with running(fake) as url:
-        meter = TextMeter([machine], lambda: machine.busy_s, lambda t_s: 360.0, clock=lambda: machine.now_s)
+        meter = RequestMeter([machine], lambda: machine.busy_s, lambda t_s: 360.0, clock=lambda: machine.now_s)
         engine = OpenAiEngine(
             Upstream(url, "fake-1", dialect=dialect, **(upstream or {})), cpu_s=lambda: machine.busy_s / 2
         )
         meter.join("llm", engine.cpu_s)
-        desk = LLMService("llm", engine, forecaster(), DeskSettings(**settings), meter, owner="ada")
+        llm = LLMService("llm", engine, forecaster(), LLMSettings(**settings), meter, owner="ada")
         metrics = Metrics(["llm"])
         gateway = Gateway(local_engine(), token=token, admin=admin_app(metrics))
-        watch = TextMetrics(metrics.registry, {"llm": desk}, meter)
-        gateway.text = TextRoutes({"llm": desk}, gateway.bodies, [metrics.request, records.append], [watch.ended])
+        watch = LLMMetrics(metrics.registry, {"llm": llm}, meter)
+        gateway.text = OpenAIRoutes(
+            {"llm": llm}, gateway.bodies, [metrics.request, records.append], [watch.ended], {"gpt": "llm"}
+        )
         server = GatewayServer(gateway, "127.0.0.1", 0, limits=ServerLimits(drain_s=5.0), protected=token is not None)
         await server.start()
         try:
             async with httpx.AsyncClient(base_url=server.url, timeout=30, trust_env=False) as client:
-                yield Served(fake, desk, server, client, records, machine, gateway)
+                yield Served(fake, llm, server, client, records, machine, gateway)
         finally:
             fake.gate.set()
             await server.stop()
-            await desk.close()
+            await llm.close()
 
 
 def chunks(text):
@@ -117,17 +119,19 @@ async def test_metrics_add_up_and_count_tokens() -> None:
         text = (await served.client.get("/metrics")).text
         rows = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
         parts = {
-            part: float(rows[f'joulery_text_machine_joules_total{{part="{part}"}}'])
+            part: float(rows[f'joulery_llm_machine_joules_total{{part="{part}"}}'])
             for part in ("requests", "idle", "unattributed")
         }
         assert parts == {"requests": 20.0, "idle": 20.0, "unattributed": 20.0}
-        assert float(rows['joulery_text_tokens_total{kind="completion",workload="llm"}']) == 3
-        assert float(rows['joulery_text_tokens_total{kind="prompt",workload="llm"}']) == 7
-        assert float(rows['joulery_text_token_energy_joules_sum{workload="llm"}']) == pytest.approx(20 / 3)
-        assert float(rows['joulery_text_request_carbon_grams_sum{workload="llm"}']) == pytest.approx(0.002)
+        assert float(rows['joulery_llm_tokens_total{kind="completion",workload="llm"}']) == 3
+        assert float(rows['joulery_llm_tokens_total{kind="prompt",workload="llm"}']) == 7
+        assert float(rows['joulery_llm_token_energy_joules_sum{workload="llm"}']) == pytest.approx(20 / 3)
+        assert float(rows['joulery_llm_request_carbon_grams_sum{workload="llm"}']) == pytest.approx(0.002)
         assert float(rows['joulery_request_energy_joules_sum{variant="fake-1",workload="llm"}']) == 20.0
-        assert float(rows['joulery_text_forecasts_total{source="predictor",workload="llm"}']) == 1
-        assert float(rows['joulery_text_working_requests{workload="llm"}']) == 0
+        assert float(rows['joulery_llm_predictions_total{source="predictor",workload="llm"}']) == 1
+        assert float(rows['joulery_llm_running_requests{workload="llm"}']) == 0
+        assert float(rows['joulery_text_working_requests{workload="llm"}']) == 0  # its old name, for one release
+        assert float(rows['joulery_llm_time_to_first_token_seconds_count{workload="llm"}']) == 1
 
 
 async def test_a_stream_holds_its_usage_when_asked_and_its_cost_as_a_comment_always() -> None:
@@ -159,7 +163,8 @@ async def test_an_engine_without_usage_is_counted_and_says_so() -> None:
 async def test_the_models_there_are() -> None:
     async with serving() as served:
         listed = (await served.client.get("/v1/models")).json()
-        (model,) = listed["data"]
+        model, alias = listed["data"]
+        assert (alias["id"], alias["owned_by"]) == ("gpt", "ada")
         assert (listed["object"], model["id"], model["object"], model["owned_by"]) == ("list", "llm", "model", "ada")
         assert (await served.client.get("/v1/models/llm")).json() == model
         for path, status in (("/v1/models/other", 404), ("/v1/nothing", 404)):
@@ -175,7 +180,7 @@ NONSENSE = [
     (b'{"model": "llm", "prompt": "\\ud800"}', 400, "not JSON"),
     (b"[]", 400, "must be a JSON object"),
     (b"{}", 400, "model must be"),
-    (b'{"model": "other", "prompt": ""}', 404, "there is no model 'other'; there is llm"),
+    (b'{"model": "other", "prompt": ""}', 404, "no model 'other'; available: gpt, llm"),
     (b'{"model": "llm", "prompt": 7}', 400, "prompt must be"),
     (b'{"model": "llm", "stream": 1}', 400, "stream must be true or false"),
     (b'{"model": "llm", "max_tokens": -1}', 400, "max_tokens must be"),
@@ -243,7 +248,7 @@ async def test_an_upstream_that_fails_before_it_begins_has_a_status(fault, statu
         assert len(served.fake.asked) == 2  # nothing was sent twice
 
 
-@pytest.mark.parametrize(("fault", "said"), [("stall", "fallen silent"), ("break", "ended its stream")])
+@pytest.mark.parametrize(("fault", "said"), [("stall", "does not answer"), ("break", "ended its stream")])
 async def test_an_upstream_that_fails_in_the_middle_ends_the_stream_with_an_error(fault, said) -> None:
     async with serving(upstream={"stall_s": 1.0}) as served:
         served.fake.fault = fault
@@ -279,13 +284,13 @@ async def test_clients_that_vanish_free_the_engine_wherever_their_request_is() -
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         await until(lambda: served.fake.begun[-1:] == ["whole"])
         waiting = asyncio.create_task(served.ask("waits"))
-        await until(lambda: served.desk.waiting == 1)
+        await until(lambda: served.llm.waiting == 1)
         waiting.cancel()
-        await until(lambda: served.desk.waiting == 0)
+        await until(lambda: served.llm.waiting == 0)
         writer.close()
         await writer.wait_closed()
         await until(lambda: served.fake.cancelled == 2)
-        await until(lambda: served.desk.working == 0)
+        await until(lambda: served.llm.running == 0)
         assert [record.outcome for record in served.records] == [Outcome.CANCELLED] * 3
         served.fake.fault = ""
         assert (await served.ask("next")).status_code == 200
@@ -302,7 +307,7 @@ async def test_an_engines_own_queue_serves_the_shortest_predicted_first(dialect)
         for index, prompt in enumerate(("a 3", "b 0", "c 1", "d 0")):
             tasks.append(asyncio.create_task(served.ask(prompt)))
             await until(lambda index=index: len(served.fake.asked) == index + 2)
-        assert served.desk.waiting == 0
+        assert served.llm.waiting == 0
         served.fake.gate.set()
         assert {answer.status_code for answer in await asyncio.gather(*tasks)} == {200}
         assert served.fake.begun == ["first 4", "b 0", "d 0", "c 1", "a 3"]
@@ -321,7 +326,7 @@ async def test_bodies_count_as_held_while_their_requests_wait() -> None:
         bodies = served.gateway.bodies
         served.fake.gate.clear()
         tasks = [asyncio.create_task(served.ask("x" * 1000)) for _ in range(3)]
-        await until(lambda: served.desk.waiting == 2)
+        await until(lambda: served.llm.waiting == 2)
         assert 3000 < bodies.held_bytes < 4000
         served.fake.gate.set()
         await asyncio.gather(*tasks)
@@ -333,9 +338,9 @@ async def test_a_conversation_is_foretold_by_its_last_message(last, tokens) -> N
     async with serving() as served:
         messages = [{"role": "system", "content": "s"}, {"role": "user", "content": last}]
         kept = []
-        served.desk.keep = lambda request, count: kept.append(request.prompt)
-        guess = served.desk.forecaster.guesser.guess
-        served.desk.forecaster.guesser.guess = lambda prompt: guess(prompt.split("\n")[0])
+        served.llm.keep = lambda request, count: kept.append(request.prompt)
+        guess = served.llm.forecaster.guesser.guess
+        served.llm.forecaster.guesser.guess = lambda prompt: guess(prompt.split("\n")[0])
         answer = await served.client.post(CHAT, json={"model": "llm", "messages": messages})
         assert answer.headers["x-joulery-predicted-tokens"] == tokens
         assert kept == [f"{last}\ns"]
@@ -345,7 +350,7 @@ async def test_a_full_queue_says_when_to_come_again() -> None:
     async with serving(queue=1) as served:
         served.fake.gate.clear()
         tasks = [asyncio.create_task(served.ask(f"p{i}")) for i in range(2)]
-        await until(lambda: served.desk.waiting == 1)
+        await until(lambda: served.llm.waiting == 1)
         answer = await served.ask("one too many")
         assert (answer.status_code, int(answer.headers["retry-after"]) >= 1) == (429, True)
         served.fake.gate.set()
@@ -353,7 +358,7 @@ async def test_a_full_queue_says_when_to_come_again() -> None:
 
 
 async def test_a_hundred_requests_under_faults_are_each_answered_exactly_once() -> None:
-    async with serving(lanes=4) as served:
+    async with serving(max_num_seqs=4) as served:
 
         async def one(index):
             return await served.ask(f"q{index} {index % 5}", stream=index % 2 == 0)
@@ -371,4 +376,81 @@ async def test_a_hundred_requests_under_faults_are_each_answered_exactly_once() 
         assert {each.status_code for each in answers} <= {200, 502}
         prompts = [asked["messages"][0]["content"] for asked in served.fake.asked]
         assert len(prompts) == len(set(prompts))
-        assert (served.desk.waiting, served.desk.working) == (0, 0)
+        assert (served.llm.waiting, served.llm.running) == (0, 0)
+
+
+async def test_embeddings_are_passed_through_under_the_models_name_with_their_cost() -> None:
+    async with serving() as served:
+        answer = await served.client.post("/v1/embeddings", json={"model": "llm", "input": ["a", "b"]})
+        assert answer.status_code == 200
+        document = answer.json()
+        assert (document["object"], document["model"], document["data"][0]["embedding"]) == ("list", "llm", [0.5])
+        assert document["usage"]["prompt_tokens"] == 2
+        assert "joulery" in document["usage"]
+        assert served.fake.asked[0] == {"model": "fake-1", "input": ["a", "b"]}
+        wrong = await served.client.post("/v1/embeddings", json={"model": "llm"})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "input")
+        assert [record.outcome for record in served.records] == ["ok", "invalid"]
+
+
+async def test_responses_are_passed_through_whole_and_as_typed_events() -> None:
+    async with serving() as served:
+        asked = {"model": "llm", "input": [{"role": "user", "content": "Say hello."}]}
+        whole = (await served.client.post("/v1/responses", json=asked)).json()
+        assert (whole["model"], whole["output"][0]["content"][0]["text"]) == ("llm", "w0 w1 ")
+        assert whole["usage"]["output_tokens"] == 2
+        stream = await served.client.post("/v1/responses", json={**asked, "stream": True})
+        events = [part for part in stream.text.split("\n\n") if part.startswith("event: ")]
+        kinds = [part.split("\n")[0].removeprefix("event: ") for part in events]
+        assert kinds == ["response.created", *["response.output_text.delta"] * 2, "response.completed"]
+        last = json.loads(events[-1].split("data: ", 1)[1])
+        assert last["response"]["model"] == "llm"
+        assert "[DONE]" not in stream.text
+        assert [record.outcome for record in served.records] == ["ok", "ok"]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_an_unknown_route_is_a_404_in_openais_form(method: str) -> None:
+    async with serving() as served:
+        answer = await served.client.request(method, "/v1/nothing")
+        assert answer.status_code == 404
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert (error["type"], error["code"]) == ("invalid_request_error", "unknown_url")
+        served.gateway.text = None
+        answer = await served.client.request(method, "/v1/models")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
+
+
+async def test_errors_have_openais_form_with_the_parameter_and_a_missing_token_too() -> None:
+    async with serving(token="a-long-token") as served:
+        answer = await served.ask()
+        assert answer.status_code == 401
+        assert answer.json()["error"]["code"] == "invalid_api_key"
+        headers = {"authorization": "Bearer a-long-token"}
+        answer = await served.client.post(CHAT, headers=headers, json={"model": "llm", "messages": [], "max_tokens": 1})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+
+
+async def test_an_alias_is_the_model_and_tracing_headers_reach_the_engine() -> None:
+    async with serving() as served:
+        headers = {"traceparent": "00-ab-cd-01", "x-request-id": "req-7", "x-secret": "no"}
+        body = {"model": "gpt", "messages": [{"role": "user", "content": "hi 1"}]}
+        answer = await served.client.post(CHAT, json=body, headers=headers)
+        assert (answer.status_code, answer.json()["model"]) == (200, "llm")
+        assert answer.headers["x-request-id"] == "req-7"
+        sent = served.fake.headers[-1]
+        assert (sent["traceparent"], sent["x-request-id"]) == ("00-ab-cd-01", "req-7")
+        assert "x-secret" not in sent
+        names = {each["id"] for each in (await served.client.get("/v1/models")).json()["data"]}
+        assert names == {"llm", "gpt"}
+
+
+async def test_no_error_of_a_server_shows_its_address_to_a_client() -> None:
+    async with serving() as served:
+        for fault in ("500", "html", "429", "lie", "garbage"):
+            served.fake.fault = fault
+            answer = await served.ask()
+            assert answer.status_code >= 400
+            assert "127.0.0.1" not in answer.text
+            assert "http://" not in answer.text

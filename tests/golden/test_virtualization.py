@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from joulery.accounting.charge import IdleRule, Share
+from joulery.accounting.charge import IdleRule, ShareRule
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.energy.power import BusyTimes, PowerTrace
 from joulery.domain.quality import Quality
@@ -23,8 +23,8 @@ def cases() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("number", range(8))
-@pytest.mark.parametrize("by", list(Share))
-def test_a_trace_is_charged_the_same_way(number: int, by: Share) -> None:
+@pytest.mark.parametrize("by", list(ShareRule))
+def test_a_trace_is_charged_the_same_way(number: int, by: ShareRule) -> None:
     case = cases()[number]
     app, busy = (sum(case[f"{kind}_ticks_per_cpu"]) / TICKS_PER_S for kind in ("app", "busy"))
     channel = Channel("cpu:0", "package", ReadingKind.COUNTER, "rapl", Quality.MEASURED)

@@ -7,7 +7,7 @@ import pytest
 from joulery.domain.errors import DataError
 from joulery.domain.serving.profile import SliceProfile, Timings
 from joulery.domain.serving.service import Slice, SliceKind
-from joulery.perf.counterfactual import Answered, compare
+from joulery.perf.counterfactual import CounterfactualAnswers, compare
 from joulery.perf.queues.pull_queue import poisson_arrivals, replay, uniform_draws
 
 ONE = Slice(SliceKind.CPU, cores=1)
@@ -20,14 +20,14 @@ def entry(variant: str, scale: float = 1.0, n: int = 40, seed: int = 0, spread: 
     return SliceProfile(variant, ONE, timings, timings, 10.0)
 
 
-def live(ran, n=2000, rate=60.0, seed=11, g=None) -> Answered:
+def live(ran, n=2000, rate=60.0, seed=11, g=None) -> CounterfactualAnswers:
     """A run as it would have been observed, played from the true costs."""
     arrivals = poisson_arrivals(rate, n, seed)
     played = replay(arrivals, uniform_draws(n, seed + 1), ran)
     names = [[item.variant for item in instances] for _, instances in ran]
     variant = [names[e][s] for e, s in zip(played.epoch, played.server, strict=True)]
     g_per_kwh = np.full(n, 200.0) if g is None else g(arrivals)
-    return Answered(arrivals, variant, played.cpu_s, played.latency_s, g_per_kwh)
+    return CounterfactualAnswers(arrivals, variant, played.cpu_s, played.latency_s, g_per_kwh)
 
 
 def pair(*names: str, **options) -> list[SliceProfile]:
@@ -146,10 +146,10 @@ def test_deterministic():
 
 
 def test_nonsense_is_refused():
-    nothing = Answered(np.empty(0), [], np.empty(0), np.empty(0), np.empty(0))
+    nothing = CounterfactualAnswers(np.empty(0), [], np.empty(0), np.empty(0), np.empty(0))
     with pytest.raises(DataError, match="no request was answered"):
         compare(nothing, [(-math.inf, pair("small"))], pair("large"))
     with pytest.raises(DataError, match="different lengths"):
-        Answered(np.zeros(2), ["a"], np.zeros(2), np.zeros(2), np.zeros(2))
+        CounterfactualAnswers(np.zeros(2), ["a"], np.zeros(2), np.zeros(2), np.zeros(2))
     with pytest.raises(DataError, match="order of arrival"):
-        Answered(np.array([1.0, 0.0]), ["a", "a"], np.zeros(2), np.zeros(2), np.zeros(2))
+        CounterfactualAnswers(np.array([1.0, 0.0]), ["a", "a"], np.zeros(2), np.zeros(2), np.zeros(2))

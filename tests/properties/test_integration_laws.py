@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joulery.accounting.charge import IdleRule, Share, split
+from joulery.accounting.charge import IdleRule, ShareRule, split
 from joulery.accounting.steps import power_steps
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.energy.channel import ReadingKind
@@ -101,7 +101,7 @@ def test_missing_data_makes_neither_joules_nor_grams(
 def test_a_split_gives_everything_to_somebody(rows: list[tuple[float, float, float]]) -> None:
     energy, app, everybody = (np.array(column) for column in zip(*rows, strict=True))
     everybody[::5] = math.nan
-    for by in Share:
+    for by in ShareRule:
         shares = split(energy, app, everybody, by=by, capacity_s=75.0)
         assert np.allclose(np.sum(shares, axis=0), energy, rtol=1e-12, atol=1e-300)
         assert all(bool(np.all(share >= -1e-9 * energy)) for share in shares)
@@ -132,7 +132,7 @@ shared = st.tuples(
     st.lists(WINDOW_S, min_size=2, max_size=4),
     maybe_carbon,
     st.sampled_from(list(IdleRule)),
-    st.sampled_from(list(Share)),
+    st.sampled_from(list(ShareRule)),
 )
 def test_charging_conserves_and_is_additive(
     metered: tuple[PowerTrace, ...],
@@ -140,7 +140,7 @@ def test_charging_conserves_and_is_additive(
     cuts: list[float],
     carbon: CarbonSeries | None,
     idle: IdleRule,
-    by: Share,
+    by: ShareRule,
 ) -> None:
     cuts = sorted(cuts)
     busy = {"cpu:0": times[0], "cpu:1": times[1]}

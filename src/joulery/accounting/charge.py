@@ -25,7 +25,7 @@ from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality, weakest
 
 
-class Share(StrEnum):
+class ShareRule(StrEnum):
     """What the run's busy time is divided by."""
 
     BUSY = "busy"
@@ -102,7 +102,7 @@ def split(
     app_s: npt.ArrayLike,
     all_s: npt.ArrayLike,
     *,
-    by: Share = Share.BUSY,
+    by: ShareRule = ShareRule.BUSY,
     capacity_s: npt.ArrayLike = np.nan,
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """Energy of each interval as (run, others, idle, unattributed), joules; the four add up to ``energy_j``.
@@ -111,13 +111,13 @@ def split(
         energy_j: Energy of the device in each interval, joules.
         app_s, all_s: Busy CPU seconds of the run and of all processes; NaN = not known, the energy is unattributed.
         by: What the run's time is divided by.
-        capacity_s: CPU seconds the device had (CPUs times the interval); for ``Share.CAPACITY``.
+        capacity_s: CPU seconds the device had (CPUs times the interval); for ``ShareRule.CAPACITY``.
     """
     energy, app, total_s = np.broadcast_arrays(
         np.asarray(energy_j, np.float64), np.asarray(app_s, np.float64), np.asarray(all_s, np.float64)
     )
     total_s = np.maximum(total_s, app)
-    whole = total_s if by is Share.BUSY else np.maximum(np.asarray(capacity_s, np.float64), total_s)
+    whole = total_s if by is ShareRule.BUSY else np.maximum(np.asarray(capacity_s, np.float64), total_s)
     unknown = np.isnan(whole) | np.isnan(total_s)
     divisor = np.where(whole > 0, whole, 1.0)
     app_j = np.where(unknown, 0.0, energy * (app / divisor))
@@ -132,7 +132,7 @@ def charge(
     t1_s: float,
     *,
     idle: IdleRule,
-    by: Share = Share.BUSY,
+    by: ShareRule = ShareRule.BUSY,
     exclusive: Collection[str] = (),
     carbon: CarbonSeries | None = None,
     pue: float = 1.0,
@@ -140,7 +140,7 @@ def charge(
 ) -> Charged:
     """Divide what the devices used over ``[t0_s, t1_s)`` between one run and the rest of the machine.
 
-    By ``Share.BUSY``, energy up to the channel's known idle power (``idle_w``) is idle first, and only what exceeds it
+    By ``ShareRule.BUSY``, energy up to the channel's known idle power (``idle_w``) is idle first, and only the excess
     is divided; without one, idle is the energy of intervals without a busy process. Everything is additive over
     splits of the window, grams included: shares hold for whole intervals of ``busy``, whatever the window cuts.
 
@@ -157,8 +157,8 @@ def charge(
         embodied_g: Embodied grams that the caller charges to this window.
 
     Raises:
-        DataError: The window ends before it starts, ``pue`` or ``embodied_g`` is out of range, or ``Share.CAPACITY`` is
-            asked of a device without a number of CPUs.
+        DataError: The window ends before it starts, ``pue`` or ``embodied_g`` is out of range, or a device charged by
+            ``ShareRule.CAPACITY`` has no number of CPUs.
     """
     bins = window_bins(t0_s, t1_s, carbon, [times.edges_ns for times in busy.values()])
     rows, covered_s = _rows(power, busy, bins, exclusive, idle, by)
@@ -204,7 +204,7 @@ def _rows(
     bins: WindowBins,
     exclusive: Collection[str],
     idle: IdleRule,
-    by: Share,
+    by: ShareRule,
 ) -> tuple[list[_Row], list[float]]:
     """The energy of every channel, divided, and the covered seconds of each."""
     rows, covered_s = [], []
@@ -228,10 +228,10 @@ def _exclusive_row(item: PowerSteps, bins: WindowBins, energy_j: FloatArray, idl
 
 
 def _shared_row(
-    item: PowerSteps, bins: WindowBins, energy_j: FloatArray, times: BusyTimes, idle: IdleRule, by: Share
+    item: PowerSteps, bins: WindowBins, energy_j: FloatArray, times: BusyTimes, idle: IdleRule, by: ShareRule
 ) -> _Row:
     device = item.channel.device
-    if by is Share.CAPACITY and times.cpus < 1:
+    if by is ShareRule.CAPACITY and times.cpus < 1:
         raise DataError(f"{device}: a capacity share needs its number of CPUs", hint="give cpus, or use the busy share")
     index = np.searchsorted(times.edges_ns, bins.edges_ns[:-1], "right") - 1
     inside = (index >= 0) & (index < len(times.app_s))
@@ -239,7 +239,7 @@ def _shared_row(
     app_s, all_s = (np.where(inside, column[index], np.nan) for column in (times.app_s, times.all_s))
     capacity_s = times.cpus * np.diff(times.edges_ns)[index] / NS_PER_S
     known = ~(np.isnan(app_s) | np.isnan(all_s))
-    floor_j = np.where(known, _floor(item, bins), 0.0) if by is Share.BUSY else np.zeros_like(energy_j)
+    floor_j = np.where(known, _floor(item, bins), 0.0) if by is ShareRule.BUSY else np.zeros_like(energy_j)
     app_j, other_j, idle_j, unattributed_j = split(energy_j - floor_j, app_s, all_s, by=by, capacity_s=capacity_s)
     idle_j = idle_j + floor_j
     paid = {IdleRule.WHOLE: 1.0, IdleRule.SHARE: times.app_ratio, IdleRule.NONE: 0.0}[idle]

@@ -43,7 +43,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class JobWindow:
     """An undisturbed stretch on one number of slots.
 
     Attributes:
@@ -94,7 +94,7 @@ class Tally:
     rate_per_slot_s: float = field(default=float("nan"))
     efficiency: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
     quality: Quality = Quality.MEASURED
-    window: Window | None = None
+    window: JobWindow | None = None
 
     def degradation(self, slots: int, least: int) -> float:
         """``EFF(slots) / EFF(least)`` in [0.05, 1] (Eq. 4); NaN until both are measured."""
@@ -141,7 +141,7 @@ def observe(tally: Tally, look: Look, rules: MeasureRules, carbon: CarbonSeries 
     tally = _charged(tally, look, carbon)
     window = tally.window
     if window is None or (window.slots, window.restarts) != (look.slots, look.restarts):
-        fresh = Window(look.slots, look.restarts, first_ratio=look.progress_ratio)
+        fresh = JobWindow(look.slots, look.restarts, first_ratio=look.progress_ratio)
         return replace(tally, window=fresh, progress_ratio=_later(tally.progress_ratio, look.progress_ratio))
     return _measured(replace(tally, window=_grown(window, look)), look, rules)
 
@@ -169,11 +169,11 @@ def _charged(tally: Tally, look: Look, carbon: CarbonSeries | None) -> Tally:
     )
 
 
-def _grown(window: Window, look: Look) -> Window:
+def _grown(window: JobWindow, look: Look) -> JobWindow:
     """The window with one more look: still closed, opening now, or longer."""
     ratio = look.progress_ratio
     if math.isnan(window.energy_j) and not math.isnan(look.energy_j):
-        return Window(window.slots, window.restarts, first_ratio=ratio)  # from here on it is measured
+        return JobWindow(window.slots, window.restarts, first_ratio=ratio)  # from here on it is measured
     if math.isnan(window.open_ratio):
         if math.isnan(window.first_ratio):
             return replace(window, first_ratio=ratio)

@@ -75,7 +75,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineReport:
     """Where the kernel shows itself; a test shows another machine."""
 
     proc: Path = Path("/proc")
@@ -83,9 +83,9 @@ class Machine:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
 
-def examine(machine: Machine | None = None) -> tuple[Check, ...]:
+def examine(machine: MachineReport | None = None) -> tuple[Check, ...]:
     """Look at everything."""
-    machine = machine or Machine()
+    machine = machine or MachineReport()
     found = list(energy())
     boards = any(check.name.startswith("nvml") and check.status is Status.OK for check in found)
     return (*found, *shares(), *settings(machine), *(gpu_settings() if boards else ()), *carbon(machine.environ))
@@ -147,7 +147,7 @@ def shares() -> Iterable[Check]:
     yield Check("share", "CPU time of a run", Status.OK, f"exact, from a control group (version {version})")
 
 
-def settings(machine: Machine) -> Iterable[Check]:
+def settings(machine: MachineReport) -> Iterable[Check]:
     """What can be set here, for slices and clocks."""
     yield quota()
     yield cpuset(machine)
@@ -202,7 +202,7 @@ def quota(find: Callable[[], CpuGroups] = CpuGroups.find) -> Check:
     return Check("settings", "CPU quota", Status.DENIED, detail, DELEGATE if groups.unified else "sudo -E joulery ...")
 
 
-def cpuset(machine: Machine) -> Check:
+def cpuset(machine: MachineReport) -> Check:
     """Whether control groups can bind cores; joulery itself binds by affinity, which needs no permission."""
     root = machine.sys / "fs/cgroup"
     offered = root / "cgroup.controllers"
@@ -213,7 +213,7 @@ def cpuset(machine: Machine) -> Check:
     return Check("settings", "cpuset", Status.ABSENT, "no control group offers it; affinity is used instead")
 
 
-def cpufreq(machine: Machine) -> Check:
+def cpufreq(machine: MachineReport) -> Check:
     """Whether CPU clocks can be read and set."""
     policies = sorted((machine.sys / "devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
     if not policies:
@@ -226,7 +226,7 @@ def cpufreq(machine: Machine) -> Check:
     return Check("settings", "CPU clocks", Status.DENIED, f"{detail}; readable, not to be set", GRANT)
 
 
-def perf(machine: Machine) -> Check:
+def perf(machine: MachineReport) -> Check:
     """Whether the kernel's performance events are permitted; joulery needs none of them yet."""
     paranoid = _text(machine.proc / "sys/kernel/perf_event_paranoid")
     power = (machine.sys / "bus/event_source/devices/power").exists()
@@ -265,9 +265,9 @@ def refusal(area: str, name: str, error: CapabilityError) -> Check:
     return Check(area, name, Status.ABSENT, str(error), advice=error.hint)
 
 
-def machine_in_words(machine: Machine | None = None) -> dict[str, str]:
+def machine_in_words(machine: MachineReport | None = None) -> dict[str, str]:
     """The machine: processor, system, whether it is virtual."""
-    proc = (machine or Machine()).proc
+    proc = (machine or MachineReport()).proc
     fields = dict(line.split(":", 1) for line in _text(proc / "cpuinfo").splitlines() if ":" in line)
     known = {key.strip(): value.strip() for key, value in fields.items()}
     return {

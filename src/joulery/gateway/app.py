@@ -32,6 +32,7 @@ from joulery.domain.serving.engine import (
     Telemetry,
 )
 from joulery.gateway.body import BodyReader, Limits, RefusedError, first_header, length_of
+from joulery.gateway.openai_protocol import error_document
 from joulery.gateway.protocol import parse, render
 
 if TYPE_CHECKING:
@@ -147,7 +148,9 @@ class Gateway:
         try:
             if self._credential is not None and path not in OPEN_PATHS and not path.startswith("/static/"):
                 self._authorise(scope["headers"])
-            if self.text is not None and path.startswith("/v1/"):
+            if path.startswith("/v1/"):
+                if self.text is None:
+                    raise RefusedError(404, f"no endpoint {path[:200]}: this site serves no language model")
                 await self.text(scope, exchange, receive, send)
                 return
             if not path.startswith("/v2/") and path != "/v2":
@@ -165,8 +168,8 @@ class Gateway:
                 status, content = self._describe(parts)
                 await reply(send, exchange, status, orjson.dumps(content), [_JSON])
         except RefusedError as error:
-            body = orjson.dumps({"error": str(error)})
-            await reply(send, exchange, error.status, body, [_JSON, *error.headers], last=True)
+            document = error_document(error) if path.startswith("/v1/") else {"error": str(error)}
+            await reply(send, exchange, error.status, orjson.dumps(document), [_JSON, *error.headers], last=True)
 
     def _authorise(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         given = first_header(headers, b"authorization")

@@ -1,11 +1,12 @@
-"""What Prometheus scrapes of language models: tokens, joules and grams a request and a token, forecasts, the queue.
+"""Prometheus metrics of language models: tokens, latency, joules and grams per request and token, predictions, queue.
 
-``TEXT_METRICS`` declares every family; ``docs/reference/metrics.md`` is written from it and
+``LLM_METRICS`` declares every family; ``docs/reference/metrics.md`` is written from it and
 :data:`joulery.gateway.metrics.METRICS`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from prometheus_client import Counter, Histogram
@@ -13,119 +14,183 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from joulery.domain.serving.engine import RequestRecord
-from joulery.domain.serving.generation import TextCost
+from joulery.domain.serving.generation import GenerationCost
 from joulery.gateway.metrics import Family, Registry
-from joulery.runtime.llm.request_meter import TextMeter
+from joulery.runtime.llm.request_meter import RequestMeter
 from joulery.runtime.llm.service import LLMService
 
 _STEPS = (1.0, 2.5, 5.0)
 TOKEN_ENERGY_BUCKETS_J = tuple(round(step * 10.0**power, 9) for power in range(-5, 3) for step in _STEPS)
 GRAM_BUCKETS = tuple(round(step * 10.0**power, 12) for power in range(-7, 2) for step in _STEPS)
+TIME_BUCKETS_S = tuple(round(step * 10.0**power, 9) for power in range(-3, 3) for step in _STEPS)
+_PREFIX, _OLD_PREFIX = "joulery_llm_", "joulery_text_"
 
-TEXT_METRICS = (
-    Family(
-        "joulery_text_machine_joules_total",
+
+def _family(name: str, kind: str, labels: tuple[str, ...], text: str, old: str = "") -> Family:
+    """A family ``joulery_llm_NAME``; ``old`` is its name in the release before, without the prefix."""
+    return Family(_PREFIX + name, kind, labels, text, old=_OLD_PREFIX + old if old else "")
+
+
+LLM_METRICS = (
+    _family(
+        "machine_joules_total",
         "counter",
         ("part",),
-        "Metered energy of the machine that language models run on: requests, idle and unattributed add up to it.",
+        "Metered energy of the machine that runs language models; requests, idle and unattributed add up to it.",
+        old="machine_joules_total",
     ),
-    Family(
-        "joulery_text_tokens_total", "counter", ("workload", "kind"), "Tokens read (prompt) and written (completion)."
+    _family(
+        "tokens_total",
+        "counter",
+        ("workload", "kind"),
+        "Tokens read (prompt) and generated (completion).",
+        old="tokens_total",
     ),
-    Family(
-        "joulery_text_token_energy_joules",
+    _family(
+        "token_energy_joules",
         "histogram",
         ("workload",),
-        "Energy of a request by the tokens it wrote; requests of unknown energy are left out.",
+        "Energy of a request per generated token; requests of unknown energy are left out.",
+        old="token_energy_joules",
     ),
-    Family(
-        "joulery_text_request_carbon_grams",
+    _family(
+        "request_carbon_grams",
         "histogram",
         ("workload",),
         "Grams of CO2-equivalent of a request; requests of unknown intensity are left out.",
+        old="request_carbon_grams",
     ),
-    Family("joulery_text_waiting_requests", "gauge", ("workload",), "Requests that wait in joulery's own queue."),
-    Family("joulery_text_working_requests", "gauge", ("workload",), "Requests that the engine has."),
-    Family("joulery_text_forecasts_total", "counter", ("workload", "source"), "Lengths foretold, by who did."),
-    Family(
-        "joulery_text_forecast_failures_total",
+    _family(
+        "time_to_first_token_seconds",
+        "histogram",
+        ("workload",),
+        "From the arrival of a request to its first generated token.",
+    ),
+    _family(
+        "inter_token_seconds",
+        "histogram",
+        ("workload",),
+        "Mean time between two generated tokens of an answer.",
+    ),
+    _family(
+        "queue_seconds",
+        "histogram",
+        ("workload",),
+        "Time a request waited in joulery's own queue.",
+    ),
+    _family(
+        "waiting_requests",
+        "gauge",
+        ("workload",),
+        "Requests in joulery's own queue.",
+        old="waiting_requests",
+    ),
+    _family(
+        "running_requests",
+        "gauge",
+        ("workload",),
+        "Requests in the engine.",
+        old="working_requests",
+    ),
+    _family(
+        "predictions_total",
+        "counter",
+        ("workload", "source"),
+        "Output-length predictions by source.",
+        old="forecasts_total",
+    ),
+    _family(
+        "prediction_failures_total",
         "counter",
         ("workload", "error"),
-        "Times the length predictor or its cache raised; the request was taken for an average one.",
+        "Exceptions of the length predictor or its cache; the request then counts as one of average length.",
+        old="forecast_failures_total",
     ),
 )
-_BY_NAME = {family.name: family for family in TEXT_METRICS}
+_BY_NAME = {family.name: family for family in LLM_METRICS}
 
 
-class TextMetrics:
-    """Counts answers as they end; the rest is read at the moment of the scrape.
+class LLMMetrics:
+    """Counts answers as they end; gauges and totals are read at the moment of the scrape.
 
     Args:
-        registry: Where it is registered.
-        desks: The models, by name.
+        registry: Where the metrics are registered.
+        llms: The models, by name.
         meter: Their meter.
     """
 
-    def __init__(self, registry: Registry, desks: Mapping[str, LLMService], meter: TextMeter) -> None:
-        registry.declare(TEXT_METRICS)
-        tokens = _BY_NAME["joulery_text_tokens_total"]
-        self._tokens = Counter(tokens.name.removesuffix("_total"), tokens.help, tokens.labels, registry=registry)
-        energy, grams = (_BY_NAME[f"joulery_text_{name}"] for name in ("token_energy_joules", "request_carbon_grams"))
-        self._energy = Histogram(
-            energy.name, energy.help, energy.labels, buckets=TOKEN_ENERGY_BUCKETS_J, registry=registry
-        )
-        self._grams = Histogram(grams.name, grams.help, grams.labels, buckets=GRAM_BUCKETS, registry=registry)
-        registry.register(_DeskCollector(desks, meter))
+    def __init__(self, registry: Registry, llms: Mapping[str, LLMService], meter: RequestMeter) -> None:
+        registry.declare(LLM_METRICS)
 
-    def ended(self, model: str, record: RequestRecord, cost: TextCost) -> None:
-        """Count one request; what the engine wrote before a client left counts, too."""
+        def histogram(name: str, buckets: tuple[float, ...]) -> Histogram:
+            family = _BY_NAME[_PREFIX + name]
+            return Histogram(family.name, family.help, family.labels, buckets=buckets, registry=registry)
+
+        tokens = _BY_NAME[_PREFIX + "tokens_total"]
+        self._tokens = Counter(tokens.name.removesuffix("_total"), tokens.help, tokens.labels, registry=registry)
+        self._energy = histogram("token_energy_joules", TOKEN_ENERGY_BUCKETS_J)
+        self._grams = histogram("request_carbon_grams", GRAM_BUCKETS)
+        self._first_token = histogram("time_to_first_token_seconds", TIME_BUCKETS_S)
+        self._inter_token = histogram("inter_token_seconds", TIME_BUCKETS_S)
+        self._queue = histogram("queue_seconds", TIME_BUCKETS_S)
+        registry.register(_LLMCollector(llms, meter))
+
+    def ended(self, model: str, record: RequestRecord, cost: GenerationCost) -> None:
+        """Count one request, also one whose client left before its end."""
         self._tokens.labels(model, "prompt").inc(cost.usage.prompt)
         self._tokens.labels(model, "completion").inc(cost.usage.completion)
         if cost.energy_per_token_j is not None:
             self._energy.labels(model).observe(cost.energy_per_token_j)
         if cost.energy is not None and cost.energy.carbon_g is not None:
             self._grams.labels(model).observe(cost.energy.carbon_g)
+        if not math.isnan(cost.start_s):
+            self._queue.labels(model).observe(max(0.0, cost.start_s - cost.arrival_s))
+        if not math.isnan(cost.first_token_s):
+            self._first_token.labels(model).observe(max(0.0, cost.first_token_s - cost.arrival_s))
+            if cost.usage.completion > 1:
+                gap_s = (cost.end_s - cost.first_token_s) / (cost.usage.completion - 1)
+                self._inter_token.labels(model).observe(max(0.0, gap_s))
 
 
-class _DeskCollector(Collector):
-    def __init__(self, desks: Mapping[str, LLMService], meter: TextMeter) -> None:
-        self._desks, self._meter = desks, meter
+class _LLMCollector(Collector):
+    def __init__(self, llms: Mapping[str, LLMService], meter: RequestMeter) -> None:
+        self._llms, self._meter = llms, meter
 
     def describe(self) -> Iterator[Metric]:
         """The families without their values."""
-        for name in ("machine_joules_total", "forecasts_total", "forecast_failures_total"):
-            yield _counter(f"joulery_text_{name}")
-        for name in ("waiting_requests", "working_requests"):
-            yield _gauge(f"joulery_text_{name}")
+        for name in ("machine_joules_total", "predictions_total", "prediction_failures_total"):
+            yield _counter(name)
+        for name in ("waiting_requests", "running_requests"):
+            yield _gauge(name)
 
     def collect(self) -> Iterator[Metric]:
-        """The families of the moment."""
+        """The present values."""
         self._meter.settle()
         totals = self._meter.totals
-        joules = _counter("joulery_text_machine_joules_total")
+        joules = _counter("machine_joules_total")
         for part, value_j in (
             ("requests", totals.requests_j),
             ("idle", totals.idle_j),
             ("unattributed", totals.unattributed_j),
         ):
             joules.add_metric((part,), max(0.0, value_j))
-        waiting, working = _gauge("joulery_text_waiting_requests"), _gauge("joulery_text_working_requests")
-        forecasts, failures = (_counter(f"joulery_text_{n}_total") for n in ("forecasts", "forecast_failures"))
-        for name, desk in self._desks.items():
-            waiting.add_metric((name,), desk.waiting)
-            working.add_metric((name,), desk.working)
-            for source, count in sorted(desk.forecaster.sources.items()):
-                forecasts.add_metric((name, source), count)
-            for error, count in sorted(desk.forecaster.failures.items()):
+        waiting, running = _gauge("waiting_requests"), _gauge("running_requests")
+        predictions, failures = _counter("predictions_total"), _counter("prediction_failures_total")
+        for name, llm in self._llms.items():
+            waiting.add_metric((name,), llm.waiting)
+            running.add_metric((name,), llm.running)
+            for source, count in sorted(llm.forecaster.sources.items()):
+                predictions.add_metric((name, source), count)
+            for error, count in sorted(llm.forecaster.failures.items()):
                 failures.add_metric((name, error), count)
-        yield from (joules, waiting, working, forecasts, failures)
+        yield from (joules, waiting, running, predictions, failures)
 
 
 def _counter(name: str) -> CounterMetricFamily:
-    family = _BY_NAME[name]
-    return CounterMetricFamily(name.removesuffix("_total"), family.help, labels=family.labels)
+    family = _BY_NAME[_PREFIX + name]
+    return CounterMetricFamily(family.name.removesuffix("_total"), family.help, labels=family.labels)
 
 
 def _gauge(name: str) -> GaugeMetricFamily:
-    family = _BY_NAME[name]
-    return GaugeMetricFamily(name, family.help, labels=family.labels)
+    family = _BY_NAME[_PREFIX + name]
+    return GaugeMetricFamily(family.name, family.help, labels=family.labels)

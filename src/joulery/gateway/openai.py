@@ -1,7 +1,8 @@
-"""The OpenAI API in front of language models: ``/v1/models``, ``/v1/chat/completions``, ``/v1/completions``.
+"""The OpenAI API in front of language models: ``/v1/models``, ``/v1/chat/completions``, ``/v1/completions``,
+``/v1/responses`` and ``/v1/embeddings``.
 
-A stream begins when its engine does, so that a failure before that has a status of its own. Its last chunk holds what
-it took. A client that goes away ends its request wherever it is, in the queue or in the engine.
+A stream begins when its engine does, so that a failure before that has its own status. Its last chunk contains what it
+cost. A client that disconnects ends its request, in the queue or in the engine.
 """
 
 from __future__ import annotations
@@ -17,46 +18,53 @@ from urllib.parse import quote, unquote
 import orjson
 
 from joulery.domain.serving.engine import EnergyShare, Outcome, RequestError, RequestRecord, Telemetry
-from joulery.domain.serving.generation import TextCost, TextEvent, TextKind, TextRequest
+from joulery.domain.serving.generation import GenerationCost, GenerationEvent, GenerationKind, GenerationRequest
 from joulery.gateway.app import STATUS, Exchange, Headers, only, reply, seconds_of
 from joulery.gateway.body import BodyReader, RefusedError
 from joulery.gateway.openai_protocol import (
     error_document,
     model_document,
     models_document,
-    parse_text,
+    parse_request,
     share_headers,
     usage_chunk,
     with_cost,
 )
-from joulery.runtime.llm.service import LLMService, TextJob
+from joulery.runtime.llm.service import GenerationTask, LLMService
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-PATHS = {"/v1/chat/completions": TextKind.CHAT, "/v1/completions": TextKind.COMPLETION}
+PATHS = {
+    "/v1/chat/completions": GenerationKind.CHAT,
+    "/v1/completions": GenerationKind.COMPLETION,
+    "/v1/responses": GenerationKind.RESPONSE,
+    "/v1/embeddings": GenerationKind.EMBEDDING,
+}
 _JSON = (b"content-type", b"application/json")
 _EVENTS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
-class TextRoutes:
+class OpenAIRoutes:
     """The routes under ``/v1``.
 
     Args:
-        desks: The models there are, by name.
+        llms: The models, by name.
         bodies: Reads requests within the gateway's limits.
         telemetry: Called with the record of every request that ended.
-        watches: Called with the name of the model and what each answer took.
+        watches: Called with the name of the model and the cost of each answer.
+        aliases: Names of models by other names that clients may use.
     """
 
     def __init__(
         self,
-        desks: Mapping[str, LLMService],
+        llms: Mapping[str, LLMService],
         bodies: BodyReader,
         telemetry: Sequence[Telemetry] = (),
-        watches: Sequence[Callable[[str, RequestRecord, TextCost], None]] = (),
+        watches: Sequence[Callable[[str, RequestRecord, GenerationCost], None]] = (),
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
-        self.desks, self.telemetry = desks, tuple(telemetry)
+        self.llms, self.telemetry, self.aliases = llms, tuple(telemetry), dict(aliases or {})
         self.bodies, self._watches = bodies, tuple(watches)
         self._created_s = round(time.time())
 
@@ -69,30 +77,31 @@ class TextRoutes:
                 only(scope, "POST")
                 await _Conversation(self, kind, exchange, send).run(scope, receive)
                 return
+            document = self._describe(path)
             only(scope, "GET", "HEAD")
-            await reply(send, exchange, 200, orjson.dumps(self._describe(path)), [_JSON])
+            await reply(send, exchange, 200, orjson.dumps(document), [_JSON])
         except RefusedError as error:
             body = orjson.dumps(error_document(error))
             await reply(send, exchange, error.status, body, [_JSON, *error.headers], last=True)
 
     @property
     def ready(self) -> bool:
-        """Whether every model's engine can be asked."""
-        return all(desk.engine.ready for desk in self.desks.values())
+        """Whether the engine of every model accepts requests."""
+        return all(llm.engine.ready for llm in self.llms.values())
 
-    def desk(self, model: str) -> LLMService:
-        """The desk of a model.
+    def llm(self, model: str) -> LLMService:
+        """The service of a model.
 
         Raises:
             RequestError: There is no such model.
         """
-        desk = self.desks.get(model)
-        if desk is None:
-            names = ", ".join(sorted(self.desks))
-            raise RequestError(f"there is no model {model[:100]!r}; there is {names}", Outcome.UNKNOWN)
-        return desk
+        llm = self.llms.get(self.aliases.get(model, model))
+        if llm is None:
+            names = ", ".join(sorted((*self.llms, *self.aliases)))
+            raise RequestError(f"no model {model[:100]!r}; available: {names}", Outcome.UNKNOWN)
+        return llm
 
-    def ended(self, model: str, record: RequestRecord, cost: TextCost | None) -> None:
+    def ended(self, model: str, record: RequestRecord, cost: GenerationCost | None) -> None:
         """A request has ended."""
         for sink in self.telemetry:
             sink(record)
@@ -101,24 +110,26 @@ class TextRoutes:
                 watch(model, record, cost)
 
     def _describe(self, path: str) -> dict[str, Any]:
-        owners = {name: desk.owner for name, desk in self.desks.items()}
+        owners = {name: llm.owner for name, llm in self.llms.items()}
+        owners |= {alias: owners[name] for alias, name in self.aliases.items()}
         if path == "/v1/models":
             return models_document(self._created_s, owners)
         name = unquote(path.removeprefix("/v1/models/"))
         if path.startswith("/v1/models/") and name in owners:
             return model_document(self._created_s, name, owners[name])
-        raise RefusedError(404, f"there is nothing at {path[:200]}", outcome=Outcome.UNKNOWN)
+        raise RefusedError(404, f"no endpoint {path[:200]}", outcome=Outcome.UNKNOWN)
 
 
 class _Conversation:
     """One request, from its first byte to its record."""
 
-    def __init__(self, routes: TextRoutes, kind: TextKind, exchange: Exchange | None, send: Send) -> None:
+    def __init__(self, routes: OpenAIRoutes, kind: GenerationKind, exchange: Exchange | None, send: Send) -> None:
         self._routes, self._kind, self._exchange, self._send = routes, kind, exchange, send
         self._arrival_s = time.time()
-        self._job: TextJob | None = None
+        self._job: GenerationTask | None = None
         self._model = ""
         self._begun = False
+        self._request_id = b""
 
     async def run(self, scope: Scope, receive: Receive) -> None:
         """Answer it."""
@@ -129,10 +140,11 @@ class _Conversation:
             headers = dict(scope["headers"])
             timeout_s = seconds_of(headers.get(b"x-joulery-timeout-s"))
             body = await self._routes.bodies.read(headers, receive)
-            request = parse_text(self._kind, body, timeout_s=timeout_s)
-            desk = self._routes.desk(request.model)
-            self._model = desk.name
-            self._job = desk.accept(request)
+            request = parse_request(self._kind, body, timeout_s=timeout_s, headers=headers)
+            self._request_id = headers.get(b"x-request-id", b"")
+            llm = self._routes.llm(request.model)
+            self._model = llm.name
+            self._job = llm.accept(request)
             if request.stream:
                 await self._stream(self._job, request)
             else:
@@ -151,8 +163,8 @@ class _Conversation:
             if self._exchange is not None:
                 self._exchange.end()
 
-    async def _whole(self, job: TextJob) -> None:
-        answer: TextEvent | None = None
+    async def _whole(self, job: GenerationTask) -> None:
+        answer: GenerationEvent | None = None
         async with aclosing(job.events()) as events:
             async for event in events:
                 answer = event
@@ -162,25 +174,38 @@ class _Conversation:
         body = orjson.dumps(with_cost(answer.data, self._model, job.cost))
         await reply(self._send, self._exchange, 200, body, headers)
 
-    async def _stream(self, job: TextJob, request: TextRequest) -> None:
+    async def _stream(self, job: GenerationTask, request: GenerationRequest) -> None:
         last: dict[str, Any] = {}
         usage: dict[str, Any] | None = None
         async with aclosing(job.events()) as events:
             async for event in events:
                 last = event.data
-                if event.usage is not None and not event.data.get("choices"):
+                chunk = self._kind is not GenerationKind.RESPONSE
+                if chunk and event.usage is not None and not event.data.get("choices"):
                     usage = event.data  # held back until its cost is known
                     continue
-                await self._chunk({**event.data, "model": self._model, **_without_usage(event.data)})
+                await self._chunk(self._renamed(event.data))
         if job.cost is None:
             raise RequestError("the engine sent no answer", Outcome.CRASHED)
+        if self._kind is GenerationKind.RESPONSE:
+            await self._write(_comment(job.cost), more=False)
+            return
         if request.wants_usage:
             whole = with_cost(usage, self._model, job.cost) if usage is not None else None
             await self._chunk(whole or usage_chunk(self._kind, self._model, last, job.cost))
         await self._write(_comment(job.cost) + b"data: [DONE]\n\n", more=False)
 
+    def _renamed(self, data: dict[str, Any]) -> dict[str, Any]:
+        """A chunk under the gateway's name for the model."""
+        if self._kind is not GenerationKind.RESPONSE:
+            return {**data, "model": self._model, **_without_usage(data)}
+        response = data.get("response")
+        return {**data, "response": {**response, "model": self._model}} if isinstance(response, dict) else data
+
     async def _chunk(self, data: dict[str, Any]) -> None:
-        await self._write(b"data: " + orjson.dumps(data) + b"\n\n")
+        kind = data.get("type") if self._kind is GenerationKind.RESPONSE else None
+        event = b"event: %b\n" % str(kind).encode() if kind else b""
+        await self._write(event + b"data: " + orjson.dumps(data) + b"\n\n")
 
     async def _write(self, piece: bytes, *, more: bool = True) -> None:
         if not self._begun:
@@ -190,10 +215,11 @@ class _Conversation:
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send({"type": "http.response.body", "body": piece, "more_body": more})
 
-    def _headers(self, job: TextJob) -> Headers:
+    def _headers(self, job: GenerationTask) -> Headers:
         return [
-            (b"x-joulery-variant", quote(self._routes.desks[self._model].engine.variant).encode()),
+            (b"x-joulery-variant", quote(self._routes.llms[self._model].engine.variant).encode()),
             (b"x-joulery-predicted-tokens", b"%d" % round(job.forecast.tokens)),
+            *([(b"x-request-id", self._request_id)] if self._request_id else []),
         ]
 
     async def _fail(self, error: RequestError) -> None:
@@ -237,7 +263,7 @@ def _without_usage(data: dict[str, Any]) -> dict[str, Any]:
     return {"usage": None} if data.get("usage") is not None else {}
 
 
-def _comment(cost: TextCost) -> bytes:
+def _comment(cost: GenerationCost) -> bytes:
     """A comment of the event stream, which clients skip and people read."""
     if cost.energy is None:
         return b""

@@ -1,4 +1,4 @@
-"""The OpenAI API's bodies: what a request asks for, and answers with what they cost in them.
+"""Request and answer bodies of the OpenAI API; answers contain what they cost.
 
 Pure functions from bytes to nouns and back. Source: OpenAI API reference, chat completions and completions; an answer's
 ``usage`` carries one more object, ``joulery``.
@@ -6,13 +6,13 @@ Pure functions from bytes to nouns and back. Source: OpenAI API reference, chat 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
 
 from joulery.domain.serving.engine import EnergyShare, Outcome, RequestError
-from joulery.domain.serving.generation import TextCost, TextKind, TextRequest
+from joulery.domain.serving.generation import GenerationCost, GenerationKind, GenerationRequest
 
 ERROR_TYPES = {
     Outcome.INVALID: "invalid_request_error",
@@ -21,19 +21,41 @@ ERROR_TYPES = {
     Outcome.DEADLINE: "timeout_error",
     Outcome.UNAVAILABLE: "service_unavailable_error",
 }
-"""OpenAI's word for an outcome; ``server_error`` for all others."""
+"""OpenAI's error type of an outcome; ``server_error`` for all others."""
+_CODES = {401: "invalid_api_key", 404: "unknown_url", 405: "method_not_supported", 413: "request_too_large"}
+FORWARDED_HEADERS = (b"traceparent", b"tracestate", b"x-request-id")
 
 
-def parse_text(kind: TextKind, body: bytes, *, timeout_s: float | None = None) -> TextRequest:
+class ParameterError(RequestError):
+    """A request whose parameter is wrong.
+
+    Args:
+        message: What is wrong and what was expected.
+        param: The parameter, such as ``max_tokens``.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message, Outcome.INVALID)
+        self.param = param
+
+
+def parse_request(
+    kind: GenerationKind,
+    body: bytes,
+    *,
+    timeout_s: float | None = None,
+    headers: Mapping[bytes, bytes] | None = None,
+) -> GenerationRequest:
     """The request in ``body``.
 
     Args:
-        kind: Which path it came by.
+        kind: The endpoint.
         body: JSON.
-        timeout_s: Passed on in the request.
+        timeout_s: Seconds within which the client wants the answer.
+        headers: Of the request; those of :data:`FORWARDED_HEADERS` go on to the engine.
 
     Raises:
-        RequestError: It is no such request; the message says where.
+        ParameterError: The body is no such request.
     """
     try:
         data = orjson.loads(body)
@@ -43,12 +65,14 @@ def parse_text(kind: TextKind, body: bytes, *, timeout_s: float | None = None) -
         raise _wrong("the body must be a JSON object")
     model = data.get("model")
     if not isinstance(model, str) or not model:
-        raise _wrong("model must be the name of a model")
+        raise _wrong("model must be the name of a model", "model")
     options = data.get("stream_options")
     if options is not None and not isinstance(options, dict):
-        raise _wrong("stream_options must be an object")
-    prompt = _messages(data) if kind is TextKind.CHAT else _prompt(data)
-    return TextRequest(
+        raise _wrong("stream_options must be an object", "stream_options")
+    prompt = _PROMPTS[kind](data)
+    known = headers or {}
+    forwarded = tuple((name.decode(), known[name].decode("latin-1")) for name in FORWARDED_HEADERS if name in known)
+    return GenerationRequest(
         model=model,
         kind=kind,
         body=data,
@@ -56,7 +80,8 @@ def parse_text(kind: TextKind, body: bytes, *, timeout_s: float | None = None) -
         stream=_flag(data, "stream"),
         wants_usage=_flag(options or {}, "include_usage"),
         timeout_s=timeout_s,
-        most_tokens=_most_tokens(data),
+        max_tokens=0 if kind is GenerationKind.EMBEDDING else _max_tokens(data),
+        headers=forwarded,
     )
 
 
@@ -71,12 +96,14 @@ def model_document(created_s: int, name: str, owner: str) -> dict[str, Any]:
 
 
 def error_document(error: RequestError, *, code: str | None = None) -> dict[str, Any]:
-    """An error as OpenAI writes it."""
-    kind = ERROR_TYPES.get(error.outcome, "server_error")
-    return {"error": {"message": str(error), "type": kind, "param": None, "code": code or error.outcome.value}}
+    """An error in the form of the OpenAI API."""
+    status = getattr(error, "status", None)
+    kind = "invalid_request_error" if status in _CODES else ERROR_TYPES.get(error.outcome, "server_error")
+    code = code or _CODES.get(status or 0, error.outcome.value)
+    return {"error": {"message": str(error), "type": kind, "param": getattr(error, "param", None), "code": code}}
 
 
-def cost_document(cost: TextCost) -> dict[str, Any]:
+def cost_document(cost: GenerationCost) -> dict[str, Any]:
     """What an answer cost, for its ``usage``; what is not known is not there."""
     document: dict[str, Any] = {"predicted_tokens": round(cost.predicted_tokens), "predicted_by": cost.source}
     share = cost.energy
@@ -92,7 +119,7 @@ def cost_document(cost: TextCost) -> dict[str, Any]:
     return document
 
 
-def with_cost(data: dict[str, Any], model: str, cost: TextCost) -> dict[str, Any]:
+def with_cost(data: dict[str, Any], model: str, cost: GenerationCost) -> dict[str, Any]:
     """An answer, or the last chunk of a stream, under the service's name and with what it cost."""
     usage = data.get("usage")
     counted = {
@@ -106,9 +133,9 @@ def with_cost(data: dict[str, Any], model: str, cost: TextCost) -> dict[str, Any
     return {**data, "model": model, "usage": {**known, "joulery": cost_document(cost)}}
 
 
-def usage_chunk(kind: TextKind, model: str, data: Mapping[str, Any], cost: TextCost) -> dict[str, Any]:
+def usage_chunk(kind: GenerationKind, model: str, data: Mapping[str, Any], cost: GenerationCost) -> dict[str, Any]:
     """The last chunk of a stream whose engine sent none: no choices, only what it took."""
-    name = "chat.completion.chunk" if kind is TextKind.CHAT else "text_completion"
+    name = "chat.completion.chunk" if kind is GenerationKind.CHAT else "text_completion"
     base = {"id": data.get("id", ""), "object": name, "created": data.get("created", round(cost.end_s)), "choices": []}
     return with_cost(base, model, cost)
 
@@ -117,11 +144,11 @@ def _messages(data: Mapping[str, Any]) -> str:
     """The text of a conversation, the last message first: what it asks for says most about the answer's length."""
     messages = data.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise _wrong("messages must be a list of at least one message")
+        raise _wrong("messages must be a list of at least one message", "messages")
     texts = []
     for index, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise _wrong(f"messages[{index}] must be an object with a role")
+            raise _wrong(f"messages[{index}] must be an object with a role", f"messages[{index}]")
         texts.append(_content(message.get("content"), index))
     return "\n".join(text for text in reversed(texts) if text)
 
@@ -130,10 +157,10 @@ def _content(content: Any, index: int) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
-        raise _wrong(f"messages[{index}].content must be text or a list of parts")
+        raise _wrong(f"messages[{index}].content must be text or a list of parts", f"messages[{index}].content")
     parts = [part.get("text", "") for part in content if isinstance(part, dict) and part.get("type") == "text"]
     if not all(isinstance(part, dict) for part in content) or not all(isinstance(part, str) for part in parts):
-        raise _wrong(f"messages[{index}].content must hold parts with text")
+        raise _wrong(f"messages[{index}].content must hold parts with text", f"messages[{index}].content")
     return "\n".join(parts)
 
 
@@ -145,20 +172,48 @@ def _prompt(data: Mapping[str, Any]) -> str:
         return "\n".join(prompt)
     if isinstance(prompt, list) and all(_is_tokens(each) for each in prompt):
         return ""  # numbers of tokens: only the engine knows their text
-    raise _wrong("prompt must be text, a list of texts, or numbers of tokens")
+    raise _wrong("prompt must be text, a list of texts, or numbers of tokens", "prompt")
+
+
+def _input(data: Mapping[str, Any]) -> str:
+    """The text of ``input`` of ``/v1/responses`` and ``/v1/embeddings``; engines check its form."""
+    given = data.get("input")
+    if given is None or given == [] or given == "":
+        raise _wrong("input must be text or a list", "input")
+    if isinstance(given, str):
+        return given
+    items = given if isinstance(given, list) else []
+    texts = [item if isinstance(item, str) else _item_text(item) for item in reversed(items)]
+    return "\n".join(text for text in texts if text)
+
+
+def _item_text(item: Any) -> str:
+    content = item.get("content") if isinstance(item, dict) else None
+    if isinstance(content, list):
+        parts = [part.get("text") for part in content if isinstance(part, dict)]
+        return "\n".join(part for part in parts if isinstance(part, str))
+    return content if isinstance(content, str) else ""
+
+
+_PROMPTS: Mapping[GenerationKind, Callable[[Mapping[str, Any]], str]] = {
+    GenerationKind.CHAT: _messages,
+    GenerationKind.COMPLETION: _prompt,
+    GenerationKind.RESPONSE: _input,
+    GenerationKind.EMBEDDING: _input,
+}
 
 
 def _is_tokens(value: Any) -> bool:
     return isinstance(value, int) or (isinstance(value, list) and all(isinstance(each, int) for each in value))
 
 
-def _most_tokens(data: Mapping[str, Any]) -> int | None:
-    for name in ("max_completion_tokens", "max_tokens"):
+def _max_tokens(data: Mapping[str, Any]) -> int | None:
+    for name in ("max_completion_tokens", "max_output_tokens", "max_tokens"):
         value = data.get(name)
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise _wrong(f"{name} must be a number of tokens")
+            raise _wrong(f"{name} must be a number of tokens", name)
         return value
     return None
 
@@ -166,7 +221,7 @@ def _most_tokens(data: Mapping[str, Any]) -> int | None:
 def _flag(data: Mapping[str, Any], name: str) -> bool:
     value = data.get(name)
     if value is not None and not isinstance(value, bool):
-        raise _wrong(f"{name} must be true or false")
+        raise _wrong(f"{name} must be true or false", name)
     return bool(value)
 
 
@@ -175,8 +230,8 @@ def _short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _wrong(message: str) -> RequestError:
-    return RequestError(message, Outcome.INVALID)
+def _wrong(message: str, param: str | None = None) -> ParameterError:
+    return ParameterError(message, param)
 
 
 def share_headers(share: EnergyShare | None, tokens: int) -> list[tuple[bytes, bytes]]:

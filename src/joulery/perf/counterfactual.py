@@ -29,7 +29,7 @@ _BLOCK = 50
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answered:
+class CounterfactualAnswers:
     """The requests of a run that were answered, in order of arrival.
 
     Attributes:
@@ -100,7 +100,7 @@ class Counterfactual:
 
 
 def compare(
-    answered: Answered,
+    answered: CounterfactualAnswers,
     ran: Sequence[tuple[float, Sequence[SliceProfile]]],
     base: Sequence[SliceProfile],
     *,
@@ -151,7 +151,7 @@ def compare(
     )
 
 
-def _carbon_weight(answered: Answered) -> FloatArray:
+def _carbon_weight(answered: CounterfactualAnswers) -> FloatArray:
     """Grams a joule, up to a constant; one for all where no intensity is known. Requests in a gap do not count."""
     known = np.isfinite(answered.g_per_kwh)
     if not bool(known.any()) or not float(np.sum(answered.g_per_kwh[known])) > 0:
@@ -160,7 +160,7 @@ def _carbon_weight(answered: Answered) -> FloatArray:
 
 
 def _corrections(
-    answered: Answered, modelled: Replay, ran: Sequence[tuple[float, Sequence[SliceProfile]]]
+    answered: CounterfactualAnswers, modelled: Replay, ran: Sequence[tuple[float, Sequence[SliceProfile]]]
 ) -> dict[str, FloatArray]:
     """Live cost of each request over the mean modelled cost of its variant, for the variants seen often enough."""
     names = [[item.variant for item in instances] for _, instances in ran]
@@ -175,7 +175,7 @@ def _corrections(
 
 
 def _base_correction(
-    answered: Answered,
+    answered: CounterfactualAnswers,
     corrections: Mapping[str, FloatArray],
     own: Sequence[str],
     base: Sequence[SliceProfile],

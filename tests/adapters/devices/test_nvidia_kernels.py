@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joulery.adapters.devices.nvidia_kernels import Kernel, NsightCompute, nsight_compute, parse
+from joulery.adapters.devices.nvidia_kernels import GpuKernel, NsightCompute, nsight_compute, parse
 from joulery.adapters.engines.embedded import once
 from joulery.domain.errors import CapabilityError, DataError, JouleryError
 from joulery.domain.serving.engine import ModelRef
@@ -37,8 +37,8 @@ def command(batch: int, times: int) -> list[str]:
 
 def test_kernels_in_the_order_of_their_launch(ncu: NsightCompute) -> None:
     assert ncu.kernels(command(16, 1), {}) == (
-        *[Kernel(1000.0, 4.0)] * 5,
-        *[Kernel(3000.0, 16.0), Kernel(1000.0, 4.0)] * 2,
+        *[GpuKernel(1000.0, 4.0)] * 5,
+        *[GpuKernel(3000.0, 16.0), GpuKernel(1000.0, 4.0)] * 2,
     )
 
 

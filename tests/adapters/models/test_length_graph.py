@@ -53,11 +53,11 @@ def test_what_is_kept_is_run_from_its_onnx_file_with_the_encoder_inside(tmp_path
         expected, meaning = trained.look(prompt)
         assert scores == pytest.approx(expected, abs=1e-3)
         assert embedding == pytest.approx(meaning, abs=1e-3)
-    guesser = length_guess.length_guesser(tmp_path, "n")
+    guesser = length_guess.length_predictor(tmp_path, "n")
     assert guesser.head == 1
     assert guesser.guess("Name a").score == pytest.approx(trained.look("Name a")[0][1], abs=1e-3)
     assert list(guesser.class_tokens) == sorted(guesser.class_tokens)
-    assert length_guess.length_guesser(tmp_path, "somebody else").head == 2
+    assert length_guess.length_predictor(tmp_path, "somebody else").head == 2
 
 
 def test_without_something_to_run_it_with_the_numbers_are_used(tmp_path, monkeypatch):
@@ -90,7 +90,7 @@ def test_files_that_are_no_predictor_are_refused(tmp_path):
     with pytest.raises(DataError, match="not a length predictor"):
         LengthGraph(file, words, 96)
     with pytest.raises(DataError, match="there is no length predictor"):
-        length_guess.length_guesser(tmp_path / "nowhere", "m")
+        length_guess.length_predictor(tmp_path / "nowhere", "m")
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch, tmp_path):

@@ -13,7 +13,7 @@ VOCABULARY = {word: number for number, word in enumerate(["the", "un", "##want",
 def encoder():
     if not minilm.installed():
         pytest.skip(f"the prompt encoder is not installed: {minilm.HOW}")
-    return minilm.PromptEncoder(layers=1, most_tokens=32)
+    return minilm.PromptEncoder(layers=1, max_tokens=32)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def distance(one, other):
 
 
 def test_a_student_says_more_of_what_its_teacher_says_than_its_layers_did(teacher, student):
-    assert (student.layers, student.most_tokens, student.last_tokens) == (1, 72, 32)
+    assert (student.layers, student.max_tokens, student.last_tokens) == (1, 72, 32)
     assert student.name.endswith("distilled into 1 layers, int8")
     assert distance(student, teacher) < 0.8 * distance(minilm.PromptEncoder(1), teacher)
 

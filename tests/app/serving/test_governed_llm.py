@@ -6,11 +6,11 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from joulery.app.serving.governed_llm import govern_text, promises
-from joulery.app.serving.llm import text_site
+from joulery.app.serving.governed_llm import describe_slos, govern_llms
+from joulery.app.serving.llm import open_llm_site
 from joulery.config import load
 from joulery.domain.errors import CapabilityError, ConfigError
-from joulery.domain.serving.generation import TextKind, TextRequest
+from joulery.domain.serving.generation import GenerationKind, GenerationRequest
 from joulery.store.leases import LeaseBook
 from tests.adapters.engines.remote.openai_server import FakeServer, running
 from tests.adapters.engines.support import until
@@ -28,7 +28,7 @@ language_models:
     engine: {kind: llama.cpp, path: m.gguf}
     slo: {latency: 20 s, quantile: 90 %}
   - name: board
-    engine: {kind: openai, url: "URL", model: fake-1, device: "gpu:0"}
+    engine: {kind: openai, url: "URL", model: fake-1, max_num_seqs: 1, device: "gpu:0"}
   - name: far
     engine: {kind: openai, url: "http://far:1", model: m}
 """
@@ -49,8 +49,8 @@ async def governed(folder, stack, clock, url="http://near:1"):
     (folder / "m.gguf").write_text("")
     (folder / "site.yaml").write_text(SITE.replace("CLOCK", clock).replace("URL", url))
     site = load(folder / "site.yaml")
-    made = Governed(text_site(site, stack=stack), {})
-    made.drivers = await govern_text(
+    made = Governed(open_llm_site(site, stack=stack), {})
+    made.drivers = await govern_llms(
         site,
         made.text,
         stack,
@@ -81,11 +81,11 @@ def nvml(monkeypatch, tmp_path):
     return fake
 
 
-async def ask(desk, prompt, **fields):
-    request = TextRequest(
-        desk.name, TextKind.CHAT, {"messages": [{"role": "user", "content": prompt}]}, prompt, **fields
+async def ask(llm, prompt, **fields):
+    request = GenerationRequest(
+        llm.name, GenerationKind.CHAT, {"messages": [{"role": "user", "content": prompt}]}, prompt, **fields
     )
-    return [event async for event in desk.accept(request).events()]
+    return [event async for event in llm.accept(request).events()]
 
 
 async def test_a_cpu_falls_to_its_knee_under_work_and_below_it_when_idle_and_comes_back(tmp_path, tree):
@@ -93,16 +93,15 @@ async def test_a_cpu_falls_to_its_knee_under_work_and_below_it_when_idle_and_com
     async with AsyncExitStack() as stack:
         made = await governed(tmp_path, stack, "device: cpu")
         (clock,) = made.drivers
-        assert made.text.desks["here"].work_clock.rate == 1.0
+        assert made.text.llms["here"].work_clock.rate == 1.0
         await made.step(1000.0)
         assert [(one.decision.value, one.outcome) for one in made.done] == [(clock.clocks_mhz[0], "applied")]
-        desk = made.text.desks["here"]
-        assert desk.work_clock.rate == pytest.approx(clock.clocks_mhz[0] / clock.clocks_mhz[-1])
-        desk.traffic.came(1000.5)
-        desk.traffic.answered(1001.0, 0.5, 0.5, 3.0)
+        llm = made.text.llms["here"]
+        assert llm.work_clock.rate == pytest.approx(clock.clocks_mhz[0] / clock.clocks_mhz[-1])
+        task = llm.accept(GenerationRequest("here", GenerationKind.CHAT, {}, "Say hello."))
+        llm.register(task)
         await made.step(1001.0)
-        assert float(made.done[-1].decision.value) >= clock.knee_mhz
-        assert "not below the voltage knee" in made.done[-1].decision.reason
+        assert float(made.done[-1].decision.value) == pytest.approx(clock.knee_mhz, rel=0.05)
         assert settings(tree) != before
         kinds = [kind for kind, _ in made.logged]
         assert kinds == ["clock_step", "clock_step"]
@@ -117,16 +116,16 @@ async def test_a_backlog_of_long_answers_that_would_be_late_takes_the_highest_cl
         made = await governed(tmp_path, stack, "device: nvidia, lease: 60 s", url)
         (clock,) = made.drivers
         assert clock.name == "gpu:0"
-        board = made.text.desks["board"]
+        board = made.text.llms["board"]
         tasks = [asyncio.create_task(ask(board, f"Write a long story, number {index}")) for index in range(3)]
-        await until(lambda: len(board.jobs()) == 3)
-        await made.step(board.jobs()[0].arrival_s)
+        await until(lambda: len(board.tasks()) == 3)
+        await made.step(board.tasks()[0].arrival_s)
         low_mhz = nvml.boards[0]["locked"][1]
         assert low_mhz < clock.clocks_mhz[-1]  # five minutes are enough for three answers
-        late_s = board.jobs()[0].arrival_s + 299.0
+        late_s = board.tasks()[0].arrival_s + 299.0
         await made.step(late_s)
         assert nvml.boards[0]["locked"][1] == clock.clocks_mhz[-1]
-        assert "no room below the highest clock" in made.done[-1].decision.reason
+        assert "late even at the highest clock" in made.done[-1].decision.reason
         fake.gate.set()
         await asyncio.gather(*tasks)
         assert nvml.boards[0]["locked"] is not None
@@ -141,7 +140,7 @@ async def test_a_board_that_refuses_or_is_lost_costs_no_answer(tmp_path, nvml):
         await made.step(1000.0)
         assert made.done[-1].outcome == "failed"
         assert any("set_clock" in text for text in made.told)
-        assert len(await ask(made.text.desks["board"], "still there")) == 1
+        assert (await ask(made.text.llms["board"], "still there"))[-1].usage is not None
         nvml.fail_from = None
         await made.step(1002.0)
         assert made.done[-1].outcome == "applied"
@@ -155,13 +154,13 @@ async def test_who_is_governed_by_which_clock(tmp_path, tree):
     ):
         async with AsyncExitStack() as stack:
             made = await governed(tmp_path, stack, clock)
-            slowed = [name for name, desk in made.text.desks.items() if desk.work_clock.rate != 1.0]
+            slowed = [name for name, llm in made.text.llms.items() if llm.work_clock.rate != 1.0]
             assert slowed == []
             await made.step(1000.0)
-            slowed = [name for name, desk in made.text.desks.items() if desk.work_clock.rate != 1.0]
+            slowed = [name for name, llm in made.text.llms.items() if llm.work_clock.rate != 1.0]
             assert slowed == names
-            desks = [made.text.desks[name] for name in ("here", "board")]
-            assert promises(desks) == (
+            llms = [made.text.llms[name] for name in ("here", "board")]
+            assert describe_slos(llms) == (
                 "here: 90 % within 20 s, board: 99 % within 300 s (its deadline; no slo is stated)"
             )
 
@@ -169,7 +168,7 @@ async def test_who_is_governed_by_which_clock(tmp_path, tree):
 @pytest.mark.parametrize(
     ("clock", "said"),
     [
-        ("device: cpu}, {device: emulated", "here would have two clocks, cpu and emulated:0"),
+        ("device: cpu}, {device: emulated", "here has two clocks, cpu and emulated:0"),
         ("device: cpu, services: [nobody]", "there is no nobody in this site"),
     ],
 )
@@ -187,9 +186,9 @@ async def test_a_gpu_that_runs_no_model_of_the_site_is_not_governed_as_idle(tmp_
         (tmp_path / "m.gguf").write_text("")
         (tmp_path / "site.yaml").write_text(site.replace("CLOCK", "device: nvidia").replace("URL", "http://near:1"))
         loaded = load(tmp_path / "site.yaml")
-        text = text_site(loaded, stack=stack)
+        text = open_llm_site(loaded, stack=stack)
         with pytest.raises(ConfigError, match="no language model of this site runs on gpu:0"):
-            await govern_text(loaded, text, stack, lambda kind, **fields: None, lambda done: None, lambda told: None)
+            await govern_llms(loaded, text, stack, lambda kind, **fields: None, lambda done: None, lambda told: None)
     assert nvml.boards[0]["locked"] is None
 
 
@@ -204,4 +203,4 @@ async def test_a_clock_that_may_not_be_set_says_what_grants_it_and_advice_needs_
         made = await governed(tmp_path, stack, "device: cpu")
         await made.step(1000.0)
         assert [one.outcome for one in made.done] == ["advised"]
-        assert made.text.desks["here"].work_clock.rate == 1.0
+        assert made.text.llms["here"].work_clock.rate == 1.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from joulery.app.wiring.leases import loans, reset_everything
+from joulery.app.wiring.leases import lease_statuses, reset_everything
 from joulery.domain.errors import ActuationError
 from joulery.domain.gpu.device import DeviceSpec, Lease, Owner
 from joulery.store.leases import LeaseBook, owner_of
@@ -37,16 +37,16 @@ def left(tmp_path: Path, book: LeaseBook) -> Lease:
 
 
 def test_states(book: LeaseBook, left: Lease) -> None:
-    assert [(loan.name, loan.state) for loan in loans()] == [("cpu.clock", "abandoned")]
+    assert [(loan.name, loan.state) for loan in lease_statuses()] == [("cpu.clock", "abandoned")]
     me = owner_of(os.getpid(), "pytest")
     assert me is not None
     book.write(replace(left, owner=me, lasts_s=60.0))
-    assert loans()[0].state == "held"
-    assert "at most 1600 MHz, for process" in loans()[0].detail
+    assert lease_statuses()[0].state == "held"
+    assert "at most 1600 MHz, set by process" in lease_statuses()[0].detail
     book.write(replace(left, owner=me, lasts_s=-1.0))
-    assert loans()[0].state == "expired"
+    assert lease_statuses()[0].state == "expired"
     (book.folder / "gpu-0.mig.json").write_text("nonsense")
-    assert [loan.state for loan in loans()] == ["expired", "damaged"]
+    assert [loan.state for loan in lease_statuses()] == ["expired", "damaged"]
 
 
 def test_everything_goes_back(book: LeaseBook, left: Lease, capsys: pytest.CaptureFixture[str]) -> None:

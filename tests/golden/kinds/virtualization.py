@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from joulery.accounting.charge import Share, split
+from joulery.accounting.charge import ShareRule, split
 from tests.golden.kinds import Case, Kind
 
 TICKS_PER_S = 100.0
@@ -27,11 +27,11 @@ def _recognises(document: Any) -> bool:
 
 def _cases(document: Any) -> Iterable[Case]:
     for case in document:
-        for share in Share:
+        for share in ShareRule:
             yield Case(f"{case['name']} ({share} share)", partial(_check, case, share))
 
 
-def _check(case: Any, share: Share) -> str | None:
+def _check(case: Any, share: ShareRule) -> str | None:
     app_s, busy_s, all_s = (sum(case[f"{kind}_ticks_per_cpu"]) / TICKS_PER_S for kind in ("app", "busy", "total"))
     energy_j = float(case["socket_energy_J"])
     parts = [float(part) for part in split(energy_j, app_s, busy_s, by=share, capacity_s=all_s)]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from joulery.domain.errors import DataError
 from joulery.perf.lengths.pace import OnlineLengths
-from joulery.perf.lengths.prompt_templates import CAPACITY, FormLengths, prompt_form
+from joulery.perf.lengths.prompt_templates import CAPACITY, TemplateLengths, prompt_template
 
 PRIOR = np.array([10.0, 20.0, 40.0, 80.0, 160.0])
 POEM, LABEL = (
@@ -17,7 +17,7 @@ POEM, LABEL = (
 
 
 def nearness(one: str, other: str) -> float:
-    return float(prompt_form(one) @ prompt_form(other))
+    return float(prompt_template(one) @ prompt_template(other))
 
 
 def test_prompts_of_one_template_are_near_and_others_are_not() -> None:
@@ -29,37 +29,37 @@ def test_prompts_of_one_template_are_near_and_others_are_not() -> None:
 
 @given(st.text(max_size=3000))
 def test_every_text_has_a_form_of_unit_length_or_none(text) -> None:
-    form = prompt_form(text)
+    form = prompt_template(text)
     length = float(form @ form)
     assert length == pytest.approx(1.0, rel=1e-4) or length == 0.0
 
 
 @pytest.mark.parametrize("prompt", ["", "\ud800", "\x00\xff", "x" * 1_000_000, "a b " * 300_000])
 def test_prompts_of_any_kind_and_size_have_a_form(prompt) -> None:
-    assert np.all(np.isfinite(prompt_form(prompt)))
+    assert np.all(np.isfinite(prompt_template(prompt)))
 
 
 def test_what_was_completed_of_a_form_corrects_the_next_of_it_and_no_other() -> None:
-    forms, lengths = FormLengths(), OnlineLengths(PRIOR)
-    poem, label = prompt_form(POEM.format("owls")), prompt_form(LABEL.format("tea"))
+    forms, lengths = TemplateLengths(), OnlineLengths(PRIOR)
+    poem, label = prompt_template(POEM.format("owls")), prompt_template(LABEL.format("tea"))
     assert forms.ratio(poem, lengths) == 1.0
     for thing in ("kites", "snow", "cats", "rust"):
-        forms.completed(prompt_form(POEM.format(thing)), 2.0, 400.0)
+        forms.completed(prompt_template(POEM.format(thing)), 2.0, 400.0)
     assert 5.0 < forms.ratio(poem, lengths) < 10.0
     assert forms.ratio(label, lengths) == 1.0
-    assert forms.ratio(prompt_form(""), lengths) == 1.0
+    assert forms.ratio(prompt_template(""), lengths) == 1.0
 
 
 def test_one_completion_moves_what_is_expected_two_thirds_of_the_way() -> None:
-    forms, lengths = FormLengths(), OnlineLengths(PRIOR)
-    poem = prompt_form(POEM.format("owls"))
+    forms, lengths = TemplateLengths(), OnlineLengths(PRIOR)
+    poem = prompt_template(POEM.format("owls"))
     forms.completed(poem, 2.0, 400.0)
     assert forms.ratio(poem, lengths) == pytest.approx((401.0 / 41.0) ** (2.0 / 3.0), rel=1e-4)
 
 
 def test_a_correction_is_of_what_is_expected_now() -> None:
-    forms, lengths = FormLengths(), OnlineLengths(PRIOR)
-    poem = prompt_form(POEM.format("owls"))
+    forms, lengths = TemplateLengths(), OnlineLengths(PRIOR)
+    poem = prompt_template(POEM.format("owls"))
     for _ in range(300):
         forms.completed(poem, 2.0, 400.0)
         lengths.completed(2.0, 400.0)
@@ -68,8 +68,8 @@ def test_a_correction_is_of_what_is_expected_now() -> None:
 
 
 def test_one_endless_answer_does_not_outweigh_all_and_the_oldest_are_forgotten() -> None:
-    forms, lengths = FormLengths(), OnlineLengths(PRIOR)
-    poem = prompt_form(POEM.format("owls"))
+    forms, lengths = TemplateLengths(), OnlineLengths(PRIOR)
+    poem = prompt_template(POEM.format("owls"))
     forms.completed(poem, 0.0, 1e9)
     assert forms.ratio(poem, lengths) <= 16.0
     for _ in range(CAPACITY):
@@ -80,4 +80,4 @@ def test_one_endless_answer_does_not_outweigh_all_and_the_oldest_are_forgotten()
 def test_completions_that_are_none_are_refused() -> None:
     for score, tokens in ((float("nan"), 1.0), (1.0, -1.0), (1.0, float("inf"))):
         with pytest.raises(DataError):
-            FormLengths().completed(prompt_form("x"), score, tokens)
+            TemplateLengths().completed(prompt_template("x"), score, tokens)

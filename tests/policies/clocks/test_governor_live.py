@@ -33,7 +33,7 @@ def clock_of(view: DeviceView, governor: object = None) -> float:
 
 
 def test_between_two_requests_the_clock_stays_where_the_next_ones_will_be_in_time() -> None:
-    quiet = DeviceView(0.0, "cpu", 1380.0, steady=steady([3.0, 0.95, 0.6, 0.3]))
+    quiet = DeviceView(0.0, "cpu", 1380.0, steady=steady([3.0, 0.97, 0.6, 0.3]))
     assert clock_of(quiet) == 1000.0
     assert clock_of(DeviceView(0.0, "cpu", 1380.0, steady=steady([0.8, 0.7, 0.6, 0.3]))) == 200.0
     assert clock_of(DeviceView(0.0, "cpu", 200.0, steady=steady([9.0, 9.0, 9.0, 0.95]))) == 1380.0

@@ -13,7 +13,7 @@ from joulery.domain.gpu.mig import A100_40GB
 from joulery.policies.serving.annealing import (
     AnnealingSchedule,
     AnnealingSearch,
-    Neighbourhood,
+    LayoutNeighbourhood,
     RandomProposals,
     TrialMetrics,
     penalised,
@@ -22,7 +22,7 @@ from joulery.policies.serving.configuration_graph import one_gpu, published_odds
 from joulery.policies.serving.layout_space import LayoutSpace
 
 SPACE = one_gpu(A100_40GB, ("l", "x", "6"), {("6", "1g.5gb")})
-NEAR = Neighbourhood(SPACE, published_odds(SPACE, A100_40GB))
+NEAR = LayoutNeighbourhood(SPACE, published_odds(SPACE, A100_40GB))
 SCORES = st.floats(-1.0, 1.0)
 LATENCIES = st.floats(1e-3, 1e3)
 

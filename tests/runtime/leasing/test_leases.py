@@ -15,9 +15,11 @@ import pytest
 
 from joulery.adapters.devices.cpufreq import CpufreqClock
 from joulery.app.wiring.devices import open_device
+from joulery.app.wiring.leases import start_watchdog
 from joulery.domain.errors import ActuationError, CapabilityError, DataError
 from joulery.domain.gpu.device import ClockSetting, DeviceSpec
-from joulery.runtime.leasing.leases import LeaseHolder, Watchdog, take_back
+from joulery.runtime.leasing.leases import LeaseHolder
+from joulery.runtime.leasing.watchdog import Watchdog, revert_lease
 from joulery.store.leases import LeaseBook, lives, owner_of
 from tests.fakes.cpufreq import cpufreq_tree, settings
 from tests.fakes.nvml import STATE, NvmlFake, gpu
@@ -29,12 +31,13 @@ HOLDER = """
 import json, os, signal, sys, time
 from joulery.domain.gpu.device import ClockSetting, DeviceSpec
 from joulery.app.wiring.devices import open_device
+from joulery.app.wiring.leases import start_watchdog
 from joulery.runtime.leasing.leases import LeaseHolder
 from joulery.store.leases import LeaseBook
 folder, kind, options, lasts_s, clock_mhz = sys.argv[1:]
 from pathlib import Path
 spec = DeviceSpec(kind, json.loads(options))
-holder = LeaseHolder(LeaseBook(Path(folder)), float(lasts_s))
+holder = LeaseHolder(LeaseBook(Path(folder)), float(lasts_s), watch=start_watchdog)
 signal.signal(signal.SIGTERM, lambda *_: (holder.close(), os._exit(0)))
 holder.set(open_device(spec), spec, ClockSetting(float(clock_mhz)), "a test")
 print("set", holder._watchdog.pid, flush=True)
@@ -146,7 +149,7 @@ def test_a_watchdog_that_is_killed_is_replaced(hold: Callable[..., Holding], tre
     os.kill(held.watchdog, signal.SIGKILL)
     wait_until(lambda: bool(children(held.process.pid) - {held.watchdog}))
     (successor,) = children(held.process.pid) - {held.watchdog}
-    wait_until(lambda: b"joulery.runtime.leasing.watchdog" in Path(f"/proc/{successor}/cmdline").read_bytes())
+    wait_until(lambda: b"joulery.app.wiring.lease_watchdog" in Path(f"/proc/{successor}/cmdline").read_bytes())
     held.kill(signal.SIGKILL)
     wait_until(lambda: book.names() == ())
     assert settings(tree) == before
@@ -172,14 +175,14 @@ def test_what_is_on_loan_elsewhere_is_refused_and_what_a_dead_process_left_is_ta
     held = hold("cpufreq", {"root": str(tree)}, 2000.0)
     spec = DeviceSpec("cpufreq", {"root": str(tree)})
     with (
-        LeaseHolder(book) as mine,
-        pytest.raises(CapabilityError, match=f"on loan to process {held.process.pid}"),
+        LeaseHolder(book, watch=start_watchdog) as mine,
+        pytest.raises(CapabilityError, match=f"leased by process {held.process.pid}"),
     ):
         mine.set(CpufreqClock(str(tree)), spec, ClockSetting(1800.0), "mine")
     os.kill(held.watchdog, signal.SIGKILL)  # both at once, as a container that ends
     held.kill(signal.SIGKILL)
     assert book.names() == ("cpu.clock",)
-    with LeaseHolder(book) as mine:
+    with LeaseHolder(book, watch=start_watchdog) as mine:
         mine.set(CpufreqClock(str(tree)), spec, ClockSetting(1800.0), "mine")
         assert settings(tree)["cpufreq/policy1/scaling_max_freq"] == "1800000"
     assert settings(tree) == before
@@ -251,7 +254,7 @@ def test_closing_says_what_could_not_be_set_back_and_keeps_its_lease(tree: Path,
     with pytest.raises(ActuationError, match="stuck"):
         holder.close()
     assert book.names() == ("cpu.clock",)
-    assert "3200 MHz" not in take_back(book, "cpu.clock", open_device)
+    assert "3200 MHz" not in revert_lease(book, "cpu.clock", open_device)
     assert book.names() == ()
     assert settings(tree)["cpufreq/policy0/scaling_max_freq"] == "3200000"
 
@@ -261,7 +264,7 @@ def test_a_lease_that_was_taken_away_is_told_and_made_anew(tree: Path, book: Lea
     with LeaseHolder(book, watch=nobody) as holder:
         holder.set(CpufreqClock(str(tree)), spec, ClockSetting(2000.0), "why")
         assert holder.renew() == ()
-        take_back(book, "cpu.clock", open_device)
+        revert_lease(book, "cpu.clock", open_device)
         assert holder.renew() == ("cpu.clock",)
         assert holder.held == ()
         holder.set(CpufreqClock(str(tree)), spec, ClockSetting(1900.0), "why")
@@ -271,9 +274,9 @@ def test_a_lease_that_was_taken_away_is_told_and_made_anew(tree: Path, book: Lea
 def test_two_holders_of_one_process_let_go_one_after_the_other(tmp_path: Path, tree: Path, book: LeaseBook) -> None:
     spec = DeviceSpec("cpufreq", {"root": str(tree)})
     emulated = DeviceSpec("emulated-clock", {"state": str(tmp_path / "deep/state.json")})
-    with LeaseHolder(book) as first:
+    with LeaseHolder(book, watch=start_watchdog) as first:
         first.set(CpufreqClock(str(tree)), spec, ClockSetting(2000.0), "why")
-        with LeaseHolder(book) as second:
+        with LeaseHolder(book, watch=start_watchdog) as second:
             second.set(open_device(emulated), emulated, ClockSetting(1000.0), "why")
         assert book.names() == ("cpu.clock",)
         assert settings(tree)["cpufreq/policy0/scaling_max_freq"] == "2000000"

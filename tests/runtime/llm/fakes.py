@@ -8,14 +8,14 @@ import numpy as np
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.quality import Quality
 from joulery.domain.serving.engine import Outcome, RequestError
-from joulery.domain.serving.generation import Dialect, TextEvent, TextKind, TextRequest, TextUsage
+from joulery.domain.serving.generation import Dialect, GenerationEvent, GenerationKind, GenerationRequest, TokenUsage
 from joulery.runtime.llm.length_prediction import Forecaster, Guess
 
 CLASS_TOKENS = np.array([10.0, 50.0, 100.0, 300.0, 600.0])
 
 
 def ask(prompt="p", **fields):
-    return TextRequest("llm", TextKind.CHAT, {"messages": []}, prompt, **fields)
+    return GenerationRequest("llm", GenerationKind.CHAT, {"messages": []}, prompt, **fields)
 
 
 class FakeEngine:
@@ -31,7 +31,8 @@ class FakeEngine:
         self.deaths = 0
         self.tokens = {}
         self.used_cpu_s = 0.0
-        self.closed = False
+        self.closed, self.whole = False, False
+        self.on_token = lambda: None
 
     async def start(self):
         return None
@@ -39,7 +40,7 @@ class FakeEngine:
     def cpu_s(self):
         return self.used_cpu_s
 
-    async def write(self, request, priority, /):
+    async def generate(self, request, priority, /):
         self.begun.append(request.prompt)
         self.priorities.append(priority)
         if self.deaths:
@@ -47,10 +48,15 @@ class FakeEngine:
             raise RequestError("died", Outcome.CRASHED)
         await self.gate.wait()
         count = self.tokens.get(request.prompt, 3)
+        if self.whole:
+            yield GenerationEvent({"choices": [{}]}, count, TokenUsage(5, count, reported=True))
+            self.ended.append(request.prompt)
+            return
         for _ in range(count):
-            yield TextEvent({"choices": [{}]}, 1)
+            self.on_token()
+            yield GenerationEvent({"choices": [{}]}, 1)
             await asyncio.sleep(0)
-        yield TextEvent({"choices": []}, 0, TextUsage(5, count, reported=True))
+        yield GenerationEvent({"choices": []}, 0, TokenUsage(5, count, reported=True))
         self.ended.append(request.prompt)
 
     async def close(self):

@@ -7,7 +7,7 @@ from pathlib import Path
 from scripts import default_predictor
 
 from benchmarks._llm_load import KINDS, THINGS, requests
-from joulery.app.wiring.length_predictor import length_guesser
+from joulery.app.wiring.length_predictor import length_predictor
 from joulery.runtime.llm.predictor_files import DEFAULT
 
 ANSWERS = Path(default_predictor.__file__).with_name("default_predictor_answers.jsonl")
@@ -37,9 +37,9 @@ def test_no_prompt_form_or_thing_of_the_benchmark_was_learned_from() -> None:
 
 
 def test_it_tells_a_word_from_a_story_in_prompts_it_has_never_seen() -> None:
-    guesser = length_guesser(None, "anything")
+    guesser = length_predictor(None, "anything")
     load = requests()
-    words = [guesser.guess(each.prompt).score for each in load if each.most_tokens == 8]
-    stories = [guesser.guess(each.prompt).score for each in load if each.most_tokens == 320]
+    words = [guesser.guess(each.prompt).score for each in load if each.max_tokens == 8]
+    stories = [guesser.guess(each.prompt).score for each in load if each.max_tokens == 320]
     right = sum(word < story for word in words for story in stories)
     assert right / (len(words) * len(stories)) > 0.85

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from joulery.domain.serving.generation import TextUsage
+from joulery.domain.serving.generation import TokenUsage
 from joulery.perf.lengths.pace import OnlinePace
 from joulery.runtime.llm.length_prediction import LONGEST_REMEMBERED, Forecaster, Guess
 from joulery.store.semantic_cache import SemanticCache
@@ -18,13 +18,13 @@ class Meaning(FakeGuesser):
 
 
 def told(words):
-    return TextUsage(5, words, reported=True)
+    return TokenUsage(5, words, reported=True)
 
 
 def test_the_predictor_speaks_in_the_tokens_of_its_classes_and_the_client_has_the_last_word() -> None:
     asked = forecaster()
     assert asked.forecast(ask("p3")).tokens == CLASS_TOKENS[3]
-    short = asked.forecast(ask("p3", most_tokens=20))
+    short = asked.forecast(ask("p3", max_tokens=20))
     assert short.tokens == pytest.approx(20, rel=0.05) and short.tokens < 20
     assert short.uncut_tokens == CLASS_TOKENS[3]
     assert asked.forecast(ask("p3")).source == "predictor"
@@ -33,18 +33,18 @@ def test_the_predictor_speaks_in_the_tokens_of_its_classes_and_the_client_has_th
 
 def test_a_limit_that_cuts_everybody_leaves_the_order_as_it_is() -> None:
     asked = forecaster()
-    under = [asked.forecast(ask(f"p{digit}", most_tokens=60)).service_s for digit in range(5)]
+    under = [asked.forecast(ask(f"p{digit}", max_tokens=60)).service_s for digit in range(5)]
     assert under == sorted(set(under))
-    assert asked.forecast(ask("p4", most_tokens=8)).service_s < under[0]
+    assert asked.forecast(ask("p4", max_tokens=8)).service_s < under[0]
 
 
 def test_a_long_prompt_takes_time_to_read() -> None:
     asked = forecaster()
     for words, prompt in ((40, "w" * 40 + "3"), (40, "w" * 20_000 + "3")):
         for _ in range(300):
-            request = ask(prompt, most_tokens=1000)
+            request = ask(prompt, max_tokens=1000)
             asked.completed(request, asked.forecast(request), told(words), 0.1 + len(prompt) / 4000 + words * 0.01)
-    short, long = asked.forecast(ask("x1", most_tokens=1000)), asked.forecast(ask("w" * 20_000 + "1", most_tokens=4))
+    short, long = asked.forecast(ask("x1", max_tokens=1000)), asked.forecast(ask("w" * 20_000 + "1", max_tokens=4))
     assert long.tokens < short.tokens
     assert long.service_s > short.service_s
     assert long.service_s == pytest.approx(5.1, rel=0.1)
@@ -72,7 +72,7 @@ def test_a_prompt_seen_before_has_the_length_it_had_and_one_that_means_the_same_
 
 def test_an_answer_cut_at_the_clients_limit_teaches_speed_and_that_it_was_at_least_so_long() -> None:
     asked = forecaster(Meaning(), SemanticCache(10))
-    request = ask("abc 3", most_tokens=20)
+    request = ask("abc 3", max_tokens=20)
     before = asked.pace.service_s(100)
     asked.completed(request, asked.forecast(request), told(20), 60.0)
     assert asked.pace.service_s(100) > before
@@ -80,7 +80,7 @@ def test_an_answer_cut_at_the_clients_limit_teaches_speed_and_that_it_was_at_lea
     assert asked.forecast(ask("abc 3")).tokens == 20 + CLASS_TOKENS[3]
     assert asked.forecast(request).tokens == 20
     assert asked.forecast(ask("\x00 3")).tokens == CLASS_TOKENS[3]
-    longer = ask("abd 3", most_tokens=900)
+    longer = ask("abd 3", max_tokens=900)
     asked.completed(longer, asked.forecast(longer), told(900), 60.0)
     assert asked.forecast(ask("\x00 3")).tokens > CLASS_TOKENS[3]
     plain = Forecaster("llm")
@@ -92,11 +92,11 @@ def test_an_answer_cut_at_the_clients_limit_teaches_speed_and_that_it_was_at_lea
 
 def test_a_length_that_is_known_is_not_forgotten_for_an_answer_that_was_cut() -> None:
     asked = forecaster(Meaning(), SemanticCache(10))
-    whole, cut = ask("abc 3"), ask("abc 3", most_tokens=20)
+    whole, cut = ask("abc 3"), ask("abc 3", max_tokens=20)
     asked.completed(whole, asked.forecast(whole), told(77), 1.0)
     asked.completed(cut, asked.forecast(cut), told(20), 1.0)
     assert asked.forecast(whole).tokens == 77
-    longer = ask("abc 3", most_tokens=100)
+    longer = ask("abc 3", max_tokens=100)
     asked.completed(longer, asked.forecast(longer), told(100), 1.0)
     assert asked.forecast(whole).tokens == 177
 
@@ -145,7 +145,7 @@ def test_prompts_of_a_form_that_was_answered_shortly_are_expected_to_be_so_again
     next_one, other = asked.forecast(ask(form.format("walk"))), asked.forecast(ask("Tell a story of a walk 3"))
     assert next_one.tokens < 40
     assert other.tokens > 200
-    cut = ask(form.format("walk"), most_tokens=1)
+    cut = ask(form.format("walk"), max_tokens=1)
     asked.completed(cut, asked.forecast(cut), told(1), 0.1)  # that it was longer than one is no news
     assert asked.forecast(ask(form.format("song"))).tokens == pytest.approx(next_one.tokens, rel=0.2)
     asked.guesser.guess = lambda prompt: Guess(float("nan"))

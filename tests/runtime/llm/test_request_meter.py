@@ -7,7 +7,7 @@ import pytest
 from joulery.domain.energy.channel import ReadingKind
 from joulery.domain.errors import ConfigError
 from joulery.domain.quality import Quality
-from joulery.runtime.llm.request_meter import TextMeter
+from joulery.runtime.llm.request_meter import RequestMeter
 from tests.runtime.llm.fakes import FakeMachine
 
 
@@ -20,7 +20,7 @@ class Cpu:
 
 
 def meter_of(machine, **more):
-    return TextMeter([machine], lambda: machine.busy_s, clock=lambda: machine.now_s, **more)
+    return RequestMeter([machine], lambda: machine.busy_s, clock=lambda: machine.now_s, **more)
 
 
 def test_an_engine_pays_by_cpu_time_and_ticks_that_come_late_are_not_lost() -> None:
@@ -81,9 +81,9 @@ def test_an_engine_that_was_away_is_unknown_meanwhile_and_known_again_afterwards
 def test_a_device_of_its_own_is_the_engines_above_idle() -> None:
     board = FakeMachine(idle_w=50.0, device="gpu:0", kind=ReadingKind.POWER)
     meter = meter_of(board)
-    meter.join("llm", lambda: math.nan, "gpu:0")
+    meter.join("llm", lambda: math.nan, ["gpu:0"])
     with pytest.raises(ConfigError, match="to themselves"):
-        meter.join("other", lambda: math.nan, "gpu:0")
+        meter.join("other", lambda: math.nan, ["gpu:0"])
     meter.began("llm", 1)
     board.now_s, board.value = board.now_s + 2.0, 250.0
     share = meter.ended("llm", 1)
@@ -93,8 +93,8 @@ def test_a_device_of_its_own_is_the_engines_above_idle() -> None:
 
 def test_a_processor_of_its_own_is_one_engines_and_no_part_of_it_the_others() -> None:
     shared, own, cpu = FakeMachine(), FakeMachine(device="cpu:1"), Cpu()
-    meter = TextMeter([shared, own], lambda: shared.busy_s, clock=lambda: shared.now_s)
-    meter.join("alone", lambda: math.nan, "cpu:1")
+    meter = RequestMeter([shared, own], lambda: shared.busy_s, clock=lambda: shared.now_s)
+    meter.join("alone", lambda: math.nan, ["cpu:1"])
     meter.join("llm", cpu)
     meter.began("alone", 1)
     meter.began("llm", 2)
@@ -110,7 +110,7 @@ def test_a_processor_of_its_own_is_one_engines_and_no_part_of_it_the_others() ->
 def test_a_device_nobody_meters_is_unknown() -> None:
     machine = FakeMachine()
     meter = meter_of(machine)
-    meter.join("llm", lambda: math.nan, "gpu:7")
+    meter.join("llm", lambda: math.nan, ["gpu:7"])
     meter.began("llm", 1)
     machine.spend(1.0, 40.0, busy_s=1.0)
     assert meter.ended("llm", 1) is None
@@ -132,3 +132,16 @@ def test_a_counter_that_wraps_goes_on_and_one_that_begins_again_is_unknown() -> 
     meter.began("llm", 3)
     meter.close()
     assert machine.closed
+
+
+def test_an_engine_on_several_boards_is_charged_for_all_of_them() -> None:
+    boards = [FakeMachine(idle_w=10.0, device=f"gpu:{i}", kind=ReadingKind.POWER) for i in range(8)]
+    meter = RequestMeter(boards, lambda: 0.0, clock=lambda: boards[0].now_s)
+    meter.join("llm", lambda: math.nan, [f"gpu:{i}" for i in range(8)])
+    assert meter.unmetered("llm") == ()
+    meter.began("llm", 1)
+    for board in boards:
+        board.now_s, board.value = board.now_s + 2.0, 110.0
+    share = meter.ended("llm", 1)
+    assert share is not None
+    assert share.energy_j == pytest.approx(8 * 100.0 * 2.0)

@@ -1,4 +1,4 @@
-"""One language model's desk: order, deadlines, retries, vanishing clients; nobody lost, nobody answered twice."""
+"""One language model's llm: order, deadlines, retries, vanishing clients; nobody lost, nobody answered twice."""
 
 import asyncio
 from collections import Counter
@@ -9,32 +9,32 @@ import pytest
 from joulery.domain.serving.engine import Outcome, RequestError
 from joulery.domain.serving.generation import Dialect
 from joulery.policies.ordering import Aging
-from joulery.runtime.llm.request_meter import TextMeter
-from joulery.runtime.llm.service import DeskSettings, LLMService
+from joulery.runtime.llm.request_meter import RequestMeter
+from joulery.runtime.llm.service import LLMService, LLMSettings
 from tests.adapters.engines.support import until
 from tests.runtime.llm.fakes import FakeEngine, FakeMachine, ask, forecaster
 
 
-def desk_of(engine, meter=None, **settings):
+def service_of(engine, meter=None, **settings):
     if meter is not None:
         meter.join("llm", engine.cpu_s)
-    return LLMService("llm", engine, forecaster(), DeskSettings(**settings), meter)
+    return LLMService("llm", engine, forecaster(), LLMSettings(**settings), meter)
 
 
 async def read(job):
     return [event async for event in job.events()]
 
 
-async def backlog(desk, engine, prompts, **fields):
+async def backlog(llm, engine, prompts, **fields):
     """Requests that come one by one while the first holds the engine; then it goes on."""
     engine.gate.clear()
-    first = asyncio.create_task(read(desk.accept(ask("first"))))
+    first = asyncio.create_task(read(llm.accept(ask("first"))))
     await until(lambda: engine.begun == ["first"])
     tasks = []
     for prompt in prompts:
-        tasks.append(asyncio.create_task(read(desk.accept(ask(prompt, **fields)))))
-        before = desk.waiting
-        await until(lambda before=before: desk.waiting > before)
+        tasks.append(asyncio.create_task(read(llm.accept(ask(prompt, **fields)))))
+        before = llm.waiting
+        await until(lambda before=before: llm.waiting > before)
     engine.gate.set()
     await asyncio.gather(first, *tasks)
     return engine.begun[1:]
@@ -42,7 +42,7 @@ async def backlog(desk, engine, prompts, **fields):
 
 async def test_the_shortest_predicted_goes_first_and_ties_go_by_arrival() -> None:
     engine = FakeEngine()
-    order = await backlog(desk_of(engine), engine, ["a3", "b0", "c3", "d1", "e0"])
+    order = await backlog(service_of(engine), engine, ["a3", "b0", "c3", "d1", "e0"])
     assert order == ["b0", "e0", "d1", "a3", "c3"]
     assert Counter(engine.ended) == Counter(engine.begun)
 
@@ -51,39 +51,39 @@ async def test_first_come_first_served_where_asked_or_where_aging_outweighs_all(
     prompts = ["a3", "b0", "c3", "d1"]
     for aging in (None, Aging(1e6)):
         engine = FakeEngine()
-        assert await backlog(desk_of(engine, aging=aging), engine, prompts) == prompts
+        assert await backlog(service_of(engine, aging=aging), engine, prompts) == prompts
 
 
 async def test_a_predictor_that_throws_costs_nobody_an_answer() -> None:
     engine = FakeEngine()
-    desk = desk_of(engine)
-    order = await backlog(desk, engine, ["boom a", "boom b", "z0", "boom c"])
+    llm = service_of(engine)
+    order = await backlog(llm, engine, ["boom a", "boom b", "z0", "boom c"])
     assert order == ["z0", "boom a", "boom b", "boom c"]
-    assert desk.forecaster.failures == {"ZeroDivisionError": 3}
-    assert desk.forecaster.sources == {"mean": 3, "predictor": 2}
+    assert llm.forecaster.failures == {"ZeroDivisionError": 3}
+    assert llm.forecaster.sources == {"mean": 3, "predictor": 2}
 
 
 async def test_lanes_are_filled_and_never_overfilled() -> None:
     engine = FakeEngine()
-    desk = desk_of(engine, lanes=3)
+    llm = service_of(engine, max_num_seqs=3)
     engine.gate.clear()
-    tasks = [asyncio.create_task(read(desk.accept(ask(f"p{i}")))) for i in range(8)]
-    await until(lambda: len(engine.begun) == 3 and desk.waiting == 5)
-    assert desk.working == 3
+    tasks = [asyncio.create_task(read(llm.accept(ask(f"p{i}")))) for i in range(8)]
+    await until(lambda: len(engine.begun) == 3 and llm.waiting == 5)
+    assert llm.running == 3
     engine.gate.set()
     await asyncio.gather(*tasks)
     assert len(engine.ended) == 8
-    assert (desk.working, desk.waiting) == (0, 0)
+    assert (llm.running, llm.waiting) == (0, 0)
 
 
 async def test_an_engine_that_orders_holds_no_more_than_the_queue_may() -> None:
     engine = FakeEngine(Dialect.VLLM)
-    desk = desk_of(engine, queue=2)
+    llm = service_of(engine, queue=2)
     engine.gate.clear()
-    tasks = [asyncio.create_task(read(desk.accept(ask(f"p{i}")))) for i in range(2)]
+    tasks = [asyncio.create_task(read(llm.accept(ask(f"p{i}")))) for i in range(2)]
     await until(lambda: len(engine.begun) == 2)
-    with pytest.raises(RequestError, match="2 requests waiting"):
-        desk.accept(ask("p2"))
+    with pytest.raises(RequestError, match=r"full.*2"):
+        llm.accept(ask("p2"))
     engine.gate.set()
     await asyncio.gather(*tasks)
 
@@ -91,11 +91,11 @@ async def test_an_engine_that_orders_holds_no_more_than_the_queue_may() -> None:
 @pytest.mark.parametrize("dialect", [Dialect.VLLM, Dialect.SGLANG])
 async def test_an_engine_that_orders_gets_every_request_at_once_with_its_rank(dialect) -> None:
     engine = FakeEngine(dialect)
-    desk = desk_of(engine, lanes=1)
+    llm = service_of(engine, max_num_seqs=1)
     engine.gate.clear()
-    tasks = [asyncio.create_task(read(desk.accept(ask(prompt)))) for prompt in ("a3", "b0", "c1")]
+    tasks = [asyncio.create_task(read(llm.accept(ask(prompt)))) for prompt in ("a3", "b0", "c1")]
     await until(lambda: len(engine.begun) == 3)
-    assert desk.waiting == 0
+    assert llm.waiting == 0
     rank = dict(zip(engine.begun, engine.priorities, strict=True))
     assert rank["b0"] < rank["c1"] < rank["a3"]
     assert all(isinstance(each, int) for each in rank.values())
@@ -105,43 +105,45 @@ async def test_an_engine_that_orders_gets_every_request_at_once_with_its_rank(di
 
 async def test_an_engines_own_queue_is_not_taken_for_its_pace() -> None:
     engine = FakeEngine(Dialect.VLLM)
-    desk = desk_of(engine)
-    known = desk.forecaster.pace.service_s(100.0)
-    whole = desk.accept(ask("whole 3"))
+    llm = service_of(engine)
+    known = llm.forecaster.pace.service_s(100.0)
+    engine.whole = True
+    whole = llm.accept(ask("whole 3"))
     await read(whole)
-    assert desk.forecaster.pace.service_s(100.0) == known
-    (served,) = desk.traffic.served(0.0)
+    engine.whole = False
+    assert llm.forecaster.pace.service_s(100.0) == known
+    (served,) = llm.traffic.served(0.0)
     assert served.work_s == whole.forecast.service_s
-    await read(desk.accept(ask("in pieces 3", stream=True)))
-    assert desk.forecaster.pace.service_s(100.0) != known
+    await read(llm.accept(ask("in pieces 3", stream=True)))
+    assert llm.forecaster.pace.service_s(100.0) != known
 
 
 async def test_the_rank_is_arrival_alone_under_first_come_first_served() -> None:
     now = iter(range(100))
     engine = FakeEngine(Dialect.VLLM)
-    desk = LLMService("llm", engine, forecaster(), DeskSettings(aging=None), clock=lambda: float(next(now)))
+    llm = LLMService("llm", engine, forecaster(), LLMSettings(aging=None), clock=lambda: float(next(now)))
     for prompt in ("a3", "b0"):
-        await read(desk.accept(ask(prompt)))
+        await read(llm.accept(ask(prompt)))
     assert engine.priorities == sorted(engine.priorities)
 
 
-async def test_a_full_queue_and_a_closed_desk_turn_requests_away() -> None:
+async def test_a_full_queue_and_a_closed_service_reject_requests() -> None:
     engine = FakeEngine()
-    desk = desk_of(engine, queue=1)
+    llm = service_of(engine, queue=1)
     engine.gate.clear()
-    first = asyncio.create_task(read(desk.accept(ask("first"))))
-    await until(lambda: desk.working == 1)
-    second = asyncio.create_task(read(desk.accept(ask("second"))))
-    await until(lambda: desk.waiting == 1)
-    with pytest.raises(RequestError, match="which is all it takes") as caught:
-        desk.accept(ask("third"))
+    first = asyncio.create_task(read(llm.accept(ask("first"))))
+    await until(lambda: llm.running == 1)
+    second = asyncio.create_task(read(llm.accept(ask("second"))))
+    await until(lambda: llm.waiting == 1)
+    with pytest.raises(RequestError, match=r"full.*1") as caught:
+        llm.accept(ask("third"))
     assert caught.value.outcome is Outcome.OVERLOADED
     assert (caught.value.retry_after_s or 0) > 0
-    await desk.close()
+    await llm.close()
     with pytest.raises(RequestError, match="closing"):
         await second
     with pytest.raises(RequestError, match="closing"):
-        desk.accept(ask("fourth"))
+        llm.accept(ask("fourth"))
     engine.gate.set()
     await first
     assert engine.ended == ["first"]
@@ -149,98 +151,98 @@ async def test_a_full_queue_and_a_closed_desk_turn_requests_away() -> None:
 
 async def test_a_deadline_passes_in_the_queue_and_in_the_engine() -> None:
     engine = FakeEngine()
-    desk = desk_of(engine)
+    llm = service_of(engine)
     engine.gate.clear()
-    holds = asyncio.create_task(read(desk.accept(ask("holds", timeout_s=0.6))))
-    await until(lambda: desk.working == 1)
-    waits = asyncio.create_task(read(desk.accept(ask("waits", timeout_s=0.05))))
+    holds = asyncio.create_task(read(llm.accept(ask("holds", timeout_s=0.6))))
+    await until(lambda: llm.running == 1)
+    waits = asyncio.create_task(read(llm.accept(ask("waits", timeout_s=0.05))))
     for task in (waits, holds):
-        with pytest.raises(RequestError, match="not answered within") as caught:
+        with pytest.raises(RequestError, match=r"0.0?[56] s") as caught:
             await task
         assert caught.value.outcome is Outcome.DEADLINE
-    assert (desk.waiting, desk.working) == (0, 0)
+    assert (llm.waiting, llm.running) == (0, 0)
     engine.gate.set()
-    assert len(await read(desk.accept(ask("next")))) == 4
+    assert len(await read(llm.accept(ask("next")))) == 4
 
 
 async def test_who_goes_away_while_waiting_or_being_answered_leaves_the_lane_to_the_next() -> None:
     engine = FakeEngine()
-    desk = desk_of(engine)
+    llm = service_of(engine)
     engine.gate.clear()
-    jobs = [desk.accept(ask(prompt)) for prompt in ("holds", "waits", "next")]
+    jobs = [llm.accept(ask(prompt)) for prompt in ("holds", "waits", "next")]
     tasks = [asyncio.create_task(read(job)) for job in jobs]
-    await until(lambda: desk.waiting == 2)
+    await until(lambda: llm.waiting == 2)
     tasks[1].cancel()
     await asyncio.gather(tasks[1], return_exceptions=True)
-    assert desk.waiting == 1
+    assert llm.waiting == 1
     tasks[0].cancel()
     await asyncio.gather(tasks[0], return_exceptions=True)
     engine.gate.set()
     assert len(await tasks[2]) == 4
     assert engine.begun == ["holds", "next"]
     assert jobs[1].cost is not None and np.isnan(jobs[1].cost.start_s)
-    assert (desk.waiting, desk.working) == (0, 0)
+    assert (llm.waiting, llm.running) == (0, 0)
 
 
 async def test_a_turn_that_comes_while_its_client_goes_is_passed_on() -> None:
     engine = FakeEngine()
-    desk = desk_of(engine)
+    llm = service_of(engine)
     engine.gate.clear()
-    tasks = [asyncio.create_task(read(desk.accept(ask(prompt)))) for prompt in ("holds", "waits", "next")]
-    await until(lambda: desk.waiting == 2)
+    tasks = [asyncio.create_task(read(llm.accept(ask(prompt)))) for prompt in ("holds", "waits", "next")]
+    await until(lambda: llm.waiting == 2)
     tasks[0].cancel()
     await asyncio.sleep(0)
     tasks[1].cancel()  # perhaps after its turn was called
     engine.gate.set()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert engine.ended == ["next"]
-    assert desk.working == 0
+    assert llm.running == 0
 
 
 async def test_an_unanswered_request_is_given_to_a_new_engine_once_and_an_answered_one_never() -> None:
     engine = FakeEngine()
     engine.deaths = 1
-    desk = desk_of(engine, retries=1)
-    job = desk.accept(ask("again"))
+    llm = service_of(engine, retries=1)
+    job = llm.accept(ask("again"))
     assert len(await read(job)) == 4
     assert (engine.begun, job.attempts) == (["again", "again"], 2)
     engine.deaths = 2
     with pytest.raises(RequestError, match="died"):
-        await read(desk.accept(ask("twice dead")))
+        await read(llm.accept(ask("twice dead")))
     engine.deaths = 1
     with pytest.raises(RequestError, match="died"):
-        await read(desk_of(engine, retries=0).accept(ask("somebody else's engine")))
+        await read(service_of(engine, retries=0).accept(ask("an engine of another machine")))
 
     async def dies_after_a_word(request, priority, /):
-        async for event in FakeEngine().write(request, priority):
+        async for event in FakeEngine().generate(request, priority):
             yield event
             raise RequestError("died", Outcome.CRASHED)
 
-    engine.write = dies_after_a_word
-    job = desk.accept(ask("half"))
+    engine.generate = dies_after_a_word
+    job = llm.accept(ask("half", stream=True))
     with pytest.raises(RequestError, match="died"):
         await read(job)
     assert (job.attempts, job.started) == (1, True)
-    assert desk.working == 0
+    assert llm.running == 0
 
 
 async def test_answers_are_kept_and_failures_are_not() -> None:
     engine, kept = FakeEngine(), []
-    desk = LLMService("llm", engine, forecaster(), keep=lambda request, tokens: kept.append((request.prompt, tokens)))
-    await read(desk.accept(ask("whole")))
-    await read(desk.accept(ask("cut", most_tokens=3)))
-    await read(desk.accept(ask("short of its limit", most_tokens=4)))
+    llm = LLMService("llm", engine, forecaster(), keep=lambda request, tokens: kept.append((request.prompt, tokens)))
+    await read(llm.accept(ask("whole")))
+    await read(llm.accept(ask("cut", max_tokens=3)))
+    await read(llm.accept(ask("short of its limit", max_tokens=4)))
     engine.deaths = 1
     with pytest.raises(RequestError):
-        await read(desk.accept(ask("dies")))
+        await read(llm.accept(ask("dies")))
     assert kept == [("whole", 3), ("cut", 3), ("short of its limit", 3)]
 
 
 async def test_an_answer_knows_what_it_took() -> None:
     machine, engine = FakeMachine(), FakeEngine()
-    meter = TextMeter([machine], lambda: machine.busy_s, lambda t_s: 360.0, pue=2.0, clock=lambda: machine.now_s)
-    desk = desk_of(engine, meter)
-    job = desk.accept(ask("p1"))
+    meter = RequestMeter([machine], lambda: machine.busy_s, lambda t_s: 360.0, pue=2.0, clock=lambda: machine.now_s)
+    llm = service_of(engine, meter)
+    job = llm.accept(ask("p1"))
     async for event in job.events():
         if event.tokens:
             engine.used_cpu_s += 0.25
@@ -260,9 +262,9 @@ async def test_an_answer_knows_what_it_took() -> None:
 
 async def test_many_clients_some_of_whom_vanish_are_each_answered_once_or_gone() -> None:
     engine = FakeEngine()
-    desk = desk_of(engine, lanes=2)
+    llm = service_of(engine, max_num_seqs=2)
     random = np.random.default_rng(3)
-    tasks = [asyncio.create_task(read(desk.accept(ask(f"p{i} {random.integers(5)}")))) for i in range(120)]
+    tasks = [asyncio.create_task(read(llm.accept(ask(f"p{i} {random.integers(5)}")))) for i in range(120)]
     for index in random.permutation(120)[:40].tolist():
         await asyncio.sleep(0)
         tasks[index].cancel()
@@ -272,4 +274,4 @@ async def test_many_clients_some_of_whom_vanish_are_each_answered_once_or_gone()
     assert len(answered) >= 80
     assert max(Counter(engine.begun).values()) == 1
     assert len(engine.ended) == len(answered)
-    assert (desk.waiting, desk.working) == (0, 0)
+    assert (llm.waiting, llm.running) == (0, 0)

@@ -25,7 +25,7 @@ from joulery.domain.serving.engine import (
 )
 from joulery.domain.serving.tensors import TensorSpec
 from joulery.perf.interference.model import Neighbourhood, latency, solo
-from joulery.runtime.profiling.colocation import Design, Instance, cpu_as_gpu, measure_together
+from joulery.runtime.profiling.colocation import ColocatedInstance, Design, cpu_as_gpu, measure_together
 
 MODELS = {name: ModelRef(ModelKind.PYTHON, f"toys:{name}") for name in ("light", "heavy")}
 WORK_MS = {"light": 2.0, "heavy": 9.0}
@@ -122,8 +122,8 @@ def test_designs_that_cannot_be():
         with pytest.raises(ConfigError, match="100 % at most"):
             Design(**wrong)
     assert Design(batches=(2,)).pairs(["a"]) == [
-        (Instance("a", 2, 50.0), Instance("a", 2, 50.0)),
-        (Instance("a", 2, 30.0), Instance("a", 2, 70.0)),
+        (ColocatedInstance("a", 2, 50.0), ColocatedInstance("a", 2, 50.0)),
+        (ColocatedInstance("a", 2, 30.0), ColocatedInstance("a", 2, 70.0)),
     ]
 
 

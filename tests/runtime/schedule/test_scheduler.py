@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joulery.accounting.training_jobs import MeasureRules, Tally, Window
+from joulery.accounting.training_jobs import JobWindow, MeasureRules, Tally
 from joulery.adapters.carbon.stated import Stated
 from joulery.config.site import Mode
 from joulery.domain.cluster import ClusterNode, Hold, JobEnergy, JobState, Order, Release, Start, Stop
@@ -467,7 +467,7 @@ def test_only_those_that_wait_are_ranked(world) -> None:
 
 
 def test_a_tally_is_read_back_as_it_was_written() -> None:
-    window = Window(2, 1, 0.1, open_ratio=0.2, last_ratio=0.3, elapsed_s=40.0, energy_j=50.0, slot_j=30.0, looks=4)
+    window = JobWindow(2, 1, 0.1, open_ratio=0.2, last_ratio=0.3, elapsed_s=40.0, energy_j=50.0, slot_j=30.0, looks=4)
     tally = Tally(10.0, 20.0, 30.0, 1.0, 2.0, 25.0, 200.0, 0.3, 0.01, {1: 0.5, 2: 0.4}, Quality.MODELLED, window)
     state = SchedulerState(
         tallies={1: tally},

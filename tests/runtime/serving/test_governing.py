@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from joulery.app.wiring.clocks import governed_clock
+from joulery.app.wiring.governed_clocks import governed_clock
 from joulery.config.devices import ClockConfig
 from joulery.config.site import Mode
 from joulery.domain.decisions import Decision
@@ -19,8 +19,8 @@ from joulery.domain.serving.engine import Outcome, QueuedRequest, RequestRecord
 from joulery.domain.serving.service import Slo
 from joulery.runtime.leasing.leases import LeaseHolder
 from joulery.runtime.serving.colocated import ColocatedService, Pending, Work
-from joulery.runtime.serving.governed_services import hosted_residents
-from joulery.runtime.serving.governing import ClockKeeper
+from joulery.runtime.serving.governed_services import colocated_services
+from joulery.runtime.serving.governing import ClockController
 from joulery.runtime.serving.requests import RequestWindow
 from joulery.store.leases import LeaseBook
 from tests.fakes.cpufreq import cpu_machine, settings
@@ -58,10 +58,10 @@ class Site:
         )
         self.engine: Any = SimpleNamespace(replicas=lambda: replicas, backlog=lambda: queued)
 
-    def keeper(self, clock: ClockConfig, mode: Mode = Mode.ACT, holder: LeaseHolder | None = None) -> ClockKeeper:
-        return ClockKeeper(
+    def keeper(self, clock: ClockConfig, mode: Mode = Mode.ACT, holder: LeaseHolder | None = None) -> ClockController:
+        return ClockController(
             governed_clock(clock, mode),
-            lambda now_s: hosted_residents([self.hosted], self.engine, now_s),
+            lambda now_s: colocated_services([self.hosted], self.engine, now_s),
             mode,
             holder,
             tell=self.told.append,
@@ -78,11 +78,12 @@ def test_what_waits_what_comes_and_how_late_it_was(tree: Path) -> None:
     view = Site(*records, queued=queued).keeper(config()).look(NOW_S)
     assert (view.device, view.clock_mhz, view.shortest_slo_s) == ("cpu", 3200.0, 0.1)
     assert [round(one.deadline_s, 6) for one in view.waiting] == [NOW_S + 0.07, NOW_S + 0.09]
-    # half of the first is done; two replicas work off the queue twice as fast; at half the clock it takes twice as long
-    assert view.waiting[0].remaining_s[-1] == pytest.approx(0.0025)
-    assert view.waiting[1].remaining_s[-1] == pytest.approx(0.005)
+    # half of the first is done; the second runs beside it; at half the clock it takes twice as long
+    assert view.waiting[0].finish_s[-1] == pytest.approx(0.005)
+    assert view.waiting[1].finish_s[-1] == pytest.approx(0.01)
+    assert [one.queued for one in view.waiting] == [False, True]
     half = int(np.searchsorted(governed_clock(config(), Mode.ACT).clocks_mhz, 1600.0))
-    assert view.waiting[1].remaining_s[half] == pytest.approx(0.01)
+    assert view.waiting[1].finish_s[half] == pytest.approx(0.02)
     assert view.hosted == ((0.1, pytest.approx(0.01)),)
     (partition,) = view.partitions
     assert partition.latency_s == pytest.approx(0.02, abs=0.01)
@@ -100,9 +101,9 @@ def test_services_that_share_a_device_share_its_time(tree: Path) -> None:
     records = [answered(0.02, NOW_S - 3.9 + k / 50) for k in range(190)]
     alone, site = Site(*records), Site(*records)
     one = alone.keeper(config())
-    both = ClockKeeper(
+    both = ClockController(
         one.clock,
-        lambda now_s: hosted_residents([site.hosted, alone.hosted], site.engine, now_s),
+        lambda now_s: colocated_services([site.hosted, alone.hosted], site.engine, now_s),
         Mode.ACT,
         None,
     )
@@ -165,7 +166,7 @@ def test_bounds_knees_and_who_may_not(tree: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"governor": "fixed"}, "goes with governor fixed"),
+        ({"governor": "fixed"}, "needed with governor fixed"),
         ({"clock": "1 GHz"}, "goes with governor fixed"),
         ({"min": "2 GHz", "max": "1 GHz"}, "is above max"),
         ({"lease": "1 s"}, "at least twice the period"),
@@ -193,14 +194,14 @@ async def test_work_is_counted_at_the_clock_that_is_set_and_at_full_clock_where_
     half = Decision("set_clock", "cpu", 1600.0, "predictive", "because")
     advising = site.keeper(config(), Mode.ADVISE)
     await advising.act(half)
-    assert advising.look(NOW_S).waiting[0].remaining_s[-1] == pytest.approx(0.0025)
+    assert advising.look(NOW_S).waiting[0].finish_s[-1] == pytest.approx(0.005)
     assert advising.work_clock.rate == 1.0
     with LeaseHolder(LeaseBook(tmp_path / "leases"), watch=nobody) as holder:
         acting = site.keeper(config(), holder=holder)
         await acting.act(half)
         assert acting.work_clock.rate == pytest.approx(0.5)
-        # 5 ms at half the clock did 2.5 ms of 10; two replicas share the rest
-        assert acting.look(NOW_S).waiting[0].remaining_s[-1] == pytest.approx(0.00375)
+        # 5 ms at half the clock did 2.5 ms of 10
+        assert acting.look(NOW_S).waiting[0].finish_s[-1] == pytest.approx(0.0075)
 
 
 async def test_a_device_that_is_lost_is_told_of_and_its_services_go_on(tree: Path) -> None:
@@ -222,8 +223,8 @@ def test_residents_take_turns_by_arrival_each_in_an_order_of_its_own(tree: Path)
         "llm", slo, work, [Pending(5.0, 0.5, 0.0), Pending(1.0, 2.0, 0.0), Pending(7.0, 3.0, 0.0)], []
     )
     sums = ColocatedService("sums", slo, work, [Pending(2.0, 0.25, 0.0), Pending(6.0, 0.25, 0.0)], [])
-    keeper = ClockKeeper(governed_clock(config(), Mode.ADVISE), lambda now_s: [text, sums], Mode.ADVISE, None)
+    keeper = ClockController(governed_clock(config(), Mode.ADVISE), lambda now_s: [text, sums], Mode.ADVISE, None)
     view = keeper.look(8.0)
-    assert [float(one.remaining_s[-1]) for one in view.waiting] == [0.25, 0.5, 2.0, 0.25, 3.0]
+    assert [float(one.finish_s[-1]) for one in view.waiting] == [0.25, 0.75, 2.75, 3.0, 6.0]
     assert [one.deadline_s for one in view.waiting] == [12.0, 15.0, 11.0, 16.0, 17.0]
     assert view.hosted == ((10.0, 1.0), (10.0, 1.0))

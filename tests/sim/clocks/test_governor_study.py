@@ -70,3 +70,31 @@ def test_a_placement_says_who_shares_a_gpu() -> None:
     for broken in (hosts[:-1], (*hosts[:-1], (MODELS[-1].name, 4))):
         with pytest.raises(DataError, match="expected all 15 on 4"):
             plant(ClockCase(1.0, 5.0, devices=4, hosts=broken))
+
+
+def bursts(rate_rps: float, duration_s: float, seed: int) -> np.ndarray:
+    """Arrivals that come four times as fast in every third minute."""
+    random, now_s, arrivals = np.random.default_rng(seed), 0.0, []
+    while now_s < duration_s:
+        arrivals.append(now_s)
+        factor = 2.0 if int(now_s // 60) % 3 == 0 else 0.5
+        now_s += random.exponential(1.0 / (factor * rate_rps))
+    return np.array(arrivals)
+
+
+@pytest.mark.parametrize(("rate_rps", "slo_scale", "burst"), [(1.0, 5.0, False), (1.5, 10.0, False), (1.5, 10.0, True)])
+def test_the_governor_beats_two_clocks_at_their_share_in_time(rate_rps: float, slo_scale: float, burst: bool) -> None:
+    case = ClockCase(rate_rps, slo_scale, duration_s=900.0)
+    requests = workload(case, Streams(1), bursts(rate_rps, 900.0, 1) if burst else None)
+    found = run_schemes(("fixed", "race-to-idle", "power-cap", "busy-idle", "predictive"), case, requests)
+    ours, rule = found["predictive"], found["busy-idle"]
+    assert ours.power_w < rule.power_w < min(found[name].power_w for name in ("fixed", "race-to-idle", "power-cap"))
+    assert ours.attainment_ratio >= min(0.99, rule.attainment_ratio)
+
+
+def test_with_assumed_curves_it_saves_nearly_as_much_and_misses_no_more() -> None:
+    case = ClockCase(1.5, 10.0, duration_s=900.0)
+    found = run_schemes(("busy-idle", "predictive-assumed"), case, workload(case, Streams(1)))
+    ours, rule = found["predictive-assumed"], found["busy-idle"]
+    assert ours.power_w < 1.02 * rule.power_w
+    assert ours.attainment_ratio >= rule.attainment_ratio

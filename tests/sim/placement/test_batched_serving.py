@@ -15,7 +15,7 @@ from joulery.perf.catalog import profile
 from joulery.sim.core.arrivals import Recorded, constant, gamma, poisson
 from joulery.sim.core.streams import Streams
 from joulery.sim.placement.batched_serving import Gpu, Instance, Neighbours, Service, Trial, judge, spread
-from joulery.sim.placement.gpu import InterferenceTruth, Process
+from joulery.sim.placement.gpu import InterferenceTruth, SimulatedProcess
 from joulery.sim.queues.batching import BatchRule
 from tests.data_folder import data_folder
 
@@ -182,7 +182,7 @@ def test_noise_belongs_to_the_instance_and_has_the_variation_asked_for():
         verdict = judge(alone, plan, Trial(0.0, 400.0, noise_cv), Streams(0))
         spreads.append((verdict.gpus[0].instances[0].utilisation_ratio, verdict.services[0]))
     assert spreads[1][0] == pytest.approx(spreads[0][0], rel=0.02), "noise has mean 1"
-    service = truth.conditions([Process("vgg19", 0.5, 1)]).effects[0]
+    service = truth.conditions([SimulatedProcess("vgg19", 0.5, 1)]).effects[0]
     quiet, noisy = spreads[0][1].tail_s - service.load_s, spreads[1][1].tail_s - service.load_s
     assert noisy / quiet == pytest.approx(math.exp(2.326 * 0.198 - 0.198**2 / 2), rel=0.04)
 

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.perf.catalog import profile
-from joulery.sim.placement.gpu import InterferenceTruth, Process
+from joulery.sim.placement.gpu import InterferenceTruth, SimulatedProcess
 
 V100 = profile("v100")
 PROCESSES = st.lists(
-    st.builds(Process, st.sampled_from(sorted(V100.models)), st.floats(0.05, 0.5), st.integers(1, 16)),
+    st.builds(SimulatedProcess, st.sampled_from(sorted(V100.models)), st.floats(0.05, 0.5), st.integers(1, 16)),
     min_size=1,
     max_size=4,
 )
@@ -18,7 +18,11 @@ PROCESSES = st.lists(
 
 def test_published_example_on_one_gpu():
     """The three services of the paper's motivation, predicted to take 6.9178, 18.9085 and 28.7300 ms a batch."""
-    processes = [Process("alexnet", 0.10, 4), Process("resnet50", 0.30, 8), Process("vgg19", 0.375, 6)]
+    processes = [
+        SimulatedProcess("alexnet", 0.10, 4),
+        SimulatedProcess("resnet50", 0.30, 8),
+        SimulatedProcess("vgg19", 0.375, 6),
+    ]
     effects, clock_mhz = InterferenceTruth(V100).conditions(processes)
     assert [1e3 * (effect.load_s + effect.busy_s) for effect in effects] == pytest.approx(
         [6.9178, 18.9085, 28.7300], abs=1e-4
@@ -28,7 +32,7 @@ def test_published_example_on_one_gpu():
 
 
 def test_alone_and_below_the_cap_it_runs_at_full_clock_and_its_own_power():
-    (effect,), clock_mhz = InterferenceTruth(V100).conditions([Process("ssd", 0.925, 8)])
+    (effect,), clock_mhz = InterferenceTruth(V100).conditions([SimulatedProcess("ssd", 0.925, 8)])
     assert clock_mhz == 1530.0
     assert effect.dynamic_w == pytest.approx(221.01333, abs=1e-4)
     assert 1e3 * effect.load_s == pytest.approx(0.864)
@@ -68,7 +72,7 @@ def test_the_clock_is_the_lower_of_the_one_set_and_the_one_the_cap_leaves(proces
 
 
 def test_half_the_clock_doubles_execution_and_follows_the_power_law_given():
-    process = [Process("vgg19", 0.5, 4)]
+    process = [SimulatedProcess("vgg19", 0.5, 4)]
     full = InterferenceTruth(V100).conditions(process).effects[0]
     half = InterferenceTruth(V100, clock_limit_mhz=765.0, dynamic_ratio=lambda ratio: ratio**3).conditions(process)
     feedback_s = 4 * 4000 / 1e7 / 1e3
@@ -79,7 +83,7 @@ def test_half_the_clock_doubles_execution_and_follows_the_power_law_given():
 
 def test_a_gpu_asked_for_far_too_much_power_is_refused():
     with pytest.raises(InfeasibleError, match="no clock is left"):
-        InterferenceTruth(V100).conditions([Process("vgg19", 1.0, 32)] * 9)
+        InterferenceTruth(V100).conditions([SimulatedProcess("vgg19", 1.0, 32)] * 9)
 
 
 @pytest.mark.parametrize("limit_mhz", [0.0, -5.0, 1531.0, float("nan")])

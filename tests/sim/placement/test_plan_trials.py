@@ -12,7 +12,7 @@ from joulery.policies.placement.provisioning.rules import Rules
 from joulery.sim.core.arrivals import poisson
 from joulery.sim.placement.batched_serving import Service, Trial
 from joulery.sim.placement.gpu import InterferenceTruth
-from joulery.sim.placement.plan_trials import Placed, make_plan, trials
+from joulery.sim.placement.plan_trials import PlacedService, make_plan, trials
 from tests.sim.placement.test_batched_serving import PUBLISHED, WORKLOADS
 
 TWELVE = [Workload(name, model, Slo(slo / 1e3, 0.99), rate) for name, (model, slo, rate) in WORKLOADS.items()]
@@ -66,7 +66,10 @@ def test_a_plan_made_for_poisson_arrivals_keeps_them_on_a_truth_it_does_not_know
 
 def test_plans_face_the_same_requests_under_a_seed_and_others_under_another():
     services = [Service("s", poisson(100.0), Slo(0.05, 0.99))]
-    plans = {"one": ((Placed("s", 0.5, 4),),), "two": ((Placed("s", 0.3, 2), Placed("s", 0.3, 2)),)}
+    plans = {
+        "one": ((PlacedService("s", 0.5, 4),),),
+        "two": ((PlacedService("s", 0.3, 2), PlacedService("s", 0.3, 2)),),
+    }
     truth = InterferenceTruth(profile("v100"))
     found = list(trials(services, {"s": "resnet50"}, plans, truth, Trial(0.0, 5.0), [3, 8], max_delay_s=0.0))
     assert [(name, seed) for name, seed, _ in found] == [("one", 3), ("two", 3), ("one", 8), ("two", 8)]

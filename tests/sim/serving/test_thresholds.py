@@ -9,7 +9,7 @@ import pytest
 from joulery.app.simulation.profile_costs import read_costs
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.mig import A100_40GB
-from joulery.policies.serving.annealing import AnnealingSearch, Neighbourhood, TrialMetrics
+from joulery.policies.serving.annealing import AnnealingSearch, LayoutNeighbourhood, TrialMetrics
 from joulery.policies.serving.configuration_graph import one_gpu, published_odds
 from joulery.sim.core.streams import Streams
 from joulery.sim.serving.outcome import StudySettings, trial_cost
@@ -125,7 +125,7 @@ def test_trials_cost_what_they_take():
 
 def test_what_is_not_accurate_enough_is_never_settled_on():
     space = one_gpu(A100_40GB, ("a", "b"))
-    near = Neighbourhood(space, published_odds(space, A100_40GB))
+    near = LayoutNeighbourhood(space, published_odds(space, A100_40GB))
 
     def shown(row):
         share = float(space.graphs[row].reshape(2, -1).sum(axis=1)[1]) / float(space.graphs[row].sum())

@@ -32,7 +32,7 @@ class GpuInstance:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class MigState:
     """How a GPU is cut.
 
     Attributes:

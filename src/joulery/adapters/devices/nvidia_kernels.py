@@ -27,7 +27,7 @@ _GRANT = (
 )
 
 
-class Kernel(NamedTuple):
+class GpuKernel(NamedTuple):
     """One launch.
 
     Attributes:
@@ -49,7 +49,7 @@ class NsightCompute:
     def __init__(self, program: str) -> None:
         self._program = program
 
-    def kernels(self, command: Sequence[str], environ: Mapping[str, str]) -> tuple[Kernel, ...]:
+    def kernels(self, command: Sequence[str], environ: Mapping[str, str]) -> tuple[GpuKernel, ...]:
         """Run a command to its end; every kernel it launched, in order.
 
         Args:
@@ -92,7 +92,7 @@ def nsight_compute() -> NsightCompute | None:
     return None if program is None else NsightCompute(program)
 
 
-def parse(said: str) -> tuple[Kernel, ...]:
+def parse(said: str) -> tuple[GpuKernel, ...]:
     """The kernels in what ``ncu --csv`` printed, in the order of their launch.
 
     Raises:
@@ -111,7 +111,7 @@ def parse(said: str) -> tuple[Kernel, ...]:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"not a line of ncu: {type(error).__name__} {error}", file="ncu", row=row) from error
     try:
-        return tuple(Kernel(found[number][DURATION], found[number][L2_PERCENT]) for number in sorted(found))
+        return tuple(GpuKernel(found[number][DURATION], found[number][L2_PERCENT]) for number in sorted(found))
     except KeyError as error:
         raise DataError(
             f"ncu did not measure {error} of every kernel", hint="does this GPU have that counter?"

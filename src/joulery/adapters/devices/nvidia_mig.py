@@ -13,7 +13,7 @@ from typing import Any
 from joulery.adapters.devices.change import Surface, change
 from joulery.adapters.devices.mig_smi import GRANT as SMI_GRANT
 from joulery.adapters.devices.mig_smi import SmiDenied, SmiMig, SmiRefused, smi_command
-from joulery.adapters.devices.mig_surface import Blocked, Cut, GpuInstance, MigDevice, MigSurface, NvmlMig
+from joulery.adapters.devices.mig_surface import Blocked, GpuInstance, MigDevice, MigState, MigSurface, NvmlMig
 from joulery.adapters.devices.nvidia_board import HINT, NvidiaBoard, open_board
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, DataError, JouleryError
 from joulery.domain.gpu.device import DEVICE, DeviceCapability, DeviceChange, DeviceSlice, DeviceState, Knob, MigSetting
@@ -118,13 +118,13 @@ class NvidiaMig:
             old = self._cut()
         except self._failures as error:
             raise self._refused(error) or self._board.trouble(error) from error
-        return self._change(old, Cut(False, False) if memento is None else _remembered(memento), "what it was")
+        return self._change(old, MigState(False, False) if memento is None else _remembered(memento), "what it was")
 
     def close(self) -> None:
         """Let go of the driver; the cut stays."""
         self._board.close()
 
-    def _change(self, old: Cut, new: Cut, asked: str) -> DeviceChange[MigSetting]:
+    def _change(self, old: MigState, new: MigState, asked: str) -> DeviceChange[MigSetting]:
         before = _setting(old)
         if old == new:
             return DeviceChange(before, before, 0.0, "it was cut so already")
@@ -143,7 +143,7 @@ class NvidiaMig:
         detail = f"{len(price.kept)} instances kept, {len(price.destroyed)} destroyed, {len(price.created)} created"
         return DeviceChange(before, _setting(new), took_s, detail)
 
-    def _converge(self, wanted: Cut) -> None:
+    def _converge(self, wanted: MigState) -> None:
         """Make the cut, from whatever cut there is."""
         surface = self._surface
         enabled, pending = surface.mode()
@@ -161,13 +161,13 @@ class NvidiaMig:
         if not wanted.enabled and (enabled or pending != wanted.pending):
             surface.set_mode(wanted.pending)
 
-    def _cut(self) -> Cut:
+    def _cut(self) -> MigState:
         enabled, pending = self._surface.mode()
-        return Cut(enabled, pending, tuple(item for _, item in self._surface.instances()) if enabled else ())
+        return MigState(enabled, pending, tuple(item for _, item in self._surface.instances()) if enabled else ())
 
-    def _target(self, old: Cut, wanted: MigSetting) -> Cut:
+    def _target(self, old: MigState, wanted: MigSetting) -> MigState:
         if not wanted.profiles:
-            return Cut(False, False)
+            return MigState(False, False)
         profiles = self._placed_profiles(old, wanted)
         known = {profile.name: profile for profile in profiles}
         strange = sorted(set(wanted.profiles) - known.keys())
@@ -194,9 +194,9 @@ class NvidiaMig:
                 expected=f"instances that fit side by side into {most}",
             )
         instances = (GpuInstance(place, (known[place.profile].compute_slices,)) for place in places)
-        return Cut(True, True, tuple(sorted(instances)))
+        return MigState(True, True, tuple(sorted(instances)))
 
-    def _used(self, old: Cut) -> dict[GpuInstance, tuple[int, ...]]:
+    def _used(self, old: MigState) -> dict[GpuInstance, tuple[int, ...]]:
         """The instances that processes run on."""
         if not old.enabled:
             return {}
@@ -205,7 +205,7 @@ class NvidiaMig:
             pids[device.instance_id] = (*pids.get(device.instance_id, ()), *device.pids)
         return {item: pids[number] for number, item in self._surface.instances() if pids.get(number)}
 
-    def _placed_profiles(self, old: Cut, wanted: MigSetting) -> Sequence[MigProfile]:
+    def _placed_profiles(self, old: MigState, wanted: MigSetting) -> Sequence[MigProfile]:
         """Profiles with their places: the driver's in MIG mode, the catalog's before."""
         if old.enabled:
             return self._surface.profiles()
@@ -220,13 +220,13 @@ class NvidiaMig:
             )
         return menu.profiles
 
-    def _guarded_transition(self, old: Cut, new: Cut) -> MigTransition:
+    def _guarded_transition(self, old: MigState, new: MigState) -> MigTransition:
         try:
             return self._transition(old, new)
         except self._failures as error:
             raise self._refused(error) or self._board.trouble(error) from error
 
-    def _transition(self, old: Cut, new: Cut) -> MigTransition:
+    def _transition(self, old: MigState, new: MigState) -> MigTransition:
         """What happens to which instance, and who runs on those that go."""
         gone = tuple(item for item in old.instances if item not in new.instances)
         fresh = tuple(item for item in new.instances if item not in old.instances)
@@ -288,16 +288,16 @@ def cuda_environment(uuid: str) -> tuple[tuple[str, str], ...]:
     return (("CUDA_VISIBLE_DEVICES", uuid), (DEVICE, "cuda"))
 
 
-def _setting(cut: Cut) -> MigSetting:
+def _setting(cut: MigState) -> MigSetting:
     return MigSetting(tuple(item.place.profile for item in cut.instances))
 
 
-def _memento(cut: Cut) -> dict[str, Any]:
+def _memento(cut: MigState) -> dict[str, Any]:
     instances = [[i.place.profile, i.place.start, i.place.size, list(i.compute)] for i in cut.instances]
     return {"enabled": cut.enabled, "pending": cut.pending, "instances": instances}
 
 
-def _remembered(memento: Mapping[str, Any]) -> Cut:
+def _remembered(memento: Mapping[str, Any]) -> MigState:
     try:
         instances = tuple(
             sorted(
@@ -305,6 +305,6 @@ def _remembered(memento: Mapping[str, Any]) -> Cut:
                 for name, start, size, compute in memento["instances"]
             )
         )
-        return Cut(bool(memento["enabled"]), bool(memento["pending"]), instances)
+        return MigState(bool(memento["enabled"]), bool(memento["pending"]), instances)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"not a cut of a GPU: {memento!r}") from error

@@ -27,7 +27,7 @@ _UNITS = {"J": ReadingKind.COUNTER, "W": ReadingKind.POWER}
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class ReplayedChannel:
     """The readings of one channel: seconds since the start of the recording, and joules or watts."""
 
     channel: Channel
@@ -38,7 +38,7 @@ class Recording:
 class ReplayMeter:
     """Plays recordings from the moment it is made; NaN and a note once one is over."""
 
-    def __init__(self, recordings: tuple[Recording, ...], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, recordings: tuple[ReplayedChannel, ...], clock: Callable[[], float] = time.monotonic) -> None:
         self._recordings = recordings
         self._clock = clock
         self._start_s = clock()
@@ -65,7 +65,7 @@ class ReplayMeter:
         """Stop. Safe to call twice."""
         self._open = False
 
-    def _read(self, slot: int, recording: Recording, at_s: float) -> float:
+    def _read(self, slot: int, recording: ReplayedChannel, at_s: float) -> float:
         if not self._open or not recording.t_s[0] <= at_s <= recording.t_s[-1]:
             if self._open and at_s > recording.t_s[-1] and not self._over[slot]:
                 self._over[slot] = True
@@ -110,7 +110,7 @@ def _parquet_rows(file: Path) -> Iterable[Mapping[str, Any]]:
     yield from table.to_pylist()
 
 
-def _recordings(file: Path, rows: Iterable[Mapping[str, Any]]) -> tuple[Recording, ...]:
+def _recordings(file: Path, rows: Iterable[Mapping[str, Any]]) -> tuple[ReplayedChannel, ...]:
     series: dict[tuple[str, str, ReadingKind], tuple[list[float], list[float]]] = {}
     for number, row in enumerate(rows, start=2):
         key, t_s, value = _reading(file, number, row)
@@ -127,7 +127,7 @@ def _recordings(file: Path, rows: Iterable[Mapping[str, Any]]) -> tuple[Recordin
         raise DataError("holds no readings", file=str(file))
     origin_s = min(times[0] for times, _ in series.values())
     return tuple(
-        Recording(
+        ReplayedChannel(
             Channel(device, component, kind, "replay", Quality.ASSUMED),
             tuple(t - origin_s for t in times),
             tuple(values),

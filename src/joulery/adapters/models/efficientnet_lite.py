@@ -107,7 +107,7 @@ LITE_VARIANTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class MbConvBlock:
     """One inverted bottleneck: expand, filter each channel, project; with a skip when shapes agree."""
 
     inputs: int
@@ -135,15 +135,15 @@ def family() -> ModelFamily:
     )
 
 
-def blocks(width_ratio: float, depth_ratio: float) -> tuple[Block, ...]:
+def blocks(width_ratio: float, depth_ratio: float) -> tuple[MbConvBlock, ...]:
     """The inverted bottlenecks of a variant, in order; the first and last stage keep their repeats (Lite)."""
-    found: list[Block] = []
+    found: list[MbConvBlock] = []
     inputs = 32
     for stage, (repeats, kernel, stride, expansion, channels) in enumerate(_STAGES):
         outputs = scaled_channels(channels, width_ratio)
         fixed = stage in (0, len(_STAGES) - 1)
         for repeat in range(repeats if fixed else math.ceil(repeats * depth_ratio)):
-            found.append(Block(inputs, outputs, kernel, stride if repeat == 0 else 1, expansion))
+            found.append(MbConvBlock(inputs, outputs, kernel, stride if repeat == 0 else 1, expansion))
             inputs = outputs
     return tuple(found)
 
@@ -334,7 +334,7 @@ class _Graph:
         self.side = math.ceil(self.side / stride)
         self._channels = outputs
 
-    def bottleneck(self, prefix: str, block: Block) -> None:
+    def bottleneck(self, prefix: str, block: MbConvBlock) -> None:
         """Expand, filter each channel, project; add the input where shapes agree."""
         entry = self.top
         if block.expansion != 1:

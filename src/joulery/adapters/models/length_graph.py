@@ -101,7 +101,7 @@ class LengthGraph:
     Args:
         file: The ``.onnx`` file, or its content.
         vocabulary: The encoder's word pieces, one a line, as a file or its content; None where it has no encoder.
-        most_tokens: Tokens of a prompt that are read.
+        max_tokens: Tokens of a prompt that are read.
         last_tokens: How many of them, of a longer prompt, are its last.
 
     Raises:
@@ -110,7 +110,7 @@ class LengthGraph:
     """
 
     def __init__(
-        self, file: Path | bytes, vocabulary: Path | bytes | None, most_tokens: int, last_tokens: int = 0
+        self, file: Path | bytes, vocabulary: Path | bytes | None, max_tokens: int, last_tokens: int = 0
     ) -> None:
         try:
             import onnxruntime
@@ -139,7 +139,7 @@ class LengthGraph:
         if "surface" not in names or ("tokens" in names) is (vocabulary is None):
             raise DataError(f"not a length predictor: it takes {sorted(names)}", file=where)
         self._vocabulary = None if vocabulary is None else {word: number for number, word in enumerate(lines)}
-        self._most_tokens, self._last_tokens = most_tokens, last_tokens
+        self._most_tokens, self._last_tokens = max_tokens, last_tokens
 
     def __call__(self, prompt: str, surface: FloatArray) -> tuple[FloatArray, FloatArray | None]:
         """The raw score of each head, float64[heads], and what the prompt means; None without an encoder."""

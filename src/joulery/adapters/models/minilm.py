@@ -38,7 +38,7 @@ class PromptEncoder:
 
     Args:
         layers: Transformer layers to keep, 1 to 6.
-        most_tokens: Tokens of a prompt that are read.
+        max_tokens: Tokens of a prompt that are read.
         last_tokens: How many of them, of a longer prompt, are its last; the others are its first.
         distilled: Weights of the layers where they are not the package's own.
 
@@ -52,7 +52,7 @@ class PromptEncoder:
     """
 
     def __init__(
-        self, layers: int = 5, most_tokens: int = 72, last_tokens: int = 32, distilled: Weights | None = None
+        self, layers: int = 5, max_tokens: int = 72, last_tokens: int = 32, distilled: Weights | None = None
     ) -> None:
         if not 1 <= layers <= 6:
             raise CapabilityError(f"all-MiniLM-L6-v2 has 6 layers, got {layers}")
@@ -61,7 +61,7 @@ class PromptEncoder:
             import onnxruntime
         except ImportError:
             raise CapabilityError("onnxruntime is not installed", hint=HOW) from None
-        self.layers, self.most_tokens, self.last_tokens = layers, most_tokens, last_tokens
+        self.layers, self.max_tokens, self.last_tokens = layers, max_tokens, last_tokens
         self.words = folder / "vocab.txt"
         self._vocabulary = _vocabulary(self.words)
         options = onnxruntime.SessionOptions()
@@ -83,7 +83,7 @@ class PromptEncoder:
 
     def pieces(self, prompt: str) -> list[int]:
         """Numbers of the tokens of a prompt that are read."""
-        return word_pieces(prompt, self._vocabulary, self.most_tokens, self.last_tokens)
+        return word_pieces(prompt, self._vocabulary, self.max_tokens, self.last_tokens)
 
     def of_tokens(self, tokens: Sequence[int]) -> FloatArray:
         """The numbers of a text given as tokens, float64[384]."""

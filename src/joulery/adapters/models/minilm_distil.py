@@ -103,7 +103,7 @@ def distil(
             tuned = _Student(teacher, lesson, recipe).taught(told or _silent)
     finally:
         torch.set_num_threads(threads)
-    return PromptEncoder(recipe.layers, teacher.most_tokens, teacher.last_tokens, tuned)
+    return PromptEncoder(recipe.layers, teacher.max_tokens, teacher.last_tokens, tuned)
 
 
 def _silent(done: int, of: int, what: str) -> None:

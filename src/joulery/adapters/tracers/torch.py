@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from joulery.adapters.tracers.kineto.names import name_events
-from joulery.adapters.tracers.kineto.reader import Kind, read_columns
+from joulery.adapters.tracers.kineto.reader import EventKind, read_columns
 from joulery.adapters.tracers.kineto.stacks import CLOCK_RANGE
 from joulery.adapters.tracers.recordings import RecordingTracer
 from joulery.domain.arrays import IntArray
@@ -24,5 +24,5 @@ class TorchTracer(RecordingTracer):
 def _read(file: Path, calls: bool) -> tuple[EventTrace, IntArray]:
     columns = read_columns(file)
     named = [number for number, name in enumerate(columns.names) if name == CLOCK_RANGE]
-    rows = (columns.kind == Kind.RANGE) & np.isin(columns.name, named)
+    rows = (columns.kind == EventKind.RANGE) & np.isin(columns.name, named)
     return name_events(columns, calls=calls), columns.start_ns[rows]

@@ -31,7 +31,7 @@ from joulery.perf.queues.pull_costs import ServiceCosts
 from joulery.perf.queues.pull_document import from_document
 from joulery.policies.placement.pools.pool import Pool, Used, cost_w, idle_shares_w
 from joulery.policies.placement.pools.problem import Machine, PoolProblem, PoolService, at_clocks, edges_of, prices
-from joulery.policies.placement.pools.search import Effort, Judge, PoolPlan, infeasible, plan_pool
+from joulery.policies.placement.pools.search import Judge, PoolEffort, PoolPlan, infeasible, plan_pool
 from joulery.policies.serving.annealing import TrialMetrics, annealing_search
 from joulery.policies.serving.layout_space import LayoutSpace
 from joulery.policies.serving.objective import Objective
@@ -241,7 +241,7 @@ def _annealed(problem: PoolProblem, trial: Judge) -> PoolPlan:
             search.tell(row, trial(number, tuple(instances * gpus), gpus * machine.idle_w))
         trials += len(search.trials)
         if search.settled is None:
-            raise infeasible(problem, Effort())
+            raise infeasible(problem, PoolEffort())
         chosen = space.graphs[search.settled]
         used.append(tuple((0, profile, variant) for variant, profile in space.instances(chosen)) * gpus)
         slices = tuple(np.reshape(chosen, (len(names), -1)).sum(axis=0).tolist())

@@ -30,7 +30,7 @@ _VARIANTS = ("service", "char", "variant", "accuracy_pct", "in_search_space")
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredPoints:
     """Measured runs of one service.
 
     Attributes:
@@ -120,9 +120,9 @@ def _published_gaps(requests: int) -> FloatArray:
     return np.asarray(np.random.RandomState(1).exponential(1.0, requests), np.float64)
 
 
-def _built_in() -> list[Measured]:
+def _built_in() -> list[MeasuredPoints]:
     return [
-        Measured(
+        MeasuredPoints(
             name,
             CLOVER_SERVICES[name].gpus,
             {variant.name: variant.accuracy_ratio for variant in CLOVER_SERVICES[name].variants},
@@ -133,7 +133,7 @@ def _built_in() -> list[Measured]:
     ]
 
 
-def _read(path: Path) -> list[Measured]:
+def _read(path: Path) -> list[MeasuredPoints]:
     file = path / POINTS_FILE if path.is_dir() else path
     names: dict[tuple[str, str], tuple[str, float]] = {}
     for row in read_rows(file.parent / VARIANTS_FILE, _VARIANTS):
@@ -145,7 +145,7 @@ def _read(path: Path) -> list[Measured]:
         points.setdefault(row["service"], []).append(_point(row, names))
         gpus[row["service"]] = int(row.positive("n_gpus_physical"))
     return [
-        Measured(
+        MeasuredPoints(
             name,
             gpus[name],
             {variant: accuracy for (service, _), (variant, accuracy) in names.items() if service == name},

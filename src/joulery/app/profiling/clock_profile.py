@@ -84,6 +84,7 @@ def _profile(model: NamedModel, request: ClockRequest) -> ClockProfile:
 def _measured(model: NamedModel, request: ClockRequest) -> ClockProfile:
     """Timed on a real device whose clock is leased."""
     from joulery.app.wiring.devices import open_clock
+    from joulery.app.wiring.leases import start_watchdog
     from joulery.app.wiring.meters import open_meters
     from joulery.perf.power.sensitivity import measured_profile
     from joulery.runtime.leasing.leases import LeaseHolder
@@ -98,7 +99,7 @@ def _measured(model: NamedModel, request: ClockRequest) -> ClockProfile:
     opened = open_meters(None)
     try:
         power = PowerWatch(opened.meters, device.capability().device)
-        with LeaseHolder(LeaseBook()) as holder:
+        with LeaseHolder(LeaseBook(), watch=start_watchdog) as holder:
             curve = sweep(device, spec, holder, run, power, SweepPlan(passes=request.passes), Wall())
     finally:
         for meter in opened.meters:

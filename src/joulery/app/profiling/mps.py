@@ -14,6 +14,7 @@ from joulery.adapters.devices.nvidia_kernels import nsight_compute
 from joulery.app.planning.shares import read_profile
 from joulery.app.wiring.engine import local_engine
 from joulery.app.wiring.gpus import board_watch, local_gpus
+from joulery.app.wiring.leases import held_leases
 from joulery.config.devices import GpuDeviceConfig
 from joulery.config.parsing.quantity import TIME, flag_quantity
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
@@ -23,7 +24,6 @@ from joulery.domain.serving.tensors import Tensor
 from joulery.perf import catalog
 from joulery.perf.interference.model import InterferenceProfile
 from joulery.perf.interference.runs import BATCHES, ModelFacts
-from joulery.runtime.leasing.lending import lending
 from joulery.runtime.profiling.gpu import MpsPlan, profile_under_mps
 from joulery.runtime.profiling.kernels import KernelCount, KernelProfiler, count_kernels
 
@@ -98,7 +98,7 @@ def profile_mps(
 @asynccontextmanager
 async def _shared_gpu(gpu: int | str, warn: Callable[[str], None]) -> AsyncIterator[Engine]:
     """An engine on a GPU that is leased and shared under MPS until the block ends."""
-    async with lending(warn) as holder:
+    async with held_leases(warn) as holder:
         with closing(local_gpus([GpuDeviceConfig(gpu=gpu, mode="mps")], holder)) as here:
             engine = local_engine(places=here.places)
             try:

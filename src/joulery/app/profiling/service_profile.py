@@ -30,7 +30,16 @@ from joulery.domain.serving.profile import Profile
 from joulery.domain.serving.service import Slice
 from joulery.perf.power.power_line import PowerLine, fit_power_line
 from joulery.runtime.measuring.sampling import start_sampler
-from joulery.runtime.profiling.slices import BRIEF, Measured, Plan, Recording, assemble, digest, machine, measure
+from joulery.runtime.profiling.slices import (
+    BRIEF,
+    MeasuredSlice,
+    Plan,
+    SliceRecording,
+    assemble,
+    digest,
+    machine,
+    measure,
+)
 from joulery.runtime.serving.running_service import ServiceSetup
 from joulery.store.files import disk_errors, require_json, write_atomically
 from joulery.store.run.readings import RunReadings, read_samples
@@ -128,7 +137,7 @@ async def measure_profile(
     with tempfile.TemporaryDirectory(prefix="joulery-profile-") as scratch:
         samples = Path(scratch)
         with _workers_log(samples) as stderr:
-            engine = Recording(local_engine(cores=setup.cores, stderr=stderr, places=places))
+            engine = SliceRecording(local_engine(cores=setup.cores, stderr=stderr, places=places))
             try:
                 sampler = await asyncio.to_thread(start_sampler, samples, meters, _PERIOD_S)
                 try:
@@ -162,7 +171,7 @@ async def _inputs(engine: Engine, setup: ServiceSetup, folder: Path | None) -> l
 
 def _finished(
     setup: ServiceSetup,
-    found: Sequence[Measured],
+    found: Sequence[MeasuredSlice],
     readings: RunReadings,
     plan: Plan,
     answers: Sequence[InferResponse],

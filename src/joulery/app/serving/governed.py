@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from joulery.app.serving.governed_llm import claim, governed_desks
-from joulery.app.serving.llm import TextSite
+from joulery.app.serving.governed_llm import bind_to_clock, governed_llms
+from joulery.app.serving.llm import LLMSite
 from joulery.app.serving.view import ServeView
-from joulery.app.wiring.clocks import clock_fact, governed_clocks
-from joulery.runtime.llm.governed import desk_residents
+from joulery.app.wiring.governed_clocks import clock_fact, governed_clocks
+from joulery.runtime.llm.governed import colocated_llms
 from joulery.runtime.llm.service import LLMService
-from joulery.runtime.serving.colocated import Residents
-from joulery.runtime.serving.governed_services import hosted_residents
-from joulery.runtime.serving.governing import ClockKeeper
+from joulery.runtime.serving.colocated import ColocatedServices
+from joulery.runtime.serving.governed_services import colocated_services
+from joulery.runtime.serving.governing import ClockController
 from joulery.runtime.serving.session import ServingSession
 
 
-async def govern(session: ServingSession, stack: AsyncExitStack, view: ServeView) -> list[ClockKeeper]:
+async def govern(session: ServingSession, stack: AsyncExitStack, view: ServeView) -> list[ClockController]:
     """Have the clocks that the site file names governed; those that are set are on loan until the stack unwinds."""
     clocks, holder = await governed_clocks(session.site, stack, session.warn)
     keepers = []
     for clock in clocks:
-        keeper = ClockKeeper(
+        keeper = ClockController(
             clock,
-            lambda now_s: hosted_residents(tuple(session.services.values()), session.engine, now_s),
+            lambda now_s: colocated_services(tuple(session.services.values()), session.engine, now_s),
             session.site.mode,
             holder,
             lambda: session.on_trial,
@@ -36,7 +36,7 @@ async def govern(session: ServingSession, stack: AsyncExitStack, view: ServeView
     return keepers
 
 
-def join_keepers(keepers: Sequence[ClockKeeper], text: TextSite) -> None:
+def join_keepers(keepers: Sequence[ClockController], text: LLMSite) -> None:
     """Have keepers see the language models that their devices run.
 
     Raises:
@@ -44,11 +44,11 @@ def join_keepers(keepers: Sequence[ClockKeeper], text: TextSite) -> None:
     """
     owners: dict[str, str] = {}
     for keeper in keepers:
-        desks = governed_desks(text, keeper.clock)
-        claim(desks, keeper, owners)
-        keeper.residents = _both(keeper.residents, desks)
+        llms = governed_llms(text, keeper.clock)
+        bind_to_clock(text, llms, keeper, owners)
+        keeper.residents = _both(keeper.residents, llms)
 
 
-def _both(services: Residents, desks: Sequence[LLMService]) -> Residents:
+def _both(services: ColocatedServices, llms: Sequence[LLMService]) -> ColocatedServices:
     """Services and language models that share a device."""
-    return lambda now_s: (*services(now_s), *desk_residents(desks, now_s))
+    return lambda now_s: (*services(now_s), *colocated_llms(llms, now_s))

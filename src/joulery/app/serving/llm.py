@@ -1,10 +1,10 @@
-"""Language models of the site file as desks: their engines, predictors, order and meter."""
+"""Language models of a site, wired: their engines, predictors, order and meter."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from joulery.adapters.engines.remote.openai import OpenAiEngine, Upstream
 from joulery.adapters.meters.cputimes import open_cpu_times
 from joulery.adapters.models import smollm2
 from joulery.app.wiring.carbon import carbon_source
-from joulery.app.wiring.length_predictor import length_guesser
+from joulery.app.wiring.length_predictor import length_predictor
 from joulery.app.wiring.meters import open_meters
 from joulery.app.wiring.models import cache_folder
 from joulery.app.wiring.site_meters import meter_specs
@@ -22,41 +22,43 @@ from joulery.config.language import LanguageModelConfig, LlamaEngineConfig, Upst
 from joulery.config.site import Site
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.ports import CarbonSource
-from joulery.domain.serving.generation import TextEngine, TextRequest
+from joulery.domain.serving.generation import GenerationRequest, LLMEngine
 from joulery.policies.ordering import Aging
 from joulery.runtime.llm.length_prediction import Forecaster
-from joulery.runtime.llm.request_meter import TextMeter
-from joulery.runtime.llm.service import DeskSettings, LLMService
+from joulery.runtime.llm.request_meter import RequestMeter
+from joulery.runtime.llm.service import LLMService, LLMSettings
 from joulery.runtime.measuring.share import OpenMeters
 from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.store.answer_log import AnswerLog
 from joulery.store.semantic_cache import SemanticCache
 
 _OWN_RETRIES = 1
-"""A request that died unanswered with an engine of ours is given to the next once: it reached nobody else."""
+"""A request whose own llama.cpp process died is repeated once by the next process."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TextSite:
+class LLMSite:
     """The language models of a site, ready to be started.
 
     Attributes:
-        desks: By name.
+        llms: The models, by name.
+        aliases: Names of models by other names that clients may use.
         meter: Charges their requests.
         grid: The carbon intensity.
-        notes: What a person should know about the meters, a sentence each.
-        devices: Which device of this machine runs each model (``cpu``, ``gpu:0``); None for one far away.
+        notes: Notes about meters and devices, one sentence each.
+        devices: Devices of this machine that run each model (``cpu``, ``gpu:0``); none for a remote one.
     """
 
-    desks: dict[str, LLMService]
-    meter: TextMeter
+    llms: dict[str, LLMService]
+    aliases: dict[str, str]
+    meter: RequestMeter
     grid: LiveIntensity
     notes: tuple[str, ...]
-    devices: dict[str, str | None]
+    devices: dict[str, tuple[str, ...]]
 
 
-def text_engine(config: LanguageModelConfig, stderr: int | None = None) -> TextEngine:
-    """The engine of a language model; nothing is started.
+def llm_engine(config: LanguageModelConfig, stderr: int | None = None) -> LLMEngine:
+    """The engine of a language model, not started.
 
     Raises:
         CapabilityError: The bundled model is not installed.
@@ -70,7 +72,7 @@ def text_engine(config: LanguageModelConfig, stderr: int | None = None) -> TextE
             path,
             name,
             threads=engine.threads,
-            lanes=engine.lanes,
+            max_num_seqs=engine.max_num_seqs,
             context_tokens=engine.context_tokens,
             stderr=stderr,
         )
@@ -96,13 +98,13 @@ def _upstream(config: LanguageModelConfig, engine: UpstreamConfig) -> Upstream:
     )
 
 
-def text_site(
+def open_llm_site(
     site: Site, *, stderr: int | None = None, stack: AsyncExitStack, now_s: Callable[[], float] = time.time
-) -> TextSite:
-    """The site's language models; what is opened is closed with the stack.
+) -> LLMSite:
+    """The site's language models, not started; the stack closes what is opened.
 
     Raises:
-        JouleryError: A meter, a predictor or a model that was named is not to be had.
+        JouleryError: A meter, a predictor or a model of the site cannot be opened.
     """
 
     def opened(section: CarbonConfig) -> CarbonSource:
@@ -112,65 +114,91 @@ def text_site(
     found = open_meters(meter_specs(site.meters))
     times = open_cpu_times()
     stack.callback(times.close)
-    meter = TextMeter(found.meters, lambda: sum(times.read()), grid.at, pue=site.pue)
+    meter = RequestMeter(found.meters, lambda: sum(times.read()), grid.at, pue=site.pue)
     stack.callback(meter.close)
-    desks = {config.name: _desk(config, meter, stderr, stack) for config in site.language_models}
-    for desk in desks.values():
-        stack.push_async_callback(desk.close)
-    devices = {config.name: _device(config) for config in site.language_models}
-    return TextSite(desks, meter, grid, _notes(found), devices)
+    llms = {config.name: _llm(config, meter, stderr, stack) for config in site.language_models}
+    for llm in llms.values():
+        stack.push_async_callback(llm.close)
+    devices = {config.name: _devices(config) for config in site.language_models}
+    notes = (*_notes(found), *_unmetered(meter, llms))
+    return LLMSite(llms, _aliases(site), meter, grid, notes, devices)
 
 
-def _device(config: LanguageModelConfig) -> str | None:
-    return config.engine.device if isinstance(config.engine, UpstreamConfig) else "cpu"
+def _devices(config: LanguageModelConfig) -> tuple[str, ...]:
+    return config.engine.device or () if isinstance(config.engine, UpstreamConfig) else ("cpu",)
 
 
-def _desk(config: LanguageModelConfig, meter: TextMeter, stderr: int | None, stack: AsyncExitStack) -> LLMService:
-    engine = text_engine(config, stderr)
+def _aliases(site: Site) -> dict[str, str]:
+    """Names of models by alias.
+
+    Raises:
+        ConfigError: Two models share a name.
+    """
+    taken = {config.name for config in site.language_models}
+    found: dict[str, str] = {}
+    for index, config in enumerate(site.language_models):
+        for alias in config.aliases:
+            if alias in taken:
+                raise ConfigError(
+                    "two language models have one name", pointer=f"language_models.{index}.aliases", got=alias
+                )
+            taken.add(alias)
+            found[alias] = config.name
+    return found
+
+
+def _unmetered(meter: RequestMeter, names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        for device in meter.unmetered(name):
+            yield f"{name}: no meter reads {device}, so the energy of its requests is unknown"
+
+
+def _llm(config: LanguageModelConfig, meter: RequestMeter, stderr: int | None, stack: AsyncExitStack) -> LLMService:
+    engine = llm_engine(config, stderr)
     guesser = (
         None
         if config.order.kind == "fcfs"
-        else length_guesser(config.predictor.path, config.predictor.head or config.name)
+        else length_predictor(config.predictor.path, config.predictor.head or config.name)
     )
     cache = SemanticCache(config.predictor.cache) if guesser is not None and config.predictor.cache else None
     own = isinstance(config.engine, LlamaEngineConfig)
-    settings = DeskSettings(
-        lanes=config.engine.lanes,
+    settings = LLMSettings(
+        max_num_seqs=config.engine.max_num_seqs,
         aging=None if config.order.kind == "fcfs" else Aging(config.order.aging_ratio, config.order.grace_s),
         queue=config.queue,
         deadline_s=config.deadline_s,
         retries=_OWN_RETRIES if own else 0,
         slo=None if config.slo is None else config.slo.as_slo(),
     )
-    device = config.engine.device if isinstance(config.engine, UpstreamConfig) else None
-    meter.join(config.name, engine.cpu_s, device)
+    devices = config.engine.device if isinstance(config.engine, UpstreamConfig) else None
+    meter.join(config.name, engine.cpu_s, devices or ())
     forecaster = Forecaster(config.name, guesser, cache)
     keep = _keeper(config, stack)
     return LLMService(config.name, engine, forecaster, settings, meter, owner=config.owner, keep=keep)
 
 
-def _keeper(config: LanguageModelConfig, stack: AsyncExitStack) -> Callable[[TextRequest, int], None]:
-    """Writes what was answered where the site file asks for it; a disk that refuses later costs no answer."""
+def _keeper(config: LanguageModelConfig, stack: AsyncExitStack) -> Callable[[GenerationRequest, int], None]:
+    """Logs answers where the site asks for it; a full disk ends the log and no answer."""
     if config.log is None:
         return lambda request, tokens: None
     log = AnswerLog(config.log)
     stack.callback(log.close)
     refused: list[str] = []
 
-    def keep(request: TextRequest, tokens: int) -> None:
+    def keep(request: GenerationRequest, tokens: int) -> None:
         if refused:
             return
         try:
-            cut = request.most_tokens is not None and tokens >= request.most_tokens
+            cut = request.max_tokens is not None and tokens >= request.max_tokens
             log.add(config.name, request.prompt, tokens, cut=cut)
         except CapabilityError as error:
             refused.append(str(error))
-            sys.stderr.write(f"{config.name}: answers are not logged any more: {error}\n")
+            sys.stderr.write(f"{config.name}: logging of answers has stopped: {error}\n")
 
     return keep
 
 
 def _notes(found: OpenMeters) -> tuple[str, ...]:
-    """What the meters say of themselves, and what could be had but was not granted."""
-    said: Sequence[str] = [note for meter in found.meters for note in meter.notes()]
-    return (*said, *(str(error) for error in found.refused))
+    """Notes of the meters, and meters that lack a permission."""
+    notes: Sequence[str] = [note for meter in found.meters for note in meter.notes()]
+    return (*notes, *(str(error) for error in found.refused))

@@ -10,21 +10,21 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from joulery.app.serving.governed_llm import govern_text, governed_desks, promises
-from joulery.app.serving.llm import TextSite, text_site
-from joulery.app.wiring.clocks import clock_fact
+from joulery.app.serving.governed_llm import describe_slos, govern_llms, governed_llms
+from joulery.app.serving.llm import LLMSite, open_llm_site
 from joulery.app.wiring.engine import local_engine
+from joulery.app.wiring.governed_clocks import clock_fact
 from joulery.config.site import Site
 from joulery.domain.serving.timeline import DecisionRecord
 from joulery.gateway.access import site_token
 from joulery.gateway.admin import admin_app
 from joulery.gateway.app import Gateway
-from joulery.gateway.llm_metrics import TextMetrics
+from joulery.gateway.llm_metrics import LLMMetrics
 from joulery.gateway.metrics import Metrics
-from joulery.gateway.openai import TextRoutes
+from joulery.gateway.openai import OpenAIRoutes
 from joulery.gateway.server import GatewayServer, ServerLimits
 from joulery.policies.clocks.governor import DeviceView, GovernorState
-from joulery.runtime.llm.usage import TextLedger
+from joulery.runtime.llm.statistics import LLMUsage
 from joulery.runtime.measuring.measure import RUNS
 from joulery.runtime.serving.driver import LiveDriver
 from joulery.store.run.directory import create_run, new_run_id
@@ -33,9 +33,9 @@ from joulery.store.run.timeline import log_decision
 _REFRESH_S = 1.0
 
 
-async def serve_text(
+async def serve_llms(
     site: Site,
-    ready: Callable[[str, TextSite], None],
+    ready: Callable[[str, LLMSite], None],
     *,
     out: Path | None = None,
     argv: Sequence[str] = (),
@@ -68,8 +68,8 @@ async def serve_text(
             server = GatewayServer(gateway, serving.host, serving.port, limits=limits, protected=token is not None)
             await server.start()
             stack.push_async_callback(server.stop)
-            text = open_text(site, gateway, metrics, stack)
-            stack.push_async_callback(server.stop)  # before the desks close: what runs is finished
+            text = mount_llms(site, gateway, metrics, stack)
+            stack.push_async_callback(server.stop)  # before the llms close: what runs is finished
             stopping = asyncio.create_task(stop.wait())
             stack.callback(stopping.cancel)
             drivers = await _governors(site, text, metrics, stack, out, argv, fact)
@@ -77,7 +77,7 @@ async def serve_text(
                 return
             governing = [asyncio.create_task(driver.run(), name="governor") for driver in drivers]
             ready(server.url, text)
-            keeping = asyncio.create_task(keep_text(text), name="text meter")
+            keeping = asyncio.create_task(settle_llm_meter(text), name="text meter")
             for task in (keeping, *governing):
                 stack.push_async_callback(_ended, task)
             # Not to be cancelled: the server's own stop lets running requests finish.
@@ -93,7 +93,7 @@ async def serve_text(
 
 async def _governors(
     site: Site,
-    text: TextSite,
+    text: LLMSite,
     metrics: Metrics,
     stack: AsyncExitStack,
     out: Path | None,
@@ -113,10 +113,10 @@ async def _governors(
         log_decision(writer, done)
         metrics.decision(done)
 
-    drivers = await govern_text(site, text, stack, writer.log, record, _Told())
+    drivers = await govern_llms(site, text, stack, writer.log, record, _Told())
     for clock in drivers:
         fact(f"clock {clock_fact(clock, site.mode)}")
-        fact(f"kept by {clock.name}: {promises(governed_desks(text, clock))}")
+        fact(f"kept by {clock.name}: {describe_slos(governed_llms(text, clock))}")
     return list(drivers.values())
 
 
@@ -137,14 +137,14 @@ async def _ended(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def open_text(
+def mount_llms(
     site: Site,
     gateway: Gateway,
     metrics: Metrics,
     stack: AsyncExitStack,
     stderr: int | None = None,
-    ledger: TextLedger | None = None,
-) -> TextSite:
+    ledger: LLMUsage | None = None,
+) -> LLMSite:
     """Put the site's language models behind a gateway; their engines are not started yet.
 
     Args:
@@ -158,29 +158,29 @@ def open_text(
     Raises:
         JouleryError: A meter, a predictor or a model that was named is not to be had.
     """
-    text = text_site(site, stack=stack, stderr=stderr)
-    watch = TextMetrics(metrics.registry, text.desks, text.meter)
+    text = open_llm_site(site, stack=stack, stderr=stderr)
+    watch = LLMMetrics(metrics.registry, text.llms, text.meter)
     sinks, watches = [metrics.request], [watch.ended]
     if ledger is not None:
         sinks.append(ledger.request)
-        watches.append(ledger.took)
-    gateway.text = TextRoutes(text.desks, gateway.bodies, sinks, watches)
+        watches.append(ledger.charge)
+    gateway.text = OpenAIRoutes(text.llms, gateway.bodies, sinks, watches, text.aliases)
     return text
 
 
-async def start_text(text: TextSite) -> None:
+async def start_llms(text: LLMSite) -> None:
     """Ask the grid, start the engines.
 
     Raises:
         JouleryError: An engine is not to be had.
     """
     await text.grid.refresh()
-    await asyncio.gather(*(desk.engine.start() for desk in text.desks.values()))
+    await asyncio.gather(*(llm.engine.start() for llm in text.llms.values()))
 
 
-async def _started(text: TextSite, stopping: asyncio.Task[bool]) -> bool:
+async def _started(text: LLMSite, stopping: asyncio.Task[bool]) -> bool:
     """Start the engines; False when the end was asked for first."""
-    starting = asyncio.create_task(start_text(text))
+    starting = asyncio.create_task(start_llms(text))
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
     if starting.done():
         await starting
@@ -190,7 +190,7 @@ async def _started(text: TextSite, stopping: asyncio.Task[bool]) -> bool:
     return False
 
 
-async def keep_text(text: TextSite) -> None:
+async def settle_llm_meter(text: LLMSite) -> None:
     """Ask the grid where that is due, read the meters at least once a second."""
     while True:
         await asyncio.sleep(_REFRESH_S)

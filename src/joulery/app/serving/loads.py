@@ -13,7 +13,7 @@ import orjson
 from joulery.app.profiling.inputs import inputs_for, read_arrivals, read_prompts
 from joulery.app.serving.gateway_handle import GatewayHandle
 from joulery.config.language import LanguageModelConfig
-from joulery.config.loadgen import ConstantLoad, LoadConfig, TextLoad, TraceLoad
+from joulery.config.loadgen import ConstantLoad, LLMLoad, LoadConfig, TraceLoad
 from joulery.config.site import Site
 from joulery.domain.serving.tensors import Tensor
 from joulery.runtime.load import Load, LoadPlan, LoadResult, start
@@ -22,7 +22,7 @@ from joulery.runtime.serving.session import ServingSession
 from joulery.store.files import disk_errors
 from joulery.store.run.directory import SAMPLES
 
-AnyLoad = LoadConfig | TextLoad
+AnyLoad = LoadConfig | LLMLoad
 _CONNECTIONS = 64
 
 
@@ -100,7 +100,7 @@ class Loads:
         )
         self._begin(one.name, plan)
 
-    def start_text(self, model: LanguageModelConfig) -> None:
+    def start_llm(self, model: LanguageModelConfig) -> None:
         """Start the load of a language model, if it has one; its result is kept under :func:`text_key`.
 
         Raises:

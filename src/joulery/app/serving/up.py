@@ -15,7 +15,7 @@ from joulery.app.doctor import energy, machine_in_words
 from joulery.app.profiling.service_profile import Obtained, busy_cores, obtain_profile
 from joulery.app.serving.gateway_handle import GatewayHandle, Pages, no_pages, open_gateway
 from joulery.app.serving.governed import govern, join_keepers
-from joulery.app.serving.llm_site import keep_text, open_text, start_text
+from joulery.app.serving.llm_site import mount_llms, settle_llm_meter, start_llms
 from joulery.app.serving.loads import Loads, longest_s, scaled, text_key
 from joulery.app.serving.planned import follow_site, planned_control
 from joulery.app.serving.service import choose, service_setup
@@ -24,6 +24,7 @@ from joulery.app.serving.view import ServeView
 from joulery.app.wiring.carbon import carbon_source
 from joulery.app.wiring.gpu_groups import pods_of
 from joulery.app.wiring.gpus import LocalGpus, local_gpus
+from joulery.app.wiring.leases import held_leases
 from joulery.app.wiring.models import cache_folder
 from joulery.app.wiring.site_meters import meter_specs
 from joulery.config.carbon import CarbonConfig
@@ -32,14 +33,13 @@ from joulery.config.site import Mode, Site
 from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import ConfigError
 from joulery.domain.ports import Engine
-from joulery.runtime.leasing.lending import lending
-from joulery.runtime.llm.usage import TextLedger
+from joulery.runtime.llm.statistics import LLMUsage
 from joulery.runtime.load import LoadResult
 from joulery.runtime.measuring.measure import RUNS
 from joulery.runtime.measuring.sampling import start_sampler
 from joulery.runtime.serving.controller import PolicyControl
 from joulery.runtime.serving.finish import Finished, finish
-from joulery.runtime.serving.governing import ClockKeeper
+from joulery.runtime.serving.governing import ClockController
 from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.live_sample import LiveSample
@@ -111,7 +111,7 @@ async def up(options: Options, view: ServeView, stop: asyncio.Event, pages: Page
         keepers = await govern(session, stack, view)
         await _unless_stopped(session.serve(), stop)
         gate.open_to(session)
-        ledger = TextLedger({model.name: model.owner for model in site.language_models})
+        ledger = LLMUsage({model.name: model.owner for model in site.language_models})
         await _language_models(site, gate, ledger, keepers, stack, stop)
         view.serving(session, gate.server.url)
         results = await _serve(options, session, gate, view, stop)
@@ -213,18 +213,18 @@ class _Start:
 async def _language_models(
     site: Site,
     gate: GatewayHandle,
-    ledger: TextLedger,
-    keepers: Sequence[ClockKeeper],
+    ledger: LLMUsage,
+    keepers: Sequence[ClockController],
     stack: AsyncExitStack,
     stop: asyncio.Event,
 ) -> None:
     """Serve the site's language models beside its services, with meters of their own."""
     if not site.language_models:
         return
-    text = open_text(site, gate.gateway, gate.metrics, stack, gate.workers_log, ledger)
+    text = mount_llms(site, gate.gateway, gate.metrics, stack, gate.workers_log, ledger)
     join_keepers(keepers, text)
-    await _unless_stopped(start_text(text), stop)
-    keeping = asyncio.create_task(keep_text(text), name="text meter")
+    await _unless_stopped(start_llms(text), stop)
+    keeping = asyncio.create_task(settle_llm_meter(text), name="text meter")
     stack.callback(keeping.cancel)
 
 
@@ -270,7 +270,7 @@ async def _gpus(site: Site, stack: AsyncExitStack, view: ServeView) -> LocalGpus
             expected="act",
             hint="mode: act; or leave out fleet.devices to try the services on the CPU",
         )
-    holder = await stack.enter_async_context(lending(view.warn))
+    holder = await stack.enter_async_context(held_leases(view.warn))
     found = await asyncio.to_thread(local_gpus, site.fleet.devices, holder)
     stack.callback(found.close)
     return found
@@ -298,7 +298,7 @@ async def _serve(
             for one in session.services.values():
                 loads.start(one)
             for model in session.site.language_models:
-                loads.start_text(model)
+                loads.start_llm(model)
             loading = asyncio.create_task(loads.outcomes(), name="load")
             await asyncio.wait({running, stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():

@@ -22,14 +22,14 @@ from joulery.perf.catalog import profile
 from joulery.policies.placement.provisioning.rules import Accounting, Rules
 from joulery.sim.core.arrivals import Arrivals, RateSeries, Recorded, Renewal
 from joulery.sim.core.comparison import MeanInterval, interval, paired
-from joulery.sim.placement.batched_serving import Neighbours, Service, Trial, Verdict
+from joulery.sim.placement.batched_serving import Neighbours, Service, ServiceVerdict, Trial
 from joulery.sim.placement.gpu import InterferenceTruth
-from joulery.sim.placement.plan_trials import Placed, Plan, make_plan, trials
+from joulery.sim.placement.plan_trials import PlacedService, Plan, make_plan, trials
 from joulery.store.columns import read_column
 
 ACCEPTS: frozenset[str] = frozenset()
 
-Verdicts = Mapping[str, Sequence[Verdict]]
+Verdicts = Mapping[str, Sequence[ServiceVerdict]]
 
 
 def play(scenario: BatchedServingScenario, overrides: Overrides, progress: Progress) -> Played:
@@ -52,7 +52,7 @@ def play(scenario: BatchedServingScenario, overrides: Overrides, progress: Progr
         noise_cv=scenario.noise_cv,
         neighbours=Neighbours(scenario.neighbours),
     )
-    found: dict[str, list[Verdict]] = {name: [] for name in plans}
+    found: dict[str, list[ServiceVerdict]] = {name: [] for name in plans}
     running = trials(
         services,
         {service.name: service.model for service in scenario.services},
@@ -89,7 +89,9 @@ def _plans(scenario: BatchedServingScenario, policies: Sequence[str]) -> dict[st
 
 def _plan(plan: PlanConfig, workloads: Sequence[provision.Workload], gpu: str) -> Plan:
     if plan.policy is None:
-        return tuple(tuple(Placed(each.service, each.share_ratio, each.batch) for each in gpu) for gpu in plan.gpus)
+        return tuple(
+            tuple(PlacedService(each.service, each.share_ratio, each.batch) for each in gpu) for gpu in plan.gpus
+        )
     rules = Rules(Accounting(plan.accounting), margin_ratio=plan.margin_ratio, noise_cv=plan.noise_cv)
     return make_plan(plan.policy, workloads, profile(plan.profile or gpu), rules)
 
@@ -145,7 +147,7 @@ def _document(scenario: BatchedServingScenario, plans: Mapping[str, Plan], found
     }
 
 
-def _verdict(plan: Plan, verdict: Verdict) -> dict[str, Any]:
+def _verdict(plan: Plan, verdict: ServiceVerdict) -> dict[str, Any]:
     return {
         "gpus": len(plan),
         "violations": list(verdict.violations),
@@ -192,19 +194,19 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _counts(verdicts: Sequence[Verdict]) -> list[float]:
+def _counts(verdicts: Sequence[ServiceVerdict]) -> list[float]:
     return [float(len(verdict.violations)) for verdict in verdicts]
 
 
-def _powers(verdicts: Sequence[Verdict]) -> list[float]:
+def _powers(verdicts: Sequence[ServiceVerdict]) -> list[float]:
     return [verdict.power_w for verdict in verdicts]
 
 
-def _violations(verdicts: Sequence[Verdict]) -> MeanInterval:
+def _violations(verdicts: Sequence[ServiceVerdict]) -> MeanInterval:
     return interval(_counts(verdicts))
 
 
-def _power(verdicts: Sequence[Verdict]) -> MeanInterval:
+def _power(verdicts: Sequence[ServiceVerdict]) -> MeanInterval:
     return interval(_powers(verdicts))
 
 

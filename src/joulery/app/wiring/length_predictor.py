@@ -18,10 +18,10 @@ from joulery.runtime.llm.predictor_files import (
     needs_encoder,
 )
 from joulery.runtime.llm.predictor_training import TrainedPredictor
-from joulery.runtime.llm.trained_predictor import PredictorGuesser
+from joulery.runtime.llm.trained_predictor import PredictorHead
 
 
-def length_guesser(folder: Path | None, head: str) -> PredictorGuesser:
+def length_predictor(folder: Path | None, head: str) -> PredictorHead:
     """The head that speaks for a model; the shared one where none was trained for it.
 
     Args:
@@ -33,7 +33,7 @@ def length_guesser(folder: Path | None, head: str) -> PredictorGuesser:
         CapabilityError: It needs an encoder that is not installed.
     """
     trained = kept_predictor(DEFAULT if folder is None else folder)
-    return PredictorGuesser(trained, trained.head(head))
+    return PredictorHead(trained, trained.head(head))
 
 
 def kept_predictor(folder: Path) -> TrainedPredictor | GraphPredictor:
@@ -53,7 +53,7 @@ def as_served(predictor: TrainedPredictor, graph: Graph | None) -> TrainedPredic
     """A predictor as :func:`kept_predictor` will run it: its graph where there is one and something to run it with."""
     if graph is None or importlib.util.find_spec("onnxruntime") is None:
         return predictor
-    run = length_graph.LengthGraph(graph.content, graph.words, graph.most_tokens, graph.last_tokens)
+    run = length_graph.LengthGraph(graph.content, graph.words, graph.max_tokens, graph.last_tokens)
     arrays = predictor.model.arrays
     return GraphPredictor(predictor.model.models, arrays["cuts"], arrays["class_tokens"], run)
 
@@ -66,4 +66,4 @@ def predictor_graph(predictor: TrainedPredictor) -> Graph | None:
     if not isinstance(encoder, minilm.PromptEncoder):
         return Graph(length_graph.build(model.arrays, model.recipe.width, len(FEATURES), None), None, 0)
     content = length_graph.build(model.arrays, model.recipe.width, len(FEATURES), encoder.graph)
-    return Graph(content, encoder.words.read_bytes(), encoder.most_tokens, encoder.last_tokens)
+    return Graph(content, encoder.words.read_bytes(), encoder.max_tokens, encoder.last_tokens)

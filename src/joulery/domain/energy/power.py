@@ -70,7 +70,7 @@ class BusyTimes:
         app_s: Busy seconds of the run in each interval, float64[n]; NaN = not known.
         all_s: Busy seconds of all processes, the run included, float64[n]; NaN = not known. Where clocks disagree and
             ``app_s`` is larger, ``app_s`` counts for both.
-        cpus: Logical CPUs of the device; needed by ``Share.CAPACITY`` only.
+        cpus: Logical CPUs of the device; needed by ``ShareRule.CAPACITY`` only.
 
     Raises:
         DataError: Shapes disagree, edges do not increase, or a time is negative or infinite.

@@ -1,7 +1,8 @@
-"""Text that is asked for and written: what a gateway, a queue and an engine of language models say to one another."""
+"""Requests to language models and their answers: what a gateway, a queue and an engine exchange."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
@@ -9,20 +10,24 @@ from typing import Any, NamedTuple, Protocol
 from joulery.domain.serving.engine import EnergyShare
 
 
-class TextKind(StrEnum):
-    """Which of OpenAI's two ways of asking it is."""
+class GenerationKind(StrEnum):
+    """The endpoints of the OpenAI API that run a model; the value is the ``object`` of their answers."""
 
     CHAT = "chat.completion"
     """``/v1/chat/completions``: messages in, one message out."""
     COMPLETION = "text_completion"
-    """``/v1/completions``: a text in, its continuation out."""
+    """``/v1/completions``: a prompt in, its continuation out."""
+    RESPONSE = "response"
+    """``/v1/responses``: passed through; its stream consists of typed events."""
+    EMBEDDING = "list"
+    """``/v1/embeddings``: passed through; vectors out, never a stream."""
 
 
 class Dialect(StrEnum):
-    """How an engine is told in which order to work."""
+    """How an engine takes priorities."""
 
     PLAIN = "plain"
-    """Not at all: it works on what it is given, so the queue is in front of it."""
+    """Not at all: it runs requests as they arrive, so the queue is in front of it."""
     VLLM = "vllm"
     """``priority`` in the request, the smallest first (``--scheduling-policy priority``)."""
     SGLANG = "sglang"
@@ -34,40 +39,42 @@ class Dialect(StrEnum):
         return self is not Dialect.PLAIN
 
     def priority(self, rank: int) -> int:
-        """What to send for a rank, of which the smallest is to be served first."""
+        """The priority to send for a rank; the smallest rank is served first."""
         return -rank if self is Dialect.SGLANG else rank
 
 
-class TextRequest(NamedTuple):
-    """One request for text.
+class GenerationRequest(NamedTuple):
+    """One request to a language model.
 
     Attributes:
-        model: The service it is for.
-        kind: Which way of asking.
-        body: The client's JSON object, as it came.
-        prompt: The text that its length is predicted from: the messages' texts, or the prompt.
-        stream: Whether the client wants pieces as they are written.
-        wants_usage: Whether it asked for usage at the end of a stream.
-        timeout_s: Seconds from arrival in which it must be answered; None for the service's own limit.
-        most_tokens: Tokens it wants at most; None where it does not say.
+        model: The model's name at the gateway.
+        kind: The endpoint.
+        body: The client's JSON object.
+        prompt: The text the answer's length is predicted from: the messages, last one first, or the prompt.
+        stream: Whether the client wants the answer as a stream.
+        wants_usage: Whether the client wants usage at the end of a stream.
+        timeout_s: Seconds from arrival within which the answer must end; None for the model's own limit.
+        max_tokens: Most tokens the client accepts; None where it sets no limit.
+        headers: Headers to forward to the engine, such as ``traceparent``.
     """
 
     model: str
-    kind: TextKind
+    kind: GenerationKind
     body: Mapping[str, Any]
     prompt: str
     stream: bool = False
     wants_usage: bool = False
     timeout_s: float | None = None
-    most_tokens: int | None = None
+    max_tokens: int | None = None
+    headers: tuple[tuple[str, str], ...] = ()
 
 
-class TextUsage(NamedTuple):
+class TokenUsage(NamedTuple):
     """Tokens of one answer.
 
     Attributes:
-        prompt, completion: Tokens read and written.
-        reported: True when the engine said so; False when pieces were counted.
+        prompt, completion: Tokens read and generated.
+        reported: True where the engine reported them; False where chunks were counted.
     """
 
     prompt: int
@@ -75,31 +82,32 @@ class TextUsage(NamedTuple):
     reported: bool
 
 
-class TextEvent(NamedTuple):
+class GenerationEvent(NamedTuple):
     """One message of an engine about a request.
 
     Attributes:
-        data: The JSON object, as the engine sent it: a chunk of a stream, or the whole answer.
-        tokens: Tokens it brings, as far as can be told before usage is known.
-        usage: The count, where this message holds it.
+        data: The JSON object: a chunk of a stream, or the whole answer; empty while a whole answer is generated.
+        tokens: Tokens generated since the event before.
+        usage: The token counts, where the message reports them.
     """
 
     data: dict[str, Any]
     tokens: int = 0
-    usage: TextUsage | None = None
+    usage: TokenUsage | None = None
 
 
-class TextCost(NamedTuple):
-    """What one answer took.
+class GenerationCost(NamedTuple):
+    """What one answer cost.
 
     Attributes:
-        variant: Which model wrote it.
-        replica: Which engine.
-        arrival_s, start_s, end_s: Asked for, taken by the engine (NaN when never), done; Unix seconds.
+        variant: The model that answered.
+        replica: The engine.
+        arrival_s, start_s, end_s: Arrival, start in the engine (NaN when it never started) and end; Unix seconds.
         usage: Its tokens.
         energy: Its joules and grams; None where unknown.
-        predicted_tokens: What its length was guessed to be; NaN when it was not.
-        source: Where the guess came from: ``cache``, ``predictor``, ``mean`` or ``none``.
+        predicted_tokens: Its predicted length; NaN without a prediction.
+        source: Source of the prediction: ``cache``, ``predictor``, ``mean`` or ``none``.
+        first_token_s: First message of the engine, Unix seconds; NaN without one.
     """
 
     variant: str
@@ -107,25 +115,26 @@ class TextCost(NamedTuple):
     arrival_s: float
     start_s: float
     end_s: float
-    usage: TextUsage
+    usage: TokenUsage
     energy: EnergyShare | None
     predicted_tokens: float
     source: str
+    first_token_s: float = math.nan
 
     @property
     def energy_per_token_j(self) -> float | None:
-        """Joules a token written; None where either is unknown."""
+        """Joules per generated token; None where either is unknown."""
         if self.energy is None or self.usage.completion < 1:
             return None
         return self.energy.energy_j / self.usage.completion
 
 
-class TextEngine(Protocol):
-    """Writes text for one model. Lives on one asyncio event loop."""
+class LLMEngine(Protocol):
+    """Runs one language model. Lives on one asyncio event loop."""
 
     @property
     def name(self) -> str:
-        """What it is, in a word or an address."""
+        """Its name or address."""
         ...
 
     @property
@@ -135,27 +144,29 @@ class TextEngine(Protocol):
 
     @property
     def dialect(self) -> Dialect:
-        """How it is told in which order to work."""
+        """How it takes priorities."""
         ...
 
     @property
     def ready(self) -> bool:
-        """Whether it can take a request now."""
+        """Whether it accepts requests now."""
         ...
 
     async def start(self) -> None:
-        """Bring it up, or check that it is there.
+        """Start it, or check that it is there.
 
         Raises:
-            CapabilityError, ActuationError: It is not to be had.
+            CapabilityError, ActuationError: It cannot be started.
         """
         ...
 
-    def write(self, request: TextRequest, priority: int | None, /) -> AsyncGenerator[TextEvent, None]:
-        """The answer as it comes: chunks of a stream, or one whole answer. Closing the iterator stops the engine.
+    def generate(self, request: GenerationRequest, priority: int | None, /) -> AsyncGenerator[GenerationEvent, None]:
+        """The answer as it is generated: chunks of a stream, or progress and then one whole answer.
+
+        Closing the iterator stops the generation.
 
         Raises:
-            RequestError: It was not answered, or not to the end; ``outcome`` says why.
+            RequestError: The request failed, or its answer broke off; ``outcome`` says why.
         """
         ...
 
@@ -164,5 +175,5 @@ class TextEngine(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of it; what joulery started ends. Safe to call twice."""
+        """Close it and end the processes joulery started. Safe to call twice."""
         ...

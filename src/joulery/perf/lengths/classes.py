@@ -9,7 +9,6 @@ being too optimistic costs a deadline.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +19,6 @@ from joulery.domain.errors import DataError
 CLASSES = 5
 QUANTILES = (0.25, 0.50, 0.75, 0.99)
 """Quantiles of a model's answers at which its length classes meet."""
-
-
-class LengthPredictor(Protocol):
-    """Guesses the class of an answer from its prompt."""
-
-    def score(self, prompt: str) -> float:
-        """Raw ordinal score, about 0 (short) to 4 (long)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

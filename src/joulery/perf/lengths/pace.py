@@ -28,14 +28,14 @@ _HOLD = 1.0
 length would take."""
 
 
-def cut_tokens(mean_tokens: float, most_tokens: float) -> float:
-    """Mean length of answers that end at ``most_tokens`` at the latest and would have ``mean_tokens`` without that.
+def cut_tokens(mean_tokens: float, max_tokens: float) -> float:
+    """Mean length of answers that end at ``max_tokens`` at the latest and would have ``mean_tokens`` without that.
 
     E[min(L, c)] = m (1 - exp(-c/m)) for exponential lengths: increasing in both, below both.
     """
     if mean_tokens <= 0:
         return 0.0
-    return -mean_tokens * math.expm1(-most_tokens / mean_tokens)
+    return -mean_tokens * math.expm1(-max_tokens / mean_tokens)
 
 
 def uncut_tokens(mean_tokens: float, at_tokens: float) -> float:

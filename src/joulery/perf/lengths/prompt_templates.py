@@ -36,7 +36,7 @@ _MOST = math.log(16.0)
 _WORD = re.compile(r"[^\W\d_]+|\d+|[?!:]")
 
 
-def prompt_form(prompt: str) -> Form:
+def prompt_template(prompt: str) -> Form:
     """Hashed words and pairs of words of a prompt, float32[WIDTH] of unit length; zeros for one without words.
 
     Of a number its digits alone are counted: it is a template's matter, but for its size.
@@ -54,7 +54,7 @@ def prompt_form(prompt: str) -> Form:
     return form / np.float32(length) if length > 0 else form
 
 
-class FormLengths:
+class TemplateLengths:
     """How much longer answers were than their scores let expect, by the form of their prompts."""
 
     __slots__ = ("_count", "_forms", "_logs", "_scores")

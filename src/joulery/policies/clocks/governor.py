@@ -1,10 +1,9 @@
-"""Clock governors as policies: one object a device, driven alike by the simulator and the live loop.
+"""Clock governors: policies that set a device's clock. The simulator and the live loop drive the same objects.
 
-``MiadGovernor`` is μ-Serve's (ATC'24, Alg. 3): it reacts to latencies that have happened. ``PredictiveGovernor`` is
-ours: it knows what waits and how long each request would take at every clock, so it sets the clock that spends the
-least energy while everything that waits still meets its deadline, falls to the idle clock when nothing runs, and is
-stepped on every arrival and completion rather than once a second. Fed with an upper quantile of each request's length
-rather than its mean, it errs on the side of the deadline.
+``MiadGovernor`` is μ-Serve's (ATC'24, Alg. 3): it reacts to observed latencies. ``PredictiveGovernor`` predicts when
+each running and queued request finishes at every clock. It sets the clock of least energy, raises it only where that
+saves a deadline, and lowers an idle device to its idle clock. It is stepped on every arrival and completion.
+``BusyIdleClocks`` is the baseline it must beat: one clock while there is work, another while there is none.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from joulery.domain.arrays import FloatArray, readonly
+from joulery.domain.arrays import BoolArray, FloatArray, readonly
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import ConfigError
 from joulery.domain.ports import Policy
 from joulery.policies.clocks.lowest_clock import ClockAction, ClockRange, PartitionLatency, miad_step, snap_clock
 
 _LONG = 2.0
-"""How much longer than the mean the request is that room is kept for: lengths of answers spread about that far."""
+"""Length of the request that room is kept for, over the mean length: answers vary about that much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,26 +28,26 @@ class Waiting:
     """One request that runs or waits on a device.
 
     Attributes:
-        deadline_s: When it must be answered.
-        slo_s: Its whole latency allowance, > 0.
-        remaining_s: Predicted remaining service time at each clock of the device, s.
-        energy_j: Predicted energy above the idle board of that work at each clock, J.
+        deadline_s: Latest end within the SLO.
+        slo_s: Its SLO latency, > 0.
+        finish_s: Predicted seconds from now to its end at each clock, requests before it included, float64[clocks].
+        energy_j: Predicted energy above the idle device of the work left at each clock, J, float64[clocks].
+        queued: True while it has not started.
     """
 
     deadline_s: float
     slo_s: float
-    remaining_s: FloatArray
+    finish_s: FloatArray
     energy_j: FloatArray
+    queued: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrivalForecast:
-    """What each clock would mean if requests go on arriving as they did lately.
-
-    A governor that is stepped once a period sees the queue at instants only; this tells it what comes between them.
+    """Predicted load between two steps, for services whose arrivals do not step the governor.
 
     Attributes:
-        tail_ratio: Predicted tail latency over its allowance, the worst of the hosted services, float64[clocks].
+        tail_ratio: Predicted tail latency over its SLO, the worst of the hosted services, float64[clocks].
         energy_j: Predicted energy of the device over the coming period, J, float64[clocks].
     """
 
@@ -58,18 +57,19 @@ class ArrivalForecast:
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """All a governor sees of its device.
+    """What a governor sees of its device.
 
     Attributes:
         now_s: Time.
         device: Name, for the decision.
         clock_mhz: Present clock.
-        waiting: What runs and waits, in the order it will be served.
-        shortest_slo_s: The shortest SLO among the models it hosts; infinity for an empty device.
+        waiting: Running and queued requests, in the order of service.
+        shortest_slo_s: Shortest SLO among the hosted models; infinity for an empty device.
         partitions: Recent tail latency of each hosted partition, for governors that react.
-        hosted: SLO and mean service time at the highest clock of each hosted model, s; empty where it is not known.
-        steady: What comes until the next step; None where a governor is stepped on every arrival and completion, and
-            where nothing arrives.
+        hosted: SLO and mean service time at the highest clock of each hosted model, s; empty where unknown.
+        steady: Predicted load until the next step; None where every arrival and completion steps the governor.
+        start_s: Predicted seconds until a request that arrives now starts, float64[clocks]; the last ``finish_s`` where
+            it is None.
     """
 
     now_s: float
@@ -80,16 +80,17 @@ class DeviceView:
     partitions: Sequence[PartitionLatency] = ()
     hosted: Sequence[tuple[float, float]] = ()
     steady: ArrivalForecast | None = None
+    start_s: FloatArray | None = None
 
     @property
     def idle(self) -> bool:
-        """True where nothing runs, waits or arrives."""
+        """True where no request runs or waits and none is predicted."""
         return not self.waiting and self.steady is None
 
 
 @dataclass(frozen=True, slots=True)
 class GovernorState:
-    """What a governor remembers: since when the device has been too slow at its highest clock; None when it is not."""
+    """Since when the device has been overloaded at its highest clock; None when it is not."""
 
     overloaded_since_s: float | None = None
     scale_out_raised: bool = False
@@ -97,10 +98,10 @@ class GovernorState:
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """When a device that cannot keep up at its highest clock asks for help.
+    """When a device that is overloaded at its highest clock asks the operator for another device.
 
     Attributes:
-        patience_s: Uninterrupted overload before the scale-out signal is raised, once an episode.
+        patience_s: Uninterrupted overload before the signal ``scale_out`` is raised, once an episode.
     """
 
     patience_s: float = 3.0
@@ -108,7 +109,7 @@ class Overload:
     def watch(
         self, state: GovernorState, view: DeviceView, overloaded: bool, policy: str
     ) -> tuple[GovernorState, tuple[Decision, ...]]:
-        """The next state, and the scale-out signal when its time has come."""
+        """The next state, and the scale-out signal once the overload has lasted."""
         if not overloaded:
             return GovernorState(), ()
         since_s = view.now_s if state.overloaded_since_s is None else state.overloaded_since_s
@@ -120,19 +121,20 @@ class Overload:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PredictiveGovernor:
-    """The least-energy clock at which everything that waits is still answered in time.
+    """The clock of least energy, raised only where a higher clock saves a deadline.
 
-    A clock is admissible when, at that clock, each waiting request finishes ``guard_ratio`` of its SLO before its
-    deadline and the whole backlog is gone so early that a request which arrives next still has room: one of any hosted
-    model, twice as long as its mean, would finish ``guard_ratio`` of its SLO before its deadline. Where service times
-    are not known, the backlog may take ``reserve_ratio`` of the shortest SLO. Where no clock is admissible, the highest
-    one is set.
+    Among the clocks at which the fewest requests miss their deadline it sets the one of least predicted energy. Below
+    the voltage knee the backlog must also leave room: a request that arrives next, of any hosted model and twice as
+    long as its mean, must still finish within its SLO. Where a queued request is late even at the highest clock, the
+    device is overloaded and runs at the highest clock until the queue has drained.
 
     Attributes:
         clocks_mhz: Supported clocks, ascending.
         guard_ratio: Share of each SLO kept free against prediction error.
-        reserve_ratio: Share of the shortest SLO the backlog may take, where the hosted models' service is not known.
-        idle_mhz: Clock of an empty device; the lowest supported one when None.
+        reserve_ratio: Share of the shortest SLO the backlog may take, where the hosted models' service is unknown.
+        idle_mhz: Clock of an idle device; the lowest supported one when None.
+        knee_mhz: Clock below which the voltage does not fall further; the highest clock when None.
+        floor_mhz: Never below this clock while there is work.
         overload: When to ask for another device.
 
     Raises:
@@ -140,9 +142,11 @@ class PredictiveGovernor:
     """
 
     clocks_mhz: FloatArray
-    guard_ratio: float = 0.1
+    guard_ratio: float = 0.05
     reserve_ratio: float = 0.5
     idle_mhz: float | None = None
+    knee_mhz: float | None = None
+    floor_mhz: float = 0.0
     overload: Overload = field(default_factory=Overload)
     name: str = "predictive"
 
@@ -162,9 +166,8 @@ class PredictiveGovernor:
         return GovernorState()
 
     def step(self, state: GovernorState, view: DeviceView, /) -> Step[GovernorState]:
-        """Set the clock for what runs and waits now."""
-        index, admissible, why = self._choose(view)
-        overloaded = not admissible and self._late_at_top(view)
+        """Set the clock for the present requests."""
+        index, overloaded, why = self._choose(view)
         following, signals = self.overload.watch(state, view, overloaded, self.name)
         wake_s = None
         if overloaded and following.overloaded_since_s is not None and not following.scale_out_raised:
@@ -175,50 +178,69 @@ class PredictiveGovernor:
         return Step(following, (Decision("set_clock", view.device, clock_mhz, self.name, why), *signals), wake_s)
 
     def _choose(self, view: DeviceView) -> tuple[int, bool, str]:
+        """Index of the clock, whether the device is overloaded, and the reason."""
+        top = len(self.clocks_mhz) - 1
         if view.idle:
             idle_mhz = self.clocks_mhz[0] if self.idle_mhz is None else self.idle_mhz
-            return int(np.searchsorted(self.clocks_mhz, idle_mhz)), True, "nothing runs or waits"
+            return int(np.searchsorted(self.clocks_mhz, idle_mhz)), False, "no request is running or queued"
+        late = self._late(view)
+        if view.waiting and self._overloaded(view):
+            return top, True, f"overloaded: {len(view.waiting)} requests, some late even at the highest clock"
+        usable = (late == late.min()) & (self.clocks_mhz >= min(self.floor_mhz, self.clocks_mhz[top]))
+        energy_j = self._energy_j(view)
+        if view.steady is not None:
+            in_time = view.steady.tail_ratio <= 1.0 - self.guard_ratio
+            if not bool(np.any(usable & in_time)):
+                tail = float(view.steady.tail_ratio[top])
+                return top, tail > 1.0, f"predicted tail latency is {tail:.0%} of the SLO at the highest clock"
+            usable &= in_time
+        if view.waiting:
+            usable = self._roomy(view, usable)
+        best = int(np.argmin(np.where(usable, energy_j, np.inf)))
+        return best, False, self._reason(view, best)
+
+    def _late(self, view: DeviceView) -> FloatArray:
+        """Rank of each clock by how many requests miss their deadline and, among equals, miss it within the guard."""
         if not view.waiting:
-            return self._for_what_comes(view)
-        finish_s = view.now_s + np.cumsum([request.remaining_s for request in view.waiting], axis=0)
-        limit_s = np.array([request.deadline_s - self.guard_ratio * request.slo_s for request in view.waiting])
-        in_time = np.all(finish_s <= limit_s[:, None], axis=0)
-        roomy = finish_s[-1] - view.now_s <= self._room_s(view)
-        admissible = in_time & roomy
-        if view.steady is not None:
-            admissible &= view.steady.tail_ratio <= 1.0 - self.guard_ratio
-        if not bool(np.any(admissible)):
-            return len(self.clocks_mhz) - 1, False, f"{len(view.waiting)} waiting leave no room below the highest clock"
-        energy_j = np.sum([request.energy_j for request in view.waiting], axis=0)
-        if view.steady is not None:
-            energy_j = energy_j + view.steady.energy_j
-        best = int(np.argmin(np.where(admissible, energy_j, np.inf)))
-        why = f"{len(view.waiting)} waiting finish in {finish_s[-1][best] - view.now_s:.3g} s, least energy in time"
-        return best, True, why
+            return np.zeros(len(self.clocks_mhz))
+        finish_s = view.now_s + np.array([request.finish_s for request in view.waiting])
+        deadline_s = np.array([request.deadline_s for request in view.waiting])[:, None]
+        guard_s = self.guard_ratio * np.array([request.slo_s for request in view.waiting])[:, None]
+        missed, tight = np.sum(finish_s > deadline_s, axis=0), np.sum(finish_s > deadline_s - guard_s, axis=0)
+        return np.asarray(missed * (len(view.waiting) + 1) + tight, np.float64)
+
+    def _overloaded(self, view: DeviceView) -> bool:
+        """Whether a queued request is late at the highest clock; one that runs may be long by itself."""
+        return any(
+            request.queued and view.now_s + request.finish_s[-1] > request.deadline_s for request in view.waiting
+        )
+
+    def _energy_j(self, view: DeviceView) -> FloatArray:
+        energy_j = np.zeros(len(self.clocks_mhz))
+        for request in view.waiting:
+            energy_j = energy_j + request.energy_j
+        return energy_j if view.steady is None else energy_j + view.steady.energy_j
+
+    def _roomy(self, view: DeviceView, usable: BoolArray) -> BoolArray:
+        """The usable clocks that leave room for the next arrival; those from the knee up need not."""
+        start_s = view.start_s if view.start_s is not None else view.waiting[-1].finish_s
+        knee_mhz = self.clocks_mhz[-1] if self.knee_mhz is None else self.knee_mhz
+        from_knee = np.arange(len(self.clocks_mhz)) >= int(np.argmin(np.abs(self.clocks_mhz - knee_mhz)))
+        roomy = usable & ((start_s <= self._room_s(view)) | from_knee)
+        return roomy if bool(np.any(roomy)) else usable
 
     def _room_s(self, view: DeviceView) -> float:
-        """How long the backlog may take, for the sake of what has not arrived yet."""
+        """How long the next arrival may wait."""
         if not view.hosted:
             return self.reserve_ratio * view.shortest_slo_s
         return min((1.0 - self.guard_ratio) * slo_s - _LONG * service_s for slo_s, service_s in view.hosted)
 
-    def _for_what_comes(self, view: DeviceView) -> tuple[int, bool, str]:
-        """Nothing waits at this instant, and requests go on arriving."""
-        if view.steady is None:
-            return len(self.clocks_mhz) - 1, True, "nothing is known of what comes"
-        admissible = view.steady.tail_ratio <= 1.0 - self.guard_ratio
-        if not bool(np.any(admissible)):
-            tail = float(view.steady.tail_ratio[-1])
-            return len(self.clocks_mhz) - 1, False, f"at the highest clock the tail is {tail:.0%} of the promise"
-        best = int(np.argmin(np.where(admissible, view.steady.energy_j, np.inf)))
-        tail = float(view.steady.tail_ratio[best])
-        return best, True, f"nothing waits; what comes stays at {tail:.0%} of the promise, least energy"
-
-    def _late_at_top(self, view: DeviceView) -> bool:
-        if not view.waiting:
-            return view.steady is not None and bool(view.steady.tail_ratio[-1] > 1.0)
-        finish_s = view.now_s + np.cumsum([request.remaining_s[-1] for request in view.waiting])
-        return bool(np.any(finish_s > [request.deadline_s for request in view.waiting]))
+    def _reason(self, view: DeviceView, best: int) -> str:
+        if view.waiting:
+            last_s = float(max(request.finish_s[best] for request in view.waiting))
+            return f"{len(view.waiting)} requests finish in {last_s:.3g} s, least energy within the SLO"
+        assert view.steady is not None
+        return f"no request waits; predicted tail at {float(view.steady.tail_ratio[best]):.0%} of the SLO, least energy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +294,29 @@ class FixedClock:
         if view.clock_mhz == self.clock_mhz:
             return Step(state)
         return Step(state, (Decision("set_clock", view.device, self.clock_mhz, self.name, "a fixed clock"),))
+
+
+@dataclass(frozen=True, slots=True)
+class BusyIdleClocks:
+    """A baseline of two clocks: one while requests run or wait, one while the device is idle.
+
+    With the highest clock as ``busy_mhz`` it races to idle; with the voltage knee it is the rule to beat.
+    """
+
+    busy_mhz: float
+    idle_mhz: float
+    name: str = "busy-idle"
+
+    def initial(self) -> GovernorState:
+        """Nothing to remember."""
+        return GovernorState()
+
+    def step(self, state: GovernorState, view: DeviceView, /) -> Step[GovernorState]:
+        """Set the busy or the idle clock."""
+        clock_mhz, why = (self.idle_mhz, "idle") if view.idle else (self.busy_mhz, "busy")
+        if view.clock_mhz == clock_mhz:
+            return Step(state)
+        return Step(state, (Decision("set_clock", view.device, clock_mhz, self.name, why),))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 
-class Outcome(Enum):
+class SolveStatus(Enum):
     """What a run of the solver proved."""
 
     OPTIMAL = "optimal"
@@ -54,12 +54,12 @@ def make_whole(model: Any, columns: Iterable[int]) -> None:
     model.changeColsIntegrality(len(indices), indices, np.full(len(indices), highspy.HighsVarType.kInteger))
 
 
-def run(model: Any) -> Outcome:
+def run(model: Any) -> SolveStatus:
     """Solve the model."""
     import highspy
 
     model.run()
     status = model.getModelStatus()
     if status == highspy.HighsModelStatus.kOptimal:
-        return Outcome.OPTIMAL
-    return Outcome.INFEASIBLE if status == highspy.HighsModelStatus.kInfeasible else Outcome.OPEN
+        return SolveStatus.OPTIMAL
+    return SolveStatus.INFEASIBLE if status == highspy.HighsModelStatus.kInfeasible else SolveStatus.OPEN

@@ -83,7 +83,7 @@ class Proposer(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Neighbourhood:
+class LayoutNeighbourhood:
     """Clover's proposals: unseen neighbours of the centre, with given odds.
 
     Attributes:
@@ -255,5 +255,5 @@ def annealing_search(
         start, known, score, limit_s, rng, schedule, least_accuracy_ratio: See :class:`AnnealingSearch`.
         at_random: Whether proposals ignore the neighbourhood (BLOVER).
     """
-    proposer: Proposer = RandomProposals(space) if at_random else Neighbourhood(space.graph, space.odds)
+    proposer: Proposer = RandomProposals(space) if at_random else LayoutNeighbourhood(space.graph, space.odds)
     return AnnealingSearch(proposer, start, known, score, limit_s, rng, schedule, least_accuracy_ratio)

@@ -1,1 +1,1 @@
-"""Settings of devices on loan, and the watchdog that takes them back."""
+"""Leased device settings, and the watchdog that reverts them."""

@@ -1,38 +1,127 @@
-"""The watchdog of leases: ``python -m joulery.runtime.leasing.watchdog FOLDER PID``.
+"""The watchdog of leases: a process that reverts the settings of one other process.
 
-It watches one process. As soon as that has ended, in whatever way, every setting it holds goes back to what it was; so
-does one setting whose lease has run out while the process lives on (it hangs, or was stopped). ``done`` on its standard
-input says that the process needs it no more; the end of its input without a word, that something is still to be set
-back. It ends then when nothing of that process is on loan.
+It reverts every setting as soon as the watched process ends for any reason, and one setting whose lease has expired
+although the process lives (it hangs, or is stopped). ``done`` on its standard input ends it at once; end of file
+without it ends it as soon as the process holds no lease any more. ``joulery.app.wiring.lease_watchdog`` is its entry
+point: it knows how devices are opened.
 """
 
 from __future__ import annotations
 
 import os
 import select
-import signal
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
+from typing import Any, Self
 
-from joulery.app.wiring.devices import open_device
-from joulery.domain.errors import JouleryError
-from joulery.domain.gpu.device import Lease
-from joulery.runtime.leasing.leases import DONE, take_back
+from joulery.domain.errors import CapabilityError, JouleryError
+from joulery.domain.gpu.device import DeviceSpec, Lease, Owner
+from joulery.domain.ports import Device
+from joulery.runtime.process import spawn_process
 from joulery.store.leases import LeaseBook, lives
 
+DONE = b"done\n"
+"""The holder writes this to its watchdog when every setting is reverted."""
 PERIOD_S = 0.5
-"""How often leases are looked at while their holder lives; its end is noticed at once."""
+"""How often leases are checked while their holder lives; its end is noticed at once."""
 PATIENCE_S = 60.0
-"""For how long a device that refuses to be set back is asked again after its holder has ended."""
+"""How long a device that refuses to be reverted is retried after its holder has ended."""
 
 
-def watch(book: LeaseBook, pid: int) -> int:
-    """Watch a process until nothing of it is on loan.
+class Watchdog:
+    """Handle of the process that reverts settings when their holder is gone. It ends when no lease is left."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    @classmethod
+    def start(cls, module: str, book: LeaseBook, owner: Owner) -> Self:
+        """Start the watchdog in its own session, so that a signal to this process group does not reach it.
+
+        Args:
+            module: Its entry point, called with the folder of the book and the holder's process id.
+            book: Where leases are recorded.
+            owner: The holder.
+
+        Raises:
+            CapabilityError: The process cannot be started; without a watchdog nothing is set.
+        """
+        arguments = (str(book.folder.absolute()), str(owner.pid))
+        try:
+            with (book.folder / "watchdog.log").open("ab") as log:
+                process = spawn_process(module, arguments, log)
+        except OSError as error:
+            raise CapabilityError(f"the watchdog of leases cannot be started: {error.strerror}") from error
+        watchdog = cls(process)
+        assert process.stdout is not None
+        if process.stdout.readline().strip() != b"watching":
+            watchdog.dismiss(wait=True)
+            raise CapabilityError("the watchdog of leases ended at once; without it nothing is set")
+        return watchdog
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """True while it watches."""
+        return self._process.poll() is None
+
+    def dismiss(self, *, wait: bool) -> None:
+        """End the watchdog: at once with ``wait``, else as soon as every setting is reverted."""
+        if wait and self.alive and self._process.stdin is not None:
+            with suppress(BrokenPipeError):  # it is ending by itself
+                self._process.stdin.write(DONE)
+                self._process.stdin.flush()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        if wait:
+            self._process.wait()
+
+
+def revert_lease(
+    book: LeaseBook,
+    name: str,
+    open_: Callable[[DeviceSpec], Device[Any]],
+    due: Callable[[Lease], bool] = lambda lease: True,
+) -> str:
+    """Restore the setting recorded in a lease and remove the lease. Returns one sentence about it.
+
+    Args:
+        book: Where leases are recorded.
+        name: The lease.
+        open_: Opens its device.
+        due: Called with the locked lease; nothing is done if it returns False.
+
+    Raises:
+        JouleryError: The device refuses; the lease stays.
+    """
+    with book.locked(name):
+        lease = book.read(name)
+        if lease is None or not due(lease):
+            return f"{name}: nothing to revert"
+        device = open_(lease.spec)
+        done = device.reset(lease.before)
+        book.remove(name)
+        return f"{lease.device}: {done.before} -> {done.after}"
+
+
+def watch(book: LeaseBook, pid: int, open_device: Callable[[DeviceSpec], Device[Any]]) -> int:
+    """Watch a process until it holds no lease any more.
+
+    Args:
+        book: Where leases are recorded.
+        pid: The process.
+        open_device: Opens the device of a lease.
 
     Returns:
-        0 when everything is back, 1 when something could not be set back: its lease is still there.
+        0 when every setting is reverted, 1 when a device refused: its lease is still recorded.
     """
     try:
         descriptor: int | None = os.pidfd_open(pid)
@@ -42,11 +131,11 @@ def watch(book: LeaseBook, pid: int) -> int:
     dismissed, gone_s = False, None if descriptor is not None else time.monotonic()
     while True:
         gone_s = time.monotonic() if gone_s is None and _ended(descriptor, dismissed) else gone_s
-        heard = None if dismissed else _heard()
-        if heard == DONE:
+        received = None if dismissed else _received()
+        if received == DONE:
             return 0
-        dismissed = dismissed or heard is not None
-        left = [lease for lease in _held(book, pid) if not _settled(book, lease, gone=gone_s is not None)]
+        dismissed = dismissed or received is not None
+        left = [lease for lease in _held(book, pid) if not _reverted(book, lease, open_device, gone=gone_s is not None)]
         if not left and (dismissed or gone_s is not None):
             return 0
         if gone_s is not None:
@@ -64,14 +153,14 @@ def _ended(descriptor: int | None, dismissed: bool) -> bool:
     return descriptor in ready
 
 
-def _heard() -> bytes | None:
-    """What the process has said on the pipe; nothing when it closed it without a word, None while it is silent."""
+def _received() -> bytes | None:
+    """Bytes the process wrote to the pipe; empty if it closed the pipe, None while it is silent."""
     ready, _, _ = select.select([sys.stdin.fileno()], [], [], 0)
     return os.read(sys.stdin.fileno(), 4096) if ready else None
 
 
 def _held(book: LeaseBook, pid: int) -> list[Lease]:
-    """The leases of that process; damaged files are left for ``joulery doctor`` to show."""
+    """The leases of that process; ``joulery doctor`` shows damaged files."""
     found = []
     for name in book.names():
         try:
@@ -83,8 +172,8 @@ def _held(book: LeaseBook, pid: int) -> list[Lease]:
     return found
 
 
-def _settled(book: LeaseBook, lease: Lease, *, gone: bool) -> bool:
-    """True when the setting is back; False while it is on loan, or refuses to go back."""
+def _reverted(book: LeaseBook, lease: Lease, open_device: Callable[[DeviceSpec], Device[Any]], *, gone: bool) -> bool:
+    """True when the setting is reverted; False while its lease is valid or the device refuses."""
 
     def due(present: Lease) -> bool:
         same = present.owner == lease.owner
@@ -93,9 +182,9 @@ def _settled(book: LeaseBook, lease: Lease, *, gone: bool) -> bool:
     if not due(lease):
         return False
     try:
-        said = take_back(book, lease.name, open_device, due)
+        said = revert_lease(book, lease.name, open_device, due)
     except JouleryError as error:
-        said = f"{lease.name} could not be set back: {error}"
+        said = f"{lease.name} could not be reverted: {error}"
     sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {said}\n")
     sys.stderr.flush()
     left = book.read(lease.name)
@@ -103,16 +192,5 @@ def _settled(book: LeaseBook, lease: Lease, *, gone: bool) -> bool:
 
 
 def _say(text: str) -> None:
-    with suppress(BrokenPipeError):  # the process ended while this one started: all the more to do
+    with suppress(BrokenPipeError):  # the holder ended while the watchdog started: revert its settings
         os.write(sys.stdout.fileno(), text.encode() + b"\n")
-
-
-def main() -> int:
-    """Watch the process named on the command line."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # whoever ends the holder so may end its group and its service with it
-    return watch(LeaseBook(Path(sys.argv[1])), int(sys.argv[2]))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

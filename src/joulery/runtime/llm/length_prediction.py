@@ -14,9 +14,9 @@ from typing import Protocol
 import numpy as np
 
 from joulery.domain.arrays import FloatArray
-from joulery.domain.serving.generation import TextRequest, TextUsage
+from joulery.domain.serving.generation import GenerationRequest, TokenUsage
 from joulery.perf.lengths.pace import OnlineLengths, OnlinePace, cut_tokens, uncut_tokens
-from joulery.perf.lengths.prompt_templates import Form, FormLengths, prompt_form
+from joulery.perf.lengths.prompt_templates import Form, TemplateLengths, prompt_template
 from joulery.store.semantic_cache import SemanticCache
 
 CACHE, PREDICTOR, MEAN = "cache", "predictor", "mean"
@@ -39,7 +39,7 @@ class Guess:
     embedding: FloatArray | None = None
 
 
-class Guesser(Protocol):
+class LengthPredictor(Protocol):
     """A length predictor with one model's head chosen."""
 
     @property
@@ -90,7 +90,7 @@ class Forecaster:
     def __init__(
         self,
         model: str,
-        guesser: Guesser | None = None,
+        guesser: LengthPredictor | None = None,
         cache: SemanticCache | None = None,
         pace: OnlinePace | None = None,
     ) -> None:
@@ -99,7 +99,7 @@ class Forecaster:
         self.sources: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self._lengths = None if guesser is None else OnlineLengths(guesser.class_tokens)
-        self._forms = FormLengths()
+        self._forms = TemplateLengths()
         self._mean = 150.0 if guesser is None else float(np.mean(guesser.class_tokens))
 
     @property
@@ -107,7 +107,7 @@ class Forecaster:
         """Seconds that an average answer is expected to take."""
         return self.pace.service_s(self._mean)
 
-    def forecast(self, request: TextRequest) -> Forecast:
+    def forecast(self, request: GenerationRequest) -> Forecast:
         """What to expect of a request; never raises for what a predictor or a cache does."""
         tokens, source, guess, form = self._mean, MEAN, None, None
         if self.guesser is not None and self._lengths is not None:
@@ -121,16 +121,18 @@ class Forecaster:
                 self._failed(error)
                 guess = None
         if guess is not None and self._lengths is not None:
-            form = prompt_form(request.prompt)
+            form = prompt_template(request.prompt)
             tokens *= self._forms.ratio(form, self._lengths)
         known = self._remembered(request, guess)
         if known is not None:
             tokens, source = known, CACHE
         self.sources[source] += 1
-        within = _within(tokens, request.most_tokens, exact=known is not None)
+        within = _within(tokens, request.max_tokens, exact=known is not None)
         return Forecast(within, self.pace.service_s(within, prompt_tokens(request)), source, tokens, guess, form)
 
-    def completed(self, request: TextRequest, forecast: Forecast, usage: TextUsage, service_s: float | None) -> None:
+    def completed(
+        self, request: GenerationRequest, forecast: Forecast, usage: TokenUsage, service_s: float | None
+    ) -> None:
         """Learn from an answer; from its seconds in the engine where those are known.
 
         One that was cut at the client's limit would have been longer: it says how fast the engine is, and moves
@@ -139,7 +141,7 @@ class Forecaster:
         if service_s is not None:
             self.pace.completed(usage.completion, service_s, prompt_tokens(request))
         tokens = float(usage.completion)
-        if request.most_tokens is not None and usage.completion >= request.most_tokens:
+        if request.max_tokens is not None and usage.completion >= request.max_tokens:
             self._cut(request, forecast, tokens)
             return
         self._mean += 0.02 * (tokens - self._mean)
@@ -148,7 +150,7 @@ class Forecaster:
             self._lengths.completed(forecast.guess.score, tokens)
         self._remember(request, forecast, tokens)
 
-    def _cut(self, request: TextRequest, forecast: Forecast, tokens: float) -> None:
+    def _cut(self, request: GenerationRequest, forecast: Forecast, tokens: float) -> None:
         """The answer would have been longer than the client took."""
         self._mean += 0.02 * max(0.0, uncut_tokens(self._mean, tokens) - self._mean)
         likely = uncut_tokens(forecast.uncut_tokens, tokens)
@@ -161,7 +163,7 @@ class Forecaster:
         if forecast.source != CACHE or forecast.uncut_tokens <= tokens:
             self._remember(request, forecast, tokens + forecast.uncut_tokens)
 
-    def _remembered(self, request: TextRequest, guess: Guess | None) -> float | None:
+    def _remembered(self, request: GenerationRequest, guess: Guess | None) -> float | None:
         if self.cache is None or len(request.prompt) > LONGEST_REMEMBERED:
             return None
         try:
@@ -170,7 +172,7 @@ class Forecaster:
             self._failed(error)
             return None
 
-    def _remember(self, request: TextRequest, forecast: Forecast, tokens: float) -> None:
+    def _remember(self, request: GenerationRequest, forecast: Forecast, tokens: float) -> None:
         if self.cache is None or len(request.prompt) > LONGEST_REMEMBERED:
             return
         if forecast.guess is None and self.guesser is not None:
@@ -184,16 +186,16 @@ class Forecaster:
         self.failures[type(error).__name__] += 1
 
 
-def prompt_tokens(request: TextRequest) -> int:
+def prompt_tokens(request: GenerationRequest) -> int:
     """Tokens of a prompt, roughly: engines tell the count only once they have read it."""
     return 1 + len(request.prompt) // _CHARACTERS_PER_TOKEN
 
 
-def _within(tokens: float, most_tokens: int | None, *, exact: bool) -> float:
+def _within(tokens: float, max_tokens: int | None, *, exact: bool) -> float:
     """Expected length under the client's limit, of an expected or an exactly known one without."""
-    if most_tokens is None:
+    if max_tokens is None:
         return tokens
-    return min(tokens, float(most_tokens)) if exact else cut_tokens(tokens, float(most_tokens))
+    return min(tokens, float(max_tokens)) if exact else cut_tokens(tokens, float(max_tokens))
 
 
 def _embedding(guess: Guess | None) -> FloatArray:

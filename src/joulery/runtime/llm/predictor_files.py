@@ -67,13 +67,13 @@ class Graph:
     Attributes:
         content: The file.
         words: Word pieces of its encoder, one a line; None without one.
-        most_tokens: Tokens of a prompt that the encoder reads; 0 without one.
+        max_tokens: Tokens of a prompt that the encoder reads; 0 without one.
         last_tokens: How many of them, of a longer prompt, are its last.
     """
 
     content: bytes
     words: bytes | None
-    most_tokens: int
+    max_tokens: int
     last_tokens: int = 0
 
 
@@ -102,7 +102,7 @@ def save(
         "features": list(FEATURES),
         "encoder": None if predictor.encoder is None else predictor.encoder.name,
         "left_out": asdict(model.left_out),
-        "graph": None if graph is None else {"most_tokens": graph.most_tokens, "last_tokens": graph.last_tokens},
+        "graph": None if graph is None else {"max_tokens": graph.max_tokens, "last_tokens": graph.last_tokens},
         "trained_on": {
             "prompts": len(log.prompts),
             "answers": int(np.sum(~np.isnan(log.answers.tokens))),
@@ -166,7 +166,7 @@ def kept_graph(folder: Path) -> tuple[Path, Path | None, int, int] | None:
     if graph is None:
         return None
     words = None if document["encoder"] is None else folder / "vocab.txt"
-    return folder / "predictor.onnx", words, int(graph["most_tokens"]), int(graph.get("last_tokens", 0))
+    return folder / "predictor.onnx", words, int(graph["max_tokens"]), int(graph.get("last_tokens", 0))
 
 
 def load_graph(folder: Path, run: Runner) -> GraphPredictor:

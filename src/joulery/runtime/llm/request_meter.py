@@ -1,4 +1,4 @@
-"""The meters of this machine, read whenever a request begins or ends, so that each knows what it cost by then."""
+"""Charges requests of language models: reads this machine's meters whenever a request begins or ends."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _CPUS = "cpus"
 
 @dataclass(slots=True)
 class _Metered:
-    """One engine as the meters see it."""
+    """An engine and what it is charged for: its devices, or its share of the CPUs where it has none."""
 
     cpu_s: Callable[[], float]
-    device: str | None
+    devices: tuple[str, ...]
     last_cpu_s: float
     unmatched_s: float = 0.0
 
 
 @dataclass(slots=True)
 class _Reading:
-    """The machine between two looks."""
+    """What the machine used between two readings."""
 
     busy_s: float = 0.0
     total_j: float = 0.0
@@ -39,15 +39,15 @@ class _Reading:
     known: bool = True
 
 
-class TextMeter:
-    """Charges the requests of language models with what the machine's meters read.
+class RequestMeter:
+    """Charges the requests of language models with the energy that this machine's meters read.
 
-    An engine on the CPU gets its share of the joules above idle by CPU time; an engine that has a device to itself, all
-    of them. An engine far away costs joules that nobody here sees: unknown, not zero.
+    An engine on the CPU is charged its share of the joules above idle, by CPU time; an engine that has devices to
+    itself is charged all joules above idle of those devices. The energy of a remote engine is unknown, not zero.
 
     Args:
-        meters: Opened; this object closes them.
-        busy_s: CPU seconds of everybody on this machine so far.
+        meters: Open meters; this object closes them.
+        busy_s: CPU seconds that all processes of this machine have used.
         g_per_kwh: Carbon intensity at a time; NaN while unknown.
         pue: Facility energy per IT energy.
         clock: Monotonic seconds.
@@ -75,43 +75,50 @@ class TextMeter:
         """The sums up to the last reading."""
         return self._book.totals
 
-    def join(self, engine: str, cpu_s: Callable[[], float], device: str | None = None) -> None:
-        """An engine is there.
+    def join(self, engine: str, cpu_s: Callable[[], float], devices: Sequence[str] = ()) -> None:
+        """Add an engine.
 
         Args:
             engine: Its name.
-            cpu_s: CPU seconds it has used; NaN where that is not known.
-            device: The device it has to itself; None for a share of the CPUs.
+            cpu_s: CPU seconds it has used; NaN where unknown.
+            devices: The devices it has to itself; none for a share of the CPUs.
 
         Raises:
-            ConfigError: Another engine has that device.
+            ConfigError: Another engine has one of those devices.
         """
-        if device is not None and device in {each.device for each in self._engines.values()}:
-            raise ConfigError("two engines cannot have one device to themselves", pointer=engine, got=device)
-        self._engines[engine] = _Metered(cpu_s, device, cpu_s())
+        taken = {device for each in self._engines.values() for device in each.devices}
+        for device in devices:
+            if device in taken:
+                raise ConfigError("two engines cannot have one device to themselves", pointer=engine, got=device)
+        self._engines[engine] = _Metered(cpu_s, tuple(devices), cpu_s())
+
+    def unmetered(self, engine: str) -> tuple[str, ...]:
+        """The devices of an engine that no meter reads: the energy of its requests is unknown."""
+        read = {channel.device for channel in self._channels()}
+        return tuple(device for device in self._engines[engine].devices if device not in read)
 
     def quality(self, engine: str) -> Quality:
-        """How well its joules are known."""
+        """Quality of its joules."""
         found = [channel.quality for channel in self._channels() if self._sees(engine, channel)]
         return weakest(found) if found else Quality.ASSUMED
 
     def began(self, engine: str, number: int) -> None:
-        """A request was given to an engine."""
+        """An engine has got a request."""
         self.settle()
         self._book.began(engine, number)
 
     def moved(self, engine: str, number: int, *, read: int = 0, written: int = 0) -> None:
-        """Tokens were read or written for a request."""
+        """An engine has read or generated tokens of a request."""
         self._book.moved(engine, number, read=read, written=written)
 
     def ended(self, engine: str, number: int) -> EnergyShare | None:
-        """A request left its engine: its share; None where it is not known."""
+        """An engine has finished a request. Returns the request's share; None where unknown."""
         self.settle()
         energy_j, carbon_g = self._book.ended(engine, number)
         return None if energy_j is None else EnergyShare(energy_j, carbon_g, self.quality(engine))
 
     def settle(self) -> None:
-        """Read the meters and book what was used since the last time."""
+        """Read the meters and account for the energy since the last reading."""
         now_s = self._clock()
         reading = self._look(now_s - self._read_s)
         self._read_s = now_s
@@ -120,7 +127,7 @@ class TextMeter:
         self._book.settle(reading.total_j, reading.idle_j, engines_j, g_per_j)
 
     def close(self) -> None:
-        """Let go of the meters. Safe to call twice."""
+        """Close the meters. Safe to call twice."""
         for meter in self._meters:
             meter.close()
 
@@ -128,13 +135,13 @@ class TextMeter:
         return [channel for meter in self._meters for channel in meter.channels]
 
     def _sees(self, engine: str, channel: Channel) -> bool:
-        device = self._engines[engine].device
-        return channel.device == device if device is not None else _of_cpus(channel)
+        devices = self._engines[engine].devices
+        return channel.device in devices if devices else _of_cpus(channel)
 
     def _look(self, seconds: float) -> _Reading:
-        """What every channel read since the last look, idle power apart."""
+        """What every channel read since the last reading, idle energy apart."""
         busy_s = self._busy_s()
-        owned = {engine.device for engine in self._engines.values()}
+        owned = {device for engine in self._engines.values() for device in engine.devices}
         reading = _Reading(max(0.0, busy_s - self._last_busy_s))
         self._last_busy_s = busy_s
         for index, meter in enumerate(self._meters):
@@ -155,12 +162,12 @@ class TextMeter:
         return reading
 
     def _shares(self, reading: _Reading) -> dict[str, float]:
-        """Joules of each engine since the last look; NaN where they are not known."""
-        on_cpus = [engine for engine in self._engines.values() if engine.device is None]
+        """Joules of each engine since the last reading; NaN where unknown."""
+        on_cpus = [engine for engine in self._engines.values() if not engine.devices]
         for engine in on_cpus:
             cpu_s = engine.cpu_s()
-            # The kernel counts everybody's time in ticks of 10 ms: what no tick has covered yet waits.
-            # An engine that was away (its process died) is unknown for as long, and known again afterwards.
+            # The kernel counts CPU time of the machine in ticks of 10 ms: time that no tick covers yet is carried over.
+            # The CPU time of an engine whose process died is unknown until the next process runs.
             waited_s = 0.0 if math.isnan(engine.unmatched_s) else engine.unmatched_s
             used_s = cpu_s - engine.last_cpu_s
             engine.unmatched_s = math.nan if math.isnan(used_s) else waited_s + max(0.0, used_s)
@@ -172,8 +179,8 @@ class TextMeter:
         for name, engine in self._engines.items():
             if not reading.known:
                 shares[name] = math.nan
-            elif engine.device is not None:
-                shares[name] = reading.above_idle_j.get(engine.device, math.nan)
+            elif engine.devices:
+                shares[name] = sum(reading.above_idle_j.get(device, math.nan) for device in engine.devices)
             else:
                 shares[name] = covered * engine.unmatched_s * j_per_s
                 engine.unmatched_s *= 1.0 - covered
@@ -185,7 +192,7 @@ def _of_cpus(channel: Channel) -> bool:
 
 
 def _energy_j(channel: Channel, old: float, new: float, seconds: float) -> float:
-    """Joules of a channel between two readings; NaN where one is missing or the counter began again."""
+    """Joules of a channel between two readings; NaN where one is missing or the counter was reset."""
     if math.isnan(old) or math.isnan(new):
         return math.nan
     if channel.kind is not ReadingKind.COUNTER:

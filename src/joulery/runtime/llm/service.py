@@ -1,8 +1,8 @@
-"""One language model being served: who waits, who is next, what each answer took.
+"""Serves one language model: queues its requests, orders them, and charges what each answer costs.
 
-A request is forecast, waits its turn (shortest predicted first, waiting forgiven: :mod:`joulery.policies.ordering`), is
-written by the engine, and is charged. An engine that orders by priority itself is handed every request at once, with
-the predicted key as its ``priority``: there is never a second queue in front of a first.
+A request gets a length prediction, waits its turn (shortest predicted first, with aging:
+:mod:`joulery.policies.ordering`), is answered by the engine, and is charged its energy. An engine that orders requests
+by priority gets all of them at once, with the predicted key as ``priority``; joulery then keeps no queue of its own.
 """
 
 from __future__ import annotations
@@ -16,29 +16,35 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from joulery.domain.serving.engine import EnergyShare, Outcome, RequestError
-from joulery.domain.serving.generation import TextCost, TextEngine, TextEvent, TextRequest, TextUsage
+from joulery.domain.serving.generation import (
+    GenerationCost,
+    GenerationEvent,
+    GenerationRequest,
+    LLMEngine,
+    TokenUsage,
+)
 from joulery.domain.serving.service import Slo
 from joulery.policies.ordering import Aging, SpeculativeQueue
 from joulery.runtime.llm.length_prediction import Forecast, Forecaster, prompt_tokens
-from joulery.runtime.llm.request_meter import TextMeter
-from joulery.runtime.llm.traffic import Traffic
+from joulery.runtime.llm.request_meter import RequestMeter
+from joulery.runtime.llm.statistics import RecentTraffic
 from joulery.runtime.serving.colocated import ProgressClock
 
 
 @dataclass(frozen=True, slots=True)
-class DeskSettings:
-    """How one model's requests are treated.
+class LLMSettings:
+    """How one model's requests are served.
 
     Attributes:
-        lanes: Requests given at once to an engine that keeps no order of its own.
-        aging: Of the order; None for first come first served.
-        queue: Requests that may wait.
-        deadline_s: A request that names no shorter limit is answered within this.
-        retries: How often a request that died with its engine, unanswered, is given to it again.
-        slo: What is promised of answers, for whoever governs the clock of the device; the deadline where it is None.
+        max_num_seqs: Requests given at once to an engine that keeps no queue of its own.
+        aging: Aging of the order; None for first come, first served.
+        queue: Most requests that may wait.
+        deadline_s: Latest end of an answer after its arrival, for requests that set no shorter limit.
+        retries: How often a request is repeated whose engine died before the client got any of the answer.
+        slo: The latency SLO that a clock governor keeps; the deadline where it is None.
     """
 
-    lanes: int = 1
+    max_num_seqs: int = 1
     aging: Aging | None = field(default_factory=Aging)
     queue: int = 1024
     deadline_s: float = 300.0
@@ -47,256 +53,262 @@ class DeskSettings:
 
 
 @dataclass(slots=True, eq=False)
-class _Turn:
-    """A waiting request: its turn comes when ``called`` is done."""
+class _Waiter:
+    """A queued request; its slot is free when ``admitted`` is done."""
 
     number: int
-    called: asyncio.Future[None]
+    admitted: asyncio.Future[None]
 
     @property
-    def came(self) -> bool:
-        """Whether it was given a lane."""
-        return self.called.done() and not self.called.cancelled() and self.called.exception() is None
+    def has_slot(self) -> bool:
+        """Whether it was given a slot."""
+        return self.admitted.done() and not self.admitted.cancelled() and self.admitted.exception() is None
 
 
 class LLMService:
-    """Serves one model.
+    """Serves one language model.
 
     Args:
-        name: What clients call it.
-        engine: Who writes.
-        forecaster: Who guesses lengths.
-        settings: How requests are treated.
-        meter: Who charges; None to charge nothing.
-        owner: Whom it is charged to.
-        keep: Called with every request that was answered, and its tokens.
+        name: Its name for clients.
+        engine: Runs the model.
+        forecaster: Predicts lengths and service times.
+        settings: How requests are served.
+        meter: Charges requests; None to charge nothing.
+        owner: Who pays for the requests.
+        keep: Called with every answered request and its tokens.
         clock: Monotonic seconds.
 
     Attributes:
-        work_clock: What the engine's seconds are counted by: those of a device whose clock is governed are slower.
-        traffic: What came and was answered lately.
+        work_clock: Seconds at full clock; a device whose clock is lowered does less work a second.
+        traffic: Recent arrivals and answers.
+        changed: Called when a request arrives or ends, for a governor that acts on events.
     """
 
     def __init__(
         self,
         name: str,
-        engine: TextEngine,
+        engine: LLMEngine,
         forecaster: Forecaster,
-        settings: DeskSettings = DeskSettings(),
-        meter: TextMeter | None = None,
+        settings: LLMSettings = LLMSettings(),
+        meter: RequestMeter | None = None,
         *,
         owner: str = "default",
-        keep: Callable[[TextRequest, int], None] = lambda request, tokens: None,
+        keep: Callable[[GenerationRequest, int], None] = lambda request, tokens: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name, self.owner, self.engine, self.forecaster, self.settings = name, owner, engine, forecaster, settings
         self.keep = keep
+        self.changed: Callable[[], None] = lambda: None
         self._meter, self._clock = meter, clock
-        self.work_clock, self.traffic = ProgressClock(clock), Traffic()
-        self._jobs: dict[int, TextJob] = {}
+        self.work_clock, self.traffic = ProgressClock(clock), RecentTraffic()
+        self._tasks: dict[int, GenerationTask] = {}
         self._queue = SpeculativeQueue(settings.aging or Aging(0.0))
-        self._turns: dict[int, _Turn] = {}
+        self._waiters: dict[int, _Waiter] = {}
         self._numbers = itertools.count()
-        self._working = 0
+        self._running = 0
         self._epoch_s = clock()
         self._closed = False
 
     @property
     def waiting(self) -> int:
-        """Requests that wait here."""
+        """Requests in joulery's queue."""
         return len(self._queue)
 
     @property
-    def working(self) -> int:
-        """Requests the engine has."""
-        return self._working
+    def running(self) -> int:
+        """Requests in the engine."""
+        return self._running
 
-    def accept(self, request: TextRequest) -> TextJob:
-        """Take a request in: it is forecast, and has a place in the queue when its events are asked for.
+    def accept(self, request: GenerationRequest) -> GenerationTask:
+        """Accept a request. Its length is predicted now; it enters the queue when its events are read.
 
         Raises:
-            RequestError: The queue is full, or the desk is closing.
+            RequestError: The queue is full, or the service is closing.
         """
         if self._closed:
             raise RequestError("the service is closing", Outcome.UNAVAILABLE)
-        held = self._working if self.engine.dialect.orders else len(self._queue)
+        held = self._running if self.engine.dialect.orders else len(self._queue)
         if held >= self.settings.queue:
-            retry_s = held * self.forecaster.average_s / self.settings.lanes
+            retry_s = held * self.forecaster.average_s / self.settings.max_num_seqs
             raise RequestError(
-                f"{self.name} has {held} requests waiting, which is all it takes",
-                Outcome.OVERLOADED,
-                retry_after_s=retry_s,
+                f"the queue of {self.name} is full ({held} requests)", Outcome.OVERLOADED, retry_after_s=retry_s
             )
         arrival_s, asked_s = time.time(), self._clock()
-        self.traffic.came(arrival_s)
-        return TextJob(self, next(self._numbers), request, self.forecaster.forecast(request), arrival_s, asked_s)
+        self.traffic.arrived(arrival_s)
+        return GenerationTask(self, next(self._numbers), request, self.forecaster.forecast(request), arrival_s, asked_s)
 
-    def jobs(self) -> tuple[TextJob, ...]:
-        """Requests that were accepted and have not ended: first those the engine has, then as they would be served."""
+    def tasks(self) -> tuple[GenerationTask, ...]:
+        """Accepted requests that have not ended: running ones first, then queued ones in the order of service."""
         now_s, aging = self._clock(), self.settings.aging
 
-        def turn(job: TextJob) -> tuple[bool, float, int]:
-            waited_s = now_s - job.asked_s
-            key_s = -waited_s if aging is None else aging.key_s(job.forecast.service_s, waited_s)
-            return (not job.in_engine, job.asked_s if job.in_engine else key_s, job.number)
+        def turn(task: GenerationTask) -> tuple[bool, float, int]:
+            waited_s = now_s - task.asked_s
+            key_s = -waited_s if aging is None else aging.key_s(task.forecast.service_s, waited_s)
+            return (not task.in_engine, task.asked_s if task.in_engine else key_s, task.number)
 
-        return tuple(sorted(self._jobs.values(), key=turn))
+        return tuple(sorted(self._tasks.values(), key=turn))
 
     async def close(self) -> None:
-        """Turn away who waits, end the engine. Safe to call twice."""
+        """Reject queued requests and close the engine. Safe to call twice."""
         self._closed = True
-        for turn in list(self._turns.values()):
-            if not turn.called.done():
-                turn.called.set_exception(RequestError("the service is closing", Outcome.UNAVAILABLE))
+        for waiter in list(self._waiters.values()):
+            if not waiter.admitted.done():
+                waiter.admitted.set_exception(RequestError("the service is closing", Outcome.UNAVAILABLE))
         await self.engine.close()
 
     def rank(self, forecast: Forecast) -> int | None:
-        """The priority for an engine that orders by itself: predicted milliseconds plus what waiting forgives."""
+        """The rank for an engine that orders by priority: predicted milliseconds plus aging; None for other engines."""
         if not self.engine.dialect.orders:
             return None
         aging = self.settings.aging
         since_s = self._clock() - self._epoch_s
         return round(1000 * (since_s if aging is None else forecast.service_s + aging.rate * since_s))
 
-    def begin(self, job: TextJob) -> None:
-        """A request's events are asked for."""
-        self._jobs[job.number] = job
+    def register(self, task: GenerationTask) -> None:
+        """A task's events are being read."""
+        self._tasks[task.number] = task
+        self.changed()
 
-    def end(self, job: TextJob) -> None:
-        """A request has ended, however it did."""
-        del self._jobs[job.number]
+    def unregister(self, task: GenerationTask) -> None:
+        """A task has ended."""
+        del self._tasks[task.number]
+        self.changed()
 
-    async def enter(self, number: int, forecast: Forecast, arrival_s: float) -> None:
-        """Wait for a lane; on return the request has one, which ``leave`` gives back.
-
-        ``arrival_s`` is on the desk's clock.
-        """
-        if not self.engine.dialect.orders and (self._working >= self.settings.lanes or len(self._queue)):
-            turn = _Turn(number, asyncio.get_running_loop().create_future())
-            self._turns[number] = turn
+    async def acquire_slot(self, number: int, forecast: Forecast, arrival_s: float) -> None:
+        """Wait for a slot in the engine; :meth:`release_slot` frees it. ``arrival_s`` is on the service's clock."""
+        if not self.engine.dialect.orders and (self._running >= self.settings.max_num_seqs or len(self._queue)):
+            waiter = _Waiter(number, asyncio.get_running_loop().create_future())
+            self._waiters[number] = waiter
             predicted_s = 0.0 if self.settings.aging is None else forecast.service_s
             self._queue.push(number, arrival_s, predicted_s)
             try:
-                await turn.called
+                await waiter.admitted
             except BaseException:
-                if not self._queue.cancel(number) and turn.came:
-                    self._free()  # its turn came while it was going away
+                if not self._queue.cancel(number) and waiter.has_slot:
+                    self._free_slot()  # it was cancelled in the moment its slot became free
                 raise
             finally:
-                del self._turns[number]
+                del self._waiters[number]
         else:
-            self._working += 1
+            self._running += 1
         if self._meter is not None:
             self._meter.began(self.name, number)
 
-    def leave(self, number: int) -> EnergyShare | None:
-        """The engine is done with a request: its lane goes to the next, its share is what it cost."""
+    def release_slot(self, number: int) -> EnergyShare | None:
+        """Free the slot of a request for the next one. Returns what the request cost."""
         try:
             return None if self._meter is None else self._meter.ended(self.name, number)
         finally:
-            self._free()
+            self._free_slot()
 
-    def moved(self, number: int, *, read: int = 0, written: int = 0) -> None:
-        """The engine read or wrote tokens of a request."""
+    def count_tokens(self, number: int, *, read: int = 0, written: int = 0) -> None:
+        """The engine has read or generated tokens of a request."""
         if self._meter is not None:
             self._meter.moved(self.name, number, read=read, written=written)
 
-    def _free(self) -> None:
-        self._working -= 1
-        while len(self._queue) and self._working < self.settings.lanes:
-            turn = self._turns[self._queue.pop(self._clock())]
-            if not turn.called.done():
-                self._working += 1
-                turn.called.set_result(None)
+    def _free_slot(self) -> None:
+        self._running -= 1
+        while len(self._queue) and self._running < self.settings.max_num_seqs:
+            waiter = self._waiters[self._queue.pop(self._clock())]
+            if not waiter.admitted.done():
+                self._running += 1
+                waiter.admitted.set_result(None)
 
 
-class TextJob:
-    """One request on its way. Ask for ``events`` once.
+class GenerationTask:
+    """One accepted request. Read its ``events`` once.
 
     Attributes:
-        request: What was asked.
-        forecast: What was expected of it.
-        cost: What it took; set when its events have ended, however they did.
+        request: The request.
+        forecast: Its predicted length and service time.
+        cost: What it cost; set when its events have ended.
         started: Whether the engine has begun to answer.
-        number: Its number at this desk.
-        arrival_s, asked_s: When it came, Unix seconds and on the desk's clock.
-        start_s: When the engine got it last, Unix seconds; NaN before that.
+        number: Its number at this service.
+        arrival_s, asked_s: Its arrival in Unix seconds and on the service's clock.
+        start_s: Its latest start in the engine, Unix seconds; NaN before that.
+        first_token_s: First message of the engine, Unix seconds; NaN before that.
     """
 
     def __init__(
         self,
-        desk: LLMService,
+        service: LLMService,
         number: int,
-        request: TextRequest,
+        request: GenerationRequest,
         forecast: Forecast,
         arrival_s: float,
         asked_s: float,
     ) -> None:
         self.request, self.forecast = request, forecast
         self.started = False
-        self.cost: TextCost | None = None
+        self.cost: GenerationCost | None = None
         self.number, self.arrival_s, self.asked_s = number, arrival_s, asked_s
-        self._desk = desk
+        self._service = service
         self._attempt = 0
         self.start_s = math.nan
-        self._met_prompt = False
+        self._prompt_counted = False
         self._begun_work_s = 0.0
-        self._written = 0
-        self._usage: TextUsage | None = None
+        self._written, self._messages = 0, 0
+        self._usage: TokenUsage | None = None
         self._energy: list[EnergyShare | None] = []
+        self.first_token_s = math.nan
 
     @property
     def attempts(self) -> int:
-        """How often the engine had it."""
+        """How often the engine got it."""
         return self._attempt
 
     @property
     def in_engine(self) -> bool:
-        """Whether the engine works on it: has it, or, where it keeps a queue of its own, has begun to answer."""
-        return self.started if self._desk.engine.dialect.orders else not math.isnan(self.start_s)
+        """Whether it runs: it is in the engine or, where the engine keeps a queue, its answer has begun."""
+        return self.started if self._service.engine.dialect.orders else not math.isnan(self.start_s)
 
-    async def events(self) -> AsyncGenerator[TextEvent, None]:
-        """The engine's messages, one request or none of it: an answer that has begun is never begun again.
+    @property
+    def tokens_written(self) -> int:
+        """Tokens generated so far."""
+        return self._written
+
+    async def events(self) -> AsyncGenerator[GenerationEvent, None]:
+        """The engine's messages. A stream of which the client has got a part is never started again.
 
         Raises:
-            RequestError: It was not answered, or not to the end.
+            RequestError: The request failed, or its answer broke off.
         """
-        desk = self._desk
-        patience_s = desk.settings.deadline_s
+        service = self._service
+        limit_s = service.settings.deadline_s
         if self.request.timeout_s is not None:
-            patience_s = min(patience_s, self.request.timeout_s)
-        deadline_s = asyncio.get_running_loop().time() + patience_s
-        desk.begin(self)
+            limit_s = min(limit_s, self.request.timeout_s)
+        deadline_s = asyncio.get_running_loop().time() + limit_s
+        service.register(self)
         try:
             while True:
                 try:
-                    async with aclosing(self._written_by_engine(deadline_s)) as events:
+                    async with aclosing(self._attempt_once(deadline_s)) as events:
                         async for event in events:
                             self.started = True
                             yield event
                     break
                 except RequestError as error:
-                    again = error.outcome is Outcome.CRASHED and not self.started
-                    if not again or self._attempt > desk.settings.retries:
+                    repeatable = error.outcome is Outcome.CRASHED and not (self.started and self.request.stream)
+                    if not repeatable or self._attempt > service.settings.retries:
                         raise
             self._learn()
         except TimeoutError:
             raise RequestError(
-                f"not answered within {patience_s:g} s", Outcome.DEADLINE, variant=desk.engine.variant
+                f"no answer within {limit_s:g} s", Outcome.DEADLINE, variant=service.engine.variant
             ) from None
         finally:
-            desk.end(self)
+            service.unregister(self)
             self.cost = self._make_cost()
 
-    async def _written_by_engine(self, deadline_s: float) -> AsyncGenerator[TextEvent, None]:
-        """One attempt, lane and charge included."""
-        desk = self._desk
+    async def _attempt_once(self, deadline_s: float) -> AsyncGenerator[GenerationEvent, None]:
+        """One attempt: a slot, the engine's events, and the charge."""
+        service = self._service
         async with asyncio.timeout_at(deadline_s):
-            await desk.enter(self.number, self.forecast, self.asked_s)
+            await service.acquire_slot(self.number, self.forecast, self.asked_s)
         self._attempt += 1
-        self.start_s, self._begun_work_s = time.time(), desk.work_clock.now_s()
+        self.start_s, self._begun_work_s = time.time(), service.work_clock.now_s()
         try:
-            async with aclosing(desk.engine.write(self.request, desk.rank(self.forecast))) as events:
+            async with aclosing(service.engine.generate(self.request, service.rank(self.forecast))) as events:
                 while True:
                     try:
                         async with asyncio.timeout_at(deadline_s):
@@ -306,45 +318,47 @@ class TextJob:
                     self._count(event)
                     yield event
         finally:
-            self._energy.append(desk.leave(self.number))
+            self._energy.append(service.release_slot(self.number))
 
-    def _count(self, event: TextEvent) -> None:
-        if not self._met_prompt:
-            self._met_prompt = True
-            if self._desk.engine.dialect.orders:
-                self._begun_work_s = self._desk.work_clock.now_s()  # what came before was its queue
+    def _count(self, event: GenerationEvent) -> None:
+        self._messages += 1
+        if not self._prompt_counted:
+            self._prompt_counted = True
+            self.first_token_s = time.time()
+            if self._service.engine.dialect.orders:
+                self._begun_work_s = self._service.work_clock.now_s()  # the time before was spent in its queue
             read = event.usage.prompt if event.usage is not None else prompt_tokens(self.request)
-            self._desk.moved(self.number, read=read)
+            self._service.count_tokens(self.number, read=read)
         if event.tokens:
             self._written += event.tokens
-            self._desk.moved(self.number, written=event.tokens)
+            self._service.count_tokens(self.number, written=event.tokens)
         if event.usage is not None:
             self._usage = event.usage
 
     @property
-    def _counted(self) -> TextUsage:
+    def _counted(self) -> TokenUsage:
         """Its tokens: as reported, else as counted; none where the engine never answered."""
         if self._usage is not None or not self.started:
-            return self._usage or TextUsage(0, 0, reported=False)
-        return TextUsage(prompt_tokens(self.request), self._written, reported=False)
+            return self._usage or TokenUsage(0, 0, reported=False)
+        return TokenUsage(prompt_tokens(self.request), self._written, reported=False)
 
     def _learn(self) -> None:
-        """The answer came to its end: let the forecaster know."""
-        usage, desk = self._counted, self._desk
-        # An engine with a queue of its own says when it began only where the answer comes in pieces.
-        told = self.request.stream or not desk.engine.dialect.orders
-        took_s = max(0.0, desk.work_clock.now_s() - self._begun_work_s) if told else None
-        desk.forecaster.completed(self.request, self.forecast, usage, took_s)
+        """Give the complete answer to the forecaster and the statistics."""
+        usage, service = self._counted, self._service
+        # An engine with a queue of its own shows when it began only where its answer comes in several messages.
+        known = self._messages > 1 or not service.engine.dialect.orders
+        took_s = max(0.0, service.work_clock.now_s() - self._begun_work_s) if known else None
+        service.forecaster.completed(self.request, self.forecast, usage, took_s)
         share = _sum(self._energy)
-        work_s = self.forecast.service_s if took_s is None else took_s
         energy_j = None if share is None else share.energy_j
-        desk.traffic.answered(time.time(), time.time() - self.arrival_s, work_s, energy_j)
-        desk.keep(self.request, usage.completion)
+        work_s = self.forecast.service_s if took_s is None else took_s
+        service.traffic.answered(time.time(), time.time() - self.arrival_s, work_s, energy_j)
+        service.keep(self.request, usage.completion)
 
-    def _make_cost(self) -> TextCost:
-        return TextCost(
-            variant=self._desk.engine.variant,
-            replica=self._desk.engine.name,
+    def _make_cost(self) -> GenerationCost:
+        return GenerationCost(
+            variant=self._service.engine.variant,
+            replica=self._service.engine.name,
             arrival_s=self.arrival_s,
             start_s=self.start_s,
             end_s=time.time(),
@@ -352,11 +366,12 @@ class TextJob:
             energy=_sum(self._energy),
             predicted_tokens=self.forecast.tokens,
             source=self.forecast.source,
+            first_token_s=self.first_token_s,
         )
 
 
 def _sum(shares: list[EnergyShare | None]) -> EnergyShare | None:
-    """What all attempts cost; unknown when one of them is, or there was none."""
+    """What all attempts cost; None when one is unknown, or there was none."""
     known = [share for share in shares if share is not None]
     if not known or len(known) < len(shares):
         return None

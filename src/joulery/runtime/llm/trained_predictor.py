@@ -13,8 +13,8 @@ from joulery.runtime.llm.predictor_training import TrainedPredictor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PredictorGuesser:
-    """One head of a trained predictor. Implements :class:`joulery.runtime.llm.length_prediction.Guesser`.
+class PredictorHead:
+    """One head of a trained predictor. Implements :class:`joulery.runtime.llm.length_prediction.LengthPredictor`.
 
     Attributes:
         trained: The predictor.

@@ -35,7 +35,7 @@ _FORWARDED = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LaunchOutcome:
     """How a command ended.
 
     Attributes:
@@ -59,7 +59,7 @@ def run_command(
     started: Callable[[int, int], None] = lambda pid, at_ns: None,
     not_ours: Collection[int] = (),
     environment: Mapping[str, str] | None = None,
-) -> Outcome:
+) -> LaunchOutcome:
     """Run a command to its end.
 
     Must be called from the main thread, with no other thread running: the child runs Python until it executes.
@@ -87,7 +87,7 @@ def run_command(
             child = _spawn(list(argv), prepare, environment)
         except OSError as error:
             code = NOT_FOUND if isinstance(error, FileNotFoundError | NotADirectoryError) else NOT_EXECUTABLE
-            return Outcome(code, started_ns, started_ns, 0.0, f"{argv[0]}: {os.strerror(error.errno or 0)}")
+            return LaunchOutcome(code, started_ns, started_ns, 0.0, f"{argv[0]}: {os.strerror(error.errno or 0)}")
         started(child.pid, started_ns)
         status, cpu_s = _attend(child.pid, frozenset(not_ours))
         ended_ns = time.monotonic_ns()
@@ -96,7 +96,7 @@ def run_command(
         _discard_pending()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     code = child.returncode
-    return Outcome(code if code >= 0 else 128 - code, started_ns, ended_ns, cpu_s)
+    return LaunchOutcome(code if code >= 0 else 128 - code, started_ns, ended_ns, cpu_s)
 
 
 def _spawn(

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from joulery.domain.errors import CapabilityError, ConfigError
-from joulery.runtime.measuring.launch import NOT_EXECUTABLE, NOT_FOUND, Outcome, run_command
+from joulery.runtime.measuring.launch import NOT_EXECUTABLE, NOT_FOUND, LaunchOutcome, run_command
 from joulery.runtime.measuring.recorder import RunRecorder
 from joulery.runtime.measuring.terms import Settings, Terms
 from joulery.store.run.directory import RunWriter, create_run, new_run_id
@@ -170,7 +170,7 @@ def _enter(group: EnterableGroup | None) -> None:
 
 
 def _finished(
-    recorder: RunRecorder, outcome: Outcome, terms: Terms, source: CarbonSource | None, tracing: RunTracing | None
+    recorder: RunRecorder, outcome: LaunchOutcome, terms: Terms, source: CarbonSource | None, tracing: RunTracing | None
 ) -> Measured:
     if outcome.error is not None:
         recorder.abandon()

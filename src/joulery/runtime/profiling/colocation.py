@@ -31,7 +31,7 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class ColocatedInstance:
     """One instance of a measurement."""
 
     model: str
@@ -79,17 +79,22 @@ class Design:
         half = _WHOLE_PERCENT * (cores // 2) / cores
         return cls(batches=(1, 2, 4, 8), shares=shares, pair_shares=((half, half),), runs=runs, apart=True)
 
-    def alone(self, models: Sequence[str]) -> list[Instance]:
+    def alone(self, models: Sequence[str]) -> list[ColocatedInstance]:
         """Every solo run."""
-        return [Instance(model, batch, share) for model in models for share in self.shares for batch in self.batches]
+        return [
+            ColocatedInstance(model, batch, share)
+            for model in models
+            for share in self.shares
+            for batch in self.batches
+        ]
 
-    def pairs(self, models: Sequence[str]) -> list[tuple[Instance, Instance]]:
+    def pairs(self, models: Sequence[str]) -> list[tuple[ColocatedInstance, ColocatedInstance]]:
         """Every co-location: each two models, copies of one included, with unlike batches and with equal ones."""
-        found: dict[frozenset[tuple[Instance, int]], tuple[Instance, Instance]] = {}
+        found: dict[frozenset[tuple[ColocatedInstance, int]], tuple[ColocatedInstance, ColocatedInstance]] = {}
         for one, other in combinations_with_replacement(models, 2):
             for first, second in self.pair_shares:
                 for a, b in self._batch_pairs(len(models)):
-                    pair = Instance(one, a, first), Instance(other, b, second)
+                    pair = ColocatedInstance(one, a, first), ColocatedInstance(other, b, second)
                     found.setdefault(frozenset(Counter(pair).items()), pair)  # the same two the other way round
         return list(found.values())
 
@@ -170,7 +175,7 @@ async def measure_together(
 
 async def _timed(
     engine: Engine,
-    instances: Sequence[Instance],
+    instances: Sequence[ColocatedInstance],
     models: Mapping[str, ModelRef],
     cores: Sequence[int],
     design: Design,
@@ -197,7 +202,7 @@ async def _timed(
 
 
 def _spec(
-    service: str, one: Instance, model: ModelRef, cores: Sequence[int], design: Design, taken: int
+    service: str, one: ColocatedInstance, model: ModelRef, cores: Sequence[int], design: Design, taken: int
 ) -> ReplicaSpec:
     """The process of an instance: a quota of all cores, or whole ones."""
     if design.apart:

@@ -70,7 +70,7 @@ class _Samples:
         return Timings(self.service_s, self.cpu_s)
 
 
-class Recording:
+class SliceRecording:
     """An engine that remembers its answers, without their outputs. Implements :class:`joulery.domain.ports.Engine`.
 
     Attributes:
@@ -101,7 +101,7 @@ class Recording:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Measured:
+class MeasuredSlice:
     """One variant on one kind of slice, watts not yet known.
 
     Attributes:
@@ -127,7 +127,7 @@ async def measure(
     plan: Plan = BRIEF,
     *,
     progress: Callable[[int, int, str], None] = lambda done, of, what: None,
-) -> tuple[Measured, ...]:
+) -> tuple[MeasuredSlice, ...]:
     """Time every variant on every slice of every partition. The engine runs nothing else meanwhile.
 
     Args:
@@ -142,7 +142,7 @@ async def measure(
     Raises:
         JouleryError: A replica cannot be, or a model does not answer its own inputs.
     """
-    found: dict[tuple[str, Slice], Measured] = {}
+    found: dict[tuple[str, Slice], MeasuredSlice] = {}
     steps = [(slices, variant) for slices in partitions for variant in models]
     for done, (slices, variant) in enumerate(steps):
         progress(done, len(steps), f"{variant} on {' + '.join(map(str, slices))}")
@@ -152,7 +152,7 @@ async def measure(
         for piece in dict.fromkeys(slices):
             quiet = alone[piece].timings()
             busy = loaded[piece].timings() if len(slices) > 1 else quiet
-            entry = Measured(variant, piece, quiet, busy, change.ready_s, change.startup_cpu_s)
+            entry = MeasuredSlice(variant, piece, quiet, busy, change.ready_s, change.startup_cpu_s)
             found.setdefault((variant, piece), entry)
     progress(len(steps), len(steps), "")
     await engine.apply([])
@@ -194,7 +194,7 @@ async def _ask(engine: Engine, service: str, inputs: Inputs) -> InferResponse:
 
 
 def assemble(
-    measured: Sequence[Measured],
+    measured: Sequence[MeasuredSlice],
     line: PowerLine,
     models: Mapping[str, ModelRef],
     *,

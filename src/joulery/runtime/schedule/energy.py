@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from joulery.accounting.charge import Share, split
+from joulery.accounting.charge import ShareRule, split
 from joulery.domain.cluster import ClusterSnapshot, JobEnergy, Placement
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.ports import Meter
@@ -232,7 +232,7 @@ class JobMeter:
         of = max(self._shares.slots, held)
         for job, placement in holders.items():
             app_s = float(np.sum(cpu_s[job][sockets]))
-            run, _, idle, _ = split([energy_j], [app_s], [all_s], by=Share.CAPACITY, capacity_s=[capacity_s])
+            run, _, idle, _ = split([energy_j], [app_s], [all_s], by=ShareRule.CAPACITY, capacity_s=[capacity_s])
             own_j = float(run[0])
             slot_j = 0.0 if placement.gpus else own_j
             self._add(job, own_j + float(idle[0]) * placement.slots / of, slot_j, channel.quality)

@@ -29,7 +29,7 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from joulery.accounting.training_jobs import Tally, Window
+from joulery.accounting.training_jobs import JobWindow, Tally
 from joulery.domain.quality import Quality
 from joulery.runtime.schedule.energy import SourceTotal
 
@@ -154,7 +154,7 @@ def tally_from(document: Mapping[str, Any]) -> Tally:
     """The tally that :func:`job_document` wrote; null stands for NaN, which JSON lacks."""
     values = {name: _number(document[name]) for name in Tally.__dataclass_fields__ if name in document}
     window = document.get("window")
-    values["window"] = None if window is None else Window(**{name: _number(value) for name, value in window.items()})
+    values["window"] = None if window is None else JobWindow(**{name: _number(value) for name, value in window.items()})
     values["efficiency"] = MappingProxyType({int(n): float(e) for n, e in document["efficiency"].items()})
     values["quality"] = Quality(document["quality"])
     return Tally(**values)

@@ -1,4 +1,4 @@
-"""What shares a governed device: whose promises a governor keeps, what waits for them, and what their work takes."""
+"""The services and language models of a governed device: their SLOs, their pending requests and their work."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from joulery.domain.serving.service import Slo
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one service's requests take at full clock.
+    """What one service's requests take at the highest clock.
 
     Attributes:
         service_s, own_tail_s: Mean of the service time, and its quantile of the SLO, s.
-        energy_j: Joules above idle a request.
-        servers: Requests served at once.
-        rate_rps: Arrivals lately, 1/s; 0 when there are none.
+        energy_j: Joules above idle per request; 0 where unknown.
+        servers: Requests that run at once.
+        rate_rps: Recent arrivals, 1/s.
     """
 
     service_s: float
@@ -33,10 +33,10 @@ class Pending(NamedTuple):
     """A request that runs or waits.
 
     Attributes:
-        arrival_s: When it came, Unix seconds.
-        service_s: What it takes at full clock from its beginning, s.
-        energy_j: Joules above idle of that.
-        start_s: When it began, Unix seconds; NaN while it waits.
+        arrival_s: Its arrival, Unix seconds.
+        service_s: Its predicted service time at the highest clock, s.
+        energy_j: Joules above idle of that; 0 where unknown.
+        start_s: Its start, Unix seconds; NaN while it waits.
     """
 
     arrival_s: float
@@ -45,8 +45,8 @@ class Pending(NamedTuple):
     start_s: float = math.nan
 
 
-class Answered(NamedTuple):
-    """An answer: when it ended, Unix seconds, and how long after its arrival."""
+class CompletedRequest(NamedTuple):
+    """An answer: its end, Unix seconds, and its latency, s."""
 
     end_s: float
     latency_s: float
@@ -57,26 +57,28 @@ class ColocatedService:
     """One service or language model on a device.
 
     Attributes:
-        name: What it is called.
-        slo: Its promise.
+        name: Its name.
+        slo: Its latency SLO.
         work: What its requests take.
-        pending: What runs and waits, in the order it will be served.
+        pending: Running and waiting requests, in the order of service.
         answered: Its latest answers, by their end.
+        eventful: Whether every arrival and completion steps the governor; else it predicts the arrivals of a period.
     """
 
     name: str
     slo: Slo
     work: Work
     pending: Sequence[Pending]
-    answered: Sequence[Answered]
+    answered: Sequence[CompletedRequest]
+    eventful: bool = False
 
 
-Residents = Callable[[float], Sequence[ColocatedService]]
-"""Who is there at an instant, Unix seconds."""
+ColocatedServices = Callable[[float], Sequence[ColocatedService]]
+"""The services of a device at an instant, Unix seconds."""
 
 
 class ProgressClock:
-    """Seconds that a device would have needed at full clock: it advances more slowly while the clock is low.
+    """Seconds of work at the highest clock: it advances more slowly while the clock is low.
 
     Args:
         clock: Monotonic seconds.
@@ -87,11 +89,11 @@ class ProgressClock:
         self._since_s, self._done_s, self.rate = clock(), 0.0, 1.0
 
     def now_s(self) -> float:
-        """Full-clock seconds so far."""
+        """Seconds of work at the highest clock so far."""
         return self._at(self._clock())
 
     def run_at(self, rate: float) -> None:
-        """From now on it does ``rate`` of the work it would do at full clock."""
+        """From now on the device does ``rate`` of the work it does at the highest clock."""
         now_s = self._clock()
         self._done_s, self._since_s, self.rate = self._at(now_s), now_s, rate
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from joulery.domain.decisions import Decision, Step
@@ -55,6 +57,7 @@ class LiveDriver(Generic[S, Obs]):
         self.failure: JouleryError | None = None
         self._act, self._record = act, record
         self._period_s, self._now_s = period_s, now_s
+        self._changed = asyncio.Event()
 
     @property
     def policy(self) -> Policy[S, Obs]:
@@ -74,13 +77,21 @@ class LiveDriver(Generic[S, Obs]):
         """Go on with another policy, from its initial state."""
         self._stepper.change(policy)
 
+    def poke(self) -> None:
+        """Something changed: step the policy now instead of at its next period."""
+        self._stepper.wake_s = -math.inf
+        self._changed.set()
+
     async def run(self) -> None:
         """Step until cancelled."""
         start = time.monotonic()
         while True:
+            self._changed.clear()
             await self.step(self._now_s())
             elapsed = time.monotonic() - start
-            await asyncio.sleep(self._period_s - elapsed % self._period_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._period_s - elapsed % self._period_s):
+                    await self._changed.wait()
 
     async def step(self, now_s: float) -> None:
         """One step, if the policy is due, and its decisions."""

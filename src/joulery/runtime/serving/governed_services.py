@@ -1,4 +1,4 @@
-"""The services of a session as the governor of their device sees them."""
+"""The services of a session as the clock governor of their device sees them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 
 from joulery.domain.ports import Backlog, Engine
 from joulery.domain.serving.engine import Outcome, QueuedRequest
-from joulery.runtime.serving.colocated import Answered, ColocatedService, Pending, Work
+from joulery.runtime.serving.colocated import ColocatedService, CompletedRequest, Pending, Work
 from joulery.runtime.serving.running_service import RunningService
 
 
-def hosted_residents(hosted: Sequence[RunningService], engine: Engine, now_s: float) -> tuple[ColocatedService, ...]:
-    """Every service with what its requests take and what of them the engine has not answered yet."""
+def colocated_services(hosted: Sequence[RunningService], engine: Engine, now_s: float) -> tuple[ColocatedService, ...]:
+    """Every service with its work and the requests that the engine has not answered yet."""
     queued = _backlog(engine)
-    return tuple(_resident(one, engine, queued, now_s) for one in hosted)
+    return tuple(_colocated(one, engine, queued, now_s) for one in hosted)
 
 
-def _resident(one: RunningService, engine: Engine, queued: Sequence[QueuedRequest], now_s: float) -> ColocatedService:
+def _colocated(one: RunningService, engine: Engine, queued: Sequence[QueuedRequest], now_s: float) -> ColocatedService:
     work = work_of(one, engine, now_s)
     pending = [
         Pending(request.arrival_s, work.service_s, work.energy_j, request.start_s)
@@ -28,13 +28,15 @@ def _resident(one: RunningService, engine: Engine, queued: Sequence[QueuedReques
         if request.service == one.name
     ]
     answered = [
-        Answered(record.end_s, record.latency_s) for record in one.window.since(now_s) if record.outcome is Outcome.OK
+        CompletedRequest(record.end_s, record.latency_s)
+        for record in one.window.since(now_s)
+        if record.outcome is Outcome.OK
     ]
     return ColocatedService(one.name, one.setup.slo, work, pending, answered)
 
 
 def work_of(one: RunningService, engine: Engine, now_s: float) -> Work:
-    """What a service's requests take at full clock, by its profile; by its latest answers where it has none."""
+    """What a service's requests take at the highest clock, by its profile; by its latest answers where it has none."""
     running = [view for view in engine.replicas() if view.spec.service == one.name and not view.spec.standby]
     rate_rps = one.window.rate_rps(now_s)
     recent = [record for record in one.window.since(now_s) if record.outcome is Outcome.OK]
@@ -59,5 +61,5 @@ def work_of(one: RunningService, engine: Engine, now_s: float) -> Work:
 
 
 def _backlog(engine: Engine) -> tuple[QueuedRequest, ...]:
-    """What an engine has not answered yet; nothing where it does not tell."""
+    """Requests that an engine has not answered yet; none where it does not report them."""
     return cast(Backlog, engine).backlog() if hasattr(engine, "backlog") else ()

@@ -1,11 +1,13 @@
-"""A governor on a live device: once a period, what waits and what comes becomes a clock, logged with its reason.
+"""A governor on a live device: observes its requests, decides on a clock, sets it, and logs the reason.
 
-Nothing is set unless the site's mode is act; then every clock is on loan, and given back when the session ends or dies.
+The governor is stepped once a period, and at once when a request of a language model arrives or ends. Nothing is set
+unless the site's mode is act; then every clock is leased, and reverted when the session ends or dies.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,17 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from joulery.app.wiring.clocks import GovernedClock
+from joulery.config.devices import ClockConfig
 from joulery.config.site import Mode
 from joulery.domain.arrays import FloatArray
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import CapabilityError
-from joulery.domain.gpu.device import ClockSetting
+from joulery.domain.gpu.device import ClockSetting, DeviceSpec
+from joulery.domain.ports import Device, Policy
 from joulery.perf.power.clock_scaling import above_idle_ratio, slowdown_ratio, tail_s
 from joulery.policies.clocks.governor import ArrivalForecast, DeviceView, GovernorState, Waiting
 from joulery.policies.clocks.lowest_clock import PartitionLatency
 from joulery.runtime.leasing.leases import LeaseHolder
-from joulery.runtime.serving.colocated import ColocatedService, Pending, ProgressClock, Residents
+from joulery.runtime.serving.colocated import ColocatedService, ColocatedServices, Pending, ProgressClock
 from joulery.runtime.serving.driver import ADVISED, APPLIED, SHADOWED, LiveDriver
 
 CLOCK_STEP = "clock_step"
@@ -32,33 +35,60 @@ _TAIL_S = 10.0
 _TAIL_COUNT = 20
 """p99 of the last ten seconds or twenty answers, whichever holds more (μ-Serve, section 3.4, as specified)."""
 _TAIL_QUANTILE = 0.99
-_LEAST_LEFT_RATIO = 0.02
-"""What is left at least of a request that runs, as a ratio of what it was expected to take."""
+_MIN_LEFT_RATIO = 0.02
+"""Least share of its predicted work that a running request is taken to have left."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GovernedClock:
+    """A device whose clock is governed, and its governor.
+
+    Attributes:
+        config: Its section of the site file.
+        device: The device.
+        spec: How the lease watchdog opens the device.
+        name: ``cpu``, ``gpu:0``, ``emulated:0``.
+        policy: The governor, kept at or above the voltage knee while the device works.
+        clocks_mhz: Clocks the governor may choose, ascending, float64[clocks].
+        knee_mhz: Clock below which the voltage does not fall further.
+        knee_assumed: True where the knee is scaled from another GPU.
+    """
+
+    config: ClockConfig
+    device: Device[ClockSetting]
+    spec: DeviceSpec
+    name: str
+    policy: Policy[GovernorState, DeviceView]
+    clocks_mhz: FloatArray
+    knee_mhz: float
+    knee_assumed: bool
 
 
 @dataclass(slots=True, eq=False)
-class ClockKeeper:
-    """Sees, decides and sets for one device.
+class ClockController:
+    """Observes, governs and sets one device's clock.
 
     Attributes:
         clock: The device and its governor.
-        residents: Whose promises it keeps; asked anew each time.
-        mode: How far it may go.
-        holder: Lends the device; None where nothing is set.
-        pinned: True while a trial runs: a clock that moves would spoil it.
-        work_clock: How much of its work the device has done, slowed down with its clock.
-        tell: Told what a person should know.
-        advised_mhz: What was decided last where that is not carried out.
+        residents: The services of the device; called at each step.
+        mode: Whether decisions are carried out.
+        holder: Holds the lease of the device; None where nothing is set.
+        pinned: True while a trial runs, during which the clock must not change.
+        work_clock: Work that the device has done; slower while its clock is low.
+        tell: Receives messages for the operator.
+        advised_mhz: Latest decision where decisions are not carried out.
+        poke: Steps the governor now: a request of the device has arrived or ended.
     """
 
     clock: GovernedClock
-    residents: Residents
+    residents: ColocatedServices
     mode: Mode
     holder: LeaseHolder | None
     pinned: Callable[[], bool] = lambda: False
     work_clock: ProgressClock = field(default_factory=ProgressClock)
     tell: Callable[[str], None] = lambda text: None
     advised_mhz: float | None = None
+    poke: Callable[[], None] = lambda: None
     _slowdown: FloatArray = field(init=False)
     _above_idle: FloatArray = field(init=False)
 
@@ -67,13 +97,13 @@ class ClockKeeper:
         self._above_idle = above_idle_ratio(self.clock.clocks_mhz)
 
     def driver(self, log: Callable[..., None], record: Callable[[Any], None]) -> LiveDriver[GovernorState, DeviceView]:
-        """What steps the governor.
+        """The driver of the governor.
 
         Args:
             log: Writes a line of the run's log: its kind, and fields.
-            record: Takes each decision with its outcome.
+            record: Receives each decision with its outcome.
         """
-        return LiveDriver(
+        driver = LiveDriver(
             self.clock.policy,
             self.look,
             self.act,
@@ -81,37 +111,33 @@ class ClockKeeper:
             record=record,
             period_s=self.clock.config.period_s,
         )
+        self.poke = driver.poke
+        return driver
 
     def look(self, now_s: float) -> DeviceView:
-        """What waits, what comes, and how late the latest answers were."""
+        """The requests of the device, their predicted ends at each clock, and recent latencies."""
         named = self.clock.config.services
         residents = [one for one in self.residents(now_s) if not named or one.name in named]
         clock_mhz = self._seen_mhz()
-        waiting: list[tuple[float, Waiting]] = []
-        for one in residents:
-            turn_s = 0.0
-            for each in one.pending:
-                # Residents take turns by arrival, each in an order of its own.
-                turn_s = max(turn_s, each.arrival_s)
-                waiting.append((turn_s, self._waiting(each, one, now_s)))
-        waiting.sort(key=lambda entry: entry[0])
+        waiting, start_s = self._requests(residents, now_s)
         return DeviceView(
             now_s=now_s,
             device=self.clock.name,
             clock_mhz=clock_mhz,
-            waiting=tuple(each for _, each in waiting),
+            waiting=waiting,
             shortest_slo_s=min((one.slo.latency_s for one in residents), default=math.inf),
             partitions=tuple(_partition(one, now_s) for one in residents),
             hosted=tuple((one.slo.latency_s, one.work.service_s) for one in residents),
-            steady=self._steady(residents),
+            steady=self._steady([one for one in residents if not one.eventful]),
+            start_s=start_s * self._slowdown,
         )
 
     async def act(self, decision: Decision) -> tuple[str, str]:
-        """Set a clock, on loan; in other modes than act, remember what would have been set."""
+        """Set a clock, leased; in modes other than act, remember the decision."""
         if decision.kind != "set_clock":
-            return ADVISED, "joulery starts no further device by itself"
+            return ADVISED, "another device is needed; joulery starts none by itself"
         if self.pinned():
-            return ADVISED, "pinned while a layout is on trial: nothing was changed"
+            return ADVISED, "a layout is on trial: the clock stays"
         clock_mhz = float(decision.value)
         if self.mode is not Mode.ACT or self.holder is None:
             self.advised_mhz = clock_mhz
@@ -123,9 +149,9 @@ class ClockKeeper:
         return APPLIED, str(done)
 
     def _seen_mhz(self) -> float:
-        """The clock in force, among those that may be chosen; what was advised where advice is not carried out.
+        """The clock in force, among the supported ones; the advised one where decisions are not carried out.
 
-        The device's work is counted at the speed of the clock in force from now on.
+        From now on the device's work is counted at the speed of that clock.
         """
         clocks = self.clock.clocks_mhz
         if self.mode is not Mode.ACT:
@@ -133,27 +159,61 @@ class ClockKeeper:
         try:
             set_mhz = self.clock.device.observe().setting.clock_mhz
         except CapabilityError as error:
-            # The device is lost, its services may not be: they go on, at a clock that nobody here knows any more.
-            self.tell(f"the clock of {self.clock.name} is not known any more: {error}")
+            # The device is lost; its services may go on, at an unknown clock.
+            self.tell(f"the clock of {self.clock.name} is unknown: {error}")
             set_mhz = None
         index = len(clocks) - 1 if set_mhz is None else int(np.searchsorted(clocks, set_mhz - 1e-6))
         index = min(index, len(clocks) - 1)
         self.work_clock.run_at(1.0 / float(self._slowdown[index]))
         return float(clocks[index])
 
-    def _waiting(self, request: Pending, one: ColocatedService, now_s: float) -> Waiting:
-        """A request; replicas side by side work off the queue so many times faster."""
-        done_s = 0.0 if math.isnan(request.start_s) else self.work_clock.rate * (now_s - request.start_s)
-        left = max(1.0 - done_s / request.service_s, _LEAST_LEFT_RATIO) if request.service_s > 0 else 1.0
+    def _requests(self, residents: Sequence[ColocatedService], now_s: float) -> tuple[tuple[Waiting, ...], float]:
+        """Every pending request with its predicted end, and when a new one would start, s at the highest clock.
+
+        Services share the device: requests of one service run side by side on its servers, those of several services
+        take turns by arrival.
+        """
+        turns: list[tuple[float, int, Pending]] = []
+        for index, one in enumerate(residents):
+            turn_s = 0.0
+            for each in one.pending:
+                turn_s = max(turn_s, each.arrival_s)  # each service has an order of its own
+                turns.append((turn_s, index, each))
+        turns.sort(key=lambda turn: turn[:2])
+        free_s = [[0.0] * max(1, one.work.servers) for one in residents]
+        waiting = []
+        for _, index, request in turns:
+            one, servers = residents[index], free_s[index]
+            left = self._left_ratio(request, now_s)
+            end_s = servers[0] + left * request.service_s
+            heapq.heapreplace(servers, end_s)
+            for other in range(len(residents)):
+                if other != index:
+                    delay_s = left * request.service_s / len(servers)
+                    free_s[other] = [each_s + delay_s for each_s in free_s[other]]
+            waiting.append(self._waiting(request, one, left, end_s))
+        start_s = max((servers[0] for servers in free_s), default=0.0)
+        return tuple(waiting), start_s
+
+    def _left_ratio(self, request: Pending, now_s: float) -> float:
+        """Share of the work of a request that is left."""
+        if math.isnan(request.start_s) or request.service_s <= 0:
+            return 1.0
+        return max(1.0 - self.work_clock.rate * (now_s - request.start_s) / request.service_s, _MIN_LEFT_RATIO)
+
+    def _waiting(self, request: Pending, one: ColocatedService, left: float, end_s: float) -> Waiting:
+        # Where no energy is known, one watt above idle: only the shape of the curve matters then.
+        energy_j = request.energy_j if request.energy_j > 0 else request.service_s
         return Waiting(
             deadline_s=request.arrival_s + one.slo.latency_s,
             slo_s=one.slo.latency_s,
-            remaining_s=left * request.service_s / one.work.servers * self._slowdown,
-            energy_j=left * request.energy_j * self._above_idle * self._slowdown,
+            finish_s=end_s * self._slowdown,
+            energy_j=left * energy_j * self._above_idle * self._slowdown,
+            queued=math.isnan(request.start_s),
         )
 
     def _steady(self, residents: Sequence[ColocatedService]) -> ArrivalForecast | None:
-        """What comes until the next step; None where nothing arrives. Services share their device's time."""
+        """Predicted load until the next step; None where nothing arrives. Services share their device's time."""
         arriving = [(one.slo, one.work) for one in residents if one.work.rate_rps > 0]
         if not arriving:
             return None
@@ -172,7 +232,7 @@ class ClockKeeper:
 
 
 def _partition(one: ColocatedService, now_s: float) -> PartitionLatency:
-    """How late the latest answers were; what waits counts with its age."""
+    """Tail latency of the latest answers; a waiting request counts with its age."""
     recent = [answer.latency_s for answer in one.answered if answer.end_s >= now_s - _TAIL_S]
     lately = [answer.latency_s for answer in one.answered[-_TAIL_COUNT:]]
     samples = recent if len(recent) >= _TAIL_COUNT else lately
@@ -184,7 +244,7 @@ def _partition(one: ColocatedService, now_s: float) -> PartitionLatency:
 
 
 def _entry(view: DeviceView, step: Step[GovernorState], clock: GovernedClock) -> dict[str, Any]:
-    """A line of the log: what was seen, in short, and what was decided."""
+    """A line of the log: the observation in short, and the decisions."""
     steady = view.steady
     at = int(np.searchsorted(clock.clocks_mhz, view.clock_mhz))
     tail = None if steady is None else float(steady.tail_ratio[min(at, len(clock.clocks_mhz) - 1)])

@@ -32,7 +32,7 @@ from joulery.runtime.measuring.live import LAG_S, LiveMeters
 from joulery.runtime.measuring.sampling import SamplerProcess
 from joulery.runtime.serving.controller import Revision
 from joulery.runtime.serving.driver import LiveDriver
-from joulery.runtime.serving.governing import ClockKeeper
+from joulery.runtime.serving.governing import ClockController
 from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.running_service import RunningService
@@ -145,7 +145,7 @@ class ServingSession:
         """Ask a function once a tick for new objectives, and warnings about those it refuses."""
         self._revisions = revisions
 
-    def govern(self, keeper: ClockKeeper) -> None:
+    def govern(self, keeper: ClockController) -> None:
         """Have a device's clock governed while the services run."""
         self._governors.append(keeper.driver(self.writer.log, self.history.add_decision))
 

@@ -21,7 +21,7 @@ from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.profile import SliceProfile
 from joulery.domain.serving.service import ModelFamily, Slo
 from joulery.domain.serving.timeline import Tick
-from joulery.perf.counterfactual import Answered, Counterfactual, compare
+from joulery.perf.counterfactual import Counterfactual, CounterfactualAnswers, compare
 from joulery.perf.layouts import Predictor
 from joulery.policies.serving.messages import short
 from joulery.runtime.serving.requests import OK, ROW, RequestColumns, Rows
@@ -221,7 +221,7 @@ def compared(served: ServedService) -> Counterfactual | None:
     ran: list[tuple[float, Sequence[SliceProfile]]] = [(at_s, instances[layout]) for at_s, layout in served.layouts]
     names = served.requests.variants
     return compare(
-        Answered(
+        CounterfactualAnswers(
             answered["arrival_s"],
             [names[code] for code in answered["variant"].tolist()],
             answered["cpu_s"],

@@ -36,6 +36,9 @@ class ClockedPlant:
         slo_s: Latency allowance of each model, s, float64[models].
         elasticity: Relative slowdown per relative clock loss of each model, float64[models]; for reacting governors.
         device_of: Device of each model, int64[models].
+        believed_latency_s: What governors take ``latency_s`` for; None where they know it.
+        believed_energy_j: Energy above idle of one pass of each model at each clock as governors take it to be, J,
+            float64[models, clocks]; None where they know it.
         switch_s: Delay from a decision to the new clock, s.
         least_devices: Devices there are at least; those that host nothing idle.
     """
@@ -49,6 +52,8 @@ class ClockedPlant:
     device_of: IntArray
     switch_s: float = 0.02
     least_devices: int = 0
+    believed_latency_s: FloatArray | None = None
+    believed_energy_j: FloatArray | None = None
 
     @property
     def devices(self) -> int:
@@ -160,7 +165,9 @@ class _Run:
         self.unanswered = len(requests.work)
         self.decisions: list[tuple[float, Decision]] = []
         self.index_of: dict[float, int] = {float(clock): k for k, clock in enumerate(plant.clocks_mhz)}
-        self.dynamic_j = (plant.busy_w - plant.idle_w[0])[None, :] * plant.latency_s
+        self.pass_s = plant.latency_s if plant.believed_latency_s is None else plant.believed_latency_s
+        true_j = (plant.busy_w - plant.idle_w[0])[None, :] * plant.latency_s
+        self.pass_j = true_j if plant.believed_energy_j is None else plant.believed_energy_j
         self.kernel.on("done", Rank.COMPLETION, self._done)
         self.kernel.on("clock", Rank.COMPLETION, self._clock)
         self.kernel.on("request", Rank.ARRIVAL, self._arrive)
@@ -229,12 +236,14 @@ class _Run:
     def _view(self, device: _Device, now_s: float) -> DeviceView:
         device.advance(now_s)
         plant, requests = self.plant, self.requests
-        waiting = []
-        for number in device.queue:
+        waiting: list[Waiting] = []
+        finish_s = np.zeros(len(plant.clocks_mhz))
+        for place, number in enumerate(device.queue):
             model, left = requests.model[number], max(self.predicted_left[number], 0.02)
+            finish_s = finish_s + left * self.pass_s[model]
             slo_s = float(plant.slo_s[model])
             deadline_s = float(requests.arrival_s[number]) + slo_s
-            waiting.append(Waiting(deadline_s, slo_s, left * plant.latency_s[model], left * self.dynamic_j[model]))
+            waiting.append(Waiting(deadline_s, slo_s, finish_s, left * self.pass_j[model], queued=place > 0))
         shortest_s = float(plant.slo_s[device.models].min()) if len(device.models) else float("inf")
         clock_mhz = float(plant.clocks_mhz[device.wanted])
         partitions = [self._tail(device, int(model), now_s) for model in device.models]

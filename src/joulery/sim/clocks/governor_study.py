@@ -7,17 +7,27 @@ predicted class, not the length. Every scheme of a seed faces the same requests.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.errors import ConfigError, DataError
+from joulery.domain.ports import Policy
 from joulery.perf.catalog.muserve_models import CLOCKS_MHZ, MODELS
 from joulery.perf.lengths.classes import calibrate
 from joulery.perf.power.clock_curves import V100
-from joulery.policies.clocks.governor import FixedClock, MiadGovernor, PredictiveGovernor
+from joulery.perf.power.clock_scaling import above_idle_ratio, slowdown_ratio
+from joulery.policies.clocks.governor import (
+    BusyIdleClocks,
+    DeviceView,
+    FixedClock,
+    GovernorState,
+    MiadGovernor,
+    PredictiveGovernor,
+)
 from joulery.policies.clocks.lowest_clock import ClockRange
 from joulery.sim.clocks.devices import (
     ClockedPlant,
@@ -36,11 +46,21 @@ SCHEMES: Mapping[str, str] = {
     "fixed": "every device at its highest clock",
     "static-1000": "every device at 1000 MHz, the voltage knee",
     "best-static": "each device at the best clock that keeps 99 %, found in hindsight",
-    "miad": "μ-Serve's MIAD, once a second, mended",
+    "race-to-idle": "the highest clock while busy, 200 MHz while idle",
+    "power-cap": "a power cap at the voltage knee: 1000 MHz while busy, the highest clock while idle",
+    "busy-idle": "1000 MHz while busy, 200 MHz while idle",
+    "miad": "μ-Serve's MIAD, once a second, corrected",
     "miad-literal": "μ-Serve's MIAD as printed",
-    "predictive": "least energy while everything that waits is in time",
+    "predictive": "least energy within the SLO, predicted from each model's measured curves",
+    "predictive-assumed": "the same governor with assumed curves, as a live device without a profile has them",
 }
 """Schemes by name."""
+_BUSY_IDLE_MHZ: Mapping[str, tuple[float, float]] = {
+    "race-to-idle": (math.inf, 200.0),
+    "power-cap": (1000.0, math.inf),
+    "busy-idle": (1000.0, 200.0),
+}
+"""Clock while busy and while idle, MHz; the highest where infinite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +198,29 @@ def _run(name: str, made: ClockedPlant, case: ClockCase, requests: Requests) -> 
         return _fixed(made, case, requests, [float(made.clocks_mhz[k]) for k in best])
     if name in {"fixed", "static-1000"}:
         return _fixed(made, case, requests, [top if name == "fixed" else 1000.0] * made.devices)
-    if name == "predictive":
-        governor = PredictiveGovernor(made.clocks_mhz)
-        return run_clocked_devices(made, requests, lambda _: governor, duration_s=case.duration_s)
+    if name in _BUSY_IDLE_MHZ:
+        busy_mhz, idle_mhz = (min(clock, top) for clock in _BUSY_IDLE_MHZ[name])
+        return _governed(made, case, requests, BusyIdleClocks(busy_mhz, idle_mhz))
+    if name in {"predictive", "predictive-assumed"}:
+        believed = made if name == "predictive" else _with_assumed_curves(made)
+        return _governed(believed, case, requests, PredictiveGovernor(made.clocks_mhz, knee_mhz=V100.knee_mhz))
     limits = ClockRange(min_mhz=float(made.clocks_mhz[0]), max_mhz=top)
     miad = MiadGovernor(limits, tuple(made.clocks_mhz.tolist()), literal=name == "miad-literal")
     return run_clocked_devices(made, requests, lambda _: miad, duration_s=case.duration_s, period_s=1.0)
+
+
+def _governed(
+    made: ClockedPlant, case: ClockCase, requests: Requests, governor: Policy[GovernorState, DeviceView]
+) -> ClockedRun:
+    """A run with a governor that every arrival and completion steps."""
+    return run_clocked_devices(made, requests, lambda _: governor, duration_s=case.duration_s)
+
+
+def _with_assumed_curves(made: ClockedPlant) -> ClockedPlant:
+    """The plant as a governor without profiles sees it: work slows down with the clock, energy as on a known chip."""
+    slowdown, above_idle = slowdown_ratio(made.clocks_mhz), above_idle_ratio(made.clocks_mhz)
+    latency_s = made.latency_s[:, -1:] * slowdown
+    return replace(made, believed_latency_s=latency_s, believed_energy_j=latency_s * above_idle)
 
 
 def _fixed(made: ClockedPlant, case: ClockCase, requests: Requests, clocks_mhz: Sequence[float]) -> ClockedRun:

@@ -24,7 +24,7 @@ from joulery.domain.serving.service import Slo
 from joulery.sim.core.arrivals import Arrivals
 from joulery.sim.core.streams import Streams
 from joulery.sim.placement.colocation import GpuRun, Tenant, serve_together
-from joulery.sim.placement.gpu import GpuTruth, Process
+from joulery.sim.placement.gpu import GpuTruth, SimulatedProcess
 from joulery.sim.queues.batching import Batches, BatchRule, serve_batches
 
 
@@ -166,7 +166,7 @@ class GpuOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ServiceVerdict:
     """What became of a plan under one seed."""
 
     services: tuple[ServiceOutcome, ...]
@@ -189,7 +189,7 @@ class Verdict:
         return self.energy_j / self.window_s
 
 
-def judge(services: Sequence[Service], gpus: Sequence[Gpu], trial: Trial, streams: Streams) -> Verdict:
+def judge(services: Sequence[Service], gpus: Sequence[Gpu], trial: Trial, streams: Streams) -> ServiceVerdict:
     """Run a plan once.
 
     Args:
@@ -212,7 +212,7 @@ def judge(services: Sequence[Service], gpus: Sequence[Gpu], trial: Trial, stream
         outcomes.append(_gpu_outcome(gpu, run, trial))
         for instance, tenant, batches in zip(gpu.instances, tenants, run.batches, strict=True):
             served[instance.service].append((tenant.arrival_s, batches))
-    return Verdict(
+    return ServiceVerdict(
         services=tuple(_service_outcome(service, served[service.name], trial) for service in services),
         gpus=tuple(outcomes),
         window_s=trial.end_s - trial.warmup_s,
@@ -279,7 +279,7 @@ def _noise(cv: float, count: int, streams: Streams, *name: str) -> FloatArray:
 
 def _always(truth: GpuTruth, tenants: Sequence[Tenant], begin_s: float, end_s: float) -> GpuRun:
     """Every instance slowed by full batches of all others, all the time: the instances are independent."""
-    full = [Process(tenant.model, tenant.share_ratio, tenant.rule.batch) for tenant in tenants]
+    full = [SimulatedProcess(tenant.model, tenant.share_ratio, tenant.rule.batch) for tenant in tenants]
     clock = truth.conditions(full).clock_mhz if full else math.nan
     batches, busy, dynamic = [], [], []
     for index, tenant in enumerate(tenants):

@@ -16,7 +16,7 @@ import numpy as np
 
 from joulery.domain.arrays import FloatArray, readonly
 from joulery.sim.core.kernel import Kernel, Rank
-from joulery.sim.placement.gpu import Conditions, GpuTruth, Process
+from joulery.sim.placement.gpu import Conditions, GpuTruth, SimulatedProcess
 from joulery.sim.queues.batching import Batches, BatchRule
 
 
@@ -82,7 +82,7 @@ class _Instance:
     def __init__(self) -> None:
         self.arrived = self.taken = 0
         self.slot = 0  # requests of the batch that loads or waits loaded
-        self.executing: Process | None = None
+        self.executing: SimulatedProcess | None = None
         self.remaining = self.busy = self.watts = 0.0  # share of the work left; its whole time and power in company
         self.version = 0  # of the completion that is scheduled
         self.busy_s = self.dynamic_j = 0.0
@@ -107,7 +107,7 @@ class GpuSimulation:
         self.instances = [_Instance() for _ in tenants]
         self.arrivals = [tenant.arrival_s.tolist() for tenant in tenants]
         self.records: list[list[tuple[int, float, float]]] = [[] for _ in tenants]
-        self.known: dict[tuple[Process, ...], Conditions] = {}
+        self.known: dict[tuple[SimulatedProcess, ...], Conditions] = {}
         self.loaded: set[int] = set()
         self.changed_s, self.clock, self.clock_time, self.active_time = -math.inf, 0.0, 0.0, 0.0
         self.kernel = Kernel()
@@ -175,7 +175,7 @@ class GpuSimulation:
             return
         one.slot = min(waiting, tenant.rule.batch)
         one.taken += one.slot
-        newcomer = Process(tenant.model, tenant.share_ratio, one.slot)
+        newcomer = SimulatedProcess(tenant.model, tenant.share_ratio, one.slot)
         others = [each.executing for each in self.instances if each.executing is not None and each is not one]
         self.kernel.at(t_s + self._conditions((*others, newcomer)).effects[-1].load_s, "loaded", index)
 
@@ -188,7 +188,7 @@ class GpuSimulation:
         one, tenant = self.instances[index], self.tenants[index]
         self._elapse(t_s)
         self.loaded.remove(index)
-        one.executing = Process(tenant.model, tenant.share_ratio, one.slot)
+        one.executing = SimulatedProcess(tenant.model, tenant.share_ratio, one.slot)
         one.remaining = float(tenant.noise[len(self.records[index])])
         one.busy = 0.0
         self.records[index].append((one.slot, t_s, math.nan))
@@ -240,7 +240,7 @@ class GpuSimulation:
                 one.version += 1
                 self.kernel.at(max(t_s, t_s + one.remaining * one.busy), "done", (index, one.version))
 
-    def _conditions(self, executing: tuple[Process, ...]) -> Conditions:
+    def _conditions(self, executing: tuple[SimulatedProcess, ...]) -> Conditions:
         found = self.known.get(executing)
         if found is None:
             found = self.known[executing] = self.truth.conditions(executing)

@@ -16,7 +16,7 @@ from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.perf.interference.model import InterferenceProfile, Neighbourhood, clock_mhz, latency, solo
 
 
-class Process(NamedTuple):
+class SimulatedProcess(NamedTuple):
     """One serving process on a GPU.
 
     Attributes:
@@ -64,7 +64,7 @@ class GpuTruth(Protocol):
         """Power while nothing executes."""
         ...
 
-    def conditions(self, executing: Sequence[Process]) -> Conditions:
+    def conditions(self, executing: Sequence[SimulatedProcess]) -> Conditions:
         """The effect of everything that executes at one time on each part of it.
 
         Raises:
@@ -103,7 +103,7 @@ class InterferenceTruth:
         """Power while nothing executes."""
         return self.profile.gpu.idle_w
 
-    def conditions(self, executing: Sequence[Process]) -> Conditions:
+    def conditions(self, executing: Sequence[SimulatedProcess]) -> Conditions:
         """Eqs. 1-11 for what executes now; the clock is the lower of the one set and the one the cap leaves."""
         gpu = self.profile.gpu
         highest = gpu.clock_max_mhz

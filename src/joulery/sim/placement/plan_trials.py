@@ -12,13 +12,13 @@ from joulery.policies.placement.provisioning.planner import provision
 from joulery.policies.placement.provisioning.predict import GpuType
 from joulery.policies.placement.provisioning.rules import Rules
 from joulery.sim.core.streams import Streams
-from joulery.sim.placement.batched_serving import Gpu, Instance, Service, Trial, Verdict, judge
+from joulery.sim.placement.batched_serving import Gpu, Instance, Service, ServiceVerdict, Trial, judge
 from joulery.sim.placement.gpu import GpuTruth
 from joulery.sim.queues.batching import BatchRule
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedService:
     """One instance of a plan.
 
     Attributes:
@@ -36,7 +36,7 @@ class Placed:
     max_delay_s: float = math.inf
 
 
-Plan = tuple[tuple[Placed, ...], ...]
+Plan = tuple[tuple[PlacedService, ...], ...]
 """The instances of each GPU."""
 
 
@@ -57,7 +57,7 @@ def make_plan(policy: str, workloads: Sequence[Workload], profile: InterferenceP
     # Only best knows of random requests; every other policy means its batches to be full, as the paper does.
     return tuple(
         tuple(
-            Placed(
+            PlacedService(
                 one.workload,
                 one.share_ratio,
                 one.batch,
@@ -78,7 +78,7 @@ def trials(
     trial: Trial,
     seeds: Sequence[int],
     max_delay_s: float | None = None,
-) -> Iterator[tuple[str, int, Verdict]]:
+) -> Iterator[tuple[str, int, ServiceVerdict]]:
     """Judge every plan under every seed.
 
     Args:

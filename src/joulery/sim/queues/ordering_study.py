@@ -17,7 +17,7 @@ from joulery.perf.lengths.classes import CLASSES
 from joulery.policies.ordering import Aging, SpeculativeQueue
 from joulery.sim.core.arrivals import gamma
 from joulery.sim.core.streams import Streams
-from joulery.sim.queues.single_server import Served, by_key, by_queue, fcfs
+from joulery.sim.queues.single_server import ServedQueue, by_key, by_queue, fcfs
 
 ORDERS: Mapping[str, str] = {
     "fcfs": "first come, first served",
@@ -147,7 +147,7 @@ def _service_s(tokens: FloatArray, setting: OrderingSetting) -> FloatArray:
 
 def _serve(
     name: str, arrival_s: FloatArray, service_s: FloatArray, predicted_s: FloatArray, setting: OrderingSetting
-) -> Served:
+) -> ServedQueue:
     if name == "fcfs":
         return fcfs(arrival_s, service_s)
     if name == "oracle":
@@ -158,7 +158,7 @@ def _serve(
     return by_queue(arrival_s, service_s, PredictedQueue(aging, predicted_s.tolist()))
 
 
-def _outcome(served: Served, setting: OrderingSetting) -> OrderOutcome:
+def _outcome(served: ServedQueue, setting: OrderingSetting) -> OrderOutcome:
     counted = slice(min(setting.warmup, len(served.arrival_s) // 2), None)
     finish_s = np.sort(served.finish_s)
     quarter = max(1, len(finish_s) // 4)

@@ -34,7 +34,7 @@ class JobQueue(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Served:
+class ServedQueue:
     """What happened to each job, in order of arrival.
 
     Attributes:
@@ -60,7 +60,7 @@ class Served:
         return self.finish_s - self.arrival_s
 
 
-def fcfs(arrival_s: npt.ArrayLike, service_s: npt.ArrayLike) -> Served:
+def fcfs(arrival_s: npt.ArrayLike, service_s: npt.ArrayLike) -> ServedQueue:
     """First come, first served.
 
     Args:
@@ -77,7 +77,7 @@ def fcfs(arrival_s: npt.ArrayLike, service_s: npt.ArrayLike) -> Served:
     return _served(arrivals, start, services, np.arange(len(arrivals)))
 
 
-def by_key(arrival_s: npt.ArrayLike, service_s: npt.ArrayLike, key: npt.ArrayLike) -> Served:
+def by_key(arrival_s: npt.ArrayLike, service_s: npt.ArrayLike, key: npt.ArrayLike) -> ServedQueue:
     """The waiting job with the smallest key first; equal keys in order of arrival.
 
     Args:
@@ -110,7 +110,7 @@ class _StaticKeys:
         return heappop(self._waiting)[1]
 
 
-def by_queue(arrival_s: npt.ArrayLike, service_s: npt.ArrayLike, queue: JobQueue) -> Served:
+def by_queue(arrival_s: npt.ArrayLike, service_s: npt.ArrayLike, queue: JobQueue) -> ServedQueue:
     """Whatever ``queue`` chooses; it must be empty.
 
     Args:
@@ -151,7 +151,7 @@ def _columns(arrival_s: npt.ArrayLike, service_s: npt.ArrayLike) -> tuple[FloatA
     return arrivals, services
 
 
-def _in_order(arrivals: FloatArray, services: FloatArray, order: list[int], start: list[float]) -> Served:
+def _in_order(arrivals: FloatArray, services: FloatArray, order: list[int], start: list[float]) -> ServedQueue:
     jobs = np.array(order, np.int64)
     start_s = np.full(len(arrivals), -np.inf)
     start_s[jobs] = start
@@ -161,7 +161,7 @@ def _in_order(arrivals: FloatArray, services: FloatArray, order: list[int], star
     return _served(arrivals, start_s, services, jobs)
 
 
-def _served(arrivals: FloatArray, start: FloatArray, services: FloatArray, order: IntArray) -> Served:
-    return Served(
+def _served(arrivals: FloatArray, start: FloatArray, services: FloatArray, order: IntArray) -> ServedQueue:
+    return ServedQueue(
         arrivals, readonly(start, np.float64), readonly(start + services, np.float64), readonly(order, np.int64)
     )

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 from joulery.domain.errors import ConfigError
 from joulery.policies.placement.pools.problem import Machine, PoolProblem, PoolService, prices
-from joulery.policies.placement.pools.search import Effort, plan_pool
+from joulery.policies.placement.pools.search import PoolEffort, plan_pool
 from joulery.policies.serving.annealing import TrialMetrics
 from joulery.policies.serving.objective import Objective
 from joulery.sim.core.streams import Streams
 from joulery.sim.placement.pool_trial import judge
 from joulery.sim.serving.trial_table import Bench
 
-EFFORT = Effort(boxes=60, polished=3, judged=8, rounds=3)
+EFFORT = PoolEffort(boxes=60, polished=3, judged=8, rounds=3)
 """A study plans at several intensities: each with less effort than a plan that is made once."""
 _DEEPEST = 3
 

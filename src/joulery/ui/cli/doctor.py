@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from joulery.app.wiring.leases import Loan
+    from joulery.app.wiring.leases import LeaseStatus
 
 _MARKS = {"ok": ("✓", "green"), "partly": ("~", "yellow"), "denied": ("!", "red"), "absent": ("–", None)}
 _AREAS = {
@@ -26,12 +26,12 @@ def command(reset: bool, as_json: bool) -> None:
     """Check what joulery can read and set on this machine, what is missing, and the exact line that grants it.
 
     Nothing is changed, unless --reset is given, and no network is touched. Settings of a controller are leased and
-    listed; it goes back by itself when the controller stops or dies.
+    listed; each reverts when its controller stops or dies.
     """
     from dataclasses import asdict
 
     from joulery.app.doctor import examine, machine_in_words
-    from joulery.app.wiring.leases import loans
+    from joulery.app.wiring.leases import lease_statuses
 
     if reset:
         _reset(as_json)
@@ -39,7 +39,7 @@ def command(reset: bool, as_json: bool) -> None:
     machine = machine_in_words()
     if as_json:
         checks = [asdict(check) for check in examine()]
-        leases = [loan.as_dict() for loan in loans()]
+        leases = [lease.as_dict() for lease in lease_statuses()]
         document = {"schema": "joulery.doctor/1", "machine": machine, "checks": checks, "leases": leases}
         click.echo(json.dumps(document, indent=2))
         return
@@ -56,19 +56,19 @@ def command(reset: bool, as_json: bool) -> None:
             click.secho(f"      {check.advice}", dim=True)
         if check.grant:
             click.echo(f"      to have it: {click.style(check.grant, bold=True)}")
-    _show_loans(loans())
+    _show_leases(lease_statuses())
     click.echo("\n✓ works   ~ works with less than there could be   ! here, not permitted   – not here")
 
 
-def _show_loans(found: tuple[Loan, ...]) -> None:
+def _show_leases(found: tuple[LeaseStatus, ...]) -> None:
     """Print the leased settings, if there are any."""
     if not found:
         return
-    click.secho("\nLoans: what is set and will go back", bold=True)
-    for loan in found:
-        colour = None if loan.state == "held" else "yellow"
-        click.echo(f"  {click.style(loan.state, fg=colour)} {loan.detail}")
-    if any(loan.state != "held" for loan in found):
+    click.secho("\nLeases: settings that will be reverted", bold=True)
+    for lease in found:
+        colour = None if lease.state == "held" else "yellow"
+        click.echo(f"  {click.style(lease.state, fg=colour)} {lease.detail}")
+    if any(lease.state != "held" for lease in found):
         click.echo(f"      to have it back: {click.style('joulery doctor --reset', bold=True)}")
 
 

@@ -69,7 +69,7 @@ def command(
     from joulery.ui.reports.table import roll_up
 
     form, out = chosen_format(form, as_json=as_json, html=html, out=out)
-    cut = report_anatomy.Cut(by, depth, top, fold, patterns, phase, device)
+    cut = report_anatomy.ReportSelection(by, depth, top, fold, patterns, phase, device)
     grid = _grid(carbon)
     if report_anatomy.wanted(cut, form):
         if grid is not None:

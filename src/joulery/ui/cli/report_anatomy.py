@@ -27,7 +27,7 @@ FORMATS = ("svg", "perfetto", "speedscope", "folded", "parquet")
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ReportSelection:
     """What to show of the operations.
 
     Attributes:
@@ -48,7 +48,7 @@ class Cut:
     device: str | None
 
 
-def render(runs: Sequence[str], cut: Cut, form: str) -> bytes:
+def render(runs: Sequence[str], cut: ReportSelection, form: str) -> bytes:
     """The report of traced runs in one form.
 
     Raises:
@@ -84,19 +84,19 @@ def render(runs: Sequence[str], cut: Cut, form: str) -> bytes:
     return _text(rows, cut, step_line(step_counts(anatomies)))
 
 
-def _folds(cut: Cut) -> list[Fold]:
+def _folds(cut: ReportSelection) -> list[Fold]:
     from joulery.accounting.rows import TRANSFORMERS, fold_from
 
     return [*(fold_from(text) for text in cut.patterns), *(TRANSFORMERS if cut.fold else ())]
 
 
-def _selected(footprint: TensorFootprint, cut: Cut) -> TensorFootprint:
+def _selected(footprint: TensorFootprint, cut: ReportSelection) -> TensorFootprint:
     from joulery.accounting.rows import selected
 
     return selected(footprint, phase=cut.phase, device=cut.device)
 
 
-def _drawn(anatomies: Sequence[RunAnatomy], whole: TensorFootprint, cut: Cut, form: str) -> bytes:
+def _drawn(anatomies: Sequence[RunAnatomy], whole: TensorFootprint, cut: ReportSelection, form: str) -> bytes:
     from joulery.accounting.edd import tree
     from joulery.accounting.rows import rolled_up
     from joulery.ui.reports.anatomy.edd import edd_svg
@@ -147,7 +147,7 @@ def step_line(counts: Mapping[str, float | int | None]) -> str:
     return f"{counts['recorded']} steps recorded{part}, of {' and '.join(seen)} steps\n"
 
 
-def _text(rows: TensorFootprint, cut: Cut, steps: str) -> bytes:
+def _text(rows: TensorFootprint, cut: ReportSelection, steps: str) -> bytes:
     from joulery.ui.reports.anatomy.terminal import as_text
     from joulery.ui.reports.anatomy.text import print_footprint
 
@@ -155,7 +155,7 @@ def _text(rows: TensorFootprint, cut: Cut, steps: str) -> bytes:
     return text + steps.encode()
 
 
-def wanted(cut: Cut, form: str) -> bool:
+def wanted(cut: ReportSelection, form: str) -> bool:
     """Whether the report is one of operations: asked for by a grouping, a form or a flag that only they have."""
     flagged = cut.fold or cut.patterns or cut.phase or cut.device or cut.depth
     return cut.by in BY or form in FORMATS or bool(flagged)

@@ -15,7 +15,7 @@ import click
 from joulery.domain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from joulery.app.serving.llm import TextSite
+    from joulery.app.serving.llm import LLMSite
     from joulery.config.devices import GpuDeviceConfig
     from joulery.config.site import Site
     from joulery.domain.ports import Places
@@ -146,9 +146,9 @@ async def _places(gpus: tuple[str, ...], piece: Slice) -> AsyncIterator[Places |
         yield None
         return
     from joulery.app.wiring.gpus import local_gpus
-    from joulery.runtime.leasing.lending import lending
+    from joulery.app.wiring.leases import held_leases
 
-    async with lending(lambda text: click.echo(text, err=True)) as holder:
+    async with held_leases(lambda text: click.echo(text, err=True)) as holder:
         with closing(local_gpus(_gpu_configs(gpus, piece), holder)) as here:
             yield here.places
 
@@ -204,11 +204,11 @@ def _serve_text(site: Site, out: Path | None, *, as_json: bool) -> None:
 
     import uvloop
 
-    from joulery.app.serving.llm_site import serve_text
+    from joulery.app.serving.llm_site import serve_llms
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(
-            serve_text(
+            serve_llms(
                 site,
                 lambda url, text: _say_text(url, text, as_json=as_json),
                 out=out,
@@ -218,19 +218,19 @@ def _serve_text(site: Site, out: Path | None, *, as_json: bool) -> None:
         )
 
 
-def _say_text(url: str, text: TextSite, *, as_json: bool) -> None:
+def _say_text(url: str, text: LLMSite, *, as_json: bool) -> None:
     """Print the address and the language models."""
-    desks = text.desks.values()
+    llms = text.llms.values()
     if as_json:
-        models = [{"model": desk.name, "engine": desk.engine.name, "variant": desk.engine.variant} for desk in desks]
+        models = [{"model": llm.name, "engine": llm.engine.name, "variant": llm.engine.variant} for llm in llms]
         click.echo(json.dumps({"url": url, "pid": os.getpid(), "models": models}))
         return
     for note in text.notes:
         click.echo(note)
-    for desk in desks:
-        order = "FIFO" if desk.settings.aging is None else "shortest predicted first"
-        keeper = "the engine's own queue" if desk.engine.dialect.orders else f"{desk.settings.lanes} at once"
-        click.echo(f"{desk.name}: {desk.engine.name}, {order}, {keeper}")
+    for llm in llms:
+        order = "FIFO" if llm.settings.aging is None else "shortest predicted first"
+        keeper = "the engine's own queue" if llm.engine.dialect.orders else f"{llm.settings.max_num_seqs} at once"
+        click.echo(f"{llm.name}: {llm.engine.name}, {order}, {keeper}")
     click.echo(f"serving at {url}/v1 (Ctrl-C stops)")
 
 

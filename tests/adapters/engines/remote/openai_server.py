@@ -14,18 +14,24 @@ from joulery.gateway.server import GatewayServer, ServerLimits
 
 
 class FakeServer:
-    def __init__(self, model="fake-1", order="plain", lanes=1):
-        self.model, self.order, self.lanes = model, order, lanes
+    def __init__(self, model="fake-1", order="plain", max_num_seqs=1):
+        self.model, self.order, self.max_num_seqs = model, order, max_num_seqs
         self.words = {}  # prompt -> words of its answer
-        self.asked, self.begun, self.ended = [], [], []
+        self.asked, self.begun, self.ended, self.headers = [], [], [], []
         self.cancelled = 0
         self.fault = ""
+        self.probed, self.deaf = 0, False
+        self.on_word = lambda: None
         self.gate = asyncio.Event()
         self.gate.set()
         self._waiting, self._running, self._arrived = [], 0, itertools.count()
 
     async def __call__(self, scope, receive, send):
         if scope["path"] == "/v1/models":
+            self.probed += 1
+            if self.deaf:
+                await self.leaves(receive)
+                return
             await answer(send, 200, {"object": "list", "data": [{"id": self.model, "object": "model"}]})
             return
         body = b""
@@ -40,6 +46,15 @@ class FakeServer:
         if refusal is not None:
             await answer(send, *refusal)
             return
+        self.headers.append({name.decode(): value.decode() for name, value in scope["headers"]})
+        if scope["path"] == "/v1/embeddings":
+            usage = {"prompt_tokens": 2, "total_tokens": 2}
+            vectors = [{"object": "embedding", "index": 0, "embedding": [0.5]}]
+            await answer(send, 200, {"object": "list", "model": self.model, "data": vectors, "usage": usage})
+            return
+        if scope["path"] == "/v1/responses":
+            await self.respond(data, send)
+            return
         prompt = data["messages"][-1]["content"] if "messages" in data else data["prompt"]
         gone = asyncio.create_task(self.leaves(receive))
         working = asyncio.create_task(self.work(prompt, data, send))
@@ -49,6 +64,20 @@ class FakeServer:
         for task in (gone, working):
             task.cancel()
         await asyncio.gather(gone, working, return_exceptions=True)
+
+    async def respond(self, data, send):
+        usage = {"input_tokens": 4, "output_tokens": 2, "total_tokens": 6}
+        output = [{"type": "message", "content": [{"type": "output_text", "text": "w0 w1 "}]}]
+        whole = {"object": "response", "id": "r", "model": self.model, "output": output, "usage": usage}
+        if not data.get("stream"):
+            await answer(send, 200, whole)
+            return
+        await send(start(200, b"text/event-stream"))
+        events = [{"type": "response.created", "response": {**whole, "output": [], "usage": None}}]
+        events += [{"type": "response.output_text.delta", "delta": f"w{i} "} for i in range(2)]
+        for each in (*events, {"type": "response.completed", "response": whole}):
+            await send(piece(b"event: " + each["type"].encode() + b"\n" + event(each)))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def refused(self, scope, data):
         if self.fault == "500":
@@ -93,7 +122,7 @@ class FakeServer:
             raise
 
     def next(self):
-        while self._waiting and self._running < self.lanes:
+        while self._waiting and self._running < self.max_num_seqs:
             entry = min(self._waiting, key=lambda entry: entry[:2])
             self._waiting.remove(entry)
             if not entry[2].done():
@@ -126,6 +155,7 @@ class FakeServer:
                 return
             choice = {"index": 0, "finish_reason": None}
             choice |= {"delta": {"content": word}} if chat else {"text": word}
+            self.on_word()
             await send(piece(event({**base, "choices": [choice]})))
             await asyncio.sleep(0)
         if data.get("stream_options", {}).get("include_usage") and self.fault != "no-usage":

@@ -10,16 +10,16 @@ from joulery.adapters.engines.remote.llama import LlamaEngine, LlamaSettings
 from joulery.adapters.models import smollm2
 from joulery.domain.errors import ActuationError, CapabilityError
 from joulery.domain.serving.engine import Outcome, RequestError
-from joulery.domain.serving.generation import TextKind, TextRequest
+from joulery.domain.serving.generation import GenerationKind, GenerationRequest
 from joulery.runtime.llm.length_prediction import Forecaster
-from joulery.runtime.llm.service import DeskSettings, LLMService
+from joulery.runtime.llm.service import LLMService, LLMSettings
 from tests.adapters.engines.support import until
 
 FAKE = "tests.adapters.engines.remote.fake_llama"
 
 
 def ask(prompt="p", **body):
-    return TextRequest("m", TextKind.COMPLETION, {"prompt": prompt, **body}, prompt)
+    return GenerationRequest("m", GenerationKind.COMPLETION, {"prompt": prompt, **body}, prompt)
 
 
 def engine_of(tmp_path, behaviour="ok", **settings):
@@ -29,7 +29,7 @@ def engine_of(tmp_path, behaviour="ok", **settings):
 
 
 async def read(engine, request):
-    return [event async for event in engine.write(request, None)]
+    return [event async for event in engine.generate(request, None)]
 
 
 def alive(pid):
@@ -74,11 +74,11 @@ async def test_a_process_that_dies_is_started_again_and_its_request_is_told(tmp_
 async def test_a_request_that_dies_with_the_process_is_answered_by_the_next(tmp_path):
     engine = engine_of(tmp_path)
     await engine.start()
-    desk = LLMService("m", engine, Forecaster("m"), DeskSettings(retries=1))
-    job = desk.accept(ask("die once"))
+    llm = LLMService("m", engine, Forecaster("m"), LLMSettings(retries=1))
+    job = llm.accept(ask("die once"))
     assert len([event async for event in job.events()]) == 1
     assert (job.attempts, engine.restarts) == (2, 1)
-    await desk.close()
+    await llm.close()
 
 
 @pytest.mark.parametrize(
@@ -112,19 +112,41 @@ async def test_the_real_one(tmp_path):
     engine = LlamaEngine(LlamaSettings(smollm2.weights(), smollm2.NAME, context_tokens=512))
     await engine.start()
     try:
-        whole = TextRequest(
-            "m", TextKind.CHAT, {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 4}, ""
+        whole = GenerationRequest(
+            "m", GenerationKind.CHAT, {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 4}, ""
         )
-        (event,) = await read(engine, whole)
+        *_, event = await read(engine, whole)
         assert event.data["model"] == smollm2.NAME
         assert event.usage is not None and 1 <= event.usage.completion <= 4
-        events = engine.write(whole._replace(stream=True, body={**whole.body, "max_tokens": 400}), None)
+        events = engine.generate(whole._replace(stream=True, body={**whole.body, "max_tokens": 400}), None)
         assert (await anext(events)).data["choices"]
-        await events.aclose()  # a client that vanished: the lane is free again at once
+        await events.aclose()  # the client is gone: the slot is free at once
         async with asyncio.timeout(60):
-            assert len(await read(engine, whole)) == 1
+            assert (await read(engine, whole))[-1].usage is not None
         with pytest.raises(RequestError) as caught:
             await read(engine, ask("word " * 2000, max_tokens=1))
         assert caught.value.outcome is Outcome.INVALID
     finally:
         await engine.close()
+
+
+async def test_sixteen_streams_at_once_are_all_answered(tmp_path):
+    pytest.importorskip("xllamacpp", reason="joulery[llm] is not installed")
+    if not smollm2.installed():
+        pytest.skip(f"the small language model is not installed: {smollm2.HOW}")
+    engine = LlamaEngine(LlamaSettings(smollm2.weights(), smollm2.NAME, context_tokens=512))
+    await engine.start()
+    llm = LLMService("m", engine, Forecaster("m"), LLMSettings(max_num_seqs=1))
+    body = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 3}
+    request = GenerationRequest("m", GenerationKind.CHAT, body, "Say hello.", stream=True)
+
+    async def answered():
+        task = llm.accept(request)
+        events = [event async for event in task.events()]
+        return events[-1].usage is not None and task.attempts == 1
+
+    try:
+        assert all(await asyncio.gather(*(answered() for _ in range(16))))
+        assert engine.restarts == 0
+    finally:
+        await llm.close()

@@ -14,7 +14,7 @@ from joulery.accounting.align import align
 from joulery.accounting.session import session
 from joulery.accounting.steps import PowerSteps
 from joulery.adapters.tracers.kineto.names import GRAPH, name_events, read_kineto
-from joulery.adapters.tracers.kineto.reader import Kind, read_columns
+from joulery.adapters.tracers.kineto.reader import EventKind, read_columns
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality
@@ -88,7 +88,7 @@ def facts() -> list[dict[str, str]]:
 def test_every_kernel_of_the_golden_gpu_traces_is_linked_and_busy_time_is_exact(number: int) -> None:
     fact = facts()[number]
     columns = read_columns(data_folder("smaragdine") / "kineto_gpu" / fact["file"])
-    kernels = columns.kind == Kind.KERNEL
+    kernels = columns.kind == EventKind.KERNEL
     assert int(kernels.sum()) == int(fact["gpu_events"])
     assert int(columns.dur_ns[kernels].sum()) == int(fact["gpu_busy_sum_ns"])
     assert len(np.unique(columns.lane[kernels])) == int(fact["device_streams"])
@@ -110,7 +110,7 @@ def test_stamps_far_from_their_base_are_exact_to_the_nanosecond(tmp_path: Path) 
     written = [int(a + b) for a, b in re.findall(r'"ph": "X", "cat": "kernel".*?"ts": (\d+)\.(\d{3})', text, re.DOTALL)]
     columns = read_columns(source)
     names = np.array([columns.names[name] for name in columns.name])
-    kernels = (columns.kind == Kind.KERNEL) & ~np.char.startswith(names, "Mem")
+    kernels = (columns.kind == EventKind.KERNEL) & ~np.char.startswith(names, "Mem")
     assert sorted((columns.start_ns[kernels] - columns.base_ns).tolist()) == sorted(written)
     assert len(written) == 2700
 

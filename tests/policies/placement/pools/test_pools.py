@@ -11,7 +11,7 @@ from joulery.domain.gpu.mig import A30_24GB, A100_40GB, H100_80GB
 from joulery.perf.catalog.clock_models import clock_model
 from joulery.perf.catalog.clover_services import CLOVER_SERVICES
 from joulery.policies.placement.pools.local_search import Changes
-from joulery.policies.placement.pools.master import Box, Master, whole_box
+from joulery.policies.placement.pools.master import Box, PoolMaster, whole_box
 from joulery.policies.placement.pools.pool import Pools, cost_w, gpus_of, idle_shares_w, predicted
 from joulery.policies.placement.pools.problem import (
     Machine,
@@ -23,7 +23,7 @@ from joulery.policies.placement.pools.problem import (
     prices,
     slowdown,
 )
-from joulery.policies.placement.pools.search import Effort, plan_pool
+from joulery.policies.placement.pools.search import PoolEffort, plan_pool
 from joulery.policies.serving.annealing import TrialMetrics
 from joulery.policies.serving.objective import Objective
 from joulery.sim.core.streams import Streams
@@ -31,7 +31,7 @@ from joulery.sim.placement.pool_trial import hosts, judge
 
 FEW = replace(A100_40GB, partitions=(("7g.40gb",), ("3g.20gb", "4g.20gb"), ("3g.20gb", "2g.10gb", "2g.10gb")))
 A100 = Machine("A100-40GB", FEW, 37.6, 4)
-QUICK = Effort(boxes=20, polished=2, judged=3, rounds=2)
+QUICK = PoolEffort(boxes=20, polished=2, judged=3, rounds=2)
 
 
 def service(name="albert", *, rate_rps=12.5, limit_s=0.16, least=0.0, price_j=0.0, best=None):
@@ -75,7 +75,7 @@ def every_pool(problem):
 def test_no_pool_of_whole_layouts_is_below_the_bound_nor_better_than_the_plan(least, price_j):
     """Counting cuts and instances says the same as counting layouts: brute force over the columns agrees."""
     problem = PoolProblem((replace(A100, available=2),), (service(least=least, price_j=price_j),))
-    made = plan_pool(problem, trusting(problem), Effort(boxes=150))
+    made = plan_pool(problem, trusting(problem), PoolEffort(boxes=150))
     found = [
         cost_w(problem, [metrics])
         for metrics in every_pool(problem)
@@ -91,9 +91,9 @@ def test_no_pool_of_whole_layouts_is_below_the_bound_nor_better_than_the_plan(le
 def test_a_relaxation_is_below_every_pool_in_its_box(box):
     problem = PoolProblem((replace(A100, available=2),), (service(least=0.85),))
     edges = edges_of(problem.services[0], problem.machines)
-    relaxed = Master(problem, [edges]).solve([box], [1.0])
+    relaxed = PoolMaster(problem, [edges]).solve([box], [1.0])
     assert relaxed is not None
-    anywhere = Master(problem, [edges]).solve([whole_box(problem, problem.services[0], edges)], [1.0])
+    anywhere = PoolMaster(problem, [edges]).solve([whole_box(problem, problem.services[0], edges)], [1.0])
     assert anywhere is not None
     assert anywhere.cost_w <= relaxed.cost_w * (1 + 1e-3)
 

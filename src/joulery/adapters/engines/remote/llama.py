@@ -18,7 +18,7 @@ from pathlib import Path
 from joulery.adapters.engines.remote.openai import OpenAiEngine, Upstream
 from joulery.domain.errors import ActuationError, CapabilityError
 from joulery.domain.serving.engine import Outcome, RequestError
-from joulery.domain.serving.generation import Dialect, TextEvent, TextRequest
+from joulery.domain.serving.generation import Dialect, GenerationEvent, GenerationRequest
 
 HOW = "pip install 'joulery[llm]'"
 WORKER = "joulery.adapters.engines.remote.llama_worker"
@@ -36,7 +36,7 @@ class LlamaSettings:
         path: The .gguf file.
         name: What it is called in answers.
         threads: Threads of one step.
-        lanes: Requests in one batch.
+        max_num_seqs: Requests in one batch.
         context_tokens: Prompt and answer of one request at most.
         launch_s: How long it may take to load, and a request may wait for it to come back after a crash.
         stderr: File descriptor for what it prints; None for standard error.
@@ -45,14 +45,14 @@ class LlamaSettings:
     path: Path
     name: str
     threads: int = 1
-    lanes: int = 1
+    max_num_seqs: int = 1
     context_tokens: int = 4096
     launch_s: float = 120.0
     stderr: int | None = None
 
 
 class LlamaEngine:
-    """A llama.cpp process as a :class:`~joulery.domain.serving.generation.TextEngine`; started again when it dies.
+    """A llama.cpp process as a :class:`~joulery.domain.serving.generation.LLMEngine`; started again when it dies.
 
     Args:
         settings: What it runs.
@@ -110,7 +110,9 @@ class LlamaEngine:
         await self._spawn()
         self._life = asyncio.get_running_loop().create_task(self._live(), name=f"llama.cpp {self.pid}")
 
-    async def write(self, request: TextRequest, priority: int | None, /) -> AsyncGenerator[TextEvent, None]:
+    async def generate(
+        self, request: GenerationRequest, priority: int | None, /
+    ) -> AsyncGenerator[GenerationEvent, None]:
         """The answer as it comes; a request waits for a process that is being started again."""
         try:
             async with asyncio.timeout(self.settings.launch_s):
@@ -121,7 +123,7 @@ class LlamaEngine:
             raise RequestError("the engine is closing", Outcome.UNAVAILABLE)
         gone = self._gone
         try:
-            async with aclosing(self._asked.write(request, None)) as events:
+            async with aclosing(self._asked.generate(request, None)) as events:
                 async for event in events:
                     yield event
         except RequestError as error:
@@ -198,7 +200,7 @@ class LlamaEngine:
             "path": str(settings.path),
             "name": settings.name,
             "threads": settings.threads,
-            "lanes": settings.lanes,
+            "max_num_seqs": settings.max_num_seqs,
             "context_tokens": settings.context_tokens,
         }
         return subprocess.Popen(

@@ -44,11 +44,11 @@ def _serve(options: dict[str, Any]) -> Any:
     params = xllamacpp.CommonParams()
     params.model.path = options["path"]
     params.model_alias = {options["name"]}
-    params.n_parallel = options["lanes"]
-    params.n_ctx = options["context_tokens"] * options["lanes"]
+    params.n_parallel = options["max_num_seqs"]
+    params.n_ctx = options["context_tokens"] * options["max_num_seqs"]
     params.kv_unified = False
     params.verbosity = -1
-    params.n_threads_http = options["lanes"] + 2
+    params.n_threads_http = options["max_num_seqs"] + 2
     for threads in (params.cpuparams, params.cpuparams_batch):
         threads.n_threads = options["threads"]
         threads.poll = 0  # a waiting thread sleeps: what it burns otherwise would be charged to requests

@@ -1,34 +1,54 @@
-"""Any server that speaks the OpenAI API, as an engine: one request out, its answer or its stream back.
+"""Any server that speaks the OpenAI API, as an engine: one request in, its answer or its stream out.
 
-What a server may do wrong is told apart: it is not there or drops the connection (502), says no (its own 4xx, or 429),
-fails (502), falls silent (504), sends what is no answer (502), or answers with another model than was asked for (502).
-A request is sent once; whoever calls decides whether to send it again. Closing the iterator closes the connection,
-which every such server takes as the end of the request.
+Every answer is read as a stream, also for a client that wants it whole: so tokens are counted, and energy is charged,
+while they are generated. Faults of a server are told apart: the connection is refused or breaks (502), the server
+refuses the request (its own 4xx, or 429), fails (502), is silent and does not answer a probe (504), sends an invalid
+answer (502), or answers with another model (502). A request is sent once; the caller decides whether to send it again.
+Closing the iterator closes the connection, which ends the request at such servers. Messages for clients name the model,
+never the address of its server.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import orjson
 
-from joulery.adapters.engines.remote.http11 import NearTransport
-from joulery.domain.errors import CapabilityError
+from joulery.adapters.engines.remote.http11 import Http11Transport
+from joulery.adapters.engines.remote.openai_answers import (
+    AnswerAssembler,
+    StreamError,
+    TokenCount,
+    sse_messages,
+    usage_in,
+)
 from joulery.domain.serving.engine import Outcome, RequestError
-from joulery.domain.serving.generation import Dialect, TextEvent, TextKind, TextRequest, TextUsage
+from joulery.domain.serving.generation import Dialect, GenerationEvent, GenerationKind, GenerationRequest
 
-PATHS = {TextKind.CHAT: "/v1/chat/completions", TextKind.COMPLETION: "/v1/completions"}
-_LONGEST_ANSWER_BYTES = 64 << 20
-_LONGEST_LINE_BYTES = 8 << 20
-_KEEP_ALIVE_S = 4.0
-"""Idle connections are given up before servers do it (llama.cpp after 5 s): a request must not meet a closed one."""
-_OURS = ("priority", "stream_options", "model")
-"""Keys of a request that are joulery's to set."""
+PATHS = {
+    GenerationKind.CHAT: "/v1/chat/completions",
+    GenerationKind.COMPLETION: "/v1/completions",
+    GenerationKind.RESPONSE: "/v1/responses",
+    GenerationKind.EMBEDDING: "/v1/embeddings",
+}
+_CONTENT_KEYS = {GenerationKind.RESPONSE: "output", GenerationKind.EMBEDDING: "data"}
+"""Where an answer holds its content; ``choices`` of all others."""
+_LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")
+_MAX_ANSWER_BYTES = 64 << 20
+_OWN_KEYS = ("priority", "stream_options", "model")
+"""Keys of a request that joulery sets."""
+_UNSTREAMED_KEYS = ("best_of", "use_beam_search", "prompt_logprobs", "audio")
+"""A request with one of these is answered whole: servers refuse to stream it."""
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +56,15 @@ class Upstream:
     """A server and how to talk to it.
 
     Attributes:
-        url: Where it is, without ``/v1``.
-        model: What it calls the model.
+        url: Its address, without ``/v1``.
+        model: Its name for the model.
         dialect: How it takes priorities.
         token: Bearer token to send; empty for none.
-        connect_s: How long it may take to accept a connection.
-        stall_s: How long a stream may be silent.
-        answer_s: How long a whole answer may take.
-        connections: At once, at most.
+        connect_s: How long it may take to accept a connection, or to answer a probe.
+        stall_s: How long it may be silent: once a stream has begun, before it is given up; before that, or while it
+            orders requests itself, before it is probed.
+        answer_s: How long an answer may take that cannot be streamed.
+        connections: Maximum number of connections at once.
         check_model: Refuse answers that name another model.
     """
 
@@ -59,12 +80,12 @@ class Upstream:
 
 
 class OpenAiEngine:
-    """A server as a :class:`~joulery.domain.serving.generation.TextEngine`.
+    """A server as a :class:`~joulery.domain.serving.generation.LLMEngine`.
 
     Args:
         upstream: The server.
-        transport: The seam for tests; httpx's own when None.
-        cpu_s: Reads the CPU seconds of the server's process, where it is one of this machine.
+        transport: Replaces the connection in tests.
+        cpu_s: Reads the CPU seconds of the server's process, where it runs on this machine.
     """
 
     def __init__(
@@ -82,7 +103,7 @@ class OpenAiEngine:
 
     @property
     def name(self) -> str:
-        """Where it is."""
+        """Its address."""
         return self.upstream.url
 
     @property
@@ -96,11 +117,11 @@ class OpenAiEngine:
         return self.upstream.dialect
 
     def cpu_s(self) -> float:
-        """CPU seconds of its process; NaN where it is not known."""
+        """CPU seconds of its process; NaN where unknown."""
         return self._cpu_s()
 
     async def start(self) -> None:
-        """Nothing is started; a server that is down now may be up when it is asked."""
+        """Does nothing: a server that is down now may be up when a request arrives."""
 
     async def close(self) -> None:
         """Close its connections. Safe to call twice."""
@@ -108,43 +129,48 @@ class OpenAiEngine:
         if client is not None:
             await client.aclose()
 
-    async def served_models(self) -> list[str]:
-        """The models it says it serves.
-
-        Raises:
-            CapabilityError: It does not answer, or not with a list of models.
-        """
-        try:
-            answer = await self._open().get("/v1/models", timeout=self.upstream.connect_s)
-            return [str(entry["id"]) for entry in orjson.loads(answer.content)["data"]]
-        except (httpx.HTTPError, orjson.JSONDecodeError, KeyError, TypeError) as error:
-            raise CapabilityError(
-                f"{self.name} does not list its models: {type(error).__name__} {error}", resource=self.name
-            ) from error
-
-    async def write(self, request: TextRequest, priority: int | None, /) -> AsyncGenerator[TextEvent, None]:
-        """The answer as it comes; see :meth:`joulery.domain.serving.generation.TextEngine.write`."""
-        try:
-            async with self._open().stream(
-                "POST", PATHS[request.kind], content=self._body(request, priority), timeout=self._timeout(request)
-            ) as answer:
+    async def generate(
+        self, request: GenerationRequest, priority: int | None, /
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        """The answer as it arrives; see :meth:`joulery.domain.serving.generation.LLMEngine.generate`."""
+        streamed = _can_stream(request)
+        async with self._faults():
+            sending = self._open().send(self._request(request, priority, streamed), stream=True)
+            answer = await (self._patient(sending) if streamed else sending)
+            try:
                 if answer.status_code != 200:
-                    raise _refusal(self.name, answer.status_code, answer.headers, await _bounded(answer))
-                if not request.stream:
-                    yield self._whole(request, await _bounded(answer))
+                    raise self._refusal(answer.status_code, answer.headers, await _bounded(answer))
+                if not answer.headers.get("content-type", "").startswith("text/event-stream"):
+                    yield self._whole(request.kind, await _bounded(answer))
                     return
                 async with aclosing(self._stream(answer, request)) as events:
                     async for event in events:
                         yield event
+            finally:
+                await answer.aclose()
+
+    @asynccontextmanager
+    async def _faults(self) -> AsyncIterator[None]:
+        """Turn what a transport raises into what a client may know; the address goes to the log alone."""
+        try:
+            yield
         except httpx.TimeoutException as error:
-            what = "accepts no connection" if isinstance(error, httpx.ConnectTimeout) else "has fallen silent"
-            raise RequestError(f"{self.name} {what}", Outcome.DEADLINE, variant=self.variant) from error
+            what = "accepts no connection" if isinstance(error, httpx.ConnectTimeout) else "does not answer"
+            raise self._error(what, Outcome.DEADLINE, error) from error
         except httpx.ConnectError as error:
-            raise RequestError(
-                f"{self.name} is not there: {error}", Outcome.CRASHED, retry_after_s=1.0, variant=self.variant
-            ) from error
+            raise self._error("cannot be reached", Outcome.CRASHED, error, retry_after_s=1.0) from error
         except (httpx.TransportError, httpx.DecodingError) as error:
-            raise _broken(self.name, f"broke the connection: {error}", self.variant) from error
+            raise self._error("broke the connection", Outcome.CRASHED, error) from error
+        except StreamError as error:
+            raise self._error(str(error), Outcome.CRASHED, error) from error
+
+    def _error(
+        self, what: str, outcome: Outcome, cause: Exception | None = None, *, retry_after_s: float | None = None
+    ) -> RequestError:
+        if cause is not None:
+            _log.warning("%s (%s) %s: %s", self.upstream.url, self.variant, what, cause)
+        message = f"the server of model {self.variant} {what}"
+        return RequestError(message, outcome, retry_after_s=retry_after_s, variant=self.variant)
 
     def _open(self) -> httpx.AsyncClient:
         if self._client is None:
@@ -154,65 +180,179 @@ class OpenAiEngine:
             self._client = httpx.AsyncClient(
                 base_url=self.upstream.url,
                 headers=headers,
-                transport=self._transport or _near(self.upstream.url),
-                limits=httpx.Limits(max_connections=self.upstream.connections, keepalive_expiry=_KEEP_ALIVE_S),
+                transport=self._transport or _plain_transport(self.upstream.url),
+                limits=httpx.Limits(max_connections=self.upstream.connections, max_keepalive_connections=0),
                 trust_env=False,
             )
         return self._client
 
-    def _timeout(self, request: TextRequest) -> httpx.Timeout:
-        silence_s = self.upstream.stall_s if request.stream else self.upstream.answer_s
-        return httpx.Timeout(silence_s, connect=self.upstream.connect_s, pool=None)
+    def _time_limits(self, read_s: float | None) -> httpx.Timeout:
+        return httpx.Timeout(read_s, connect=self.upstream.connect_s, pool=None)
 
-    def _body(self, request: TextRequest, priority: int | None) -> bytes:
-        body: dict[str, Any] = {key: value for key, value in request.body.items() if key not in _OURS}
+    def _request(self, request: GenerationRequest, priority: int | None, streamed: bool) -> httpx.Request:
+        return self._open().build_request(
+            "POST",
+            PATHS[request.kind],
+            content=self._body(request, priority, streamed),
+            headers=list(request.headers),
+            timeout=self._time_limits(None if streamed else self.upstream.answer_s),
+        )
+
+    def _body(self, request: GenerationRequest, priority: int | None, streamed: bool) -> bytes:
+        body: dict[str, Any] = {key: value for key, value in request.body.items() if key not in _OWN_KEYS}
         body["model"] = self.upstream.model
-        body["stream"] = request.stream
-        if request.stream:
-            given = request.body.get("stream_options")
-            body["stream_options"] = {**(given if isinstance(given, dict) else {}), "include_usage": True}
         if priority is not None and self.dialect.orders:
             body["priority"] = self.dialect.priority(priority)
+        if request.kind is not GenerationKind.EMBEDDING:
+            body["stream"] = streamed
+        if streamed:
+            if request.kind is GenerationKind.RESPONSE:
+                return orjson.dumps(body)
+            given = request.body.get("stream_options")
+            options = {**(given if isinstance(given, dict) else {}), "include_usage": True}
+            if self.dialect is Dialect.VLLM:
+                options["continuous_usage_stats"] = True
+            body["stream_options"] = options
         return orjson.dumps(body)
 
-    def _whole(self, request: TextRequest, content: bytes) -> TextEvent:
-        data = self._checked(_object(self.name, content, self.variant))
-        choices = data.get("choices")
-        if not isinstance(choices, list) or not choices:
-            raise _broken(self.name, "sent an answer without choices", self.variant)
-        usage = _usage(data)
-        return TextEvent(data, usage.completion if usage is not None else 0, usage)
+    async def _patient(self, arrival: Coroutine[Any, Any, T], *, waits: bool = True) -> T:
+        """Wait for something to arrive: at most ``stall_s``; longer where waiting is no fault and a probe is answered.
 
-    async def _stream(self, answer: httpx.Response, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
-        finished = False
-        async with aclosing(_messages(answer, self.name, self.variant)) as messages:
+        Raises:
+            httpx.ReadTimeout: The server is silent.
+        """
+        pending = asyncio.ensure_future(arrival)
+        try:
+            while True:
+                done, _ = await asyncio.wait({pending}, timeout=self.upstream.stall_s)
+                if done:
+                    return pending.result()
+                if not (waits and await self._answers_probe()):
+                    raise httpx.ReadTimeout(f"nothing arrived for {self.upstream.stall_s:g} s")
+        finally:
+            if not pending.done():
+                pending.cancel()
+                await asyncio.gather(pending, return_exceptions=True)
+
+    async def _answers_probe(self) -> bool:
+        """Whether the server lives: a request that waits in its queue is silent, too."""
+        try:
+            answer = await self._open().get("/v1/models", timeout=self.upstream.connect_s)
+        except httpx.HTTPError:
+            return False
+        return answer.status_code < 500
+
+    def _whole(self, kind: GenerationKind, content: bytes) -> GenerationEvent:
+        return self._final(kind, self._checked(self._object(content)))
+
+    def _final(self, kind: GenerationKind, data: dict[str, Any], counted: int = 0) -> GenerationEvent:
+        """The event of a whole answer, of which ``counted`` tokens were reported before."""
+        key = _CONTENT_KEYS.get(kind, "choices")
+        if not isinstance(data.get(key), list) or not data[key]:
+            raise self._error(f"sent an answer without {key}", Outcome.CRASHED)
+        usage = usage_in(data)
+        return GenerationEvent(data, 0 if usage is None else max(0, usage.completion - counted), usage)
+
+    async def _stream(
+        self, answer: httpx.Response, request: GenerationRequest
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        finished, count, assembler = False, TokenCount(), AnswerAssembler(request.kind)
+        async with aclosing(self._pieces(answer)) as pieces, aclosing(sse_messages(pieces)) as messages:  # type: ignore[type-var]
             async for message in messages:
                 if message == b"[DONE]":
                     finished = True
                     break
-                data = self._checked(_object(self.name, message, self.variant))
-                yield TextEvent(data, _tokens(data), _usage(data))
+                data = self._checked(self._object(message))
+                usage = usage_in(data)
+                tokens = count.add(data, usage)
+                if request.stream:
+                    yield GenerationEvent(data, tokens, usage)
+                    finished = finished or data.get("type") in _LAST_EVENTS
+                else:
+                    assembler.add(data)
+                    if tokens:
+                        yield GenerationEvent({}, tokens)
         if not finished:
-            raise _broken(self.name, "ended its stream before it was done", self.variant)
+            raise self._error("ended its stream before it was done", Outcome.CRASHED)
+        if not request.stream:
+            yield self._final(request.kind, assembler.answer(), count.counted)
+
+    async def _pieces(self, answer: httpx.Response) -> AsyncGenerator[bytes, None]:
+        """The bytes of a stream; a silent one is given up, unless its request may be waiting in the engine's queue."""
+        begun = False
+        iterator = answer.aiter_bytes()
+        while True:
+            piece = await self._patient(_next(iterator), waits=not begun or self.dialect.orders)
+            if not piece:
+                return
+            begun = True
+            yield piece
 
     def _checked(self, data: dict[str, Any]) -> dict[str, Any]:
         """The message, unless it is an error or another model's."""
         error = data.get("error")
         if error:
             text = error.get("message", error) if isinstance(error, dict) else error
-            raise _broken(self.name, f"failed: {text}", self.variant)
-        named = data.get("model")
-        if self.upstream.check_model and not _same_model(named, self.upstream.model):
-            raise _broken(self.name, f"answered with model {named!r}, asked was {self.upstream.model!r}", self.variant)
+            raise self._error(f"failed: {text}", Outcome.CRASHED)
+        response = data.get("response")
+        named = response.get("model") if isinstance(response, dict) else data.get("model")
+        partial = str(data.get("type", "")).startswith("response.") and named is None
+        if self.upstream.check_model and not partial and not _same_model(named, self.upstream.model):
+            raise self._error(f"answered as model {named!r}", Outcome.CRASHED)
         return data
 
+    def _object(self, content: bytes) -> dict[str, Any]:
+        try:
+            data = orjson.loads(content)
+        except orjson.JSONDecodeError as error:
+            raise self._error(f"sent invalid JSON: {error}", Outcome.CRASHED) from error
+        if not isinstance(data, dict):
+            raise self._error(f"sent a {type(data).__name__} instead of an object", Outcome.CRASHED)
+        return data
 
-def _near(url: str) -> NearTransport | None:
-    """The light transport for plain HTTP; None, which is httpx's own, for anything else."""
+    def _refusal(self, status: int, headers: httpx.Headers, content: bytes) -> RequestError:
+        """The error for a status other than 200."""
+        text = content[:500].decode("utf-8", "replace").strip()
+        try:
+            reported = orjson.loads(content)["error"]
+            text = reported["message"] if isinstance(reported, dict) else str(reported)
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            pass
+        text = text.replace(self.upstream.url, "the server")
+        what = f"answered {status}: {text}" if text else f"answered {status}"
+        retry = headers.get("retry-after", "")
+        retry_s = float(retry) if retry.isdigit() else 1.0
+        if status == 429:
+            return self._error(what, Outcome.OVERLOADED, retry_after_s=retry_s)
+        if status in (503, 529):
+            return self._error(what, Outcome.UNAVAILABLE, retry_after_s=retry_s)
+        if status in (400, 413, 422):
+            return self._error(what, Outcome.INVALID)
+        # 401, 403 and 404 concern joulery's own access to the server: the client's request is valid.
+        _log.warning("%s (%s) %s", self.upstream.url, self.variant, what)
+        return self._error(what, Outcome.CRASHED)
+
+
+async def _next(iterator: AsyncIterator[bytes]) -> bytes:
+    """The next bytes; empty at the end."""
+    return await anext(iterator, b"")
+
+
+def _can_stream(request: GenerationRequest) -> bool:
+    """Whether the answer is read as a stream; one of ``/v1/responses`` only where the client wants that."""
+    if request.kind is GenerationKind.EMBEDDING:
+        return False
+    if request.kind is GenerationKind.RESPONSE:
+        return request.stream
+    return not any(request.body.get(key) for key in _UNSTREAMED_KEYS)
+
+
+def _plain_transport(url: str) -> Http11Transport | None:
+    """The light transport for plain HTTP; None, which is httpx's own, for HTTPS."""
     parsed = httpx.URL(url)
     if parsed.scheme != "http":
         return None
-    return NearTransport(parsed.host, parsed.port or 80, keep_alive_s=_KEEP_ALIVE_S)
+    return Http11Transport(parsed.host, parsed.port or 80)
 
 
 def _same_model(named: Any, asked: str) -> bool:
@@ -220,90 +360,11 @@ def _same_model(named: Any, asked: str) -> bool:
     return isinstance(named, str) and (named == asked or named.startswith(f"{asked}-2"))
 
 
-async def _messages(answer: httpx.Response, name: str, variant: str) -> AsyncGenerator[bytes, None]:
-    """The data of each server-sent event; comments and other fields are left out."""
-    rest = b""
-    data: list[bytes] = []
-    async for piece in answer.aiter_bytes():
-        *lines, rest = (rest + piece).split(b"\n")
-        if len(rest) > _LONGEST_LINE_BYTES:
-            raise _broken(name, f"sent a line of more than {_LONGEST_LINE_BYTES} bytes", variant)
-        for line in lines:
-            field = line.rstrip(b"\r")
-            if field.startswith(b"data:"):
-                data.append(field[5:].strip())
-            elif not field and data:
-                yield b"\n".join(data)
-                data = []
-    if data:
-        yield b"\n".join(data)
-
-
-def _object(name: str, content: bytes, variant: str) -> dict[str, Any]:
-    try:
-        data = orjson.loads(content)
-    except orjson.JSONDecodeError as error:
-        raise _broken(name, f"sent what is no JSON: {error}", variant) from error
-    if not isinstance(data, dict):
-        raise _broken(name, f"sent a {type(data).__name__}, not an object", variant)
-    return data
-
-
 async def _bounded(answer: httpx.Response) -> bytes:
     pieces, size = [], 0
     async for piece in answer.aiter_bytes():
         size += len(piece)
-        if size > _LONGEST_ANSWER_BYTES:
-            raise httpx.DecodingError(f"an answer of more than {_LONGEST_ANSWER_BYTES} bytes")
+        if size > _MAX_ANSWER_BYTES:
+            raise httpx.DecodingError(f"an answer of more than {_MAX_ANSWER_BYTES} bytes")
         pieces.append(piece)
     return b"".join(pieces)
-
-
-def _tokens(data: dict[str, Any]) -> int:
-    """Pieces of text in a chunk: a token each, as near as can be told without the engine's tokenizer."""
-    choices = data.get("choices")
-    if not isinstance(choices, list):
-        return 0
-    return sum(_has_text(choice) for choice in choices if isinstance(choice, dict))
-
-
-def _has_text(choice: dict[str, Any]) -> bool:
-    delta = choice.get("delta")
-    if not isinstance(delta, dict):
-        return bool(choice.get("text"))
-    return any(delta.get(key) for key in ("content", "reasoning_content", "tool_calls", "refusal"))
-
-
-def _usage(data: dict[str, Any]) -> TextUsage | None:
-    usage = data.get("usage")
-    if not isinstance(usage, dict):
-        return None
-    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    if not (isinstance(prompt, int) and isinstance(completion, int)):
-        return None
-    return TextUsage(max(0, prompt), max(0, completion), reported=True)
-
-
-def _broken(name: str, what: str, variant: str) -> RequestError:
-    return RequestError(f"{name} {what}", Outcome.CRASHED, variant=variant)
-
-
-def _refusal(name: str, status: int, headers: httpx.Headers, content: bytes) -> RequestError:
-    """What a status other than 200 means for the client."""
-    text = content[:500].decode("utf-8", "replace").strip()
-    try:
-        said = orjson.loads(content)["error"]
-        text = said["message"] if isinstance(said, dict) else str(said)
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        pass
-    message = f"{name} answered {status}: {text}" if text else f"{name} answered {status}"
-    retry = headers.get("retry-after", "")
-    retry_s = float(retry) if retry.isdigit() else None
-    if status == 429:
-        return RequestError(message, Outcome.OVERLOADED, retry_after_s=retry_s or 1.0)
-    if status == 503:
-        return RequestError(message, Outcome.UNAVAILABLE, retry_after_s=retry_s or 1.0)
-    if status in (400, 413, 422):
-        return RequestError(message, Outcome.INVALID)
-    # 401, 403 and 404 are between joulery and the server: the client asked for nothing wrong.
-    return RequestError(message, Outcome.CRASHED)

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from joulery.adapters.tracers.kineto.reader import Kind
+from joulery.adapters.tracers.kineto.reader import EventKind
 from joulery.adapters.tracers.kineto.stacks import Host
 from joulery.domain.arrays import BoolArray, IntArray
 
@@ -43,7 +43,7 @@ def node_paths(host: Host, path: IntArray, in_node: BoolArray, unnamed: int) -> 
 def _forward_ops(host: Host, nodes: IntArray) -> IntArray:
     """Forward operation of each backward node, -1 where there is none: by arrow first, then by sequence number."""
     columns = host.columns
-    ops = np.flatnonzero(columns.kind[host.row] == Kind.OP)
+    ops = np.flatnonzero(columns.kind[host.row] == EventKind.OP)
     forward = np.full(len(host.row), -1, np.int64)
     tail, head = (_starting(host, ops, columns.flow_lane[:, end], columns.flow_ns[:, end]) for end in (0, 1))
     both = (tail >= 0) & (head >= 0)

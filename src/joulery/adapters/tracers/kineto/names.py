@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from joulery.adapters.tracers.kineto.autograd import node_paths
-from joulery.adapters.tracers.kineto.reader import MODULE_RANGE, Kind, KinetoColumns, read_columns
+from joulery.adapters.tracers.kineto.reader import MODULE_RANGE, EventKind, KinetoColumns, read_columns
 from joulery.adapters.tracers.kineto.stacks import COMPILED, NODE, OPTIMIZER_RANGE, STEP_RANGE, Host
 from joulery.domain.arrays import IntArray
 from joulery.domain.trace.events import SELF, UNNAMED, WAIT, EventTrace, module_components, qualified
@@ -171,15 +171,19 @@ def _leaves(host: Host, phase: IntArray) -> tuple[IntArray, _Strings, set[str]]:
     columns = host.columns
     leaves, composite = _Strings(), {GRAPH}
     kind, names = columns.kind[host.row], columns.name[host.row]
-    by_kind = np.zeros((len(Kind), len(columns.names)), np.int64)
+    by_kind = np.zeros((len(EventKind), len(columns.names)), np.int64)
     used = np.unique(np.stack([kind, names]), axis=1) if len(names) else np.zeros((2, 0), np.int64)
     for k, name in used.T.tolist():
-        text = _leaf(Kind(k), columns.names[name])
+        text = _leaf(EventKind(k), columns.names[name])
         by_kind[k, name] = leaves(text)
     composite |= {_op_name(columns.names[n]) for n in np.unique(names[host.composite[host.composite >= 0]]).tolist()}
     leaf = by_kind[kind, names]
     products = np.array([text in _PRODUCTS for text in leaves.all()], np.bool_)
-    rows = np.flatnonzero((phase == _BACKWARD) & products[leaf] & (kind == Kind.OP)) if len(leaf) else np.zeros(0, int)
+    rows = (
+        np.flatnonzero((phase == _BACKWARD) & products[leaf] & (kind == EventKind.OP))
+        if len(leaf)
+        else np.zeros(0, int)
+    )
     if len(rows):
         ordinal = _ordinals(host.node[rows], leaf[rows], host.rank[rows])
         at, back = np.unique(np.stack([leaf[rows], ordinal]), axis=1, return_inverse=True)
@@ -189,11 +193,11 @@ def _leaves(host: Host, phase: IntArray) -> tuple[IntArray, _Strings, set[str]]:
     return leaf, leaves, composite
 
 
-def _leaf(kind: Kind, name: str) -> str:
+def _leaf(kind: EventKind, name: str) -> str:
     """Last component of the qualified name of an event."""
-    if kind is Kind.RUNTIME:
+    if kind is EventKind.RUNTIME:
         return WAIT if _WAITS.search(name) else GRAPH if _GRAPH_LAUNCH.search(name) else name
-    if kind is Kind.RANGE and not COMPILED.search(name):
+    if kind is EventKind.RANGE and not COMPILED.search(name):
         return SELF
     return _op_name(name)
 
@@ -232,7 +236,7 @@ def _kept(host: Host) -> IntArray:
     step = steps[name] if len(name) else np.zeros(0, np.bool_)
     wait = waits[name] if len(name) else np.zeros(0, np.bool_)
     top = (host.parent < 0) | np.append(step, False)[host.parent]
-    runtime = kind == Kind.RUNTIME
+    runtime = kind == EventKind.RUNTIME
     inside = (host.composite >= 0) & (host.composite != np.arange(len(kind)))
     return np.flatnonzero(~step & ~inside & (~runtime | wait | top))
 
@@ -258,7 +262,7 @@ def _kernels(
     leaf: IntArray,
 ) -> _Kernels:
     """Name each kernel after the operation that launched it; one without is named after itself."""
-    row = np.flatnonzero(columns.kind == Kind.KERNEL)
+    row = np.flatnonzero(columns.kind == EventKind.KERNEL)
     launch = _launches(columns, host, row)
     source = np.where(launch >= 0, launch, 0)
     op = np.where(launch >= 0, host.op[source], -1) if len(host.row) else np.full(len(row), -1)
@@ -281,7 +285,7 @@ def _kernels(
 def kernel_time_ns(columns: KinetoColumns) -> tuple[int, int]:
     """Time of all work on accelerators, and of that which leads back to the operation that launched it, nanoseconds."""
     host = Host.of(columns)
-    row = np.flatnonzero(columns.kind == Kind.KERNEL)
+    row = np.flatnonzero(columns.kind == EventKind.KERNEL)
     launch = _launches(columns, host, row)
     linked = launch >= 0
     linked[linked] = host.op[launch[linked]] >= 0
@@ -291,7 +295,7 @@ def kernel_time_ns(columns: KinetoColumns) -> tuple[int, int]:
 def _launches(columns: KinetoColumns, host: Host, row: IntArray) -> IntArray:
     """Host row that launched each kernel: by correlation, else the operation with its external id; -1 for none."""
     found = np.full(len(row), -1, np.int64)
-    for kind, ids in ((Kind.RUNTIME, columns.correlation), (Kind.OP, columns.external)):
+    for kind, ids in ((EventKind.RUNTIME, columns.correlation), (EventKind.OP, columns.external)):
         known = np.flatnonzero((columns.kind[host.row] == kind) & (ids[host.row] >= 0))
         if not len(known):
             continue

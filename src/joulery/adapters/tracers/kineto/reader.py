@@ -19,7 +19,7 @@ from joulery.domain.arrays import IntArray
 from joulery.domain.errors import DataError
 
 
-class Kind(IntEnum):
+class EventKind(IntEnum):
     """What an event of the file is."""
 
     OP = 0
@@ -33,25 +33,25 @@ class Kind(IntEnum):
 
 
 _KINDS = {
-    "cpu_op": Kind.OP,
-    "user_annotation": Kind.RANGE,
-    "cuda_runtime": Kind.RUNTIME,
-    "cuda_driver": Kind.RUNTIME,
-    "hip_runtime": Kind.RUNTIME,
-    "xpu_runtime": Kind.RUNTIME,
-    "kernel": Kind.KERNEL,
-    "gpu_memcpy": Kind.KERNEL,
-    "gpu_memset": Kind.KERNEL,
-    "xpu_driver": Kind.RUNTIME,
-    "privateuse1_runtime": Kind.RUNTIME,
-    "mtia_runtime": Kind.RUNTIME,
-    "mtia_ccp_events": Kind.KERNEL,
+    "cpu_op": EventKind.OP,
+    "user_annotation": EventKind.RANGE,
+    "cuda_runtime": EventKind.RUNTIME,
+    "cuda_driver": EventKind.RUNTIME,
+    "hip_runtime": EventKind.RUNTIME,
+    "xpu_runtime": EventKind.RUNTIME,
+    "kernel": EventKind.KERNEL,
+    "gpu_memcpy": EventKind.KERNEL,
+    "gpu_memset": EventKind.KERNEL,
+    "xpu_driver": EventKind.RUNTIME,
+    "privateuse1_runtime": EventKind.RUNTIME,
+    "mtia_runtime": EventKind.RUNTIME,
+    "mtia_ccp_events": EventKind.KERNEL,
     # PyTorch 1.8 to 1.12.
-    "Operator": Kind.OP,
-    "Runtime": Kind.RUNTIME,
-    "Kernel": Kind.KERNEL,
-    "Memcpy": Kind.KERNEL,
-    "Memset": Kind.KERNEL,
+    "Operator": EventKind.OP,
+    "Runtime": EventKind.RUNTIME,
+    "Kernel": EventKind.KERNEL,
+    "Memcpy": EventKind.KERNEL,
+    "Memset": EventKind.KERNEL,
 }
 _IGNORED = frozenset(
     {None, "ac2g", "async", "fwdbwd", "gpu_user_annotation", "Trace", "overhead", "Overhead", "python_function"}
@@ -70,7 +70,7 @@ class KinetoColumns:
     Attributes:
         names: String table of ``name``.
         lanes: Table of ``lane``: ``(process, thread)`` of host rows, ``(device, stream)`` of kernels.
-        kind: :class:`Kind`, int64[n].
+        kind: :class:`EventKind`, int64[n].
         name, lane: Indices, int64[n].
         start_ns, dur_ns: int64[n].
         seq: Autograd sequence number, int64[n].
@@ -149,7 +149,7 @@ class _Collector:
         """Every stamp of the block, and the rows worth keeping; one pass, the slowest loop of reading a trace."""
         stamps: list[Any] = []
         rows = _Rows()
-        names, lanes, kernel = self.names, self.lanes, int(Kind.KERNEL)
+        names, lanes, kernel = self.names, self.lanes, int(EventKind.KERNEL)
         event: Any = {}
         try:
             for event in block.events:
@@ -196,7 +196,7 @@ class _Collector:
         table = np.concatenate(self.columns, axis=1) if self.columns else np.zeros((9, 0), np.int64)
         kind, name, lane, start_ns, dur_ns, seq, fwd, correlation, external = table
         modules = [at for text, at in self.names.items() if text.startswith(MODULE_RANGE)]
-        kind = np.where((kind == Kind.OP) & np.isin(name, modules), int(Kind.RANGE), kind)
+        kind = np.where((kind == EventKind.OP) & np.isin(name, modules), int(EventKind.RANGE), kind)
         tails, heads = self._arrows()
         return KinetoColumns(
             names=list(self.names),

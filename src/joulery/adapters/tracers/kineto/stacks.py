@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from joulery.adapters.tracers.kineto.reader import MODULE_RANGE, Kind, KinetoColumns
+from joulery.adapters.tracers.kineto.reader import MODULE_RANGE, EventKind, KinetoColumns
 from joulery.domain.arrays import BoolArray, IntArray
 from joulery.domain.trace.nesting import nesting
 
@@ -54,21 +54,21 @@ class Host:
     @classmethod
     def of(cls, columns: KinetoColumns) -> Host:
         """Stack the host rows of a trace."""
-        row = np.flatnonzero(columns.kind != Kind.KERNEL)
+        row = np.flatnonzero(columns.kind != EventKind.KERNEL)
         start_ns = columns.start_ns[row]
         stacks = nesting(start_ns, start_ns + columns.dur_ns[row], columns.lane[row])
         rank = np.empty(len(row), np.int64)
         rank[stacks.order] = np.arange(len(row))
         kind, names = columns.kind[row], columns.name[row]
 
-        def named(pattern: re.Pattern[str], *kinds: Kind) -> BoolArray:
+        def named(pattern: re.Pattern[str], *kinds: EventKind) -> BoolArray:
             hit = np.array([bool(pattern.search(name)) for name in columns.names], np.bool_)
             return (hit[names] if len(hit) else np.zeros(len(names), np.bool_)) & np.isin(kind, kinds)
 
-        module = named(re.compile("^" + re.escape(MODULE_RANGE)), Kind.RANGE)
-        optimizer = named(OPTIMIZER_RANGE, Kind.RANGE)
-        compiled = named(COMPILED, Kind.RANGE, Kind.OP)
-        user = (kind == Kind.RANGE) & ~module & ~optimizer & ~compiled & ~named(STEP_RANGE, Kind.RANGE)
+        module = named(re.compile("^" + re.escape(MODULE_RANGE)), EventKind.RANGE)
+        optimizer = named(OPTIMIZER_RANGE, EventKind.RANGE)
+        compiled = named(COMPILED, EventKind.RANGE, EventKind.OP)
+        user = (kind == EventKind.RANGE) & ~module & ~optimizer & ~compiled & ~named(STEP_RANGE, EventKind.RANGE)
         inner = _nearest(compiled, stacks.parent)
         above = np.where(stacks.parent >= 0, inner[stacks.parent], -1)
         host = cls(
@@ -77,12 +77,12 @@ class Host:
             stacks.parent,
             rank,
             _nearest(module, stacks.parent),
-            _nearest(named(re.compile(f"^{NODE}"), Kind.OP), stacks.parent),
+            _nearest(named(re.compile(f"^{NODE}"), EventKind.OP), stacks.parent),
             _nearest(optimizer, stacks.parent),
             _nearest(user, stacks.parent),
             _nearest(compiled & (above < 0), stacks.parent),
-            _nearest(kind == Kind.OP, stacks.parent),
-            _nearest((kind == Kind.OP) & (columns.seq[row] >= 0), stacks.parent),
+            _nearest(kind == EventKind.OP, stacks.parent),
+            _nearest((kind == EventKind.OP) & (columns.seq[row] >= 0), stacks.parent),
         )
         crossing = int(np.count_nonzero(stacks.crossing))
         if crossing:

@@ -12,7 +12,7 @@ from typing import Any
 from joulery.adapters.tracers.chrome import ChromeTrace
 from joulery.adapters.tracers.kineto.names import HOST
 from joulery.adapters.tracers.xla.hlo import names_in_text
-from joulery.adapters.tracers.xla.xplane import Event, Profile, read_profile, xla_trace
+from joulery.adapters.tracers.xla.xplane import Event, XlaProfile, read_profile, xla_trace
 from joulery.domain.errors import DataError
 from joulery.domain.trace.events import EventTrace
 
@@ -54,13 +54,13 @@ def read_jax(path: Path, hlo: Sequence[Path] = ()) -> EventTrace:
     return xla_trace(events, programs.op_names, programs.start_ns)
 
 
-def known_programs(path: Path, hlo: Sequence[Path]) -> Profile:
+def known_programs(path: Path, hlo: Sequence[Path]) -> XlaProfile:
     """Programs and start of a trace, from the files given or those beside it with the same name."""
     stem = path.name.removesuffix(".gz").removesuffix(".json").removesuffix(".trace")
     beside = [
         other for end in ("hlo.txt", "xplane.pb", "xplane.pb.gz") if (other := path.with_name(f"{stem}.{end}")).exists()
     ]
-    found = Profile()
+    found = XlaProfile()
     for file in hlo or [file for file in beside if file.exists()]:
         if ".pb" in file.suffixes or file.suffix == ".pb":
             profile = read_profile(file)

@@ -45,7 +45,7 @@ class Event:
 
 
 @dataclass(slots=True)
-class Profile:
+class XlaProfile:
     """A profile.
 
     Attributes:
@@ -68,7 +68,7 @@ def read_xplane(path: Path) -> EventTrace:
     return profile_trace(read_profile(path), path)
 
 
-def profile_trace(profile: Profile, path: Path) -> EventTrace:
+def profile_trace(profile: XlaProfile, path: Path) -> EventTrace:
     """The named operations of a profile that was read.
 
     Raises:
@@ -162,7 +162,7 @@ def trace_of(
     )
 
 
-def read_profile(path: Path) -> Profile:
+def read_profile(path: Path) -> XlaProfile:
     """Everything of a profile that accounting needs.
 
     Raises:
@@ -171,7 +171,7 @@ def read_profile(path: Path) -> Profile:
     try:
         with open_stream(path) as stream:
             content = memoryview(stream.read())
-        profile = Profile()
+        profile = XlaProfile()
         for tag, value in fields(content):
             if tag == 1:
                 _plane(sub(value), profile)
@@ -184,7 +184,7 @@ def read_profile(path: Path) -> Profile:
     return profile
 
 
-def _plane(message: memoryview, profile: Profile) -> None:
+def _plane(message: memoryview, profile: XlaProfile) -> None:
     name = ""
     lines: list[memoryview] = []
     stats: list[memoryview] = []

@@ -22,7 +22,7 @@ from joulery.policies.placement.pipelines.task import Cuts, Task
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Placed:
+class PlacedStages:
     """Replicas on devices. A device is a slot of a group: one GPU, or the few that share a stage's operators.
 
     Attributes:
@@ -38,7 +38,7 @@ class Placed:
     shards: tuple[int, ...]
 
     @classmethod
-    def of(cls, hosting: Hosting, stages: Mapping[Shape, Cuts], task: Task) -> Placed:
+    def of(cls, hosting: Hosting, stages: Mapping[Shape, Cuts], task: Task) -> PlacedStages:
         """What a search found, stage k of every model on device k of its group."""
         clocks = task.cuts[0].profile.clocks_mhz
         replicas: list[Replica] = []
@@ -85,7 +85,7 @@ class Placed:
         """Device of each partition."""
         return {(at, stage): d for at, each in enumerate(self.replicas) for stage, d in enumerate(each.devices)}
 
-    def moved(self, assignment: Mapping[Hashable, int]) -> Placed:
+    def moved(self, assignment: Mapping[Hashable, int]) -> PlacedStages:
         """The same parts on other devices."""
         replicas: list[Replica] = []
         parts: list[tuple[Stage, ...]] = []
@@ -107,7 +107,7 @@ class Placed:
             boards.append(list(range(start, start + shards)))
         return boards
 
-    def alternatives(self, task: Task) -> list[tuple[str, Placed]]:
+    def alternatives(self, task: Task) -> list[tuple[str, PlacedStages]]:
         """Placements to judge, the preferred first: Alg. 2's (improved, for best), and the search's own."""
         own = [("the search's own groups", self)]
         if len(set(self.shards)) > 1 or len(self.shards) < 2:

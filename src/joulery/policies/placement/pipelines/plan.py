@@ -20,9 +20,9 @@ from joulery.domain.gpu.pipeline_plan import PipelinePlan
 from joulery.domain.gpu.provisioning import Workload
 from joulery.policies.placement.pipelines.device_groups import Shape, groupings
 from joulery.policies.placement.pipelines.partition import CutModel, PartitionRules, Stage, cut_model
-from joulery.policies.placement.pipelines.placed import Placed
+from joulery.policies.placement.pipelines.placed import PlacedStages
 from joulery.policies.placement.pipelines.prediction import predicted
-from joulery.policies.placement.pipelines.search import Found, PlacementSearch, ShapeTable
+from joulery.policies.placement.pipelines.search import FoundPipelines, PlacementSearch, ShapeTable
 from joulery.policies.placement.pipelines.static_clocks import Judge
 from joulery.policies.placement.pipelines.task import Cuts, DeviceType, PipelineRules, Task, arrivals
 
@@ -81,21 +81,21 @@ class _Judged:
 
     power_w: float
     name: str
-    placed: Placed
+    placed: PlacedStages
     clocks: IntArray
     judge: Judge
-    found: Found
+    found: FoundPipelines
 
 
 def _least_power(
-    task: Task, search: PlacementSearch, found: Sequence[Found], stages: Mapping[Shape, Cuts], policy: str
+    task: Task, search: PlacementSearch, found: Sequence[FoundPipelines], stages: Mapping[Shape, Cuts], policy: str
 ) -> PipelinePlan:
     """The plan of the placement of least power among those within the SLOs that the search's best meets."""
     needed = np.zeros(len(task.workloads))
     judged: list[_Judged] = []
     broken: list[str] = []
     for each in found:
-        own = Placed.of(each.hosting, stages, task)
+        own = PlacedStages.of(each.hosting, stages, task)
         judge = Judge(own.fleet(task), search.workload, task.aimed, task.rules.overheads.request_s)
         if not judged:
             needed = np.minimum(task.aimed, judge.attained_at_top(own.replicas)) - 1e-12

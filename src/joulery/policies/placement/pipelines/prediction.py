@@ -10,7 +10,7 @@ from joulery.domain.gpu.provisioning import Violation
 from joulery.domain.quality import weakest
 from joulery.perf.queues.pipeline_queue import PipelineOutcome
 from joulery.policies.placement.pipelines.by_sensitivity import scatter
-from joulery.policies.placement.pipelines.placed import Placed
+from joulery.policies.placement.pipelines.placed import PlacedStages
 from joulery.policies.placement.pipelines.static_clocks import Fleet, Judge
 from joulery.policies.placement.pipelines.task import Task
 
@@ -18,7 +18,7 @@ from joulery.policies.placement.pipelines.task import Task
 def predicted(
     task: Task,
     judge: Judge,
-    placed: Placed,
+    placed: PlacedStages,
     clocks: IntArray,
     outcome: PipelineOutcome,
     policy: str,
@@ -64,7 +64,7 @@ def predicted(
     )
 
 
-def _service(task: Task, placed: Placed, clocks: IntArray, at: int, attained: float) -> PlannedService:
+def _service(task: Task, placed: PlacedStages, clocks: IntArray, at: int, attained: float) -> PlannedService:
     workload, cut = task.workloads[at], task.cuts[at]
     mine = [each for each in placed.replicas if each.model == at]
     first = mine[0] if mine else None
@@ -90,7 +90,7 @@ def _service(task: Task, placed: Placed, clocks: IntArray, at: int, attained: fl
 
 
 def _gpus(
-    task: Task, judge: Judge, placed: Placed, clocks: IntArray, outcome: PipelineOutcome
+    task: Task, judge: Judge, placed: PlacedStages, clocks: IntArray, outcome: PipelineOutcome
 ) -> tuple[PipelineGpu, ...]:
     fleet = judge.fleet
     full = np.full((1, fleet.devices), fleet.top)
@@ -117,7 +117,7 @@ def _gpus(
     )
 
 
-def _ceiling_mhz(task: Task, placed: Placed, fleet: Fleet, device: int, planned: int) -> float:
+def _ceiling_mhz(task: Task, placed: PlacedStages, fleet: Fleet, device: int, planned: int) -> float:
     """The lowest clock at which everything here is nearly as fast as it gets; never below the planned one."""
     highest = planned
     for each in placed.replicas:
@@ -128,7 +128,7 @@ def _ceiling_mhz(task: Task, placed: Placed, fleet: Fleet, device: int, planned:
     return float(fleet.clocks_mhz[highest])
 
 
-def _floor_mhz(task: Task, placed: Placed, fleet: Fleet, device: int) -> float:
+def _floor_mhz(task: Task, placed: PlacedStages, fleet: Fleet, device: int) -> float:
     """The lowest clock at which each hosted model is in time with a request that need not wait."""
     lowest = 0
     for each in placed.replicas:
@@ -139,7 +139,7 @@ def _floor_mhz(task: Task, placed: Placed, fleet: Fleet, device: int) -> float:
     return float(fleet.clocks_mhz[lowest])
 
 
-def _parts(task: Task, placed: Placed, clocks: IntArray, device: int, shard: int) -> tuple[PlannedPart, ...]:
+def _parts(task: Task, placed: PlacedStages, clocks: IntArray, device: int, shard: int) -> tuple[PlannedPart, ...]:
     found: list[PlannedPart] = []
     copies = np.bincount([each.model for each in placed.replicas], minlength=len(task.workloads))
     seen = np.zeros(len(task.workloads), np.int64)

@@ -73,7 +73,7 @@ class Hosting:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class FoundPipelines:
     """What a search found.
 
     Attributes:
@@ -110,12 +110,12 @@ class PlacementSearch:
         """How many models there are."""
         return len(self.workload.slo_s)
 
-    def best(self, groupings: Sequence[Grouping], *, beam: int = 0) -> Found:
+    def best(self, groupings: Sequence[Grouping], *, beam: int = 0) -> FoundPipelines:
         """The first of :meth:`ranked`, with the requests that all of them simulated."""
         found = self.ranked(groupings, beam=beam)
         return replace(found[0], simulated_requests=sum(each.simulated_requests for each in found))
 
-    def ranked(self, groupings: Sequence[Grouping], *, beam: int = 0) -> list[Found]:
+    def ranked(self, groupings: Sequence[Grouping], *, beam: int = 0) -> list[FoundPipelines]:
         """Placements on some groupings, best score first: greedy for each, then a beam on the best one if asked.
 
         Args:
@@ -136,10 +136,10 @@ class PlacementSearch:
             found = sorted((*found, self.beam(found[0].hosting.grouping, beam)), key=lambda each: -each.score)
         return found
 
-    def greedy(self, grouping: Grouping) -> Found:
+    def greedy(self, grouping: Grouping) -> FoundPipelines:
         """Simulator-guided greedy on one grouping: the best placement on its way."""
         hosting = self.empty(grouping)
-        best = Found(hosting, -1.0, 0.0, 0)
+        best = FoundPipelines(hosting, -1.0, 0.0, 0)
         simulated = 0
         while True:
             found, outcome = self._judge([hosting])
@@ -151,10 +151,10 @@ class PlacementSearch:
                 return replace(best, simulated_requests=simulated)
             hosting = following
 
-    def beam(self, grouping: Grouping, width: int) -> Found:
+    def beam(self, grouping: Grouping, width: int) -> FoundPipelines:
         """Every addition tried at each step, the best ``width`` placements kept; groups alike are tried once."""
         front = [self.empty(grouping)]
-        best = Found(front[0], -1.0, 0.0, 0)
+        best = FoundPipelines(front[0], -1.0, 0.0, 0)
         simulated = 0
         while True:
             following: dict[bytes, Hosting] = {}
@@ -172,7 +172,7 @@ class PlacementSearch:
             best = ranked[0]
         return replace(best, simulated_requests=simulated)
 
-    def evaluate(self, hosting: Hosting) -> tuple[Found, PipelineOutcome]:
+    def evaluate(self, hosting: Hosting) -> tuple[FoundPipelines, PipelineOutcome]:
         """One placement, exactly."""
         found, outcome = self._judge([hosting], passes=None)
         return found[0], outcome
@@ -207,12 +207,14 @@ class PlacementSearch:
                 slot[hosted] += 1
         return Routes(stage_s, device, int(first[-1]))
 
-    def _judge(self, hostings: Sequence[Hosting], passes: int | None = 1) -> tuple[list[Found], PipelineOutcome]:
+    def _judge(
+        self, hostings: Sequence[Hosting], passes: int | None = 1
+    ) -> tuple[list[FoundPipelines], PipelineOutcome]:
         outcome = serve_pipelines(self.workload, self.routes(hostings), self.overheads.request_s, passes=passes)
         scores = score_candidates(outcome, [each.replicas for each in hostings])
         goodput = outcome.accepted.mean(axis=1) if len(self.workload) else np.ones(len(hostings))
         found = [
-            Found(hosting, float(score), float(ratio), len(self.workload))
+            FoundPipelines(hosting, float(score), float(ratio), len(self.workload))
             for hosting, score, ratio in zip(hostings, scores, goodput, strict=True)
         ]
         return found, outcome

@@ -19,7 +19,7 @@ import numpy as np
 
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.errors import DataError
-from joulery.policies.placement.highs import Outcome, add_row, make_whole, new_model, run
+from joulery.policies.placement.highs import SolveStatus, add_row, make_whole, new_model, run
 from joulery.policies.placement.pools.problem import Edges, PoolProblem, PoolService, nearby_ratio
 
 _WIDEST_POOL = 64
@@ -78,7 +78,7 @@ def most_gpus(problem: PoolProblem) -> int:
     return min(there, problem.most_gpus) if problem.most_gpus is not None else there
 
 
-class Master:
+class PoolMaster:
     """Builds and solves the relaxation of one problem."""
 
     def __init__(self, problem: PoolProblem, edges: Sequence[Edges]) -> None:
@@ -119,9 +119,9 @@ class Master:
             near = least_nearby(self._problem, service)
             _add_flows(model, service, self._edges[number], boxes[number], tight[number], self._at[number], near)
         outcome = run(model)
-        if outcome is Outcome.OPEN:
+        if outcome is SolveStatus.OPEN:
             raise DataError("the solver ended without a solution or a proof that there is none")
-        return None if outcome is Outcome.INFEASIBLE else self._read(model)
+        return None if outcome is SolveStatus.INFEASIBLE else self._read(model)
 
     def _whole_columns(self) -> list[int]:
         found = list(range(len(self._cuts)))

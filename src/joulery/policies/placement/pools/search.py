@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from joulery.domain.errors import InfeasibleError
-from joulery.policies.placement.pools.master import Box, Master, most_gpus, service_s, whole_box
+from joulery.policies.placement.pools.master import Box, PoolMaster, most_gpus, service_s, whole_box
 from joulery.policies.placement.pools.pool import Pool, Pools, Used, cost_w, idle_shares_w
 from joulery.policies.placement.pools.problem import Edges, PoolProblem, edges_of
 from joulery.policies.serving.annealing import TrialMetrics
@@ -29,7 +29,7 @@ Judge = Callable[[int, Used, float], TrialMetrics]
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class PoolEffort:
     """How hard to try; counts of work rather than seconds, so that the same input gives the same plan.
 
     Attributes:
@@ -89,7 +89,7 @@ class _Found:
     boxes: int
 
 
-def plan_pool(problem: PoolProblem, judge: Judge, effort: Effort | None = None) -> PoolPlan:
+def plan_pool(problem: PoolProblem, judge: Judge, effort: PoolEffort | None = None) -> PoolPlan:
     """The cheapest pool that keeps every limit, as far as the judge finds.
 
     GPU groups are planned one by one; together only where there are not GPUs enough for what each takes alone.
@@ -102,7 +102,7 @@ def plan_pool(problem: PoolProblem, judge: Judge, effort: Effort | None = None) 
     Raises:
         InfeasibleError: No pool keeps the limits, with the accuracy that could be had instead.
     """
-    effort = effort or Effort()
+    effort = effort or PoolEffort()
     if len(problem.services) == 1:
         return _planned(problem, judge, effort)
     if problem.colocate:
@@ -118,7 +118,7 @@ def plan_pool(problem: PoolProblem, judge: Judge, effort: Effort | None = None) 
     return together if together.pool.gpus <= most_gpus(problem) else _planned(problem, judge, effort)
 
 
-def _shared(problem: PoolProblem, judge: Judge, effort: Effort) -> PoolPlan:
+def _shared(problem: PoolProblem, judge: Judge, effort: PoolEffort) -> PoolPlan:
     """GPUs that services may share: from the best separate groups on, with less effort: there are far more choices."""
     less = replace(effort, boxes=effort.boxes // 10, polished=1, steps=4, judged=min(effort.judged, 6), rounds=1)
     try:
@@ -155,7 +155,7 @@ def _together(plans: Sequence[PoolPlan]) -> PoolPlan:
     )
 
 
-def _planned(problem: PoolProblem, judge: Judge, effort: Effort, seeds: Sequence[Pool] = ()) -> PoolPlan:
+def _planned(problem: PoolProblem, judge: Judge, effort: PoolEffort, seeds: Sequence[Pool] = ()) -> PoolPlan:
     """Search, let the judge try the best, keep more distance where it found them too slow, search again."""
     edges = tuple(edges_of(service, problem.machines) for service in problem.services)
     tight = [1.0] * len(problem.services)
@@ -194,7 +194,7 @@ def _planned(problem: PoolProblem, judge: Judge, effort: Effort, seeds: Sequence
     )
 
 
-def _at_full_clock(problem: PoolProblem, effort: Effort) -> list[Pool]:
+def _at_full_clock(problem: PoolProblem, effort: PoolEffort) -> list[Pool]:
     """Good pools at the first clock of each GPU type, where there are others: from there the clock can be lowered."""
     first: dict[str, int] = {}
     for index, machine in enumerate(problem.machines):
@@ -263,7 +263,7 @@ def _accuracy_alone(problem: PoolProblem) -> PoolProblem:
     return replace(problem, energy_weight=1e-6, services=services)
 
 
-def infeasible(problem: PoolProblem, effort: Effort) -> InfeasibleError:
+def infeasible(problem: PoolProblem, effort: PoolEffort) -> InfeasibleError:
     """Why there is no pool, and the most accurate one that keeps the latency limits."""
     loose = _accuracy_alone(problem)
     edges = tuple(edges_of(service, problem.machines) for service in problem.services)
@@ -299,10 +299,10 @@ def infeasible(problem: PoolProblem, effort: Effort) -> InfeasibleError:
 
 
 def _search(
-    problem: PoolProblem, edges: Sequence[Edges], tight: Sequence[float], effort: Effort, seeds: Sequence[Pool] = ()
+    problem: PoolProblem, edges: Sequence[Edges], tight: Sequence[float], effort: PoolEffort, seeds: Sequence[Pool] = ()
 ) -> _Found:
     """Branch and bound over boxes, from pools known before."""
-    master, pools = Master(problem, edges), Pools(problem, edges, tight)
+    master, pools = PoolMaster(problem, edges), Pools(problem, edges, tight)
     for seed in seeds:
         pools.add(seed.state(edges))
     root = tuple(whole_box(problem, *each) for each in zip(problem.services, edges, strict=True))

@@ -18,7 +18,7 @@ SERVICES_MAX = 15
 """Beyond this many services there are too many subsets."""
 
 
-class Gpu(NamedTuple):
+class ExactGpu(NamedTuple):
     """A GPU of the optimum: its type and what is on it."""
 
     type_index: int
@@ -38,25 +38,25 @@ def fitting_sets(packing: Packing, services: int) -> list[Pattern]:
     return found
 
 
-def cheapest(packings: Sequence[Packing], services: int) -> list[Gpu] | None:
+def cheapest(packings: Sequence[Packing], services: int) -> list[ExactGpu] | None:
     """The cheapest plan, among equals the one with the fewest units; None when some service fits nowhere.
 
     Args:
         packings: The GPU types; item ``i`` is service ``i``, uncut.
         services: How many there are, at most ``SERVICES_MAX``.
     """
-    by_first: list[list[tuple[int, float, int, Gpu]]] = [[] for _ in range(services)]
-    best_of: dict[Pattern, tuple[float, int, Gpu]] = {}
+    by_first: list[list[tuple[int, float, int, ExactGpu]]] = [[] for _ in range(services)]
+    best_of: dict[Pattern, tuple[float, int, ExactGpu]] = {}
     for index, packing in enumerate(packings):
         for one in fitting_sets(packing, services):
             layout = packing.tightest(one)
             assert layout is not None
-            option = (packing.gpu_type.usd_per_hour, layout.total, Gpu(index, one))
+            option = (packing.gpu_type.usd_per_hour, layout.total, ExactGpu(index, one))
             best_of[one] = min(best_of.get(one, option), option)
     for one, (usd, units, gpu) in best_of.items():
         by_first[one[0]].append((sum(1 << item for item in one), usd, units, gpu))
     everything = (1 << services) - 1
-    best: dict[int, tuple[float, int, int, Gpu | None]] = {0: (0.0, 0, 0, None)}
+    best: dict[int, tuple[float, int, int, ExactGpu | None]] = {0: (0.0, 0, 0, None)}
     for mask in range(1, everything + 1):
         first = (mask & -mask).bit_length() - 1
         options = [
@@ -68,7 +68,7 @@ def cheapest(packings: Sequence[Packing], services: int) -> list[Gpu] | None:
             best[mask] = min(options, key=lambda option: (round(option[0], 9), option[1]))
     if everything not in best:
         return None
-    chosen: list[Gpu] = []
+    chosen: list[ExactGpu] = []
     mask = everything
     while mask:
         _, _, mask, taken = best[mask]

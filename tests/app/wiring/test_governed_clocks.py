@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from joulery.app.wiring.clocks import governed_clocks
+from joulery.app.wiring.governed_clocks import governed_clocks
 from joulery.config import load
 from joulery.domain.gpu.device import ClockSetting
 from joulery.store.leases import LeaseBook

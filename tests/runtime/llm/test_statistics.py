@@ -8,12 +8,12 @@ import pytest
 
 from joulery.domain.quality import Quality
 from joulery.domain.serving.engine import EnergyShare, Outcome, RequestRecord
-from joulery.domain.serving.generation import TextCost, TextUsage
-from joulery.runtime.llm.usage import TextLedger
+from joulery.domain.serving.generation import GenerationCost, TokenUsage
+from joulery.runtime.llm.statistics import LLMUsage
 
 
 def ended(
-    ledger: TextLedger,
+    ledger: LLMUsage,
     latency_s: float = 1.0,
     tokens: int = 4,
     energy: EnergyShare | None = None,
@@ -22,7 +22,9 @@ def ended(
 ) -> None:
     record = RequestRecord(model, "v", "r", 100.0, 100.0, 100.0 + latency_s, outcome, latency_s, 0.0, 1, energy)
     ledger.request(record)
-    ledger.took(model, record, TextCost("v", "r", 100.0, 100.0, 101.0, TextUsage(7, tokens, True), energy, 4.0, "mean"))
+    ledger.charge(
+        model, record, GenerationCost("v", "r", 100.0, 100.0, 101.0, TokenUsage(7, tokens, True), energy, 4.0, "mean")
+    )
 
 
 def joules(energy_j: float, carbon_g: float | None = None, quality: Quality = Quality.MEASURED) -> EnergyShare:
@@ -30,7 +32,7 @@ def joules(energy_j: float, carbon_g: float | None = None, quality: Quality = Qu
 
 
 def test_joules_are_those_of_all_requests_over_the_answers() -> None:
-    ledger = TextLedger({"writer": "ada", "silent": "bob"})
+    ledger = LLMUsage({"writer": "ada", "silent": "bob"})
     ended(ledger, 1.0, 4, joules(6.0, 0.5))
     ended(ledger, 3.0, 8, joules(10.0, None, Quality.MODELLED))
     ended(ledger, 2.0, 2, joules(4.0), Outcome.CANCELLED)
@@ -46,7 +48,7 @@ def test_joules_are_those_of_all_requests_over_the_answers() -> None:
 
 
 def test_what_is_not_known_is_no_zero_and_dilutes_nothing() -> None:
-    ledger = TextLedger({"writer": "ada"})
+    ledger = LLMUsage({"writer": "ada"})
     ended(ledger, energy=None)
     (writer,) = ledger.figures()
     assert math.isnan(writer["energy_j"]) and math.isnan(writer["energy_per_token_j"])
@@ -57,7 +59,7 @@ def test_what_is_not_known_is_no_zero_and_dilutes_nothing() -> None:
 
 
 def test_what_was_refused_took_nothing_and_strangers_are_nobodys() -> None:
-    ledger = TextLedger({"writer": "ada"})
+    ledger = LLMUsage({"writer": "ada"})
     refused = RequestRecord("writer", "", "", 1.0, math.nan, 1.1, Outcome.OVERLOADED, 0.0, 0.0, 0, None)
     ledger.request(refused)
     ledger.request(refused._replace(service=""))

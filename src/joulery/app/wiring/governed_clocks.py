@@ -1,24 +1,25 @@
-"""Governed clocks of a site file: the device, its governor, and what is assumed about the two."""
+"""Governed clocks of a site: the device, its governor, and the assumptions about both."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 
 import numpy as np
 
 from joulery.app.wiring.devices import cpufreq_spec, open_clock
+from joulery.app.wiring.leases import held_leases
 from joulery.config.devices import ClockConfig
 from joulery.config.site import Mode, Site
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import CapabilityError, ConfigError
-from joulery.domain.gpu.device import ClockSetting, DeviceSpec
-from joulery.domain.ports import Device, Policy
+from joulery.domain.gpu.device import DeviceSpec
+from joulery.domain.ports import Policy
 from joulery.perf.power.clock_curves import V100
 from joulery.perf.power.clock_scaling import stretched_knee_mhz
 from joulery.policies.clocks.governor import (
     AboveKnee,
+    BusyIdleClocks,
     DeviceView,
     FixedClock,
     GovernorState,
@@ -27,7 +28,7 @@ from joulery.policies.clocks.governor import (
 )
 from joulery.policies.clocks.lowest_clock import ClockRange
 from joulery.runtime.leasing.leases import LeaseHolder
-from joulery.runtime.leasing.lending import lending
+from joulery.runtime.serving.governing import GovernedClock
 from joulery.store.leases import state_folder
 from joulery.store.plans import read_plan
 
@@ -35,45 +36,20 @@ _EMULATED_MHZ = (*range(200, 1400, 60), 1380)
 """Clocks of the emulated V100, MHz."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GovernedClock:
-    """One device and who decides on its clock.
-
-    Attributes:
-        config: What the site file says.
-        device: The device; nothing is set yet.
-        spec: How whoever resets it opens it.
-        name: ``cpu``, ``gpu:0``, ``emulated:0``.
-        policy: The governor, kept above the knee.
-        clocks_mhz: Clocks it may choose among, ascending, float64[clocks].
-        knee_mhz: Where the voltage begins to rise.
-        knee_assumed: True where that is another chip's, stretched.
-    """
-
-    config: ClockConfig
-    device: Device[ClockSetting]
-    spec: DeviceSpec
-    name: str
-    policy: Policy[GovernorState, DeviceView]
-    clocks_mhz: FloatArray
-    knee_mhz: float
-    knee_assumed: bool
-
-
 def governed_clock(config: ClockConfig, mode: Mode) -> GovernedClock:
-    """The device of a site file with its governor; nothing is set.
+    """A device of the site with its governor; nothing is set.
 
     Raises:
-        CapabilityError: The device is not here; or, in mode act, may not be set: the error says what grants it.
+        CapabilityError: The device is missing or, in mode act, may not be set; the error names the missing permission.
         ConfigError: None of its clocks lies within the bounds.
-        DataError: The plan that bounds it cannot be used.
+        DataError: The plan that bounds its clock cannot be read.
     """
     spec = _spec(config)
     device = open_clock(spec)
     able = device.capability()
     if mode is Mode.ACT and not able.settable:
         raise CapabilityError(
-            f"the clock of {able.device} ({able.name}) is to be governed and may not be set: {able.detail}",
+            f"the clock of {able.device} ({able.name}) may not be set: {able.detail}",
             resource=able.device,
             grant=able.grant or None,
         )
@@ -91,19 +67,19 @@ def governed_clock(config: ClockConfig, mode: Mode) -> GovernedClock:
         )
     known = config.knee_mhz or (V100.knee_mhz if "V100" in able.name else None)
     knee = known if known is not None else stretched_knee_mhz(able.clocks_mhz[-1])
-    policy = AboveKnee(_governor(config, clocks), clocks, min(knee, float(clocks[-1])))
+    policy = _governor(config, clocks, min(knee, float(clocks[-1])))
     return GovernedClock(config, device, spec, able.device, policy, clocks, knee, known is None)
 
 
 async def governed_clocks(
     site: Site, stack: AsyncExitStack, tell: Callable[[str], None]
 ) -> tuple[list[GovernedClock], LeaseHolder | None]:
-    """The clocks that a site file has governed, and who lends them in mode act; nothing is set.
+    """The governed clocks of a site and, in mode act, the holder of their leases; nothing is set.
 
     Args:
         site: The site.
-        stack: What is set later is on loan until it unwinds.
-        tell: Told what becomes of the loans.
+        stack: Reverts leased clocks when it unwinds.
+        tell: Receives messages about the leases.
 
     Raises:
         CapabilityError, ConfigError, DataError: As :func:`governed_clock`.
@@ -112,15 +88,15 @@ async def governed_clocks(
     if not clocks or site.mode is not Mode.ACT:
         return clocks, None
     shortest_s = min(clock.config.lease_s for clock in clocks)
-    return clocks, await stack.enter_async_context(lending(tell, shortest_s))
+    return clocks, await stack.enter_async_context(held_leases(tell, shortest_s))
 
 
 def clock_fact(clock: GovernedClock, mode: Mode) -> str:
-    """Whose clock is governed, by which rule, and what is only assumed, as a sentence."""
+    """One sentence: the device, its governor, its clocks, and what is assumed."""
     able = clock.device.capability()
     knee = f"knee {clock.knee_mhz:.0f} MHz" + (" (assumed, from a V100)" if clock.knee_assumed else "")
     span = f"{clock.clocks_mhz[0]:g} to {clock.clocks_mhz[-1]:g} MHz"
-    does = "set, on loan" if mode is Mode.ACT else f"mode {mode}: nothing is set"
+    does = "set, leased" if mode is Mode.ACT else f"mode {mode}: nothing is set"
     real = "; emulated: nothing real changes" if able.emulated else ""
     return f"{clock.name} ({able.name}): {clock.config.governor}, {span}, {knee}; {does}{real}"
 
@@ -135,11 +111,19 @@ def _spec(config: ClockConfig) -> DeviceSpec:
     return DeviceSpec("emulated-clock", options)
 
 
-def _governor(config: ClockConfig, clocks: FloatArray) -> Policy[GovernorState, DeviceView]:
+def _governor(config: ClockConfig, clocks: FloatArray, knee_mhz: float) -> Policy[GovernorState, DeviceView]:
+    """The governor of a clock; one that reacts is kept at or above the knee while there is work."""
+    if config.governor == "predictive":
+        return PredictiveGovernor(clocks, knee_mhz=knee_mhz, floor_mhz=config.knee_mhz or 0.0)
+    if config.governor == "busy-idle":
+        busy_mhz = float(clocks[np.argmin(np.abs(clocks - (config.clock_mhz or knee_mhz)))])
+        return BusyIdleClocks(busy_mhz, float(clocks[0]))
     if config.governor == "fixed":
         wanted = config.clock_mhz or float(clocks[-1])
-        return FixedClock(float(min((clock for clock in clocks if clock >= wanted), default=clocks[-1])))
-    if config.governor == "miad":
+        inner: Policy[GovernorState, DeviceView] = FixedClock(
+            float(min((clock for clock in clocks if clock >= wanted), default=clocks[-1]))
+        )
+    else:
         limits = ClockRange(float(clocks[0]), float(clocks[-1]), config.step_mhz)
-        return MiadGovernor(limits, tuple(map(float, clocks)))
-    return PredictiveGovernor(clocks)
+        inner = MiadGovernor(limits, tuple(map(float, clocks)))
+    return AboveKnee(inner, clocks, knee_mhz)
