@@ -33,7 +33,6 @@ FOLDERS = {
     "src/joulery/runtime": "one folder a live loop",
     "src/joulery/runtime/leasing": "leases and the process that reverts them, two files",
     "src/joulery/runtime/runs": "recorded runs, two files",
-    "src/joulery/runtime/leasing": "one loop and its watchdog",
     "src/joulery/sim": "one folder a simulated plant",
     "src/joulery/sim/clocks": "one study, two files",
     "src/joulery/ui": "one folder a face",
