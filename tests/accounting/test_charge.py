@@ -43,7 +43,7 @@ def test_an_interval_in_which_nobody_works_is_idle() -> None:
 def test_by_capacity_the_unused_rest_is_idle() -> None:
     busy = times([1, 0, 2], [2, 0, 2])
     assert charged(busy, by=ShareRule.CAPACITY) == (10 / 4 + 30 / 2, 10 / 2 + 20 + 30 / 2, 0.0, 10 / 4, 0.0)
-    with pytest.raises(DataError, match="cpu:0: a capacity share needs its number of CPUs"):
+    with pytest.raises(DataError, match=r"cpu:0: a capacity share .* CPUs"):
         charged({"cpu:0": BusyTimes([0, S], [1.0], [1.0])}, by=ShareRule.CAPACITY)
 
 

@@ -91,9 +91,7 @@ def test_grams_without_a_signal_are_unknown_not_zero():
 def test_grams_of_different_meaning_are_refused_with_the_name_of_the_run():
     average = Footprint(carbon_g=1.0, signal=Signal.AVERAGE, scope=Scope.LIFECYCLE)
     marginal = Footprint(carbon_g=1.0, signal=Signal.MARGINAL, scope=Scope.LIFECYCLE)
-    with pytest.raises(
-        DataError, match="run-b does not fit the others: cannot add grams of signal average and marginal"
-    ):
+    with pytest.raises(DataError, match=r"run-b .* average and marginal"):
         total([("run-a", average), ("run-b", marginal)])
 
 

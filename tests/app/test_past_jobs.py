@@ -88,8 +88,8 @@ def test_hours_are_means_and_one_that_is_unknown_is_named() -> None:
 
     known = CarbonSeries("X", half[:6], [100.0, 300.0, 50.0, 50.0, 9.0], source="test")
     assert hourly_from(known, 0.0).tolist() == [200.0, 50.0], "what is left of an hour is none"
-    with pytest.raises(DataError, match="1970-01-01 02:00 UTC on is not known"):
+    with pytest.raises(DataError, match=r"1970-01-01 02:00 UTC .*not known"):
         hourly_from(series, 0.0)
     assert hourly_from(series, 10_800.0).tolist() == [7.0]
-    with pytest.raises(DataError, match="1970-01-01 04:00 UTC on is not known"):
+    with pytest.raises(DataError, match=r"1970-01-01 04:00 UTC .*not known"):
         hourly_from(series, 14_400.0)

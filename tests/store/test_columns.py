@@ -77,7 +77,7 @@ def test_rows_hold_the_columns_asked_for_and_know_where_they_stand(tmp_path):
 def test_what_is_no_number_above_nought_is_refused_by_row(tmp_path, text):
     row = read_rows(written(tmp_path, f"n,x\n{text},z\n"), ("n",))[0]
     for read in (row.positive, row.whole):
-        with pytest.raises(DataError, match=f"n is '{text}', expected a number above 0") as caught:
+        with pytest.raises(DataError, match=f"n is '{text}', .*above 0") as caught:
             read("n")
         assert (caught.value.row, caught.value.file) == (2, str(tmp_path / "grid.csv"))
 
@@ -85,7 +85,7 @@ def test_what_is_no_number_above_nought_is_refused_by_row(tmp_path, text):
 def test_a_fraction_is_no_whole_number(tmp_path):
     row = read_rows(written(tmp_path, "n\n2.5\n"), ("n",))[0]
     assert row.positive("n") == 2.5
-    with pytest.raises(DataError, match=r"n is '2\.5', expected a whole number"):
+    with pytest.raises(DataError, match=r"n is '2\.5', .*whole number"):
         row.whole("n")
 
 

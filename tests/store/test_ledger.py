@@ -94,7 +94,7 @@ def test_sums_by_something_else_are_refused(ledger):
 def test_grams_of_different_meaning_are_never_added(ledger):
     ledger.record(RUN, [joules()], [grams()])
     ledger.record(replace(RUN, id="run-2"), [joules()], [grams(signal=Signal.MARGINAL)])
-    with pytest.raises(DataError, match="cannot add grams of average lifecycle and marginal lifecycle"):
+    with pytest.raises(DataError, match="average lifecycle and marginal lifecycle"):
         ledger.rows("owner")
     assert ledger.rows("device")[0].energy_j == 10.0
 
@@ -215,7 +215,7 @@ def test_a_newer_ledger_is_refused_and_left_alone(tmp_path):
     connection.execute("INSERT INTO schema_version VALUES (99, 0)")
     connection.commit()
     connection.close()
-    with pytest.raises(DataError, match=r"version 99, this joulery reads up to 2"):
+    with pytest.raises(DataError, match=r"version 99, .*up to 2"):
         Ledger(path)
 
 
@@ -300,7 +300,7 @@ def test_reading_what_is_not_there_is_one_clear_error(tmp_path):
     with pytest.raises(DataError, match="there is no ledger"):
         Ledger(tmp_path / "none.db", read_only=True)
     old_ledger(tmp_path / "old.db", 1)
-    with pytest.raises(DataError, match="the ledger has version 1, expected 2"):
+    with pytest.raises(DataError, match="version 1, expected 2"):
         Ledger(tmp_path / "old.db", read_only=True)
 
 
@@ -316,7 +316,7 @@ def test_a_place_that_cannot_hold_a_ledger_is_one_clear_error(tmp_path):
 def test_a_file_that_is_no_database_is_one_clear_error_and_stays(tmp_path, content):
     path = tmp_path / "l.db"
     path.write_bytes(content)
-    with pytest.raises(DataError, match="not a ledger: file is not a database") as caught:
+    with pytest.raises(DataError, match="not a ledger: ") as caught:
         Ledger(path)
     assert caught.value.file == str(path)
     assert "move it away" in caught.value.hint

@@ -42,7 +42,7 @@ def test_the_bounds_of_a_gpu(tmp_path) -> None:
     assert read_plan(file).clock_bounds(1) == (200.0, 1000.0)
     assert read_plan(file).clock_bounds(2) == (500.0, 1380.0)
     for gpu in (0, 3):
-        with pytest.raises(DataError, match=f"has 2 GPUs, not a GPU {gpu}"):
+        with pytest.raises(DataError, match=f"2 GPUs, not a GPU {gpu}"):
             read_plan(file).clock_bounds(gpu)
 
 

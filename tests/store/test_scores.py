@@ -48,10 +48,10 @@ def test_measured_goes_before_modelled_and_neither_replaces_the_other(tmp_path) 
 def test_missing_scores_say_how_to_get_them(tmp_path) -> None:
     with ScoreDatabase(tmp_path / "s.db") as database:
         database.keep(profile())
-        with pytest.raises(DataError, match="no clock scores of GPT on V100") as caught:
+        with pytest.raises(DataError, match=r"no clock scores .*GPT on V100") as caught:
             database.profile("GPT", "V100")
         assert "joulery profile GPT --clocks --gpu V100 --scores" in caught.value.hint
-        with pytest.raises(DataError, match="no clock scores of net on H100"):
+        with pytest.raises(DataError, match=r"no clock scores .*net on H100"):
             database.profile("net", "H100")
 
 
@@ -80,7 +80,7 @@ def test_an_older_file_is_brought_up_to_date(tmp_path) -> None:
 
 
 def test_what_is_no_database_of_scores(tmp_path) -> None:
-    with pytest.raises(DataError, match="there is no database of clock scores"):
+    with pytest.raises(DataError, match="no database of clock scores"):
         ScoreDatabase(tmp_path / "none.db", read_only=True)
     (tmp_path / "text.db").write_text("this is text, and long enough to be looked at by SQLite" * 20)
     with pytest.raises(DataError, match="not a database of clock scores"):

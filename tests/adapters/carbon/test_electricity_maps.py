@@ -121,7 +121,7 @@ def test_a_wrong_token_and_a_wrong_zone() -> None:
     with served(api) as local:
         with pytest.raises(CapabilityError, match=r"Invalid auth-token"):
             source(local, token="wrong").history(NOW - 3600, NOW)
-        with pytest.raises(DataError, match=r"knows no zone SE3: .*Zone XX does not exist") as near:
+        with pytest.raises(DataError, match=r"no zone SE3: .*Zone XX does") as near:
             source(local, "SE3").forecast(NOW, NOW + 3600)
         with pytest.raises(DataError, match="knows no zone XX:") as far:
             source(local, "XX").history(NOW - 3600, NOW)

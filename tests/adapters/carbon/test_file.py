@@ -56,22 +56,22 @@ def test_the_only_column_left_is_taken(tmp_path: Path) -> None:
     assert read_carbon_file(path).g_per_kwh.tolist() == [1.0, 2.0]
     direct = csv(tmp_path, "timestamp_utc,ci_direct", "2023-01-01T00:00,1", "2023-01-01T01:00,2")
     assert read_carbon_file(direct).scope is Scope.DIRECT
-    with pytest.raises(DataError, match=r"grid\.csv:1: which column holds the lifecycle intensity"):
+    with pytest.raises(DataError, match=r"grid\.csv:1: which column holds"):
         read_carbon_file(direct, FileFormat(scope=Scope.LIFECYCLE))
 
 
 def test_columns_that_cannot_be_guessed_are_asked_for(tmp_path: Path) -> None:
     path = csv(tmp_path, "timestamp_utc,a,b", "2023-01-01T00:00Z,1,2", "2023-01-01T01:00Z,3,4")
-    with pytest.raises(DataError, match=r"grid\.csv:1: which column holds the intensity\? There are a, b") as caught:
+    with pytest.raises(DataError, match=r"grid\.csv:1: which column holds") as caught:
         read_carbon_file(path)
     assert "--column" in caught.value.hint
     assert read_carbon_file(path, FileFormat(column="b")).g_per_kwh.tolist() == [2.0, 4.0]
-    with pytest.raises(DataError, match=r"grid\.csv:1: no column c; there are timestamp_utc, a, b"):
+    with pytest.raises(DataError, match=r"grid\.csv:1: no column c; .*timestamp_utc, a"):
         read_carbon_file(path, FileFormat(column="c"))
     with pytest.raises(DataError, match="no column when;"):
         read_carbon_file(path, FileFormat(time_column="when", column="b"))
     strange = csv(tmp_path, "when,a", "2023-01-01T00:00Z,1", "2023-01-01T01:00Z,3")
-    with pytest.raises(DataError, match=r"grid\.csv:1: no column of time stamps among when, a"):
+    with pytest.raises(DataError, match=r"grid\.csv:1: .*time stamps among when, a"):
         read_carbon_file(strange)
     assert len(read_carbon_file(strange, FileFormat(time_column="when"))) == 2
 
@@ -89,7 +89,7 @@ def test_half_hours_are_inferred_and_a_step_may_be_stated(tmp_path: Path) -> Non
     seconds = csv(tmp_path, "timestamp_utc,x", "2023-01-01T00:00:00Z,1", "2023-01-01T00:00:01Z,2")
     assert read_carbon_file(seconds).end_s == T0 + 2
     alone = csv(tmp_path, "timestamp_utc,x", "2023-01-01T00:00Z,1")
-    with pytest.raises(DataError, match=r"grid\.csv:2: one row does not say how long it holds"):
+    with pytest.raises(DataError, match=r"grid\.csv:2: one row .* long"):
         read_carbon_file(alone)
     assert read_carbon_file(alone, FileFormat(step_s=900.0)).end_s == T0 + 900
 
@@ -201,7 +201,7 @@ def test_flags(tmp_path: Path, cell: str, flag: bool) -> None:
 
 def test_a_flag_that_is_none(tmp_path: Path) -> None:
     path = csv(tmp_path, "timestamp_utc,estimated,x", "2023-01-01T00:00Z,maybe,1", "2023-01-01T01:00Z,0,2")
-    with pytest.raises(DataError, match=r"grid\.csv:2: estimated: 'maybe' is neither 0 nor 1"):
+    with pytest.raises(DataError, match=r"grid\.csv:2: estimated: 'maybe'"):
         read_carbon_file(path)
 
 
@@ -221,7 +221,7 @@ def test_local_time_over_both_changes_of_the_clock(tmp_path: Path) -> None:
     spring = ["2023-03-26T01:00,1", "2023-03-26T03:00,2", "2023-03-26T04:00,3"]
     assert len(read_carbon_file(csv(tmp_path, "timestamp,x", *spring), FileFormat(timezone="Europe/Berlin"))) == 3
     skipped = ["2023-03-26T01:00,1", "2023-03-26T02:00,2", "2023-03-26T03:00,3"]
-    with pytest.raises(DataError, match=r"grid\.csv:3: timestamp: local time '2023-03-26T02:00' does not exist"):
+    with pytest.raises(DataError, match=r"grid\.csv:3: timestamp: .*'2023-03-26T02:00' does not exist"):
         read_carbon_file(csv(tmp_path, "timestamp,x", *skipped), FileFormat(timezone="Europe/Berlin"))
     with pytest.raises(ConfigError, match="unknown time zone"):
         read_carbon_file(csv(tmp_path, "timestamp,x", *spring), FileFormat(timezone="Europe/Atlantis"))
@@ -244,7 +244,7 @@ def test_what_is_no_series_is_one_error(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"absent\.csv: cannot be read: No such file"):
+    with pytest.raises(DataError, match=r"absent\.csv: .*No such file"):
         read_carbon_file(tmp_path / "absent.csv")
     with pytest.raises(DataError, match="cannot be read: Is a directory"):
         read_carbon_file(tmp_path)

@@ -52,7 +52,7 @@ def test_a_step_two_answers_repeat_counts_once() -> None:
 
 
 def test_contradictions_are_refused() -> None:
-    with pytest.raises(DataError, match=r"two values for 1970-01-01T00:00:00Z: 1\.0 and 2\.0"):
+    with pytest.raises(DataError, match=r"1970-01-01T00:00:00Z: 1\.0 and 2\.0"):
         assemble([Reading(0, 10, 1.0), Reading(0, 10, 2.0)], 0, 10, MEANING, step_s=10)
     with pytest.raises(DataError, match="steps overlap at 1970-01-01T00:00:05Z"):
         assemble([Reading(0, 10, 1.0), Reading(5, 15, 2.0)], 0, 20, MEANING, step_s=10)

@@ -27,7 +27,7 @@ def test_a_stated_intensity_holds_at_all_times_and_is_assumed() -> None:
 
 @pytest.mark.parametrize("g_per_kwh", [-1.0, math.nan, math.inf])
 def test_nonsense_is_refused(g_per_kwh: float) -> None:
-    with pytest.raises(ConfigError, match="must be finite and at least 0"):
+    with pytest.raises(ConfigError, match="finite and at least 0"):
         Stated(g_per_kwh)
 
 

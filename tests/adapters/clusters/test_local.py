@@ -380,7 +380,7 @@ def test_slots_are_never_given_twice(machine: Machine) -> None:
 
 
 def test_a_size_beyond_what_the_owner_allows_is_refused(machine: Machine) -> None:
-    with pytest.raises(ActuationError, match="may use 1 to 2 slots, not 3"):
+    with pytest.raises(ActuationError, match="1 to 2 slots, not 3"):
         machine.backend.apply(Start(machine.submit(SLEEP, 1, 2), 3))
 
 

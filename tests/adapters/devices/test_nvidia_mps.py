@@ -71,7 +71,7 @@ def test_a_daemon_with_clients_is_not_ended_but_is_reset(nvml: NvmlFake, folder:
     device.apply(MpsSetting(True))
     serve(folder, 4711, 4712)
     assert device.clients() == (4711, 4712)
-    with pytest.raises(ActuationError, match=r"serves process 4711, 4712; nothing was changed"):
+    with pytest.raises(ActuationError, match=r"4711, 4712; nothing was changed"):
         device.apply(MpsSetting())
     assert device.observe().setting.running
     device.reset()

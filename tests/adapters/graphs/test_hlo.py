@@ -106,7 +106,7 @@ def test_what_is_no_program(tmp_path: Path, text: str) -> None:
 
 def test_a_program_cut_short(tmp_path: Path) -> None:
     whole = LOOP.replace("%body (t:", "%other (t:")
-    with pytest.raises(DataError, match="computation body is called but not in the file"):
+    with pytest.raises(DataError, match=r"computation body .*not in the file"):
         read_hlo(written(tmp_path, whole))
     (tmp_path / "binary.hlo").write_bytes(b"HloModule \xff\xfe")
     with pytest.raises(DataError, match="cannot read"):

@@ -61,7 +61,7 @@ def test_the_work_of_every_operator(small: Path, batch: int) -> None:
 
 def test_a_named_dimension(small: Path) -> None:
     assert operator_costs(read_onnx(small, {"N": 2}))[0].flops == 2 * 2 * 6 * 64 * 18
-    with pytest.raises(DataError, match="dimension 0 of input x has no size: N") as caught:
+    with pytest.raises(DataError, match=r"dimension 0 .*input x .*: N") as caught:
         read_onnx(small, {})
     assert caught.value.hint == "say --dim N=N"
 

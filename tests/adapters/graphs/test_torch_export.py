@@ -52,7 +52,7 @@ def test_a_symbolic_size_is_that_of_the_example_or_the_one_given(tmp_path: Path)
     assert operator_costs(read_torch_export(file, {}))[0].flops == 2 * (2 * 8 * 256) * 27
     assert operator_costs(read_torch_export(file, {"s31": 6}))[0].flops == 2 * (6 * 8 * 256) * 27
     size["as_expr"].pop("hint")
-    with pytest.raises(DataError, match="a size of x is not known") as caught:
+    with pytest.raises(DataError, match="size of x is not known") as caught:
         read_torch_export(archive(tmp_path, program), {})
     assert "--dim" in caught.value.hint
 

@@ -123,9 +123,7 @@ def test_a_board_that_is_not_permitted_is_left_out_and_said() -> None:
 
 def test_a_board_that_tells_nothing_is_left_out_with_every_reason() -> None:
     fake = FakeNvml(FakeBoard(energy_mj=None, instant_mw=None, usage_mw=None))
-    with pytest.raises(
-        CapabilityError, match=r"no GPU can be read: gpu:0 is left out: .*counter: .*instant: .*usage: "
-    ):
+    with pytest.raises(CapabilityError, match=r"gpu:0 .*: .*counter: .*instant: .*usage: "):
         open_nvml(fake)
     assert fake.open == 0
 

@@ -40,7 +40,7 @@ def test_what_is_no_picture_is_one_clear_error(tmp_path):
     whole = (PHOTOS / "clock.jpg").read_bytes()
     (tmp_path / "cut.jpg").write_bytes(whole[: len(whole) // 2])
     for name in ("text", "cut", "absent"):
-        with pytest.raises(DataError, match="not a picture that can be read") as caught:
+        with pytest.raises(DataError, match="not a picture") as caught:
             read_photo(tmp_path / f"{name}.jpg", 16)
         assert f"{name}.jpg" in str(caught.value)
 

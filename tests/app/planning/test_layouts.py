@@ -88,7 +88,7 @@ def test_costs_of_ones_own_are_read_from_a_file(tmp_path):
     (tmp_path / "costs.json").write_text(json.dumps(document))
     request = layout_request(load(site(tmp_path, **{"model: albert": "model: own, profile: costs.json"})))
     assert request.problem.services[0].costs.variants == CLOVER_SERVICES["albert"].variants
-    with pytest.raises(ConfigError, match="no costs of requests are known for service language"):
+    with pytest.raises(ConfigError, match=r"no costs .* service language"):
         layout_request(load(site(tmp_path, **{"model: albert": "model: other, profile: costs.json"})))
 
 

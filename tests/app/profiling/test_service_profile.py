@@ -156,7 +156,7 @@ def test_the_power_line_of_recorded_evidence():
     blind = RunReadings(
         (PowerTrace(gpu, readings().traces[0].t_ns, readings().traces[0].values, 0.1),), readings().busy
     )
-    with pytest.raises(DataError, match="no meter sees the power of the CPUs"):
+    with pytest.raises(DataError, match=r"no meter .*power of the CPUs"):
         power_line(blind)
     with pytest.raises(DataError, match="no meter sees"):
         power_line(RunReadings(readings().traces, {}))

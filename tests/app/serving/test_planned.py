@@ -45,7 +45,7 @@ def test_every_service_loads_the_variant_the_plan_means(site, tmp_path):
 
 def test_a_plan_of_other_services_is_refused(site, tmp_path):
     gpus = planned(site).gpus
-    with pytest.raises(ConfigError, match="serves steady, which the site file does not name"):
+    with pytest.raises(ConfigError, match=r"steady, .*site file does not name"):
         models_of(site.model_copy(update={"services": site.services[1:]}), gpus, tmp_path)
     (gpu,) = gpus
     without = [type(gpu)(gpu.type, 1.0, 1.0, 1.0, 1.0, 1.0, gpu.instances[:1])]

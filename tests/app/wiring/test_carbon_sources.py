@@ -83,7 +83,7 @@ def test_a_replay_begins_now(tmp_path: Path) -> None:
     day = {"day": "2020-06-10", "duration": 90.0}
     typical = source(now_s=5000.0, kind="typical", zone="GB", replay=day).history(5000.0, 5090.0)
     assert len(typical) == 24 and typical.quality is Quality.ASSUMED
-    with pytest.raises(ConfigError, match=r"carbon.replay.day: is no day of the calendar"):
+    with pytest.raises(ConfigError, match=r"carbon\.replay\.day: "):
         source(kind="typical", zone="GB", replay={"day": "2020-02-30", "duration": 90.0})
     with pytest.raises(DataError, match="covers"):
         source(kind="file", path=grid(tmp_path), fill="gap", replay=day)

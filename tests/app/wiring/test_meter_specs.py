@@ -105,7 +105,7 @@ def test_meters_that_were_named_must_all_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("devices", [("cpu:0", "cpu:0"), ("machine", "cpu:1"), ("cpu:1", "machine")])
 def test_no_device_is_counted_twice(devices: tuple[str, str]) -> None:
     specs = [MeterSpec("fake", {"channels": [{"watts": [[0, 5]], "device": device}]}) for device in devices]
-    with pytest.raises(ConfigError, match="two meters would count the same device"):
+    with pytest.raises(ConfigError, match=r"two meters .* same device"):
         opened(*specs)
 
 

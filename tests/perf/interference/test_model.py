@@ -119,7 +119,7 @@ def test_a_demand_that_leaves_no_clock_takes_for_ever():
 
 
 def test_an_unknown_model_is_named_with_those_that_are_known():
-    with pytest.raises(ConfigError, match="no coefficients for model 'yolo' on V100") as caught:
+    with pytest.raises(ConfigError, match="model 'yolo' on V100") as caught:
         V100["yolo"]
     assert caught.value.expected == "alexnet, resnet50, ssd, vgg19"
 

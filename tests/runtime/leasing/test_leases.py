@@ -289,7 +289,7 @@ def test_where_no_lease_can_be_written_nothing_is_set(tmp_path: Path, tree: Path
     spec = DeviceSpec("cpufreq", {"root": str(tree)})
     with (
         LeaseHolder(LeaseBook(tmp_path / "file/leases"), watch=nobody) as holder,
-        pytest.raises(CapabilityError, match="nothing is set, because the lease cannot be written") as caught,
+        pytest.raises(CapabilityError, match=r"nothing is set, .*lease") as caught,
     ):
         holder.set(CpufreqClock(str(tree)), spec, ClockSetting(2000.0), "why")
     assert "JOULERY_STATE" in caught.value.hint

@@ -262,7 +262,7 @@ def test_a_run_killed_before_it_was_read_has_nothing_to_say(tmp_path: Path) -> N
 
 def test_what_is_no_measured_run_is_refused(tmp_path: Path) -> None:
     create_run(tmp_path / "up", kind="up").close()
-    with pytest.raises(DataError, match="a run of kind up, not measure"):
+    with pytest.raises(DataError, match="kind up, not measure"):
         account_again(open_run(tmp_path / "up"), None)
     with pytest.raises(DataError, match="ended before the command started"):
         account_again(open_run(kept(tmp_path, ended=False, started=False)), None)

@@ -89,7 +89,7 @@ async def test_real_inputs_go_round_and_progress_is_told():
 
 
 async def test_a_model_that_refuses_its_inputs_is_one_clear_error():
-    with pytest.raises(DataError, match="large does not answer the inputs it is profiled with: wrong shape"):
+    with pytest.raises(DataError, match=r"large .*: wrong shape"):
         await run(ToyEngine(broken="large"))
 
 
@@ -123,5 +123,5 @@ def test_a_model_file_is_known_by_its_content(tmp_path):
     file = tmp_path / "m.onnx"
     file.write_bytes(b"abc")
     assert digest(ModelRef(ModelKind.ONNX, str(file))).startswith("ba7816bf")
-    with pytest.raises(DataError, match="the model cannot be read: No such file"):
+    with pytest.raises(DataError, match="model cannot be read: No such"):
         digest(ModelRef(ModelKind.ONNX, str(tmp_path / "none.onnx")))

@@ -43,7 +43,7 @@ def test_its_errors_grow_through_the_day_and_last_for_hours() -> None:
 def test_a_recorded_forecast_covers_the_same_hours() -> None:
     truth = Intensity(np.ones(24))
     assert forecast(np.full(24, 3.0), truth).values == [3.0] * 24
-    with pytest.raises(DataError, match="the forecast has 23 hours, the intensity 24"):
+    with pytest.raises(DataError, match="23 hours, the intensity 24"):
         forecast(np.ones(23), truth)
     with pytest.raises(DataError, match="hour 5"):
         forecast(np.where(np.arange(24) == 5, np.nan, 1.0), truth)

@@ -208,7 +208,7 @@ def test_bad_workloads_and_series_are_refused() -> None:
     one = np.array([1])
     with pytest.raises(DataError, match="order of submission"):
         Jobs(np.array([2.0, 1.0]), np.ones(2), np.zeros(2, int), np.ones(2, int), np.ones(2, int))
-    with pytest.raises(DataError, match=r"job 0 has a duration of 0\.0 s"):
+    with pytest.raises(DataError, match=r"job 0 .*duration of 0\.0 s"):
         Jobs(np.zeros(1), np.zeros(1), one, one, one)
     for bad in ([], [np.nan], [-1.0]):
         with pytest.raises(DataError, match="hour 0"):

@@ -79,5 +79,5 @@ def test_what_cannot_be_answered_is_said() -> None:
         savings(np.zeros(0), np.zeros(0), np.zeros(0, int), DAY, "green", 2)
     with pytest.raises(ConfigError, match="no such training policy"):
         savings(*past(), DAY, "greener", 32, samples=2)
-    with pytest.raises(DataError, match="asks for 8 GPUs, the cluster has 4"):
+    with pytest.raises(DataError, match="8 GPUs, the cluster has 4"):
         savings(np.zeros(1), np.ones(1), np.array([8]), DAY, "green", 4, samples=2)

@@ -113,7 +113,7 @@ def test_unknown_schemes_and_impossible_jobs_are_refused() -> None:
     carbon = Intensity(np.ones(24))
     with pytest.raises(ConfigError, match="no such training policy"):
         run_scheme("best", Setting(), jobs, carbon)
-    with pytest.raises(DataError, match="job 0 asks for 99 GPUs, the cluster has 64"):
+    with pytest.raises(DataError, match=r"job 0 .*99 GPUs, .*has 64"):
         run_scheme("green", Setting(), jobs, carbon)
 
 

@@ -99,5 +99,5 @@ def test_a_batch_that_cannot_be(wrong) -> None:
 
 def test_a_slice_is_bound_to_as_many_cores_as_it_has() -> None:
     assert CORE.cores == 1
-    with pytest.raises(ConfigError, match="slice of 1 cores cannot be bound to 2"):
+    with pytest.raises(ConfigError, match=r"slice of 1 cores .*to 2"):
         replace(toy("who"), cores=(0, 1))

@@ -124,7 +124,7 @@ async def test_two_gpus_are_cut_each_for_its_part() -> None:
 async def test_more_than_the_gpus_have_is_refused_and_nothing_changes() -> None:
     nvml = NvmlFake(gpu(A100))
     async with engine_on(cutting(nvml), mig("7g.40gb")) as engine:
-        with pytest.raises(CapabilityError, match=r"no GPU here has room for 7g\.40gb"):
+        with pytest.raises(CapabilityError, match=r"no GPU .*room for 7g\.40gb"):
             await engine.apply([mig("7g.40gb"), mig("7g.40gb")])
         assert len(engine.replicas()) == 1
 
@@ -154,7 +154,7 @@ async def test_shares_of_a_gpu_and_which_gpu(folder: Path) -> None:
         answers = [await ask(engine, seconds=0.0) for _ in range(6)]
         percents = {bytes(answer.outputs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]).decode() for answer in answers}
         assert percents == {"60", "40"}
-        with pytest.raises(CapabilityError, match=r"no GPU here has room for mps:0\.5"):
+        with pytest.raises(CapabilityError, match=r"no GPU .*room for mps:0\.5"):
             await engine.apply([mps(0.6, "gpu:1"), mps(0.4), mps(0.6), mps(0.5)])
 
 

@@ -161,7 +161,7 @@ async def test_when_no_server_is_reached() -> None:
         raise httpx.ConnectError("refused")
 
     engine = await engine_of(spec("http://a/toy"), transport=Server(say).transport)
-    with pytest.raises(RequestError, match="no replica of toy is reached: refused") as caught:
+    with pytest.raises(RequestError, match=r"no replica of toy .*: refused") as caught:
         await engine.infer("toy", X)
     assert caught.value.outcome is Outcome.UNAVAILABLE
     await engine.close()
@@ -222,7 +222,7 @@ async def test_what_cannot_be_had_leaves_the_old_set() -> None:
     server = Server()
     engine = await engine_of(spec("http://a/toy"), transport=server.transport)
     server.ready, server.loads = False, 404
-    with pytest.raises(ActuationError, match="does not load it: no such model"):
+    with pytest.raises(ActuationError, match="not load it: no such model"):
         await engine.apply([spec("http://a/toy"), spec("http://a/other")])
     assert [str(view.spec.model) for view in engine.replicas()] == ["http://a/toy"]
     await engine.close()

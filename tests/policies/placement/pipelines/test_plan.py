@@ -119,7 +119,7 @@ def test_too_much_demand_is_a_broken_promise() -> None:
 def test_bad_input() -> None:
     with pytest.raises(ConfigError, match="nothing to plan"):
         plan_pipelines("muserve", [], PROFILES, DeviceType("V100", 1, 0.0, 1e10), PipelineRules())
-    with pytest.raises(ConfigError, match="model GPT of service a has no clock scores") as caught:
+    with pytest.raises(ConfigError, match=r"model GPT .*service a .*clock scores") as caught:
         planned(services=[service("a", "GPT")])
     assert "joulery profile GPT --clocks --scores" in caught.value.hint
     with pytest.raises(ConfigError, match="no such preset for pipelines"):
@@ -134,7 +134,7 @@ def test_a_profile_without_power_is_refused() -> None:
         "blind", "gpu:0", Quality.MEASURED, "", known.operators, known.clocks_mhz, known.latency_s,
         np.full(len(known.clocks_mhz), np.nan), known.idle_w,
     )  # fmt: skip
-    with pytest.raises(DataError, match="the clock profile of blind has no power"):
+    with pytest.raises(DataError, match="profile of blind has no power"):
         plan_pipelines(
             "muserve", [service("a", "blind")], {"blind": blind}, DeviceType("V100", 1, 0.0, 1e10), PipelineRules()
         )

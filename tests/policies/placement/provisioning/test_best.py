@@ -222,7 +222,7 @@ def test_a_large_service_that_may_not_be_cut_says_how_many_replicas_would_do():
 
 
 def test_what_cannot_be_fast_enough_says_the_best_it_can_get():
-    with pytest.raises(InfeasibleError, match=r"service slow: ssd takes at best 6\.155 ms") as caught:
+    with pytest.raises(InfeasibleError, match=r"slow: ssd .* 6\.155 ms") as caught:
         provision("best", [workload("slow", "ssd", 7, 50)], [V100], Rules())
     assert caught.value.nearest["best_latency_s"] == pytest.approx(6.155e-3, abs=1e-6)
 
