@@ -32,8 +32,8 @@ TECHNICAL = re.compile(
     re.IGNORECASE,
 )
 """Terms of other systems, and the old names that are still read."""
-CEILINGS = {"src": 189, "docs": 13, "examples": 0, "README.md": 0, "reproduce": 0}
-"""Uses left in a folder; may only shrink."""
+CEILINGS = {"src": 189, "docs": 13, "examples": 0, "README.md": 0, "reproduce": 0, "tests": 2}
+"""Uses left in a folder; may only shrink. Those in tests are a former key and a key of stored documents."""
 
 
 def uses(place: str) -> list[str]:
@@ -41,7 +41,12 @@ def uses(place: str) -> list[str]:
     found = []
     for name in listed.splitlines():
         path = ROOT / name
-        if path.suffix not in (".py", ".md", ".yaml", ".js", ".css", ".html") or "uplot" in name or not path.exists():
+        if (
+            path == Path(__file__)
+            or path.suffix not in (".py", ".md", ".yaml", ".js", ".css", ".html")
+            or "uplot" in name
+            or not path.exists()
+        ):
             continue
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             found += [f"{name}:{number}: {word}" for word in WORDS.findall(TECHNICAL.sub("", line))]
