@@ -234,10 +234,10 @@ def _ratio(one: float, other: float) -> float:
 
 def links(step: Callable[[], None], plan: Plan) -> tuple[float, float]:
     """Of the time of all kernels of ten steps, the part that leads to an operation, and to a module or an optimizer."""
-    from joulery.adapters.tracers.inject.torch_recorder import Recorder
+    from joulery.adapters.tracers.inject.torch_recorder import TorchRecorder
 
     with tempfile.TemporaryDirectory(prefix="joulery-bench-") as folder:
-        recorder = Recorder(Path(folder), 0, 0, plan.schedule.active, 1)
+        recorder = TorchRecorder(Path(folder), 0, 0, plan.schedule.active, 1)
         recorder.install()
         recorder.begin()
         for _ in range(plan.schedule.active):

@@ -17,7 +17,7 @@ from joulery.perf.power.clock_curves import V100, KernelClockLaw
 from joulery.perf.power.sensitivity import emulated_profile
 from joulery.policies.clocks.governor import PredictiveGovernor
 from joulery.policies.ordering import Aging, SpeculativeQueue
-from joulery.sim.clocks.devices import Requests, run_clocked_devices
+from joulery.sim.clocks.devices import ModelRequests, run_clocked_devices
 from joulery.sim.clocks.governor_study import ClockCase, run_schemes, workload
 from joulery.sim.core.arrivals import gamma, poisson
 from joulery.sim.core.streams import Streams
@@ -221,7 +221,7 @@ def _spike() -> Row:
     parts = [np.cumsum(random.exponential(1 / r, int(60 * r))) + at for r, at in ((calm, 0), (spike, 60), (calm, 120))]
     arrival_s = np.sort(np.concatenate(parts))
     n = len(arrival_s)
-    requests = Requests(arrival_s, np.zeros(n, np.int64), np.ones(n), np.ones(n))
+    requests = ModelRequests(arrival_s, np.zeros(n, np.int64), np.ones(n), np.ones(n))
     runs = [
         run_clocked_devices(fleet, requests, lambda _: PredictiveGovernor(fleet.clocks_mhz), duration_s=180.0)
         for _ in range(2)

@@ -291,10 +291,10 @@ def scheduled() -> AbstractContextManager[Callable[[], None]]:
 @contextmanager
 def recording(steps: Steps) -> Iterator[Callable[[], None]]:
     """Hooks below, and some steps recorded; calling what it answers writes what is not written yet."""
-    from joulery.adapters.tracers.inject.torch_recorder import Recorder
+    from joulery.adapters.tracers.inject.torch_recorder import TorchRecorder
 
     with tempfile.TemporaryDirectory(prefix="joulery-bench-") as folder:
-        recorder = Recorder(Path(folder), steps.skip, steps.warmup, steps.active, steps.repeat)
+        recorder = TorchRecorder(Path(folder), steps.skip, steps.warmup, steps.active, steps.repeat)
         recorder.install()
         if not steps.skip:
             recorder.begin()

@@ -22,7 +22,7 @@ from joulery.perf.catalog.clover_services import CLOVER_SERVICES
 from joulery.sim.core.arrivals import poisson
 from joulery.sim.core.kernel import Kernel, Rank
 from joulery.sim.core.streams import Streams
-from joulery.sim.placement.batched_serving import Gpu, Instance, Neighbours, Service, Trial, judge
+from joulery.sim.placement.batched_serving import Gpu, Neighbours, Service, ServingProcess, Trial, judge
 from joulery.sim.placement.gpu import InterferenceTruth
 from joulery.sim.queues.batching import BatchRule
 from joulery.sim.queues.fifo_pull import Requests, pull
@@ -159,7 +159,7 @@ def _judge_rate(neighbours: Neighbours) -> float:
     truth = InterferenceTruth(profile("v100-refit"))
     names = [f"s{number}" for number in range(12)]
     services = [Service(name, poisson(400.0), Slo(0.05, 0.99)) for name in names]
-    instances = [Instance(name, "resnet50", 0.45, BatchRule(8)) for name in names]
+    instances = [ServingProcess(name, "resnet50", 0.45, BatchRule(8)) for name in names]
     gpus = [Gpu(truth, tuple(instances[number : number + 2])) for number in range(0, 12, 2)]
     trial = Trial(1.0, 21.0, noise_cv=0.05, neighbours=neighbours)
     count = sum(service.requests for service in judge(services, gpus, trial, Streams(0)).services)

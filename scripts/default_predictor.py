@@ -213,7 +213,7 @@ def train(file: Path, folder: Path) -> None:
     rows = {row["prompt"]: min(float(row["tokens"]), MOST_TOKENS) for row in _rows(file)}
     tokens = np.array([[each] for each in rows.values()])
     lengths = AnswerLengths((smollm2.NAME,), tokens)
-    log = predictor_training.AnswerLog(tuple(rows), tuple(range(len(rows))), lengths)
+    log = predictor_training.TrainingAnswers(tuple(rows), tuple(range(len(rows))), lengths)
     predictor = predictor_training.train(log, None)
     predictor_files.save(folder, predictor, log, [], licence=LICENCE)
     sys.stdout.write(f"{len(rows)} prompts, left out: {predictor.model.left_out}\n")

@@ -17,7 +17,7 @@ from joulery.sim.core.streams import Streams
 from joulery.sim.training.study import Setting
 from joulery.sim.training.workload import Jobs
 from reproduce.green.bound import BoundPoint
-from reproduce.green.figures import GreenFigures, Part, PolicyOutcome, figures, in_region
+from reproduce.green.figures import Experiment, GreenFigures, PolicyOutcome, figures, in_region
 
 _DATA = (
     ("US-CAL-CISO", "US-CAL-CISO_2023.csv"), ("GB", "GB_2023.csv"), ("SE", "SE_2023.csv"), ("PL", "PL_2023.csv"),
@@ -88,7 +88,7 @@ def document(evaluation: GreenEvaluation, made: GreenFigures) -> dict[str, Any]:
     }
 
 
-def _parts(evaluation: GreenEvaluation) -> tuple[Part, Part, Part]:
+def _parts(evaluation: GreenEvaluation) -> tuple[Experiment, Experiment, Experiment]:
     """The day, the year and the frontier."""
     folder, cluster = evaluation.data, evaluation.cluster
     day_trace: SyntheticTrace | RecordedTrace = evaluation.day
@@ -112,9 +112,9 @@ def _parts(evaluation: GreenEvaluation) -> tuple[Part, Part, Part]:
     month = dict(list(month.items())[:_DAY_REGIONS])
     first = "GB" if "GB" in hours else next(iter(hours))
     month = {first: month[first], **month} if first in month else month
-    year_part = Part([year_jobs], {first: hours[first], **hours}, setting)
-    day_part = Part(burst, month, replace(setting, window_s=evaluation.window_s))
-    frontier = Part([_first_days(year_jobs, evaluation.frontier_days)], year_part.grids, setting)
+    year_part = Experiment([year_jobs], {first: hours[first], **hours}, setting)
+    day_part = Experiment(burst, month, replace(setting, window_s=evaluation.window_s))
+    frontier = Experiment([_first_days(year_jobs, evaluation.frontier_days)], year_part.grids, setting)
     return day_part, year_part, in_region(frontier, first)
 
 

@@ -102,7 +102,7 @@ class Queues:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class Experiment:
     """A workload and the grids it runs on.
 
     Attributes:
@@ -147,7 +147,7 @@ class GreenFigures:
 Progress = Callable[[int, int], None]
 
 
-def figures(day: Part, year: Part, frontier: Part, progress: Progress) -> GreenFigures:
+def figures(day: Experiment, year: Experiment, frontier: Experiment, progress: Progress) -> GreenFigures:
     """Run the evaluation.
 
     Args:
@@ -158,7 +158,7 @@ def figures(day: Part, year: Part, frontier: Part, progress: Progress) -> GreenF
     """
     first = next(iter(day.grids))
     alone = in_region(day, first)
-    small = Part([_head(jobs, SMALL_JOBS) for jobs in day.jobs], day.grids, day.setting)
+    small = Experiment([_head(jobs, SMALL_JOBS) for jobs in day.jobs], day.grids, day.setting)
     steps = _Steps(progress, day, year, frontier)
     return GreenFigures(
         day=tuple(steps.compare(day, DAY)),
@@ -180,13 +180,13 @@ def figures(day: Part, year: Part, frontier: Part, progress: Progress) -> GreenF
 class _Steps:
     """Runs, counted."""
 
-    def __init__(self, progress: Progress, day: Part, year: Part, frontier: Part) -> None:
+    def __init__(self, progress: Progress, day: Experiment, year: Experiment, frontier: Experiment) -> None:
         seeds, regions = len(day.jobs), len(day.grids)
         self._progress, self._done = progress, 0
         self._all = seeds * (regions * (len(DAY) + len(SMALL)) + len(MUS) + len(QUANTA_MIN) + len(ABLATIONS))
         self._all += len(COURSES) + len(year.jobs) * len(year.grids) * len(YEAR) + len(frontier.jobs) * len(FRONTIER)
 
-    def compare(self, part: Part, policies: Sequence[str]) -> Iterator[PolicyOutcome]:
+    def compare(self, part: Experiment, policies: Sequence[str]) -> Iterator[PolicyOutcome]:
         """Every policy in every region, means over seeds."""
         for region, carbon in part.grids.items():
             for policy in policies:
@@ -196,7 +196,7 @@ class _Steps:
                     self._count()
                 yield outcome(policy, region, runs)
 
-    def course(self, part: Part, policy: str) -> Course:
+    def course(self, part: Experiment, policy: str) -> Course:
         """One run over time."""
         (carbon,) = part.grids.values()
         run = run_scheme(policy, part.setting, part.jobs[0], carbon, lambda t_s, view, step: None)
@@ -268,13 +268,13 @@ def queues(jobs: Jobs, carbon: Intensity, setting: Setting) -> Queues:
     return Queues(*columns)
 
 
-def in_region(part: Part, region: str) -> Part:
+def in_region(part: Experiment, region: str) -> Experiment:
     """The part in one region alone."""
-    return Part(part.jobs, {region: part.grids[region]}, part.setting)
+    return Experiment(part.jobs, {region: part.grids[region]}, part.setting)
 
 
-def _every(part: Part, quantum_s: float) -> Part:
-    return Part(part.jobs, part.grids, replace(part.setting, quantum_s=quantum_s))
+def _every(part: Experiment, quantum_s: float) -> Experiment:
+    return Experiment(part.jobs, part.grids, replace(part.setting, quantum_s=quantum_s))
 
 
 def _head(jobs: Jobs, count: int) -> Jobs:
@@ -283,7 +283,7 @@ def _head(jobs: Jobs, count: int) -> Jobs:
     return Jobs(jobs.submit_s[rows], jobs.work_s[rows], jobs.kind[rows], jobs.requested[rows], jobs.max_gpus[rows])
 
 
-def _bound(part: Part, wait_h: int) -> tuple[BoundPoint, ...]:
+def _bound(part: Experiment, wait_h: int) -> tuple[BoundPoint, ...]:
     (carbon,) = part.grids.values()
     cluster = (part.setting.nodes, part.setting.node)
     return least_grams(part.jobs[0], RTX3090_CLASSES, cluster, carbon, PRICES_KG_PER_H, wait_h)

@@ -285,7 +285,7 @@ BROKEN = [
     ({}, ("--duration", "-3"), "a duration must be positive"),
     ({}, ("--duration", "3 W"), "--duration"),
     ({}, ("--listen", "nowhere"), "--listen"),
-    ({"duration: 3 s": "duration: 3 s, inputs: ."}, (), "photographs cannot be sent"),
+    ({"duration: 3 s, seed": "duration: 3 s, inputs: ., seed"}, (), "photographs cannot be sent"),
     ({"load: {kind: poisson, rate: 30 /s,": "load: {kind: trace, path: site.yaml,"}, (), "no column arrival_s"),
 ]
 

@@ -197,6 +197,6 @@ def trace(
 
 
 def _torch_recorder(folder: Path, steps: Steps) -> BlockRecorder:
-    from joulery.adapters.tracers.inject.torch_recorder import Recorder
+    from joulery.adapters.tracers.inject.torch_recorder import TorchRecorder
 
-    return Recorder(folder, **asdict(steps))
+    return TorchRecorder(folder, **asdict(steps))

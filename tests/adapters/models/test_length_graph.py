@@ -21,7 +21,7 @@ ODD = ("", "x" * 1_000_000, "\ud800", "Ünïcode ✓")
 
 def log_of(prompts):
     tokens = np.random.default_rng(2).lognormal(3, 1, (len(prompts), 2)).round() + 1
-    return lt.AnswerLog(tuple(prompts), tuple(range(len(prompts))), AnswerLengths(("m", "n"), tokens))
+    return lt.TrainingAnswers(tuple(prompts), tuple(range(len(prompts))), AnswerLengths(("m", "n"), tokens))
 
 
 def test_the_graph_and_the_numbers_agree(tmp_path):

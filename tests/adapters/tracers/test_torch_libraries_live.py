@@ -24,7 +24,7 @@ pytestmark = [
     ),
 ]
 
-from joulery.adapters.tracers.inject.torch_recorder import Recorder  # noqa: E402  # needs torch
+from joulery.adapters.tracers.inject.torch_recorder import TorchRecorder  # noqa: E402  # needs torch
 
 SIZES: dict[str, Any] = {
     "num_hidden_layers": 2,
@@ -37,7 +37,7 @@ IDS = torch.arange(32).reshape(4, 8)
 
 
 def recorded(folder: Path, action: Callable[[], None], model: Any, name: str) -> TracedSession:
-    recorder = Recorder(folder, **asdict(Steps(0, 0, 1, 1)))
+    recorder = TorchRecorder(folder, **asdict(Steps(0, 0, 1, 1)))
     recorder.install()
     try:
         recorder.name(model, name)

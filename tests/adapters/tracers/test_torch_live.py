@@ -21,7 +21,7 @@ from tests.adapters.tracers.torch_products import products
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'joulery[torch]'")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-from joulery.adapters.tracers.inject.torch_recorder import Recorder  # noqa: E402  # needs torch
+from joulery.adapters.tracers.inject.torch_recorder import TorchRecorder  # noqa: E402  # needs torch
 
 WIDTH = 32
 
@@ -83,7 +83,7 @@ def recorded(tmp_path: Path) -> Iterator[Callable[..., tuple[list[TracedSession]
     recorders = []
 
     def run(action: Callable[..., None], steps: Steps = Steps(0, 0, 2, 1), name: Any = None):  # noqa: B008
-        recorder = Recorder(tmp_path, **asdict(steps))
+        recorder = TorchRecorder(tmp_path, **asdict(steps))
         recorder.install()
         recorders.append(recorder)
         if name is not None:
@@ -164,7 +164,7 @@ def test_a_program_that_ends_before_the_schedule_says_so(recorded) -> None:
 
 
 def test_steps_by_hand(recorded, tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path, 0, 0, 2, 1)
+    recorder = TorchRecorder(tmp_path, 0, 0, 2, 1)
     recorder.install()
     recorder.begin()
     model = TinyBert()
@@ -309,7 +309,7 @@ def test_a_profiler_that_the_program_starts_while_steps_are_recorded_works(recor
 
 
 def test_a_full_disk_is_the_recorders_problem_alone(recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder(tmp_path / "gone", 0, 0, 1, 1)
+    recorder = TorchRecorder(tmp_path / "gone", 0, 0, 1, 1)
     recorder.install()
     train(TinyBert(), 3)
     recorder.finish()
@@ -411,7 +411,7 @@ def test_an_evaluation_within_the_training_ends_a_cycle_and_counts_apart(recorde
             epoch()
             evaluate()
 
-    recorder = Recorder(tmp_path, skip=0, warmup=0, active=2, repeat=0)
+    recorder = TorchRecorder(tmp_path, skip=0, warmup=0, active=2, repeat=0)
     recorder.install()
     recorder._know_optimizer(optimizer)
     action()

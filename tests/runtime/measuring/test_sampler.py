@@ -22,8 +22,8 @@ from joulery.runtime.measuring.sampler import (
     HOUSEKEEPING_S,
     NS_PER_S,
     Clocks,
+    SampleStream,
     SelfLimit,
-    Stream,
     clock_moved,
     sample_until,
 )
@@ -75,17 +75,17 @@ class Records:
 
 def stream(
     world: World, every: int = 1, takes_ns: Callable[[int], int] = lambda n: 0, **more: Any
-) -> tuple[Stream, Records]:
+) -> tuple[SampleStream, Records]:
     records = Records()
 
     def read() -> tuple[float, ...]:
         world.ns += takes_ns(len(records.rows))
         return (float(len(records.rows)),)
 
-    return Stream(more.pop("read", read), records, every, clocks=world.clocks, **more), records  # type: ignore[arg-type]
+    return SampleStream(more.pop("read", read), records, every, clocks=world.clocks, **more), records  # type: ignore[arg-type]
 
 
-def run(world: World, streams: list[Stream], seconds: float, period_s: float = 0.01, bound: float = 1.0) -> int:
+def run(world: World, streams: list[SampleStream], seconds: float, period_s: float = 0.01, bound: float = 1.0) -> int:
     limit = SelfLimit(bound, 100, world.clocks)
     end = world.until(world.ns + round(seconds * NS_PER_S))
     return sample_until(end, streams, period_s, limit, world.keep_house, world.clocks)
@@ -165,7 +165,7 @@ def test_too_much_of_a_core_doubles_the_period_and_keeps_the_phase() -> None:
         world.cpu_s += 0.0005
         return (0.0,)
 
-    fast = Stream(read, records, 1, clocks=world.clocks)  # type: ignore[arg-type]
+    fast = SampleStream(read, records, 1, clocks=world.clocks)  # type: ignore[arg-type]
     start_ns = world.ns
     run(world, [fast], 10.0, bound=0.03)
     reported = [(at_ns - start_ns, ratio) for at_ns, ratio in world.house if ratio > 0]
@@ -197,13 +197,13 @@ def test_a_slow_counter_is_read_on_until_it_was_renewed() -> None:
         return (float(world.ns // (100 * MS)), 5.0)
 
     records = Records()
-    slow = Stream(counter, records, 2, linger_s=0.2, clocks=world.clocks)  # type: ignore[arg-type]
+    slow = SampleStream(counter, records, 2, linger_s=0.2, clocks=world.clocks)  # type: ignore[arg-type]
     start_ns = world.ns
     run(world, [slow], 0.150)
     # One value never changes: it is waited for no longer than twice its renewal.
     assert (world.ns - start_ns) // MS in range(350, 371)
     world = World()
-    only = Stream(lambda: (float(world.ns // (100 * MS)),), Records(), 2, linger_s=0.2, clocks=world.clocks)  # type: ignore[arg-type]
+    only = SampleStream(lambda: (float(world.ns // (100 * MS)),), Records(), 2, linger_s=0.2, clocks=world.clocks)  # type: ignore[arg-type]
     start_ns = world.ns
     run(world, [only], 0.150)
     assert (world.ns - start_ns) // MS in range(200, 206)
@@ -413,6 +413,6 @@ def test_gpus_are_shared_out_by_who_holds_them(tmp_path: Path, monkeypatch: pyte
 
 def test_a_writer_is_what_the_loop_expects(tmp_path: Path) -> None:
     writer = SampleWriter(tmp_path / "a.samples", ["x"], {"unix_ns": 0, "monotonic_ns": 0})
-    Stream(lambda: (math.pi,), writer).sample()
+    SampleStream(lambda: (math.pi,), writer).sample()
     writer.close()
     assert (tmp_path / "a.samples").stat().st_size % 8 == 0

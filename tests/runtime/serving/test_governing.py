@@ -18,8 +18,7 @@ from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.serving.engine import Outcome, QueuedRequest, RequestRecord
 from joulery.domain.serving.service import Slo
 from joulery.runtime.leasing.leases import LeaseHolder
-from joulery.runtime.serving.colocated import ColocatedService, Pending, Work
-from joulery.runtime.serving.governed_services import colocated_services
+from joulery.runtime.serving.colocated import ColocatedService, Pending, Work, colocated_services
 from joulery.runtime.serving.governing import ClockController
 from joulery.runtime.serving.requests import RequestWindow
 from joulery.store.leases import LeaseBook

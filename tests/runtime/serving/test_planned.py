@@ -10,7 +10,7 @@ from joulery.domain.errors import CapabilityError
 from joulery.domain.gpu.provisioning import LatencyParts, PlannedGpu, PlannedInstance
 from joulery.domain.serving.engine import ModelKind, ModelRef, Outcome, RequestRecord
 from joulery.domain.serving.service import Slice, SliceKind, Slo
-from joulery.policies.placement.provisioning.standby import REFUSED_S, watched_instances
+from joulery.policies.placement.standby import REFUSED_S, watched_instances
 from joulery.runtime.serving.planned import (
     PlanInForce,
     PlannedReplica,

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joulery.runtime.serving.trial_arbiter import TrialArbiter
+from joulery.runtime.serving.controller import TrialArbiter
 
 
 def test_whoever_asked_first_goes_first():

@@ -8,7 +8,7 @@ from joulery.policies.clocks.lowest_clock import ClockRange
 from joulery.sim.clocks.devices import (
     ClockedPlant,
     ClockedRun,
-    Requests,
+    ModelRequests,
     balanced_devices,
     best_static_clocks,
     run_clocked_devices,
@@ -26,19 +26,19 @@ def plant(scale: float = 5.0, devices: int = 1, switch_s: float = 0.0) -> Clocke
     return ClockedPlant(CLOCKS, *power, LATENCY, slo_s, elasticity, device_of, switch_s)
 
 
-def poisson(rate_rps: float, duration_s: float, seed: int = 1) -> Requests:
+def poisson(rate_rps: float, duration_s: float, seed: int = 1) -> ModelRequests:
     rng = np.random.default_rng(seed)
     arrival_s = np.sort(rng.uniform(0, duration_s, rng.poisson(rate_rps * duration_s)))
     work = rng.uniform(0.5, 1.5, len(arrival_s))
-    return Requests(arrival_s, rng.integers(0, 2, len(arrival_s)), work, np.full(len(work), 1.5))
+    return ModelRequests(arrival_s, rng.integers(0, 2, len(arrival_s)), work, np.full(len(work), 1.5))
 
 
-def fixed(plant: ClockedPlant, requests: Requests, clock_mhz: float = 1380.0) -> ClockedRun:
+def fixed(plant: ClockedPlant, requests: ModelRequests, clock_mhz: float = 1380.0) -> ClockedRun:
     return run_clocked_devices(plant, requests, lambda _: FixedClock(clock_mhz), duration_s=200.0)
 
 
 def test_one_request_by_hand() -> None:
-    requests = Requests(np.array([1.0]), np.array([0]), np.array([2.0]), np.array([2.0]))
+    requests = ModelRequests(np.array([1.0]), np.array([0]), np.array([2.0]), np.array([2.0]))
     run = run_clocked_devices(plant(), requests, lambda _: FixedClock(1380.0), duration_s=10.0)
     assert run.latency_s == pytest.approx([0.2])
     busy_w, idle_w = float(V100.busy_power_w(1380.0)[0]), float(V100.idle_power_w(1380.0)[0])
@@ -47,7 +47,7 @@ def test_one_request_by_hand() -> None:
 
 
 def test_the_rest_of_a_request_goes_on_at_the_new_clock() -> None:
-    requests = Requests(np.array([0.0]), np.array([0]), np.array([10.0]), np.array([10.0]))
+    requests = ModelRequests(np.array([0.0]), np.array([0]), np.array([10.0]), np.array([10.0]))
     slow = run_clocked_devices(plant(switch_s=0.5), requests, lambda _: FixedClock(200.0), duration_s=20.0)
     done_before = 0.5 / 0.1  # passes at the highest clock until the switch
     assert slow.latency_s == pytest.approx([0.5 + (10.0 - done_before) * 0.69])
@@ -97,7 +97,7 @@ def test_a_spike_is_met_at_once_and_a_lasting_overload_asks_for_help_once() -> N
     calm, spike = np.arange(0, 60, 3.0), np.sort(np.random.default_rng(2).uniform(60, 90, 600))
     arrival_s = np.concatenate((calm, spike))
     n = len(arrival_s)
-    requests = Requests(arrival_s, np.zeros(n, np.int64), np.ones(n), np.ones(n))
+    requests = ModelRequests(arrival_s, np.zeros(n, np.int64), np.ones(n), np.ones(n))
     run = run_clocked_devices(p, requests, lambda _: PredictiveGovernor(CLOCKS), duration_s=100.0)
     at_top = [t for t, d in run.decisions if d.kind == "set_clock" and d.value == 1380.0 and t >= 60.0]
     assert at_top[0] <= 63.0
@@ -110,7 +110,7 @@ def test_equal_runs_are_equal_and_an_empty_device_sleeps() -> None:
     runs = [run_clocked_devices(p, requests, lambda _: PredictiveGovernor(CLOCKS), duration_s=60.0) for _ in range(2)]
     assert runs[0].latency_s.tobytes() == runs[1].latency_s.tobytes()
     assert runs[0].decisions == runs[1].decisions
-    nothing = Requests(np.zeros(0), np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+    nothing = ModelRequests(np.zeros(0), np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
     empty = run_clocked_devices(p, nothing, lambda _: PredictiveGovernor(CLOCKS), duration_s=60.0)
     assert empty.power_w == pytest.approx(float(V100.idle_power_w(200.0)[0]), rel=0.001)
 
@@ -121,6 +121,6 @@ def test_models_are_balanced_longest_first() -> None:
 
 def test_ragged_or_workless_requests_are_refused() -> None:
     with pytest.raises(DataError, match="differ in length"):
-        Requests(np.zeros(2), np.zeros(1, np.int64), np.ones(1), np.ones(1))
+        ModelRequests(np.zeros(2), np.zeros(1, np.int64), np.ones(1), np.ones(1))
     with pytest.raises(DataError, match="positive"):
-        Requests(np.zeros(1), np.zeros(1, np.int64), np.zeros(1), np.ones(1))
+        ModelRequests(np.zeros(1), np.zeros(1, np.int64), np.zeros(1), np.ones(1))

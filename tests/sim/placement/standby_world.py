@@ -1,4 +1,4 @@
-"""A shared GPU with standbys: :mod:`joulery.policies.placement.provisioning.standby` in virtual time.
+"""A shared GPU with standbys: :mod:`joulery.policies.placement.standby` in virtual time.
 
 The GPU need not behave as the planner thought; that is what standbys are for. When a standby takes over, the original
 finishes the batch it executes and every later batch runs with the standby's share. The standby was loaded
@@ -16,7 +16,7 @@ import numpy as np
 from joulery.domain.arrays import FloatArray
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import ConfigError
-from joulery.policies.placement.provisioning.standby import (
+from joulery.policies.placement.standby import (
     ACTIVATE_STANDBY,
     StandbyObservation,
     StandbyPolicy,

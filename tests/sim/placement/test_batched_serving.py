@@ -14,7 +14,7 @@ from joulery.domain.serving.service import Slo
 from joulery.perf.catalog import profile
 from joulery.sim.core.arrivals import Recorded, constant, gamma, poisson
 from joulery.sim.core.streams import Streams
-from joulery.sim.placement.batched_serving import Gpu, Instance, Neighbours, Service, Trial, judge, spread
+from joulery.sim.placement.batched_serving import Gpu, Neighbours, Service, ServingProcess, Trial, judge, spread
 from joulery.sim.placement.gpu import InterferenceTruth, SimulatedProcess
 from joulery.sim.queues.batching import BatchRule
 from tests.data_folder import data_folder
@@ -60,7 +60,7 @@ def gpus(plan, truth=None, delay_s=math.inf):
         Gpu(
             truth,
             tuple(
-                Instance(name, WORKLOADS[name][0], share / 100, BatchRule(batch, delay_s))
+                ServingProcess(name, WORKLOADS[name][0], share / 100, BatchRule(batch, delay_s))
                 for name, (share, batch) in gpu.items()
             ),
         )
@@ -129,8 +129,8 @@ def test_a_lower_clock_slows_and_saves():
 def test_greedy_batching_never_waits_for_company():
     trial = Trial(1.0, 6.0)
     lightly = [Service("W11", poisson(5.0), Slo(0.04, 0.99))]
-    pool = [Gpu(InterferenceTruth(profile("v100-refit")), (Instance("W11", "ssd", 0.5, BatchRule(8, 0.0)),))]
-    waiting = [Gpu(pool[0].truth, (Instance("W11", "ssd", 0.5, BatchRule(8)),))]
+    pool = [Gpu(InterferenceTruth(profile("v100-refit")), (ServingProcess("W11", "ssd", 0.5, BatchRule(8, 0.0)),))]
+    waiting = [Gpu(pool[0].truth, (ServingProcess("W11", "ssd", 0.5, BatchRule(8)),))]
     assert judge(lightly, pool, trial, Streams(0)).services[0].tail_s < 0.05
     assert judge(lightly, waiting, trial, Streams(0)).services[0].tail_s > 0.5
 
@@ -138,7 +138,13 @@ def test_greedy_batching_never_waits_for_company():
 def two_replicas(weights=(1.0, 1.0), delay_s=0.0):
     truth = InterferenceTruth(profile("v100"))
     return [
-        Gpu(truth, (Instance("s", "vgg19", 0.6, BatchRule(2, delay_s), weight), Instance("t", "alexnet", 0.2, RULE)))
+        Gpu(
+            truth,
+            (
+                ServingProcess("s", "vgg19", 0.6, BatchRule(2, delay_s), weight),
+                ServingProcess("t", "alexnet", 0.2, RULE),
+            ),
+        )
         for weight in weights
     ]
 
@@ -176,7 +182,7 @@ def test_changing_the_plan_never_changes_the_workload(neighbours):
 def test_noise_belongs_to_the_instance_and_has_the_variation_asked_for():
     truth = InterferenceTruth(profile("v100"))
     alone = [Service("s", constant(10.0), Slo(1.0, 0.99))]
-    plan = [Gpu(truth, (Instance("s", "vgg19", 0.5, BatchRule(1)),))]
+    plan = [Gpu(truth, (ServingProcess("s", "vgg19", 0.5, BatchRule(1)),))]
     spreads = []
     for noise_cv in (0.0, 0.2):
         verdict = judge(alone, plan, Trial(0.0, 400.0, noise_cv), Streams(0))
@@ -190,7 +196,7 @@ def test_noise_belongs_to_the_instance_and_has_the_variation_asked_for():
 def test_recorded_arrivals_that_never_fill_a_batch_count_as_unanswered():
     truth = InterferenceTruth(profile("v100"))
     log = [Service("s", Recorded(np.arange(0.0, 10.0, 0.1)), Slo(5.0, 0.99))]
-    plan = [Gpu(truth, (Instance("s", "alexnet", 0.5, BatchRule(64)),))]
+    plan = [Gpu(truth, (ServingProcess("s", "alexnet", 0.5, BatchRule(64)),))]
     outcome = judge(log, plan, Trial(0.0, 10.0), Streams(0)).services[0]
     assert (outcome.requests, outcome.unanswered) == (100, 36)
     assert outcome.tail_s == math.inf
@@ -201,7 +207,7 @@ def test_a_service_without_requests_meets_its_slo():
     truth = InterferenceTruth(profile("v100"))
     verdict = judge(
         [Service("s", poisson(0.0), Slo(0.01))],
-        [Gpu(truth, (Instance("s", "alexnet", 0.5, RULE),)), Gpu(truth, ())],
+        [Gpu(truth, (ServingProcess("s", "alexnet", 0.5, RULE),)), Gpu(truth, ())],
         Trial(),
         Streams(0),
     )

@@ -8,7 +8,7 @@ import pytest
 
 from joulery.domain.errors import ConfigError
 from joulery.perf.catalog.v100 import V100
-from joulery.policies.placement.provisioning.standby import (
+from joulery.policies.placement.standby import (
     ACTIVATE_STANDBY,
     SLO_VIOLATED,
     StandbyPolicy,

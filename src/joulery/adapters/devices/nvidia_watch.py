@@ -13,7 +13,7 @@ _PCIE_GT_S = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
 """Transfers a second and lane of each generation, 10^9 (PCI-SIG)."""
 
 
-class BoardWatch:
+class NvidiaBoardWatch:
     """One board, looked at between two moments.
 
     Args:

@@ -10,17 +10,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from joulery.adapters.graphs import rules
+from joulery.adapters.hlo_text import HloInstruction, HloModule, hlo_modules
 from joulery.domain.errors import DataError
 from joulery.domain.trace.operators import GraphOperator, OperatorKind, Tensor
 
 _K = OperatorKind
-_MODULE = re.compile(r"^HloModule ([^\s,]+)")
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-<>]+) .*\{$")
-_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
+_OPERATION = re.compile(r"(\(.*?\)|\S+) ([\w\-]+)\((.*)$")
 _SHAPE = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,<=]*)\]")
 _OPERAND = re.compile(r"%([\w.\-]+)|(?<![\w.\-\]\[{},=])([A-Za-z_][\w.\-]*)(?=\s*[,)])")
 _CALLED = re.compile(r"\b(?:calls|body|to_apply)=%?([\w.\-]+)")
@@ -68,13 +67,6 @@ class _Instruction:
     text: str
 
 
-@dataclass(slots=True)
-class _Module:
-    name: str
-    computations: dict[str, list[_Instruction]] = field(default_factory=dict)
-    entry: str = ""
-
-
 def read_hlo(path: Path) -> tuple[GraphOperator, ...]:
     """The operators of every program in a file, in order.
 
@@ -88,7 +80,7 @@ def read_hlo(path: Path) -> tuple[GraphOperator, ...]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read: {error}", file=str(path)) from None
-    modules = [module for module in _modules(text) if module.entry]
+    modules = [module for module in hlo_modules(text) if module.entry]
     found: list[GraphOperator] = []
     for module in modules:
         phase = module.name if len(modules) > 1 else "forward"
@@ -102,27 +94,14 @@ def read_hlo(path: Path) -> tuple[GraphOperator, ...]:
     return tuple(found)
 
 
-def _modules(text: str) -> list[_Module]:
-    modules: list[_Module] = []
-    current: list[_Instruction] = []
-    for line in text.splitlines():
-        if match := _MODULE.match(line):
-            modules.append(_Module(match[1]))
-        elif not modules:
-            continue
-        elif match := _INSTRUCTION.match(line):
-            current.append(_instruction(match))
-        elif match := _COMPUTATION.match(line):
-            current = modules[-1].computations.setdefault(match[2], [])
-            if match[1]:
-                modules[-1].entry = match[2]
-    return modules
+def _computation(lines: Sequence[HloInstruction]) -> list[_Instruction]:
+    return [_instruction(line.name, match) for line in lines if (match := _OPERATION.match(line.text))]
 
 
-def _instruction(match: re.Match[str]) -> _Instruction:
-    rest = match[4]
+def _instruction(name: str, match: re.Match[str]) -> _Instruction:
+    rest = match[3]
     operands = tuple(first or second for first, second in _OPERAND.findall(rest[: _closing(rest)] + ")"))
-    return _Instruction(match[1], match[3], _tensors(match[2]), operands, rest)
+    return _Instruction(name, match[2], _tensors(match[1]), operands, rest)
 
 
 def _closing(text: str) -> int:
@@ -150,11 +129,12 @@ def _width(kind: str) -> float:
 class _Reader:
     """One module while it is read."""
 
-    def __init__(self, module: _Module, path: Path) -> None:
-        self.module, self.path = module, path
+    def __init__(self, module: HloModule, path: Path) -> None:
+        self.computations = {name: _computation(lines) for name, lines in module.computations.items()}
+        self.path = path
 
     def operators(self, computation: str, count: float = 1.0) -> list[GraphOperator]:
-        instructions = self.module.computations.get(computation)
+        instructions = self.computations.get(computation)
         if instructions is None:
             raise DataError(f"computation {computation} is called but not in the file", file=str(self.path))
         known = {each.name: each for each in instructions}

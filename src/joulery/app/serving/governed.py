@@ -11,8 +11,7 @@ from joulery.app.serving.view import ServeView
 from joulery.app.wiring.governed_clocks import clock_fact, governed_clocks
 from joulery.runtime.llm.governed import colocated_llms
 from joulery.runtime.llm.service import LLMService
-from joulery.runtime.serving.colocated import ColocatedServices
-from joulery.runtime.serving.governed_services import colocated_services
+from joulery.runtime.serving.colocated import ColocatedServices, colocated_services
 from joulery.runtime.serving.governing import ClockController
 from joulery.runtime.serving.session import ServingSession
 

@@ -20,7 +20,7 @@ from joulery.domain.format import UNKNOWN, si
 from joulery.domain.gpu import provisioning as provision
 from joulery.perf.catalog import profile
 from joulery.policies.placement.provisioning.rules import Accounting, Rules
-from joulery.sim.core.arrivals import Arrivals, RateSeries, Recorded, Renewal
+from joulery.sim.core.arrivals import ArrivalSource, RateSeries, Recorded, Renewal
 from joulery.sim.core.comparison import MeanInterval, interval, paired
 from joulery.sim.placement.batched_serving import Neighbours, Service, ServiceVerdict, Trial
 from joulery.sim.placement.gpu import InterferenceTruth
@@ -108,7 +108,7 @@ def _expected(config: ArrivalsConfig) -> provision.Arrivals:
     return provision.Arrivals.poisson() if isinstance(config, PoissonArrivals) else provision.Arrivals()
 
 
-def _arrivals(service: SimulatedService, config: ArrivalsConfig) -> Arrivals:
+def _arrivals(service: SimulatedService, config: ArrivalsConfig) -> ArrivalSource:
     if isinstance(config, RecordedArrivals):
         return Recorded(read_column(config.file, config.column))
     rate = RateSeries.constant(service.rate_rps)

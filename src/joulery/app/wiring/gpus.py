@@ -9,7 +9,7 @@ from typing import Any
 from joulery.adapters.devices.nvidia_board import open_board
 from joulery.adapters.devices.nvidia_mig import NvidiaMig
 from joulery.adapters.devices.nvidia_mps import NvidiaMps
-from joulery.adapters.devices.nvidia_watch import BoardWatch
+from joulery.adapters.devices.nvidia_watch import NvidiaBoardWatch
 from joulery.adapters.devices.places import GpuPlaces
 from joulery.config.devices import GpuDeviceConfig
 from joulery.domain.errors import CapabilityError, ConfigError
@@ -18,7 +18,7 @@ from joulery.domain.gpu.mig import menu_for
 from joulery.domain.serving.service import Slice
 from joulery.runtime.leasing.leases import LeaseHolder
 
-__all__ = ["BoardWatch", "LocalGpus", "Partitions", "board_watch", "local_gpus"]
+__all__ = ["LocalGpus", "NvidiaBoardWatch", "Partitions", "board_watch", "local_gpus"]
 
 Partitions = Sequence[tuple[Slice, ...]]
 """The ways to cut one GPU."""
@@ -53,14 +53,14 @@ class LocalGpus:
             self._open.pop().close()
 
 
-def board_watch(gpu: int | str) -> BoardWatch:
+def board_watch(gpu: int | str) -> NvidiaBoardWatch:
     """A board to be watched while something runs on it.
 
     Raises:
         CapabilityError: No driver, or it does not answer.
         ConfigError: There is no such GPU.
     """
-    return BoardWatch(gpu)
+    return NvidiaBoardWatch(gpu)
 
 
 def local_gpus(devices: Sequence[GpuDeviceConfig], holder: LeaseHolder) -> LocalGpus:

@@ -8,7 +8,7 @@ import numpy as np
 
 from joulery.adapters.models import minilm, minilm_distil
 from joulery.perf.lengths.classes import QUANTILES
-from joulery.runtime.llm.predictor_training import AnswerLog, Encoder, scores_unseen
+from joulery.runtime.llm.predictor_training import Encoder, TrainingAnswers, scores_unseen
 
 
 def prompt_encoder(choice: str) -> Encoder | None:
@@ -22,7 +22,7 @@ def prompt_encoder(choice: str) -> Encoder | None:
     return minilm.PromptEncoder()
 
 
-def distilled_encoder(log: AnswerLog, seed: int, told: Callable[[int, int, str], None] | None = None) -> Encoder:
+def distilled_encoder(log: TrainingAnswers, seed: int, told: Callable[[int, int, str], None] | None = None) -> Encoder:
     """The installed encoder distilled into three layers on the prompts of a log.
 
     Args:

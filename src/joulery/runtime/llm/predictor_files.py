@@ -17,7 +17,7 @@ from joulery.domain.errors import DataError
 from joulery.perf.lengths.classes import OrdinalQuality
 from joulery.perf.lengths.kernel_ridge import LengthModel, LengthRecipe, ordinal
 from joulery.perf.lengths.prompt_features import FEATURES, prompt_features
-from joulery.runtime.llm.predictor_training import AnswerLog, Encoder, TrainedPredictor
+from joulery.runtime.llm.predictor_training import Encoder, TrainedPredictor, TrainingAnswers
 from joulery.store.files import disk_errors, write_atomically
 
 SCHEMA = "joulery.length-predictor/1"
@@ -80,7 +80,7 @@ class Graph:
 def save(
     folder: Path,
     predictor: TrainedPredictor,
-    log: AnswerLog,
+    log: TrainingAnswers,
     files: Sequence[Path],
     graph: Graph | None = None,
     *,

@@ -41,7 +41,7 @@ class Encoder(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AnswerLog:
+class TrainingAnswers:
     """Prompts, and how long the answers to them were.
 
     Attributes:
@@ -133,7 +133,7 @@ def features_of(prompt: str, encoder: Encoder | None) -> FloatArray:
     return surface if encoder is None else np.concatenate([surface, encoder(prompt)])
 
 
-def read_answers(files: Sequence[Path], instructions: Sequence[Path]) -> AnswerLog:
+def read_answers(files: Sequence[Path], instructions: Sequence[Path]) -> TrainingAnswers:
     """Join logs of answers (``model``, ``instruction_id``, ``out_tokens``) with their texts.
 
     Of a prompt that a model answered twice, the mean length counts.
@@ -177,14 +177,14 @@ def read_answers(files: Sequence[Path], instructions: Sequence[Path]) -> AnswerL
     return _table(sums, texts)
 
 
-def _table(sums: Mapping[tuple[int, str], tuple[float, int]], texts: Mapping[int, str]) -> AnswerLog:
+def _table(sums: Mapping[tuple[int, str], tuple[float, int]], texts: Mapping[int, str]) -> TrainingAnswers:
     ids = tuple(sorted({number for number, _ in sums}))
     models = tuple(sorted({name for _, name in sums}))
     row, column = {n: i for i, n in enumerate(ids)}, {name: j for j, name in enumerate(models)}
     lengths = np.full((len(ids), len(models)), np.nan)
     for (number, name), (total, count) in sums.items():
         lengths[row[number], column[name]] = total / count
-    return AnswerLog(tuple(texts[number] for number in ids), ids, AnswerLengths(models, lengths))
+    return TrainingAnswers(tuple(texts[number] for number in ids), ids, AnswerLengths(models, lengths))
 
 
 def _read_texts(file: Path) -> dict[int, str]:
@@ -208,7 +208,7 @@ def _whole_numbers(values: npt.NDArray[Any], name: str, file: Path) -> list[int]
     return [int(number) for number in numbers.tolist()]
 
 
-def train(log: AnswerLog, encoder: Encoder | None, recipe: LengthRecipe | None = None) -> TrainedPredictor:
+def train(log: TrainingAnswers, encoder: Encoder | None, recipe: LengthRecipe | None = None) -> TrainedPredictor:
     """Fit a predictor to a log.
 
     Raises:
@@ -218,7 +218,7 @@ def train(log: AnswerLog, encoder: Encoder | None, recipe: LengthRecipe | None =
     return TrainedPredictor(fit_lengths(rows, blocks, log.answers, recipe), encoder)
 
 
-def scores_unseen(log: AnswerLog, encoder: Encoder | None) -> FloatArray:
+def scores_unseen(log: TrainingAnswers, encoder: Encoder | None) -> FloatArray:
     """What each head says of each prompt of a log when fitted without it, float64[prompts, models + 1].
 
     Raises:
@@ -228,7 +228,7 @@ def scores_unseen(log: AnswerLog, encoder: Encoder | None) -> FloatArray:
     return left_out_scores(rows, blocks, log.answers)
 
 
-def _rows(log: AnswerLog, encoder: Encoder | None) -> tuple[FloatArray, tuple[int, ...]]:
+def _rows(log: TrainingAnswers, encoder: Encoder | None) -> tuple[FloatArray, tuple[int, ...]]:
     """Features of a log's prompts and the width of each block of them."""
     rows, width = np.array([features_of(prompt, encoder) for prompt in log.prompts], np.float64), len(FEATURES)
     return rows, (width,) if encoder is None else (width, rows.shape[1] - width)
@@ -236,7 +236,7 @@ def _rows(log: AnswerLog, encoder: Encoder | None) -> tuple[FloatArray, tuple[in
 
 def evaluate(
     predictor: TrainedPredictor,
-    log: AnswerLog,
+    log: TrainingAnswers,
     trained_on: Sequence[str],
     look: Callable[[str], tuple[FloatArray, FloatArray | None]] | None = None,
 ) -> Evaluation:

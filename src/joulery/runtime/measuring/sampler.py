@@ -61,7 +61,7 @@ class Clocks:
 CLOCKS = Clocks()
 
 
-class Stream:
+class SampleStream:
     """A file of samples and the function that reads them.
 
     Attributes:
@@ -124,7 +124,7 @@ class SelfLimit:
 
 def sample_until(
     stopped: Callable[[float], bool],
-    streams: Sequence[Stream],
+    streams: Sequence[SampleStream],
     period_s: float,
     limit: SelfLimit,
     keep_house: Callable[[float], None],
@@ -169,7 +169,7 @@ def sample_until(
     return late
 
 
-def _linger(streams: Sequence[Stream], clocks: Clocks) -> None:
+def _linger(streams: Sequence[SampleStream], clocks: Clocks) -> None:
     """Read slow counters until each has changed, so that the last interval reaches past the end."""
     end_ns = clocks.monotonic_ns()
     waiting = {stream: stream.last for stream in streams if stream.linger_s > 0}
@@ -309,7 +309,7 @@ class Sampler:
             stream.writer.flush()
         self._notes.flush()
 
-    def _meter_streams(self, clock: Mapping[str, float]) -> list[Stream]:
+    def _meter_streams(self, clock: Mapping[str, float]) -> list[SampleStream]:
         period_s = self._config.period_s
         streams = []
         for number, meter in enumerate(self._meters):
@@ -326,10 +326,10 @@ class Sampler:
             writer = self._writer(f"{number}-{channels[0].meter}", columns, {**clock, **described})
             slow = max((c.update_s for c in channels if c.kind is ReadingKind.COUNTER), default=0.0)
             linger_s = LINGER_UPDATES * slow if slow > READS_PER_UPDATE * period_s else 0.0
-            streams.append(Stream(meter.read, writer, every, linger_s))
+            streams.append(SampleStream(meter.read, writer, every, linger_s))
         return streams
 
-    def _share_streams(self, clock: Mapping[str, float]) -> list[Stream]:
+    def _share_streams(self, clock: Mapping[str, float]) -> list[SampleStream]:
         config = self._config
         try:
             busy = self._sources.busy()
@@ -340,12 +340,12 @@ class Sampler:
         cpu = CpuShare(busy, tree)
         cpus = {f"cpu:{socket}": count for socket, count in zip(busy.sockets, busy.cpus, strict=True)}
         writer = self._writer("cpu", cpu.columns, {**clock, "cpus": cpus})
-        streams = [Stream(cpu.read, writer, max(1, round(CPU_SHARE_S / config.period_s)))]
+        streams = [SampleStream(cpu.read, writer, max(1, round(CPU_SHARE_S / config.period_s)))]
         for meter in self._meters:
             if isinstance(meter, SharedMeter):
                 gpu = GpuShare([channel.device for channel in meter.channels], meter.holders, tree.pids)
                 every = max(1, round(GPU_SHARE_S / config.period_s))
-                streams.append(Stream(gpu.read, self._writer("gpu", gpu.columns, clock), every))
+                streams.append(SampleStream(gpu.read, self._writer("gpu", gpu.columns, clock), every))
         return streams
 
     def _writer(self, name: str, columns: Sequence[str], header: Mapping[str, Any]) -> SampleWriter:

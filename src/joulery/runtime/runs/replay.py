@@ -8,7 +8,7 @@ from typing import Any
 
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import DataError
-from joulery.policies.placement.provisioning.standby import StandbyObservation, StandbyPolicy
+from joulery.policies.placement.standby import StandbyObservation, StandbyPolicy
 from joulery.policies.serving.observation import Observation
 from joulery.policies.serving.policy import ServicePolicy
 from joulery.policies.serving.predictive_search import PredictiveSearch

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from joulery.accounting.training_jobs import MeasureRules
 from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState
 from joulery.domain.decisions import Step
+from joulery.policies.stepper import PolicyStepper
 from joulery.policies.training.allocation import Allocation, ClusterView
 from joulery.runtime.schedule.decisions import StopRules, capacity, cluster_view, schedulable
 from joulery.runtime.schedule.intensity import GridIntensity
@@ -143,8 +144,8 @@ class RoundPlanner:
             The slots they use.
         """
         document = plan.policy_of(members)
-        before = self._policy.initial() if document is None else self._policy.recall(document)
-        step = self._policy.step(before, view)
+        kept = None if document is None else self._policy.recall(document)
+        step = PolicyStepper(self._policy, lambda _: view, state=kept).step(view.now_s)
         plan.remember(self._policy.remember(step.state), members)
         used = 0
         for decision in step.decisions:

@@ -28,10 +28,30 @@ from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.live_sample import LiveSample
 from joulery.runtime.serving.requests import RequestWindow, summarise
 from joulery.runtime.serving.running_service import PolicyBinding, RunningService
-from joulery.runtime.serving.trial_arbiter import TrialArbiter
 
 _FLOOD_RPS = 1e12
 """A demand that saturates every layout: its utilisation gives the capacity."""
+
+
+class TrialArbiter:
+    """Lets one service at a time try layouts: two on trial at once would disturb one another's measurements.
+
+    A turn lasts from the first trial to what the service settles on; the others go in the order they asked.
+    """
+
+    def __init__(self) -> None:
+        self._line: list[str] = []
+
+    def ahead_of(self, service: str, wants: Mapping[str, bool]) -> str:
+        """The service that another has to wait for; empty when it may try.
+
+        Args:
+            service: The service that wants to try.
+            wants: Of each service whether it is on trial or waits to be.
+        """
+        self._line = [name for name in self._line if wants.get(name, False)]
+        self._line += [name for name, waits in wants.items() if waits and name not in self._line]
+        return self._line[0] if self._line and self._line[0] != service else ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

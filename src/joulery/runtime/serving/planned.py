@@ -27,7 +27,7 @@ from joulery.domain.serving.engine import ModelRef, Outcome, ReplicaSpec, Replic
 from joulery.domain.serving.service import Slice, SliceKind, Slo
 from joulery.domain.serving.timeline import DecisionRecord
 from joulery.policies.placement.provisioning.replan import difference, running_of
-from joulery.policies.placement.provisioning.standby import (
+from joulery.policies.placement.standby import (
     ACTIVATE_STANDBY,
     REFUSED_S,
     StandbyObservation,

@@ -62,7 +62,7 @@ class ClockedPlant:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Requests:
+class ModelRequests:
     """The workload: what arrives when, and how much work it is in truth and in prediction.
 
     Attributes:
@@ -153,7 +153,7 @@ class _Run:
     def __init__(
         self,
         plant: ClockedPlant,
-        requests: Requests,
+        requests: ModelRequests,
         governor: Callable[[int], Policy[GovernorState, DeviceView]],
         period_s: float | None,
     ) -> None:
@@ -264,7 +264,7 @@ class _Run:
 
 def run_clocked_devices(
     plant: ClockedPlant,
-    requests: Requests,
+    requests: ModelRequests,
     governor: Callable[[int], Policy[GovernorState, DeviceView]],
     *,
     duration_s: float,
@@ -300,7 +300,7 @@ def balanced_devices(latency_s: npt.ArrayLike, devices: int) -> IntArray:
 
 
 def best_static_clocks(
-    plant: ClockedPlant, runs: Mapping[int, ClockedRun], requests: Requests, attainment_ratio: float
+    plant: ClockedPlant, runs: Mapping[int, ClockedRun], requests: ModelRequests, attainment_ratio: float
 ) -> list[int]:
     """For each device, the clock of least energy among those whose own requests reach the attainment.
 

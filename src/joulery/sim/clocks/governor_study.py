@@ -32,7 +32,7 @@ from joulery.policies.clocks.lowest_clock import ClockRange
 from joulery.sim.clocks.devices import (
     ClockedPlant,
     ClockedRun,
-    Requests,
+    ModelRequests,
     balanced_devices,
     best_static_clocks,
     run_clocked_devices,
@@ -131,7 +131,7 @@ def _device_of(case: ClockCase) -> IntArray:
     return np.array([hosts[model.name] for model in MODELS])
 
 
-def workload(case: ClockCase, streams: Streams, arrivals_s: FloatArray | None = None) -> Requests:
+def workload(case: ClockCase, streams: Streams, arrivals_s: FloatArray | None = None) -> ModelRequests:
     """Requests of a case: Poisson, or a log's arrivals brought to the case's rate.
 
     Args:
@@ -153,7 +153,7 @@ def workload(case: ClockCase, streams: Streams, arrivals_s: FloatArray | None = 
     mean = float(lengths.tokens.mean())
     work = np.where(generative, 0.3 + 0.7 * lengths.tokens[chosen] / mean, 1.0)
     upper = _upper(lengths)[chosen]
-    return Requests(times_s, model, work, np.where(generative, 0.3 + 0.7 * upper / mean, 1.0))
+    return ModelRequests(times_s, model, work, np.where(generative, 0.3 + 0.7 * upper / mean, 1.0))
 
 
 def _upper(lengths: Lengths) -> FloatArray:
@@ -173,7 +173,7 @@ def _scaled(arrivals_s: FloatArray, case: ClockCase) -> FloatArray:
 
 
 def run_schemes(
-    names: Sequence[str], case: ClockCase, requests: Requests, progress: Callable[[], None] = lambda: None
+    names: Sequence[str], case: ClockCase, requests: ModelRequests, progress: Callable[[], None] = lambda: None
 ) -> dict[str, ClockOutcome]:
     """Serve the same requests under each scheme.
 
@@ -190,7 +190,7 @@ def run_schemes(
     return found
 
 
-def _run(name: str, made: ClockedPlant, case: ClockCase, requests: Requests) -> ClockedRun:
+def _run(name: str, made: ClockedPlant, case: ClockCase, requests: ModelRequests) -> ClockedRun:
     top = float(made.clocks_mhz[-1])
     if name == "best-static":
         static = {k: _fixed(made, case, requests, [float(c)] * made.devices) for k, c in enumerate(made.clocks_mhz)}
@@ -210,7 +210,7 @@ def _run(name: str, made: ClockedPlant, case: ClockCase, requests: Requests) -> 
 
 
 def _governed(
-    made: ClockedPlant, case: ClockCase, requests: Requests, governor: Policy[GovernorState, DeviceView]
+    made: ClockedPlant, case: ClockCase, requests: ModelRequests, governor: Policy[GovernorState, DeviceView]
 ) -> ClockedRun:
     """A run with a governor that every arrival and completion steps."""
     return run_clocked_devices(made, requests, lambda _: governor, duration_s=case.duration_s)
@@ -223,13 +223,13 @@ def _with_assumed_curves(made: ClockedPlant) -> ClockedPlant:
     return replace(made, believed_latency_s=latency_s, believed_energy_j=latency_s * above_idle)
 
 
-def _fixed(made: ClockedPlant, case: ClockCase, requests: Requests, clocks_mhz: Sequence[float]) -> ClockedRun:
+def _fixed(made: ClockedPlant, case: ClockCase, requests: ModelRequests, clocks_mhz: Sequence[float]) -> ClockedRun:
     return run_clocked_devices(
         made, requests, lambda device: FixedClock(clocks_mhz[device]), duration_s=case.duration_s
     )
 
 
-def _outcome(run: ClockedRun, made: ClockedPlant, requests: Requests) -> ClockOutcome:
+def _outcome(run: ClockedRun, made: ClockedPlant, requests: ModelRequests) -> ClockOutcome:
     slo_s = made.slo_s[requests.model]
     return ClockOutcome(
         power_w=run.power_w,

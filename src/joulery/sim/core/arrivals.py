@@ -27,7 +27,7 @@ _CV_MAX = 50.0
 """Beyond this a Gamma renewal process has almost all of its arrivals in one instant."""
 
 
-class Arrivals(Protocol):
+class ArrivalSource(Protocol):
     """A source of arrival times."""
 
     def times_s(self, end_s: float, rng: np.random.Generator) -> FloatArray:

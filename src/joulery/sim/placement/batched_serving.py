@@ -21,7 +21,7 @@ import numpy as np
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.errors import ConfigError
 from joulery.domain.serving.service import Slo
-from joulery.sim.core.arrivals import Arrivals
+from joulery.sim.core.arrivals import ArrivalSource
 from joulery.sim.core.streams import Streams
 from joulery.sim.placement.colocation import GpuRun, Tenant, serve_together
 from joulery.sim.placement.gpu import GpuTruth, SimulatedProcess
@@ -48,12 +48,12 @@ class Service:
     """
 
     name: str
-    arrivals: Arrivals
+    arrivals: ArrivalSource
     slo: Slo
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class ServingProcess:
     """One serving process of the plan.
 
     Attributes:
@@ -76,7 +76,7 @@ class Gpu:
     """One GPU of the plan: how it behaves, and who is on it."""
 
     truth: GpuTruth
-    instances: tuple[Instance, ...]
+    instances: tuple[ServingProcess, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +233,7 @@ def spread(count: int, weights: Sequence[float]) -> IntArray:
 
 def _route(services: Sequence[Service], gpus: Sequence[Gpu], trial: Trial, streams: Streams) -> list[list[Tenant]]:
     """The tenants of each GPU, each with its part of its service's requests and its own noise."""
-    replicas: dict[str, list[Instance]] = {service.name: [] for service in services}
+    replicas: dict[str, list[ServingProcess]] = {service.name: [] for service in services}
     if len(replicas) != len(services):
         raise ConfigError("services need distinct names", got=", ".join(service.name for service in services))
     for gpu in gpus:
@@ -258,7 +258,7 @@ def _route(services: Sequence[Service], gpus: Sequence[Gpu], trial: Trial, strea
     return routed
 
 
-def _split(service: Service, replicas: Sequence[Instance], trial: Trial, streams: Streams) -> list[FloatArray]:
+def _split(service: Service, replicas: Sequence[ServingProcess], trial: Trial, streams: Streams) -> list[FloatArray]:
     """A service's requests by instance, going on past the end until batches that hold counted requests are full."""
     if not replicas:
         raise ConfigError(f"service {service.name!r} has no instance in the plan", pointer=service.name)

@@ -12,7 +12,7 @@ from joulery.policies.placement.provisioning.planner import provision
 from joulery.policies.placement.provisioning.predict import GpuType
 from joulery.policies.placement.provisioning.rules import Rules
 from joulery.sim.core.streams import Streams
-from joulery.sim.placement.batched_serving import Gpu, Instance, Service, ServiceVerdict, Trial, judge
+from joulery.sim.placement.batched_serving import Gpu, Service, ServiceVerdict, ServingProcess, Trial, judge
 from joulery.sim.placement.gpu import GpuTruth
 from joulery.sim.queues.batching import BatchRule
 
@@ -99,7 +99,7 @@ def trials(
                 Gpu(
                     truth,
                     tuple(
-                        Instance(
+                        ServingProcess(
                             each.service,
                             models[each.service],
                             each.share_ratio,

@@ -160,7 +160,7 @@ def _gpu_configs(gpus: tuple[str, ...], piece: Slice) -> tuple[GpuDeviceConfig, 
     named = tuple(int(gpu) if gpu.isdigit() else gpu for gpu in gpus) or (0,)
     mode = piece.kind.value
     cuts = ((piece.profile,),) if mode == "mig" else None
-    return tuple(GpuDeviceConfig.model_validate({"gpu": gpu, "mode": mode, "cuts": cuts}) for gpu in named)
+    return tuple(GpuDeviceConfig.model_validate({"gpu": gpu, "mode": mode, "mig_partitions": cuts}) for gpu in named)
 
 
 def _only_site_options() -> None:

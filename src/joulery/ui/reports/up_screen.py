@@ -17,7 +17,7 @@ from joulery.app.doctor import Check
 from joulery.app.profiling.service_profile import Obtained
 from joulery.domain.format import UNKNOWN, count, duration, grams, number, percent, si
 from joulery.domain.serving.timeline import DecisionRecord, ServiceLabel, ServiceTick, Tick
-from joulery.policies.placement.provisioning.standby import StandbyPolicy
+from joulery.policies.placement.standby import StandbyPolicy
 from joulery.policies.serving.observation import SET_LAYOUT
 from joulery.policies.serving.trial_search import TrialSearch
 from joulery.runtime.serving.driver import APPLIED

@@ -11,7 +11,7 @@ from joulery.policies.placement.provisioning.in_batches import BATCH, plan_in_ba
 from joulery.policies.placement.provisioning.planner import provision
 from joulery.policies.placement.provisioning.predict import Placed, Share
 from joulery.policies.placement.provisioning.rules import Rules
-from joulery.policies.placement.provisioning.sizes import Part
+from joulery.policies.placement.provisioning.sizes import ReplicaLoad
 from tests.policies.placement.provisioning.published import V100
 
 
@@ -34,7 +34,7 @@ def one_each(percent):
     def planner(workloads):
         assert len(workloads) <= BATCH
         return tuple(
-            Placed(0, (Share(Part(at, 0, 1, each.rate_rps), percent, 1),)) for at, each in enumerate(workloads)
+            Placed(0, (Share(ReplicaLoad(at, 0, 1, each.rate_rps), percent, 1),)) for at, each in enumerate(workloads)
         )
 
     return planner
@@ -49,8 +49,8 @@ def test_everybody_is_served_once(n, percent):
 
 def test_replicas_on_two_gpus_are_kept_together():
     def planner(workloads):
-        halves = [Share(Part(0, replica, 2, 10.0), 100.0 - 90 * replica, 1) for replica in (0, 1)]
-        rest = tuple(Share(Part(at, 0, 1, 1.0), 1.0, 1) for at in range(1, len(workloads)))
+        halves = [Share(ReplicaLoad(0, replica, 2, 10.0), 100.0 - 90 * replica, 1) for replica in (0, 1)]
+        rest = tuple(Share(ReplicaLoad(at, 0, 1, 1.0), 1.0, 1) for at in range(1, len(workloads)))
         return (Placed(0, (halves[0],)), Placed(0, (halves[1], *rest)))
 
     gpus = plan_in_batches(varied(40), planner)

@@ -18,9 +18,9 @@ from typing import Any
 from joulery.adapters.tracers.inject.xla_cycles import XlaCycles
 
 
-def install_from(settings: dict[str, Any]) -> Recorder:
+def install_from(settings: dict[str, Any]) -> JaxRecorder:
     """Install a recorder with the settings in the environment of the program."""
-    recorder = Recorder(
+    recorder = JaxRecorder(
         Path(settings["folder"]), settings["skip"], settings["warmup"], settings["active"], settings["repeat"]
     )
     recorder.install()
@@ -73,7 +73,7 @@ class Compiled:
         return self._inner.trace(*args, **kwargs)
 
 
-class Recorder(XlaCycles):
+class JaxRecorder(XlaCycles):
     """Records cycles of steps of a JAX program.
 
     Args:

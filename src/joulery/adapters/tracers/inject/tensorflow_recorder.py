@@ -17,16 +17,16 @@ from typing import Any
 from joulery.adapters.tracers.inject.xla_cycles import XlaCycles
 
 
-def install_from(settings: dict[str, Any]) -> Recorder:
+def install_from(settings: dict[str, Any]) -> TensorFlowRecorder:
     """Install a recorder with the settings in the environment of the program."""
-    recorder = Recorder(
+    recorder = TensorFlowRecorder(
         Path(settings["folder"]), settings["skip"], settings["warmup"], settings["active"], settings["repeat"]
     )
     recorder.install()
     return recorder
 
 
-class Recorder(XlaCycles):
+class TensorFlowRecorder(XlaCycles):
     """Records cycles of steps of a TensorFlow program.
 
     Args:

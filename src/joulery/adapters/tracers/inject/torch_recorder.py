@@ -32,9 +32,9 @@ _EVALUATION = 2
 _FOREIGN_THREAD = b"External init callback must run in same thread"
 
 
-def install_from(settings: dict[str, Any]) -> Recorder:
+def install_from(settings: dict[str, Any]) -> TorchRecorder:
     """Install a recorder with the settings in the environment of the program."""
-    recorder = Recorder(
+    recorder = TorchRecorder(
         Path(settings["folder"]), settings["skip"], settings["warmup"], settings["active"], settings["repeat"]
     )
     recorder.install()
@@ -75,7 +75,7 @@ class Names:
                 self._names[part] = f"{name}/{path.replace('/', '|')}" if path else name
 
 
-class Recorder(Cycles):
+class TorchRecorder(Cycles):
     """Records cycles of steps of a PyTorch program.
 
     Args:

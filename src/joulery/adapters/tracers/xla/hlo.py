@@ -8,14 +8,11 @@ instructions; a fusion keeps that of one of the operations it fused. The program
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
+from joulery.adapters.hlo_text import hlo_modules
 from joulery.adapters.tracers.xla.protobuf import fields, number, sub, text
 from joulery.domain.trace.events import UNNAMED, qualified
 
-_MODULE = re.compile(r"^HloModule ([^\s,]+)")
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-<>]+) .*\{$")
-_INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = ")
 _OP_NAME = re.compile(r'metadata=\{[^}]*?op_name="((?:[^"\\]|\\.)*)"')
 _CALLS = re.compile(r"\bcalls=%?([\w.\-]+)")
 _WRAPPED = re.compile(r"^(?:jvp|transpose|vmap|remat|checkpoint|rematted_computation|custom_jvp|custom_vjp)\((.*)\)$")
@@ -26,24 +23,20 @@ _RECOMPUTED = re.compile(r"(^|/)rematted_computation(/|$)")
 def names_in_text(program: str) -> dict[tuple[str, str], str]:
     """``op_name`` by (module, instruction) of programs in HLO text; several may follow one another."""
     names: dict[tuple[str, str], str] = {}
-    roots: dict[str, str] = {}
-    calls: dict[tuple[str, str], str] = {}
-    module = computation = ""
-    for line in program.splitlines():
-        if match := _MODULE.match(line):
-            _resolve(names, calls, roots)
-            module, roots, calls = match[1], {}, {}
-        elif match := _INSTRUCTION.match(line):
-            found = _OP_NAME.search(line)
-            if found:
-                names[module, match[2]] = found[1]
-                if match[1]:
-                    roots[computation] = found[1]
-            elif called := _CALLS.search(line):
-                calls[module, match[2]] = called[1]
-        elif match := _COMPUTATION.match(line):
-            computation = match[1]
-    _resolve(names, calls, roots)
+    for module in hlo_modules(program):
+        roots: dict[str, str] = {}
+        calls: dict[str, str] = {}
+        for computation, instructions in module.computations.items():
+            for each in instructions:
+                if found := _OP_NAME.search(each.text):
+                    names[module.name, each.name] = found[1]
+                    if each.root:
+                        roots[computation] = found[1]
+                elif called := _CALLS.search(each.text):
+                    calls[each.name] = called[1]
+        for instruction, called_computation in calls.items():
+            if called_computation in roots:
+                names.setdefault((module.name, instruction), roots[called_computation])
     return names
 
 
@@ -104,13 +97,6 @@ def _names_in_computation(
                 calls[name] = called
     if root in own:
         roots[ident] = own[root]
-
-
-def _resolve(names: dict[tuple[str, str], str], calls: Mapping[tuple[str, str], str], roots: Mapping[str, str]) -> None:
-    """Name instructions without metadata after the root of the computation they call."""
-    for instruction, computation in calls.items():
-        if computation in roots:
-            names.setdefault(instruction, roots[computation])
 
 
 def qualified_op(op_name: str) -> tuple[str, str]:

@@ -23,8 +23,8 @@ from joulery.policies.placement.provisioning import igniter
 from joulery.policies.placement.provisioning.predict import Share
 from joulery.policies.placement.provisioning.sizes import (
     MAX_BATCH,
-    Part,
     Process,
+    ReplicaLoad,
     allocate,
     alone,
     parts_of,
@@ -42,7 +42,7 @@ _GSLICE_THRESHOLD = 0.1
 class _Need(NamedTuple):
     """A part with the batch and the lower bound of Theorem 1."""
 
-    part: Part
+    part: ReplicaLoad
     units: int
     batch: int
     process: Process

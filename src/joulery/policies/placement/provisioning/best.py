@@ -32,7 +32,7 @@ from joulery.policies.placement.provisioning.options import Item, Kind, kinds_of
 from joulery.policies.placement.provisioning.packing import Packing, Pattern
 from joulery.policies.placement.provisioning.predict import GpuType, Placed, Share
 from joulery.policies.placement.provisioning.rules import Rules
-from joulery.policies.placement.provisioning.sizes import Part
+from joulery.policies.placement.provisioning.sizes import ReplicaLoad
 
 PROVEN_KINDS = 15
 """Up to so many different services a search for a proof is worth its time."""
@@ -361,7 +361,7 @@ def attainable(problem: Problem, usd_per_hour: float, ranges: Sequence[Range]) -
 def placed(problem: Problem, gpus: Sequence[tuple[int, Pattern]]) -> tuple[Placed, ...]:
     """Name the replicas, drop those beyond what whole services need, and tighten the shares of what is left."""
     free = _parts(problem, gpus)
-    kept: list[tuple[int, Pattern, list[Part]]] = []
+    kept: list[tuple[int, Pattern, list[ReplicaLoad]]] = []
     for type_index, pattern in sorted(gpus, key=lambda gpu: (-len(gpu[1]), gpu)):
         named = [(item, free[item].pop()) for item in pattern if free[item]]
         if named:
@@ -381,18 +381,18 @@ def placed(problem: Problem, gpus: Sequence[tuple[int, Pattern]]) -> tuple[Place
     return tuple(result)
 
 
-def _parts(problem: Problem, gpus: Sequence[tuple[int, Pattern]]) -> list[list[Part]]:
+def _parts(problem: Problem, gpus: Sequence[tuple[int, Pattern]]) -> list[list[ReplicaLoad]]:
     """For each item the replicas it has to provide: members of its kind, as many as it makes up whole, in order."""
     count = Counter(item for _, pattern in gpus for item in pattern)
     waiting = [list(reversed(kind.members)) for kind in problem.kinds]
-    parts: list[list[Part]] = []
+    parts: list[list[ReplicaLoad]] = []
     for index, item in enumerate(problem.items):
-        mine: list[Part] = []
+        mine: list[ReplicaLoad] = []
         for _ in range(count[index] // item.replicas):
             if waiting[item.kind]:
                 member = waiting[item.kind].pop()
                 rate_rps = problem.workloads[member].rate_rps / item.replicas
-                mine += [Part(member, replica, item.replicas, rate_rps) for replica in range(item.replicas)]
+                mine += [ReplicaLoad(member, replica, item.replicas, rate_rps) for replica in range(item.replicas)]
         parts.append(mine[::-1])
     return parts
 

@@ -23,7 +23,7 @@ import numpy as np
 from joulery.domain.arrays import FloatArray
 from joulery.policies.placement.highs import make_whole, new_model, run
 from joulery.policies.placement.provisioning.options import Item
-from joulery.policies.placement.provisioning.packing import Layout, Packing, Pattern
+from joulery.policies.placement.provisioning.packing import PackedGpu, Packing, Pattern
 from joulery.policies.placement.provisioning.pricing import Pricer
 
 _UNSERVED = 1e4
@@ -35,7 +35,7 @@ class PricedPattern(NamedTuple):
 
     type_index: int
     usd_per_hour: float
-    layout: Layout
+    layout: PackedGpu
 
 
 class Relaxation(NamedTuple):

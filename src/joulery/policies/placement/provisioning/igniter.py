@@ -20,8 +20,8 @@ from joulery.policies.placement.provisioning.predict import Share
 from joulery.policies.placement.provisioning.sizes import (
     MAX_BATCH,
     Figures,
-    Part,
     Process,
+    ReplicaLoad,
     Size,
     parts_of,
     process,
@@ -38,7 +38,7 @@ _ROUNDING = 1e-9
 class _Request(NamedTuple):
     """A part to place: its constants, the units it needs at least, and its figures with those."""
 
-    part: Part
+    part: ReplicaLoad
     process: Process
     units: int
     figures: Figures
@@ -73,7 +73,7 @@ class _Gpu:
 
     def __init__(self, room: int) -> None:
         self.room = room
-        self.parts: list[Part] = []
+        self.parts: list[ReplicaLoad] = []
         self.processes: list[Process] = []
         self.units: list[int] = []
         self.figures: list[Figures] = []

@@ -11,7 +11,14 @@ from typing import NamedTuple
 from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.domain.gpu.provisioning import Workload
 from joulery.policies.placement.provisioning.predict import GpuType
-from joulery.policies.placement.provisioning.rules import Rules, Stream, batch_limit_ms, batches_of, limit_ms, stream_of
+from joulery.policies.placement.provisioning.rules import (
+    RequestStream,
+    Rules,
+    batch_limit_ms,
+    batches_of,
+    limit_ms,
+    stream_of,
+)
 from joulery.policies.placement.provisioning.sizes import (
     MAX_REPLICAS,
     Figures,
@@ -107,7 +114,7 @@ def items_of(workload: Workload, kind: int, types: Sequence[GpuType], rules: Rul
     return tuple(items)
 
 
-_HARDLY_ANY = Stream(1e-6, 0.0)
+_HARDLY_ANY = RequestStream(1e-6, 0.0)
 """Requests so rare that only the latency of a single one can be in the way."""
 _MORE_REPLICAS = 2
 """How many replicas beyond the fewest are tried when a service needs more than the rules would choose."""
@@ -139,7 +146,7 @@ def _item(workload: Workload, kind: int, replicas: int, types: Sequence[GpuType]
     return Item(kind, replicas, tuple(_options(workload, stream, gpu_type, rules) for gpu_type in types))
 
 
-def _options(workload: Workload, stream: Stream, gpu_type: GpuType, rules: Rules) -> tuple[Option, ...]:
+def _options(workload: Workload, stream: RequestStream, gpu_type: GpuType, rules: Rules) -> tuple[Option, ...]:
     """Every batch with which a replica fits on one type, the one with the fewest units first."""
     gpu, model = gpu_type.profile.gpu, gpu_type.profile.models.get(workload.model)
     if model is None:

@@ -38,7 +38,7 @@ Pattern = tuple[int, ...]
 """Indices of items on one GPU, in increasing order, repeated where one item is there more than once."""
 
 
-class Layout(NamedTuple):
+class PackedGpu(NamedTuple):
     """A GPU with a pattern on it.
 
     Attributes:
@@ -90,8 +90,8 @@ class Packing:
         self.power_w = np.array([min((o.figures[1] for o in some), default=0.0) for some in self._options])
         self.cache_percent = np.array([min((o.figures[2] for o in some), default=0.0) for some in self._options])
         self._rows = _rows(self.gpu, self._options, self.power_w)
-        self._fits: dict[Pattern, Layout | None] = {}
-        self._tightest: dict[Pattern, Layout | None] = {}
+        self._fits: dict[Pattern, PackedGpu | None] = {}
+        self._tightest: dict[Pattern, PackedGpu | None] = {}
         self.unsure: set[Pattern] = set()
         self._tables: dict[int, FloatArray] = {}
 
@@ -125,20 +125,20 @@ class Packing:
         needed = _needed(self.gpu, self._rows.of(patterns), others_w[:, :, None], others_percent[:, :, None], processes)
         return np.asarray(needed.min(axis=2), np.int64)
 
-    def tightest(self, pattern: Pattern) -> Layout | None:
+    def tightest(self, pattern: Pattern) -> PackedGpu | None:
         """As :meth:`fit`, with the fewest units there are among the combinations of batches tried."""
         if pattern not in self._tightest:
             self._tightest[pattern] = self._tighten(pattern, self.fit(pattern))
         return self._tightest[pattern]
 
-    def _tighten(self, pattern: Pattern, best: Layout | None) -> Layout | None:
+    def _tighten(self, pattern: Pattern, best: PackedGpu | None) -> PackedGpu | None:
         if best is None or len(pattern) == 1:
             return best
         for options in itertools.islice(self._combinations(pattern), _COMBINATIONS_MAX):
             best = self._allocated(pattern, options, best.total - 1) or best
         return best
 
-    def fit(self, pattern: Pattern) -> Layout | None:
+    def fit(self, pattern: Pattern) -> PackedGpu | None:
         """Batches and shares with which the pattern is within every SLO; None when none were found."""
         if pattern not in self._fits:
             self._fits[pattern] = self._search(pattern)
@@ -148,7 +148,7 @@ class Packing:
         """Whether no batches at all make the pattern fit: proven, not just not found."""
         return self.fit(pattern) is None and pattern not in self.unsure
 
-    def _search(self, pattern: Pattern) -> Layout | None:
+    def _search(self, pattern: Pattern) -> PackedGpu | None:
         if len(pattern) == 1:
             first = self._options[pattern[0]][:1]
             return self._allocated(pattern, first, self.capacity) if first else None
@@ -209,9 +209,9 @@ class Packing:
             self._tables[item] = np.array([_table_row(option) for option in self._options[item]], np.float64).T
         return self._tables[item]
 
-    def _allocated(self, pattern: Pattern, options: tuple[Option, ...], most: int) -> Layout | None:
+    def _allocated(self, pattern: Pattern, options: tuple[Option, ...], most: int) -> PackedGpu | None:
         units = allocate(self.gpu, [o.process for o in options], [o.units for o in options], most)
-        return None if units is None else Layout(pattern, options, tuple(units))
+        return None if units is None else PackedGpu(pattern, options, tuple(units))
 
 
 def _combinations(

@@ -15,8 +15,8 @@ from joulery.domain.gpu.provisioning import (
     Workload,
 )
 from joulery.perf.interference.model import InterferenceProfile, Neighbourhood, Solo, clock_mhz, demand_w, latency, solo
-from joulery.policies.placement.provisioning.rules import Rules, Stream, batch_limit_ms, limit_ms
-from joulery.policies.placement.provisioning.sizes import Part
+from joulery.policies.placement.provisioning.rules import RequestStream, Rules, batch_limit_ms, limit_ms
+from joulery.policies.placement.provisioning.sizes import ReplicaLoad
 
 TOLERANCE = 1e-9
 """Relative slack granted to rounding when a prediction is held against a limit."""
@@ -31,7 +31,7 @@ class Share(NamedTuple):
         batch: Its batch size.
     """
 
-    part: Part
+    part: ReplicaLoad
     share_percent: float
     batch: int
 
@@ -148,7 +148,7 @@ class _Limits:
     def of(self, gpu: Placed, share: Share, processes: int) -> float:
         """Milliseconds."""
         workload = self._workloads[share.part.workload]
-        stream = Stream(share.part.rate_rps, workload.arrivals.scv / share.part.replicas)
+        stream = RequestStream(share.part.rate_rps, workload.arrivals.scv / share.part.replicas)
         if stream.scv == 0:
             return batch_limit_ms(self._rules, workload, stream, share.batch)
         key = (gpu.type_index, workload.model, workload.slo, stream, share.batch, processes > 1)

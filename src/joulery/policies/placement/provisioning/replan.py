@@ -18,7 +18,7 @@ from joulery.domain.gpu.provisioning import PlannedGpu, Workload
 from joulery.policies.placement.provisioning.best import Problem, problem_of
 from joulery.policies.placement.provisioning.predict import GpuType, Placed, Share
 from joulery.policies.placement.provisioning.rules import Rules
-from joulery.policies.placement.provisioning.sizes import Part
+from joulery.policies.placement.provisioning.sizes import ReplicaLoad
 
 
 def running_of(gpus: Sequence[PlannedGpu]) -> tuple[RunningGpu, ...]:
@@ -115,7 +115,7 @@ class _Process(NamedTuple):
     """A replica of today's plan: what it is as an item, and which part of which service."""
 
     item: int
-    part: Part
+    part: ReplicaLoad
 
 
 class _Fleet:
@@ -143,7 +143,7 @@ class _Fleet:
                 cuts = [item.replicas for item in kind.items]
                 replicas = next((cut for cut in cuts if cut >= count[workload.id]), cuts[-1])
                 for replica in range(replicas):
-                    part = Part(member, replica, replicas, workload.rate_rps / replicas)
+                    part = ReplicaLoad(member, replica, replicas, workload.rate_rps / replicas)
                     process = _Process(indices[number, replicas], part)
                     gpu = place.get((workload.id, replica))
                     (self.waiting if gpu is None else self.gpus[gpu]).append(process)

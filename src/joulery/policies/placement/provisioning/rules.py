@@ -58,7 +58,7 @@ class Rules:
             raise ConfigError("a safety margin is a ratio from 0", got=str(self.margin_ratio), expected="such as 5 %")
 
 
-class Stream(NamedTuple):
+class RequestStream(NamedTuple):
     """The requests that reach one replica.
 
     Attributes:
@@ -70,9 +70,9 @@ class Stream(NamedTuple):
     scv: float
 
 
-def stream_of(workload: Workload, replicas: int) -> Stream:
+def stream_of(workload: Workload, replicas: int) -> RequestStream:
     """The requests of one of several equal replicas, which take turns: every gap is the sum of ``replicas`` gaps."""
-    return Stream(workload.rate_rps / replicas, workload.arrivals.scv / replicas)
+    return RequestStream(workload.rate_rps / replicas, workload.arrivals.scv / replicas)
 
 
 def limit_ms(
@@ -80,7 +80,7 @@ def limit_ms(
     gpu: GpuCoefficients,
     model: ModelCoefficients,
     workload: Workload,
-    stream: Stream,
+    stream: RequestStream,
     batch: int,
     *,
     shared: bool,
@@ -112,7 +112,7 @@ def limit_ms(
     return min(keep_up_ms, batch_ms - (load_ms + feedback_ms) * batch)
 
 
-def batch_limit_ms(rules: Rules, workload: Workload, stream: Stream, batch: int) -> float:
+def batch_limit_ms(rules: Rules, workload: Workload, stream: RequestStream, batch: int) -> float:
     """What a batch of evenly spaced requests may take from loading to feedback (t_inf)."""
     if rules.accounting is Accounting.HALF_SLO:
         return slo_ms(workload) / 2
@@ -127,7 +127,7 @@ def _unlucky(rules: Rules, workload: Workload) -> float:
     return max(1.0, math.exp(NormalDist().inv_cdf(workload.slo.quantile) * sigma - sigma * sigma / 2))
 
 
-def batches_of(rules: Rules, workload: Workload, stream: Stream) -> tuple[int, ...]:
+def batches_of(rules: Rules, workload: Workload, stream: RequestStream) -> tuple[int, ...]:
     """The batches worth considering: all, or powers of two where the size is only the largest of many.
 
     Random requests that are in time never gather to more than come within the SLO, give or take.
@@ -142,7 +142,7 @@ def _random_limit_ms(
     gpu: GpuCoefficients,
     model: ModelCoefficients,
     workload: Workload,
-    stream: Stream,
+    stream: RequestStream,
     batch: int,
     transfer_ms: float,
 ) -> float:

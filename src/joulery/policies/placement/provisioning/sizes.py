@@ -197,7 +197,7 @@ MAX_REPLICAS = 10_000
 """A service that needs more is taken for a mistake in its rate."""
 
 
-class Part(NamedTuple):
+class ReplicaLoad(NamedTuple):
     """One replica's portion of a service.
 
     Attributes:
@@ -260,7 +260,7 @@ def alone(profile: InterferenceProfile, model: ModelCoefficients, batch: int, sh
 
 def parts_of(
     profile: InterferenceProfile, index: int, workload: Workload, max_batch: int = MAX_BATCH
-) -> list[tuple[Part, Size, bool]]:
+) -> list[tuple[ReplicaLoad, Size, bool]]:
     """The parts of a service as the published code cuts it, each with its size and whether it has a GPU to itself.
 
     A service that fits one GPU stays whole. Otherwise: the largest batch that keeps half the SLO on a whole GPU, a
@@ -274,7 +274,7 @@ def parts_of(
     model, half_ms = profile[workload.model], slo_ms(workload) / 2
     whole = size(profile, model, half_ms, workload.rate_rps)
     if _fits(profile, whole, max_batch):
-        return [(Part(index, 0, 1, workload.rate_rps), whole, False)]
+        return [(ReplicaLoad(index, 0, 1, workload.rate_rps), whole, False)]
     batch = _largest_batch(profile, model, half_ms, min(whole.batch, max_batch))
     if batch == 0:
         raise too_fast(profile, workload, alone(profile, model, 1, 100.0).total_ms, half_ms)
@@ -283,11 +283,11 @@ def parts_of(
     if replicas > MAX_REPLICAS:
         raise too_much(profile, workload, replicas)
     dedicated = Size(batch, work(model, batch), whole.room_ms, units_of(profile.gpu))
-    parts = [(Part(index, i, replicas, float(per_replica)), dedicated, True) for i in range(replicas - 1)]
+    parts = [(ReplicaLoad(index, i, replicas, float(per_replica)), dedicated, True) for i in range(replicas - 1)]
     rest_rps = workload.rate_rps - per_replica * (replicas - 1)
     rest = size(profile, model, half_ms, rest_rps)
     own_gpu = not _fits(profile, rest, max_batch)
-    return [*parts, (Part(index, replicas - 1, replicas, rest_rps), dedicated if own_gpu else rest, own_gpu)]
+    return [*parts, (ReplicaLoad(index, replicas - 1, replicas, rest_rps), dedicated if own_gpu else rest, own_gpu)]
 
 
 def _fits(profile: InterferenceProfile, need: Size, max_batch: int) -> bool:

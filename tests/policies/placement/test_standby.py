@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from joulery.domain.errors import DataError
 from joulery.domain.gpu.provisioning import LatencyParts, PlannedGpu, PlannedInstance
 from joulery.domain.serving.service import Slo
-from joulery.policies.placement.provisioning.standby import (
+from joulery.policies.placement.standby import (
     ACTIVATE_STANDBY,
     SLO_VIOLATED,
     StandbyObservation,

@@ -1,0 +1,63 @@
+"""XLA programs in HLO text, taken apart into modules, computations and instructions.
+
+``jax.jit(f).lower(x).compile().as_text()`` and XLA's dumps print it. What an instruction means is for those who read
+it: :mod:`joulery.adapters.graphs.hlo` counts its arithmetic, :mod:`joulery.adapters.tracers.xla.hlo` reads its name.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+_MODULE = re.compile(r"^HloModule ([^\s,]+)")
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-<>]+) .*\{$")
+_INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.*)$")
+
+
+class HloInstruction(NamedTuple):
+    """One instruction.
+
+    Attributes:
+        name: Its name in the module.
+        root: Whether it gives the result of its computation.
+        text: What stands after the equals sign: shape, opcode, operands, attributes, metadata.
+    """
+
+    name: str
+    root: bool
+    text: str
+
+
+@dataclass(slots=True)
+class HloModule:
+    """One program.
+
+    Attributes:
+        name: Its name.
+        computations: The instructions of each computation.
+        entry: The computation where it starts; empty where the text does not say.
+    """
+
+    name: str
+    computations: dict[str, list[HloInstruction]] = field(default_factory=dict)
+    entry: str = ""
+
+
+def hlo_modules(text: str) -> list[HloModule]:
+    """The programs in a text, in order; lines before the first are skipped."""
+    modules: list[HloModule] = []
+    current: list[HloInstruction] = []
+    for line in text.splitlines():
+        if match := _MODULE.match(line):
+            modules.append(HloModule(match[1]))
+            current = []
+        elif not modules:
+            continue
+        elif match := _INSTRUCTION.match(line):
+            current.append(HloInstruction(match[2], match[1] is not None, match[3]))
+        elif match := _COMPUTATION.match(line):
+            current = modules[-1].computations.setdefault(match[2], [])
+            if match[1]:
+                modules[-1].entry = match[2]
+    return modules
