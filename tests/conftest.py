@@ -41,7 +41,7 @@ def skips(config: pytest.Config) -> tuple[Counter[str], list[str]]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """A skip that nobody allowed fails the run."""
+    """A skip that is not allowed fails the run."""
     if not hasattr(session.config, "workerinput") and exitstatus == 0 and skips(session.config)[1]:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

@@ -33,7 +33,7 @@ def test_each_interval_is_divided_by_its_own_share() -> None:
     assert charged(times([1, 0, 1], [2, 1, 4])) == (12.5, 0.0, 0.0, 47.5, 0.0)
 
 
-def test_an_interval_in_which_nobody_works_is_idle() -> None:
+def test_an_interval_without_work_is_idle() -> None:
     busy = times([1, 0, 1], [2, 0, 2])
     assert charged(busy) == (20.0, 20.0, 0.0, 20.0, 0.0)
     assert charged(busy, idle=IdleRule.SHARE) == (20.0, 10.0, 0.0, 20.0, 10.0)
@@ -59,7 +59,7 @@ def test_unknown_busy_time_leaves_energy_unattributed() -> None:
     assert charged(late) == (30.0, 0.0, 30.0, 0.0, 0.0)
 
 
-def test_a_device_nobody_divides_is_unattributed_unless_exclusive() -> None:
+def test_a_device_without_shares_is_unattributed_unless_exclusive() -> None:
     assert charged({}) == (0.0, 0.0, 60.0, 0.0, 0.0)
     assert charged({}, exclusive=["cpu:0"]) == (60.0, 0.0, 0.0, 0.0, 0.0)
     assert charged(times([0] * 3, [1] * 3), exclusive={"cpu:0"}) == (60.0, 0.0, 0.0, 0.0, 0.0)

@@ -1,6 +1,6 @@
 """The nine defects of the published code (specs: Smaragdine report, section 1), each put back.
 
-An accountant is a handful of functions. ``Sound`` asks joulery; each mutant overrides one with what the published code
+An accountant is a set of functions. ``Sound`` asks joulery; each mutant overrides one with what the published code
 does there. The same examination is put to all of them: joulery passes it, every mutant is caught, and by the question
 that is meant for it.
 """

@@ -25,7 +25,7 @@ def test_a_batch_shares_by_tokens_moved_between_two_readings() -> None:
     assert PROMPT_WEIGHT == 0.25
 
 
-def test_joules_wait_for_whoever_moves_next() -> None:
+def test_joules_wait_for_the_request_that_moves_next() -> None:
     book = TokenBook()
     book.began("llm", 1)
     book.settle(10.0, 0.0, {"llm": 10.0})

@@ -41,7 +41,7 @@ def test_nothing_accrues_while_it_waits() -> None:
     assert tally.progress_ratio == 0.5
 
 
-def test_what_is_told_after_a_stop_was_drawn_before_it() -> None:
+def test_energy_reported_after_a_stop_was_drawn_before_it() -> None:
     tally = played([look(10, 0.5), look(20, 0.5, slots=0)], carbon=GRID)
 
     assert (tally.executed_s, tally.slot_s, tally.energy_j, tally.window) == (10.0, 10.0, 200.0, None)
@@ -88,7 +88,7 @@ def test_a_window_opens_at_the_first_progress_and_is_read_where_progress_moves()
     assert math.isnan(Tally().remaining_s)
 
 
-def test_what_is_left_is_told_in_seconds_of_one_slot_and_stays_known_while_a_job_waits() -> None:
+def test_remaining_seconds_are_those_of_one_slot_and_stay_known_while_a_job_waits() -> None:
     looks = [look(t, 0.01 * (t // 20), slots=4) for t in range(10, 110, 10)]
     tally = played([*looks, look(120, 0.05, slots=0)])
 

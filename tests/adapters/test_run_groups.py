@@ -119,7 +119,7 @@ def test_no_hierarchy_at_all(tmp_path: Path) -> None:
         make_group(7, tmp_path / "proc")
 
 
-def test_time_is_told_by_socket(tmp_path: Path) -> None:
+def test_time_is_reported_by_socket(tmp_path: Path) -> None:
     (tmp_path / "cgroup.procs").write_text("12\n34\n")
     (tmp_path / "cpuacct.usage_percpu").write_text("1000000000 2000000000 500000000 9 \n")
     tree = open_group(RunGroup(tmp_path, per_cpu=True), (0, 1), {0: 0, 1: 1, 2: 0})
@@ -131,7 +131,7 @@ def test_time_is_told_by_socket(tmp_path: Path) -> None:
     tree.close()
 
 
-def test_version_2_tells_no_sockets_apart(tmp_path: Path) -> None:
+def test_version_2_reports_no_sockets(tmp_path: Path) -> None:
     (tmp_path / "cgroup.procs").write_text("")
     (tmp_path / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 1\nsystem_usec 2\n")
     tree = open_group(RunGroup(tmp_path, per_cpu=False), (0,), {0: 0, 1: 0})
@@ -152,11 +152,11 @@ def real_group() -> Iterator[RunGroup]:
     assert not group.path.exists()
 
 
-def test_a_real_group_counts_an_orphan_nobody_waited_for(real_group: RunGroup) -> None:
+def test_a_real_group_counts_an_orphan_that_was_not_reaped(real_group: RunGroup) -> None:
     tree = open_group(real_group, (0,), {}) if not real_group.per_cpu else open_group(real_group, (0,), {0: 0, 1: 0})
     before = tree.read()
     burn = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\n"
-    # The shell ends at once; what it left behind belongs to init and is waited for by nobody here.
+    # The shell ends at once; what it left behind belongs to init and is not waited for here.
     subprocess.run(["sh", "-c", f'"{sys.executable}" -c "{burn}" &'], preexec_fn=real_group.enter, check=True)
     tree.discover()
     assert len(tree.pids()) == 1

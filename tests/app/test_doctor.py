@@ -66,7 +66,7 @@ def test_meters_tell_their_watts_and_what_stands_in_their_way(monkeypatch: pytes
     assert watts == pytest.approx(30, rel=0.5)
 
 
-def test_what_is_not_here_is_told_with_advice() -> None:
+def test_what_is_missing_is_reported_with_advice() -> None:
     def open_(spec: MeterSpec) -> Meter:
         raise CapabilityError(f"no {spec.kind}", hint="buy one")
 

@@ -73,7 +73,7 @@ def test_a_stated_power_counts_at_once_unless_agents_may_measure(
     assert all(total.quality is Quality.ASSUMED for total in totals.values())
 
 
-def test_a_site_that_measures_nothing_is_told_so(tmp_path: Path) -> None:
+def test_a_site_that_measures_nothing_is_warned(tmp_path: Path) -> None:
     site = tmp_path / "site.yaml"
     site.write_text("joulery: 1\njobs: {backend: slurm}\n")
     said: list[str] = []

@@ -41,7 +41,7 @@ def test_power_is_integrated_between_the_two_instants_alone() -> None:
     assert gpu.integral_j([], 0, second) is None
 
 
-def test_each_total_has_a_line_of_its_own_and_one_that_nobody_told_does_not_hold() -> None:
+def test_each_total_has_a_line_of_its_own_and_an_unreported_one_does_not_hold() -> None:
     good = gpu.judged(gpu.Totals(20.0, 101.0, 100.0, 95.0, 100.0))
     assert [line.holds for line in good] == [True] * 4
     off = gpu.judged(gpu.Totals(9.0, 103.0, 100.0, None, 105.1))
@@ -49,7 +49,7 @@ def test_each_total_has_a_line_of_its_own_and_one_that_nobody_told_does_not_hold
     assert "ZeusMonitor" not in str(gpu.judged(gpu.Totals(20.0, 1.0, 1.0, 1.0, None)))
 
 
-def test_kernels_that_nobody_launched_and_operations_outside_of_modules_lower_the_figures(tmp_path: Path) -> None:
+def test_kernels_without_a_launch_and_operations_outside_of_modules_lower_the_figures(tmp_path: Path) -> None:
     f = KinetoFile()
     f.module("Net/a", 0, 100)
     f.op("aten::mm", 10, 60)

@@ -1,4 +1,4 @@
-"""What every device promises, on every device and its fake."""
+"""The contract of a device, checked on every device and its fake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every meter promises, whatever it reads: one suite, run over all of them against their fakes."""
+"""The contract of a meter: one suite, run over all meters against their fakes."""
 
 import json
 import math

@@ -109,7 +109,7 @@ class Play:
         return {job["job_id"]: (job["job_state"], job["admin_comment"]) for job in jobs}
 
     def losses(self) -> dict[str, list[str]]:
-        """The last loss of each training, and of one that nobody interrupted."""
+        """The last loss of each training, and of an uninterrupted one."""
         if not self.trainings:
             return {}
         epochs = str(self.size.torch_epochs)
@@ -228,7 +228,7 @@ def _until(ready: Callable[[], bool], patience_s: float) -> None:
 
 
 def _loss(output: str) -> list[str]:
-    """The loss that a finished training told last."""
+    """The last loss that a finished training reported."""
     found = [line.split()[1] for line in output.splitlines() if line.startswith("loss ")]
     return found[-1:]
 

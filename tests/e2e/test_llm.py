@@ -140,7 +140,7 @@ def test_language_models_are_served_and_governed_beside_other_services(tmp_path,
         finally:
             process.kill()
     assert all(gone(pid) for pid in workers)
-    # The clock keeps the language model's promise alone, and its 300 s are far from broken.
+    # The clock keeps only the language model's SLO, and its 300 s are far off.
     assert min(row["slack_ratio"] for row in clock_steps(log) if row["slack_ratio"] is not None) > 0.5
     assert json.loads((tmp_path / "state/emulated-0.json").read_text())["ceiling_mhz"] is None
 

@@ -1,4 +1,4 @@
-"""``joulery serve`` with language models on a device whose clock is governed: logged, on loan, given back."""
+"""``joulery serve`` with language models on a device whose clock is governed: logged, leased, reverted."""
 
 import asyncio
 import json

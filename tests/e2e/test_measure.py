@@ -94,7 +94,7 @@ def test_the_contract_for_scripts(tmp_path: Path) -> None:
 
 
 def test_a_run_pays_for_its_own_time_and_not_for_others(tmp_path: Path) -> None:
-    """Half of our time is a grandchild's, and somebody else is busy: the watts are scripted, the shares are real."""
+    """Half of our time is a grandchild's, and another process is busy: the watts are scripted, the shares are real."""
     other = subprocess.Popen([sys.executable, "-c", BURN.format(60)])
     try:
         script = (
@@ -373,7 +373,7 @@ def test_a_folder_that_cannot_hold_runs_is_replaced_with_a_warning(tmp_path: Pat
     assert "the run is kept in /" in done.stderr
 
 
-def test_a_daemon_left_behind_lives_on_and_delays_nobody(tmp_path: Path) -> None:
+def test_a_daemon_left_behind_lives_on_and_causes_no_delay(tmp_path: Path) -> None:
     done = measure(tmp_path, "--out", "run", "--", "sh", "-c", "sleep 3000 >/dev/null 2>&1 & echo $!")
     try:
         assert done.returncode == 0

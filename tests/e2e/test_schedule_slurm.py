@@ -155,7 +155,7 @@ def test_no_job_stops_for_one_that_slurm_would_not_start(tmp_path: Path) -> None
         assert len(running) >= 3, "at most one job is between stop and start"
 
 
-def test_an_order_reaches_slurm_the_last_of_it_in_one_call_and_whoever_is_gone_left_out(
+def test_an_order_reaches_slurm_the_last_of_it_in_one_call_without_jobs_that_ended(
     cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     later = ("sbatch", "--parsable", "--begin=now+1hour", "--gres=gpu:1", "--wrap", "true")
@@ -164,8 +164,8 @@ def test_an_order_reaches_slurm_the_last_of_it_in_one_call_and_whoever_is_gone_l
     order = jobs[::-1]
     said = open_slurm().apply(Order((*order[:17], 99_999, *order[17:])))
 
-    told = {job["job_id"]: job["priority"] for job in json.loads(cluster.run("squeue", "--json"))["jobs"]}
-    ranks = [told[job] for job in order]
+    priorities = {job["job_id"]: job["priority"] for job in json.loads(cluster.run("squeue", "--json"))["jobs"]}
+    ranks = [priorities[job] for job in order]
     assert len(set(ranks[:16])) == 16 and len(set(ranks[16:])) == 1, ranks
     assert ranks == sorted(ranks, reverse=True)
     assert said == "19 ranked; refused: Invalid job id specified for job 99999"
@@ -271,7 +271,9 @@ def test_job_submit_lua_says_what_users_forget_and_refuses_what_cannot_work(tmp_
 @pytest.mark.skipif(
     shutil.which("slurmrestd") is None, reason="slurmrestd is not installed: apt-get install slurmrestd"
 )
-def test_a_real_slurmrestd_tells_what_the_commands_tell(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_real_slurmrestd_reports_what_the_commands_report(
+    cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
     jobs = [submit(cluster, 400, 0.05, most=1) for _ in range(10)]
     with slurmrestd(cluster) as place:

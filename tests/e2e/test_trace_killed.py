@@ -180,6 +180,6 @@ def test_a_run_killed_before_a_cycle_was_complete_says_so(tmp_path: Path, starte
         (("account", "run"), "holds no run"),
     ],
 )
-def test_wrong_flags_are_told(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+def test_wrong_flags_are_refused(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
     done = joulery(tmp_path, *arguments)
     assert done.returncode == 2 and says in done.stderr

@@ -65,7 +65,7 @@ def test_an_unchanged_program_down_to_its_operations(tmp_path: Path) -> None:
     assert {row["op"] for row in json.loads(report.stdout)["ops"]} >= {"forward", "backward", "optimizer"}
 
 
-def test_a_program_without_torch_is_measured_and_told_why_there_is_no_more(tmp_path: Path) -> None:
+def test_a_program_without_torch_is_measured_with_a_reason_why_there_is_no_more(tmp_path: Path) -> None:
     done = measured(tmp_path, "print('plain')\n")
     assert done.returncode == 0 and done.stdout == "plain\n"
     assert "called no PyTorch module" in done.stderr

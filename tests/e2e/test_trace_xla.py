@@ -135,7 +135,7 @@ def test_the_jax_programs_own_profiler_goes_first(tmp_path: Path, when: str) -> 
 
 
 @with_jax
-def test_a_jax_program_that_compiles_nothing_is_told_so(tmp_path: Path) -> None:
+def test_a_jax_program_that_compiles_nothing_is_warned(tmp_path: Path) -> None:
     done = measured(tmp_path, "jax", "import jax\nprint('plain')\n")
     assert done.returncode == 0 and done.stdout == "plain\n"
     assert "called no function of jax.jit" in done.stderr

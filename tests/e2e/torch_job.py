@@ -1,7 +1,7 @@
 """A real PyTorch training as a batch job: it saves itself on SIGTERM and goes on bit by bit where it was.
 
 ``python torch_job.py EPOCHS [EPOCH_S]``. Model, optimiser and the generator that shuffles are in the checkpoint; a
-finished job tells its last loss to the bit. Without Slurm around it, it runs straight through: the reference.
+finished job prints its last loss to the bit. Without Slurm around it, it runs straight through: the reference.
 """
 
 import os

@@ -67,7 +67,7 @@ def settings(root: Path) -> dict[str, str]:
 
 
 class KernelFiles(TextFiles):
-    """Files with the kernel's rules, and calls that fail when told to.
+    """Files with the kernel's rules, and calls that fail on request.
 
     Attributes:
         calls: How many reads and writes there were.

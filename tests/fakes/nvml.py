@@ -179,7 +179,7 @@ class NvmlFake:
             before = json.dumps(self._state)
             yield self._state
             if (after := json.dumps(self._state)) != before:
-                # In one call, never shorter than what was there: whoever is killed meanwhile leaves a whole state.
+                # In one call, never shorter than what was there: a process killed meanwhile leaves a whole state.
                 os.pwrite(opened.fileno(), after.ljust(len(text)).encode(), 0)
 
     def worked(self, index: int, joules: float) -> None:

@@ -334,7 +334,7 @@ async def test_bodies_count_as_held_while_their_requests_wait() -> None:
 
 
 @pytest.mark.parametrize(("last", "tokens"), [("b 0", "10"), ("b 3", "300")])
-async def test_a_conversation_is_foretold_by_its_last_message(last, tokens) -> None:
+async def test_the_predicted_length_of_a_conversation_is_that_of_its_last_message(last, tokens) -> None:
     async with serving() as served:
         messages = [{"role": "system", "content": "s"}, {"role": "user", "content": last}]
         kept = []

@@ -1,7 +1,7 @@
 """Run golden case files: ``python tests/golden/run_cases.py FILE…``.
 
 Each file is recognised by its keys (tests/golden/kinds). The last line reads ``N passed, N failed``; the exit code is 1
-when anything failed. A file that cannot be read, or whose kind nobody knows, counts as one failure.
+when anything failed. A file that cannot be read, or is of an unknown kind, counts as one failure.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def test_a_plan_that_differs_fails(tmp_path, capsys, plan):
         ({"sets": []}, "without a single case"),
     ],
 )
-def test_a_file_nobody_can_run_counts_as_failed(tmp_path, capsys, document, said):
+def test_a_file_that_cannot_run_counts_as_failed(tmp_path, capsys, document, said):
     good = tmp_path / "good.json"
     good.write_text(json.dumps({"sets": [A_PLAN]}))
     assert main([written(tmp_path, document), str(good)]) == 1

@@ -54,13 +54,13 @@ WORDS = re.compile(rf"\b({'|'.join(PLAIN)})\b", re.IGNORECASE)
 TECHNICAL = re.compile(
     r"kube\w*|Kubernetes'? pods?|pods and nodes in Kubernetes|pods? of Kubernetes|Alibaba's pods"
     r"|^\s+\"(Write|Plan|Explain|Compare|Tell)\b.*\",$|\.get\(\"told\".*"
-    r"|ALIASES.*|old=.*|warn_renamed\(.*|\bold: .*|`\w+` → .*",
+    r"|ALIASES.*|old=.*|\"told\"|elders:|warn_renamed\(.*|\bold: .*|`\w+` → .*",
     re.IGNORECASE,
 )
 """Terms of other systems, prompts for language models, and the old names that are still read."""
 RENAMED = "docs/reference/renamed.md"
 """Lists the old words."""
-PLACES = ("src", "docs", "examples", "benchmarks", "scripts", "reproduce", "README.md")
+PLACES = ("src", "tests", "docs", "examples", "benchmarks", "scripts", "reproduce", "README.md")
 
 
 def uses(place: str) -> list[str]:
@@ -70,6 +70,7 @@ def uses(place: str) -> list[str]:
         path = ROOT / name
         if (
             name == RENAMED
+            or path == Path(__file__)
             or path.suffix not in (".py", ".md", ".yaml", ".js", ".css", ".html")
             or "uplot" in name
             or not path.exists()

@@ -98,7 +98,7 @@ def test_missing_data_makes_neither_joules_nor_grams(
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 100), st.floats(0, 100)), min_size=1, max_size=20))
-def test_a_split_gives_everything_to_somebody(rows: list[tuple[float, float, float]]) -> None:
+def test_a_split_gives_everything_away(rows: list[tuple[float, float, float]]) -> None:
     energy, app, everybody = (np.array(column) for column in zip(*rows, strict=True))
     everybody[::5] = math.nan
     for by in ShareRule:

@@ -20,7 +20,7 @@ MODELS = ("alexnet", "resnet50", "vgg19", "ssd")
 
 
 def some_workloads(rng, most):
-    """Anything: promises from absurdly tight to lax, demands from a trickle to a flood."""
+    """Anything: SLOs from absurdly tight to lax, demands from a trickle to a flood."""
     return [
         Workload(
             f"w{index}",
@@ -33,7 +33,7 @@ def some_workloads(rng, most):
 
 
 def sound(plan, workloads):
-    """Never a share of 0 or less, never more than a GPU unless it says so, never a broken promise that is not named."""
+    """Never a share of 0 or less, never more than a GPU unless it says so, never an SLO violation that is not named."""
     said = {(each.gpu, each.workload) for each in plan.violations}
     served = dict.fromkeys((each.id for each in workloads), 0.0)
     for index, gpu in enumerate(plan.gpus):
@@ -75,7 +75,7 @@ def test_ten_thousand_inputs_of_any_kind(chunk):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_best_keeps_every_promise_and_its_bound_is_below_every_plan(seed):
+def test_best_meets_every_slo_and_its_bound_is_below_every_plan(seed):
     rng = random.Random(100 + seed)
     planned = 0
     for _ in range(12):
@@ -103,7 +103,7 @@ def test_best_keeps_every_promise_and_its_bound_is_below_every_plan(seed):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_following_a_change_of_services_keeps_promises_and_moves_little(seed):
+def test_following_a_change_of_services_meets_slos_and_moves_little(seed):
     rng = random.Random(seed)
 
     def moderate(name):

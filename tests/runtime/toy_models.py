@@ -23,7 +23,7 @@ class GpuSum:
         self.busy_s = busy_s
 
     def instance(self) -> tuple[int, float]:
-        """The board of the instance this process was told to use, and its part of the board."""
+        """The board of the instance this process has to use, and its part of the board."""
         nvml, mine = self.nvml, os.environ["CUDA_VISIBLE_DEVICES"]
         for board, facts in enumerate(nvml.boards):
             for index in range(len(facts["instances"])):

@@ -79,7 +79,7 @@ def test_a_place_that_holds_no_file_is_refused(tmp_path: Path, at: str) -> None:
     assert list((tmp_path / "folder").iterdir()) == []
 
 
-def test_a_file_of_ours_takes_the_place_of_a_link_or_pipe_that_somebody_put_there(tmp_path: Path) -> None:
+def test_a_written_file_replaces_a_foreign_link_or_pipe(tmp_path: Path) -> None:
     target, link, pipe = tmp_path / "passwd", tmp_path / "fact.json", tmp_path / "other.json"
     target.write_text("kept")
     link.symlink_to(target)

@@ -83,7 +83,7 @@ def test_rows_can_be_narrowed(ledger):
     assert [row.energy_j for row in ledger.rows("hour", owner="nlp")] == [1.0, 2.0]
     assert [row.energy_j for row in ledger.rows("hour", start_s=2 * HOUR)] == [6.0]
     assert [row.energy_j for row in ledger.rows("hour", end_s=2 * HOUR)] == [1.0]
-    assert ledger.rows("hour", owner="nobody") == ()
+    assert ledger.rows("hour", owner="absent") == ()
 
 
 def test_sums_by_something_else_are_refused(ledger):

@@ -21,11 +21,11 @@ MEANING = Meaning("GB", Signal.AVERAGE, Scope.DIRECT, "grid", Quality.MEASURED)
 
 @dataclass
 class Grid:
-    """Hourly; the value is the number of the hour. From ``unknown`` on nothing is out, ``guessed`` are estimates."""
+    """Hourly; the value is the number of the hour. From ``unknown`` on nothing is out, ``estimated`` are estimates."""
 
     now: list[float] = field(default_factory=lambda: [NOW])
     unknown: float = NOW
-    guessed: tuple[float, ...] = ()
+    estimated: tuple[float, ...] = ()
     shift: float = 0.0
     asked: list[tuple[str, float, float]] = field(default_factory=list)
 
@@ -40,7 +40,7 @@ class Grid:
     def _series(self, t0_s: float, t1_s: float, unknown: float, issued_at_s: float | None) -> CarbonSeries:
         starts = np.arange(t0_s // HOUR * HOUR, t1_s, HOUR).tolist()
         readings = [
-            Reading(t, t + HOUR, t / HOUR + self.shift, t in self.guessed) for t in starts if t + HOUR <= unknown
+            Reading(t, t + HOUR, t / HOUR + self.shift, t in self.estimated) for t in starts if t + HOUR <= unknown
         ]
         return assemble(readings, t0_s, t1_s, MEANING, step_s=HOUR, issued_at_s=issued_at_s)
 
@@ -105,14 +105,14 @@ def test_only_the_missing_stretch_is_asked_for(tmp_path: Path) -> None:
 
 def test_estimates_are_asked_again_when_no_longer_fresh(tmp_path: Path) -> None:
     hour = NOW - 5.5 * HOUR
-    grid = Grid(guessed=(hour,))
+    grid = Grid(estimated=(hour,))
     source = cached(grid, tmp_path, fresh_s=600.0)
     assert source.history(hour - HOUR, hour + HOUR).estimated.tolist() == [False, True]
     grid.now[0] += 599.0
     cached(grid, tmp_path, fresh_s=600.0).history(hour - HOUR, hour + HOUR)
     assert len(grid.asked) == 1
     grid.now[0] += 1.0
-    grid.guessed, grid.shift = (), 100.0
+    grid.estimated, grid.shift = (), 100.0
     settled = source.history(hour - HOUR, hour + HOUR)
     assert grid.asked[1] == ("history", hour, hour + HOUR)
     assert settled.estimated.tolist() == [False, False]
@@ -146,7 +146,7 @@ def test_what_is_not_settled_counts_for_a_while_by_a_clock_that_goes_forward(
     tmp_path: Path, what: str, later_s: float, asks: int
 ) -> None:
     hour = NOW - 1.5 * HOUR
-    grid = Grid(guessed=(hour,) if what == "estimate" else (), unknown=hour if what == "missing" else math.inf)
+    grid = Grid(estimated=(hour,) if what == "estimate" else (), unknown=hour if what == "missing" else math.inf)
     source = cached(grid, tmp_path, fresh_s=600.0)
     ask = source.forecast if what == "forecast" else source.history
     ask(hour - HOUR, hour + HOUR)

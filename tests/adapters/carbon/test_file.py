@@ -60,7 +60,7 @@ def test_the_only_column_left_is_taken(tmp_path: Path) -> None:
         read_carbon_file(direct, FileFormat(scope=Scope.LIFECYCLE))
 
 
-def test_columns_that_cannot_be_guessed_are_asked_for(tmp_path: Path) -> None:
+def test_ambiguous_columns_are_asked_for(tmp_path: Path) -> None:
     path = csv(tmp_path, "timestamp_utc,a,b", "2023-01-01T00:00Z,1,2", "2023-01-01T01:00Z,3,4")
     with pytest.raises(DataError, match=r"grid\.csv:1: which column holds") as caught:
         read_carbon_file(path)

@@ -59,7 +59,7 @@ class FakeSlurm:
         if "--json" in command:
             if not self.json:
                 return Done(1, "", "squeue: unrecognized option '--json'")
-            return Done(0, json.dumps({"jobs": [_told(job) for job in self.jobs.values()]}), "")
+            return Done(0, json.dumps({"jobs": [_printed(job) for job in self.jobs.values()]}), "")
         if "-j" in command and int(command[command.index("-j") + 1]) not in self.jobs:
             return Done(1, "", "slurm_load_jobs error: Invalid job id specified")
         lines = []
@@ -126,7 +126,7 @@ class FakeSlurm:
         return Done(0, "", "")
 
 
-def _told(job: dict[str, Any]) -> dict[str, Any]:
-    """As 22.05 tells it: of a job that waits, the node count is stale, and what was asked for is in a string."""
+def _printed(job: dict[str, Any]) -> dict[str, Any]:
+    """As 22.05 prints it: of a job that waits, the node count is stale, and what was asked for is in a string."""
     asked = {"tres_req_str": f"cpu={job['cpus']},mem=1000M,node={job['node_count']},billing={job['cpus']}"}
     return {**job, **asked, **({"node_count": 3} if job["job_state"] == "PENDING" else {})}

@@ -182,7 +182,7 @@ def test_a_scheduler_killed_before_it_sent_sigterm_sends_it_when_it_is_back(
     assert "saved" in machine.output(number)
 
 
-def test_a_job_whose_documents_are_damaged_is_left_alone_and_keeps_nobody_from_running(machine: Machine) -> None:
+def test_a_job_with_damaged_documents_is_left_alone_and_blocks_no_other(machine: Machine) -> None:
     lost, running, fine = machine.submit(SLEEP), machine.submit(SLEEP), machine.submit("print('begun')")
     machine.backend.apply(Start(running, 1))
     (machine.book.folder(lost) / "job.json").write_text("{")

@@ -1,4 +1,4 @@
-"""Lines of progress over a UNIX socket, told apart by who sent them."""
+"""Lines of progress over a UNIX socket, distinguished by their sender."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_its_own_word_counts_before_its_output(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("Epoch 1/10\n")
     progress = Progress(tmp_path, output_pattern(r"Epoch (\d+)/(\d+)"))
     assert progress.of(7, str(tmp_path / "out")) == 0.9 and progress.of(8, str(tmp_path / "out")) == 0.1
-    assert progress.of(8) != progress.of(8), "without an output nobody knows"
+    assert progress.of(8) != progress.of(8), "without an output, progress is unknown"
     for bad in ("(", "no groups", "(a)(b)(c)"):
         with pytest.raises(ConfigError):
             output_pattern(bad)

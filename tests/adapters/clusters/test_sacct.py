@@ -88,7 +88,7 @@ def test_a_quote_in_a_name_is_a_character_like_any_other(tmp_path: Path) -> None
     assert [(job.id, job.name) for job in found.jobs] == [("17", '"train'), ("18", "train"), ("19", "train")]
 
 
-def test_a_run_told_twice_counts_once_and_as_long_as_the_later_word(tmp_path: Path) -> None:
+def test_a_run_reported_twice_counts_once_with_the_later_duration(tmp_path: Path) -> None:
     longer = ROW.replace("RUNNING", "COMPLETED").replace("|3600|", "|7200|")
     found = log(tmp_path, ROW.replace("COMPLETED", "RUNNING"), longer, ROW)
     assert [job.elapsed_s for job in found.jobs] == [7200.0]
@@ -115,7 +115,7 @@ def test_however_it_ended_it_held_what_it_held(tmp_path: Path, state: str) -> No
     assert found.notes == ()
 
 
-def test_a_state_nobody_knows_is_noted_and_counted(tmp_path: Path) -> None:
+def test_an_unknown_state_is_noted_and_counted(tmp_path: Path) -> None:
     assert log(tmp_path, ROW.replace("COMPLETED", "ENTANGLED")).notes == (
         "1 jobs in the unknown state ENTANGLED count as ended",
     )

@@ -160,7 +160,7 @@ def test_a_long_order_takes_few_calls_and_ends_in_groups() -> None:
 
     ranks = [slurm.jobs[number]["site_factor"] for number in order if number != 7]
     assert len([call for call in slurm.commands if "update" in call]) == 16 + 6
-    assert ranks == sorted(ranks, reverse=True) and min(ranks) > 0, "nobody overtakes anybody"
+    assert ranks == sorted(ranks, reverse=True) and min(ranks) > 0, "no job overtakes another"
     assert len(set(ranks[:16])) == 16, "and the first go in order"
     assert remark == "999 ranked; refused: Invalid job id specified for job 7"
 
@@ -182,7 +182,7 @@ def test_a_controller_that_is_away_says_so() -> None:
         "Socket timed out on send/recv operation",
     ],
 )
-def test_however_slurm_says_that_nobody_answers_it_is_no_refusal(words: str) -> None:
+def test_every_slurm_message_of_no_answer_is_no_refusal(words: str) -> None:
     def away(command: Any) -> Done:
         return Done(1, "", f"scontrol: error: {words}")
 
@@ -231,7 +231,7 @@ def test_a_job_without_a_state_is_one_clear_error() -> None:
         backend(slurm).snapshot()
 
 
-def test_names_that_are_no_utf8_and_commands_that_cannot_start_stop_nobody() -> None:
+def test_names_that_are_no_utf8_and_commands_that_cannot_start_stop_no_job() -> None:
     run = command_runner(30.0)
     assert run(("printf", r"caf\351")).out == "caf\ufffd"
     with pytest.raises(CapabilityError, match="cannot be started: No such file"):

@@ -17,7 +17,7 @@ def process(proc: Path, pid: int, parent: int, **variables: str) -> None:
     (folder / "stat").write_text(f"{pid} (a (b) c) S {parent} 1 1 0")
 
 
-def test_jobs_are_told_apart_and_only_their_top_processes_count(tmp_path: Path) -> None:
+def test_jobs_are_distinguished_and_only_their_top_processes_count(tmp_path: Path) -> None:
     process(tmp_path, 1, 0, HOME="/")
     process(tmp_path, 10, 1, SLURM_JOB_ID="7", SLURM_JOB_GPUS="0,2-3", CUDA_VISIBLE_DEVICES="0,1,2")
     process(tmp_path, 11, 10, SLURM_JOB_ID="7", SLURM_JOB_GPUS="0,2-3")

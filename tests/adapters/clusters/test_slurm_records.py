@@ -166,7 +166,7 @@ def test_who_asks_for_less_than_its_own_least_starts_with_what_it_asks_for() -> 
     assert (asked.shape, asked.min_slots, asked.max_slots) == (asked.shape, asked.shape, 8)
 
 
-def test_an_output_file_that_cannot_be_told_is_none() -> None:
+def test_an_unknown_output_file_is_none() -> None:
     slurm = {"job_id": 7, "job_state": "RUNNING", "cpus": 1, "node_count": 1, "name": "n", "user_name": "ada"}
     for said, file in (("/out/%x-%j.%u", "/out/n-7.ada"), ("/out/%N.log", ""), ("/out/plain", "/out/plain")):
         (record,) = parse_jobs(json.dumps({"jobs": [{**slurm, "standard_output": said}]}))

@@ -36,7 +36,7 @@ def test_a_ceiling_goes_to_every_policy_and_back(tree: Path) -> None:
 
 
 def test_what_was_found_comes_back_and_not_the_factory(tree: Path) -> None:
-    """Somebody's own limit is theirs."""
+    """A limit that the administrator sets stays."""
     (tree / "cpufreq/policy1/scaling_max_freq").write_text("2500000\n")
     device, before = CpufreqClock(str(tree), files=KernelFiles()), settings(tree)
     memento = device.observe().memento

@@ -78,7 +78,9 @@ def test_a_gpu_is_cut_and_cut_again_and_given_back(
     assert nvml.layout() == (False, ())
 
 
-def test_who_may_not_is_told_the_line(boards: Callable[..., NvmlFake], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_permission_the_message_has_the_command_line(
+    boards: Callable[..., NvmlFake], monkeypatch: pytest.MonkeyPatch
+) -> None:
     nvml = boards()
     device = NvidiaMig(0, nvml)
     monkeypatch.setenv("JOULERY_FAKE_SUDO", "no")

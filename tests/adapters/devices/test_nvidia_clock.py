@@ -39,7 +39,7 @@ def test_the_clocks_are_those_of_the_highest_memory_clock(monkeypatch: pytest.Mo
     assert (found.clocks_mhz[0], found.clocks_mhz[-1], found.settable, found.grant) == (345.0, 1980.0, True, "")
 
 
-def test_who_is_not_root_is_told_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_root_the_message_has_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     nvml = NvmlFake(gpu(A100, persistence=0), root=False)
     device = opened(nvml)

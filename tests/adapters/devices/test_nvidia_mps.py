@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield tmp_path
 
 
-def test_a_daemon_is_started_told_and_ended(nvml: NvmlFake, folder: Path) -> None:
+def test_a_daemon_is_started_configured_and_ended(nvml: NvmlFake, folder: Path) -> None:
     device = NvidiaMps(0, nvml, str(folder))
     memento = device.observe().memento
     assert device.observe().setting == MpsSetting()
@@ -44,7 +44,7 @@ def test_a_daemon_is_started_told_and_ended(nvml: NvmlFake, folder: Path) -> Non
     device.reset()
 
 
-def test_clients_are_told_where_and_how_much(nvml: NvmlFake, folder: Path) -> None:
+def test_clients_receive_the_pipe_and_the_share(nvml: NvmlFake, folder: Path) -> None:
     device = NvidiaMps(0, nvml, str(folder))
     environ = dict(device.environment(0.375))
     uuid = nvml.boards[0]["uuid"]

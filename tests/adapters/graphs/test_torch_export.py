@@ -57,7 +57,7 @@ def test_a_symbolic_size_is_that_of_the_example_or_the_one_given(tmp_path: Path)
     assert "--dim" in caught.value.hint
 
 
-def test_a_call_without_a_rule_is_told_apart(tmp_path: Path) -> None:
+def test_a_call_without_a_rule_is_listed_apart(tmp_path: Path) -> None:
     program = json.loads(json.dumps(EXPORTED))
     program["graph_module"]["graph"]["nodes"][0]["target"] = "torch.ops.mine.fancy.default"
     first = read_torch_export(archive(tmp_path, program), {})[0]

@@ -121,7 +121,7 @@ def test_a_board_that_is_not_permitted_is_left_out_and_said() -> None:
     meter.close()
 
 
-def test_a_board_that_tells_nothing_is_left_out_with_every_reason() -> None:
+def test_a_board_without_readings_is_left_out_with_every_reason() -> None:
     fake = FakeNvml(FakeBoard(energy_mj=None, instant_mw=None, usage_mw=None))
     with pytest.raises(CapabilityError, match=r"gpu:0 .*: .*counter: .*instant: .*usage: "):
         open_nvml(fake)
@@ -205,7 +205,7 @@ def test_who_holds_a_board() -> None:
     meter.close()
 
 
-def test_in_a_container_nobody_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_container_no_process_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "sees_host_processes", lambda: False)
     meter = open_nvml(FakeNvml(FakeBoard(compute_pids=[os.getpid()])))
     assert meter.holders() == {"gpu:0": None}

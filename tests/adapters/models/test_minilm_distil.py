@@ -49,11 +49,11 @@ def test_equal_seeds_give_equal_students_and_leave_torch_as_it_was(teacher, stud
     import torch
 
     threads, state = torch.get_num_threads(), torch.random.get_rng_state()
-    told = []
-    again = distil(teacher, lesson(), RECIPE, lambda done, of, what: told.append((done, of, what)))
+    progress = []
+    again = distil(teacher, lesson(), RECIPE, lambda done, of, what: progress.append((done, of, what)))
     assert all(np.array_equal(again.weights[name], student.weights[name]) for name in student.weights)
     assert torch.get_num_threads() == threads and torch.equal(torch.random.get_rng_state(), state)
-    assert told[-1][:2] == (8, 8) and told[4][2].startswith("epoch 1 of 2, loss ")
+    assert progress[-1][:2] == (8, 8) and progress[4][2].startswith("epoch 1 of 2, loss ")
     other = distil(teacher, lesson(), DistilRecipe(layers=1, epochs=2, pieces=1, seed=1))
     assert any(not np.array_equal(other.weights[name], student.weights[name]) for name in student.weights)
 

@@ -62,7 +62,7 @@ def test_a_long_tail_behind_the_events_is_kept(tmp_path: Path, monkeypatch: pyte
     assert whole(path) == (EVENTS, {"stackFrames": frames})
 
 
-def test_every_truncation_is_told(tmp_path: Path) -> None:
+def test_every_truncation_is_reported(tmp_path: Path) -> None:
     for document in ({"a": [1], "traceEvents": EVENTS, "b": {"c": [2]}}, EVENTS):
         text = json.dumps(document).encode()
         for cut in range(len(text)):
@@ -70,7 +70,7 @@ def test_every_truncation_is_told(tmp_path: Path) -> None:
                 whole(written(tmp_path, text[:cut]))
 
 
-def test_every_truncation_of_gzip_is_told(tmp_path: Path) -> None:
+def test_every_truncation_of_gzip_is_reported(tmp_path: Path) -> None:
     packed = gzip.compress(json.dumps({"traceEvents": EVENTS * 20}).encode())
     for cut in range(2, len(packed)):
         with pytest.raises(DataError, match="the gzip stream ends early"):
@@ -117,7 +117,7 @@ def test_stamps_are_exact_where_floats_are_not() -> None:
     assert exact('{"ts": -7776000000000.5}') == [-7776000000000500]
 
 
-def test_a_stamp_among_the_arguments_confuses_nobody() -> None:
+def test_a_stamp_among_the_arguments_is_ignored() -> None:
     text = '{"args": {"ts": 3.5}, "ts": 1695835542514261.123}, {"args": {"ts": 1}}'
     assert exact(text) == [1695835542514261123]
     text = '{"args": {"ts": 1695835542514261.9}}, {"ts": 1695835542514261.123}'
@@ -133,6 +133,6 @@ def test_any_nanosecond_survives(stamps: list[int]) -> None:
 
 
 @pytest.mark.parametrize("stamp", ["x", None, [1], 1e400])
-def test_a_stamp_that_is_no_number_is_told(stamp) -> None:
+def test_a_stamp_that_is_no_number_is_reported(stamp) -> None:
     with pytest.raises(DataError, match="time stamp"):
         stamps_ns(Block([], b""), [stamp], file="t")

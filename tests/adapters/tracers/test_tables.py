@@ -63,7 +63,7 @@ def test_bad_events_are_one_clear_error(tmp_path: Path, text: str | bytes, says:
     assert caught.value.file
 
 
-def test_gzip_cut_short_is_told(tmp_path: Path) -> None:
+def test_gzip_cut_short_is_reported(tmp_path: Path) -> None:
     content = gzip.compress((HEAD + "a,1,2,CPU:0,,\n" * 5000).encode())
     with pytest.raises(DataError, match=r"ends early|damaged"):
         read_event_table(written(tmp_path, content[: len(content) // 2]))

@@ -1,4 +1,4 @@
-"""``joulery plan --preset columns|clover``: from a site file to layouts, both accountings, and what cannot be had."""
+"""``joulery plan --preset columns|clover``: from a site file to layouts, both accountings, and infeasible sites."""
 
 import json
 import re

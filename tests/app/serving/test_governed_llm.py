@@ -38,7 +38,7 @@ class Governed:
     """A site's language models with their governors, and what was logged."""
 
     def __init__(self, text, drivers):
-        self.text, self.drivers, self.logged, self.done, self.told = text, drivers, [], [], []
+        self.text, self.drivers, self.logged, self.done, self.messages = text, drivers, [], [], []
 
     async def step(self, now_s):
         for driver in self.drivers.values():
@@ -56,7 +56,7 @@ async def governed(folder, stack, clock, url="http://near:1"):
         stack,
         lambda kind, **fields: made.logged.append((kind, fields)),
         made.done.append,
-        made.told.append,
+        made.messages.append,
     )
     return made
 
@@ -139,7 +139,7 @@ async def test_a_board_that_refuses_or_is_lost_costs_no_answer(tmp_path, nvml):
         nvml.fail_from, nvml.code = len(nvml.calls), nvml.NVML_ERROR_GPU_IS_LOST
         await made.step(1000.0)
         assert made.done[-1].outcome == "failed"
-        assert any("set_clock" in text for text in made.told)
+        assert any("set_clock" in text for text in made.messages)
         assert (await ask(made.text.llms["board"], "still there"))[-1].usage is not None
         nvml.fail_from = None
         await made.step(1002.0)
@@ -169,7 +169,7 @@ async def test_who_is_governed_by_which_clock(tmp_path, tree):
     ("clock", "said"),
     [
         ("device: cpu}, {device: emulated", "here has two clocks, cpu and emulated:0"),
-        ("device: cpu, services: [nobody]", "there is no nobody in this site"),
+        ("device: cpu, services: [absent]", "there is no absent"),
     ],
 )
 async def test_clocks_that_make_no_sense_are_refused(tmp_path, tree, clock, said):
@@ -188,7 +188,9 @@ async def test_a_gpu_that_runs_no_model_of_the_site_is_not_governed_as_idle(tmp_
         loaded = load(tmp_path / "site.yaml")
         text = open_llm_site(loaded, stack=stack)
         with pytest.raises(ConfigError, match=r"no language model .* on gpu:0"):
-            await govern_llms(loaded, text, stack, lambda kind, **fields: None, lambda done: None, lambda told: None)
+            await govern_llms(
+                loaded, text, stack, lambda kind, **fields: None, lambda done: None, lambda messages: None
+            )
     assert nvml.boards[0]["locked"] is None
 
 

@@ -48,16 +48,16 @@ def test_ones_own_trace_and_grid(tmp_path: Path) -> None:
 
 
 def test_what_schedulers_foresee(tmp_path: Path) -> None:
-    grid, told = tmp_path / "grid.csv", tmp_path / "told.csv"
+    grid, wrong_forecast = tmp_path / "grid.csv", tmp_path / "forecast.csv"
     stamps = [f"2024-01-{1 + h // 24:02d}T{h % 24:02d}:00:00Z" for h in range(96)]
     values = [100 + 80 * ((h // 5) % 3) for h in range(96)]
     grid.write_text(
         "timestamp_utc,ci_direct\n" + "\n".join(f"{t},{v}" for t, v in zip(stamps, values, strict=True)) + "\n"
     )
     wrong = [f"{t},{300 - v}" for t, v in zip(stamps, values, strict=True)]
-    told.write_text("timestamp_utc,ci_forecast\n" + "\n".join(wrong) + "\n")
+    wrong_forecast.write_text("timestamp_utc,ci_forecast\n" + "\n".join(wrong) + "\n")
     digests = {}
-    for forecast in ("oracle", "typical", "30 %", str(told)):
+    for forecast in ("oracle", "typical", "30 %", str(wrong_forecast)):
         done = simulate(
             EXAMPLES / "green-year.yaml", "--carbon", grid, "--days", "2", "--policies", "gaia", "--json",
             "--carbon-forecast", forecast,
@@ -74,8 +74,8 @@ def test_what_schedulers_foresee(tmp_path: Path) -> None:
         (["--days", "none"], "--days needs a whole number"),
         (["--seed", "-1"], "--seed needs a whole number"),
         (["--policies", "green:theta=high"], "turned to a number"),
-        (["--foresight", "tomorrow"], "neither a file nor a kind of forecast"),
-        (["--foresight", "recorded"], "no recorded forecast for GB"),
+        (["--carbon-forecast", "tomorrow"], "neither a file nor a kind of forecast"),
+        (["--carbon-forecast", "recorded"], "no recorded forecast for GB"),
         (["--column", "ci"], "--column names a column of --carbon"),
         (["--carbon", "missing.csv"], "missing.csv"),
         (["--trace", "missing.csv"], "missing.csv"),

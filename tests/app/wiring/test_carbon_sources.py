@@ -178,7 +178,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("package")
-def test_a_source_of_somebody_elses_making() -> None:
+def test_a_source_from_a_plugin() -> None:
     options = {"values": [1.0, float("nan"), 3.0]}
     found = source(kind="plugin", name="gridco", options=options, fill="linear:1h").history(0.0, 3.0)
     assert (found.zone, found.g_per_kwh.tolist()) == ("gridco", [1.0, 2.0, 3.0])

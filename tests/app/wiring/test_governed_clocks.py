@@ -32,17 +32,17 @@ def site(folder, text):
 def opened(site):
     async def run():
         async with AsyncExitStack() as stack:
-            clocks, holder = await governed_clocks(site, stack, lambda told: None)
+            clocks, holder = await governed_clocks(site, stack, lambda message: None)
             return [clock.name for clock in clocks], holder
 
     return asyncio.run(run())
 
 
-def test_in_mode_act_what_is_set_is_on_loan_for_the_shortest_lease_until_the_stack_unwinds(tmp_path):
+def test_mode_act_leases_settings_for_the_shortest_term_until_the_stack_unwinds(tmp_path):
     async def run():
         async with AsyncExitStack() as stack:
             acting = site(tmp_path, SITE.replace("MODE", "act"))
-            clocks, holder = await governed_clocks(acting, stack, lambda told: None)
+            clocks, holder = await governed_clocks(acting, stack, lambda message: None)
             assert [clock.name for clock in clocks] == ["cpu", "emulated:0"]
             emulated = clocks[1]
             holder.set(emulated.device, emulated.spec, ClockSetting(800.0), "nothing waits")
@@ -54,9 +54,9 @@ def test_in_mode_act_what_is_set_is_on_loan_for_the_shortest_lease_until_the_sta
 
 
 @pytest.mark.parametrize("mode", ["advise", "shadow"])
-def test_in_other_modes_nobody_lends(tmp_path, mode):
+def test_other_modes_take_no_lease(tmp_path, mode):
     assert opened(site(tmp_path, SITE.replace("MODE", mode))) == (["cpu", "emulated:0"], None)
 
 
-def test_a_site_without_clocks_needs_nobody_who_lends(tmp_path):
+def test_a_site_without_clocks_needs_no_lease_holder(tmp_path):
     assert opened(site(tmp_path, "joulery: 1\nmode: act\n")) == ([], None)

@@ -1,4 +1,4 @@
-"""Pods of GPUs for the services of one site: which GPUs, how they are cut, and whose replicas are where."""
+"""GPU groups of the services of one site: which GPUs, how they are cut, and whose replicas are where."""
 
 from pathlib import Path
 
@@ -55,35 +55,35 @@ def boards(count: int = 2) -> NvmlFake:
     return NvmlFake(*(gpu(index=index) for index in range(count)))
 
 
-def test_each_service_has_a_pod_and_what_it_may_do_there(tmp_path):
+def test_each_service_has_a_gpu_group_and_its_layouts(tmp_path):
     site = written(tmp_path)
-    pods = gpu_groups(site, opened(site, boards()))
-    a, b = (service_setup(site, config, tmp_path, pods[config.name]) for config in site.services)
+    groups = gpu_groups(site, opened(site, boards()))
+    a, b = (service_setup(site, config, tmp_path, groups[config.name]) for config in site.services)
     assert (a.gpus, b.gpus) == (("gpu:0",), ("gpu:1",))
     assert len(a.candidates) == len(b.candidates) == 2 + 4
     assert {device for parts in b.slice_assignment.values() for _, device in parts} == {"gpu:1"}
     named = written(tmp_path, a=", gpus: [1]", b=", gpus: [0]")
-    assert {name: pod.names for name, pod in gpu_groups(named, opened(named, boards())).items()} == {
+    assert {name: group.names for name, group in gpu_groups(named, opened(named, boards())).items()} == {
         "a": ("gpu:1",),
         "b": ("gpu:0",),
     }
 
 
-def test_a_pod_hands_out_its_own_gpus_alone(tmp_path):
+def test_a_gpu_group_hands_out_only_its_own_gpus(tmp_path):
     site = written(tmp_path)
-    pod = gpu_groups(site, opened(site, boards()))["b"]
-    assert isinstance(pod.places, GpuPlaces) and list(pod.places.cut) == ["gpu:1"]
+    group = gpu_groups(site, opened(site, boards()))["b"]
+    assert isinstance(group.places, GpuPlaces) and list(group.places.cut) == ["gpu:1"]
     seven = Slice(SliceKind.MIG, profile="7g.40gb")
     with pytest.raises(CapabilityError, match="no GPU here has room"):
-        pod.places.vacate([(seven, ""), (seven, "")])
-    places = GpuPlaces(pod.places.turn, shared={"gpu:2": pod}, whole={"gpu:3": "GPU-3"})  # type: ignore[dict-item]
+        group.places.vacate([(seven, ""), (seven, "")])
+    places = GpuPlaces(group.places.turn, shared={"gpu:2": group}, whole={"gpu:3": "GPU-3"})  # type: ignore[dict-item]
     assert list(places.only(["gpu:3"]).whole) == ["gpu:3"] and not places.only(["gpu:3"]).shared
 
 
 def test_shared_gpus_are_cut_once(tmp_path):
     site = written(tmp_path, f"{{gpu: 0, {CUTS}}}", colocate=True)
-    pods = gpu_groups(site, opened(site, boards()))
-    a, b = (service_setup(site, config, tmp_path, pods[config.name]) for config in site.services)
+    groups = gpu_groups(site, opened(site, boards()))
+    a, b = (service_setup(site, config, tmp_path, groups[config.name]) for config in site.services)
     assert a.gpus == b.gpus == ("gpu:0",)
     assert [str(piece) for piece in a.candidates[0].slices] == ["4g.20gb"] and len(a.candidates) == 2
     assert [str(piece) for piece in b.candidates[0].slices] == ["3g.20gb"] and len(b.candidates) == 2
@@ -102,7 +102,7 @@ def test_shared_gpus_are_cut_once(tmp_path):
         ({"b": ", gpus: [7]"}, "is not listed under fleet.devices", "services.1.gpus.0"),
     ],
 )
-def test_a_pod_that_cannot_be_is_refused_where_it_stands(tmp_path, keys, words, pointer):
+def test_an_invalid_gpu_group_is_refused_with_its_line(tmp_path, keys, words, pointer):
     with pytest.raises(ConfigError, match=words) as caught:
         written(tmp_path, **keys)
     assert caught.value.pointer == pointer and caught.value.line is not None
@@ -119,7 +119,7 @@ def test_more_services_than_gpus_are_one_clear_error(tmp_path):
         gpu_groups(whole, opened(whole, boards()))
 
 
-def test_ray_keeps_no_pods_apart(tmp_path):
+def test_ray_has_no_gpu_groups(tmp_path):
     site = written(tmp_path, engine="{kind: ray}")
     with pytest.raises(ConfigError, match="2 services need the embedded engine"):
         gpu_groups(site, opened(site, boards()))
@@ -129,16 +129,18 @@ def uuids(nvml: NvmlFake, index: int) -> set[str]:
     return {part.id for part in NvidiaMig(index, nvml).observe().slices}
 
 
-async def test_replicas_stay_in_their_pods_and_a_new_cut_leaves_the_other_pod_alone(tmp_path):
+async def test_replicas_stay_in_their_gpu_group_and_a_new_cut_leaves_the_others_alone(tmp_path):
     nvml, site = boards(), written(tmp_path, a=", gpus: [1]", b=", gpus: [0]")
     here = opened(site, nvml)
-    pods = gpu_groups(site, here)
+    groups = gpu_groups(site, here)
     engine = LocalEngine(LocalSettings(drain_s=2.0), places=here.places)
     models = dict.fromkeys(("small", "large"), toy("gpu").model)
 
     def actuator(name: str) -> LayoutActuator:
         config = site.service(name)
-        return LayoutActuator(engine, name, models, service_setup(site, config, tmp_path, pods[name]).slice_assignment)
+        return LayoutActuator(
+            engine, name, models, service_setup(site, config, tmp_path, groups[name]).slice_assignment
+        )
 
     def places(name: str) -> dict[str, int]:
         return {view.place: view.pid for view in engine.replicas() if view.spec.service == name}
@@ -160,7 +162,7 @@ async def test_replicas_stay_in_their_pods_and_a_new_cut_leaves_the_other_pod_al
         await engine.close()
 
 
-async def test_what_runs_stays_on_its_gpu_where_a_pod_has_several(tmp_path):
+async def test_running_replicas_stay_on_their_gpu_where_a_group_has_several(tmp_path):
     nvml = boards()
     site = written(tmp_path, a=", gpus: [0, 1]", b=", gpus: [0]", colocate=True)
     here = LocalGpus(cutting(nvml), dict.fromkeys(("gpu:0", "gpu:1"), ((Slice(SliceKind.MIG, profile="7g.40gb"),),)))

@@ -37,7 +37,7 @@ def left(tmp_path: Path, book: LeaseBook) -> Lease:
 
 
 def test_states(book: LeaseBook, left: Lease) -> None:
-    assert [(loan.name, loan.state) for loan in lease_statuses()] == [("cpu.clock", "abandoned")]
+    assert [(lease.name, lease.state) for lease in lease_statuses()] == [("cpu.clock", "abandoned")]
     me = owner_of(os.getpid(), "pytest")
     assert me is not None
     book.write(replace(left, owner=me, lasts_s=60.0))
@@ -46,7 +46,7 @@ def test_states(book: LeaseBook, left: Lease) -> None:
     book.write(replace(left, owner=me, lasts_s=-1.0))
     assert lease_statuses()[0].state == "expired"
     (book.folder / "gpu-0.mig.json").write_text("nonsense")
-    assert [loan.state for loan in lease_statuses()] == ["expired", "damaged"]
+    assert [lease.state for lease in lease_statuses()] == ["expired", "damaged"]
 
 
 def test_everything_goes_back(book: LeaseBook, left: Lease, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,7 +59,7 @@ def test_everything_goes_back(book: LeaseBook, left: Lease, capsys: pytest.Captu
     assert json.loads(capsys.readouterr().out)["reset"] == []
 
 
-def test_what_cannot_go_back_is_told_and_the_rest_goes(book: LeaseBook, left: Lease) -> None:
+def test_settings_that_cannot_revert_are_reported_and_the_rest_reverts(book: LeaseBook, left: Lease) -> None:
     (book.folder / "a.clock.json").write_text("nonsense")
     with pytest.raises(ActuationError, match=r"a\.clock: .*not a lease") as caught:
         reset_everything()

@@ -139,7 +139,7 @@ def test_the_model_stands_in_only_where_nothing_measures(monkeypatch: pytest.Mon
     assert preferred() == (["machine"], [], ["not here"])
 
 
-def test_what_could_be_granted_is_told_apart_from_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_permission_is_distinguished_from_a_missing_device(monkeypatch: pytest.MonkeyPatch) -> None:
     denied = CapabilityError("denied", grant="sudo do it")
     Choice(monkeypatch, rapl=denied, nvml=CapabilityError("no driver"), cpu_model=["cpu:0"])
     assert preferred() == (["cpu:0"], ["denied"], ["no driver"])

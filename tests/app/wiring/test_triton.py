@@ -33,7 +33,7 @@ def test_the_papers_plan_as_triton_serves_it(tmp_path):
     w1 = (tmp_path / "gpu4" / "W1" / "config.pbtxt").read_text()
     assert "max_batch_size: 6" in w1 and "count: 200" in w1
     assert "max_queue_delay_microseconds: 4167" in w1, "five requests more at 1200 a second"
-    assert "backend" not in w1, "Triton tells it by the model's file: the site does not say"
+    assert "backend" not in w1, "Triton infers it from the model's file: the site does not say"
     script = (tmp_path / "launch-mps.sh").read_text()
     assert "CUDA_VISIBLE_DEVICES=4 CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=20 tritonserver" in script
     assert "CUDA_VISIBLE_DEVICES=4 CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30 tritonserver" in script, "its shadow"

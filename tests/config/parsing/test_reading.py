@@ -28,7 +28,7 @@ def test_a_whole_site_is_read_in_si_units(tmp_path):
     assert (site.serving.host, site.serving.port) == ("127.0.0.1", 8080)
     assert (site.load.kind, site.load.rate_rps, site.load.duration_s, site.load.seed) == ("poisson", 40.0, 90.0, 7)
     with pytest.raises(KeyError):
-        site.service("nobody")
+        site.service("absent")
 
 
 def test_the_smallest_site_has_defaults_that_touch_nothing():
@@ -298,7 +298,7 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("old", "new", "message", "hint"), GOLDEN, ids=lambda value: str(value)[:40])
-def test_each_fault_is_told_with_its_line_and_its_mending(old, new, message, hint):
+def test_each_fault_is_reported_with_its_line_and_a_hint(old, new, message, hint):
     with pytest.raises(ConfigError) as caught:
         parse(changed(old, new), file="site.yaml")
     assert str(caught.value) == message
@@ -317,14 +317,14 @@ def test_each_fault_is_told_with_its_line_and_its_mending(old, new, message, hin
         (b"#" * (1 << 20) + b"#", "{file}: the file is longer than 1 MiB"),
     ],
 )
-def test_what_is_no_site_file_is_told(tmp_path, content, message):
+def test_what_is_no_site_file_is_refused(tmp_path, content, message):
     path = written(tmp_path, content)
     with pytest.raises(ConfigError) as caught:
         load(path)
     assert str(caught.value) == message.format(file=path)
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path):
+def test_a_file_that_cannot_be_read_is_reported(tmp_path):
     for path, message in [
         (tmp_path / "none.yaml", "cannot be read: No such file or directory"),
         (tmp_path, "cannot be read: Is a directory"),

@@ -46,7 +46,7 @@ def test_more_tokens_never_take_less_time_and_longer_prompts_neither(ended) -> N
     assert pace.service_s(1) <= pace.service_s(1, 1000.0)
 
 
-def test_reading_and_writing_are_told_apart_and_prompts_that_are_alike_keep_what_was_known() -> None:
+def test_prefill_and_decode_are_separated_and_equal_prompts_keep_the_prior() -> None:
     random, pace, alike = np.random.default_rng(5), OnlinePace(), OnlinePace(per_read_s=0.003)
     for _ in range(3000):
         tokens, read = float(random.integers(1, 400)), float(random.integers(10, 3000))

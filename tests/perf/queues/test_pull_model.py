@@ -72,7 +72,7 @@ def test_a_lone_request_takes_its_service_time():
     assert closed.latency_s == pytest.approx(0.2, rel=0.01), "one in forty does not reach the 95th percentile"
 
 
-def test_waits_can_be_told_to_be_longer():
+def test_waits_can_be_set_longer():
     short, long = (predicted([2], [0.0], [0.4], 4.0, wait_ratio=ratio).latency_s for ratio in (1.0, 2.0))
     assert long > short + 0.3
 

@@ -90,7 +90,7 @@ def test_a_new_layout_answers_from_its_time_on_and_starts_idle():
     assert played.cpu_s.tolist() == [1.0, 1.0, 0.3, 0.3]
 
 
-def test_layouts_that_nobody_saw_are_skipped():
+def test_layouts_without_measurements_are_skipped():
     a, b, c = instance([1.0]), instance([2.0]), instance([3.0])
     played = replay(np.array([10.0]), np.zeros(1), [(-math.inf, [a]), (1.0, [b]), (2.0, [c])])
     assert played.epoch.tolist() == [2] and played.service_s.tolist() == [3.0]
@@ -133,7 +133,7 @@ def test_laws_of_the_queue(gaps, pools, seed):
         assert set(played.service_s[mine]) <= set(pool)
     for k in np.flatnonzero(played.start_s > arrivals):
         busy = (played.start_s[:k] <= arrivals[k]) & (played.end_s[:k] > arrivals[k])
-        assert busy.sum() >= 1, "nobody waits while everyone is idle"
+        assert busy.sum() >= 1, "no request waits while every instance is idle"
 
 
 @settings(max_examples=30, deadline=None)

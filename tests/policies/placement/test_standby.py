@@ -48,7 +48,7 @@ def test_the_papers_example_w1_switches_half_a_second_after_it_was_seen_late():
 
 def test_one_late_look_is_not_enough():
     assert run(POLICY, (1.0, {"W1/0": 15.6}), (1.5, {"W1/0": 9.9}), (2.0, {"W1/0": 15.6})) == []
-    assert run(POLICY, (1.0, {"W1/0": 10.0}), (1.5, {"W1/0": 10.0})) == [], "a promise that is just kept is kept"
+    assert run(POLICY, (1.0, {"W1/0": 10.0}), (1.5, {"W1/0": 10.0})) == [], "a latency equal to the SLO is within it"
 
 
 def test_a_tail_over_few_requests_says_nothing():

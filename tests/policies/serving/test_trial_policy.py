@@ -104,7 +104,7 @@ def test_no_layout_keeps_the_slo_the_search_ends_and_the_least_bad_serves(search
     count = len(world.decisions)
     for _ in range(300):
         world.second()
-    assert len(world.decisions) == count, "a promise that cannot be kept is not searched for all the time"
+    assert len(world.decisions) == count, "an infeasible SLO is not searched for all the time"
     for _ in range(320):
         world.second()
     assert len(world.decisions) > count, "but once in a while"
@@ -190,7 +190,7 @@ def test_an_accuracy_threshold_is_never_fallen_below_and_its_violation_is_notice
     assert decisions[0].cause == "accuracy" and "76.50%" in decisions[0].reason
 
 
-def test_a_service_that_got_slower_than_promised_is_searched_again():
+def test_a_service_that_got_slower_than_its_slo_is_searched_again():
     world = World(trying(slo_s=0.03), g_per_kwh=20.0)
     world.until_settled()
     first = world.running
@@ -235,7 +235,7 @@ def test_a_replica_that_dies_twice_under_a_trial_ends_it():
 def test_what_a_burst_spoiled_is_tried_again_when_nothing_keeps_the_slo(search):
     world = World(trying(search, slo_s=0.05), g_per_kwh=400.0)
     world.latency_ratio = 0.1 / truth(BASE).latency_s
-    world.spread = 0.9  # nobody can tell
+    world.spread = 0.9  # too noisy to decide
     world.until_settled()
     assert not world.state.feasible and world.running == least_bad(world)
     world.latency_ratio, world.spread = 1.0, 0.02

@@ -10,7 +10,7 @@ from tests.policies.serving.test_trial_policy import tried
 from tests.policies.serving.trial_world import BASE, World, truth, trying
 
 
-def test_it_serves_the_baseline_until_its_turn_has_come_and_says_for_whom_it_waits():
+def test_it_serves_the_baseline_until_its_turn_and_names_the_service_it_waits_for():
     world = World(trying(), g_per_kwh=400.0, waits_for="other")
     (first,) = world.second()
     assert (first.kind, Layout.parse(first.value)) == (SET_LAYOUT, BASE)
@@ -75,7 +75,7 @@ def test_what_waits_replays_from_the_log():
     assert decisions == world.decisions and decisions[0].kind == SET_LAYOUT
 
 
-def test_a_promise_made_tighter_while_it_waits_is_judged_at_once():
+def test_an_slo_tightened_while_it_waits_is_judged_at_once():
     world = World(trying(), g_per_kwh=400.0, waits_for="other")
     world.second()
     assert not world.state.feasible

@@ -336,7 +336,7 @@ def test_jobs_that_never_had_a_gpu_go_by_submission() -> None:
     assert ranked(Green(mu=1.0), **nothing, executed_s=[2e3, 2e3], remaining_s=[1e3, 2e3]) == [1, 0]
 
 
-def test_of_those_that_count_most_whoever_has_most_left_goes_first() -> None:
+def test_of_those_that_count_most_the_one_with_most_left_goes_first() -> None:
     policy = Green(mu=1.0, ceiling_gpu_s=1e3, ageing_s=None)
     had = {"footprint_kg": [9e3, 9e3, 8e3], "attained_gpu_s": [9e3, 9e3, 8e3], "submit_s": [0.0, 1.0, 2.0]}
     ran = {"executed_s": [9e3, 9e3, 8e3]}
@@ -346,7 +346,7 @@ def test_of_those_that_count_most_whoever_has_most_left_goes_first() -> None:
     )
     assert ranked(dataclasses.replace(policy, progress_after_s=None), **had, remaining_s=[5e4, 7e4, 6e4]) == [0, 1, 2]
     below = had | {"footprint_kg": [9e3, 30.0, 20.0], "attained_gpu_s": [9e3, 30.0, 20.0]}
-    assert ranked(policy, **below, **ran, remaining_s=[5e4, 6e4, 7e4]) == [1, 2, 0], "below them whoever came first"
+    assert ranked(policy, **below, **ran, remaining_s=[5e4, 6e4, 7e4]) == [1, 2, 0], "below them in order of submission"
 
 
 @given(
@@ -355,11 +355,11 @@ def test_of_those_that_count_most_whoever_has_most_left_goes_first() -> None:
     )
 )
 def test_progress_only_ever_lessens_what_counts(jobs: list[tuple[float, float, float, bool]]) -> None:
-    attained_s, rate, left_s, told = (np.array(column) for column in zip(*jobs, strict=True))
+    attained_s, rate, left_s, reported = (np.array(column) for column in zip(*jobs, strict=True))
     footprint = attained_s * rate
-    lesser = lesser_kg(footprint, attained_s, np.where(told, left_s, np.nan), told)
-    assert np.all(lesser <= footprint) and np.all(lesser[~told] == footprint[~told])
-    assert lesser[told] == pytest.approx(np.minimum(footprint, rate * left_s / 4)[told])
+    lesser = lesser_kg(footprint, attained_s, np.where(reported, left_s, np.nan), reported)
+    assert np.all(lesser <= footprint) and np.all(lesser[~reported] == footprint[~reported])
+    assert lesser[reported] == pytest.approx(np.minimum(footprint, rate * left_s / 4)[reported])
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ def test_a_job_that_started_narrow_in_a_crowd_widens_when_there_is_room_for_all(
     # A round looks at what was wanted in the one before: it is the second after the crowd that finds room.
     run = policy.step(policy.step(narrow.state, left).state, left).decisions[0].value.run
     assert run[100] == expected
-    assert sum(run.values()) <= 64 and len(run) == others + 1, "nobody is stopped for it"
+    assert sum(run.values()) <= 64 and len(run) == others + 1, "no job is stopped for it"
 
 
 def test_what_room_there_is_goes_to_the_longest_and_who_is_still_sized_goes_on_by_one() -> None:
@@ -403,7 +403,7 @@ def test_what_room_there_is_goes_to_the_longest_and_who_is_still_sized_goes_on_b
     assert policy.step(crowd, left).decisions[0].value.run == {0: 1, 1: 2, 2: 1}
 
 
-def test_power_limits_are_lifted_while_somebody_has_waited_too_long() -> None:
+def test_power_limits_are_lifted_while_a_job_has_waited_too_long() -> None:
     policy = Green(lift_after_s=1e4)
     for now_s, lifted in ((11_799.0, False), (11_801.0, True)):
         seen = view(now_s, [1, 0], [1.0, float("nan")], submit_s=np.array([0.0, 0.0]))
@@ -503,7 +503,7 @@ def test_dirty_hours_ask_more_of_a_gpu_and_green_ones_less() -> None:
         assert step.decisions[0].value.run[0] == (3 if expected == 2 else 1)
 
 
-def test_an_hour_whose_intensity_nobody_knows_asks_for_nothing_and_puts_nobody_off() -> None:
+def test_an_hour_of_unknown_intensity_sets_no_limit_and_delays_no_job() -> None:
     unknown = {"g_per_kwh": 0.0, "mean_g_per_kwh": 0.0}
     policy = green_paper(gamma=0.9, carbon_gamma=0.05)
     for degradation, gpus in ((0.91, 3), (0.89, 1)):
@@ -524,6 +524,6 @@ def test_the_bar_for_one_more_gpu_rises_with_the_load(wanted: int, gamma: float)
     crowd = view(0.0, [0] * wanted, [float("nan")] * wanted)
     state = policy.step(policy.initial(), crowd).state
     for degradation, grows in ((gamma + 0.01, True), (gamma - 0.01, False)):
-        told = [degradation, *[float("nan")] * (wanted - 1)]
-        step = policy.step(state, view(1800.0, [1] + [0] * (wanted - 1), told))
+        reported = [degradation, *[float("nan")] * (wanted - 1)]
+        step = policy.step(state, view(1800.0, [1] + [0] * (wanted - 1), reported))
         assert step.state.jobs[0].upper == grows

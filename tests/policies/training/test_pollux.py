@@ -71,7 +71,7 @@ def test_a_job_moves_only_when_its_life_is_long_enough_to_pay_for_it() -> None:
     assert policy.step(policy.initial(), dataclasses.replace(seen, running=np.zeros(1, int))).state.moved == {0: 0}
 
 
-def test_nobody_is_taken_what_nobody_needs() -> None:
+def test_unneeded_gpus_are_not_taken_from_a_job() -> None:
     fixed = Pollux(goodput(LINEAR, {}), cap=1)
     seen = view(1e5, [4], [np.nan], gpus=8, kind=np.zeros(1, int), submit_s=np.zeros(1))
     assert shared(fixed, seen) == {0: 4}

@@ -168,7 +168,7 @@ def children(pid: int) -> set[int]:
     return found
 
 
-def test_what_is_on_loan_elsewhere_is_refused_and_what_a_dead_process_left_is_taken_over(
+def test_a_live_lease_is_refused_and_that_of_a_dead_process_is_taken_over(
     hold: Callable[..., Holding], tree: Path, book: LeaseBook
 ) -> None:
     before = settings(tree)
@@ -200,13 +200,13 @@ def test_the_lease_is_on_the_disk_before_the_device_is_touched(tree: Path, book:
             seen.append(book.names())
             return super().apply(wanted)
 
-    with LeaseHolder(book, watch=nobody) as holder:
+    with LeaseHolder(book, watch=no_watchdog) as holder:
         holder.set(Witness(str(tree)), DeviceSpec("cpufreq", {"root": str(tree)}), ClockSetting(2000.0), "why")
         holder.set(Witness(str(tree)), DeviceSpec("cpufreq", {"root": str(tree)}), ClockSetting(2000.0), "why")
     assert len(seen) == 2
 
 
-class Nobody(Watchdog):
+class NoWatchdog(Watchdog):
     """A watchdog that is not there, for tests of the holder alone."""
 
     def __init__(self) -> None: ...
@@ -218,8 +218,8 @@ class Nobody(Watchdog):
     def dismiss(self, *, wait: bool) -> None: ...
 
 
-def nobody(book: LeaseBook, owner: object) -> Watchdog:
-    return Nobody()
+def no_watchdog(book: LeaseBook, owner: object) -> Watchdog:
+    return NoWatchdog()
 
 
 def test_a_setting_that_fails_leaves_no_lease_unless_it_left_dirt(tree: Path, book: LeaseBook) -> None:
@@ -232,7 +232,7 @@ def test_a_setting_that_fails_leaves_no_lease_unless_it_left_dirt(tree: Path, bo
             raise ActuationError("no", left_dirty=self.left_dirty)
 
     device = Failing(str(tree))
-    with LeaseHolder(book, watch=nobody) as holder:
+    with LeaseHolder(book, watch=no_watchdog) as holder:
         with pytest.raises(ActuationError):
             holder.set(device, spec, ClockSetting(2000.0), "why")
         assert book.names() == ()
@@ -248,7 +248,7 @@ def test_closing_says_what_could_not_be_set_back_and_keeps_its_lease(tree: Path,
         def reset(self, memento: Any = None, /) -> Any:
             raise ActuationError("stuck", left_dirty=("the CPU clock",))
 
-    holder = LeaseHolder(book, watch=nobody)
+    holder = LeaseHolder(book, watch=no_watchdog)
     spec = DeviceSpec("cpufreq", {"root": str(tree)})
     holder.set(Stuck(str(tree)), spec, ClockSetting(2000.0), "why")
     with pytest.raises(ActuationError, match="stuck"):
@@ -259,9 +259,9 @@ def test_closing_says_what_could_not_be_set_back_and_keeps_its_lease(tree: Path,
     assert settings(tree)["cpufreq/policy0/scaling_max_freq"] == "3200000"
 
 
-def test_a_lease_that_was_taken_away_is_told_and_made_anew(tree: Path, book: LeaseBook) -> None:
+def test_a_lease_that_was_taken_away_is_reported_and_renewed(tree: Path, book: LeaseBook) -> None:
     spec = DeviceSpec("cpufreq", {"root": str(tree)})
-    with LeaseHolder(book, watch=nobody) as holder:
+    with LeaseHolder(book, watch=no_watchdog) as holder:
         holder.set(CpufreqClock(str(tree)), spec, ClockSetting(2000.0), "why")
         assert holder.renew() == ()
         revert_lease(book, "cpu.clock", open_device)
@@ -288,7 +288,7 @@ def test_where_no_lease_can_be_written_nothing_is_set(tmp_path: Path, tree: Path
     (tmp_path / "file").write_text("")
     spec = DeviceSpec("cpufreq", {"root": str(tree)})
     with (
-        LeaseHolder(LeaseBook(tmp_path / "file/leases"), watch=nobody) as holder,
+        LeaseHolder(LeaseBook(tmp_path / "file/leases"), watch=no_watchdog) as holder,
         pytest.raises(CapabilityError, match=r"nothing is set, .*lease") as caught,
     ):
         holder.set(CpufreqClock(str(tree)), spec, ClockSetting(2000.0), "why")

@@ -1,4 +1,4 @@
-"""An engine, a predictor and a meter that do as they are told."""
+"""An engine, a predictor and a meter with scripted results."""
 
 import asyncio
 import math
@@ -70,7 +70,7 @@ class FakeGuesser:
 
     def guess(self, prompt):
         if "boom" in prompt:
-            raise ZeroDivisionError("a predictor of somebody's")
+            raise ZeroDivisionError("a predictor of another package")
         return Guess(float(prompt[-1]) if prompt[-1:].isdigit() else 2.0)
 
 

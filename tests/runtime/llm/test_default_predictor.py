@@ -36,7 +36,7 @@ def test_no_prompt_form_or_thing_of_the_benchmark_was_learned_from() -> None:
         assert not [piece for piece in pieces if piece in learned], form
 
 
-def test_it_tells_a_word_from_a_story_in_prompts_it_has_never_seen() -> None:
+def test_it_separates_a_word_from_a_story_in_unseen_prompts() -> None:
     guesser = length_predictor(None, "anything")
     load = requests()
     words = [guesser.guess(each.prompt).score for each in load if each.max_tokens == 8]

@@ -105,7 +105,7 @@ async def test_requests_that_fail_or_go_away_are_not_seen_any_more() -> None:
     assert llm.traffic.served(0.0) == ()
 
 
-def test_a_promise_is_the_slo_or_the_deadline() -> None:
+def test_the_limit_is_the_slo_or_the_deadline() -> None:
     assert slo_of(service_of(FakeEngine(), slo=Slo(2.0, 0.9))) == Slo(2.0, 0.9)
     assert slo_of(service_of(FakeEngine(), deadline_s=30.0)) == Slo(30.0, 0.99)
 

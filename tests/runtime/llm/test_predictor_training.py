@@ -162,8 +162,8 @@ def test_bad_input_is_one_clear_error(tmp_path, capsys, files, name, columns, sa
 
 
 def test_text_that_is_not_utf8_is_one_clear_error(tmp_path, capsys, files):
-    told = pa.array([b"What is tea?", b"What is \xff\xfe?"], pa.binary())
-    texts = pa.Array.from_buffers(pa.string(), 2, told.buffers())
+    raw = pa.array([b"What is tea?", b"What is \xff\xfe?"], pa.binary())
+    texts = pa.Array.from_buffers(pa.string(), 2, raw.buffers())
     code, printed = run(
         capsys, {**files, "instructions": write(tmp_path / "bad.parquet", instruction_id=[1, 2], instruction=texts)}
     )

@@ -54,7 +54,7 @@ def test_two_engines_never_pay_for_more_than_there_was() -> None:
     assert meter.totals.unattributed_j == pytest.approx(0.0)
 
 
-def test_an_engine_far_away_costs_nobody_knows_what() -> None:
+def test_the_energy_of_a_remote_engine_is_unknown() -> None:
     machine = FakeMachine()
     meter = meter_of(machine)
     meter.join("far", lambda: math.nan)
@@ -107,7 +107,7 @@ def test_a_processor_of_its_own_is_one_engines_and_no_part_of_it_the_others() ->
     assert totals.idle_j + totals.requests_j + totals.unattributed_j == pytest.approx(70.0)
 
 
-def test_a_device_nobody_meters_is_unknown() -> None:
+def test_a_device_without_a_meter_is_unknown() -> None:
     machine = FakeMachine()
     meter = meter_of(machine)
     meter.join("llm", lambda: math.nan, ["gpu:7"])

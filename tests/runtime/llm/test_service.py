@@ -1,4 +1,4 @@
-"""One language model's llm: order, deadlines, retries, vanishing clients; nobody lost, nobody answered twice."""
+"""One language model's service: order, deadlines, retries, disconnecting clients; each request is answered once."""
 
 import asyncio
 from collections import Counter
@@ -54,7 +54,7 @@ async def test_first_come_first_served_where_asked_or_where_aging_outweighs_all(
         assert await backlog(service_of(engine, aging=aging), engine, prompts) == prompts
 
 
-async def test_a_predictor_that_throws_costs_nobody_an_answer() -> None:
+async def test_a_predictor_that_throws_costs_no_answer() -> None:
     engine = FakeEngine()
     llm = service_of(engine)
     order = await backlog(llm, engine, ["boom a", "boom b", "z0", "boom c"])
@@ -260,7 +260,7 @@ async def test_an_answer_knows_what_it_took() -> None:
     assert totals.unattributed_j == pytest.approx(30.0)
 
 
-async def test_many_clients_some_of_whom_vanish_are_each_answered_once_or_gone() -> None:
+async def test_many_clients_are_each_answered_once_or_have_disconnected() -> None:
     engine = FakeEngine()
     llm = service_of(engine, max_num_seqs=2)
     random = np.random.default_rng(3)

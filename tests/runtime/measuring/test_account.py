@@ -82,7 +82,7 @@ def test_idle_is_paid_by_rule_and_nothing_is_lost(rule: str, idle_j: float, othe
     assert made.report["band_j"] == pytest.approx(0.5 * (200 + idle_j))
 
 
-def test_a_gpu_nobody_else_is_known_on_is_the_runs_own() -> None:
+def test_a_gpu_without_other_known_processes_is_the_runs_own() -> None:
     readings = RunReadings((trace("gpu:0", 300.0, component="board", meter="nvml"),), {"cpu:0": busy(1.0, 4.0)})
     report = account(readings, span(), Terms(), None).report
     assert report["parts"] == [
@@ -117,7 +117,7 @@ def test_the_platform_is_shared_by_all_sockets_together() -> None:
     assert account(readings, span(), Terms(), None).report["energy_j"] == pytest.approx(250)
 
 
-def test_energy_of_a_device_nobody_is_known_on_is_unattributed() -> None:
+def test_energy_of_a_device_without_known_processes_is_unattributed() -> None:
     report = account(RunReadings((trace("cpu:0", 100.0),)), span(), Terms(), None).report
     assert (report["unattributed_j"], report["parts"][0]["energy_j"] if report["parts"] else 0) == (
         pytest.approx(1000),

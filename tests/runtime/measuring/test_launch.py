@@ -161,7 +161,7 @@ def test_a_signal_from_the_command_itself_is_not_sent_back(
     assert driver.wait() == 6
 
 
-def test_a_default_signal_kills_the_command_and_is_told_as_a_shell_would(
+def test_a_default_signal_kills_the_command_and_is_reported_as_a_shell_would(
     drivers: list[subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     driver, pid = driven(drivers, tmp_path, "sleep", "60")

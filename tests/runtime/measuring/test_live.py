@@ -99,7 +99,7 @@ def test_windows_of_a_running_sampler_add_up_to_what_is_charged_in_the_end(tmp_p
     assert meter.meter == "cpu-model" and 19 < meter.power_w < 63.0 and meter.age_s >= 0
 
 
-def test_a_window_nobody_read_has_no_power(tmp_path):
+def test_a_window_without_readings_has_no_power(tmp_path):
     live = LiveMeters(tmp_path)
     live.update()
     nothing = live.window(0.0, 1.0, None)

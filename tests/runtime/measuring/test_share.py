@@ -28,7 +28,7 @@ def test_whose_a_board_is(holders: dict[int, float] | None, busy: float, run: fl
     assert board_ratios(holders, OURS) == (busy, run)
 
 
-def test_shares_that_nobody_tells_are_unknown() -> None:
+def test_shares_that_are_not_reported_are_unknown() -> None:
     assert all(math.isnan(ratio) for ratio in board_ratios({10: NAN, 20: NAN}, OURS))
 
 

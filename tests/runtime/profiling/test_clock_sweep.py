@@ -17,7 +17,7 @@ from joulery.store.leases import LeaseBook
 
 
 class Turned:
-    """Time that passes when told to, and energy that flows while it does."""
+    """Time that a test advances, and energy that flows while it does."""
 
     def __init__(self) -> None:
         self.time_s, self.joules, self.watts = 0.0, 0.0, 10.0

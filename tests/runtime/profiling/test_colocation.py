@@ -34,7 +34,7 @@ SLOWED = {"light": 0.4, "heavy": 0.1}
 
 
 class Laws:
-    """An engine whose models take what a law says; time is told, not spent."""
+    """An engine whose models take what a law says; time is computed, not spent."""
 
     def __init__(self) -> None:
         self.specs: list[ReplicaSpec] = []

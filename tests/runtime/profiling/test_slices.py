@@ -80,12 +80,12 @@ async def test_every_variant_is_timed_on_every_kind_of_slice_alone_and_beside_bu
     assert engine.applied[-1] == Counter(), "nothing is left running"
 
 
-async def test_real_inputs_go_round_and_progress_is_told():
-    engine, told = ToyEngine(), []
-    await run(engine, progress=lambda done, of, what: told.append((done, of, what)))
+async def test_real_inputs_go_round_and_progress_is_reported():
+    engine, progress = ToyEngine(), []
+    await run(engine, progress=lambda done, of, what: progress.append((done, of, what)))
     assert {value for _, value in engine.asked} == {0, 1, 2}
-    assert told[0] == (0, 6, "small on cpu:2") and told[3] == (3, 6, "large on cpu:1 + cpu:1")
-    assert told[-1] == (6, 6, "")
+    assert progress[0] == (0, 6, "small on cpu:2") and progress[3] == (3, 6, "large on cpu:1 + cpu:1")
+    assert progress[-1] == (6, 6, "")
 
 
 async def test_a_model_that_refuses_its_inputs_is_one_clear_error():

@@ -87,7 +87,7 @@ def test_a_run_of_centuries_is_not_split_into_hours():
 
 
 @pytest.mark.parametrize("window", [{"start_s": 0.0}, {"end_s": 9.0}, {}], ids=["no end", "no start", "neither"])
-def test_joules_of_nobody_knows_when_are_not_lost_without_a_word(window):
+def test_joules_of_an_unknown_time_are_reported(window):
     assert hourly(Footprint(**window), ()) == {}
     with pytest.raises(DataError, match="5 J of a run"):
         hourly(Footprint(**window, idle_j=5.0), ())

@@ -127,7 +127,7 @@ def test_nodes_that_guess_make_the_sum_a_guess(tmp_path: Path) -> None:
     assert SpoolReader(tmp_path, print).read(snapshot(job(1)))[1].quality is Quality.MODELLED
 
 
-def test_the_agent_samples_at_once_when_it_is_told_to_end(tmp_path: Path) -> None:
+def test_the_agent_samples_at_once_on_a_signal_to_end(tmp_path: Path) -> None:
     bench, said, stop = Bench(), [], threading.Event()
     bench.placed = [Placement(1, (10,), 1, (0,))]
 
@@ -141,7 +141,7 @@ def test_the_agent_samples_at_once_when_it_is_told_to_end(tmp_path: Path) -> Non
     assert SpoolReader(tmp_path, print).read(snapshot(job(1)))[1].energy_j == 30.0
 
 
-def test_a_board_that_nobody_holds_is_nobodys() -> None:
+def test_a_board_without_a_job_is_charged_to_none() -> None:
     bench = Bench()
     bench.placed = [Placement(1, (10,), 1, (0,))]
     bench.gpu_j = [50.0, 1060.0]
@@ -173,7 +173,7 @@ def test_the_last_stretch_of_a_job_that_ended_is_charged_and_its_files_closed() 
     assert bench.totals()[1].energy_j == 70.0
 
 
-def test_a_job_that_is_over_is_told_once_more_and_dropped() -> None:
+def test_a_job_that_is_over_is_reported_once_more_and_dropped() -> None:
     bench = Bench()
     bench.placed = [Placement(1, (10,), 1, (0,))]
     bench.meter.read(snapshot(job(1)))
@@ -243,13 +243,13 @@ def test_what_agents_measure_is_not_assumed_before_they_say_so(tmp_path: Path) -
 
 
 def test_the_first_source_that_knows_a_job_counts() -> None:
-    def told(**joules: float):
+    def reported(**joules: float):
         def read(_: ClusterSnapshot) -> dict[int, JobEnergy]:
             return {int(name[1:]): JobEnergy(value, 0.0, Quality.MEASURED, "x") for name, value in joules.items()}
 
         return read
 
-    found = FirstSource([told(j1=1.0), told(j1=9.0, j2=2.0)]).read(snapshot())
+    found = FirstSource([reported(j1=1.0), reported(j1=9.0, j2=2.0)]).read(snapshot())
     assert {number: total.energy_j for number, total in found.items()} == {1: 1.0, 2: 2.0}
 
 
@@ -295,13 +295,13 @@ def test_a_torn_line_waits_for_its_rest_and_a_damaged_one_is_noted_once(tmp_path
 def test_lines_hold_only_what_is_new(tmp_path: Path) -> None:
     lines = [{1: 10.0}, {1: 10.0, 2: 5.0}, {1: 10.0, 2: 5.0}, {1: 11.0, 2: 5.0}]
     written(tmp_path, "g1", "a", lines)
-    told = [set(json.loads(line)["jobs"]) for line in (tmp_path / "g1.a.jsonl").read_text().splitlines()]
+    reported = [set(json.loads(line)["jobs"]) for line in (tmp_path / "g1.a.jsonl").read_text().splitlines()]
 
-    assert told == [set(), {"1"}, {"2"}, set(), {"1"}]
+    assert reported == [set(), {"1"}, {"2"}, set(), {"1"}]
     assert SpoolReader(tmp_path, print).read(snapshot(job(1), job(2)))[2].energy_j == 5.0
 
 
-def test_a_file_that_somebody_cuts_is_read_from_its_beginning(tmp_path: Path) -> None:
+def test_a_truncated_file_is_read_from_its_beginning(tmp_path: Path) -> None:
     reader = SpoolReader(tmp_path, print)
     writer = written(tmp_path, "g1", "a", [{1: 10.0}, {1: 20.0, 2: 5.0}])
     reader.read(snapshot(job(1)))

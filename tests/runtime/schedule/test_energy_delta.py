@@ -1,4 +1,4 @@
-"""Every joule once, whoever counts."""
+"""Every joule is counted once, by any number of readers."""
 
 from collections.abc import Mapping
 

@@ -126,7 +126,7 @@ def test_more_jobs_than_slots_all_end_and_slots_are_never_given_twice(world) -> 
     assert len(world.said("over")) == 20
 
 
-def test_between_rounds_the_next_in_the_ranking_starts_and_nobody_is_moved(world) -> None:
+def test_between_rounds_the_next_in_the_ranking_starts_and_no_job_is_moved(world) -> None:
     world = world(FakeCluster(slots=1, rate=0.05))
     for number in (1, 2, 3):
         world.cluster.submit(number)
@@ -546,7 +546,7 @@ def test_a_job_larger_than_the_cluster_waits_without_blocking_the_rest(world) ->
     assert {world.cluster.jobs[number].state for number in (2, 3)} == {JobState.DONE}
 
 
-def test_an_hour_whose_intensity_nobody_knows_is_not_called_dirty(world) -> None:
+def test_an_hour_of_unknown_intensity_is_not_called_dirty(world) -> None:
     world = world(FakeCluster())
     world.cluster.submit(1)
     world.tick()
@@ -595,7 +595,7 @@ def test_a_job_that_ends_while_it_is_being_stopped_is_over(world) -> None:
     assert not world.scheduler.state.knows(1)
 
 
-def test_what_is_told_of_a_job_when_it_has_stopped_or_ended_counts(world) -> None:
+def test_what_is_reported_of_a_job_after_it_stopped_or_ended_counts(world) -> None:
     world = world(FakeCluster(slots=1, rate=0.001))
     world.cluster.submit(1)
     world.run(20)
@@ -684,7 +684,7 @@ def test_jobs_that_do_not_start_by_themselves_are_not_orphaned_holds(world) -> N
     assert not any(isinstance(action, (Release, Hold, Order)) for action in cluster.actions)
     assert Start(1, 1) in cluster.actions
     cluster.submit(2, held_by_us=True)
-    assert release_all(cluster) == [], "nothing keeps them but that nobody has started them"
+    assert release_all(cluster) == [], "they wait only because no scheduler has started them"
 
 
 def test_no_job_is_stopped_for_one_that_a_limit_keeps_from_starting(world) -> None:

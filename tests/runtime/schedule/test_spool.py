@@ -202,7 +202,7 @@ def test_what_a_living_agent_still_carries_is_not_taken(tmp_path: Path) -> None:
     assert fresh(tmp_path) == {1: 17.0, 2: 1.0}
 
 
-def test_a_stopped_job_keeps_its_total_for_thirty_days_of_a_clock_that_nobody_sets(tmp_path: Path) -> None:
+def test_a_stopped_job_keeps_its_total_for_thirty_days_of_a_monotonic_clock(tmp_path: Path) -> None:
     node, reader = Node(tmp_path), SpoolReader(tmp_path, pytest.fail)
     node.draw(j1=10.0, j2=5.0)
     for days in (16, 13):
@@ -286,7 +286,9 @@ def leave(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> Node:
         "another node with a dot",
     ],
 )
-def test_what_may_be_somebody_elses_is_left_alone(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_may_belong_to_others_are_left_alone(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node = leave(tmp_path, how, monkeypatch)
     assert node.draw(j1=1.0)
     assert len(node.files) == 2
@@ -330,10 +332,10 @@ def test_nothing_is_taken_while_a_file_cannot_be_read(tmp_path: Path, monkeypatc
     node.start()
     read_on = spool.SpoolFileState.read_on
 
-    def away(told: spool.SpoolFileState, file: Path) -> str:
+    def away(state: spool.SpoolFileState, file: Path) -> str:
         if file.name == "g1.s2.jsonl":
             raise OSError(116, "Stale file handle")
-        return read_on(told, file)
+        return read_on(state, file)
 
     with monkeypatch.context() as broken:
         broken.setattr(spool.SpoolFileState, "read_on", away)

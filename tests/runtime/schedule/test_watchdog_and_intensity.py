@@ -136,7 +136,7 @@ def test_the_last_watchdog_that_comes_is_on_duty(tmp_path: Path) -> None:
     second = take_over(tmp_path / "watchdog.pid", 11)
     assert second() and not first()
     (tmp_path / "watchdog.pid").unlink()
-    assert second(), "nobody else took over"
+    assert second(), "no other scheduler took over"
 
 
 class Source:
@@ -174,7 +174,7 @@ def test_now_and_the_mean_ahead() -> None:
 
 
 @pytest.mark.parametrize("refusal", [DataError("none"), CapabilityError("this source does not forecast"), math.nan])
-def test_without_a_forecast_the_past_tells(refusal: object) -> None:
+def test_without_a_forecast_the_past_is_used(refusal: object) -> None:
     grid = intensity(Source(100.0, refusal))[0].grid(1e9)
 
     assert (grid.mean_g_per_kwh, grid.basis) == (100.0, "history")

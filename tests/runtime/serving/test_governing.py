@@ -23,7 +23,7 @@ from joulery.runtime.serving.governing import ClockController
 from joulery.runtime.serving.requests import RequestWindow
 from joulery.store.leases import LeaseBook
 from tests.fakes.cpufreq import cpu_machine, settings
-from tests.runtime.leasing.test_leases import nobody
+from tests.runtime.leasing.test_leases import no_watchdog
 
 NOW_S = 1000.0
 
@@ -46,7 +46,7 @@ class Site:
     """One service of 10 ms requests on two replicas, and an engine with a queue."""
 
     def __init__(self, *records: RequestRecord, queued: tuple[QueuedRequest, ...] = (), name: str = "sums") -> None:
-        self.told: list[str] = []
+        self.messages: list[str] = []
         window = RequestWindow(name, 4.0)
         for record in records:
             window.add(record)
@@ -63,7 +63,7 @@ class Site:
             lambda now_s: colocated_services([self.hosted], self.engine, now_s),
             mode,
             holder,
-            tell=self.told.append,
+            tell=self.messages.append,
         )
 
 
@@ -113,14 +113,14 @@ def test_services_that_share_a_device_share_its_time(tree: Path) -> None:
     assert second.tail_ratio[-1] > first.tail_ratio[-1]
 
 
-async def test_acting_is_on_loan_and_advice_changes_nothing(tree: Path, tmp_path: Path) -> None:
+async def test_acting_takes_a_lease_and_advice_changes_nothing(tree: Path, tmp_path: Path) -> None:
     before = settings(tree)
     wanted = Decision("set_clock", "cpu", 2400.0, "predictive", "because")
     advising = Site().keeper(config(), Mode.SHADOW)
     assert await advising.act(wanted) == ("shadowed", "mode shadow: nothing was changed")
     assert settings(tree) == before
     assert advising.look(NOW_S).clock_mhz == 2400.0
-    with LeaseHolder(LeaseBook(tmp_path / "leases"), watch=nobody) as holder:
+    with LeaseHolder(LeaseBook(tmp_path / "leases"), watch=no_watchdog) as holder:
         acting = Site().keeper(config(), holder=holder)
         outcome, detail = await acting.act(wanted)
         assert (outcome, acting.look(NOW_S).clock_mhz) == ("applied", 2400.0)
@@ -176,7 +176,7 @@ def test_site_files_that_make_no_sense(changes: dict[str, str], says: str) -> No
         config(**changes)
 
 
-def test_an_engine_that_tells_no_backlog_is_governed_by_what_comes(tree: Path) -> None:
+def test_an_engine_without_a_backlog_is_governed_by_arrivals(tree: Path) -> None:
     site = Site(*[answered(0.02, NOW_S - 3.9 + k / 50) for k in range(190)])
     del site.engine.backlog
     view = site.keeper(config()).look(NOW_S)
@@ -195,7 +195,7 @@ async def test_work_is_counted_at_the_clock_that_is_set_and_at_full_clock_where_
     await advising.act(half)
     assert advising.look(NOW_S).waiting[0].finish_s[-1] == pytest.approx(0.005)
     assert advising.work_clock.rate == 1.0
-    with LeaseHolder(LeaseBook(tmp_path / "leases"), watch=nobody) as holder:
+    with LeaseHolder(LeaseBook(tmp_path / "leases"), watch=no_watchdog) as holder:
         acting = site.keeper(config(), holder=holder)
         await acting.act(half)
         assert acting.work_clock.rate == pytest.approx(0.5)
@@ -203,7 +203,7 @@ async def test_work_is_counted_at_the_clock_that_is_set_and_at_full_clock_where_
         assert acting.look(NOW_S).waiting[0].finish_s[-1] == pytest.approx(0.0075)
 
 
-async def test_a_device_that_is_lost_is_told_of_and_its_services_go_on(tree: Path) -> None:
+async def test_device_loss_is_reported_and_its_services_go_on(tree: Path) -> None:
     site = Site(*[answered(0.02, NOW_S - 1.0)])
     keeper = site.keeper(config())
 
@@ -212,7 +212,7 @@ async def test_a_device_that_is_lost_is_told_of_and_its_services_go_on(tree: Pat
 
     keeper.clock.device.observe = gone  # type: ignore[method-assign,assignment]
     assert keeper.look(NOW_S).clock_mhz == 3200.0
-    assert "fallen off the bus" in site.told[0]
+    assert "fallen off the bus" in site.messages[0]
 
 
 def test_residents_take_turns_by_arrival_each_in_an_order_of_its_own(tree: Path) -> None:

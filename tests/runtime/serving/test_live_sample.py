@@ -114,7 +114,7 @@ def test_a_full_sample_is_summed_up_when_there_is_news():
     assert sample.sample(SLO) is first
     sample.add(answered(13.5))
     assert sample.sample(SLO).requests == 106
-    assert sample.sample(Slo(0.2)) is not sample.sample(SLO), "another promise is another question"
+    assert sample.sample(Slo(0.2)) is not sample.sample(SLO), "another SLO has its own sample"
 
 
 def served(arrivals, service_s, free_s=0.0):

@@ -19,11 +19,11 @@ def test_whoever_asked_first_goes_first():
     assert [turn.ahead_of(name, wants) for name in "abc"] == ["", "a", "a"]
     wants["a"] = False
     assert [turn.ahead_of(name, wants) for name in "abc"] == ["c", "c", ""]
-    assert turn.ahead_of("b", {"b": True}) == "", "a service that is gone holds nobody up"
+    assert turn.ahead_of("b", {"b": True}) == "", "a service that is gone delays no other"
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abcd"), st.booleans(), min_size=4), max_size=20))
-def test_never_two_at_once_and_nobody_waits_for_one_who_does_not_want(days):
+def test_never_two_at_once_and_none_waits_for_a_service_without_a_trial(days):
     turn = TrialArbiter()
     for wants in days:
         ahead = {name: turn.ahead_of(name, wants) for name in wants}

@@ -50,7 +50,7 @@ def test_sessions_add_up() -> None:
     assert got.devices[0].total_j == pytest.approx(300.0) and got.devices[0].device == "cpu:0"
 
 
-def test_a_run_pays_its_share_and_the_rest_is_told() -> None:
+def test_a_run_pays_its_share_and_the_rest_is_reported() -> None:
     busy = BusyTimes([0, 100 * S], [25.0], [100.0], cpus=4)
     (device,) = dissect([session(0, 10)], basis(busy=busy), "recency").footprint.devices
     assert device.attributed_j == pytest.approx(250.0)
@@ -69,7 +69,7 @@ def test_what_idles_is_idle_first() -> None:
     assert any("the idle device's" in note for note in anatomy.footprint.notes)
 
 
-def test_where_nobody_knows_who_was_busy_energy_is_missing_not_zero() -> None:
+def test_where_the_busy_process_is_unknown_energy_is_missing_not_zero() -> None:
     busy = BusyTimes([0, 5 * S], [1.0], [1.0])
     got = dissect([session(0, 10)], basis(busy=busy), "recency").footprint
     assert got.uncovered_ns.tolist() == [5 * S]
@@ -89,7 +89,7 @@ def test_the_three_parts_of_a_divided_power_add_up() -> None:
     assert float(np.nanmin(parts.run.watts)) >= 0 and float(np.nanmin(parts.other.watts)) >= -1e-12
 
 
-def test_processes_that_ran_at_once_share_and_are_told_apart_in_time() -> None:
+def test_processes_that_ran_at_once_share_and_are_separated_in_time() -> None:
     both = dissect([session(0, 10, 1, "a/mm"), session(5, 15, 2, "b/mm")], basis(), "recency")
     assert both.footprint.energy_by_op == pytest.approx({"a/mm": 750.0, "b/mm": 750.0})
     assert any("2 processes were traced" in note for note in both.footprint.notes)
@@ -224,7 +224,7 @@ def test_a_recording_is_read_on_the_samplers_clock(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_recording_that_is_damaged_is_told(tmp_path: Path) -> None:
+def test_a_damaged_recording_is_reported(tmp_path: Path) -> None:
     cycle(tmp_path)
     text = (tmp_path / "torch-7-1.json").read_text()
     (tmp_path / "torch-7-1.json").write_text(text[: len(text) // 2])
@@ -248,7 +248,7 @@ def test_a_program_killed_after_a_cycle_keeps_it_and_says_so(tmp_path: Path) -> 
     assert len(sessions) == 1 and "the program was killed while recording" in notes[-1]
 
 
-def test_a_framework_nobody_traces_is_refused() -> None:
+def test_a_framework_without_a_tracer_is_refused() -> None:
     with pytest.raises(ConfigError, match="no tracer"):
         open_tracer("caffe")
 

@@ -23,9 +23,9 @@ def test_the_typical_day_is_that_of_the_days_before_and_of_no_day_to_come() -> N
 @given(st.floats(0.01, 0.6), st.integers(0, 5))
 def test_a_made_up_forecast_is_as_wrong_as_stated(error_ratio: float, seed: int) -> None:
     truth = Intensity(np.linspace(50.0, 500.0, 24 * 60))
-    told = np.array(day_ahead(truth, error_ratio, Streams(seed)("forecast")).values)
-    assert float(np.mean(np.abs(told / np.array(truth.values) - 1))) == pytest.approx(error_ratio, rel=1e-6)
-    assert bool(np.all(told > 0))
+    forecast = np.array(day_ahead(truth, error_ratio, Streams(seed)("forecast")).values)
+    assert float(np.mean(np.abs(forecast / np.array(truth.values) - 1))) == pytest.approx(error_ratio, rel=1e-6)
+    assert bool(np.all(forecast > 0))
 
 
 def test_its_errors_grow_through_the_day_and_last_for_hours() -> None:

@@ -70,14 +70,14 @@ def gpus(plan, truth=None, delay_s=math.inf):
 
 @pytest.mark.parametrize("neighbours", Neighbours)
 @pytest.mark.parametrize(("noise_cv", "first_fit"), [(0.0, 4), (0.02, 5), (0.05, 7)])
-def test_published_plan_keeps_every_promise_and_first_fit_does_not(neighbours, noise_cv, first_fit):
-    """Constant arrivals, waiting for full batches, refitted model as truth: 0/0/0 and 4/5/7 broken promises."""
+def test_published_plan_meets_every_slo_and_first_fit_does_not(neighbours, noise_cv, first_fit):
+    """Constant arrivals, waiting for full batches, refitted model as truth: 0/0/0 and 4/5/7 SLO violations."""
     trial = Trial(2.0, 12.0 if neighbours is Neighbours.BUSY else 32.0, noise_cv, neighbours)
     assert judge(services(), gpus(PUBLISHED), trial, Streams(0)).violations == ()
     assert len(judge(services(), gpus(FIRST_FIT), trial, Streams(0)).violations) == first_fit
 
 
-def test_poisson_arrivals_break_every_promise_of_the_published_plan():
+def test_poisson_arrivals_violate_every_slo_of_the_published_plan():
     verdicts = [judge(services(poisson), gpus(PUBLISHED), Trial(2.0, 32.0), Streams(seed)) for seed in range(5)]
     for verdict in verdicts:
         assert len(verdict.violations) == 12
@@ -85,8 +85,8 @@ def test_poisson_arrivals_break_every_promise_of_the_published_plan():
         name: [1e3 * outcome.tail_s for verdict in verdicts for outcome in verdict.services if outcome.name == name]
         for name in ("W1", "W11")
     }
-    assert 19.5 < min(tail_ms["W1"]) < max(tail_ms["W1"]) < 30, "19.9 ms in one run, promised 10"
-    assert 250 < min(tail_ms["W11"]) < 290 < max(tail_ms["W11"]) < 900, "270 ms in one run, promised 40"
+    assert 19.5 < min(tail_ms["W1"]) < max(tail_ms["W1"]) < 30, "19.9 ms in one run, SLO 10"
+    assert 250 < min(tail_ms["W11"]) < 290 < max(tail_ms["W11"]) < 900, "270 ms in one run, SLO 40"
     utilisation = [each.utilisation_ratio for gpu in verdicts[0].gpus for each in gpu.instances]
     assert 0.77 < min(utilisation) < 0.80 < 0.96 < max(utilisation) < 0.99
 
@@ -203,7 +203,7 @@ def test_recorded_arrivals_that_never_fill_a_batch_count_as_unanswered():
     assert outcome.violated
 
 
-def test_a_service_nobody_calls_keeps_its_promise():
+def test_a_service_without_requests_meets_its_slo():
     truth = InterferenceTruth(profile("v100"))
     verdict = judge(
         [Service("s", poisson(0.0), Slo(0.01))],
@@ -224,7 +224,7 @@ def test_spread_is_proportional_at_every_moment(count, weights):
     for index, weight in enumerate(weights):
         taken = np.cumsum(owner == index)
         ideal = np.arange(1, count + 1) * weight / sum(weights)
-        assert np.all(np.abs(taken - ideal) <= len(weights)), "nobody falls behind"
+        assert np.all(np.abs(taken - ideal) <= len(weights)), "no model falls behind"
 
 
 def test_equal_replicas_take_turns():

@@ -20,7 +20,7 @@ from joulery.sim.queues.batching import BatchRule
 from tests.sim.placement.standby_world import serve_watched
 
 END_S = 12.0
-# GPU5 of the paper's plan for its twelve services: W5, W1 and W11 (Fig. 14), and their promises.
+# GPU5 of the paper's plan for its twelve services: W5, W1 and W11 (Fig. 14), and their SLOs.
 PLAN = (
     ("W5", "resnet50", 45.0, 9, 600, 0.030),
     ("W1", "alexnet", 20.0, 6, 1200, 0.010),
@@ -60,10 +60,10 @@ def test_where_the_prediction_holds_nothing_happens():
         assert mine.finish_s.tolist() == theirs.finish_s.tolist()
 
 
-def test_the_shadow_restores_the_promise_within_two_seconds_as_in_figure_17():
+def test_the_standby_restores_the_slo_within_two_seconds_as_in_figure_17():
     slow = truth(1.25)
     without = serve_together(slow, tenants(), 0.0, END_S)
-    assert tail_ms(without, 1, 4.0) > 10.0, "left alone the promise stays broken"
+    assert tail_ms(without, 1, 4.0) > 10.0, "without a standby the SLO stays violated"
     watched = serve_watched(slow, tenants(), POLICY, 0.0, END_S)
     ((at_s, decision),) = watched.decisions
     assert (decision.kind, decision.target) == (ACTIVATE_STANDBY, "W1/0") and at_s <= 2.0
@@ -77,7 +77,7 @@ def test_an_error_beyond_ten_per_cent_of_the_gpu_is_said_and_not_hidden():
     assert [decision.kind for _, decision in watched.decisions] == [ACTIVATE_STANDBY, SLO_VIOLATED]
 
 
-def test_every_request_is_served_by_somebody():
+def test_every_request_is_served():
     watched = serve_watched(truth(1.3), tenants(), POLICY, 0.0, END_S)
     for tenant, batches in zip(tenants(), watched.run.batches, strict=True):
         assert batches.served >= len(tenant.arrival_s) - tenant.rule.batch

@@ -75,7 +75,7 @@ def test_closed_form_equals_the_loop_with_endless_patience(arrival_s, batch, loa
 
 
 @given(ARRIVALS, BATCHES, DELAYS, TIMES, TIMES, TIMES)
-def test_everyone_is_served_once_in_order_and_nobody_twice_at_a_time(arrival_s, batch, delay_s, load, fixed, each):
+def test_every_request_is_served_once_and_in_order(arrival_s, batch, delay_s, load, fixed, each):
     rule = BatchRule(batch, delay_s)
     load_s, busy_s = times(0.1, load, batch), times(each, fixed, batch)
     served = serve(arrival_s, rule, load_s, busy_s)

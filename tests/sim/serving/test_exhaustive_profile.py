@@ -18,7 +18,7 @@ SMALL = replace(A100_40GB, partitions=A100_40GB.partitions[:2])
 YOLO = CLOVER_SERVICES["yolo"]
 
 
-def test_every_configuration_under_every_load_and_the_yardstick():
+def test_every_configuration_under_every_load_and_the_baseline():
     seen = []
     table = exhaustive_table(YOLO, SMALL, Streams(0), progress=lambda done, total: seen.append((done, total)))
     assert table.loads_s == (1.0, 0.4, 0.2)

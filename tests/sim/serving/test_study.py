@@ -163,7 +163,7 @@ def test_no_configuration_saves_more_than_idle_power_allows(service):
         assert each.saving_same_gpus_ratio < ceiling[0] < each.saving_ratio < ceiling[1]
 
 
-def test_the_yardstick_saves_and_loses_nothing():
+def test_the_baseline_saves_and_loses_nothing():
     made = bench(tables()["yolo"], A100_40GB)
     found = run("base", made, "any", [250.0, 100.0], SETTINGS, Streams(0))
     assert found.saving_ratio == found.saving_same_gpus_ratio == pytest.approx(0.0, abs=1e-12)
@@ -239,7 +239,7 @@ def test_trials_are_paid_for_and_hours_weighted_by_the_grid():
     assert found.trials_meeting_limit_ratio == 1.0
 
 
-def test_nothing_feasible_falls_back_to_the_yardstick_and_says_so():
+def test_nothing_feasible_falls_back_to_the_baseline_and_says_so():
     made = bench(toy_table(latency_s=0.2), MENU)
     objective, grid = objective_of(made.table, SETTINGS), [100.0, 300.0]
     timetable = timetable_of("clover", made, "any", grid, SETTINGS, Streams(0))

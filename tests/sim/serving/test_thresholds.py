@@ -36,7 +36,7 @@ def allowed(scheme, one, loss, grid=GRID):
 
 
 def test_what_the_table_can_keep_within_a_loss():
-    """Spec check 8 on two standardised GPUs; what cannot be had runs the yardstick and is counted."""
+    """Spec check 8 on two standardised GPUs; an infeasible threshold runs the baseline and is counted."""
     assert allowed("oracle", made("efficientnet"), 0.01).saving_ratio >= 0.77
     assert allowed("oracle", made("albert"), 0.04).saving_ratio >= 0.80
     for service, loss in (("yolo", 0.04), ("efficientnet", 0.008), ("albert", 0.03)):
@@ -71,7 +71,7 @@ def test_a_latency_that_nothing_keeps_is_said_with_the_soonest():
 
 
 @pytest.mark.parametrize("scheme", ["clover", "learning", "blover"])
-def test_searches_settle_within_the_loss_or_on_the_yardstick(scheme):
+def test_searches_settle_within_the_loss_or_on_the_baseline(scheme):
     one = made("efficientnet")
     found = allowed(scheme, one, 0.01)
     assert found.settled_violations == 0
@@ -177,7 +177,7 @@ def test_the_figures_are_those_of_the_study(drawn):
     assert drawn.windows["clover"].sum() > 0
 
 
-def test_folders_without_costs_are_told_apart_from_wrong_ones(tmp_path):
+def test_folders_without_costs_are_distinguished_from_wrong_ones(tmp_path):
     folder = data_folder("clover") / "synth_v1"
     tables = read_tables(folder)
     assert read_costs(tmp_path, tables) == {}
@@ -199,7 +199,7 @@ def test_folders_without_costs_are_told_apart_from_wrong_ones(tmp_path):
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_other_physics_in_the_same_form_are_studied_too(seed):
-    """Perturbed times, joules and accuracies: the searches keep their promises, the bar is the table's own best."""
+    """Perturbed times, joules and accuracies: searches stay within their limits, against the table's own best."""
     rng = np.random.default_rng(seed)
     one = made("yolo", costs=False)
     entries = tuple(

@@ -97,7 +97,7 @@ def test_every_job_ends_energy_is_conserved_and_no_gpu_is_given_twice(name: str,
 
 
 def test_cluster_energy_is_the_integral_of_its_power() -> None:
-    """Independent account: rebuild power over time from start and stop of each job under a policy that moves nobody."""
+    """Independent account: rebuild power over time from start and stop of each job under a policy without moves."""
     c, jobs = cluster(2), workload(30)
     run = run_training_cluster(c, jobs, Fifo())
     gpus = np.minimum(jobs.requested, 8)

@@ -149,9 +149,9 @@ def test_what_schedulers_believe_changes_what_they_do_and_not_what_the_grid_does
     jobs = jobs_from_trace(*synthetic_trace(1, 60, "year", Streams(2)), Streams(2))
     carbon = Intensity(np.array([300.0, 100.0, 50.0, 200.0] * 6))
     wrong = Intensity(np.array([50.0, 300.0, 300.0, 50.0] * 6))
-    told = run_scheme("gaia", Setting(nodes=8), jobs, carbon)
+    informed = run_scheme("gaia", Setting(nodes=8), jobs, carbon)
     fooled = run_scheme("gaia", Setting(nodes=8, belief=wrong), jobs, carbon)
-    assert fooled.digest != told.digest and fooled.job_kg.sum() > told.job_kg.sum()
+    assert fooled.digest != informed.digest and fooled.job_kg.sum() > informed.job_kg.sum()
     blind = run_scheme("fifo", Setting(nodes=8, belief=wrong), jobs, carbon)
     assert blind.cluster_kg == run_scheme("fifo", Setting(nodes=8), jobs, carbon).cluster_kg
 
@@ -168,16 +168,16 @@ def test_a_watched_run_keeps_the_course_of_its_power() -> None:
     assert run_scheme("green-sleep", Setting(nodes=8), jobs, carbon).power_timeline.shape == (0, 2)
 
 
-def test_where_no_job_tells_its_progress_who_looks_at_it_does_otherwise_and_tiresias_the_same() -> None:
+def test_without_progress_reports_green_differs_and_tiresias_does_not() -> None:
     jobs, carbon = burst_of_a_week(0), Intensity(np.full(24, 200.0))
-    told, silent = Setting(nodes=8), Setting(nodes=8, silent=True)
+    reporting, silent = Setting(nodes=8), Setting(nodes=8, silent=True)
     green, deaf = (
         run_scheme("green", silent, jobs, carbon),
         run_scheme("green:progress_after_s=none", silent, jobs, carbon),
     )
-    assert green.digest != run_scheme("green", told, jobs, carbon).digest
+    assert green.digest != run_scheme("green", reporting, jobs, carbon).digest
     assert green.jct_s.mean() == pytest.approx(deaf.jct_s.mean(), rel=0.05)
-    assert run_scheme("tiresias", silent, jobs, carbon).digest == run_scheme("tiresias", told, jobs, carbon).digest
+    assert run_scheme("tiresias", silent, jobs, carbon).digest == run_scheme("tiresias", reporting, jobs, carbon).digest
 
 
 def test_pollux_comes_within_a_tenth_of_its_artifact_on_its_own_workload() -> None:

@@ -149,7 +149,7 @@ def test_names_of_devices_match_whatever_their_case(account: Account) -> None:
     assert by_op(answer) == pytest.approx({"a": 0.05, "b": 0.01})
 
 
-def test_a_second_socket_is_accounted_by_itself_where_the_trace_tells_them_apart(account: Account) -> None:
+def test_a_second_socket_is_accounted_by_itself_where_the_trace_names_sockets(account: Account) -> None:
     power = "t_ns,device,power_w\n0,CPU:0,10\n1000000,CPU:0,10\n0,CPU:1,30\n1000000,CPU:1,30\n"
     answer = account(HEAD + "a,0,1000000,CPU:0,,\nb,0,1000000,CPU:1,,\n", power)
     assert by_op(answer) == pytest.approx({"a": 0.01, "b": 0.03})
@@ -263,7 +263,7 @@ def test_idle_before_the_first_and_after_the_last_event_is_counted(account: Acco
     assert answer["devices"]["CPU:0"]["unattributed_j"] == pytest.approx(0.09)
 
 
-def test_clocks_that_do_not_meet_are_told(account: Account, tmp_path: Path) -> None:
+def test_clocks_that_do_not_meet_are_reported(account: Account, tmp_path: Path) -> None:
     f = KinetoFile()
     f.op("aten::mm", 0, 1000)
     assert "no moment in common" in account.error(f.write(tmp_path, base=10**18), POWER)

@@ -46,7 +46,7 @@ def test_time_narrows(tmp_path, ledger):
     ledger("add", demo_run(tmp_path / "a"))
     assert json.loads(ledger("show", "--since", "2026-09-21T15:00", "--json").out)["rows"] == []
     assert len(json.loads(ledger("show", "--until", "2026-09-21T16:00+01:00", "--json").out)["rows"]) == 1
-    assert ledger("show", "--owner", "nobody").out == "nothing yet\n"
+    assert ledger("show", "--owner", "absent").out == "nothing yet\n"
     assert "--since: not a time (got soon" in ledger("show", "--since", "soon", code=2).err
 
 
@@ -61,7 +61,7 @@ def test_budgets(tmp_path, ledger):
     assert one["start_s"] <= time.time() < one["end_s"]
 
 
-def test_half_a_budget_is_told(ledger):
+def test_half_a_budget_is_reported(ledger):
     assert "a budget needs an owner, an amount, --from and --to" in ledger("budget", "nlp", "5 kg", code=2).err
 
 
@@ -73,6 +73,6 @@ def test_half_a_budget_is_told(ledger):
         ("5 W", "AMOUNT: is a power, not a mass"),
     ],
 )
-def test_budgets_without_sense_are_told(ledger, amount, message):
+def test_invalid_budgets_are_refused(ledger, amount, message):
     said = ledger("budget", "--from", "2026-01-01", "--to", "2027-01-01", "--", "nlp", amount, code=2)
     assert message in said.err

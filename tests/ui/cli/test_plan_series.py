@@ -28,8 +28,8 @@ def test_a_plan_a_period(tmp_path):
     assert [(p["from_s"], p["until_s"]) for p in document["periods"]] == [(0.0, 25200.0), (25200.0, 86400.0)]
     assert document["periods"][0]["difference"] is None and document["periods"][1]["rates_rps"]["A"] == 1200.0
     assert document["cost_usd"] <= document["peak_cost_usd"] and document["migrations"] == document["moves"] == 0
-    told = CliRunner().invoke(command, [str(site), "--series"], catch_exceptions=False).stdout
-    assert "07:00" in told and "over the series" in told
+    printed = CliRunner().invoke(command, [str(site), "--series"], catch_exceptions=False).stdout
+    assert "07:00" in printed and "over the series" in printed
 
 
 def test_a_series_needs_rates_that_change(tmp_path):

@@ -59,7 +59,7 @@ def test_the_published_measurements(capsys, tmp_path):
     assert from_document(json.loads(kept.read_text()) | {}).form == "calibrated"
 
 
-def test_models_nobody_published(capsys, tmp_path):
+def test_models_without_a_published_profile(capsys, tmp_path):
     """Only latencies are known of them; power is not, so throttling ends up in the other terms."""
     solo, pairs = made_up(tmp_path, ("ours", "theirs"))
     code, out, _ = run(capsys, "--from", solo, "--pairs", pairs, "--json")

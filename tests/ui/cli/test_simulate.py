@@ -44,7 +44,7 @@ def answer(capsys, *arguments):
     return json.loads(out)
 
 
-def test_the_example_shows_six_gpus_that_keep_every_promise_and_five_that_do_not(capsys):
+def test_the_example_meets_every_slo_on_six_gpus_and_not_on_five(capsys):
     document = answer(capsys, SERVING, "--seeds", 2, "--policy", "igniter", "--policy", "first-fit")
     assert (document["kind"], document["quality"], document["truth"]) == ("batched-serving", "simulated", "v100-refit")
     igniter, first_fit = document["summary"]
@@ -75,7 +75,7 @@ def test_the_terminal_shows_plans_and_tails(capsys):
     assert "every number is simulated" in out
 
 
-def test_the_best_plan_keeps_every_promise_on_five_gpus(capsys):
+def test_the_best_plan_meets_every_slo_on_five_gpus(capsys):
     summary = answer(capsys, SERVING, "--seeds", 2, "--policy", "best")["summary"][0]
     assert (summary["gpus"], summary["violations"]["mean"]) == (5, 0.0)
 
@@ -95,7 +95,7 @@ def changed(tmp_path, old, new):
     return path
 
 
-def test_poisson_arrivals_break_every_promise(capsys, tmp_path):
+def test_poisson_arrivals_violate_every_slo(capsys, tmp_path):
     path = changed(tmp_path, "{kind: constant}", "{kind: poisson}")
     document = answer(capsys, path, "--seeds", 2, "--policy", "igniter")
     assert document["summary"][0]["violations"]["mean"] == 12.0

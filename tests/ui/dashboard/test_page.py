@@ -87,7 +87,7 @@ def test_another_run_starts_afresh(browser, site):
     assert browser.complaints() == []
 
 
-def test_a_broken_promise_is_seen(browser, site):
+def test_an_slo_violation_is_shown(browser, site):
     tick = ticks()[0]
     late = replace(tick.services[0], latency_s=0.3, attainment_ratio=0.5, failed=3, accuracy_ratio=0.7)
     site.snapshot = snapshot(1, ticks=(replace(tick, services=(late,)),), warnings=("nvml gpu:1 is silent",))

@@ -58,7 +58,7 @@ def test_since_leaves_out_what_the_caller_has():
 
 @pytest.mark.parametrize("since", ["x", "", "nan"])
 @pytest.mark.parametrize("path", ["/api/now", "/api/decisions"])
-def test_a_since_that_is_no_time_is_told(path, since):
+def test_a_since_that_is_no_time_is_refused(path, since):
     answer = client(snapshot(1)).get(path, params={"since": since})
     assert answer.status_code == 400
     assert "expected Unix seconds" in answer.json()["error"]["message"]

@@ -51,7 +51,7 @@ def run(request, tmp_path_factory):
 
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_change_of_a_run_is_rendered_or_told(run, tmp_path, data):
+def test_any_change_of_a_run_is_rendered_or_refused(run, tmp_path, data):
     files = [run / name for name in ("manifest.json", "report.json", "log.jsonl") if (run / name).exists()]
     file = data.draw(st.sampled_from(files))
     original = file.read_bytes()

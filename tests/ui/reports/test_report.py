@@ -96,14 +96,14 @@ def test_the_choices_of_the_command_line_are_those_of_the_table():
     assert CLI_BY == BY
 
 
-def test_owners_are_told_apart(tmp_path, capsys):
+def test_owners_are_distinguished(tmp_path, capsys):
     runs = [demo_run(tmp_path / "a", owner="vision"), demo_run(tmp_path / "b", owner="speech")]
     answer = json.loads(printed(capsys, *runs, "--by", "owner", "--json").out)
     assert [row["owner"] for row in answer["rows"]] == ["speech", "vision"]
     assert "2 runs together" in printed(capsys, *runs).out
 
 
-def test_charges_of_one_run_are_told_apart(tmp_path, capsys):
+def test_charges_of_one_run_are_distinguished(tmp_path, capsys):
     shared = [
         {"workload": name, "owner": owner, "footprint": footprint_to_dict(footprint())}
         for name, owner in [("photos", "vision"), ("voices", "speech")]
@@ -313,7 +313,7 @@ def test_views_are_frozen(tmp_path):
         view.report = {}
 
 
-def test_a_broken_promise_is_red(tmp_path):
+def test_an_slo_violation_is_red(tmp_path):
     view = load_run(demo_run(tmp_path / "run"))
     late = replace(view, report={**view.report, "p95_s": 0.2})
     pages = [render_html(roll_up([one], "component")) for one in (view, late)]

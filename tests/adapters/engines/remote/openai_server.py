@@ -131,7 +131,7 @@ class FakeServer:
 
     async def write(self, prompt, data, send):
         words = [f"w{i} " for i in range(self.words.get(prompt, 3))]
-        model = "somebody-else" if self.fault == "lie" else self.model
+        model = "another-model" if self.fault == "lie" else self.model
         chat = "messages" in data
         usage = {"prompt_tokens": 7, "completion_tokens": len(words), "total_tokens": 7 + len(words)}
         base = {"id": "x1", "created": 1, "model": model}

@@ -56,7 +56,7 @@ async def test_it_answers_counts_its_cpu_time_and_leaves_nothing(tmp_path):
         await read(engine, ask())
 
 
-async def test_a_process_that_dies_is_started_again_and_its_request_is_told(tmp_path):
+async def test_a_process_that_dies_is_started_again_and_its_request_fails(tmp_path):
     engine = engine_of(tmp_path)
     await engine.start()
     first = engine.pid

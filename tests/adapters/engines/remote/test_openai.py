@@ -68,7 +68,7 @@ async def test_a_priority_is_written_in_the_engines_own_sign_and_a_clients_is_le
         ("500", Outcome.CRASHED, "500: out of memory"),
         ("html", Outcome.CRASHED, "502: <html>"),
         ("429", Outcome.OVERLOADED, "slow down"),
-        ("lie", Outcome.CRASHED, "somebody-else"),
+        ("lie", Outcome.CRASHED, "another-model"),
         ("break", Outcome.CRASHED, "ended its stream before it was done"),
         ("garbage", Outcome.CRASHED, "invalid JSON"),
         ("stall", Outcome.DEADLINE, "does not answer"),
@@ -87,7 +87,7 @@ async def test_another_model_is_refused_in_a_whole_answer_too_and_a_dated_releas
     fake = FakeServer()
     fake.fault = "lie"
     async with running(fake) as url:
-        assert "somebody-else" in str(await refused(url, chat(stream=False)))
+        assert "another-model" in str(await refused(url, chat(stream=False)))
         assert await answers(url, chat(stream=False), check_model=False)
 
     def dated(request):

@@ -23,7 +23,7 @@ async def read(engine, request):
 
 
 class ClosesAfterAnswer:
-    """Answers one request in full, promises to keep the connection, and closes it when the next request arrives.
+    """Answers one request in full, announces keep-alive, and closes it when the next request arrives.
 
     llama.cpp behaves like this: its connection looks alive after a stream and is closed a moment later.
     """

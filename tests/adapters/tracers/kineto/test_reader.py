@@ -68,7 +68,7 @@ def test_every_module_of_the_golden_trace_has_its_events_its_products_and_its_ti
     assert trace.notes == ()
 
 
-def test_every_matrix_product_of_the_golden_trace_is_named_and_told_apart() -> None:
+def test_every_matrix_product_of_the_golden_trace_has_its_own_name() -> None:
     trace = read_kineto(data_folder("smaragdine") / "torch_cpu" / "tiny_bert_train_step.json.gz")
     names = Counter(name for name, phase in listed(trace) if phase in ("forward", "backward"))
     products = {name: n for name, n in names.items() if re.search(r"/(mm|addmm|bmm)(_\d+)?$", name)}
@@ -188,7 +188,7 @@ def two_forward_threads(f: KinetoFile) -> None:
     f.node("MulBackward0", 200, 20, 9, seq=1, fwd=2)
 
 
-def test_colliding_sequence_numbers_are_told_apart_by_arrows(tmp_path: Path) -> None:
+def test_colliding_sequence_numbers_are_distinguished_by_arrows(tmp_path: Path) -> None:
     f = KinetoFile()
     two_forward_threads(f)
     f.arrow((1, 11), (9, 100.1))
@@ -230,7 +230,7 @@ def test_a_thousand_forward_threads_without_arrows(tmp_path: Path) -> None:
     assert all(names[f"of{at}/MulBackward0"] == "backward" for at in range(1000))
 
 
-def test_colliding_sequence_numbers_without_arrows_are_named_after_nobody(tmp_path: Path) -> None:
+def test_colliding_sequence_numbers_without_arrows_have_no_module(tmp_path: Path) -> None:
     f = KinetoFile()
     two_forward_threads(f)
     trace = read_kineto(f.write(tmp_path))
@@ -448,14 +448,14 @@ def test_a_malformed_event_is_named(tmp_path: Path, change, says: str) -> None:
         read_kineto(f.write(tmp_path))
 
 
-def test_an_event_that_is_no_object_is_told(tmp_path: Path) -> None:
+def test_an_event_that_is_no_object_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text('{"schemaVersion": 1, "traceEvents": [1, {}]}')
     with pytest.raises(DataError, match="malformed"):
         read_kineto(path)
 
 
-def test_a_base_that_is_no_number_is_told(tmp_path: Path) -> None:
+def test_a_base_that_is_no_number_is_reported(tmp_path: Path) -> None:
     f = KinetoFile()
     f.op("aten::mul", 0, 5)
     with pytest.raises(DataError, match="baseTimeNanoseconds"):

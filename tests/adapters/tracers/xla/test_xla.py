@@ -52,7 +52,7 @@ def test_jax_trace_with_the_program_alone_has_names_but_no_clock(tmp_path: Path)
     assert trace.notes == ("the trace does not say when it began: its times count from its start",)
 
 
-def test_instructions_that_the_compiler_added_are_told_from_unknown_programs() -> None:
+def test_instructions_added_by_the_compiler_are_distinguished_from_unknown_programs() -> None:
     def event(module: str, op: str) -> Event:
         return Event(op, "CPU", ("host", 0), 0, 1000, {"hlo_module": module, "hlo_op": op})
 
@@ -117,7 +117,7 @@ ENTRY %main (x: f32[2]) -> f32[2] {
 
 
 @pytest.mark.parametrize("name", ["jax0.10.2_cpu_grad.xplane.pb.gz", "tf2.21_cpu_train.xplane.pb.gz"])
-def test_a_profile_cut_anywhere_is_told_or_whole_planes_are_missing(tmp_path: Path, name: str) -> None:
+def test_a_profile_cut_anywhere_is_reported_or_whole_planes_are_missing(tmp_path: Path, name: str) -> None:
     content = gzip.decompress(golden(name).read_bytes())
     whole = len(read_xplane(golden(name)))
     path = tmp_path / "cut.xplane.pb"
@@ -154,7 +154,7 @@ def test_what_is_no_profile_is_refused(tmp_path: Path, content: bytes) -> None:
         {"ph": "X", "pid": 1, "tid": 1, "name": "dot", "ts": 1, "dur": 1},
     ],
 )
-def test_a_damaged_jax_trace_is_told(tmp_path: Path, event: dict) -> None:
+def test_a_damaged_jax_trace_is_reported(tmp_path: Path, event: dict) -> None:
     path = tmp_path / "t.trace.json"
     path.write_text(json.dumps({"traceEvents": [event]}))
     with pytest.raises(DataError):

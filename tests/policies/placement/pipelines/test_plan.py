@@ -108,12 +108,12 @@ def test_what_cannot_be_is_named(services, rules, gpus, binding, message) -> Non
     assert caught.value.nearest["workload"] == "a"
 
 
-def test_too_much_demand_is_a_broken_promise() -> None:
+def test_too_much_demand_is_an_slo_violation() -> None:
     plan = planned(services=[service("a", "gemm", rate=60.0, slo_s=0.5)], gpus=2)
     (broken,) = plan.violations
     assert (broken.workload, broken.what) == ("a", "attainment")
     assert broken.predicted < broken.allowed == 0.99
-    assert {gpu.clock_mhz for gpu in plan.gpus} == {1380.0}  # a clock does not make a broken promise worse
+    assert {gpu.clock_mhz for gpu in plan.gpus} == {1380.0}  # a clock does not make an SLO violation worse
 
 
 def test_bad_input() -> None:

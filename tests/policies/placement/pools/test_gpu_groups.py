@@ -27,7 +27,7 @@ def test_what_is_named_is_its_own_and_the_others_get_equal_parts_of_the_rest():
     assert divide({"a": [], "b": []}, 4, colocate=False) == {"a": (0, 1), "b": (2, 3)}
     assert divide({"a": [], "b": []}, 5, colocate=False) == {"a": (0, 1, 2), "b": (3, 4)}, "the first gets the odd one"
     assert divide({"a": [], "b": [2, 0], "c": []}, 4, colocate=False) == {"a": (1,), "b": (0, 2), "c": (3,)}
-    assert divide({"a": [0], "b": [1]}, 3, colocate=False) == {"a": (0,), "b": (1,)}, "nobody asked for the third"
+    assert divide({"a": [0], "b": [1]}, 3, colocate=False) == {"a": (0,), "b": (1,)}, "no service asked for the third"
     assert divide({"a": []}, 2, colocate=False) == {"a": (0, 1)}
 
 
@@ -56,7 +56,7 @@ def test_a_service_without_a_gpu_is_one_clear_error(named, gpus, colocate, words
     st.integers(8, 12),
     st.booleans(),
 )
-def test_nobody_goes_without_and_pods_are_apart(claims, gpus, colocate):
+def test_every_service_has_gpus_and_groups_are_disjoint(claims, gpus, colocate):
     taken: set[int] = set()
     named = {}
     for number, claim in enumerate(claims):
@@ -67,11 +67,11 @@ def test_nobody_goes_without_and_pods_are_apart(claims, gpus, colocate):
         with pytest.raises(InfeasibleError, match=f"{without} services .* and {free} GPUs"):
             divide(named, gpus, colocate=colocate)
         return
-    pods = divide(named, gpus, colocate=colocate)
-    assert list(pods) == list(named) and all(pods.values())
-    assert all(set(pods[name]) == set(claim) for name, claim in named.items() if claim)
-    users = Counter(gpu for pod in pods.values() for gpu in pod)
-    others = [pods[name] for name, claim in named.items() if not claim]
+    groups = divide(named, gpus, colocate=colocate)
+    assert list(groups) == list(named) and all(groups.values())
+    assert all(set(groups[name]) == set(claim) for name, claim in named.items() if claim)
+    users = Counter(gpu for group in groups.values() for gpu in group)
+    others = [groups[name] for name, claim in named.items() if not claim]
     if not colocate:
         assert max(users.values()) == 1
         assert not others or max(map(len, others)) - min(map(len, others)) <= 1

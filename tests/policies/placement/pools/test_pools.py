@@ -1,4 +1,4 @@
-"""The column optimiser: bounds below everything, pools that can be placed, pods and shared GPUs, clocks."""
+"""The column optimiser: bounds below everything, pools that can be placed, separate and shared GPUs, clocks."""
 
 from dataclasses import replace
 from itertools import product
@@ -140,12 +140,12 @@ def test_a_judge_that_finds_everything_late_is_believed():
         plan_pool(problem, lambda number, used, idle_w: TrialMetrics(0.85, 0.5, 10.0), QUICK)
 
 
-def test_sharing_gpus_costs_no_more_than_pods():
-    """At a tenth of the demand a pod each leaves slices idle that the other could use."""
+def test_sharing_gpus_costs_no_more_than_gpu_groups():
+    """At a tenth of the demand, one GPU group each leaves slices idle that the other could use."""
     services = (service(rate_rps=1.25, least=0.83), service(rate_rps=1.25, least=0.83, best="again"))
-    pods = PoolProblem((A100,), services)
-    apart = plan_pool(pods, trusting(pods), QUICK)
-    together = replace(pods, colocate=True)
+    separate = PoolProblem((A100,), services)
+    apart = plan_pool(separate, trusting(separate), QUICK)
+    together = replace(separate, colocate=True)
     shared = plan_pool(together, trusting(together), QUICK)
     assert apart.pool.gpus == 2
     assert shared.pool.gpus == 1
@@ -253,7 +253,7 @@ def test_neighbours_on_the_same_host(gpus, instances, host_gpus, ratio):
     assert nearby_ratio(gpus, instances, host_gpus) == pytest.approx(ratio)
 
 
-def test_busy_instances_of_other_hosts_slow_nobody():
+def test_busy_instances_of_other_hosts_slow_none():
     """Four whole GPUs in hosts of two answer sooner than in one host, in closed form and request by request."""
     one = service("yolo", rate_rps=2.5, limit_s=0.46)
     edges = edges_of(one, [A100])
@@ -281,6 +281,6 @@ def test_instances_fill_gpus_and_gpus_fill_hosts():
     two_types = hosts(one, [A100, A100], ((0, "7g.40gb", name), (1, "7g.40gb", name)))
     assert two_types[0] != two_types[1]
     shared = PoolProblem((A100,), (one, service("yolo")), colocate=True)
-    pods = replace(shared, colocate=False)
+    separate = replace(shared, colocate=False)
     assert gpus_of(shared, {(0, 0, 0): 1, (0, 0, 1): 2}) == (3, 3)
-    assert gpus_of(pods, {(0, 0, 0): 1, (1, 0, 1): 2}) == (1, 2)
+    assert gpus_of(separate, {(0, 0, 0): 1, (1, 0, 1): 2}) == (1, 2)

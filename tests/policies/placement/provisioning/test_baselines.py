@@ -13,7 +13,7 @@ def layout(result):
     ]
 
 
-def test_ffd_plus_takes_five_gpus_and_breaks_nine_promises():
+def test_ffd_plus_takes_five_gpus_and_violates_nine_slos():
     result = provision("ffd", app12(), [V100])
     assert (len(result.gpus), result.usd_per_hour) == (5, pytest.approx(15.30))
     assert len({each.workload for each in result.violations}) == 9

@@ -1,4 +1,4 @@
-"""Preset ``best``: the numbers of the specification, each with its proof, and plans that keep what they promise."""
+"""Preset ``best``: the numbers of the specification, each with its proof, and plans within the SLOs."""
 
 import math
 import random
@@ -18,7 +18,7 @@ FULL = Accounting.FULL_SLO
 
 
 def kept(result, workloads):
-    """Every promise, every GPU, every service, checked from what the plan says."""
+    """Every SLO, every GPU, every service, checked from what the plan says."""
     assert result.violations == ()
     served = {}
     for gpu in result.gpus:

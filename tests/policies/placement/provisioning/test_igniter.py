@@ -69,7 +69,7 @@ def varied(n, seed):
 
 
 def wild(n, seed):
-    """Any model with any promise it can keep on a whole GPU."""
+    """Any model with any SLO that is feasible on a whole GPU."""
     rng, (hardware, models), rows = random.Random(seed), coefficients(), []
     while len(rows) < n:
         row = {
@@ -121,7 +121,7 @@ def test_the_first_gpu_exists_before_anything_is_placed():
     assert [len(gpu) for gpu in ours(rows)] == [0, 1]
 
 
-def test_a_promise_no_share_can_keep_names_the_service_and_the_best_it_could_get():
+def test_an_infeasible_slo_names_the_service_and_its_best_latency():
     with pytest.raises(InfeasibleError, match=r"slow: ssd takes .*single request") as caught:
         plan([workload("slow", "ssd", 7, 50)], V100)
     assert caught.value.nearest["workload"] == "slow"

@@ -1,4 +1,4 @@
-"""Many services that all differ: planned in handfuls, none lost, none served twice."""
+"""Many services that all differ: planned in batches, none lost, none served twice."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Plans for rates that change: every period keeps its own promises, moves stay within what was asked for."""
+"""Plans for rates that change: every period meets its own SLOs, moves stay within what was asked for."""
 
 import pytest
 from hypothesis import given, settings
@@ -35,7 +35,7 @@ def test_periods_lie_between_any_two_changes():
         periods_of(DAY, 20 * 3600.0)
 
 
-def test_a_night_costs_less_than_the_peak_and_every_period_keeps_its_promises():
+def test_a_night_costs_less_than_the_peak_and_every_period_meets_its_slos():
     series = plan_series("best", SERVICES, periods_of(DAY, 24 * 3600.0), TYPES, Rules(max_replicas=1), max_migrations=2)
     assert not any(each.plan.violations for each in series.periods)
     assert series.usd < series.peak_usd == pytest.approx(24 * series.peak.usd_per_hour)
