@@ -18,7 +18,7 @@ from joulery.app.wiring.hourly_intensity import hourly_series
 from joulery.config.carbon import CarbonFile, carbon_from_flags
 from joulery.config.scenarios.training_study import RecordedTrace, SyntheticTrace, TrainingScenario
 from joulery.domain.arrays import FloatArray
-from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.energy.carbon import JOULES_PER_KWH, CarbonSeries
 from joulery.domain.errors import ConfigError, DataError
 from joulery.sim.core.comparison import MeanInterval, paired
 from joulery.sim.core.hourly_intensity import Intensity
@@ -56,7 +56,7 @@ class _Row:
             "makespan_s": run.makespan_s,
             "job_carbon_kg": float(np.sum(run.job_kg)),
             "cluster_carbon_kg": run.cluster_kg,
-            "job_energy_kwh": float(np.sum(run.job_j)) / 3.6e6,
+            "job_energy_kwh": float(np.sum(run.job_j)) / JOULES_PER_KWH,
             "cluster_energy_kwh": run.cluster_kwh,
             "peak_power_w": run.peak_w,
             "preemptions": run.preemptions,

@@ -137,12 +137,14 @@ def _shown(uses: Sequence[PastUse]) -> Sequence[PastUse]:
 
 
 def _cells(use: PastUse) -> tuple[str, ...]:
+    from joulery.domain.energy.carbon import JOULES_PER_KWH
+
     grams = f"{use.carbon_g / 1e3:.2f} kg" if use.carbon_covered_j > 0 else "-"
     return (
         use.key,
         f"{use.jobs}",
         f"{use.gpu_s / 3600:.1f}",
-        f"{use.energy_j / 3.6e6:.2f} kWh",
+        f"{use.energy_j / JOULES_PER_KWH:.2f} kWh",
         grams,
         str(use.quality),
     )
