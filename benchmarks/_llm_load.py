@@ -202,10 +202,10 @@ def _replayed_s(
     return spent_s / len(arrival_s)
 
 
-def ranked(guessed: npt.NDArray[np.float64], tokens: npt.NDArray[np.float64]) -> float:
-    """Share of pairs of different length that the guess ranks right, a tie counting half."""
+def ranked(predicted: npt.NDArray[np.float64], tokens: npt.NDArray[np.float64]) -> float:
+    """Share of pairs of different length that the prediction ranks right, a tie counting half."""
     apart = np.sign(tokens[:, None] - tokens)
-    right = apart * np.sign(guessed[:, None] - guessed)
+    right = apart * np.sign(predicted[:, None] - predicted)
     pairs = apart != 0
     return float(np.mean((right[pairs] + 1) / 2))
 

@@ -238,7 +238,7 @@ def _by_size(jobs: Jobs, run: TrainingRun, at: int) -> tuple[float, float]:
 
 def course(policy: str, run: TrainingRun, carbon: Intensity) -> Course:
     """A watched run at every half hour until its last job ends; its carbon is exact at every change of power."""
-    from_s, power_w = run.course[:, 0], run.course[:, 1]
+    from_s, power_w = run.power_timeline[:, 0], run.power_timeline[:, 1]
     ends_s = np.append(from_s[1:], run.makespan_s)
     kg = power_w * (carbon.integrals(ends_s) - carbon.integrals(from_s)) / 3.6e9
     so_far = np.concatenate(([0.0], np.cumsum(kg)))

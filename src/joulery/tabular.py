@@ -48,7 +48,7 @@ def read_csv(file: Path, *, separators: str = ",", lenient: bool = False) -> Csv
     Args:
         file: The file.
         separators: Separators to choose from; the most frequent one of the header counts. With ``|`` nothing is quoted.
-        lenient: Read undecodable bytes and stray quotes as they are instead of refusing them.
+        lenient: Read undecodable bytes and unbalanced quotes as they are instead of refusing them.
 
     Raises:
         DataError: The file cannot be read, is not text or not CSV, or two columns have the same name.

@@ -90,9 +90,9 @@ class ClockConfig(Section):
     period_s: Seconds = Field(alias="period", default=1.0)
     """How often it decides."""
     lease_s: Seconds = Field(alias="lease", default=10.0)
-    """For how long a clock stays set when nobody renews it."""
+    """How long a clock stays set after its last renewal."""
     services: tuple[Name, ...] = ()
-    """Whose promises it keeps; all services and the language models that run on it when left out."""
+    """Services whose SLOs the governor keeps; when left out, every service and language model on the device."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> ClockConfig:

@@ -193,7 +193,7 @@ class Device(Protocol[D]):
 
 
 class Backlog(Protocol):
-    """An engine that tells what it has not answered yet."""
+    """An engine that lists its unanswered requests."""
 
     def backlog(self) -> tuple[QueuedRequest, ...]:
         """Every request in a replica or waiting, by arrival."""
@@ -218,7 +218,7 @@ class Places(Protocol):
         """Ids of the parts that must be empty before :meth:`settle`; none where everything fits as it is.
 
         Raises:
-            CapabilityError, ConfigError: It cannot be had here at all.
+            CapabilityError, ConfigError: The GPUs of this machine can never provide it.
         """
         ...
 
@@ -252,7 +252,7 @@ class Policy(Protocol[S, O_contra]):
 
 
 class Search(Protocol[P, M_contra]):
-    """A search whose evaluator is somebody else's: analytic, simulated or live."""
+    """A search that the caller evaluates, with a model, a simulation or live trials."""
 
     def ask(self) -> P | None:
         """The next candidate to evaluate; None when the search is over."""

@@ -17,7 +17,7 @@ def spawn_process(module: str, arguments: Sequence[str], errors: IO[bytes]) -> s
 
     Args:
         module: Its name, to be run as ``python -m``.
-        arguments: What it is told.
+        arguments: Its command-line arguments.
         errors: Where its standard error goes; it has pipes for the other two.
 
     Raises:

@@ -88,7 +88,7 @@ class LeaseBook:
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
-        """Nobody else changes this lease or its setting meanwhile; a process that dies lets go.
+        """Hold the lock of this lease and its setting; the kernel releases it when the process ends.
 
         Raises:
             CapabilityError: The disk refuses.

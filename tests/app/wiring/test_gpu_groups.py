@@ -8,7 +8,7 @@ from joulery.adapters.devices.nvidia_mig import NvidiaMig
 from joulery.adapters.devices.places import GpuPlaces
 from joulery.adapters.engines.embedded.engine import LocalEngine, LocalSettings
 from joulery.app.serving.service import service_setup
-from joulery.app.wiring.gpu_groups import pods_of
+from joulery.app.wiring.gpu_groups import gpu_groups
 from joulery.app.wiring.gpus import LocalGpus
 from joulery.config.parsing.reading import load
 from joulery.config.site import Site
@@ -57,13 +57,13 @@ def boards(count: int = 2) -> NvmlFake:
 
 def test_each_service_has_a_gpu_group_and_its_layouts(tmp_path):
     site = written(tmp_path)
-    groups = pods_of(site, opened(site, boards()))
+    groups = gpu_groups(site, opened(site, boards()))
     a, b = (service_setup(site, config, tmp_path, groups[config.name]) for config in site.services)
     assert (a.gpus, b.gpus) == (("gpu:0",), ("gpu:1",))
     assert len(a.candidates) == len(b.candidates) == 2 + 4
     assert {device for parts in b.slice_assignment.values() for _, device in parts} == {"gpu:1"}
     named = written(tmp_path, a=", gpus: [1]", b=", gpus: [0]")
-    assert {name: group.names for name, group in pods_of(named, opened(named, boards())).items()} == {
+    assert {name: group.names for name, group in gpu_groups(named, opened(named, boards())).items()} == {
         "a": ("gpu:1",),
         "b": ("gpu:0",),
     }
@@ -71,7 +71,7 @@ def test_each_service_has_a_gpu_group_and_its_layouts(tmp_path):
 
 def test_a_gpu_group_hands_out_only_its_own_gpus(tmp_path):
     site = written(tmp_path)
-    group = pods_of(site, opened(site, boards()))["b"]
+    group = gpu_groups(site, opened(site, boards()))["b"]
     assert isinstance(group.places, GpuPlaces) and list(group.places.cut) == ["gpu:1"]
     seven = Slice(SliceKind.MIG, profile="7g.40gb")
     with pytest.raises(CapabilityError, match="no GPU here has room"):
@@ -82,7 +82,7 @@ def test_a_gpu_group_hands_out_only_its_own_gpus(tmp_path):
 
 def test_shared_gpus_are_cut_once(tmp_path):
     site = written(tmp_path, f"{{gpu: 0, {CUTS}}}", colocate=True)
-    groups = pods_of(site, opened(site, boards()))
+    groups = gpu_groups(site, opened(site, boards()))
     a, b = (service_setup(site, config, tmp_path, groups[config.name]) for config in site.services)
     assert a.gpus == b.gpus == ("gpu:0",)
     assert [str(piece) for piece in a.candidates[0].slices] == ["4g.20gb"] and len(a.candidates) == 2
@@ -113,16 +113,16 @@ def test_an_invalid_gpu_group_is_refused_with_its_line(tmp_path, keys, words, po
 def test_more_services_than_gpus_are_one_clear_error(tmp_path):
     site = written(tmp_path, f"{{gpu: 0, {CUTS}}}")
     with pytest.raises(InfeasibleError, match=r"2 services \(a, b\) .*1 GPUs"):
-        pods_of(site, opened(site, boards()))
+        gpu_groups(site, opened(site, boards()))
     whole = written(tmp_path, "{gpu: 0}", colocate=True)
     with pytest.raises(InfeasibleError, match="gpu:0, which a, b share"):
-        pods_of(whole, opened(whole, boards()))
+        gpu_groups(whole, opened(whole, boards()))
 
 
 def test_ray_has_no_gpu_groups(tmp_path):
     site = written(tmp_path, engine="{kind: ray}")
     with pytest.raises(ConfigError, match="2 services need the embedded engine"):
-        pods_of(site, opened(site, boards()))
+        gpu_groups(site, opened(site, boards()))
 
 
 def uuids(nvml: NvmlFake, index: int) -> set[str]:
@@ -132,7 +132,7 @@ def uuids(nvml: NvmlFake, index: int) -> set[str]:
 async def test_replicas_stay_in_their_gpu_group_and_a_new_cut_leaves_the_others_alone(tmp_path):
     nvml, site = boards(), written(tmp_path, a=", gpus: [1]", b=", gpus: [0]")
     here = opened(site, nvml)
-    groups = pods_of(site, here)
+    groups = gpu_groups(site, here)
     engine = LocalEngine(LocalSettings(drain_s=2.0), places=here.places)
     models = dict.fromkeys(("small", "large"), toy("gpu").model)
 

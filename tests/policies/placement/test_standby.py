@@ -52,7 +52,7 @@ def test_one_late_look_is_not_enough():
 
 
 def test_a_tail_over_few_requests_says_nothing():
-    assert run(POLICY, (1.0, {"W1/0": 15.6}), (1.5, {"W1/0": 15.6}), requests=POLICY.fewest - 1) == []
+    assert run(POLICY, (1.0, {"W1/0": 15.6}), (1.5, {"W1/0": 15.6}), requests=POLICY.min_requests - 1) == []
     assert run(POLICY, (1.0, {"W1/0": math.nan}), (1.5, {"W1/0": math.nan})) == []
 
 
@@ -128,6 +128,6 @@ def test_no_gpu_is_ever_asked_for_more_than_it_has_and_no_standby_twice(seen, sh
 
 def test_a_policy_survives_its_log():
     assert StandbyPolicy.from_dict(POLICY.as_dict()) == POLICY
-    assert replace(POLICY, fewest=9) != POLICY
+    assert replace(POLICY, min_requests=9) != POLICY
     with pytest.raises(DataError, match="not a standby policy"):
         StandbyPolicy.from_dict({"instances": [{}]})

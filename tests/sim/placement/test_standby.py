@@ -27,7 +27,7 @@ PLAN = (
     ("W11", "ssd", 15.0, 1, 50, 0.040),
 )
 POLICY = StandbyPolicy(
-    tuple(WatchedInstance(w, 0, 0, r, r + 10.0, slo, 0.99) for w, _, r, _, _, slo in PLAN), fewest=20
+    tuple(WatchedInstance(w, 0, 0, r, r + 10.0, slo, 0.99) for w, _, r, _, _, slo in PLAN), min_requests=20
 )
 
 

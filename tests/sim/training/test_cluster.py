@@ -232,7 +232,7 @@ def test_idle_energy_of_sleeping_nodes_ends_with_the_last_job(name: str) -> None
     policy, period_s = POLICIES[name]
     c = cluster(sleep_after_s=600.0)
     run = run_training_cluster(c, workload(40), policy, period_s=period_s, watch=lambda *_: None)
-    t_s, power_w = run.course[:, 0], run.course[:, 1]
+    t_s, power_w = run.power_timeline[:, 0], run.power_timeline[:, 1]
 
     assert t_s[-1] <= run.makespan_s
     lasting_s = np.diff(np.append(t_s, run.makespan_s))

@@ -161,11 +161,11 @@ def test_a_watched_run_keeps_the_course_of_its_power() -> None:
     carbon = Intensity(np.array([300.0, 100.0, 50.0, 200.0] * 6))
     rounds: list[float] = []
     run = run_scheme("green-sleep", Setting(nodes=8), jobs, carbon, lambda t_s, view, step: rounds.append(t_s))
-    t_s, power_w = run.course[:, 0], run.course[:, 1]
+    t_s, power_w = run.power_timeline[:, 0], run.power_timeline[:, 1]
     lasts_s = np.diff(np.append(t_s, run.makespan_s)).clip(0)
     assert float(power_w @ lasts_s) / 3.6e6 == pytest.approx(run.cluster_kwh, rel=1e-9)
     assert power_w.max() == pytest.approx(run.peak_w) and len(rounds) > 5
-    assert run_scheme("green-sleep", Setting(nodes=8), jobs, carbon).course.shape == (0, 2)
+    assert run_scheme("green-sleep", Setting(nodes=8), jobs, carbon).power_timeline.shape == (0, 2)
 
 
 def test_without_progress_reports_green_differs_and_tiresias_does_not() -> None:

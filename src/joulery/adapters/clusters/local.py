@@ -236,7 +236,8 @@ class LocalBackend:
         if _alive(run):
             if stop is None:
                 return replace(started, state=JobState.RUNNING)
-            if not stop.get("told", True):  # the scheduler that wrote this died before it sent the signal
+            # Without a record of the signal, the scheduler that wrote this ended before it sent one.
+            if not stop.get("signalled", stop.get("told", True)):
                 self._send_stop(number, run, stop)
             self._enforce(run, stop)
             return replace(started, state=JobState.STOPPING)
@@ -382,9 +383,9 @@ class LocalBackend:
 
     def _send_stop(self, job: int, run: Mapping[str, Any], stop: Mapping[str, Any]) -> None:
         """Send SIGTERM, recorded before and after: a scheduler killed in between sends it again."""
-        self._book.write(job, "stop", {**stop, "told": False})
+        self._book.write(job, "stop", {**stop, "signalled": False})
         _signal(run, signal.SIGTERM)
-        self._book.write(job, "stop", {**stop, "told": True})
+        self._book.write(job, "stop", {**stop, "signalled": True})
 
     def _enforce(self, run: Mapping[str, Any], stop: Mapping[str, Any]) -> None:
         if self._boot_s() - stop["boot_s"] > self._grace_s:

@@ -38,7 +38,7 @@ def change(surface: Surface[T], old: T, new: T, asked: str) -> float:
 
     Raises:
         CapabilityError: ``surface.refused`` says so, and nothing was changed.
-        ActuationError: It is set to ``old`` again (``rolled_back``), or nobody knows (``left_dirty``).
+        ActuationError: It is set to ``old`` again (``rolled_back``), or its setting is unknown (``left_dirty``).
     """
     start = time.monotonic()
     try:

@@ -1,7 +1,7 @@
-"""A clock that nobody has to grant: an emulated device for machines whose real one cannot be set.
+"""An emulated clock that needs no privileges, for machines whose real clock cannot be set.
 
-What is asked for is remembered, in a file where one is named, so that leases and their watchdog are tried with another
-process too. Nothing runs slower for it: time and power at the clock come from :mod:`joulery.perf.power.clock_curves`.
+The device keeps the requested clock, in a file if one is named, so that leases and their watchdog can be tested across
+processes. No work runs slower: :mod:`joulery.perf.power.clock_curves` gives time and power at the clock.
 """
 
 from __future__ import annotations

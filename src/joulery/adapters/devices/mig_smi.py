@@ -1,7 +1,7 @@
 """Cutting a GPU through ``sudo nvidia-smi mig``, for people who may run that one program as root and nothing else.
 
-What NVML tells everybody is read there; what it tells root alone, and every change, goes through the program. Its
-tables and sentences are those of driver 470 and later.
+NVML provides what an unprivileged user may read; the program provides what only root may read, and makes every change.
+Its tables and sentences are those of driver 470 and later.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Run = Callable[[Sequence[str]], tuple[int, str]]
 
 
 class SmiRefused(Exception):  # noqa: N818 - what the program said
-    """``nvidia-smi`` did not do what it was told."""
+    """``nvidia-smi`` refused or failed a command."""
 
 
 class SmiDenied(SmiRefused):

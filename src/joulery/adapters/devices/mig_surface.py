@@ -1,4 +1,4 @@
-"""What a GPU's partitioning looks like to whoever changes it, and NVML's way of doing so.
+"""The interface through which a GPU's partitioning is read and changed, and its implementation with NVML.
 
 GPU instances are cut out of a GPU, compute instances out of those; joulery gives each GPU instance one compute instance
 of its full size. NVML 11.1 and later; all that creates, destroys or lists instances needs root.

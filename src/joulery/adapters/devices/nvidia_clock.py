@@ -85,7 +85,7 @@ class NvidiaClock:
         return self._change(self._snapped(wanted.clock_mhz), str(wanted))
 
     def reset(self, memento: Mapping[str, Any] | None = None, /) -> DeviceChange[ClockSetting]:
-        """Let the driver choose again, whatever was locked: an earlier lock of somebody else's cannot be known."""
+        """Let the driver choose the clock again; NVML cannot report a lock that another process set earlier."""
         ceiling = (memento or {}).get("ceiling_mhz")
         return self._change(self._snapped(ceiling), "what it was", always=True)
 

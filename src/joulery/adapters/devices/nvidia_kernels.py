@@ -121,7 +121,7 @@ def parse(said: str) -> tuple[GpuKernel, ...]:
 def _refused(said: str, stderr: str) -> CapabilityError:
     """Why ncu failed, in its own words."""
     lines = [line.strip() for line in (*said.splitlines(), *stderr.splitlines()) if line.strip()]
-    told = next((line for line in lines if "==ERROR==" in line), lines[-1] if lines else "it says nothing")
-    reason = told.replace("==ERROR==", "").strip()
+    message = next((line for line in lines if "==ERROR==" in line), lines[-1] if lines else "it printed no message")
+    reason = message.replace("==ERROR==", "").strip()
     hint = f"grant it: {_GRANT}" if _FORBIDDEN in reason else ""
     return CapabilityError(f"ncu cannot profile: {reason}", resource="ncu", hint=hint)

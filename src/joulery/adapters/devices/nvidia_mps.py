@@ -25,13 +25,13 @@ PROGRAM = "nvidia-cuda-mps-control"
 _PATIENCE_S = 20.0
 """How long one command may take."""
 _QUIT_S = 5
-"""How long clients may go on when the daemon is told to end; then their servers are ended."""
+"""How long clients may continue after the daemon is asked to quit; then their servers are ended."""
 _ROUNDING = 0.0006
 """The daemon prints shares in percent with one decimal."""
 
 
 class MpsRefused(Exception):  # noqa: N818 - what the daemon said
-    """The daemon did not do what it was told."""
+    """The daemon refused or failed a command."""
 
 
 class NvidiaMps:
@@ -62,7 +62,7 @@ class NvidiaMps:
         self._folder = base / self._board.uuid
 
     def capability(self) -> DeviceCapability:
-        """Whether shares can be had here; nobody has to grant them."""
+        """Whether this machine supports MPS shares; they need no privileges."""
         cut = self._is_cut()
         return DeviceCapability(
             device=self.device,

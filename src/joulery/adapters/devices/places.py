@@ -18,7 +18,7 @@ from joulery.domain.serving.service import Slice, SliceKind
 
 Wanted = Sequence[tuple[Slice, str]]
 Turn = Callable[["NvidiaMig | NvidiaMps", DeviceSpec, MigSetting | MpsSetting, str], object]
-"""Sets a device: on loan, in a running controller."""
+"""Sets a device; a running controller sets it under a lease."""
 _FULL = 1.0 + 1e-9
 """Shares of one GPU, rounding allowed for."""
 
@@ -32,7 +32,7 @@ class GpuPlaces:
         cut: GPUs that may be cut, by name.
         shared: GPUs that processes may share, by name.
         whole: UUIDs of GPUs that are used whole, by name.
-        specs: How whoever resets a device opens it, by name.
+        specs: How the watchdog opens a device to reset it, by name.
     """
 
     turn: Turn

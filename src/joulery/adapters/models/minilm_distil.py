@@ -70,11 +70,12 @@ class Lesson:
     classes: IntArray
 
 
-SpoolFileState = Callable[[int, int, str], None]
+Progress = Callable[[int, int, str], None]
+"""Receives the steps done, the steps in all and, after an epoch, its loss."""
 
 
 def distil(
-    teacher: PromptEncoder, lesson: Lesson, recipe: DistilRecipe | None = None, told: SpoolFileState | None = None
+    teacher: PromptEncoder, lesson: Lesson, recipe: DistilRecipe | None = None, progress: Progress | None = None
 ) -> PromptEncoder:
     """An encoder of fewer layers that says what a deeper one says; equal seeds give equal encoders on one machine.
 
@@ -84,7 +85,7 @@ def distil(
         teacher: The deeper encoder.
         lesson: Prompts and what a predictor says of them.
         recipe: How.
-        told: Is told steps done, steps in all and the loss.
+        progress: Called after every step and every epoch.
 
     Raises:
         CapabilityError: PyTorch is not installed.
@@ -100,14 +101,14 @@ def distil(
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
-            tuned = _Student(teacher, lesson, recipe).taught(told or _silent)
+            tuned = _Student(teacher, lesson, recipe).taught(progress or _silent)
     finally:
         torch.set_num_threads(threads)
     return PromptEncoder(recipe.layers, teacher.max_tokens, teacher.last_tokens, tuned)
 
 
 def _silent(done: int, of: int, what: str) -> None:
-    """Tells nobody."""
+    """Reports no progress."""
 
 
 class _Student:
@@ -139,7 +140,7 @@ class _Student:
         ]
         self._optimiser = torch.optim.AdamW(groups, weight_decay=0.01)
 
-    def taught(self, told: SpoolFileState) -> Weights:
+    def taught(self, progress: Progress) -> Weights:
         """All epochs; the weights by name."""
         recipe, count = self._recipe, len(self._tokens) * (1 + self._recipe.pieces)
         steps, done = recipe.epochs * -(-count // recipe.batch), 0
@@ -150,8 +151,8 @@ class _Student:
                 self._rates(done, steps)
                 losses.append(self._step([tokens[row] for row in rows], said[rows], owners[rows]))
                 done += 1
-                told(done, steps, "")
-            told(done, steps, f"epoch {epoch + 1} of {recipe.epochs}, loss {np.mean(losses):.3f}")
+                progress(done, steps, "")
+            progress(done, steps, f"epoch {epoch + 1} of {recipe.epochs}, loss {np.mean(losses):.3f}")
         return {name: value.detach().numpy() for name, value in self.parameters.items()}
 
     def _material(self) -> tuple[list[list[int]], FloatArray, IntArray]:

@@ -17,7 +17,7 @@ from joulery.runtime.serving.session import ServingSession
 
 
 async def govern(session: ServingSession, stack: AsyncExitStack, view: ServeView) -> list[ClockController]:
-    """Have the clocks that the site file names governed; those that are set are on loan until the stack unwinds."""
+    """Start a controller for each clock of the site file; each set clock is leased until the stack unwinds."""
     clocks, holder = await governed_clocks(session.site, stack, session.warn)
     keepers = []
     for clock in clocks:

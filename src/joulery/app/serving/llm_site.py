@@ -50,7 +50,7 @@ async def serve_llms(
         ready: Called with the address once every model can be asked.
         out: The run directory; a new one in ``runs/`` when None.
         argv: The command line, for the run's manifest.
-        fact: Told what is governed, a sentence a clock.
+        fact: Receives one sentence for each governed clock.
 
     Raises:
         JouleryError: The port, an engine, a meter or a predictor is not to be had; nothing is left running.
@@ -100,7 +100,7 @@ async def _governors(
     argv: Sequence[str],
     fact: Callable[[str], None],
 ) -> list[LiveDriver[GovernorState, DeviceView]]:
-    """Who decides on the clocks that the site names; clocks that are set are on loan until the stack unwinds.
+    """The drivers of the clocks that the site names; each set clock is leased until the stack unwinds.
 
     Raises:
         JouleryError: A clock is not here, may not be set, or has nothing to govern.

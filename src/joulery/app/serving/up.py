@@ -22,7 +22,7 @@ from joulery.app.serving.service import choose, service_setup
 from joulery.app.serving.site_watch import SiteWatch
 from joulery.app.serving.view import ServeView
 from joulery.app.wiring.carbon import carbon_source
-from joulery.app.wiring.gpu_groups import pods_of
+from joulery.app.wiring.gpu_groups import gpu_groups
 from joulery.app.wiring.gpus import LocalGpus, local_gpus
 from joulery.app.wiring.leases import held_leases
 from joulery.app.wiring.models import cache_folder
@@ -168,7 +168,7 @@ class _Start:
         self, meters: tuple[MeterSpec, ...] | None, pace: Pace
     ) -> tuple[dict[str, RunningService], Engine]:
         """The services, profiled, each with its policy, and the engine for them."""
-        groups = {} if self.gpus is None else pods_of(self.site, self.gpus)
+        groups = {} if self.gpus is None else gpu_groups(self.site, self.gpus)
         setups = [service_setup(self.site, one, self.cache, groups.get(one.name)) for one in self.site.services]
         services = {}
         for config, setup in zip(self.site.services, setups, strict=True):

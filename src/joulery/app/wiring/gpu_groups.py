@@ -9,7 +9,7 @@ from joulery.domain.errors import ConfigError
 from joulery.policies.placement.pools.gpu_groups import divide, parts
 
 
-def pods_of(site: Site, here: LocalGpus) -> dict[str, LocalGpus]:
+def gpu_groups(site: Site, here: LocalGpus) -> dict[str, LocalGpus]:
     """The GPUs of each service, as it may cut them.
 
     What services name under ``gpus`` comes first; the others get equal parts of what is left, the first ones one more.
@@ -28,7 +28,7 @@ def pods_of(site: Site, here: LocalGpus) -> dict[str, LocalGpus]:
     """
     if len(site.services) > 1 and not isinstance(site.serving.engine, EmbeddedEngine):
         raise ConfigError(
-            f"pods of GPUs for {len(site.services)} services need the embedded engine",
+            f"GPU groups for {len(site.services)} services need the embedded engine",
             pointer="serving.engine",
             got=site.serving.engine.kind,
             expected="embedded",
@@ -37,5 +37,5 @@ def pods_of(site: Site, here: LocalGpus) -> dict[str, LocalGpus]:
     listed, names = [device.gpu for device in site.fleet.devices], here.names
     claims = {one.name: [listed.index(gpu) for gpu in one.gpus or ()] for one in site.services}
     divided = divide(claims, len(listed), colocate=site.plan.colocate)
-    pods = {service: [names[index] for index in mine] for service, mine in divided.items()}
-    return {service: here.pod(mine) for service, mine in parts(here.partitions, pods).items()}
+    groups = {service: [names[index] for index in mine] for service, mine in divided.items()}
+    return {service: here.group(mine) for service, mine in parts(here.partitions, groups).items()}

@@ -1,4 +1,4 @@
-"""This machine's GPUs as the site file names them: what replicas may run on, each change on loan."""
+"""This machine's GPUs as the site file names them: where replicas may run; every change is leased."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LocalGpus:
     """The GPUs of a site on this machine, opened; nothing is set.
 
     Attributes:
-        places: Where replicas run on them; every cut and daemon is on loan.
+        places: Where replicas run on them; every MIG partition and MPS daemon is leased.
         partitions: The ways each may be cut, by what it is called as a device (``gpu:0``), in the order of the site
             file.
     """
@@ -43,12 +43,12 @@ class LocalGpus:
         """What they are called as devices."""
         return tuple(self.partitions)
 
-    def pod(self, partitions: Mapping[str, Partitions]) -> LocalGpus:
-        """Some of them, cut in some of the ways; whoever opened all of them closes them."""
+    def group(self, partitions: Mapping[str, Partitions]) -> LocalGpus:
+        """A group of these GPUs with the partitions it may use; :meth:`close` of the whole closes the group too."""
         return LocalGpus(self.places.only(partitions), partitions)
 
     def close(self) -> None:
-        """Let go of the driver; loans are given back by their holder. Safe to call twice."""
+        """Close the driver; the lease holder reverts the settings. Safe to call twice."""
         while self._open:
             self._open.pop().close()
 

@@ -22,13 +22,15 @@ def prompt_encoder(choice: str) -> Encoder | None:
     return minilm.PromptEncoder()
 
 
-def distilled_encoder(log: TrainingAnswers, seed: int, told: Callable[[int, int, str], None] | None = None) -> Encoder:
+def distilled_encoder(
+    log: TrainingAnswers, seed: int, progress: Callable[[int, int, str], None] | None = None
+) -> Encoder:
     """The installed encoder distilled into three layers on the prompts of a log.
 
     Args:
         log: What the predictor is trained on.
         seed: Of every draw.
-        told: Is told steps done, steps in all and, after each epoch, how it goes.
+        progress: Receives the steps done, the steps in all and, after each epoch, its loss.
 
     Raises:
         CapabilityError: PyTorch or the encoder is not installed.
@@ -39,4 +41,4 @@ def distilled_encoder(log: TrainingAnswers, seed: int, told: Callable[[int, int,
     shared = scores[:, -1]
     classes = np.searchsorted(np.quantile(shared, QUANTILES), shared, "right")
     lesson = minilm_distil.Lesson(log.prompts, scores, classes)
-    return minilm_distil.distil(teacher, lesson, minilm_distil.DistilRecipe(seed=seed), told)
+    return minilm_distil.distil(teacher, lesson, minilm_distil.DistilRecipe(seed=seed), progress)

@@ -22,7 +22,7 @@ MPS, SHARED, ENDPOINTS = "launch-mps.sh", "launch-shared.sh", "endpoints.json"
 _MPS_HEAD = """\
 #!/bin/sh
 # One Triton process an instance, each with its share of the SMs (NVIDIA MPS). Written by joulery plan --triton.
-# The shadows come last and stand by: send them requests when their original breaks its promise (endpoints.json).
+# The standbys come last: send them requests when their original violates its SLO (endpoints.json).
 cd "$(dirname "$0")" || exit 1
 trap 'trap - TERM; kill 0' INT TERM EXIT
 echo get_server_list | nvidia-cuda-mps-control >/dev/null 2>&1 || nvidia-cuda-mps-control -d || exit 1
@@ -42,7 +42,7 @@ class TritonFiles:
     Attributes:
         folder: Where.
         models: ``config.pbtxt`` files.
-        processes: Processes of the launch script, shadows included.
+        processes: Processes of the launch script, standbys included.
     """
 
     folder: Path
@@ -54,13 +54,13 @@ def write_triton(site: Site, gpus: Sequence[PlannedGpu], folder: Path, slos: Map
     """Write everything Triton needs for a plan, but the models themselves.
 
     ``gpuN/NAME/config.pbtxt`` (the model's file belongs into ``gpuN/NAME/1/``), ``launch-mps.sh``,
-    ``launch-shared.sh`` and ``endpoints.json``: which address serves which service, and which its shadow.
+    ``launch-shared.sh`` and ``endpoints.json``: which address serves which service, and which its standby.
 
     Args:
         site: Says what the services load.
         gpus: The plan.
         folder: Where to; made if need be.
-        slos: Promise by service.
+        slos: SLO by service.
 
     Raises:
         CapabilityError: The disk refuses.
@@ -68,7 +68,7 @@ def write_triton(site: Site, gpus: Sequence[PlannedGpu], folder: Path, slos: Map
     backends = _backends(site)
     models = [[_model(gpu, index, each, backends) for each in gpu.instances] for index, gpu in enumerate(gpus)]
     originals = processes(models, ".", PORT)
-    shadows = _shadows(gpus, slos, originals)
+    standbys = _standbys(gpus, slos, originals)
     shared = one_server_each(models, ".", PORT)
     with disk_errors(folder):
         for index, mine in enumerate(models):
@@ -76,11 +76,11 @@ def write_triton(site: Site, gpus: Sequence[PlannedGpu], folder: Path, slos: Map
                 place = folder / f"gpu{index}" / model.name
                 (place / "1").mkdir(parents=True, exist_ok=True)
                 (place / "config.pbtxt").write_text(config_text(model), encoding="utf-8")
-        _script(folder / MPS, _MPS_HEAD, [*originals, *shadows.values()])
+        _script(folder / MPS, _MPS_HEAD, [*originals, *standbys.values()])
         _script(folder / SHARED, _SHARED_HEAD, shared)
-        addresses = json.dumps(_endpoints(gpus, originals, shadows), indent=1) + "\n"
+        addresses = json.dumps(_endpoints(gpus, originals, standbys), indent=1) + "\n"
         (folder / ENDPOINTS).write_text(addresses, encoding="utf-8")
-    return TritonFiles(folder, sum(map(len, models)), len(originals) + len(shadows))
+    return TritonFiles(folder, sum(map(len, models)), len(originals) + len(standbys))
 
 
 def _backends(site: Site) -> dict[tuple[str, str], str]:
@@ -102,10 +102,10 @@ def _model(gpu: PlannedGpu, index: int, each: PlannedInstance, backends: Mapping
     return TritonModel(name, each.batch, delay_s(each), min(1.0, each.share_ratio), backend, gpu=0)
 
 
-def _shadows(
+def _standbys(
     gpus: Sequence[PlannedGpu], slos: Mapping[str, Slo], originals: Sequence[TritonProcess]
 ) -> dict[str, TritonProcess]:
-    """A process with the shadow's share for every instance that can have one, by instance."""
+    """The standby process of every instance that can have one, by instance."""
     found: dict[str, TritonProcess] = {}
     port = PORT + 3 * len(originals)
     for watched, original in zip(watched_instances(gpus, slos), originals, strict=True):
@@ -130,17 +130,19 @@ def _on_its_gpu(process: TritonProcess) -> str:
 
 
 def _endpoints(
-    gpus: Sequence[PlannedGpu], originals: Sequence[TritonProcess], shadows: Mapping[str, TritonProcess]
+    gpus: Sequence[PlannedGpu], originals: Sequence[TritonProcess], standbys: Mapping[str, TritonProcess]
 ) -> dict[str, list[dict[str, object]]]:
     """Addresses by service, as ``joulery serve --model SERVICE=ADDRESS`` takes them."""
     found: dict[str, list[dict[str, object]]] = {}
     instances = [(index, each) for index, gpu in enumerate(gpus) for each in gpu.instances]
     for (index, each), process in zip(instances, originals, strict=True):
-        shadow = shadows.get(key_of(each.workload, each.replica))
+        standby = standbys.get(key_of(each.workload, each.replica))
+        standby_url = None if standby is None else f"http://127.0.0.1:{standby.port}/{standby.models[0]}"
         found.setdefault(each.workload, []).append(
             {
                 "url": f"http://127.0.0.1:{process.port}/{process.models[0]}",
-                "shadow_url": None if shadow is None else f"http://127.0.0.1:{shadow.port}/{shadow.models[0]}",
+                "standby_url": standby_url,
+                "shadow_url": standby_url,
                 "gpu": index,
                 "share_ratio": process.share_ratio,
                 "batch": each.batch,

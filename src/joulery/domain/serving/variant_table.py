@@ -15,7 +15,7 @@ class TableEntry:
         interarrival_s: Mean time between requests.
         instances: Variant and slice profile of each instance of one GPU; every GPU is cut and filled alike.
         accuracy_ratio: Mean accuracy over requests.
-        latency_s: The promised quantile of the latency.
+        latency_s: Latency at the SLO's quantile.
         energy_j: Joules a request, idle of the powered GPUs included.
     """
 
@@ -34,13 +34,13 @@ class VariantTable:
         service: Its name.
         gpus: GPUs that serve it under the heaviest load, all cut and filled alike.
         entries: Every configuration that can run, under every load.
-        base_accuracy_ratio: Accuracy of the yardstick: the most accurate variant on whole GPUs, at the reference load.
-        base_latency_s: Its latency: the promise.
-        base_energy_j: Its joules a request.
+        base_accuracy_ratio: Accuracy of the baseline: the most accurate variant on whole GPUs, at the reference load.
+        base_latency_s: Latency of the baseline; it is the SLO.
+        base_energy_j: Joules a request of the baseline.
         quality: How the entries came about, in words.
 
     Raises:
-        DataError: There is no entry or no GPU, or the yardstick is not positive.
+        DataError: There is no entry or no GPU, or a value of the baseline is not positive.
     """
 
     service: str
@@ -57,7 +57,7 @@ class VariantTable:
         if self.gpus < 1:
             raise DataError(f"{self.service!r} needs at least one GPU, got {self.gpus}")
         if not min(self.base_accuracy_ratio, self.base_latency_s, self.base_energy_j) > 0:
-            raise DataError(f"the yardstick of {self.service!r} needs a positive accuracy, latency and energy")
+            raise DataError(f"the baseline of {self.service!r} needs a positive accuracy, latency and energy")
 
     @property
     def loads_s(self) -> tuple[float, ...]:

@@ -136,7 +136,7 @@ def starting_profile(base: InterferenceProfile, solo: Sequence[SoloLatency]) -> 
 
 
 def held_out_batches(pairs: Iterable[PairLatency]) -> tuple[int, ...]:
-    """Batches that can be held out: those with a smaller and a larger one among the pairs, so that none is guessed."""
+    """Batches that can be held out: those between a smaller and a larger one, so that no fit extrapolates."""
     batches = sorted({batch for pair in pairs for batch in (pair.batch_1, pair.batch_2)})
     return tuple(batches[1:-1])
 

@@ -169,8 +169,8 @@ def fit_lengths(
     cuts = _cuts(scores, answers, class_tokens)
     quality = mean_quality(
         [
-            judge(ordinal(scores[told, h], cuts[h]), answers.tokens[told, h], LengthClasses(class_tokens[h]))
-            for h, told in enumerate((~np.isnan(answers.tokens)).T)
+            judge(ordinal(scores[answered, h], cuts[h]), answers.tokens[answered, h], LengthClasses(class_tokens[h]))
+            for h, answered in enumerate((~np.isnan(answers.tokens)).T)
         ]
     )
     scale, points, weights, offset = _solve(x, blocks, target, recipe)
@@ -199,10 +199,10 @@ def normal_scores(tokens: FloatArray) -> FloatArray:
 
     scores = np.full(tokens.shape, np.nan)
     for column, lengths in enumerate(tokens.T):
-        told = ~np.isnan(lengths)
-        _, which, counts = np.unique(lengths[told], return_inverse=True, return_counts=True)
+        answered = ~np.isnan(lengths)
+        _, which, counts = np.unique(lengths[answered], return_inverse=True, return_counts=True)
         middle = np.cumsum(counts) - counts / 2.0
-        scores[told, column] = ndtri(middle[which] / max(1, len(which)))
+        scores[answered, column] = ndtri(middle[which] / max(1, len(which)))
     return scores
 
 
@@ -309,10 +309,10 @@ def _check(x: FloatArray, blocks: Sequence[int], answers: AnswerLengths) -> None
         raise DataError("a feature of a prompt is not finite")
     if len(x) < LEAST_PROMPTS:
         raise DataError(f"{len(x)} prompts are too few to learn from", hint=f"log at least {LEAST_PROMPTS} prompts")
-    told = ~np.isnan(answers.tokens)
-    if not bool(np.all(told.any(1))):
+    answered = ~np.isnan(answers.tokens)
+    if not bool(np.all(answered.any(1))):
         raise DataError("a prompt has no answer of any model")
-    for model, count in zip(answers.models, told.sum(0).tolist(), strict=True):
+    for model, count in zip(answers.models, answered.sum(0).tolist(), strict=True):
         if count < LEAST_PROMPTS:
             raise DataError(
                 f"{count} answers of model {model} are too few to learn from",
@@ -359,8 +359,10 @@ def _cuts(scores: FloatArray, answers: AnswerLengths, class_tokens: FloatArray) 
     """
     centre, spread = scores.mean(0), np.maximum(scores.std(0), 1e-9)
     standard = (scores - centre) / spread
-    told = ~np.isnan(answers.tokens)
-    labels = [LengthClasses(c).classify(t[k]) for c, t, k in zip(class_tokens, answers.tokens.T, told.T, strict=True)]
-    chosen = np.concatenate([standard[k, h] for h, k in enumerate(told.T)])
+    answered = ~np.isnan(answers.tokens)
+    labels = [
+        LengthClasses(c).classify(t[k]) for c, t, k in zip(class_tokens, answers.tokens.T, answered.T, strict=True)
+    ]
+    chosen = np.concatenate([standard[k, h] for h, k in enumerate(answered.T)])
     accurate = best_cuts(chosen, np.concatenate(labels)) * spread[:, None] + centre[:, None]
     return np.asarray((accurate + np.quantile(scores, QUANTILES, axis=0).T) / 2.0, np.float64)

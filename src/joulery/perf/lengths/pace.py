@@ -4,9 +4,10 @@ Both start from what is known beforehand and move with every completion, older o
 trained on other models, other prompts and another machine. Classes are predicted as in μ-Serve (ATC'24, section 3.3);
 what they mean here is learned here.
 
-Answers of one score are taken to spread exponentially about their mean. That is what an answer cut at the client's
-limit tells (:func:`uncut_tokens`) and what a limit does to an expectation (:func:`cut_tokens`): a prompt of longer
-answers still ranks behind one of shorter answers where both expect more than the limit.
+The model assumes that the lengths of answers of one score are exponential about their mean. It estimates from that the
+full length of an answer cut at the client's limit (:func:`uncut_tokens`) and the expected length under a limit
+(:func:`cut_tokens`): a prompt of longer answers still ranks behind one of shorter answers where both expect more than
+the limit.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ def cut_tokens(mean_tokens: float, max_tokens: float) -> float:
 def uncut_tokens(mean_tokens: float, at_tokens: float) -> float:
     """What an answer cut at ``at_tokens`` would have come to, of which ``mean_tokens`` were expected.
 
-    E[L | L > c] = c + m for exponential lengths; the part nobody saw counts for no more than the part that was seen, so
-    that answers which are always cut do not drive an expectation without end.
+    E[L | L > c] = c + m for exponential lengths. The unseen part counts for at most the seen part, so that a model
+    whose answers are always cut does not raise its expectation without bound.
     """
     return at_tokens + min(mean_tokens, at_tokens)
 

@@ -1,4 +1,4 @@
-"""What a clock does to work whose own curves nobody measured: time by its elasticity, energy by a known chip's voltage.
+"""Time and energy at a clock for work without measured curves: by its elasticity, and by a known chip's voltage.
 
 The voltage curve of most devices is not published. Where it is not known, that of the V100
 (:data:`joulery.perf.power.clock_curves`) is stretched over the device's own range of clocks: an assumption, to be said

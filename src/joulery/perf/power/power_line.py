@@ -55,7 +55,7 @@ def fit_power_line(busy_cores: FloatArray, power_w: FloatArray, *, idle_w: float
         idle_w = float(watts.mean() - active_w * cores.mean())
     if not float(cores.max()) > 0.0:
         raise DataError(
-            f"no core was seen busy in {len(cores)} intervals, so what a busy core draws cannot be told",
+            f"no core was busy in {len(cores)} intervals, so the power of a busy core is unknown",
             hint="the work was too short for the clock of CPU time: measure more of it (--runs)",
         )
     if not active_w * float(cores.max()) > _LEAST_RISE_RATIO * float(watts.mean()):

@@ -1,6 +1,6 @@
 """Queueing in pipelines that share devices, in one pass over the requests (AlpaServe, OSDI'23).
 
-First come, first served. A request goes to the route of its model whose last device is free first; on its way
+First come, first served. A request goes to the route of its model whose last device is free first; at each stage
 ``t = max(t, device is free) + stage``; it is accepted if it ends within its SLO, and leaves no trace if it does not.
 The recursion is sequential; here it runs over blocks of the workload at once, each from a guess of the state it starts
 in (what a few requests before it leave behind). Blocks whose guess proves wrong run again from the right state, until

@@ -1,7 +1,7 @@
 """What requests cost on a service of many variants and slices: the parameters of a FIFO-pull service.
 
 A request takes a host part (decoding, pre- and post-processing), stretched by what its neighbours do, and a device part
-that depends on variant and slice. These are few numbers: a handful of measured points of the whole service (accuracy, a
+that depends on variant and slice. These are few numbers: some measured points of the whole service (accuracy, a
 latency quantile, joules a request) suffices to fit them, as :mod:`joulery.sim.queues.pull_fit` does.
 """
 

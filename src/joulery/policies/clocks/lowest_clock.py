@@ -1,4 +1,4 @@
-"""Clock governors: how far a device's clock may fall before somebody notices (μ-Serve, ATC'24, section 3.4, Alg. 3).
+"""Clock governors: the lowest clock of a device within the SLO (μ-Serve, ATC'24, section 3.4, Alg. 3).
 
 ``miad_step`` is the paper's multiplicative-increase, additive-decrease rule for one device and one period, with
 its slip mended: the clock falls only when *every* resident partition allows it. ``literal=True`` keeps the

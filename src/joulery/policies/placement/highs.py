@@ -1,4 +1,4 @@
-"""HiGHS for the master problems of placement: one set-up, and a status that tells a proof from a limit."""
+"""HiGHS for the master problems of placement: one set-up, and a status that separates a proof from a limit."""
 
 from __future__ import annotations
 

@@ -143,14 +143,14 @@ class StandbyPolicy:
     Attributes:
         instances: The plan's.
         confirm_s: An SLO must stay violated for so long.
-        fewest: A quantile over fewer requests says nothing.
+        min_requests: A quantile over fewer requests says nothing.
         settle_s: How long latencies do not count after a standby took over.
         service: What it watches, for the log: a whole plan.
     """
 
     instances: tuple[WatchedInstance, ...]
     confirm_s: float = 0.5
-    fewest: int = 5
+    min_requests: int = 5
     settle_s: float = 2.0
     name: ClassVar[str] = "shadow"
     service: ClassVar[str] = "plan"
@@ -165,7 +165,7 @@ class StandbyPolicy:
         decisions: list[Decision] = []
         for one in self.instances:
             tail = tails.get(one.key)
-            if tail is None or tail.requests < self.fewest or math.isnan(tail.latency_s):
+            if tail is None or tail.requests < self.min_requests or math.isnan(tail.latency_s):
                 continue
             if observation.now_s < state.active.get(one.key, -math.inf) + self.settle_s:
                 continue
@@ -221,7 +221,7 @@ class StandbyPolicy:
         return {
             "instances": [asdict(one) for one in self.instances],
             "confirm_s": self.confirm_s,
-            "fewest": self.fewest,
+            "min_requests": self.min_requests,
             "settle_s": self.settle_s,
         }
 
@@ -234,6 +234,11 @@ class StandbyPolicy:
         """
         try:
             instances = tuple(WatchedInstance(**one) for one in data["instances"])
-            return cls(instances, float(data["confirm_s"]), int(data["fewest"]), float(data["settle_s"]))
+            return cls(
+                instances,
+                float(data["confirm_s"]),
+                int(data.get("min_requests", data.get("fewest"))),
+                float(data["settle_s"]),
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"not a standby policy: {error!r}") from error

@@ -7,7 +7,7 @@ grid. The search ends when trials stop helping or the budget is spent, and settl
 the latency limit; on none if it found none.
 
 Three points differ from the published code. The penalty for a violation is corrected for negative scores (there it
-rewards the violation). Exhausted neighbours are found by enumeration, not guessed from 400 rejections; the odds of each
+rewards the violation). Exhausted neighbours are found by enumeration, not from 400 rejections; the odds of each
 proposal are the published ones. And a search without any feasible trial is bounded.
 """
 

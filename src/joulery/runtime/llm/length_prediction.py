@@ -111,7 +111,7 @@ class Forecaster:
         """What to expect of a request; never raises for what a predictor or a cache does."""
         tokens, source, guess, form = self._mean, MEAN, None, None
         if self.guesser is not None and self._lengths is not None:
-            # A predictor is somebody's model: whatever it raises must not cost a request its answer.
+            # A predictor may be a user's model: an exception in it must not fail the request.
             try:
                 guess = self.guesser.guess(request.prompt)
                 if not math.isfinite(guess.score):

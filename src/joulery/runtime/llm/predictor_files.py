@@ -170,7 +170,7 @@ def kept_graph(folder: Path) -> tuple[Path, Path | None, int, int] | None:
 
 
 def load_graph(folder: Path, run: Runner) -> GraphPredictor:
-    """A predictor that :func:`save` wrote, with its graph run by somebody else.
+    """A predictor that :func:`save` wrote; ``run`` evaluates its graph.
 
     Raises:
         DataError: There is none, or it is damaged.

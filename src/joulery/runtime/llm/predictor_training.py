@@ -257,9 +257,9 @@ def evaluate(
     table, model, known = np.array(scores), predictor.model, set(predictor.model.models)
     rows = []
     for name, tokens in zip(log.answers.models, log.answers.tokens.T, strict=True):
-        told = ~np.isnan(tokens)
-        classes = model.classes(name) if name in known else LengthClasses.of(tokens[told])
-        rows.append(judge(table[told, model.head(name)], tokens[told], classes))
+        answered = ~np.isnan(tokens)
+        classes = model.classes(name) if name in known else LengthClasses.of(tokens[answered])
+        rows.append(judge(table[answered, model.head(name)], tokens[answered], classes))
     return Evaluation(
         quality=mean_quality(rows),
         p50_ms=float(np.quantile(spent_ms, 0.50)),

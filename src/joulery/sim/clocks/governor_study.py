@@ -1,7 +1,7 @@
 """Clock governors side by side on emulated V100s (μ-Serve, ATC'24, section 4.2): power against SLO attainment.
 
 Fifteen models on a few devices, each model on one, first come first served. Generative requests take
-``0.3 + 0.7 · length / mean length`` passes; a governor that looks ahead is told an upper quantile of the length of the
+``0.3 + 0.7 · length / mean length`` passes; a governor that looks ahead gets an upper quantile of the length of the
 predicted class, not the length. Every scheme of a seed faces the same requests.
 """
 

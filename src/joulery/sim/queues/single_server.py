@@ -116,7 +116,7 @@ def by_queue(arrival_s: npt.ArrayLike, service_s: npt.ArrayLike, queue: JobQueue
     Args:
         arrival_s: float64[n], non-decreasing.
         service_s: float64[n], 0 or more.
-        queue: Told of every arrival, asked whenever the server is free and somebody waits.
+        queue: Receives every arrival, and names the next job whenever the server is free and a job waits.
 
     Raises:
         DataError: As :func:`fcfs`, or the queue returned a job that was not waiting.

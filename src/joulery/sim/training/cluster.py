@@ -34,7 +34,7 @@ class TrainingRun:
         preemptions, rescales: How often a running job was stopped, and resized.
         most_gpus: Most GPUs in use at once.
         digest: Hash of all decisions; equal for equal schedules.
-        course: Power of the cluster over time, ``(from s, W)`` at every change, float64[m, 2]; none unless watched.
+        power_timeline: Cluster power, ``(from s, W)`` at every change, float64[m, 2]; none unless watched.
     """
 
     finish_s: FloatArray
@@ -49,7 +49,7 @@ class TrainingRun:
     rescales: int
     most_gpus: int
     digest: str
-    course: FloatArray
+    power_timeline: FloatArray
 
     @property
     def cluster_kwh(self) -> float:
@@ -79,7 +79,7 @@ def run_training_cluster(
         policy: Decides at every round.
         period_s: Distance of the rounds; None to step the policy on every submission and completion.
         start_s: Earliest start of a job given its submission and duration, for schedulers that defer at submission.
-        watch: Called at every round; the run then keeps the course of its power too.
+        watch: Called at every round; the run then keeps the timeline of its power too.
 
     Raises:
         DataError: A job can never run, and the plant would not end.
@@ -107,5 +107,5 @@ def run_training_cluster(
         rescales=plant.rescales,
         most_gpus=plant.most_gpus,
         digest=plant.hash.hexdigest(),
-        course=np.array(plant.course or [], np.float64).reshape(-1, 2),
+        power_timeline=np.array(plant.power_timeline or [], np.float64).reshape(-1, 2),
     )

@@ -113,7 +113,7 @@ class Plant:
         self.kernel.feed(jobs.submit_s, "submit")
         if cluster.sleep_after_s < math.inf:
             self.kernel.at(cluster.sleep_after_s, "sleep")
-        self.course: list[tuple[float, float]] | None = None if watch is None else [(0.0, self._idle_w())]
+        self.power_timeline: list[tuple[float, float]] | None = None if watch is None else [(0.0, self._idle_w())]
         self.driver = Driver(self.kernel, "scheduler", policy, self._view, self._act, period_s=period_s, watch=watch)
 
     def _submit(self, now_s: float, job: int) -> None:
@@ -212,8 +212,8 @@ class Plant:
         """The power has changed."""
         power_w = self.power_w + self._idle_w()
         self.peak_w = max(self.peak_w, power_w)
-        if self.course is not None:
-            self.course.append((now_s, power_w))
+        if self.power_timeline is not None:
+            self.power_timeline.append((now_s, power_w))
 
     def _idle_w(self) -> float:
         """Power of what runs no job: idle GPUs of awake nodes with their share of the node, and suspended nodes."""

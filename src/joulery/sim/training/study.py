@@ -264,7 +264,7 @@ def run_scheme(name: str, setting: Setting, jobs: Jobs, carbon: Intensity, watch
         setting: What it runs on.
         jobs: The workload.
         carbon: The intensity as it comes.
-        watch: Called at every round; the run then keeps the course of its power.
+        watch: Called at every round; the run then keeps the timeline of its power.
 
     Raises:
         ConfigError: No such scheme.

@@ -139,10 +139,10 @@ class LlamaEngine:
             life.cancel()
             await asyncio.gather(life, return_exceptions=True)
         await self._end()
-        self._up.set()  # whoever still waits is told
+        self._up.set()  # wakes the requests that still wait; they find the engine closed
 
     async def _notice(self, gone: asyncio.Event) -> None:
-        """A connection broke: whoever asks next must not meet a process that is dying of the same."""
+        """After a broken connection, keep new requests from a process that may be about to end."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_NOTICE_S):
                 await gone.wait()

@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
         return 1
     while os.read(0, 4096):
         pass
-    # The engine's own threads hold requests nobody waits for any more; there is nothing to save.
+    # The engine's own threads hold requests without a waiting client; there is nothing to save.
     os._exit(0)
 
 

@@ -230,10 +230,10 @@ class OpenInferenceEngine:
         return _Remote(f"o{self._started - 1}", spec)
 
     def _choose(self, service: str, variant: str, tried: set[str]) -> _Remote:
-        """Whom to ask.
+        """The replica that gets the next request.
 
         Raises:
-            RequestError: Nobody can be asked.
+            RequestError: No replica can take it.
         """
         if self._closed:
             raise RequestError("the engine is closing", Outcome.UNAVAILABLE)

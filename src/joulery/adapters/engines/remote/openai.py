@@ -1,7 +1,7 @@
 """Any server that speaks the OpenAI API, as an engine: one request in, its answer or its stream out.
 
 Every answer is read as a stream, also for a client that wants it whole: so tokens are counted, and energy is charged,
-while they are generated. Faults of a server are told apart: the connection is refused or breaks (502), the server
+while they are generated. Each fault has its own status: the connection is refused or breaks (502), the server
 refuses the request (its own 4xx, or 429), fails (502), is silent and does not answer a probe (504), sends an invalid
 answer (502), or answers with another model (502). A request is sent once; the caller decides whether to send it again.
 Closing the iterator closes the connection, which ends the request at such servers. Messages for clients name the model,

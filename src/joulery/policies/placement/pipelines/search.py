@@ -137,7 +137,7 @@ class PlacementSearch:
         return found
 
     def greedy(self, grouping: Grouping) -> FoundPipelines:
-        """Simulator-guided greedy on one grouping: the best placement on its way."""
+        """Simulator-guided greedy on one grouping: the best placement that it visits."""
         hosting = self.empty(grouping)
         best = FoundPipelines(hosting, -1.0, 0.0, 0)
         simulated = 0
