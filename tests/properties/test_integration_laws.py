@@ -36,7 +36,7 @@ def test_it_agrees_with_rational_arithmetic(
     joules, covered, grams, weighed = oracle.integral(metered, t0_s, t1_s, carbon)
     assert close(fp.energy_j, float(joules))
     assert close(fp.covered_s, float(covered))
-    assert close(fp.carbon_g, float(grams))
+    assert close(fp.counted_g, float(grams))
     assert close(fp.carbon_covered_j, float(weighed))
 
 
@@ -48,7 +48,7 @@ def test_it_is_additive_over_any_split_of_the_window(
     whole = integrate(metered, cuts[0], cuts[-1], carbon=carbon, pue=pue)
     pieces = [integrate(metered, a, b, carbon=carbon, pue=pue) for a, b in itertools.pairwise(cuts)]
     total = sum(pieces, Footprint())
-    for name in ("energy_j", "carbon_g", "carbon_covered_j", "facility_j", "duration_s", "covered_s"):
+    for name in ("energy_j", "counted_g", "carbon_covered_j", "facility_j", "duration_s", "covered_s"):
         assert close(getattr(total, name), getattr(whole, name)), name
     assert [part.key for part in total.parts] == [part.key for part in whole.parts]
 
@@ -61,7 +61,7 @@ def test_it_scales_with_the_power(trace: PowerTrace, k: float, a_s: float, b_s: 
     scaled = PowerTrace(trace.channel, trace.t_ns, trace.values * k, trace.period_s)
     before, after = (integrate([one], t0_s, t1_s, carbon=carbon) for one in (trace, scaled))
     assert close(after.energy_j, k * before.energy_j)
-    assert close(after.carbon_g, k * before.carbon_g)
+    assert close(after.counted_g, k * before.counted_g)
     assert after.covered_s == before.covered_s
 
 
@@ -72,7 +72,7 @@ def test_it_scales_with_the_intensity(
     t0_s, t1_s = sorted((a_s, b_s))
     scaled = CarbonSeries("GB", carbon.edges_s, carbon.g_per_kwh * k, source="test")
     before, after = (integrate(metered, t0_s, t1_s, carbon=one) for one in (carbon, scaled))
-    assert close(after.carbon_g, k * before.carbon_g)
+    assert close(after.counted_g, k * before.counted_g)
     assert after.energy_j == before.energy_j
     assert after.carbon_covered_j == before.carbon_covered_j
 
@@ -85,10 +85,10 @@ def test_missing_data_makes_neither_joules_nor_grams(
     t0_s, t1_s = sorted((a_s, b_s))
     blind = PowerTrace(trace.channel, trace.t_ns, np.full(len(trace), math.nan), trace.period_s)
     nothing = integrate([blind], t0_s, t1_s, carbon=carbon)
-    assert (nothing.energy_j, nothing.carbon_g, nothing.covered_s) == (0.0, 0.0, 0.0)
+    assert (nothing.energy_j, nothing.counted_g, nothing.covered_s) == (0.0, 0.0, 0.0)
     dark = CarbonSeries("GB", carbon.edges_s, np.full(len(carbon), math.nan), source="test")
     no_grams = integrate([trace], t0_s, t1_s, carbon=dark)
-    assert (no_grams.carbon_g, no_grams.carbon_covered_j) == (0.0, 0.0)
+    assert (no_grams.counted_g, no_grams.carbon_covered_j) == (0.0, 0.0)
     steps = power_steps(trace)
     covered_s = float(np.sum(np.diff(steps.edges_ns)[~np.isnan(steps.watts)])) / 1e9
     fp = integrate([trace], t0_s, t1_s, carbon=carbon)
@@ -154,15 +154,15 @@ def test_charging_conserves_and_is_additive(
     run, rest = charged(cuts[0], cuts[-1])
     metered_total = integrate(metered, cuts[0], cuts[-1], carbon=carbon, pue=1.3, embodied_g=2.0)
     both = run + rest
-    for name in ("energy_j", "carbon_g", "carbon_covered_j", "facility_j", "duration_s", "covered_s", "embodied_g"):
+    for name in ("energy_j", "counted_g", "carbon_covered_j", "facility_j", "duration_s", "covered_s", "embodied_g"):
         assert close(getattr(both, name), getattr(metered_total, name)), name
     assert close(run.attributed_j + run.idle_j + run.unattributed_j, run.energy_j)
     for side in (run, rest, metered_total):
-        assert close(sum(part.carbon_g for part in side.parts) + side.idle_g + side.unattributed_g, side.carbon_g)
+        assert close(sum(part.carbon_g for part in side.parts) + side.idle_g + side.unattributed_g, side.counted_g)
     assert min(run.idle_j, rest.idle_j, run.unattributed_j) >= -1e-9
     assert all(part.energy_j >= -1e-9 for part in (*run.parts, *rest.parts))
     pieces = [charged(a, b) for a, b in itertools.pairwise(cuts)]
     for side, whole in ((0, run), (1, rest)):
         total = sum((piece[side] for piece in pieces), Footprint())
-        for name in ("energy_j", "idle_j", "unattributed_j", "attributed_j", "carbon_g", "idle_g", "unattributed_g"):
+        for name in ("energy_j", "idle_j", "unattributed_j", "attributed_j", "counted_g", "idle_g", "unattributed_g"):
             assert getattr(total, name) == pytest.approx(getattr(whole, name), rel=TOLERANCE, abs=1e-9), name
