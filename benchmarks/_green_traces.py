@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import csv
-import os
-from pathlib import Path
 
 import numpy as np
 
+from benchmarks import data_folder
 from benchmarks._pollux_workload import training_s
 from joulery.domain.arrays import FloatArray
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.streams import Streams
+from joulery.sim.training.plant import Jobs
 from joulery.sim.training.study import jobs_from_trace
-from joulery.sim.training.workload import Jobs
 
 DAY_S = 86_400.0
 LONGEST_S = 133_200.0
@@ -24,14 +23,9 @@ _AUGUST_H = slice(212 * 24, 243 * 24)
 _GAVEL_UNSEEN = ("103959", "6214e9", "7f04ca", "ed69ec")
 
 
-def folder(part: str) -> Path:
-    """A folder of the data."""
-    return Path(os.environ.get("JOULERY_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")) / part
-
-
 def direct(region: str, year: int) -> Intensity:
     """The hours of a year, direct emissions, g/kWh."""
-    with (folder("carbon") / f"{region}_{year}.csv").open() as rows:
+    with (data_folder("carbon") / f"{region}_{year}.csv").open() as rows:
         return Intensity(np.array([float(row["ci_direct"]) for row in csv.DictReader(rows)]))
 
 
@@ -42,7 +36,7 @@ def august(carbon: Intensity) -> Intensity:
 
 def trace(name: str) -> tuple[FloatArray, FloatArray]:
     """Submissions and durations of a trace's file, in order, s."""
-    with (folder("green") / name).open() as rows:
+    with (data_folder("green") / name).open() as rows:
         read = np.array([(float(row["submit_s"]), float(row["duration_s"])) for row in csv.DictReader(rows)])
     read = read[np.argsort(read[:, 0], kind="stable")]
     return read[:, 0], read[:, 1]
@@ -62,7 +56,7 @@ def philly() -> tuple[FloatArray, FloatArray]:
 def gavel() -> tuple[FloatArray, FloatArray]:
     """Gavel's jobs of Philly's virtual clusters, lengths as measured on a V100: every other of the nine that have 900
     and more. Those between were looked at in development."""
-    with (folder("green") / "gavel_traces.csv").open() as rows:
+    with (data_folder("green") / "gavel_traces.csv").open() as rows:
         read = np.array(
             [
                 (float(row["submit_s"]), float(row["v100_duration_s"]))
@@ -76,7 +70,7 @@ def gavel() -> tuple[FloatArray, FloatArray]:
 
 def alibaba() -> tuple[FloatArray, FloatArray]:
     """Alibaba's GPU jobs of 2023 (cluster-trace-gpu-v2023), those that ran."""
-    with (folder("green") / "alibaba_gpu2023_openb.csv").open() as rows:
+    with (data_folder("green") / "alibaba_gpu2023_openb.csv").open() as rows:
         read = np.array(
             [(float(row["submit_s"]), float(row["duration_s"])) for row in csv.DictReader(rows) if row["duration_s"]]
         )
@@ -87,9 +81,9 @@ def alibaba() -> tuple[FloatArray, FloatArray]:
 def pollux() -> tuple[FloatArray, FloatArray]:
     """The eight workloads of Pollux's artifact, one after another as they are numbered, each job as long as its
     training takes one T4 at its first batch size."""
-    with (folder("green") / "pollux_workloads.csv").open() as rows:
+    with (data_folder("green") / "pollux_workloads.csv").open() as rows:
         read = [row for row in csv.DictReader(rows) if row["set"] == "workloads"]
-    lasts_s = {name: training_s(folder("green"), name) for name in {row["application"] for row in read}}
+    lasts_s = {name: training_s(data_folder("green"), name) for name in {row["application"] for row in read}}
     spans_s = {
         number: max(float(row["submit_s"]) for row in read if row["workload"] == number)
         for number in sorted({row["workload"] for row in read}, key=int)

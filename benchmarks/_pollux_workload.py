@@ -13,8 +13,7 @@ from joulery.perf.power.training_power import JobClass, NodePower, PowerTable
 from joulery.policies.training.pollux import Pollux
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.training.cluster import run_training_cluster
-from joulery.sim.training.plant import Cluster
-from joulery.sim.training.workload import Jobs
+from joulery.sim.training.plant import Cluster, Jobs
 
 ARTIFACT_JCT_S = 2446.0
 """Mean completion time of Pollux on workload 6 in the artifact's README, within 5 %."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import Result
-from joulery.accounting.align import align
+from joulery.accounting.operations.align import align
 from joulery.accounting.steps import PowerSteps
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.quality import Quality
@@ -29,7 +29,7 @@ STEP_EVENTS = 13
 CHILD = """
 import sys, time
 from pathlib import Path
-from joulery.app.runs import account_files
+from joulery.app.runs.accounts import account_files
 from joulery.runtime.tracing.anatomy import AccountSettings
 ready = time.process_time()
 made = account_files(Path(sys.argv[1]), Path(sys.argv[2]), AccountSettings())
@@ -178,18 +178,19 @@ def _from_json(count: int) -> tuple[int, float, float, float, float]:
 
 def run() -> Result:
     """Time them all."""
-    rows, checks, apart = [], [], 0.0
+    rows, differences = [], list[float]()
     ours: dict[int, float] = {}
     for count in SIZES:
         ours[count], walked, difference = _timed(count)
-        apart = max(apart, 0.0 if difference != difference else difference)
+        differences += [difference] if count <= WALKED else []
         shown = "" if walked != walked else f"{walked:.2f} s"
         times = "" if walked != walked else f"{walked / ours[count]:.0f} x"
         rows.append((f"{count:,} events, accounted", f"{ours[count]:.3f} s", shown, times))
     started = time.perf_counter()
     written, size, seconds, peak, broken = _from_json(1_000_000)
     rows.append((f"{written:,} events, from {size:.0f} MB of JSON to the footprint", f"{seconds:.2f} s", "", ""))
-    checks += [
+    apart = float(np.max(differences))  # NaN stays NaN, which does not hold
+    checks = [
         ("1,000,000 events accounted in at most 1.0 s of CPU", ours[1_000_000] <= 1.0),
         ("100,000 in at most 0.1 s", ours[100_000] <= 0.1),
         ("3,000,000 take at most 4 times as long as 1,000,000", ours[3_000_000] <= 4 * ours[1_000_000]),

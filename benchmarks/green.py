@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import Result
+from benchmarks import Result, data_folder
 from benchmarks._green_checks import Change, Checks, by_size, change, compare, mean, percent, span
 from benchmarks._green_traces import (
     DAY_S,
@@ -23,7 +23,6 @@ from benchmarks._green_traces import (
     direct,
     first,
     folded,
-    folder,
     gavel,
     philly,
     pollux,
@@ -40,9 +39,8 @@ from joulery.policies.training.green import Green, GreenState
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.streams import Streams
 from joulery.sim.training.cluster import TrainingRun, run_training_cluster
-from joulery.sim.training.plant import Cluster
+from joulery.sim.training.plant import Cluster, Jobs
 from joulery.sim.training.study import Setting, jobs_from_trace, run_scheme, scheme
-from joulery.sim.training.workload import Jobs
 from reproduce.green.bound import least_grams
 
 REGIONS = ("GB", "US-CAL-CISO", "SE", "PL", "CA-ON")
@@ -56,7 +54,7 @@ def run() -> Result:
     _backlog(checks, "4", {region: days[region] for region in ("GB", "CA-ON", "SE")}, 0.0)
     _burst(checks, burst, {region: days[region] for region in REGIONS[:4]})
     _month(checks, "8", trace_jobs("pai_year_146k.csv", 30 * DAY_S), {r: direct(r, 2023) for r in REGIONS}, 0.0)
-    jct_s = mean_jct_s(folder("green"))
+    jct_s = mean_jct_s(data_folder("green"))
     away = jct_s / ARTIFACT_JCT_S - 1.0
     checks.add("10", "Pollux on its artifact's workload 6, mean JCT", "2,446 s within 10 %",
                f"{jct_s:.0f} s ({percent(away)})", abs(away) <= 0.10)  # fmt: skip

@@ -3,47 +3,42 @@
 from __future__ import annotations
 
 import csv
-import os
 import time
 from collections import defaultdict
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow.parquet
 
-from benchmarks import Result
+from benchmarks import Result, data_folder
 from joulery.perf.catalog.architectures import architectures, operations_of, published_latency_s
-from joulery.perf.power.clock_curves import V100, KernelClockLaw
+from joulery.perf.power.clock_curves import V100
 from joulery.perf.power.sensitivity import emulated_profile
 from joulery.policies.clocks.governor import PredictiveGovernor
 from joulery.policies.ordering import Aging, SpeculativeQueue
 from joulery.sim.clocks.devices import ModelRequests, run_clocked_devices
-from joulery.sim.clocks.governor_study import ClockCase, run_schemes, workload
+from joulery.sim.clocks.governor_study import ClockCase, ClockOutcome, run_schemes, workload
 from joulery.sim.core.arrivals import gamma, poisson
 from joulery.sim.core.streams import Streams
 from joulery.sim.queues.ordering_study import Lengths, OrderingSetting, play_orders
 from joulery.sim.queues.single_server import by_key, fcfs
 from joulery.store.semantic_cache import SemanticCache
+from reproduce.muserve import KernelClockLaw
 from tests.golden.run_cases import cases_of, outcome
 from tests.sim.clocks.test_devices import plant
 
 SEEDS = (100, 101)
 """Of the end-to-end runs: none that anything was tuned on."""
 _SCHEMES = ("fixed", "best-static", "miad-literal", "predictive")
-Row = tuple[list[str], bool]
-
-
-def _data() -> Path:
-    root = Path(os.environ.get("JOULERY_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
-    return root / "muserve"
+Row = tuple[list[str], bool | None]
 
 
 def _golden() -> list[Row]:
     rows = []
     for number, name in enumerate(("alg1_clustering", "alg2_placement", "alg3_miad_step", "ssjf_aging"), 1):
-        cases = list(cases_of(_data() / f"cases_{name}_examples.json"))
+        cases = list(cases_of(data_folder("muserve") / f"cases_{name}_examples.json"))
         passed = sum(outcome(case) is None for case in cases)
-        rows.append(([str(number), f"vectors of {name}", "all", f"{passed} of {len(cases)}"], passed == len(cases)))
+        rows.append(([str(number), f"vectors of {name}", "all", f"{passed} of {len(cases)}"], passed == len(cases) > 0))
     return rows
 
 
@@ -62,7 +57,7 @@ def _ordering_speed() -> Row:
 
 def _lengths() -> Lengths:
     columns = ["output_tokens", "pred_cls5"]
-    table = pyarrow.parquet.read_table(_data() / "lmsys_vicuna13b_predictions.parquet", columns=columns)
+    table = pyarrow.parquet.read_table(data_folder("muserve") / "lmsys_vicuna13b_predictions.parquet", columns=columns)
     tokens, predicted = (table[name].to_numpy() for name in columns)
     return Lengths(tokens.astype(np.float64), predicted.astype(np.int64))
 
@@ -175,7 +170,7 @@ def _emulator() -> list[Row]:
 def _kernels() -> tuple[float, float]:
     """Mean relative errors of power and time of measured kernels at other clocks (their own power at the highest)."""
     kernels: dict[str, dict[float, dict[str, str]]] = defaultdict(dict)
-    with (_data() / "v100_dvfs_measured.csv").open() as handle:
+    with (data_folder("muserve") / "v100_dvfs_measured.csv").open() as handle:
         for row in csv.DictReader(handle):
             kernels[row["kernel_id"]][float(row["sm_mhz"])] = row
     power, times = [], []
@@ -194,23 +189,28 @@ def _kernels() -> tuple[float, float]:
 
 def _end_to_end() -> list[Row]:
     rows = []
-    recorded = np.sort(pyarrow.parquet.read_table(_data() / "azure_llm_2023_conv.parquet")["t_s"].to_numpy())
+    table = pyarrow.parquet.read_table(data_folder("muserve") / "azure_llm_2023_conv.parquet")
+    recorded = np.sort(table["t_s"].to_numpy())
     for rate, scale, least in ((1.0, 5.0, 1.40), (1.5, 10.0, 1.50)):
         case = ClockCase(rate, scale)
         for name, log in (("Poisson", None), ("Azure conversations", recorded)):
             runs = [run_schemes(_SCHEMES, case, workload(case, Streams(seed), log)) for seed in SEEDS]
-            judged = [run for run in runs if run["fixed"].attainment_ratio >= 0.993]
-            in_time = min((run["predictive"].attainment_ratio for run in judged), default=1.0)
-            saving = min(run["fixed"].power_w / run["predictive"].power_w for run in runs)
-            regret = max(run["predictive"].power_w / run["best-static"].power_w - 1 for run in runs)
-            literal = max(run["miad-literal"].attainment_ratio for run in runs)
+            text, good = _judged(runs, least)
             what = f"15 models on 8 V100s, {name}, SLO × {scale:g}"
-            text = (
-                f"{100 * in_time:.2f} %, {saving:.2f} ×, {100 * regret:+.1f} %; MIAD as printed {100 * literal:.2f} %"
-            )
-            good = in_time >= 0.99 and saving >= least and regret <= 0.08 and literal < 0.99
             rows.append((["11", what, f"≥ 99 %, ≥ {least:.2f} ×, regret ≤ 8 %; MIAD breaks it", text], good))
     return rows
+
+
+def _judged(runs: Sequence[Mapping[str, ClockOutcome]], least: float) -> tuple[str, bool | None]:
+    """The figures of check 11; whether it holds, None if the fixed clock attains 99.3 % in no run."""
+    judged = [run["predictive"].attainment_ratio for run in runs if run["fixed"].attainment_ratio >= 0.993]
+    saving = min(run["fixed"].power_w / run["predictive"].power_w for run in runs)
+    regret = max(run["predictive"].power_w / run["best-static"].power_w - 1 for run in runs)
+    literal = max(run["miad-literal"].attainment_ratio for run in runs)
+    if not judged:
+        return "not run: the fixed clock attains 99.3 % in no run", None
+    text = f"{100 * min(judged):.2f} %, {saving:.2f} ×, {100 * regret:+.1f} %; MIAD as printed {100 * literal:.2f} %"
+    return text, min(judged) >= 0.99 and saving >= least and regret <= 0.08 and literal < 0.99
 
 
 def _spike() -> Row:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks import Result
+from benchmarks import NotRun, Result
 from benchmarks.sampler import half_interval, powercap, sampling
 from joulery.domain.trace.tracing import Steps
 
@@ -92,7 +92,7 @@ def measured() -> Result:
     columns = ["what", "CPU time", "time", "CPU time, upper end"]
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
-        return Result(title, columns, [], [f"Not measured: {' and '.join(missing)} not installed (pip install)."])
+        raise NotRun(f"{' and '.join(missing)} not installed (pip install)")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     base = training_step(12, 768, VOCABULARY)
     as_it_is = rounds(base, {"plain": nothing, "recorded": recorded}, NOISY * ROUNDS)

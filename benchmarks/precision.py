@@ -7,11 +7,11 @@ import statistics
 import numpy as np
 
 from benchmarks import Result
-from joulery.accounting import estimators
-from joulery.accounting.align import align
-from joulery.accounting.estimators import device_power, regress
-from joulery.accounting.precision import pearson
-from joulery.accounting.session import session
+from joulery.accounting.operations.align import align
+from joulery.accounting.operations.estimators import device_power
+from joulery.accounting.operations.precision import pearson
+from joulery.accounting.operations.regression import regress
+from joulery.accounting.operations.session import session
 from tests.accounting.simulated_step import DEVICE, Simulated, simulate
 
 SEEDS = 8
@@ -43,7 +43,8 @@ def run() -> Result:
             ridge.append(error(_estimated(sim), sim.truth_j))
         means[update_s, seconds] = statistics.fmean(recency), statistics.fmean(ridge)
         cells = (f"{statistics.fmean(values):.1%} (worst {max(values):.1%})" for values in (recency, ridge))
-        offered = "yes" if update_s <= estimators.MAX_RESOLUTION_S else "no"
+        got = align(sim.trace, {DEVICE: [sim.meter]}, sim.window_ns, estimator="regression")
+        offered = "yes" if got.devices[0].estimator == "regression" else "no"
         rows.append((f"{update_s * 1e3:g} ms, {seconds:g} s", *cells, f"{statistics.fmean(alike):.3f}", offered))
     return Result(
         "Joules by operation against known truth",

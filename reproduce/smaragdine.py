@@ -14,9 +14,9 @@ from pathlib import Path
 
 import click
 
-from joulery.accounting.edd import Node, tree
-from joulery.accounting.rows import folded
-from joulery.app.runs import load_anatomies
+from joulery.accounting.operations.edd import Node, tree
+from joulery.accounting.operations.rows import folded
+from joulery.app.runs.anatomies import load_anatomies
 from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.errors import DataError
 from reproduce.claim import Claim, json_option, print_claims, verdict

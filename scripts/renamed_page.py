@@ -10,7 +10,7 @@ import click
 from scripts.cli_page import OTHER_FORMS
 
 from joulery.config import schema
-from joulery.config.scenarios.scenario import scenario_schema
+from joulery.config.scenario import scenario_schema
 from joulery.gateway.llm_metrics import LLM_METRICS
 from joulery.gateway.metrics import METRICS
 from joulery.ui.cli import cli
@@ -34,8 +34,17 @@ BY_HAND = """\
 | `saving_with_idle_ratio` | `saving_machine_ratio` | JSON of `up`; both stay |
 | schema `joulery.pool-plan/1` | schema `joulery.plan/1`, `kind: layouts` | plan files |
 | `elder_share`, `elder_age_s` | `oldest_share`, `oldest_age_s` | parameters in a scheme's name |
+| `shadow_url` | `standby_url` | `endpoints.json` of `plan --triton`; both stay |
+| `told` | `signalled` | stop files of local jobs |
+| decision `activate_shadow` | decision `activate_standby` | logs |
+| decision `promise_broken` | decision `slo_violated` | logs |
+| policy `shadow` | policy `standby` | logs |
+| `shadow_percent`, `fewest`, `problem` | `standby_percent`, `min_requests`, `search` | policies in logs |
 
-Files that earlier versions wrote (run folders, journals, plans, ledgers) are read without a message.
+Files that earlier versions wrote (run folders, journals, plans, ledgers) are read. `joulery report` and
+`joulery replay` print one line with the new word where a log has an old one. A replay of a log of joulery 0.1 compares
+decisions without the wording of their reasons; where a rule of the policy changed since, it lists the decision as
+different.
 """
 
 

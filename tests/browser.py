@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import wait_until
+
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = (
     "--headless",
@@ -105,11 +107,11 @@ class Browser:
 
     def wait(self, expression: str) -> Any:
         """Wait until the expression is true."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not (value := self.evaluate(expression)):
-            assert time.monotonic() < deadline, f"never true: {expression}; complaints: {self.complaints()}"
-            time.sleep(0.03)
-        return value
+        try:
+            return wait_until(lambda: self.evaluate(expression), expression, PATIENCE_S)
+        except TimeoutError as error:
+            error.add_note(f"complaints: {self.complaints()}")
+            raise
 
     def text(self, selector: str) -> str:
         """The visible text of the first element that matches."""

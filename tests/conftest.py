@@ -3,6 +3,8 @@
 import os
 import signal
 from collections import Counter
+from collections.abc import Generator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,6 +23,39 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 IN_CI = bool(os.environ.get("CI"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In several workers, tests that wait run beside those that compute."""
+    if hasattr(config, "workerinput"):
+        from tests.scheduling import spread
+
+        items[:] = [items[place] for place in spread([item.nodeid for item in items])]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Slow tests are not traced, nor are their fixtures: it makes them two to three times as long.
+
+    The floor of coverage holds without them: others reach the same lines.
+    """
+    plugin = item.config.pluginmanager.getplugin("_cov")
+    tracer = getattr(plugin, "cov_controller", None) if item.get_closest_marker("slow") else None
+    if tracer is not None:
+        tracer.pause()
+    try:
+        return (yield)
+    finally:
+        if tracer is not None:
+            tracer.resume()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Groups of tests that share a worker (:mod:`tests.scheduling`)."""
+    from tests.scheduling import GroupScheduling
+
+    return GroupScheduling(config, log) if config.getoption("dist") == "load" else None
 
 
 def skips(config: pytest.Config) -> tuple[Counter[str], list[str]]:

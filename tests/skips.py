@@ -11,6 +11,7 @@ MACHINE = {
     "no Triton": r"no Triton (here|for Python)",
     "no TensorFlow": r"TensorFlow is not installed",
     "no data set": r"the data set is not here",
+    "no vLLM": r"vLLM is not installed: make test-vllm",
 }
 """What depends on the machine alone: allowed everywhere, in CI too."""
 
@@ -23,7 +24,9 @@ INSTALL = {
     "no Ray": r"Ray Serve is not installed",
     "no llama.cpp": r"(joulery\[llm\]|small language model|prompt encoder) is not installed",
     "no ONNX": r"(onnx|onnxruntime|PIL\.Image) is not installed",
+    "no package index": r"no package index here",
     "no curl": r"curl is not installed",
+    "no OpenSSL": r"openssl is not installed",
 }
 """What a machine may lack at home. ``.ci/run`` installs all of it, so that none of these is allowed there."""
 

@@ -9,10 +9,12 @@ import socket
 import stat
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.waiting import wait_until
 
 _PROGRAMS = ("slurmctld", "slurmd", "squeue", "scontrol", "sbatch", "sinfo")
 
@@ -41,13 +43,13 @@ ReturnToService=2
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=2,bf_interval=2,bf_continue,sched_min_interval=0
+SchedulerParameters=sched_interval=2,bf_interval=2,bf_continue,sched_min_interval=0,batch_sched_delay=0
 PriorityType=priority/multifactor
 JobRequeue=1
 GresTypes=gpu
 KillWait={kill_wait}
 MinJobAge=3600
-AccountingStorageType=accounting_storage/none
+{accounting}
 JobCompType=jobcomp/none
 {nodes}
 PartitionName=train Nodes=g[1-{count}] Default=YES MaxTime=INFINITE State=UP
@@ -146,12 +148,11 @@ class SlurmCluster:
 
     def _until(self, ready: object, message: str, patience_s: float = 30.0) -> None:
         assert callable(ready)
-        end_s = time.monotonic() + patience_s
-        while not ready():
-            if time.monotonic() > end_s:
-                log = (self.folder / "slurmctld.log").read_text()[-2000:]
-                raise AssertionError(f"{message}\n{log}")
-            time.sleep(0.1)
+        try:
+            wait_until(ready, message, patience_s)
+        except TimeoutError as error:
+            error.add_note((self.folder / "slurmctld.log").read_text()[-2000:])
+            raise
 
 
 def _end_inside(folder: Path) -> None:
@@ -177,7 +178,14 @@ def _end_inside(folder: Path) -> None:
 
 @contextmanager
 def slurm_cluster(
-    folder: Path, nodes: int = 4, gpus: int = 2, kill_wait: int = 3, submit_lua: str = "", conf_lines: str = ""
+    folder: Path,
+    nodes: int = 4,
+    gpus: int = 2,
+    kill_wait: int = 3,
+    submit_lua: str = "",
+    conf_lines: str = "",
+    types: Sequence[str] = (),
+    accounting: str = "",
 ) -> Iterator[SlurmCluster]:
     """Nodes ``g1`` … with fake GPUs (null devices), torn down at the end.
 
@@ -187,7 +195,11 @@ def slurm_cluster(
         kill_wait: Seconds from SIGTERM to SIGKILL.
         submit_lua: Its job_submit.lua.
         conf_lines: Further lines of slurm.conf.
+        types: GPU type of each node; ``fake`` for all when empty. A node's type is its feature, too.
+        accounting: Lines of slurm.conf from :func:`tests.slurm_accounting.slurm_database`, in the same folder; none
+            without accounting.
     """
+    types = types or ("fake",) * nodes
     for part in ("state", "dev", *(f"spool/g{n}" for n in range(1, nodes + 1))):
         (folder / part).mkdir(parents=True)
     for gpu in range(gpus):
@@ -196,19 +208,31 @@ def slurm_cluster(
     port, *node_ports = _free_ports(nodes + 1)
     lines = [
         f"NodeName=g{n} NodeHostname={host} NodeAddr=127.0.0.1 Port={node_ports[n - 1]} CPUs=4 RealMemory=1000 "
-        f"Gres=gpu:fake:{gpus}"
+        f"Gres=gpu:{types[n - 1]}:{gpus} Features={types[n - 1]}"
         for n in range(1, nodes + 1)
     ]
     conf = folder / "slurm.conf"
     conf.write_text(
-        _CONF.format(host=host, port=port, folder=folder, kill_wait=kill_wait, nodes="\n".join(lines), count=nodes)
+        _CONF.format(
+            host=host,
+            port=port,
+            folder=folder,
+            kill_wait=kill_wait,
+            nodes="\n".join(lines),
+            count=nodes,
+            accounting=f"AccountingStorageType=accounting_storage/{'slurmdbd' if accounting else 'none'}",
+        )
     )
-    conf.write_text(conf.read_text() + conf_lines)
+    conf.write_text(conf.read_text() + accounting + conf_lines)
     if submit_lua:
         (folder / "job_submit.lua").write_text(submit_lua)
         conf.write_text(conf.read_text() + "JobSubmitPlugins=lua\n")
     (folder / "gres.conf").write_text(
-        f"AutoDetect=off\nNodeName=g[1-{nodes}] Name=gpu Type=fake File={folder}/dev/gpu[0-{gpus - 1}]\n"
+        "AutoDetect=off\n"
+        + "".join(
+            f"NodeName=g{n} Name=gpu Type={kind} File={folder}/dev/gpu[0-{gpus - 1}]\n"
+            for n, kind in enumerate(types, 1)
+        )
     )
     cluster = SlurmCluster(folder, {**os.environ, "SLURM_CONF": str(conf)}, nodes)
     try:

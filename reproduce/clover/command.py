@@ -11,7 +11,7 @@ import click
 
 from joulery.app.simulation import Overrides
 from joulery.app.simulation.variant_study import benches_of, grids_of, studies_of
-from joulery.config.scenarios.scenario import VariantsScenario, load_scenario
+from joulery.config.scenario import VariantsScenario, load_scenario
 from reproduce.claim import output_options, print_claims, write_page
 from reproduce.clover.claims import claims
 from reproduce.clover.figures import CloverFigures, figures

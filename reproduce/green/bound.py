@@ -17,7 +17,7 @@ from joulery.domain.arrays import FloatArray
 from joulery.domain.energy.carbon import JOULES_PER_KWH
 from joulery.perf.power.training_power import POWER_LIMITS, JobClass, NodePower, limited, power_table
 from joulery.sim.core.hourly_intensity import Intensity
-from joulery.sim.training.workload import Jobs
+from joulery.sim.training.plant import Jobs
 
 
 @dataclass(frozen=True, slots=True)

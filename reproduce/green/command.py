@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from joulery.ui.kit.progress import progress_bar
+from joulery.ui.kit.console import progress_bar
 from reproduce.claim import output_options, print_claims, write_page
 from reproduce.green.claims import claims
 from reproduce.green.evaluation import GreenEvaluation, document, run

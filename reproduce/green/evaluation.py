@@ -10,12 +10,12 @@ from typing import Any, Literal
 from joulery.app.simulation.training_study import jobs_of
 from joulery.app.wiring.hourly_intensity import hourly_series
 from joulery.config.carbon import CarbonFile, CarbonTypical, carbon_from_flags
-from joulery.config.scenarios.training_study import RecordedTrace, SyntheticTrace, TrainingCluster
+from joulery.config.scenario import RecordedTrace, SyntheticTrace, TrainingCluster
 from joulery.domain.errors import ConfigError
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.streams import Streams
+from joulery.sim.training.plant import Jobs
 from joulery.sim.training.study import Setting
-from joulery.sim.training.workload import Jobs
 from reproduce.green.bound import BoundPoint
 from reproduce.green.figures import Experiment, GreenFigures, PolicyOutcome, figures, in_region
 

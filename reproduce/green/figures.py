@@ -18,8 +18,8 @@ from joulery.policies.training.allocation import ClusterView
 from joulery.policies.training.green import GreenState
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.training.cluster import TrainingRun
+from joulery.sim.training.plant import Jobs
 from joulery.sim.training.study import Setting, run_scheme
-from joulery.sim.training.workload import Jobs
 from reproduce.green.bound import BoundPoint, least_grams
 
 DAY = ("green", "green-paper", "green-paper:mu=1", "tiresias", "tiresias-requested", "gaia", "ecovisor", "green-lean")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from joulery.app.measuring import measure as measure
+    from joulery.app.measuring import measured as measured
     from joulery.app.measuring import trace as trace
     from joulery.config import Site as Site
     from joulery.config import load as load
@@ -37,6 +38,7 @@ _EXPORTS: dict[str, str] = {
     "Step": "joulery.domain.decisions",
     "load": "joulery.config",
     "measure": "joulery.app.measuring",
+    "measured": "joulery.app.measuring",
     "trace": "joulery.app.measuring",
 }
 

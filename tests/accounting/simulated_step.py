@@ -1,5 +1,6 @@
 """A training step of 28 operations with known powers, and the counter that watched it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,13 +23,21 @@ class Simulated:
     window_ns: tuple[int, int]
     truth_j: dict[str, float]
     instant: PowerSteps
+    mean: PowerSteps
 
 
-def simulate(seed: int, update_s: float, seconds: float = 14.0, noise: float = 0.01) -> Simulated:
-    """Operations of 0.2 to 2.5 ms at 80 to 130 W, 40 W between steps, a counter renewed every ``update_s``."""
+def simulate(
+    seed: int, update_s: float, seconds: float = 14.0, noise: float = 0.01, kernels_w: Sequence[float] = ()
+) -> Simulated:
+    """Operations of 0.2 to 2.5 ms at 80 to 130 W, 40 W between steps, a counter renewed every ``update_s``.
+
+    With ``kernels_w`` each operation has the power of one of these kernels, drawn without replacement.
+    """
     rng = np.random.default_rng(seed)
     mean_s = np.clip(rng.lognormal(np.log(1.0e-3), 0.6, OPS), 0.2e-3, 2.5e-3)
     watts, idle_w = rng.uniform(80, 130, OPS), 40.0
+    if len(kernels_w):
+        watts = rng.choice(np.array(kernels_w), OPS, replace=False)
     steps = int(seconds / (mean_s.sum() + 1.25e-3)) + 1
     length = np.maximum(mean_s * rng.normal(1, 0.05, (steps, OPS)), 1e-5)
     gap = rng.uniform(0.5e-3, 2e-3, (steps, 1))
@@ -56,6 +65,8 @@ def simulate(seed: int, update_s: float, seconds: float = 14.0, noise: float = 0
     at = np.searchsorted(np.cumsum(length_ns.ravel()), stamps, "right")
     instant_w = drawn_w[np.minimum(at, len(drawn_w) - 1)] * rng.normal(1, noise, len(stamps))
     instants = Channel(DEVICE, "board", ReadingKind.POWER, "fake", Quality.MEASURED)
+    averages = Channel(DEVICE, "board", ReadingKind.AVERAGE, "fake", Quality.MEASURED, averaging_s=update_s)
+    mean_w = true_j / update_s * rng.normal(1, noise, len(true_j))
     seen = trace.dur_ns / 1e9 * watts[trace.op]
     truth = np.bincount(trace.op, seen, OPS)
     return Simulated(
@@ -65,4 +76,5 @@ def simulate(seed: int, update_s: float, seconds: float = 14.0, noise: float = 0
         (int(stamps[0]), int(stamps[-1])),
         {f"net/op{i:02d}": float(truth[i]) for i in range(OPS)},
         power_steps(PowerTrace(instants, stamps, instant_w, update_s)),
+        power_steps(PowerTrace(averages, stamps[1:], mean_w, update_s)),
     )

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joulery.accounting import estimators
-from joulery.accounting.align import align
-from joulery.accounting.edd import powers_w
-from joulery.accounting.precision import Sight, resolution
+from joulery.accounting.operations import estimators
+from joulery.accounting.operations.align import align
+from joulery.accounting.operations.edd import powers_w
+from joulery.accounting.operations.precision import Sight, resolution
 from joulery.accounting.steps import PowerSteps
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.errors import DataError

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from joulery.accounting.align import align
-from joulery.accounting.edd import Node, tree
-from joulery.accounting.rows import added, folded
+from joulery.accounting.operations.align import align
+from joulery.accounting.operations.edd import Node, tree
+from joulery.accounting.operations.rows import added, folded
 from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.trace.events import EventTrace, joined, shifted, with_devices
 

@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from joulery.accounting.align import align
-from joulery.accounting.rows import added, rolled_up
+from joulery.accounting.operations.align import align
+from joulery.accounting.operations.rows import added, rolled_up
 from joulery.accounting.steps import PowerSteps
+from joulery.app.runs.anatomies import RunAnatomy
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.quality import Quality
 from joulery.domain.trace.events import EventTrace
-from joulery.runtime.tracing.anatomies import RunAnatomy
 from joulery.store.run.directory import create_run, open_run
 from joulery.ui.reports.anatomy.comparison import compare
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from joulery.accounting.align import align
-from joulery.accounting.precision import (
+from joulery.accounting.operations.align import align
+from joulery.accounting.operations.precision import (
     Sight,
     matrix,
     mean_difference,

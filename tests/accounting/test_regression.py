@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from joulery.accounting.align import align
-from joulery.accounting.precision import Sight, pearson, resolution
+from joulery.accounting.operations.align import align
+from joulery.accounting.operations.precision import Sight, pearson, resolution
 from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.errors import DataError
 from tests.accounting.simulated_step import DEVICE, Simulated, simulate
@@ -51,6 +51,23 @@ def test_readings_of_instants_are_no_means(update_s: float, bound: float) -> Non
         assert weighted_error(got, sim.truth_j) <= bound
         hottest = [sorted(joules, key=joules.__getitem__)[-5:] for joules in (got.energy_by_op, sim.truth_j)]
         assert set(hottest[0]) == set(hottest[1])
+
+
+@pytest.mark.parametrize("kind", ["meter", "mean", "instant"])
+@pytest.mark.parametrize(("update_s", "seconds", "bound"), [(0.020, 14.0, 0.05), (0.100, 60.0, 0.10)])
+def test_every_kind_of_reading_is_taken_for_what_it_is(
+    kind: str, update_s: float, seconds: float, bound: float
+) -> None:
+    """A counter's interval, a mean of the time before its reading, an instant: each equation says what it holds."""
+    errors = []
+    for seed in range(3):
+        sim = simulate(seed, update_s, seconds)
+        got = align(sim.trace, {DEVICE: [getattr(sim, kind)]}, sim.window_ns, estimator="regression")
+        (device,) = got.devices
+        assert device.estimator == "regression"
+        assert device.attributed_j + device.unattributed_j == pytest.approx(device.total_j, rel=1e-9)
+        errors.append(weighted_error(got, sim.truth_j))
+    assert float(np.mean(errors)) <= bound
 
 
 def test_a_correlation_does_not_tell_them_apart() -> None:

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from joulery.accounting.align import align
-from joulery.accounting.edd import powers_w, tree
-from joulery.accounting.rows import Fold, added, fold_from, fold_name, folded, rolled_up
+from joulery.accounting.operations.align import align
+from joulery.accounting.operations.edd import powers_w, tree
+from joulery.accounting.operations.rows import Fold, added, fold_from, fold_name, folded, rolled_up
 from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.trace.events import EventTrace

@@ -42,7 +42,7 @@ def test_a_request_alone_pays_for_what_it_did_though_it_wrote_nothing() -> None:
     assert book.ended("llm", 1) == (6.0, None)
 
 
-def test_what_an_engine_uses_between_requests_is_nobodys() -> None:
+def test_what_an_engine_uses_between_requests_has_no_owner() -> None:
     book = TokenBook()
     book.settle(10.0, 4.0, {"llm": 6.0})
     book.began("llm", 1)

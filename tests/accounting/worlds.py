@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from joulery.accounting.align import align
+from joulery.accounting.operations.align import align
 from joulery.accounting.steps import PowerSteps
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.energy.tensor_footprint import TensorFootprint

@@ -2,7 +2,6 @@ import errno
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from joulery.adapters.cgroups import ROOT, CpuGroups, GroupFiles
 from joulery.domain.errors import CapabilityError
 from joulery.domain.serving.service import Slice, SliceKind
 from tests.adapters.engines.embedded.fake_cgroups import FakeGroups
+from tests.waiting import wait_until
 
 
 def cpu(cores: int, share_ratio: float) -> Slice:
@@ -103,7 +103,7 @@ def test_without_permission_nothing_is_left_behind(tmp_path: Path, deny: str) ->
     files.deny = deny
     with pytest.raises(CapabilityError, match="Permission denied") as caught:
         groups.add("r0", 4242, cpu(1, 0.5))
-    assert caught.value.hint == "run as root, or use whole cores"
+    assert "root" in (caught.value.hint or "") and "whole cores" in (caught.value.hint or "")
     assert deny in (caught.value.resource or "")
     assert [path for path in (tmp_path / "cpu").iterdir() if path.is_dir()] == []
 
@@ -120,7 +120,7 @@ def test_a_share_the_kernel_cannot_give_is_refused(tmp_path: Path) -> None:
     groups, files = v1_tree(tmp_path)
     with pytest.raises(CapabilityError, match="too small") as caught:
         groups.add("r0", 4242, cpu(2, 0.04))
-    assert caught.value.hint == "give it at least 0.05 of its cores"
+    assert "0.05" in (caught.value.hint or "")
     assert files.writes == []
     groups.add("r0", 4242, cpu(2, 0.05))
     assert files.writes[1][1] == "1000"
@@ -150,10 +150,12 @@ def test_a_quota_of_a_quarter_core_holds_on_this_machine() -> None:
             pytest.skip(str(error))
         used_s = float(process.communicate("\n")[0])
     assert used_s < 0.8 * 0.25 + 0.15
-    deadline_s = time.monotonic() + 5
-    while group.exists() and time.monotonic() < deadline_s:
+
+    def gone() -> bool:
         groups.remove(group)
-    assert not group.exists()
+        return not group.exists()
+
+    assert wait_until(gone, "the removal of the group")
 
 
 def test_the_real_files_are_written_made_and_removed(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 
 from joulery.adapters.cgroups import RunGroup, make_group, open_group
 from joulery.domain.errors import CapabilityError
+from tests.waiting import wait_until
 
 
 class Cgroups:
@@ -160,9 +160,12 @@ def test_a_real_group_counts_an_orphan_that_was_not_reaped(real_group: RunGroup)
     subprocess.run(["sh", "-c", f'"{sys.executable}" -c "{burn}" &'], preexec_fn=real_group.enter, check=True)
     tree.discover()
     assert len(tree.pids()) == 1
-    while tree.pids():
-        time.sleep(0.02)
+
+    def gone() -> bool:
         tree.discover()
+        return not tree.pids()
+
+    wait_until(gone, "the end of the descendant")
     assert tree.read()[0] - before[0] >= 0.3
     tree.close()
 

@@ -73,7 +73,7 @@ def test_the_intensity_of_the_months_before_the_first_start_is_not_needed(tmp_pa
     assert report.intensity.start_s == held_gpus(report.jobs).first_s
 
 
-def test_nobody_begins_before_it_is_submitted_whatever_two_clocks_said() -> None:
+def test_no_job_begins_before_it_is_submitted_despite_two_clocks() -> None:
     assert held_gpus([past(5000.0, 4000.0)]).submit_s.tolist() == [400.0]
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from joulery.app import schedule
+from joulery.domain.cluster import ClusterJob, JobState
 from joulery.runtime.schedule import scheduler
+from joulery.runtime.schedule.state import SchedulerState
 from tests.runtime.schedule.fake_cluster import FakeCluster
 
 
@@ -70,3 +74,25 @@ def test_after_one_round_the_watchdog_waits_for_the_next(
     monkeypatch.setattr(schedule, "start_watchdog", start)
     schedule.run_schedule(schedule.ScheduleRequest(site, once=once), lambda entry: None, stop)
     assert begun == [patience_s]
+
+
+def test_waiting_jobs_have_a_rank_and_a_reason() -> None:
+    def job(number: int, **more: Any) -> ClusterJob:
+        return ClusterJob(number, "job", "ada", 0.0, JobState.WAITING, **more)
+
+    jobs = (
+        job(1, pool="a"), job(2, pool="a", shape=2, max_slots=2), job(3, pool="b"), job(4, blocked="Licenses"),
+        job(5, exempt="held by its owner"), job(6), replace(job(7), state=JobState.RUNNING, slots=1), job(8, pool="a"),
+    )  # fmt: skip
+    refused = {8: (float("inf"), "lacks resources")}
+    state = SchedulerState(target={1: 1, 7: 1}, waiting=((3, 1), (2, 2), (4, 1), (8, 1)), refused=refused)
+    line = schedule._line(jobs, state)
+    shown = {one.id: tuple(schedule._wait(one, state, line).values()) for one in jobs}
+
+    assert {number: rank for number, (rank, _) in shown.items()} == {
+        1: 1, 2: 3, 3: 2, 4: 4, 5: None, 6: None, 7: None, 8: 5,
+    }  # fmt: skip
+    assert "first in its pool" in shown[1][1] and "first in its pool" in shown[3][1]
+    assert "1 job of its pool" in shown[2][1]
+    assert "Licenses" in shown[4][1] and "owner" in shown[5][1] and "lacks" in shown[8][1]
+    assert shown[6][1] is None and shown[7][1] is None

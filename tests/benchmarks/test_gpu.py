@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu
+from benchmarks import NotRun, gpu
 from joulery.adapters.tracers.kineto.reader import read_columns
 from tests.adapters.tracers.kineto.kineto_file import KinetoFile
 from tests.data_folder import data_folder
@@ -69,9 +69,13 @@ def test_all_kernel_time_of_a_real_trace_is_linked() -> None:
     assert linked == 1.0
 
 
-def test_without_a_gpu_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_it_does_not_run_and_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "missing", lambda plan: "no GPU")
-    result = gpu.run()
-    assert not result.checks
-    assert "no GPU" in result.notes[0]
-    assert math.isnan(gpu.judged(gpu.Totals(20.0, 1.0, 0.0, 1.0, None))[1].value)
+    with pytest.raises(NotRun, match="no GPU"):
+        gpu.run()
+
+
+def test_a_total_without_a_counter_does_not_hold() -> None:
+    line = gpu.judged(gpu.Totals(20.0, 1.0, 0.0, 1.0, None))[1]
+    assert math.isnan(line.value)
+    assert not line.holds

@@ -15,8 +15,7 @@ from joulery.config.carbon import (
     CarbonWattTime,
     carbon_from_flags,
 )
-from joulery.domain.energy.carbon import Scope, Signal
-from joulery.domain.energy.fill import Fill, FillRule
+from joulery.domain.energy.carbon import Fill, FillRule, Scope, Signal
 from joulery.domain.errors import ConfigError
 from tests.config.site_text import written
 
@@ -87,7 +86,7 @@ def test_stated_typical_and_plugged_in(tmp_path: Path) -> None:
         ("kind: guess", "carbon.kind: is not a known kind"),
         ("zone: GB", "missing key 'kind'"),
         ("kind: file", "missing key 'path'"),
-        ("kind: file, path: absent.csv", "carbon.path: no such file"),
+        ("kind: file, path: absent/grid.csv", "carbon.path: no such folder"),
         ("kind: file, path: grid.csv, fill: zero", "carbon.fill: not a rule for gaps"),
         ("kind: file, path: grid.csv, fill: linear", "carbon.fill: not a rule for gaps"),
         ("kind: file, path: grid.csv, fill: forecast", "carbon.fill: only kind uk"),

@@ -11,17 +11,16 @@ from joulery.adapters.carbon.cache import Cached
 from joulery.adapters.carbon.electricity_maps import ElectricityMaps
 from joulery.adapters.carbon.file import SeriesSource
 from joulery.adapters.carbon.fill import Filled
-from joulery.adapters.carbon.replay import ReplayedCarbon, Scripted
-from joulery.adapters.carbon.stated import Stated
-from joulery.adapters.carbon.typical import TypicalDay
+from joulery.adapters.carbon.replay import ReplayedCarbon
+from joulery.adapters.carbon.stated import Stated, TypicalDay
 from joulery.adapters.carbon.uk import UkCarbon
 from joulery.adapters.carbon.watttime import WattTime
-from joulery.domain.energy.carbon import CarbonSeries
-from joulery.domain.energy.fill import FillRule
+from joulery.domain.energy.carbon import CarbonSeries, FillRule
 from joulery.domain.ports import CarbonSource
 from joulery.domain.quality import Quality
 from tests.adapters.carbon import test_electricity_maps, test_uk, test_watttime
 from tests.adapters.carbon.local import served
+from tests.fakes.carbon import Scripted
 
 KINDS = ("file", "uk", "electricity-maps", "watttime", "typical", "stated", "replay", "scripted", "filled", "cached")
 NOW = {"uk": test_uk.NOON, "electricity-maps": test_electricity_maps.NOW, "watttime": test_watttime.NOW}

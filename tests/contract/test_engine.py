@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from joulery.adapters.engines.embedded.engine import LocalEngine, LocalSettings
+from joulery.app.runs.replay import decide_again
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.ports import Engine
@@ -23,7 +24,6 @@ from joulery.policies.serving.objective import ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.policy import ServicePolicy
 from joulery.policies.serving.trial_search import TrialSearch
 from joulery.policies.serving.trials import TrialBudget
-from joulery.runtime.runs.replay import decide_again
 from joulery.runtime.serving.driver import APPLIED
 from tests.adapters.engines.support import alive, ask, toy, until
 from tests.runtime.serving.live_trials import Live

@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import sysconfig
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from joulery.domain.errors import ActuationError
 from joulery.domain.serving.engine import InferRequest, ModelRef, Outcome, ReplicaSpec, RequestError
 from joulery.domain.serving.service import Slice, SliceKind
 from joulery.domain.serving.tensors import TensorSpec
+from tests.waiting import wait_until
 
 MODEL = """
 import json
@@ -127,15 +127,15 @@ def free_ports() -> int:
 
 
 def wait_ready(url: str, running: subprocess.Popen[bytes], log: Path) -> None:
-    end_s = time.monotonic() + 90
-    while time.monotonic() < end_s:
+    def ready() -> bool:
         assert running.poll() is None, log.read_text(errors="replace")[-3000:]
         try:
             with urllib.request.urlopen(f"{url}/v2/health/ready", timeout=5):
-                return
+                return True
         except (urllib.error.URLError, OSError):
-            time.sleep(0.2)
-    pytest.fail(log.read_text(errors="replace")[-3000:])
+            return False
+
+    wait_until(ready, "a Triton that is ready")
 
 
 def got(url: str) -> bytes:

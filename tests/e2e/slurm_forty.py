@@ -8,6 +8,7 @@ ten minutes, nearly all of them asleep; ``--short`` is the same with twelve jobs
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from tests.e2e.slurm_jobs import JOB, Daemon, whole
 from tests.slurm_cluster import SlurmCluster, missing, slurm_cluster
+from tests.waiting import wait_until
 
 TORCH_JOB = Path(__file__).with_name("torch_job.py")
 SITE = """\
@@ -222,9 +224,8 @@ def _stops(words: str) -> Callable[[dict[str, object]], bool]:
 
 
 def _until(ready: Callable[[], bool], patience_s: float) -> None:
-    end_s = time.monotonic() + patience_s
-    while not ready() and time.monotonic() < end_s:
-        time.sleep(0.5)
+    with contextlib.suppress(TimeoutError):  # the result says what did not come about
+        wait_until(ready, "the state", patience_s)
 
 
 def _loss(output: str) -> list[str]:

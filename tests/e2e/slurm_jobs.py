@@ -6,10 +6,11 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import PATIENCE_S, wait_until
 
 JOB = """\
 #!/usr/bin/env python3
@@ -51,17 +52,27 @@ class Daemon:
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
-    def until(self, wanted: Callable[[dict[str, Any]], bool], patience_s: float = 40.0) -> dict[str, Any]:
+    def until(self, wanted: Callable[[dict[str, Any]], bool], patience_s: float = PATIENCE_S) -> dict[str, Any]:
         """The first entry of the log that is wanted."""
-        end_s, at = time.monotonic() + patience_s, 0
-        while True:
-            while at < len(self.entries):
-                if wanted(self.entries[at]):
-                    return self.entries[at]
+        at = 0
+
+        def found() -> dict[str, Any] | None:
+            nonlocal at
+            ended = self.process.poll() is not None  # before the look: its last lines count
+            for entry in self.entries[at:]:
+                if wanted(entry):
+                    return entry
                 at += 1
-            assert time.monotonic() < end_s, [*self.entries[:12], *self.entries[-12:]]
-            assert self.process.poll() is None, "the scheduler ended"
-            time.sleep(0.01)
+            assert not ended, "the scheduler ended"
+            return None
+
+        try:
+            entry = wait_until(found, "the entry", patience_s)
+        except TimeoutError as error:
+            error.add_note(f"the log: {[*self.entries[:12], *self.entries[-12:]]}")
+            raise
+        assert entry is not None
+        return entry
 
     def actions(self, verb: str) -> list[dict[str, Any]]:
         """What was done of one kind."""

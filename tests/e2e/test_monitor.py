@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from joulery.store.run.directory import open_run
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -68,7 +69,7 @@ ask() { curl -sS --fail --unix-socket "$SOCKET" "$@"; }
 ID=$(ask -d "{\\"pid\\": $$}" http://joulery/sessions | sed 's/.*"id":"\\([0-9]*\\)".*/\\1/')
 i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done
 sleep 0.3
-ask "http://joulery/sessions/$ID/power" > power.csv
+ask "http://joulery/sessions/$ID/power?of=machine" > power.csv
 ask -X DELETE "http://joulery/sessions/$ID" > report.json
 """
     )
@@ -81,13 +82,51 @@ ask -X DELETE "http://joulery/sessions/$ID" > report.json
     assert open_run(report["run"]).closed
 
 
+BUSY = """
+import time
+end = time.thread_time() + 1.2
+while time.thread_time() < end:
+    pass
+input()
+"""
+
+
+def test_the_power_of_a_session_is_the_process_s_share(running: Running) -> None:
+    """Of a machine that others keep busy, a process that sleeps has next to nothing, and one that works its part."""
+    both = [subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) for code in (BUSY, "input()")]
+    names = [running.ask("POST", "/sessions", 201, {"pid": one.pid})["id"] for one in both]
+    wait_until(lambda: cpu_s(both[0].pid) >= 1.2)
+    works, sleeps = (energy(running.ask("GET", f"/sessions/{name}/power", 200)) for name in names)
+    whole = energy(running.ask("GET", f"/sessions/{names[0]}/power?of=machine", 200))
+    for name, one in zip(names, both, strict=True):
+        running.ask("DELETE", f"/sessions/{name}", 200)
+        one.communicate(b"\n")
+    assert 0 <= sleeps < 0.2 * works < 0.2 * whole
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a process so far."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def energy(text: str) -> float:
+    """Joules of a table of power, and that every row says how it is known."""
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert all(row["quality"] in ("measured", "modelled", "assumed") for row in rows)
+    if rows[0]["counter_j"]:
+        return float(rows[-1]["counter_j"]) - float(rows[0]["counter_j"])
+    t_s = [int(row["t_ns"]) / 1e9 for row in rows]
+    return sum(float(row["power_w"]) * (b - a) for row, a, b in zip(rows, t_s, t_s[1:], strict=False))
+
+
 def test_start_read_stop(running: Running) -> None:
     assert running.ask("GET", "/sessions", 200) == []
     started = running.ask("POST", "/sessions", 201, {"pid": os.getpid(), "period": "4 ms"})
     assert running.ask("GET", "/sessions", 200) == [started]
-    first = list(csv.DictReader(io.StringIO(running.ask("GET", f"/sessions/{started['id']}/power", 200))))
+    path = f"/sessions/{started['id']}/power?of=machine"
+    first = list(csv.DictReader(io.StringIO(running.ask("GET", path, 200))))
     since = first[-1]["t_ns"]
-    later = running.ask("GET", f"/sessions/{started['id']}/power?since_ns={since}", 200)
+    later = running.ask("GET", f"{path}&since_ns={since}", 200)
     assert all(int(row["t_ns"]) > int(since) for row in csv.DictReader(io.StringIO(later)))
     report = running.ask("DELETE", f"/sessions/{started['id']}", 200)
     assert report["quality"] and Path(report["run"]).is_dir()

@@ -115,7 +115,9 @@ def test_jobs_run_grow_are_metered_and_survive_a_killed_scheduler(desk: Desk) ->
     row = desk.jobs()[job]
 
     assert not whole(desk.output(job), 100)
-    assert (row["state"], row["restarts"], row["owner"], row["name"]) == ("done", 1, "ada", "toy")
+    assert (row["state"], row["owner"], row["name"]) == ("done", "ada", "toy")
+    # Killed before the grown job was started, the first scheduler leaves it to the second to start it, and to grow it.
+    assert 1 <= row["restarts"] <= 2
     assert ended["energy_j"] > 0
     assert ended["carbon_g"] == pytest.approx(ended["energy_j"] * 250 / 3.6e6)
     assert row["energy_j"] == pytest.approx(ended["energy_j"])

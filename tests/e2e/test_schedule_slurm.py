@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from joulery.runtime.schedule.scheduler import release_all
 from tests.e2e.slurm_forty import SHORT, good, play, torch_interpreter
 from tests.e2e.slurm_jobs import JOB, Daemon
 from tests.slurm_cluster import SlurmCluster, missing, slurm_cluster
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 
@@ -74,10 +74,10 @@ def test_grow_shrink_preempt_crash_and_restart_lose_no_job_and_run_none_twice(tm
 
 
 def test_when_the_scheduler_dies_for_good_the_watchdog_releases_its_holds(cluster: SlurmCluster) -> None:
-    jobs = [submit(cluster, 400, 0.05, most=1) for _ in range(10)]
+    jobs = [submit(cluster, 400, 0.05, most=1) for _ in range(14)]
     daemon = Daemon(cluster.folder / "site.yaml", cluster.env)
     try:
-        daemon.until(lambda entry: entry.get("do") in ("hold", "stop"))
+        daemon.until(lambda entry: entry.get("do") in ("hold", "stop") and entry["outcome"] == "applied")
         other = subprocess.run(
             [sys.executable, "-m", "joulery", "schedule", "site.yaml"],
             env=cluster.env, cwd=cluster.folder, capture_output=True, text=True, timeout=30, check=False,
@@ -89,10 +89,7 @@ def test_when_the_scheduler_dies_for_good_the_watchdog_releases_its_holds(cluste
         daemon.kill()
     tagged = {job for job, (_, _, tag) in states(cluster).items() if tag == "green:held"}
     assert tagged
-    end_s = time.monotonic() + 30
-    while any(tag for _, _, tag in states(cluster).values()):
-        assert time.monotonic() < end_s, states(cluster)
-        time.sleep(0.2)
+    wait_until(lambda: not any(tag for _, _, tag in states(cluster).values()), "the release of held jobs")
 
     assert not any("Held" in reason for _, reason, _ in states(cluster).values())
     log = (cluster.folder / "joulery-jobs" / "watchdog.log").read_text()
@@ -103,9 +100,8 @@ def test_when_the_scheduler_dies_for_good_the_watchdog_releases_its_holds(cluste
 def test_what_is_not_ours_is_left_alone_and_what_is_down_is_not_counted(cluster: SlurmCluster) -> None:
     script = cluster.folder / "sleep.sh"
     script.write_text("#!/bin/bash\nsleep 600\n")
-    array = int(cluster.submit(script, "--gres=gpu:1", "--array=1-2"))
     owner_held = int(cluster.submit(script, "--gres=gpu:1", "--hold"))
-    fixed = int(cluster.submit(script, "--gres=gpu:1", "--no-requeue"))
+    later = int(cluster.submit(script, "--gres=gpu:1", "--begin=now+1hour"))
     impossible = int(cluster.submit(script, "--gres=gpu:2", "--nodes=4", "--ntasks=8", "--comment=joulery:min=8,max=8"))
     stubborn = cluster.folder / "stubborn.sh"
     stubborn.write_text("#!/bin/bash\ntrap '' TERM\nwhile true; do sleep 0.1; done\n")
@@ -119,10 +115,57 @@ def test_what_is_not_ours_is_left_alone_and_what_is_down_is_not_counted(cluster:
         assert daemon.stop() == 0, daemon.errors
     touched = {entry["job"] for entry in daemon.entries if entry["kind"] == "action" and "job" in entry}
 
-    assert not touched & {array, array + 1, owner_held, fixed}
+    assert not touched & {later, owner_held}
     assert states(cluster)[owner_held][1] == "JobHeldUser"
     assert states(cluster)[impossible][0] == "PENDING"
     assert states(cluster)[ignoring][0] in ("RUNNING", "PENDING")
+
+
+def test_arrays_srun_and_heterogeneous_jobs_take_their_turn(tmp_path: Path) -> None:
+    """None of them overtakes a job that is held; every task runs once; components start together.
+
+    ``srun`` comes while every GPU is busy. A job that comes while one is free may start before joulery first sees it:
+    Slurm starts it by itself at its submission, unless job_submit.lua holds it.
+    """
+    with slurm_cluster(tmp_path / "slurm", nodes=2, gpus=2) as made:
+        (made.folder / "site.yaml").write_text(SITE)
+        (made.folder / "progress").mkdir()
+        script = made.folder / "note.sh"
+        script.write_text("#!/bin/bash\necho ${SLURM_ARRAY_TASK_ID:-0} >> ran\nsleep 2\n")
+        first = [int(made.submit(script, "--gres=gpu:1", "--ntasks=1")) for _ in range(4)]
+        daemon = Daemon(made.folder / "site.yaml", made.env)
+        try:
+            daemon.until(lambda entry: entry["kind"] == "round")
+            wait_until(lambda: not made.run("squeue", "-h").strip(), "the end of the first jobs", 60.0)
+            long = made.folder / "long.sh"
+            long.write_text(script.read_text().replace("sleep 2", "sleep 8"))
+            early = [int(made.submit(long, "--gres=gpu:1", "--ntasks=1", "--no-requeue")) for _ in range(4)]
+            array = int(made.submit(script, "--gres=gpu:1", "--array=1-6"))
+            components = ("--gres=gpu:1", "--nodes=1", ":", "--gres=gpu:2", "--nodes=1")
+            het = int(made.run("sbatch", "--parsable", "--requeue", f"--chdir={made.folder}", *components, str(script)))
+            daemon.until(lambda entry: entry.get("do") == "split")
+            wait_until(lambda: len(made.run("squeue", "-h", "--states=running").split("\n")) > 4, "busy GPUs", 60.0)
+            with (made.folder / "srun.out").open("wb") as out:
+                waits = subprocess.Popen(("srun", "--gres=gpu:1", "sleep", "1"), env=made.env, stdout=out, stderr=out)
+            wait_until(lambda: not made.run("squeue", "-h").strip(), "the end of every job", 120.0)
+            assert waits.wait(30) == 0, (made.folder / "srun.out").read_text()
+        finally:
+            assert daemon.stop() == 0, daemon.errors
+        jobs = json.loads(made.run("squeue", "--json", "--states=all"))["jobs"]
+        begun = {job["job_id"]: job["start_time"] for job in jobs}
+        ran = sorted(map(int, (made.folder / "ran").read_text().split()))
+        (interactive,) = [job["job_id"] for job in jobs if not job["batch_flag"]]
+
+        assert ran == [0] * 9 + [1, 2, 3, 4, 5, 6], "every script and every task ran once"
+        assert {job["job_state"] for job in jobs} == {"COMPLETED"}
+        assert begun[het] == begun[het + 1]
+        assert interactive in {entry["job"] for entry in daemon.actions("start")}, "joulery started it, in its turn"
+        assert min(begun[job] for job in early) >= min(begun[job] for job in first)
+        tasks = [job["start_time"] for job in jobs if job["array_job_id"] == array]
+        overtaken = [start_s for start_s in tasks if start_s > begun[interactive]]
+        assert len(overtaken) <= 1, "every task but the one that is not separated yet goes before srun"
+        assert not [job["job_id"] for job in jobs if job["priority"] == 0], "none is left held"
+        assert {job["job_id"] for job in jobs if job["array_job_id"] == array} >= {array}
 
 
 def test_no_job_stops_for_one_that_slurm_would_not_start(tmp_path: Path) -> None:
@@ -180,17 +223,15 @@ def test_a_job_that_ignores_sigterm_is_killed_at_killwait_and_started_again(
     monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
     backend = open_slurm()
 
-    def until(state: JobState) -> float:
-        begun_s = time.monotonic()
-        while backend.snapshot().jobs[0].state is not state:
-            assert time.monotonic() - begun_s < 30, backend.snapshot()
-            time.sleep(0.1)
-        return time.monotonic() - begun_s
+    def until(state: JobState) -> None:
+        wait_until(lambda: backend.snapshot().jobs[0].state is state, f"a job that is {state}")
 
+    output = cluster.folder / f"slurm-{job}.out"
     until(JobState.RUNNING)
-    time.sleep(0.5)
+    wait_until(lambda: output.exists() and "begun" in output.read_text(), "the job's first line")
     backend.apply(Stop(job))
-    assert until(JobState.WAITING) > 1.0, "it had its KillWait"
+    assert backend.snapshot().jobs[0].state is not JobState.WAITING, "it has its KillWait"
+    until(JobState.WAITING)
     assert backend.snapshot().jobs[0].held_by_us
     backend.apply(Start(job, 2))
     until(JobState.RUNNING)
@@ -214,16 +255,15 @@ def test_a_job_that_slurm_does_not_resize_goes_on_as_another(
     job = int(cluster.submit(script, "--ntasks=1", "--gpus-per-task=1", "--hold", "--comment=joulery:min=1,max=2"))
     backend = open_slurm(resubmit=True)
     assert backend.apply(Start(job, 2)).startswith(f"as job {job + 1}, because")
-    end_s = time.monotonic() + 40
-    while {seen.id: seen.state for seen in backend.snapshot().jobs}.get(job + 1) is not JobState.RUNNING:
-        assert time.monotonic() < end_s, states(cluster)
-        time.sleep(0.2)
+
+    def runs() -> bool:
+        return {seen.id: seen.state for seen in backend.snapshot().jobs}.get(job + 1) is JobState.RUNNING
+
+    wait_until(runs, "the job that follows")
     new = next(seen for seen in backend.snapshot().jobs if seen.id == job + 1)
     assert (new.slots, new.follows) == (2, job) and states(cluster)[job][0] == "CANCELLED"
     output = cluster.folder / f"slurm-{job}.out"
-    while not (output.exists() and f"family {job} on 2" in output.read_text()):
-        assert time.monotonic() < end_s, "its output goes on in the same file"
-        time.sleep(0.2)
+    wait_until(lambda: output.exists() and f"family {job} on 2" in output.read_text(), "output in the same file")
 
 
 LUA = Path(__file__).resolve().parents[2] / "examples" / "slurm" / "job_submit.lua"
@@ -279,9 +319,8 @@ def test_a_real_slurmrestd_reports_what_the_commands_report(
     with slurmrestd(cluster) as place:
         read, plain = open_slurm(rest=RestPlace(socket=place)), open_slurm()
         try:
-            end_s = time.monotonic() + 30
-            while repr(seen := read.snapshot()) != repr(plain.snapshot()):
-                assert time.monotonic() < end_s, (seen, plain.snapshot())
+            wait_until(lambda: repr(read.snapshot()) == repr(plain.snapshot()), "the same snapshot")
+            seen = read.snapshot()
             assert seen.slots == 8 and [job.id for job in seen.jobs] == jobs
             waiting = [job.id for job in seen.jobs if job.state is JobState.WAITING]
             read.apply(Hold(waiting[0]))
@@ -314,10 +353,8 @@ def slurmrestd(cluster: SlurmCluster) -> Iterator[Path]:
             env = {**cluster.env, "SLURM_CONF": str(conf)}
             service = subprocess.Popen(as_slurm, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
-            end_s = time.monotonic() + 30
-            while not (folder / "rest").exists():
-                assert service.poll() is None and time.monotonic() < end_s, (folder / "log").read_text()
-                time.sleep(0.1)
+            wait_until(lambda: (folder / "rest").exists() or service.poll() is not None, "the socket of slurmrestd")
+            assert service.poll() is None, (folder / "log").read_text()
             yield folder / "rest"
         finally:
             service.terminate()

@@ -55,6 +55,7 @@ def test_an_unchanged_program_down_to_its_operations(tmp_path: Path) -> None:
     assert run.manifest["tracing"]["steps"] == 4 and len(run.manifest["tracing"]["sessions"]) == 2
     assert all(abs(s["clock_offset_ns"]) < 10_000_000 for s in run.manifest["tracing"]["sessions"])
     assert len(kept_events(run)) > 100 and list((tmp_path / "run" / "trace").iterdir()) == []
+    assert "Sequential/2" in done.stderr and "of 8 training steps" in done.stderr
     report = subprocess.run(
         [sys.executable, "-m", "joulery", "report", "run", "--by", "phase", "--json"],
         cwd=tmp_path,

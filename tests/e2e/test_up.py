@@ -18,9 +18,10 @@ import psutil
 import pytest
 
 from joulery.app.profiling.service_profile import write_profile
-from joulery.runtime.runs.replay import decide_again
+from joulery.app.runs.replay import decide_again
 from joulery.store.run.directory import open_run
 from tests.app.serving.test_service import profile as toy_profile
+from tests.gateway.certificates import made
 from tests.runtime.site_files import toy_site
 from tests.waiting import wait_until
 
@@ -103,7 +104,7 @@ def site(tmp_path):
 def check_contract(summary: dict, *, ended_by_itself: bool = True) -> None:
     """What scripts rely on, and what must be true of any run."""
     assert summary["schema"] == "joulery.up/1"
-    assert summary["requests"] > 0 and summary["failed"] == 0
+    assert summary["answered"] > 0 and summary["failed"] == summary["refused"], "a busy machine may refuse, never fail"
     assert summary["p95_s"] > 0 and summary["slo_s"] > 0
     assert abs(sum(summary["variants"].values()) - 1) < 1e-9
     assert 0 < summary["accuracy_ratio"] < 1 and summary["accuracy_source"]
@@ -114,7 +115,8 @@ def check_contract(summary: dict, *, ended_by_itself: bool = True) -> None:
     charged = sum(part["energy_j"] for part in summary["parts"])
     assert charged + summary["idle_j"] + summary["unattributed_j"] == pytest.approx(summary["energy_j"], rel=1e-9)
     assert summary["saving_low_ratio"] <= summary["saving_ratio"] <= summary["saving_high_ratio"] < 1
-    assert abs(summary["calibration"]["cpu_error_ratio"]) < 1
+    off = summary["calibration"]["cpu_error_ratio"]
+    assert (off is None) == (summary["calibration"]["steered_ratio"] > 0.02) and abs(off or 0.0) < 1
     assert (
         summary["saving_machine_ratio"] == summary["saving_with_idle_ratio"] and 0 <= summary["attainment_ratio"] <= 1
     )
@@ -122,7 +124,8 @@ def check_contract(summary: dict, *, ended_by_itself: bool = True) -> None:
     assert summary["planned"] == summary["sent"] + summary["unsent"] and summary["sent"] >= summary["client"]["ok"]
     assert summary["quality"] in ("measured", "modelled", "assumed")
     if ended_by_itself:
-        assert summary["client"]["ok"] == summary["requests"] == summary["client"]["requests"] == summary["planned"]
+        client = summary["client"]
+        assert client["ok"] + client["refused"] == summary["requests"] == client["requests"] == summary["planned"]
     page = Path(summary["html"]).read_text()
     assert page.startswith("<!doctype html>") and "http://" not in page.replace("http://www.w3.org", "")
 
@@ -145,7 +148,8 @@ def test_the_quickstart_with_real_classifiers(tmp_path):
     run = open_run(tmp_path / "run")
     assert run.closed and run.manifest["kind"] == "up"
     answers = run.series("requests")
-    assert set(answers["outcome"].tolist()) == {"ok"} and len(answers["cpu_s"]) == summary["requests"]
+    assert len(answers["cpu_s"]) == summary["requests"]
+    assert answers["outcome"].tolist().count("ok") == summary["answered"]
     assert run.series("timeline")["energy_j"][-1] == pytest.approx(summary["energy_j"], rel=0.05)
     assert run.series("timeline")["baseline_g"][-1] > 0
 
@@ -367,7 +371,8 @@ def test_two_services_each_with_its_queue_its_slo_and_its_load(tmp_path, two):
     )
     assert set(more["variants"]) == {"only"} and set(sums["variants"]) == {"small", "large"}
     assert more["client"]["ok"] == more["requests"] == 20 and more["slo_quantile"] == 0.99
-    assert sums["client"]["ok"] == sums["requests"] > 20
+    ended = sums["answered"] + sums["failed"] + sums["abandoned"]
+    assert sums["client"]["sent"] == sums["requests"] == ended and sums["client"]["ok"] == sums["answered"] > 20
     for name in ("requests", "failed", "requests_cpu_s", "requests_j", "layout_changes"):
         assert summary[name] == pytest.approx(sums[name] + more[name]), name
     assert summary["client"]["requests"] == summary["requests"] and summary["p95_s"] is None
@@ -419,7 +424,8 @@ def test_trials_on_the_running_service_survive_a_kill_and_a_changed_slo(site, tm
     log = list(open_run(tmp_path / "run").log())
     decisions = [entry for entry in log if entry["kind"] == "decision"]
     assert {entry["outcome"] for entry in decisions} == {"applied"}
-    assert [entry["decision"]["kind"] for entry in decisions][:2] == ["try_layout", "try_layout"]
+    kinds = [entry["decision"]["kind"] for entry in decisions]
+    assert [kind for kind in kinds if kind != "set_weights"][:2] == ["try_layout", "try_layout"]
     assert "the baseline" in decisions[0]["decision"]["reason"]
     outcomes = open_run(tmp_path / "run").series("requests")["outcome"].tolist()
     # The client goes away with the run: what it no longer waits for is cancelled.
@@ -465,3 +471,15 @@ def test_two_services_are_never_on_trial_at_once(tmp_path, two):
     at = next(k for k, entry in enumerate(more) if entry["decisions"] and entry["decisions"][0]["kind"] == "try_layout")
     since_s = [entry["observation"]["sample"]["since_s"] for entry in more[at:]]
     assert since_s[0] < more[at]["t_s"] < min(since_s[1:]), "measured anew from its own turn on"
+
+
+def test_a_site_over_https(tmp_path, site):
+    """The load of the site file trusts the site's own certificate."""
+    files = made(tmp_path)
+    tls = f"serving: {{tls: {{certificate: {files.certificate.name}, key: {files.key.name}}}, "
+    with Up(site({"serving: {": tls}), tmp_path, "--json") as up:
+        code, said, complaint = up.end()
+        assert code == 0, complaint
+    summary = json.loads(said)
+    assert summary["dashboard"].startswith("https://")
+    assert summary["client"]["ok"] + summary["client"]["refused"] == summary["planned"] > 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from joulery.runtime.runs.replay import decide_again
+from joulery.app.runs.replay import decide_again
 from joulery.store.run.directory import open_run
 from tests.e2e.test_up import Up
 from tests.fakes.mps import daemon, gpu_machine

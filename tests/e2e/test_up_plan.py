@@ -1,11 +1,10 @@
-"""``joulery up --plan``: instances with shares and batches, a shadow that takes over, services that come and go."""
+"""``joulery up --plan``: instances with shares and batches, a standby that takes over, services that come and go."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from joulery.domain.errors import CapabilityError
 from joulery.store.run.directory import open_run
 from tests.e2e.test_up import Up
 from tests.runtime.plan_files import planned_site, service
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up")]
 
@@ -38,16 +38,17 @@ def planned(site: Path) -> Path:
     return plan
 
 
-def logged(folder: Path, kind: str, wanted: Callable[[dict], bool], patience_s: float = 90.0) -> dict:
+def logged(folder: Path, kind: str, wanted: Callable[[dict], bool]) -> dict:
     """The first entry of a kind that is wanted, once the log has it."""
-    end_s = time.monotonic() + patience_s
-    while time.monotonic() < end_s:
-        if (folder / "manifest.json").exists():
-            for entry in open_run(folder).log(kind):
-                if wanted(entry):
-                    return entry
-        time.sleep(0.2)
-    pytest.fail(f"no such {kind} was logged")
+
+    def found() -> dict | None:
+        if not (folder / "manifest.json").exists():
+            return None
+        return next((entry for entry in open_run(folder).log(kind) if wanted(entry)), None)
+
+    entry = wait_until(found, f"such a {kind} in the log")
+    assert entry is not None
+    return entry
 
 
 def served(entry: dict, service: str) -> int:
@@ -61,7 +62,8 @@ def test_an_slo_violation_is_ended_by_the_standby_and_services_come_and_go(tmp_p
     site = planned_site(tmp_path, steady, service("hasty", busy_s=0.04, slo="200 ms", duration=40))
     plan, run = planned(site), tmp_path / "run"
     with Up(site, tmp_path, "--plan", str(plan), "--json") as up:
-        switched = logged(run, "decision", lambda entry: entry["decision"]["kind"] == "activate_shadow")
+        switched = logged(run, "decision", lambda entry: entry["decision"]["kind"] == "activate_standby")
+        renewed = logged(run, "decision", lambda entry: entry["decision"]["kind"] == "renew_standby")
         planned_site(tmp_path, steady, service("late", duration=30))
         moved = logged(run, "decision", lambda entry: entry["decision"]["policy"] == "follow")
         logged(run, "tick", lambda entry: served(entry, "late") > 0)
@@ -70,9 +72,10 @@ def test_an_slo_violation_is_ended_by_the_standby_and_services_come_and_go(tmp_p
         assert code == 0, complaint
         assert up.survivors() == []
     assert (switched["decision"]["target"], switched["outcome"]) == ("hasty/0", "applied")
-    assert switched["detail"].startswith("0 processes started, 1 stopped"), "the shadow was there already"
+    assert switched["detail"].startswith("0 processes started, 1 stopped"), "the standby was there already"
     assert moved["outcome"] == "applied" and moved["decision"]["reason"].startswith("1 start, 1 stop, 0 resize, 0 move")
-    assert moved["detail"].startswith("2 processes started, 1 stopped, 2 kept"), "steady and its shadow ran on"
+    assert renewed["detail"].startswith("1 processes started, 0 stopped"), "a new standby, after the switch"
+    assert moved["detail"].startswith("2 processes started, 2 stopped, 2 kept"), "steady and its standby ran on"
     summary = json.loads(said)
     by_name = {entry["service"]: entry for entry in summary["services"]}
     assert set(by_name) == {"steady", "hasty", "late"} and by_name["late"]["requests"] > 0

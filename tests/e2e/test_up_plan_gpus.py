@@ -1,4 +1,4 @@
-"""``joulery up --plan`` on a GPU that is not there: each instance a process with its share, its shadow beside it."""
+"""``joulery up --plan`` on a GPU that is not there: each instance a process with its share, its standby beside it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytest
 
 STATE = "JOULERY_FAKE_NVML"
 """The variable that names the file the fake module keeps its boards in."""
@@ -37,6 +40,12 @@ def real_module() -> ModuleType:
         sys.modules["_real_pynvml"] = module
         spec.loader.exec_module(module)
     return sys.modules["_real_pynvml"]
+
+
+def as_administrator(monkeypatch: pytest.MonkeyPatch, *, may: bool = True) -> None:
+    """Give this process CAP_SYS_ADMIN, as far as the devices see, or take it away."""
+    for device in ("nvidia_clock", "nvidia_mig"):
+        monkeypatch.setattr(f"joulery.adapters.devices.{device}.may_administer", lambda: may)
 
 
 # constant of the profile, its id, name, compute slices, MB, starts, memory slices (nvidia-smi mig -lgip, -lgipp)

@@ -15,6 +15,7 @@ from joulery.domain.quality import Quality
 from joulery.domain.serving.engine import EnergyShare, Outcome, RequestRecord
 from joulery.domain.serving.timeline import (
     CarbonBasis,
+    CarbonFeed,
     CarbonLabel,
     Charge,
     DecisionRecord,
@@ -74,6 +75,7 @@ def snapshot(charges=(), **more):
         ),
         **more,
     }
+    fields = {"carbon": CarbonFeed(known=True, age_s=30.0), **fields}
     return NowSnapshot(site, 0.0, 2.0, charges=tuple(charges), **fields)
 
 
@@ -97,7 +99,7 @@ def test_a_snapshot_becomes_base_units():
     assert got["joulery_unattributed_joules_total", who[0], ("quality", "modelled"), who[1]] == 1.0
     assert got["joulery_carbon_grams_total", who[0], ("scope", "lifecycle"), ("signal", "average"), who[1]] == 3.0
     assert got["joulery_coverage_ratio", *who] == 0.9
-    intensity = [value for key, value in got.items() if key[0].startswith("joulery_carbon_intensity")]
+    intensity = [value for key, value in got.items() if key[0].startswith("joulery_carbon_intensity_grams")]
     assert intensity == [180.0]
     assert got["joulery_slo_attainment_ratio", ("workload", "photos")] == 0.9
     assert got["joulery_accuracy_ratio", ("workload", "photos")] == 0.75

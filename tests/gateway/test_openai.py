@@ -134,6 +134,26 @@ async def test_metrics_add_up_and_count_tokens() -> None:
         assert float(rows['joulery_llm_time_to_first_token_seconds_count{workload="llm"}']) == 1
 
 
+async def test_metrics_have_the_names_of_opentelemetry_too() -> None:
+    async with serving() as served:
+        await served.ask()
+        await served.ask("once", TEXT)
+        served.fake.fault = "500"
+        assert (await served.ask("late", CHAT)).status_code == 502
+        text = (await served.client.get("/metrics")).text
+        rows = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        model = 'gen_ai_provider_name="joulery",gen_ai_request_model="llm",gen_ai_response_model="fake-1"'
+        chat = f'gen_ai_operation_name="chat",{model}'
+        duration = "gen_ai_server_request_duration_seconds_count"
+        assert rows[f'{duration}{{error_type="",{chat}}}'] == "1.0"
+        assert rows[f'{duration}{{error_type="crashed",{chat}}}'] == "1.0"
+        assert rows[f'{duration}{{error_type="",gen_ai_operation_name="text_completion",{model}}}'] == "1.0"
+        assert rows[f"gen_ai_server_time_to_first_token_seconds_count{{{chat}}}"] == "1.0"
+        assert rows[f"gen_ai_server_time_per_output_token_seconds_count{{{chat}}}"] == "1.0"
+        usage = f'gen_ai_client_token_usage_sum{{{chat},gen_ai_token_type="'
+        assert (rows[usage + 'output"}'], rows[usage + 'input"}']) == ("3.0", "7.0")
+
+
 async def test_a_stream_holds_its_usage_when_asked_and_its_cost_as_a_comment_always() -> None:
     async with serving() as served:
         plain = await served.ask(stream=True)

@@ -220,6 +220,8 @@ async def accepts(port: int) -> bool:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
     except ConnectionRefusedError:
         return False
+    except ConnectionResetError:  # the socket closed in the middle of the handshake: ask again
+        return True
     writer.close()
     await asyncio.gather(writer.wait_closed(), return_exceptions=True)
     return True

@@ -4,6 +4,8 @@ The inputs are the example files and the catalog (``joulery.perf.catalog``), whi
 headline, energy by layer of BERT, is checked the same way in ``tests/e2e/test_paper_checks.py``.
 """
 
+import contextlib
+import io
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from joulery.ui.cli import main
+from reproduce.__main__ import main as reproduce
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -38,6 +41,7 @@ def test_igniter_12_services(
     assert bool(plan["violations"]) is (preset == "ffd")
 
 
+@pytest.mark.slow
 def test_clover_saves_three_quarters_of_the_carbon(capsys: pytest.CaptureFixture[str]) -> None:
     """Li et al., SC'23, section 5.2: more than 75 % saved by each application, 80 % on average.
 
@@ -55,24 +59,36 @@ def test_clover_saves_three_quarters_of_the_carbon(capsys: pytest.CaptureFixture
     assert all(0.2 < fmean(each) < 0.45 for each in alike.values())
 
 
-def test_muserve_serves_with_less_power(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture(scope="module")
+def muserve() -> Any:
+    """What ``python -m reproduce muserve`` prints: both simulations of mu-Serve and the verdicts on its claims."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        assert reproduce(["muserve", "--seeds", "2", "--json"]) == 0
+    return json.loads(text.getvalue())
+
+
+@pytest.mark.slow
+def test_muserve_serves_with_less_power(muserve: Any) -> None:
     """Qiu et al., ATC'24, section 4.2: 1.2 to 2.6 times less power within the SLO, on emulated V100s."""
-    played = answer(capsys, "simulate", str(EXAMPLES / "muserve-8gpu.yaml"), "--seeds", "1")
-    rows = {(row["scheme"], row["slo_scale"]): row for row in played["results"]}
+    rows = {(row["scheme"], row["slo_scale"]): row for row in muserve["clocks"]["results"]}
     for scale in (5.0, 10.0):
         ours, fixed = rows["predictive", scale], rows["fixed", scale]
         assert 1.2 <= ours["saving_ratio"] <= 2.6
         assert ours["attainment_ratio"] >= fixed["attainment_ratio"] - 0.01
 
 
-def test_muserve_answers_sooner_in_order_of_predicted_length(capsys: pytest.CaptureFixture[str]) -> None:
+def test_muserve_answers_sooner_in_order_of_predicted_length(muserve: Any) -> None:
     """Qiu et al., ATC'24, section 4.3: speculative shortest-job-first takes 30 % off the mean completion time."""
-    played = answer(capsys, "simulate", str(EXAMPLES / "ssjf.yaml"), "--seeds", "2")
-    mean_s = defaultdict(list)
-    for row in played["results"]:
-        mean_s[row["policy"]].append(row["mean_jct_s"])
-    fcfs_s, ssjf_s, oracle_s = (fmean(mean_s[name]) for name in ("fcfs", "ssjf", "oracle"))
-    assert oracle_s < ssjf_s < 0.72 * fcfs_s
+    mean_s = {row["policy"]: row["mean_jct_s"] for row in muserve["ordering"]["results"]}
+    assert mean_s["oracle"] < mean_s["ssjf"] < 0.72 * mean_s["fcfs"]
+
+
+def test_muserve_is_reproduced_as_documented(muserve: Any) -> None:
+    found = {claim["what"]: claim for claim in muserve["claims"]}
+    assert found["power, times less (predictive governor)"]["ours"] == "1.79 and 1.84"
+    assert found["throughput"]["ours"] == "1.00 times" and found["throughput"]["verdict"] == "does not hold"
+    assert found["SLO attainment under MIAD; at full clock"]["ours"].startswith("95.67 %")
 
 
 def test_green_finishes_sooner_with_less_carbon(capsys: pytest.CaptureFixture[str]) -> None:

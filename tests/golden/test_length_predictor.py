@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from joulery.adapters.models import minilm
-from joulery.app.wiring.prompt_encoder import prompt_encoder
+from joulery.app.wiring.length_predictor import prompt_encoder
 from joulery.runtime.llm.predictor_training import evaluate, read_answers, train
 from tests.data_folder import data_folder
 
@@ -24,6 +24,7 @@ def logs(tmp_path_factory):
     return [read_answers([folder / f"{name}.parquet"], texts) for name in ("train", "held")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("choice", "accuracy", "macro_f1", "tau", "pairwise"),
     [("none", 0.38, 0.29, 0.36, 0.67), ("minilm", 0.45, 0.36, 0.44, 0.72)],

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.house.syntax import ROOT, files_in, text_of
+
 PLAIN = {
     r"yardsticks?": "baseline",
     r"promise[sd]?": "SLO, or within the SLO",
@@ -58,8 +59,8 @@ TECHNICAL = re.compile(
     re.IGNORECASE,
 )
 """Terms of other systems, prompts for language models, and the old names that are still read."""
-RENAMED = "docs/reference/renamed.md"
-"""Lists the old words."""
+RENAMED = ("docs/reference/renamed.md", "scripts/renamed_page.py")
+"""They list the old words."""
 PLACES = ("src", "tests", "docs", "examples", "benchmarks", "scripts", "reproduce", "README.md")
 
 
@@ -69,14 +70,15 @@ def uses(place: str) -> list[str]:
     for name in listed.splitlines():
         path = ROOT / name
         if (
-            name == RENAMED
+            name in RENAMED
             or path == Path(__file__)
             or path.suffix not in (".py", ".md", ".yaml", ".js", ".css", ".html")
             or "uplot" in name
             or not path.exists()
         ):
             continue
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        text = path.read_text(encoding="utf-8")
+        for number, line in enumerate(text.splitlines() if WORDS.search(text) else (), 1):
             found += [f"{name}:{number}: {word}" for word in WORDS.findall(TECHNICAL.sub("", line))]
     return found
 
@@ -89,8 +91,8 @@ def test_private_words_do_not_come_back(place: str) -> None:
 
 def test_private_names_do_not_come_back() -> None:
     found = []
-    for path in sorted((ROOT / "src").rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
+    for path in files_in(ROOT / "src" / "joulery"):
+        text = text_of(path)
         named = re.findall(rf"^(?:class|(?:async )?def) ({'|'.join(NAMES)})\b", text, re.MULTILINE)
         if path.is_relative_to(ROOT / "src/joulery/config"):
             named += re.findall(rf"^    ({'|'.join(KEYS)}): ", text, re.MULTILINE)

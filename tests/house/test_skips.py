@@ -7,32 +7,43 @@ from pathlib import Path
 
 import pytest
 
+from tests.house.syntax import ROOT
 from tests.skips import allowed_as
 
-ROOT = Path(__file__).resolve().parents[2]
+REASONS = [
+    ("PyTorch is not installed: pip install 'joulery[torch]'", True, False),
+    ("no Chromium here: install it (apt-get install chromium) or name it in CHROMIUM", True, False),
+    ("the data set is not here: set JOULERY_DATA to a folder that holds green/", True, True),
+    ("did not feel like it", False, False),
+]
+"""A reason, whether it is allowed at home, and in CI."""
 
 
-@pytest.mark.parametrize(
-    ("reason", "at_home", "in_ci"),
-    [
-        ("PyTorch is not installed: pip install 'joulery[torch]'", True, False),
-        ("no Chromium here: install it (apt-get install chromium) or name it in CHROMIUM", True, False),
-        ("the data set is not here: set JOULERY_DATA to a folder that holds green/", True, True),
-        ("did not feel like it", False, False),
-    ],
-)
-@pytest.mark.parametrize("ci", ["", "true"])
-def test_a_skip_needs_an_allowed_reason(tmp_path: Path, reason: str, at_home: bool, in_ci: bool, ci: str) -> None:
-    assert (allowed_as(reason, ci=bool(ci)) is not None) is (in_ci if ci else at_home)
-    test = tmp_path / "test_one.py"
-    test.write_text(f"import pytest\ndef test_it():\n    pytest.skip({reason!r})\n")
-    line = [sys.executable, "-m", "pytest", "-q", "-c", str(ROOT / "pyproject.toml"), "-p", "tests.conftest", str(test)]
+@pytest.mark.parametrize(("reason", "at_home", "in_ci"), REASONS)
+def test_a_skip_needs_an_allowed_reason(reason: str, at_home: bool, in_ci: bool) -> None:
+    assert (allowed_as(reason, ci=False) is not None) is at_home
+    assert (allowed_as(reason, ci=True) is not None) is in_ci
+
+
+@pytest.mark.parametrize("ci", [False, True])
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_run_fails_by_a_skip_that_is_not_allowed(tmp_path: Path, allowed: bool, ci: bool) -> None:
+    """It names those and counts the others."""
+    permitted = [reason for reason, at_home, in_ci in REASONS if (in_ci if ci else at_home)]
+    others = [] if allowed else [reason for reason, *_ in REASONS if reason not in permitted]
+    test = tmp_path / "test_some.py"
+    skips = [f"def test_{k}():\n    pytest.skip({reason!r})\n" for k, reason in enumerate([*permitted, *others])]
+    test.write_text("import pytest\n" + "".join(skips))
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    line = [sys.executable, "-m", "pytest", "-q", "-c", str(tmp_path / "pytest.ini"), "-p", "tests.conftest", str(test)]
     done = subprocess.run(line, cwd=ROOT, env=environment(ci), capture_output=True, text=True)
-    allowed = in_ci if ci else at_home
     assert done.returncode == (0 if allowed else 1), done.stdout + done.stderr
-    assert ("skipped: 1 " in done.stdout) is allowed
-    assert ("not allowed" in done.stdout) is not allowed
+    assert "skipped: 1 " in done.stdout
+    named = done.stdout.partition("not allowed")[2]
+    assert [reason for reason, *_ in REASONS if reason in named] == others
 
 
-def environment(ci: str) -> dict[str, str]:
-    return {**{k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}, "CI": ci}
+def environment(ci: bool) -> dict[str, str]:
+    """Without what the run around this one has set, and without plugins that a skip does not need."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    return {**kept, "CI": "true" if ci else "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

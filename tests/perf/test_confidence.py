@@ -2,8 +2,10 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from joulery.perf.confidence import effective_size, mean_interval, quantile_interval
+from joulery.perf.confidence import effective_size, mean_interval, mixed_interval, quantile_interval, share_interval
 
 
 def test_nothing_seen_says_nothing():
@@ -66,3 +68,31 @@ def test_an_interval_is_ordered_and_wider_at_more_confidence():
     sure, less = quantile_interval(values, 0.95, 0.99), quantile_interval(values, 0.95, 0.8)
     assert sure.low <= less.low <= less.point <= less.high <= sure.high
     assert less.point == pytest.approx(np.quantile(values, 0.95), rel=0.05)
+
+
+@given(st.integers(1, 400), st.integers(0, 2**32 - 1))
+def test_a_share_lies_within_its_interval(count, seed):
+    right = int(np.random.default_rng(seed).integers(0, count + 1))
+    found = share_interval(right, count, 0.95)
+    assert 0.0 <= found.low <= found.point == right / count <= found.high <= 1.0
+    assert found.high - found.low > 0, "not even a perfect score is certain"
+
+
+def test_wilsons_interval_is_the_published_one():
+    """Newcombe 1998, table I: 81 of 263 and 0 of 20."""
+    found, none = share_interval(81, 263, 0.95), share_interval(0, 20, 0.95)
+    assert (found.low, found.high) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert (none.low, none.high) == pytest.approx((0.0, 0.1611), abs=5e-5)
+    assert math.isnan(share_interval(0, 0, 0.95).point)
+
+
+def test_a_mix_covers_its_mean():
+    rng, covered = np.random.default_rng(4), 0
+    for _ in range(400):
+        rights = [(0.7, rng.binomial(60, 0.75), 60), (0.3, rng.binomial(25, 0.9), 25)]
+        found = mixed_interval([(weight, share_interval(int(right), n, 0.95)) for weight, right, n in rights])
+        covered += found.low <= 0.7 * 0.75 + 0.3 * 0.9 <= found.high
+    assert 368 <= covered <= 395
+    one = share_interval(7, 10, 0.95)
+    alone = mixed_interval([(1.0, one)])
+    assert (alone.low, alone.point, alone.high) == pytest.approx((one.low, one.point, one.high))

@@ -74,7 +74,7 @@ def test_great_aging_is_first_come_first_served(jobs: list[Job]) -> None:
 
 
 @given(jobs_on_grid, st.sampled_from([0.125, 0.5]))
-def test_nobody_is_overtaken_from_beyond_the_starvation_bound(jobs: list[Job], rate: float) -> None:
+def test_no_job_is_overtaken_from_beyond_the_starvation_bound(jobs: list[Job], rate: float) -> None:
     order, _ = run(jobs, Aging(rate))
     if not jobs:
         return

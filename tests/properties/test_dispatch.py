@@ -94,12 +94,12 @@ class Queue(RuleBasedStateMachine):
             self.idle.remove(server)
         given_up = self.dispatcher.lose(server)
         if ticket is None or ticket.payload in self.fate:
-            assert given_up is None
+            assert given_up == []
         elif ticket.attempts == MAX_ATTEMPTS:
-            assert given_up is ticket
+            assert given_up == [ticket]
             self.settle(ticket, "given up")
         else:
-            assert given_up is None
+            assert given_up == []
             self.waiting = sorted([*self.waiting, ticket], key=lambda t: t.payload)
         self.pump()
 

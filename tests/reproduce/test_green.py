@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from joulery.config.scenarios.training_study import SyntheticTrace, TrainingCluster
+from joulery.config.scenario import SyntheticTrace, TrainingCluster
 from joulery.ui.cli import main as joulery
 from reproduce.__main__ import main
 from reproduce.green import command

@@ -4,8 +4,8 @@ import pytest
 from joulery.perf.power.training_power import POWER_LIMITS, RTX3090_CLASSES, NodePower, limited, power_table
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.streams import Streams
+from joulery.sim.training.plant import Jobs
 from joulery.sim.training.study import Setting, jobs_from_trace, run_scheme, synthetic_trace
-from joulery.sim.training.workload import Jobs
 from reproduce.green.bound import least_grams
 
 NODE = NodePower()

@@ -99,14 +99,6 @@ def test_grams_of_different_meaning_are_never_added(ledger):
     assert ledger.rows("device")[0].energy_j == 10.0
 
 
-def test_a_run_can_be_forgotten(ledger):
-    ledger.record(RUN, [joules()], [grams()])
-    assert ledger.forget("run-1") is True
-    assert ledger.forget("run-1") is False
-    assert ledger.rows("owner") == ledger.runs() == ()
-    assert ledger.query("SELECT * FROM carbon") == []
-
-
 def test_budgets_know_what_is_left(ledger):
     ledger.record(RUN, [joules()], [grams(3.0), grams(2.0, hour_s=5 * HOUR), grams(9.0, owner="vision")])
     ledger.set_budget(Budget("nlp", 0.0, 3 * HOUR, 10.0))
@@ -281,7 +273,7 @@ def test_a_full_disk_is_one_clear_error_and_loses_nothing(ledger):
     many = [joules(1.0, device=f"gpu:{i}" * 20) for i in range(2000)]
     with pytest.raises(CapabilityError, match="the disk is full") as caught:
         ledger.record(replace(RUN, id="run-2"), many)
-    assert caught.value.hint == "free some space; what was recorded before is kept"
+    assert "free some space" in (caught.value.hint or "")
     assert ledger.runs() == (RUN,)
     assert ledger.rows("owner")[0].energy_j == 5.0
 

@@ -50,7 +50,7 @@ def test_missing_scores_say_how_to_get_them(tmp_path) -> None:
         database.keep(profile())
         with pytest.raises(DataError, match=r"no clock scores .*GPT on V100") as caught:
             database.profile("GPT", "V100")
-        assert "joulery profile GPT --clocks --gpu V100 --scores" in caught.value.hint
+        assert "profile GPT --clocks --gpu V100" in caught.value.hint
         with pytest.raises(DataError, match=r"no clock scores .*net on H100"):
             database.profile("net", "H100")
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator
 
 import uvicorn
@@ -11,6 +10,7 @@ from starlette.responses import JSONResponse
 
 from joulery.domain.serving.timeline import NowSnapshot
 from joulery.ui.dashboard import dashboard_routes
+from tests.waiting import wait_until
 
 
 class LiveSite:
@@ -45,8 +45,7 @@ def live_site() -> Iterator[LiveSite]:
     server = uvicorn.Server(uvicorn.Config(site.app(), port=0, log_level="error", lifespan="off"))
     thread = threading.Thread(target=server.run)
     thread.start()
-    while not server.started:
-        time.sleep(0.01)
+    wait_until(lambda: server.started, "the server")
     site.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     try:
         yield site

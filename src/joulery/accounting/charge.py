@@ -8,6 +8,7 @@ step functions, so the integral is an exact sum over the union of their edges.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -381,3 +382,45 @@ def divide_power(item: PowerSteps, times: BusyTimes) -> DividedPower:
         PowerSteps(item.channel, edges, dynamic * (busy - ratio)),
         PowerSteps(item.channel, edges, floor + dynamic * (1.0 - busy)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyShares:
+    """Division of the joules charged to the run; they add up to the footprint's parts.
+
+    Attributes:
+        requests_j: In the replicas, while they answered.
+        load_j: The load generator.
+        serving_j: Gateway, controller, and replicas between requests and while they started.
+        joules_per_cpu_s: Charge of one CPU second of a request; of one second of a whole GPU where services run on
+            GPUs.
+    """
+
+    requests_j: float
+    load_j: float
+    serving_j: float
+    joules_per_cpu_s: float
+
+
+def cpu_shares(cpu_s: Sequence[float]) -> list[float]:
+    """CPU seconds as shares of their sum; equal ones where no service used any. They add up to 1."""
+    total_s = math.fsum(cpu_s)
+    return [one / total_s for one in cpu_s] if total_s > 0 else [1 / max(1, len(cpu_s))] * len(cpu_s)
+
+
+def divide(attributed_j: float, requests_cpu_s: float, load_cpu_s: float, cpu_s: float) -> EnergyShares:
+    """Divide the run's joules in proportion to CPU seconds.
+
+    Args:
+        attributed_j: Joules charged to the run's processes.
+        requests_cpu_s, load_cpu_s: CPU seconds of the requests and of the load generator (NaN: not known, in serving).
+        cpu_s: CPU seconds of all the run's processes. The kernel counts ticks of 10 ms; where that is less than the
+            parts, the parts are all there is.
+    """
+    load_cpu_s = 0.0 if math.isnan(load_cpu_s) else load_cpu_s
+    whole_s = max(cpu_s, requests_cpu_s + load_cpu_s)
+    if whole_s < 1e-9:
+        return EnergyShares(0.0, 0.0, attributed_j, 0.0)
+    rate = attributed_j / whole_s
+    requests_j, load_j = requests_cpu_s * rate, load_cpu_s * rate
+    return EnergyShares(requests_j, load_j, attributed_j - requests_j - load_j, rate)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from joulery.domain.energy.footprint import Footprint, Part
-from joulery.domain.energy.rollup import Row
+from joulery.domain.energy.footprint import Footprint, Part, Row
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality, weakest
 from joulery.domain.serving.timeline import Tick

@@ -65,6 +65,7 @@ class _Engine:
     requests: dict[int, _Energy] = field(default_factory=dict)
     moved: dict[int, float] = field(default_factory=dict)
     pending: _Energy = field(default_factory=_Energy)
+    own_ratio: float = 1.0
 
 
 class TokenBook:
@@ -92,6 +93,16 @@ class TokenBook:
             raise DataError(f"request {number} began twice")
         requests[number] = _Energy()
 
+    def share_engine(self, engine: str, own_ratio: float) -> None:
+        """From now on this share of an engine's joules is its requests'; the rest, of other clients, is unattributed.
+
+        Raises:
+            DataError: The share is not within 0 and 1.
+        """
+        if not 0.0 <= own_ratio <= 1.0:
+            raise DataError(f"{own_ratio} is no share of an engine's joules")
+        self._engines.setdefault(engine, _Engine()).own_ratio = own_ratio
+
     def moved(self, engine: str, number: int, *, read: int = 0, written: int = 0) -> None:
         """Tokens of a request that its engine read or wrote since the last call for it."""
         state = self._engines[engine]
@@ -118,7 +129,7 @@ class TokenBook:
         for name, energy_j in engines_j.items():
             state = self._engines.get(name)
             if state is not None and state.requests:
-                state.pending.add(_energy(energy_j, g_per_j))
+                state.pending.add(_energy(energy_j * state.own_ratio, g_per_j))
                 self._hand_out(state)
 
     def ended(self, engine: str, number: int) -> tuple[float | None, float | None]:

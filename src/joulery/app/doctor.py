@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from joulery.adapters.cgroups import DELEGATE, CpuGroups, make_group
+from joulery.adapters.clusters.slurm_commands import Runner, command_runner
+from joulery.adapters.clusters.slurm_rights import slurm_rights
 from joulery.adapters.devices.cpufreq import GRANT
 from joulery.adapters.meters.cpu_model import cpu_power
 from joulery.app.wiring.devices import open_device
@@ -27,6 +29,7 @@ from joulery.runtime.measuring.sampler_config import SamplerConfig
 from joulery.runtime.measuring.sampling import SamplerProcess
 from joulery.runtime.measuring.terms import MAX_CPU_RATIO, PERIOD_S
 
+_SLURM_S = 30.0
 LOOK_S = 0.3
 """Time over which meters are read for their watts, and the sampler is tried."""
 
@@ -58,7 +61,7 @@ class Check:
     """One thing that was looked at.
 
     Attributes:
-        area: ``energy``, ``share``, ``settings``, ``carbon``.
+        area: ``energy``, ``share``, ``settings``, ``carbon``, ``slurm``.
         name: What was looked at.
         status: How it stands.
         detail: In words.
@@ -256,6 +259,18 @@ def carbon(environ: Mapping[str, str]) -> Iterable[Check]:
     files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
     size = sum(path.stat().st_size for path in files)
     yield Check("carbon", "cache", Status.OK, f"{folder}: {len(files)} files, {size / 1e6:.1f} MB")
+
+
+def slurm(run: Runner | None = None) -> Iterable[Check]:
+    """The rights of this user in the Slurm whose commands are on PATH; each is used on a held job that is cancelled."""
+    try:
+        rights = slurm_rights(run or command_runner(_SLURM_S))
+    except CapabilityError as error:
+        yield refusal("slurm", "rights", error)
+        return
+    for right in rights:
+        status = Status.OK if right.granted else Status.DENIED if right.grant else Status.PARTLY
+        yield Check("slurm", right.name, status, right.detail, right.grant)
 
 
 def refusal(area: str, name: str, error: CapabilityError) -> Check:

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from joulery.app.wiring.meters import parse_meter
 from joulery.app.wiring.share import make_run_group
 from joulery.app.wiring.tracers import open_tracer
 from joulery.domain.errors import ConfigError
 from joulery.runtime.measuring import measure as runtime
-from joulery.runtime.measuring.measure import Measured, Measurement
-from joulery.runtime.measuring.terms import PERIOD_S, Settings, Terms
+from joulery.runtime.measuring.measure import Measured as Measured
+from joulery.runtime.measuring.measure import Measurement
+from joulery.runtime.measuring.terms import PERIOD_S as PERIOD_S
+from joulery.runtime.measuring.terms import Settings as Settings
+from joulery.runtime.measuring.terms import Terms as Terms
 
 if TYPE_CHECKING:
-    from joulery.accounting.align import Estimator
+    from starlette.applications import Starlette
+
+    from joulery.accounting.operations.align import Estimator
     from joulery.domain.ports import CarbonSource
     from joulery.domain.trace.tracing import Steps
+    from joulery.runtime.measuring.monitor import Monitor
     from joulery.runtime.tracing.trace_block import BlockRecorder, TraceBlock
+    from joulery.runtime.tracing.traced import Tracing as Tracing
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def open_carbon(flags: Mapping[str, str]) -> CarbonSource | None:
@@ -62,6 +76,38 @@ def measure_command(
         make_group=make_run_group,
         tracing=tracing,
     )
+
+
+def run_tracing(framework: str, steps: str | None, estimator: Estimator) -> Tracing:
+    """How the operations of a command are recorded.
+
+    Args:
+        framework: ``torch``, ``jax`` or ``tensorflow``.
+        steps: Which steps, such as ``skip=1,warmup=1,active=3,repeat=3``; the default ones when None.
+        estimator: ``recency`` or ``regression``.
+
+    Raises:
+        ConfigError: ``steps`` is not such a text.
+    """
+    from joulery.domain.trace.tracing import Steps
+    from joulery.runtime.tracing.traced import Tracing
+
+    return Tracing(framework, open_tracer(framework), Steps() if steps is None else Steps.parse(steps), estimator)
+
+
+def open_monitor(runs: Path, period_s: float, meters: Sequence[str]) -> tuple[Monitor, Starlette]:
+    """A monitor of processes that ask for it, and its HTTP application.
+
+    Args:
+        runs: Folder of runs that are not given one.
+        period_s: Time between two readings, seconds.
+        meters: As on the command line; those this machine has when empty.
+    """
+    from joulery.gateway.monitor import monitor_app
+    from joulery.runtime.measuring.monitor import Monitor
+
+    monitor = Monitor(runs, Settings(period_s, tuple(parse_meter(text) for text in meters) or None))
+    return monitor, monitor_app(monitor)
 
 
 def measure(
@@ -117,6 +163,60 @@ def measure(
     settings = Settings(period_s, None if meters is None else tuple(parse_meter(text) for text in meters))
     terms = Terms(idle, pue, given, None if carbon_at is None else instant_s(carbon_at))
     return Measurement(settings, terms, open_carbon(given), owner, Path(out) if out is not None else None)
+
+
+def measured(
+    function: Callable[P, R] | None = None,
+    /,
+    *,
+    then: Callable[[Measurement], object] | None = None,
+    **options: Any,
+) -> Any:
+    """Measure each call of a function, a coroutine too, as :func:`measure` measures a block.
+
+    ::
+
+        @joulery.measured(zone="GB", then=lambda m: log(m.footprint.energy_j))
+        def train(): ...
+
+    Args:
+        function: The function, where no option is given.
+        then: What to do with the measurement of a call that ended, well or not; prints it on standard error when not
+            given.
+        options: As for :func:`measure`. Each measures the whole process: of calls that overlap, each has all of it.
+
+    Raises:
+        ConfigError, DataError, CapabilityError: As :func:`measure`, when the function is called.
+    """
+    if function is None:
+        return functools.partial(measured, then=then, **options)
+    name = getattr(function, "__qualname__", repr(function))
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        measurement = measure(**options)
+        running = ExitStack()
+        running.enter_context(measurement)
+        try:
+            with running:
+                yield
+        finally:
+            if then is None:
+                sys.stderr.write(f"{name}: {measurement}\n")
+            else:
+                then(measurement)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with block():
+            return function(*args, **kwargs)
+
+    @functools.wraps(function)
+    async def call_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+        with block():
+            return await function(*args, **kwargs)  # type: ignore[misc]
+
+    return call_async if inspect.iscoroutinefunction(function) else call
 
 
 def instant_s(value: str | float | datetime) -> float:

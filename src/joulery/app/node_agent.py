@@ -21,7 +21,8 @@ from joulery.domain.cluster import Placement
 from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.runtime.schedule.energy import JobMeter, MachineShares
-from joulery.runtime.schedule.loops import AgentTimes, run_agent, stopped_by_signals
+from joulery.runtime.schedule.loops import AgentTimes as AgentTimes
+from joulery.runtime.schedule.loops import run_agent, stopped_by_signals
 from joulery.runtime.schedule.spool import SpoolWriter, machine_id
 
 
@@ -83,7 +84,7 @@ def run_node_agent(config: AgentConfig, say: Callable[[Mapping[str, Any]], None]
     """
     with ExitStack() as stack:
         if config.progress is not None:
-            from joulery.adapters.clusters.progress_socket import open_progress_socket
+            from joulery.adapters.clusters.progress import open_progress_socket
 
             path, folder = map(Path, config.progress)
             stack.callback(open_progress_socket(path, folder, job_of).close)

@@ -22,8 +22,11 @@ from joulery.domain.cluster import PastJob
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.errors import ConfigError, DataError
 from joulery.sim.core.hourly_intensity import Intensity
-from joulery.sim.training.savings import Savings, most_at_once, savings
-from joulery.sim.training.study import scheme
+from joulery.sim.training.savings import BASE as BASE
+from joulery.sim.training.savings import Savings as Savings
+from joulery.sim.training.savings import Spread as Spread
+from joulery.sim.training.savings import most_at_once, savings
+from joulery.sim.training.study import scheme as scheme
 from joulery.store.files import disk_errors, write_atomically
 
 

@@ -17,14 +17,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from joulery.app.wiring.meters import open_meters
-from joulery.app.wiring.share import open_busy, open_tree, remove_group
+from joulery.app.wiring.share import open_busy, open_threads, open_tree, remove_group
 from joulery.domain.errors import JouleryError
 from joulery.runtime.measuring.sampler import Sampler
 from joulery.runtime.measuring.sampler_config import SamplerConfig
 
 if TYPE_CHECKING:
     from joulery.domain.energy.channel import MeterSpec
-    from joulery.runtime.measuring.share import BusyReader, OpenMeters, TreeReader
+    from joulery.runtime.measuring.share import BusyReader, OpenMeters, ThreadReader, TreeReader
 
 _PR_SET_PDEATHSIG = 1
 
@@ -49,6 +49,10 @@ class MachineSources:
             sockets=sockets,
             group=config.group,
         )
+
+    def threads(self) -> ThreadReader:
+        """CPU times of threads, from ``/proc``."""
+        return open_threads()
 
     def remove_group(self, group: tuple[str, bool]) -> None:
         """Delete the control group of a run."""

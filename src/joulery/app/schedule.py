@@ -29,16 +29,19 @@ from joulery.app.wiring.cluster import (
 from joulery.config.jobs import JobsConfig
 from joulery.config.parsing.reading import load
 from joulery.config.site import Mode, Site
-from joulery.domain.cluster import ClusterJob
+from joulery.domain.cluster import ClusterJob, JobState
 from joulery.domain.errors import ConfigError
 from joulery.domain.ports import ClusterBackend
 from joulery.runtime.process import part_environment, process_command
 from joulery.runtime.schedule.intensity import IntensityTracker
 from joulery.runtime.schedule.loops import run_one_round, run_scheduler
+from joulery.runtime.schedule.loops import stopped_by_signals as stopped_by_signals
 from joulery.runtime.schedule.rounds import SchedulerTiming
 from joulery.runtime.schedule.scheduler import Scheduler, release_all
 from joulery.runtime.schedule.state import SchedulerState
+from joulery.runtime.schedule.usage import LiveUse as LiveUse
 from joulery.runtime.schedule.usage import ended_jobs, live_state
+from joulery.runtime.schedule.usage import used_by as used_by
 from joulery.runtime.schedule.watchdog import SchedulerLock
 from joulery.store.jobs import JobBook
 from joulery.store.journal import Journal
@@ -218,7 +221,35 @@ def list_jobs(site: Site) -> list[dict[str, Any]]:
     folder = jobs.state.absolute()
     state = live_state(folder)
     ended = {int(entry["job"]): entry for entry in ended_jobs(folder)}
-    return [_row(job, state, ended.get(job.id, {})) for job in snapshot.jobs]
+    line = _line(snapshot.jobs, state)
+    return [{**_row(job, state, ended.get(job.id, {})), **_wait(job, state, line)} for job in snapshot.jobs]
+
+
+def _line(jobs: Sequence[ClusterJob], state: SchedulerState) -> list[ClusterJob]:
+    """The waiting jobs in the order in which they start: those of the plan, then the other ranked ones."""
+    waiting = {job.id: job for job in jobs if job.state is JobState.WAITING and not job.exempt}
+    ranked = [job for job, slots in state.target.items() if slots] + [job for job, _ in state.waiting]
+    return [waiting[job] for job in dict.fromkeys(ranked) if job in waiting]
+
+
+def _wait(job: ClusterJob, state: SchedulerState, line: Sequence[ClusterJob]) -> dict[str, Any]:
+    """Place in the ranking, from 1, and why a waiting job waits; None for other jobs and where nothing is decided."""
+    if job.state is not JobState.WAITING:
+        return {"rank": None, "waits_because": None}
+    rank = next((at for at, other in enumerate(line, 1) if other.id == job.id), None)
+    ahead = 0 if rank is None else sum(other.pool == job.pool for other in line[: rank - 1])
+    until_s, refused = state.refused.get(job.id, (-math.inf, ""))
+    if job.exempt or job.blocked:
+        reason: str | None = job.exempt or f"the cluster does not start it: {job.blocked}"
+    elif time.time() < until_s:
+        reason = refused
+    elif rank is None:
+        reason = None
+    elif ahead:
+        reason = f"{ahead} job{'s' if ahead > 1 else ''} of its pool before it"
+    else:
+        reason = f"first in its pool, waits for {job.shape} free slot{'s' if job.shape > 1 else ''}"
+    return {"rank": rank, "waits_because": reason}
 
 
 def _row(job: ClusterJob, state: SchedulerState, ended: Mapping[str, Any]) -> dict[str, Any]:

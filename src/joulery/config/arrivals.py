@@ -45,8 +45,8 @@ class RecordedArrivals(Section):
 ArrivalsConfig = Annotated[
     ConstantArrivals | PoissonArrivals | GammaArrivals | RecordedArrivals, Field(discriminator="kind")
 ]
-PlannedArrivals = Annotated[ConstantArrivals | PoissonArrivals | GammaArrivals, Field(discriminator="kind")]
-"""Arrivals one can plan for: known by their variation, not by a log."""
+PlannedArrivals = ArrivalsConfig
+"""Arrivals one can plan for; of a log, rate and variation are fitted."""
 
 
 class RateStep(Section):

@@ -11,9 +11,8 @@ from pydantic_core import PydanticCustomError
 
 from joulery.config.parsing.problem import problem
 from joulery.config.parsing.quantity import INTENSITY, GramsPerKwh, Ratio, Seconds, parse_quantity
-from joulery.config.parsing.section import InputFile, Name, Section, Text
-from joulery.domain.energy.carbon import Scope, Signal
-from joulery.domain.energy.fill import Fill, FillRule
+from joulery.config.parsing.section import FeedFile, InputFile, Name, Section, Text
+from joulery.domain.energy.carbon import Fill, FillRule, Scope, Signal
 from joulery.domain.errors import ConfigError
 
 
@@ -86,11 +85,11 @@ class _Filling(Section):
 
 
 class CarbonFile(_Filling):
-    """A CSV or Parquet file, one row a step, stamped with its beginning."""
+    """A CSV or Parquet file, one row a step, stamped with its beginning. ``up`` and ``serve`` follow it as it grows."""
 
     kind: Literal["file"]
-    path: InputFile
-    """The file, relative to the site file."""
+    path: FeedFile
+    """The file, relative to the site file; up and serve run without grams until it is there."""
     forecast: InputFile | None = None
     """A file of the same form with the forecast."""
     forecast_column: Text | None = None
@@ -253,6 +252,8 @@ def _from_file(file: str, given: dict[str, str]) -> CarbonConfig:
     try:
         stated = parse_quantity(file, INTENSITY)
     except PydanticCustomError:
+        if not Path(file).is_file():
+            raise ConfigError("--carbon no such file", got=file, hint="check the path") from None
         return _validated({"kind": "file", "path": Path(file), **given})
     return _validated({"kind": "constant", "intensity": stated, **given})
 

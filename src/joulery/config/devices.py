@@ -83,6 +83,8 @@ class ClockConfig(Section):
     """A plan with clock bounds, as joulery plan --out wrote it: they hold beside min and max."""
     plan_gpu: Annotated[int, Field(ge=1, le=100_000)] = 1
     """Which GPU of that plan this is, counted from 1."""
+    profile: InputFile | None = None
+    """Latency and power of its model by clock (joulery profile MODEL --clocks --output FILE); assumed if left out."""
     knee_mhz: Megahertz | None = Field(alias="knee", default=None)
     """Where lower clocks stop lowering the voltage: only an idle device goes below it. Known for some GPUs."""
     step_mhz: Megahertz = Field(alias="step", default=100.0)

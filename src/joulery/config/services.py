@@ -11,8 +11,8 @@ from joulery.config.devices import GpuId
 from joulery.config.fleet import CpuConfig
 from joulery.config.loadgen import LoadConfig
 from joulery.config.parsing.problem import problem
-from joulery.config.parsing.quantity import Bytes, GramsPerKwhAboveZero, PerSecond, Ratio, Seconds
-from joulery.config.parsing.section import InputFile, Name, Section, Text
+from joulery.config.parsing.quantity import Bytes, GramsPerKwhAboveZero, PerSecond, Ratio, Seconds, Watts
+from joulery.config.parsing.section import InputFile, InputFolder, Name, Section, Text
 from joulery.config.trials import TrialsConfig
 from joulery.domain.errors import ConfigError
 from joulery.domain.serving.service import ModelFamily, ModelVariant, Slo, SloScope
@@ -44,7 +44,80 @@ class EfficientNetLiteModel(Section):
     """0, 1 or 2."""
 
 
-ModelConfig = Annotated[OnnxModel | PythonModel | EfficientNetLiteModel, Field(discriminator="kind")]
+class TensorConfig(Section):
+    """One tensor that a model takes."""
+
+    name: Text
+    """Its name."""
+    datatype: Literal[
+        "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64"
+    ]
+    """Its type, as the Open Inference Protocol calls it."""
+    shape: tuple[Annotated[int, Field(ge=-1)], ...]
+    """Its sizes; -1 for any, such as [-1, 3, 224, 224]."""
+
+
+class TorchScriptModel(Section):
+    """A PyTorch model of torch.jit.save (``joulery[torch]``)."""
+
+    kind: Literal["torchscript"]
+    path: InputFile
+    """The file, relative to the site file."""
+    inputs: tuple[TensorConfig, ...] = ()
+    """What it takes, which the file does not say; needed where joulery makes requests up, to measure a profile."""
+
+
+class TorchExportModel(Section):
+    """A PyTorch program of torch.export.save (``joulery[torch]``)."""
+
+    kind: Literal["torch_export"]
+    path: InputFile
+    """The .pt2 file, relative to the site file."""
+
+
+class TransformersModel(Section):
+    """A Hugging Face pipeline (``joulery[transformers]``)."""
+
+    kind: Literal["transformers"]
+    task: Name
+    """The pipeline's task, such as text-classification."""
+    path: InputFolder | None = None
+    """The folder of its model, of save_pretrained; relative to the site file."""
+    hub: Text | None = None
+    """Instead of path: its model's name on the Hugging Face hub, downloaded on the first start."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Further keyword arguments of transformers.pipeline, such as top_k."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> TransformersModel:
+        if (self.path is None) is (self.hub is None):
+            raise problem(
+                "a pipeline's model comes from a folder or from the hub", expected="path or hub", at=("path",)
+            )
+        return self
+
+
+class OpenInferenceModel(Section):
+    """A model on another server with the Open Inference Protocol: Triton, KServe, another joulery."""
+
+    kind: Literal["open_inference"]
+    url: Annotated[str, Field(pattern=r"^https?://[^/\s?#]+/[^/\s?#]+(/[^/\s?#]+)?$")]
+    """``http://HOST:PORT/MODEL`` or ``http://HOST:PORT/MODEL/VERSION``."""
+    power_w: Watts | None = Field(alias="power", default=None)
+    """What one request draws above idle while it is answered, such as 60 W; measured with the site's meters when left
+    out, which must see the server then."""
+
+
+ModelConfig = Annotated[
+    OnnxModel
+    | PythonModel
+    | TorchScriptModel
+    | TorchExportModel
+    | TransformersModel
+    | EfficientNetLiteModel
+    | OpenInferenceModel,
+    Field(discriminator="kind"),
+]
 
 
 class VariantConfig(Section):
@@ -80,6 +153,28 @@ class FamilyConfig(Section):
     def _names_are_unique(self) -> FamilyConfig:
         unique([variant.name for variant in self.variants], ("variants",))
         return self
+
+    @model_validator(mode="after")
+    def _here_or_there(self) -> FamilyConfig:
+        """The models run on this machine or on other servers, and all upstreams say their power or none does."""
+        upstreams = [one.model for one in self.variants if isinstance(one.model, OpenInferenceModel)]
+        if 0 < len(upstreams) < len(self.variants):
+            at = next(index for index, one in enumerate(self.variants) if not isinstance(one.model, OpenInferenceModel))
+            raise problem(
+                "runs on this machine, other variants of the service on other servers",
+                hint="serve it with the same protocol, such as joulery serve --model",
+                at=("variants", at, "model"),
+            )
+        if 0 < sum(one.power_w is None for one in upstreams) < len(upstreams):
+            raise problem("say the power of every upstream, or of none", at=("variants",))
+        if any(one.power_w == 0 for one in upstreams):
+            raise problem("an upstream that answers draws more than 0 W above idle", at=("variants",))
+        return self
+
+    @property
+    def is_upstream(self) -> bool:
+        """Whether the models are on other servers."""
+        return isinstance(self.variants[0].model, OpenInferenceModel)
 
     def as_family(self, name: str) -> ModelFamily:
         """The noun."""
@@ -124,6 +219,8 @@ class CloverPolicy(Section):
     """How a layout is found: predict (from profiles), or by trials on the running service: learning, or clover."""
     trials: TrialsConfig = TrialsConfig()
     """What a search by trials may spend."""
+    consolidate: bool = False
+    """Leave slices empty and end their replicas while demand is low; on CPU cores, in mode act."""
 
     @model_validator(mode="after")
     def _lambda_or_threshold(self) -> CloverPolicy:
@@ -138,6 +235,23 @@ class FixedPolicy(Section):
     kind: Literal["fixed"]
     variant: Name | None = None
     """Which; the most accurate one when left out."""
+
+
+class AuditConfig(Section):
+    """How the baseline is measured while the service runs, so that the saving can be checked."""
+
+    share_ratio: Ratio = Field(alias="share", default=0.02)
+    """Share of the requests that the baseline may answer, such as 2 %; 0 for none: the saving is modelled then."""
+    period_s: Seconds | None = Field(alias="period", default=None)
+    """Measured length of one period of the baseline; the time in which the service settles when left out."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of the times, which are drawn at random."""
+
+    @model_validator(mode="after")
+    def _is_a_share(self) -> AuditConfig:
+        if self.share_ratio > 0.5:
+            raise problem("the baseline may answer half of the requests at most", expected="such as 2 %", at=("share",))
+        return self
 
 
 PolicyConfig = Annotated[CloverPolicy | FixedPolicy, Field(discriminator="kind")]
@@ -166,8 +280,18 @@ class ServiceConfig(Section):
     """What joulery profile wrote; measured on the first start and kept when left out."""
     minimum_accuracy_ratio: Ratio = Field(alias="minimum_accuracy", default=0.0)
     """The request-weighted accuracy never to go below, such as 76 %."""
+    threatened_accuracy_ratio: Ratio | None = Field(alias="threatened_accuracy", default=None)
+    """The same while the SLO is threatened; minimum_accuracy when left out: the floor comes before the SLO."""
     policy: PolicyConfig = FixedPolicy(kind="fixed")
     """How variants are chosen."""
+    audit: AuditConfig = AuditConfig()
+    """How the baseline is measured, so that the saving can be checked."""
+    warm_memory_bytes: Bytes | None = Field(alias="warm_memory", default=None)
+    """Memory of all its replicas up to which they keep its other variants loaded, so that requests turn to a leaner one
+    at once; half of what this machine has free when left out, 0 for none (policy clover, mode act)."""
+    concurrency: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Requests that its upstreams get at once, all of them together; the others wait in joulery's queue. 4 when left
+    out."""
     cpu: CpuConfig | None = None
     """The CPU cores it may use where a site has several services; an equal part of what is left when left out."""
     gpus: tuple[GpuId, ...] | None = None
@@ -203,9 +327,14 @@ class ServiceConfig(Section):
             if self.model is None:
                 raise problem("needs a family of models to run, or a model to plan with", expected="family or model")
             return self
+        if self.concurrency is not None and not self.family.is_upstream:
+            raise problem("is for models on other servers", hint="leave it out", at=("concurrency",))
         best = max(variant.accuracy_ratio for variant in self.family.variants)
         if self.minimum_accuracy_ratio > best:
             raise problem("no variant is as accurate as that", expected=f"at most {best:.4g}", at=("minimum_accuracy",))
+        if (self.threatened_accuracy_ratio or 0.0) > self.minimum_accuracy_ratio:
+            floor = f"at most minimum_accuracy, {self.minimum_accuracy_ratio:.4g}"
+            raise problem("is above the floor that always holds", expected=floor, at=("threatened_accuracy",))
         names = [variant.name for variant in self.family.variants]
         if isinstance(self.policy, FixedPolicy) and self.policy.variant not in (None, *names):
             raise problem("is no variant of this service", expected=", ".join(names), at=("policy", "variant"))

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from joulery.config.parsing.problem import problem
-from joulery.config.parsing.quantity import Seconds, SecondsOrZero
+from joulery.config.parsing.quantity import Bytes, Seconds, SecondsOrZero
 from joulery.config.parsing.section import InputFile, Section, Text
 
 
@@ -76,6 +76,15 @@ class RayEngine(Section):
 EngineConfig = Annotated[EmbeddedEngine | RayEngine, Field(discriminator="kind")]
 
 
+class TlsConfig(Section):
+    """Certificate and key of the gateway."""
+
+    certificate: InputFile
+    """PEM file: the certificate, and the chain up to a root behind it."""
+    key: InputFile
+    """PEM file of its private key, without a passphrase."""
+
+
 class ServingConfig(Section):
     """The gateway."""
 
@@ -85,10 +94,14 @@ class ServingConfig(Section):
     """Bearer token that every request must carry; better kept in a file: token_file."""
     token_file: InputFile | None = None
     """A file that holds the token."""
+    tls: TlsConfig | None = None
+    """Serve HTTPS; plain HTTP when left out."""
     queue: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
     """Requests that may wait for one service; beyond it the answer is 429."""
     deadline_s: Seconds = Field(alias="deadline", default=30.0)
     """A request that waited longer is answered with 504, such as 2 s."""
+    body_bytes: Annotated[Bytes, Field(ge=1024, le=2**40)] = Field(alias="body", default=float(16 << 20))
+    """Longest request body, such as 64 MiB; beyond it the answer is 413."""
     drain_s: SecondsOrZero = Field(alias="drain", default=10.0)
     """How long a stop waits for accepted requests."""
     engine: EngineConfig = EmbeddedEngine(kind="embedded")

@@ -51,7 +51,7 @@ class Site(Section):
     services: tuple[ServiceConfig, ...] = ()
     """What is served."""
     language_models: tuple[LanguageModelConfig, ...] = ()
-    """Models that write text, served over the OpenAI API by joulery serve."""
+    """Models that write text, served over the OpenAI API by joulery up and serve."""
     plan: PlanSection = PlanSection()
     """How joulery plan provisions the services."""
     serving: ServingConfig = ServingConfig()

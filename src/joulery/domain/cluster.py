@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -59,6 +60,17 @@ class ClusterJob:
             are missing, or where that is unknown.
         judged: Whether the cluster has said that a waiting job lacks slots and nothing else.
         stoppable: Whether it may be stopped while it runs.
+        array: Number of the job array it is a task of; 0 for none.
+        tasks: Waiting tasks of an array that this entry stands for. One of several is not started as it is: tasks are
+            separated from it (:class:`Split`).
+        most_tasks: How many tasks of its array may run at once; 0 for no limit.
+        parts: Slots of each component of a heterogeneous job; components start together, each on nodes of its own.
+            Empty for other jobs.
+        runs_on: Names of the nodes it may run on; None for every node of its pool.
+        limits: Names of the limits that count it, such as its owner and account: a limit that lets one job start need
+            not let a second one start.
+        cpus_per_slot: CPUs it needs beside each slot.
+        memory_per_slot_bytes: Memory it needs beside each slot.
     """
 
     id: int
@@ -86,6 +98,14 @@ class ClusterJob:
     blocked: str = ""
     judged: bool = True
     stoppable: bool = True
+    array: int = 0
+    tasks: int = 1
+    most_tasks: int = 0
+    parts: tuple[int, ...] = ()
+    runs_on: frozenset[str] | None = None
+    limits: frozenset[str] = frozenset()
+    cpus_per_slot: float = 0.0
+    memory_per_slot_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_slots <= self.max_slots:
@@ -137,12 +157,16 @@ class ClusterNode:
         slots: Slots it has.
         free: Slots that no job holds.
         pool: The pool it belongs to.
+        free_cpus: CPUs that no job holds; infinite where unknown.
+        free_memory_bytes: Memory that no job holds; infinite where unknown.
     """
 
     name: str
     slots: int
     free: int
     pool: str = ""
+    free_cpus: float = math.inf
+    free_memory_bytes: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,13 +233,21 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Split:
+    """Separate so many waiting tasks, held, from an array; each becomes a job of its own number."""
+
+    job: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Order:
     """The order in which waiting jobs are to start, first first."""
 
     jobs: tuple[int, ...]
 
 
-ClusterAction = Hold | Release | Start | Stop | Order
+ClusterAction = Hold | Release | Start | Stop | Split | Order
 
 
 @dataclass(frozen=True, slots=True)

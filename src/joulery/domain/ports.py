@@ -26,15 +26,12 @@ from joulery.domain.serving.engine import (
     ReplicaView,
     Transition,
 )
+from joulery.domain.serving.mix import VariantMix
 from joulery.domain.serving.service import Slice
 from joulery.domain.trace.tracing import StepCounts, Steps, TracedSession
 
 S = TypeVar("S")
 O_contra = TypeVar("O_contra", contravariant=True)
-P = TypeVar("P")
-M_contra = TypeVar("M_contra", contravariant=True)
-P_contra = TypeVar("P_contra", contravariant=True)
-M_co = TypeVar("M_co", covariant=True)
 D = TypeVar("D", ClockSetting, MigSetting, MpsSetting)
 
 
@@ -91,6 +88,22 @@ class CarbonSource(Protocol):
         Raises:
             DataError: As ``history``.
             CapabilityError: The source does not forecast.
+        """
+        ...
+
+
+class Following(CarbonSource, Protocol):
+    """A source of carbon intensity that may change while a run uses it, such as a growing file."""
+
+    def changed(self) -> bool:
+        """Whether there is something new to ask for."""
+        ...
+
+    def known(self) -> CarbonSeries:
+        """All that it holds; it may end in the past.
+
+        Raises:
+            DataError: It holds nothing, or cannot be used.
         """
         ...
 
@@ -208,6 +221,18 @@ class Admission(Protocol):
         ...
 
 
+class Steering(Protocol):
+    """An engine whose replicas keep several variants loaded."""
+
+    def set_mix(self, service: str, mix: VariantMix, /) -> None:
+        """Have the variants of a mix answer from the next request on; replicas stay as they are."""
+        ...
+
+    def mix(self, service: str, /) -> VariantMix:
+        """The mix in force."""
+        ...
+
+
 class Places(Protocol):
     """Hands out the parts of GPUs that replicas run on, and has the GPUs cut so that there are enough of them.
 
@@ -248,26 +273,6 @@ class Policy(Protocol[S, O_contra]):
 
     def step(self, state: S, observation: O_contra, /) -> Step[S]:
         """The next state and what to do."""
-        ...
-
-
-class Search(Protocol[P, M_contra]):
-    """A search that the caller evaluates, with a model, a simulation or live trials."""
-
-    def ask(self) -> P | None:
-        """The next candidate to evaluate; None when the search is over."""
-        ...
-
-    def tell(self, candidate: P, metrics: M_contra, /) -> None:
-        """What the evaluation found."""
-        ...
-
-
-class Evaluator(Protocol[P_contra, M_co]):
-    """Judges a candidate."""
-
-    def evaluate(self, candidate: P_contra, /) -> M_co:
-        """The metrics of the candidate."""
         ...
 
 

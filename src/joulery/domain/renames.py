@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
+
+DECISION_KINDS: Mapping[str, str] = {"activate_shadow": "activate_standby", "promise_broken": "slo_violated"}
+"""Kinds of decisions in logs of joulery 0.1, and their present names."""
+POLICY_NAMES: Mapping[str, str] = {"shadow": "standby"}
+"""Policies in logs of joulery 0.1, and their present names."""
 
 
 class RenamedWarning(FutureWarning):

@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from joulery.config.serving import ServingConfig, split_address
 from joulery.domain.errors import ConfigError
+from joulery.gateway.tls import TlsFiles
 
 MIN_TOKEN_LENGTH = 8
 
@@ -35,6 +36,11 @@ def site_token(serving: ServingConfig) -> str | None:
     if serving.token is not None:
         return serving.token.get_secret_value()
     return None if serving.token_file is None else read_token(serving.token_file)
+
+
+def site_tls(serving: ServingConfig) -> TlsFiles | None:
+    """The certificate and key that a site file names; None where it names none."""
+    return None if serving.tls is None else TlsFiles(serving.tls.certificate, serving.tls.key)
 
 
 def read_token(path: Path) -> str:

@@ -11,7 +11,7 @@ import asyncio
 import hmac
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
@@ -23,6 +23,7 @@ from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import (
     Attributor,
     EnergyShare,
+    InferRequest,
     InferResponse,
     Outcome,
     ReplicaState,
@@ -32,6 +33,7 @@ from joulery.domain.serving.engine import (
     Telemetry,
 )
 from joulery.gateway.body import BodyReader, Limits, RefusedError, first_header, length_of
+from joulery.gateway.feedback import Feedback
 from joulery.gateway.openai_protocol import error_document
 from joulery.gateway.protocol import parse, render
 
@@ -118,6 +120,8 @@ class Gateway:
     Attributes:
         bodies: Reads requests within the limits.
         text: Serves ``/v1``: language models; None where there are none.
+        feedback: Counts labels of answers.
+        sample: Called with the service and the content of each answered request; None for no call.
     """
 
     def __init__(
@@ -136,6 +140,8 @@ class Gateway:
         self.telemetry = tuple(telemetry)
         self.admin = admin
         self.text: MountedRoutes | None = None
+        self.feedback = Feedback()
+        self.sample: Callable[[str, InferRequest], None] | None = None
         self._credential = None if token is None else f"Bearer {token}".encode()
         self._variant_headers: dict[str, tuple[bytes, bytes]] = {}
 
@@ -163,6 +169,9 @@ class Gateway:
                 service, variant = _model_of(parts)
                 only(scope, "POST")
                 await self._infer(scope, exchange, receive, send, service, variant)
+            elif parts[-1] == "feedback" and parts[2:3] == ["models"] and len(parts) == 5:
+                only(scope, "POST")
+                await self._label(scope, exchange, receive, send, parts[3])
             else:
                 only(scope, "GET", "HEAD")
                 status, content = self._describe(parts)
@@ -200,6 +209,10 @@ class Gateway:
             if answer.json_bytes is not None:
                 sent.append((b"inference-header-content-length", b"%d" % answer.json_bytes))
             await reply(send, exchange, 200, answer.body, sent)
+            if call.id:
+                self.feedback.answered(service, call.id, response.variant)
+            if self.sample is not None:
+                self.sample(service, call.request)
             self._record(_answered(service, arrival_s, response, share))
         except RequestError as error:
             await self._fail(send, exchange, service, arrival_s, error)
@@ -214,6 +227,16 @@ class Gateway:
             self.bodies.give_back(body)
             if exchange is not None:
                 exchange.end()
+
+    async def _label(self, scope: Scope, exchange: Exchange | None, receive: Receive, send: Send, service: str) -> None:
+        """Labels of earlier answers of a service."""
+        self._views(service, "")
+        body = await self.bodies.read(dict(scope["headers"]), receive)
+        try:
+            counted = self.feedback.label(service, bytes(body))
+        finally:
+            self.bodies.give_back(body)
+        await reply(send, exchange, 200, orjson.dumps(counted), [_JSON])
 
     async def _fail(
         self, send: Send, exchange: Exchange | None, service: str, arrival_s: float, error: RequestError

@@ -24,6 +24,11 @@ class Limits:
     body_bytes: int = 16 << 20
     held_bytes: int = 256 << 20
 
+    @classmethod
+    def of(cls, body_bytes: int) -> Limits:
+        """The limits for a longest body: sixteen of them are held at once, and 256 MiB at least."""
+        return cls(body_bytes, max(cls().held_bytes, 16 * body_bytes))
+
 
 class RefusedError(RequestError):
     """A request that is answered without an engine, with a status of its own, perhaps before it is here in full."""

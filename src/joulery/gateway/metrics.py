@@ -128,6 +128,18 @@ METRICS = (
         "Carbon intensity in use; basis says live, replayed or assumed.",
     ),
     Family(
+        "joulery_carbon_intensity_known_ratio",
+        "gauge",
+        (),
+        "1 while the carbon intensity of now is known, held values included; 0 while it is not.",
+    ),
+    Family(
+        "joulery_carbon_intensity_age_seconds",
+        "gauge",
+        (),
+        "Time since the newest carbon intensity ended, while it is held; 0 for a value of now.",
+    ),
+    Family(
         "joulery_slo_attainment_ratio",
         "gauge",
         ("workload",),
@@ -344,7 +356,12 @@ def _carbon(snapshot: NowSnapshot) -> Iterator[Metric]:
     if label is not None and snapshot.ticks and not math.isnan(snapshot.ticks[-1].g_per_kwh):
         names = (label.zone, label.source, label.basis.value, label.signal.value, label.scope.value)
         intensity.add_metric(names, snapshot.ticks[-1].g_per_kwh)
-    yield intensity
+    known, age = _metric("joulery_carbon_intensity_known_ratio"), _metric("joulery_carbon_intensity_age_seconds")
+    if snapshot.carbon is not None:
+        known.add_metric((), float(snapshot.carbon.known))
+        if snapshot.carbon.known:
+            age.add_metric((), snapshot.carbon.age_s)
+    yield from (intensity, known, age)
 
 
 def _services(snapshot: NowSnapshot) -> Iterator[Metric]:

@@ -17,7 +17,8 @@ from joulery.config.parsing.quantity import TIME, parse_quantity
 from joulery.domain.errors import CapabilityError, ConfigError, DataError, JouleryError
 from joulery.runtime.measuring.monitor import Monitor, WatchedProcess
 
-_COLUMNS = "t_ns,device,component,power_w,counter_j"
+_COLUMNS = "t_ns,device,component,power_w,counter_j,quality"
+_OF = ("process", "machine")
 _FIELDS = frozenset({"pid", "period", "out"})
 
 
@@ -35,11 +36,13 @@ def monitor_app(monitor: Monitor) -> Starlette:
         since = request.query_params.get("since_ns", "0")
         if not since.isdigit():
             raise ConfigError("no moment", pointer="since_ns", got=since, expected="Unix nanoseconds")
-        rows = await run_in_threadpool(lambda: list(monitor.read(request.path_params["name"], int(since))))
+        of = request.query_params.get("of", "process")
+        if of not in _OF:
+            raise ConfigError("no such power", pointer="of", got=of, expected=" or ".join(_OF))
+        name, whole = request.path_params["name"], of == "machine"
+        rows = await run_in_threadpool(lambda: list(monitor.read(name, int(since), whole=whole)))
         lines = [",".join("" if cell is None else str(cell) for cell in row) for row in rows]
-        return PlainTextResponse(
-            "\n".join(["t_ns,device,component,power_w,counter_j", *lines, ""]), media_type="text/csv"
-        )
+        return PlainTextResponse("\n".join([_COLUMNS, *lines, ""]), media_type="text/csv")
 
     async def stop(request: Request) -> Response:
         return _json(await run_in_threadpool(monitor.stop, request.path_params["name"]))

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import resource
+import signal
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -21,9 +22,13 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from joulery.config.serving import is_loopback
 from joulery.domain.errors import CapabilityError, ConfigError
+from joulery.domain.ports import Engine
+from joulery.domain.serving.engine import ReplicaSpec, Transition
+from joulery.gateway.tls import TlsFiles
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
+
 
 _LAST = b"connection: close\r\n\r\n"
 _SWEEP_S = 1.0
@@ -44,7 +49,7 @@ class ServerLimits:
         drain_s: How long a stop waits for running requests.
     """
 
-    connections: int = 1000
+    connections: int = 5000
     head_bytes: int = 65536
     receive_s: float = 30.0
     keep_alive_s: float = 75.0
@@ -176,7 +181,8 @@ class _GuardedProtocol(HttpToolsProtocol):
         self._refused = True
         self.late_at_s = self.loop.time() + _LINGER_S
         self.flow.resume_reading()
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # TLS cannot: the client reads the answer by its length
+            self.transport.write_eof()
 
     def _refuse(self, status: int, message: str, headers: bytes = b"") -> None:
         body = orjson.dumps({"error": message})
@@ -214,13 +220,21 @@ class GatewayServer:
         port: Where to listen; 0 for a free one.
         limits: What clients may take.
         protected: Whether the application asks for a token.
+        tls: Its certificate and key; None for plain HTTP.
 
     Raises:
         ConfigError: It would listen beyond this machine without a token.
     """
 
     def __init__(
-        self, app: ASGIApp, host: str, port: int, *, limits: ServerLimits = ServerLimits(), protected: bool = False
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        *,
+        limits: ServerLimits = ServerLimits(),
+        protected: bool = False,
+        tls: TlsFiles | None = None,
     ) -> None:
         if not protected and not is_loopback(host):
             raise ConfigError(
@@ -232,6 +246,7 @@ class GatewayServer:
         self.host = host
         self.port = port
         self.limits = limits
+        self.tls = tls
         self._app = app
         self._server: _QuietServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -239,15 +254,18 @@ class GatewayServer:
     @property
     def url(self) -> str:
         """Where clients find it."""
-        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://[{self.host}]:{self.port}" if ":" in self.host else f"{scheme}://{self.host}:{self.port}"
 
     async def start(self) -> None:
         """Listen.
 
         Raises:
             CapabilityError: The port is in use or may not be taken.
-            ConfigError: There is no such host.
+            ConfigError: There is no such host, or the certificate and key cannot be used.
         """
+        if self.tls is not None:
+            self.tls.check()
         listener = _listen(self.host, self.port)
         self.port = listener.getsockname()[1]
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -266,6 +284,8 @@ class GatewayServer:
             access_log=False,
             proxy_headers=False,
             server_header=False,
+            ssl_certfile=None if self.tls is None else self.tls.certificate,
+            ssl_keyfile=None if self.tls is None else self.tls.key,
             timeout_keep_alive=self.limits.keep_alive_s,  # type: ignore[arg-type]
             timeout_graceful_shutdown=self.limits.drain_s,  # type: ignore[arg-type]
         )
@@ -329,3 +349,43 @@ def _listen(host: str, port: int) -> socket.socket:
         raise CapabilityError(f"cannot listen on {where}: {error.strerror}", resource=where, hint=hint) from error
     listener.setblocking(False)
     return listener
+
+
+async def serve(
+    engine: Engine,
+    server: GatewayServer,
+    target: Sequence[ReplicaSpec],
+    ready: Callable[[Transition], None] = lambda transition: None,
+) -> None:
+    """Serve ``target`` until SIGTERM or SIGINT, then stop: no new connections, running requests finish, replicas end.
+
+    The port is taken first, so that one in use is known before any model is loaded; until ``ready`` is called the
+    gateway says that it is alive and not ready.
+
+    Raises:
+        JouleryError: The port or a replica is not available; nothing is left running.
+    """
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, stop.set)
+    try:
+        await server.start()
+        stopping = asyncio.create_task(stop.wait())
+        starting = asyncio.create_task(engine.apply(target))
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            ready(starting.result())
+            serving = asyncio.create_task(server.wait())
+            await asyncio.wait((stopping, serving), return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                await serving
+        starting.cancel()
+        stopping.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)
+    finally:
+        await server.stop()
+        await engine.close()
+        for number in signals:
+            loop.remove_signal_handler(number)

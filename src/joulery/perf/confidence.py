@@ -8,6 +8,7 @@ means of consecutive batches (the method of batch means).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,3 +98,32 @@ def mean_interval(values: FloatArray, confidence: float) -> Interval:
     mean, spread = float(values.mean()), float(values.var(ddof=1))
     half = float(ndtri((1 + confidence) / 2)) * math.sqrt(spread / effective_size(values, spread))
     return Interval(mean - half, mean, mean + half)
+
+
+def share_interval(right: int, count: int, confidence: float) -> Interval:
+    """A probability, from how often something happened, by Wilson's score interval.
+
+    Args:
+        right, count: It happened so many times of so many.
+        confidence: Probability that it lies within.
+    """
+    from scipy.special import ndtri
+
+    if count == 0:
+        return Interval(0.0, math.nan, 1.0)
+    z, share = float(ndtri((1 + confidence) / 2)), right / count
+    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return Interval(max(0.0, centre - half), share, min(1.0, centre + half))
+
+
+def mixed_interval(parts: Sequence[tuple[float, Interval]]) -> Interval:
+    """A weighted mean of independent estimates, from their own intervals (Zou and Donner's MOVER, 2008).
+
+    Args:
+        parts: ``(weight, interval)`` of each; the weights are those of the mean.
+    """
+    point = math.fsum(weight * one.point for weight, one in parts)
+    low = math.sqrt(math.fsum((weight * (one.point - one.low)) ** 2 for weight, one in parts))
+    high = math.sqrt(math.fsum((weight * (one.high - one.point)) ** 2 for weight, one in parts))
+    return Interval(point - low, point, point + high)

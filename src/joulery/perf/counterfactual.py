@@ -1,11 +1,13 @@
-"""Cost of the same requests under another layout: replayed, calibrated, with an interval.
+"""Cost of the same requests under another layout that was not observed: replayed from its profile, with a band.
 
 The same arrivals are played through the queue twice (:mod:`~joulery.perf.queues.pull_queue`): once with the layouts
 that really ran, once with the baseline's. The first has a measured counterpart, so the model's own error is known and
-reported. The second has none; its cost is corrected by what was seen of its variant in the same run, live cost over
-modelled cost. Where the variant was never seen live, the corrections of the others bound it.
+reported. The second has none. Where its variants answered requests in the same run, its cost is corrected by theirs,
+live over modelled. Where they never did, it is not corrected: what another variant costs beyond its profile says how
+wrong profiles can be, and nothing about this one. The band then is as wide as the worst of those errors, and never
+less than :data:`UNSEEN_BAND`.
 
-docs/how-it-works/how-savings-are-computed.md says what could fool this.
+A measured baseline replaces all of this: :mod:`joulery.perf.switchback`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,14 @@ from joulery.perf.queues.pull_queue import Replay, replay, uniform_draws
 
 MIN_REQUESTS = 30
 """A variant answered fewer requests than this: its live cost says nothing."""
+UNSEEN_BAND = 1.5
+"""Factor by which the profile of a variant that never ran is assumed to be off at least, either way."""
+SHADOW_BAND = 1.2
+"""Factor by which shadow replays are assumed to miss the cost under load, either way."""
+STEERED_RATIO = 0.02
+"""Share of answers by other variants than the layout's own above which a replay of layouts is not judged by them."""
+_FEWEST_BLOCKS = 10
+"""Blocks that a bootstrap resamples at least: with one or two, its interval has no width."""
 _REPLICATES = 1000
 _BLOCK = 50
 """Requests resampled together: neighbours in time share whatever else the machine was doing."""
@@ -64,15 +74,18 @@ class Counterfactual:
     Attributes:
         requests: How many requests it rests on.
         cpu_s: CPU seconds they cost.
-        base_cpu_s: CPU seconds they would have cost each, calibrated, float64[n].
+        base_cpu_s: CPU seconds they would have cost each, float64[n].
         saving_ratio: Carbon saved relative to the baseline; energy where no intensity is known.
-        low_ratio, high_ratio: 95 % interval around it.
+        low_ratio, high_ratio: 95 % interval around it; an assumed band where the baseline's variants never ran.
         energy_saving_ratio: Energy saved relative to the baseline.
         base_latency_s: The quantile of the latencies under the baseline, modelled.
         cpu_error_ratio: Modelled over measured cost of the layouts that really ran, minus one.
         latency_error_ratio: The same of the latency quantile.
         correction_ratio: Live over modelled cost by variant, of the variants seen often enough.
-        seen_live: Whether the baseline's variants were; if not, the others' corrections bound it.
+        seen_live: Whether the baseline's variants were.
+        shadowed: Shadow replays that its correction rests on, where the variants were not seen live.
+        steered_ratio: Share of the answers by variants other than their layout's own: the replay plays the layouts, so
+            that its errors say nothing where this is more than :data:`STEERED_RATIO`.
     """
 
     requests: int
@@ -87,6 +100,8 @@ class Counterfactual:
     latency_error_ratio: float
     correction_ratio: Mapping[str, float]
     seen_live: bool
+    shadowed: int = 0
+    steered_ratio: float = 0.0
 
     @property
     def low_factor(self) -> float:
@@ -107,6 +122,7 @@ def compare(
     quantile: float = 0.95,
     overhead_s: float = 0.0,
     seed: int = 0,
+    shadow: Mapping[str, FloatArray] | None = None,
 ) -> Counterfactual:
     """Replay the requests of a run under the baseline.
 
@@ -117,6 +133,7 @@ def compare(
         quantile: Of the latencies to compare.
         overhead_s: What a request spends outside queue and replica.
         seed: Of the service times and of the bootstrap.
+        shadow: Live over modelled cost of each shadow replay, by variant; counts for variants that were not seen live.
 
     Raises:
         DataError: No request was answered.
@@ -130,7 +147,11 @@ def compare(
     corrections = _corrections(answered, modelled, ran)
     own = sorted({item.variant for item in base})
     seen_live = all(variant in corrections for variant in own)
+    replayed = _replayed(shadow or {}, own, corrections)
+    corrections = {**corrections, **replayed}
     estimate, spread = _base_correction(answered, corrections, own, base, seed)
+    if replayed:  # without load, and at idle times only: the estimate may be off either way
+        spread = spread * np.where(np.arange(_REPLICATES) % 2, SHADOW_BAND, 1 / SHADOW_BAND)
     base_cpu_s = modelled_base.cpu_s * estimate
     low, high = (float(value) / estimate for value in np.quantile(spread, [0.025, 0.975]))
     actual, baseline = float(answered.cpu_s @ weight), float(base_cpu_s @ weight)
@@ -148,7 +169,17 @@ def compare(
         latency_error_ratio=latency_s / float(np.quantile(answered.latency_s, quantile)) - 1,
         correction_ratio={variant: float(np.mean(ratios)) for variant, ratios in corrections.items()},
         seen_live=seen_live,
+        shadowed=sum(len(ratios) for ratios in replayed.values()),
+        steered_ratio=_steered_ratio(answered, ran),
     )
+
+
+def _steered_ratio(answered: CounterfactualAnswers, ran: Sequence[tuple[float, Sequence[SliceProfile]]]) -> float:
+    """Share of the answers by variants that the layout in force did not run as its own."""
+    own = [frozenset(item.variant for item in instances) for _, instances in ran]
+    index = np.searchsorted([from_s for from_s, _ in ran], answered.arrival_s, "right") - 1
+    others = [name not in own[max(0, at)] for name, at in zip(answered.variant, index.tolist(), strict=True)]
+    return sum(others) / len(others)
 
 
 def _carbon_weight(answered: CounterfactualAnswers) -> FloatArray:
@@ -174,6 +205,17 @@ def _corrections(
     return found
 
 
+def _replayed(
+    shadow: Mapping[str, FloatArray], own: Sequence[str], corrections: Mapping[str, FloatArray]
+) -> dict[str, FloatArray]:
+    """The shadow replays of the baseline's variants that were not seen live, where there are enough."""
+    return {
+        variant: ratios
+        for variant, ratios in shadow.items()
+        if variant in own and variant not in corrections and len(ratios) >= MIN_REQUESTS
+    }
+
+
 def _base_correction(
     answered: CounterfactualAnswers,
     corrections: Mapping[str, FloatArray],
@@ -181,19 +223,21 @@ def _base_correction(
     base: Sequence[SliceProfile],
     seed: int,
 ) -> tuple[float, FloatArray]:
-    """Live over modelled cost of the baseline: the estimate and its bootstrap distribution.
+    """Live over modelled cost of the baseline: the estimate and the distribution around it.
 
-    Of its own variants where they were seen live; else the mean of the others' corrections, and anywhere between them
-    and no correction at all, widened by the sampling error of the baseline's profile.
+    Of its own variants where they were seen live. Else 1, and anything within the band, widened by the sampling error
+    of the baseline's profile.
     """
     rng = np.random.default_rng([seed, 2])
     if all(variant in corrections for variant in own):
         pooled = np.concatenate([corrections[variant] for variant in own])
-        return float(pooled.mean()), _bootstrap_means(pooled, rng, _BLOCK)
+        block = min(_BLOCK, max(1, len(pooled) // _FEWEST_BLOCKS))
+        return float(pooled.mean()), _bootstrap_means(pooled, rng, block)
     profile = np.concatenate([item.loaded.cpu_s / item.loaded.mean_cpu_s for item in base])
-    spread = _bootstrap_means(profile, rng, 1)
-    means = [float(np.mean(ratios)) for ratios in corrections.values()] or [1.0]
-    return float(np.mean(means)), np.asarray(spread * rng.uniform(min(*means, 1.0), max(*means, 1.0), len(spread)))
+    errors = [abs(math.log(float(np.mean(ratios)))) for ratios in corrections.values()]
+    width = max(math.log(UNSEEN_BAND), *errors, 0.0)
+    ends = np.exp(width * np.where(np.arange(_REPLICATES) % 2, 1.0, -1.0))
+    return 1.0, np.asarray(_bootstrap_means(profile, rng, 1) * ends)
 
 
 def _bootstrap_means(values: FloatArray, rng: np.random.Generator, block: int) -> FloatArray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -98,6 +98,14 @@ class Predictor:
         """
         return tuple(self.profile.entry(item.variant, item.slice) for item in layout.instances)
 
+    def awake_w(self, layout: Layout) -> float:
+        """Watts that its replicas draw while they wait for requests.
+
+        Raises:
+            DataError: A variant was not measured on its slice.
+        """
+        return math.fsum(entry.awake_w for entry in self.instances(layout))
+
     def predict(self, layout: Layout, rate_rps: float) -> LayoutMetrics:
         """The layout under a Poisson demand.
 
@@ -124,6 +132,18 @@ class Predictor:
             latency_s=float(np.quantile(played.latency_s[kept], self.quantile)) + self.overhead_s,
             utilisation_ratio=utilisation_ratio,
         )
+
+    def predict_slower(self, layout: Layout, rate_rps: float, slowdown_ratio: float) -> LayoutMetrics:
+        """The layout on a machine whose service times are longer by a ratio; its joules are those of the profile.
+
+        A queue in which all times are ``k`` times as long is the same queue under ``k`` times the demand, ``k`` times
+        as slow.
+
+        Raises:
+            DataError: A variant was not measured on its slice.
+        """
+        shown = self.predict(layout, rate_rps * slowdown_ratio)
+        return shown if slowdown_ratio == 1.0 else replace(shown, latency_s=shown.latency_s * slowdown_ratio)
 
     def when_busy(self, layout: Layout, rate_rps: float) -> LayoutMetrics:
         """The layout while all its replicas are busy: requests are shared by speed, the latency is unbounded.

@@ -71,7 +71,7 @@ def text(value: Any) -> str:
 
 
 def pairs(value: Any) -> tuple[tuple[str, float], ...]:
-    """A list of names and numbers.
+    """A list of names and numbers; NaN for null.
 
     Raises:
         TypeError: It is none.
@@ -79,7 +79,7 @@ def pairs(value: Any) -> tuple[tuple[str, float], ...]:
     """
     if not isinstance(value, list):
         raise TypeError(f"{shown(value)} is not a list")
-    return tuple((text(name), number(share)) for name, share in value)
+    return tuple((text(name), known(share)) for name, share in value)
 
 
 def shown(value: Any) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from joulery.domain.energy.carbon import Scope, Signal
-from joulery.domain.energy.rollup import Row
+from joulery.domain.energy.footprint import Row
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import Quality, weakest
 from joulery.store.database import Database, DatabaseKind
@@ -129,11 +129,6 @@ class Ledger(Database):
                     " ON CONFLICT DO UPDATE SET carbon_g = carbon_g + excluded.carbon_g",
                     (run.id, *astuple(grams)),
                 )
-
-    def forget(self, run_id: str) -> bool:
-        """Remove a run and all that it cost; False when there was none."""
-        with self.transaction() as execute:
-            return bool(execute("DELETE FROM runs WHERE id = ?", (run_id,)).rowcount)
 
     def runs(self) -> tuple[RunEntry, ...]:
         """All runs, oldest first."""

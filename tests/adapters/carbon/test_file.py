@@ -10,8 +10,7 @@ import pytest
 
 from joulery.adapters.carbon.file import FileFormat, SeriesSource, read_carbon_file
 from joulery.adapters.carbon.timestamps import instant_s
-from joulery.domain.energy.carbon import CarbonSeries, Scope, Signal
-from joulery.domain.energy.fill import FillRule
+from joulery.domain.energy.carbon import CarbonSeries, FillRule, Scope, Signal
 from joulery.domain.errors import CapabilityError, ConfigError, DataError, StaleDataError
 from joulery.domain.quality import Quality
 from tests.data_folder import data_folder

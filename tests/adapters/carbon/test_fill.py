@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from joulery.adapters.carbon.fill import FilePlace, Filled, complete
-from joulery.adapters.carbon.replay import Scripted
-from joulery.domain.energy.carbon import CarbonSeries
-from joulery.domain.energy.fill import Fill, FillRule
+from joulery.domain.energy.carbon import CarbonSeries, Fill, FillRule
 from joulery.domain.errors import CapabilityError, DataError, StaleDataError
+from tests.fakes.carbon import Scripted
 
 NAN = math.nan
 

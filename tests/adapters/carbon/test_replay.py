@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
 
-from joulery.adapters.carbon.replay import ReplayedCarbon, Scripted
+from joulery.adapters.carbon.replay import ReplayedCarbon
 from joulery.domain.energy.carbon import CarbonSeries, Scope
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import Quality
+from tests.fakes.carbon import Scripted
 
 DAY = CarbonSeries(
     "GB", np.arange(25) * 3600.0, np.arange(24.0), scope=Scope.DIRECT, source="day", estimated=np.arange(24) % 2 == 0

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from joulery.adapters.carbon.file import read_carbon_file
+from joulery.adapters.carbon.stated import TypicalDay, typical_table
 from joulery.adapters.carbon.timestamps import instant_s
-from joulery.adapters.carbon.typical import TypicalDay, table
 from joulery.domain.energy.carbon import Scope, Signal
 from joulery.domain.errors import ConfigError
 from joulery.domain.quality import Quality
@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_the_resource_cites_its_source() -> None:
-    assert "Let's Wait Awhile" in table()["source"]
-    assert "ENTSO-E" in table()["source"] and "IPCC" in table()["source"]
-    assert "MIT" in table()["licence"]
-    assert list(table()["zones"]) == ["GB", "FR", "DE"]
-    for months in table()["zones"].values():
+    assert "Let's Wait Awhile" in typical_table()["source"]
+    assert "ENTSO-E" in typical_table()["source"] and "IPCC" in typical_table()["source"]
+    assert "MIT" in typical_table()["licence"]
+    assert list(typical_table()["zones"]) == ["GB", "FR", "DE"]
+    for months in typical_table()["zones"].values():
         values = np.array(months)
         assert values.shape == (12, 24)
         assert np.array_equal(values, np.round(values, 1)) and values.min() > 0
@@ -30,11 +30,11 @@ def test_the_resource_cites_its_source() -> None:
 
 def test_each_hour_is_that_of_its_month_and_utc_hour() -> None:
     series = TypicalDay("DE").history(instant_s("2031-07-31T22:30Z"), instant_s("2031-08-01T01:30Z"))
-    july, august = (table()["zones"]["DE"][month] for month in (6, 7))
+    july, august = (typical_table()["zones"]["DE"][month] for month in (6, 7))
     assert series.start_s == instant_s("2031-07-31T22:00Z")
     assert series.g_per_kwh.tolist() == [july[22], july[23], august[0], august[1]]
     assert np.diff(series.edges_s).tolist() == [3600.0] * 4
-    assert TypicalDay("DE").history(0.0, 0.0).g_per_kwh.tolist() == [table()["zones"]["DE"][0][0]]
+    assert TypicalDay("DE").history(0.0, 0.0).g_per_kwh.tolist() == [typical_table()["zones"]["DE"][0][0]]
 
 
 def test_it_is_labelled_assumed_and_estimated() -> None:
@@ -56,7 +56,7 @@ def test_other_zones_are_refused(zone: str) -> None:
 def test_the_resource_is_what_the_tool_derives() -> None:
     tool = runpy.run_path(str(ROOT / "tools/typical_day.py"))
     assert tool["TARGET"].read_text() == tool["render"](data_folder("carbon"))
-    assert json.loads(tool["TARGET"].read_text()) == table()
+    assert json.loads(tool["TARGET"].read_text()) == typical_table()
 
 
 def test_the_mean_of_the_typical_year_is_that_of_2020() -> None:

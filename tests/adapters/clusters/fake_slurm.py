@@ -9,7 +9,7 @@ from typing import Any
 
 from joulery.adapters.clusters.slurm_commands import Done
 from joulery.adapters.clusters.slurm_nodes import FIELDS
-from joulery.adapters.clusters.slurm_records import COLUMNS
+from joulery.adapters.clusters.slurm_records import COLUMNS, expand_tasks
 from joulery.adapters.clusters.tres import parse_gpus
 
 
@@ -24,6 +24,8 @@ class FakeSlurm:
     json: bool = True
     away: bool = False
     forbidden: bool = False
+    rights: str = "admin"
+    """Of this user, as in 22.05: admin, operator (no AdminComment) or user (jobs of ``ada`` alone, no SiteFactor)."""
     commands: list[tuple[str, ...]] = field(default_factory=list)
 
     def submit(self, number: int, **changes: Any) -> None:
@@ -41,6 +43,10 @@ class FakeSlurm:
             return Done(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
         if command[0] == "sinfo":
             return Done(0, "".join(map(self._sinfo, self.nodes)), "")
+        if command[0] == "sprio":
+            waits = (job for job in self.jobs.values() if job["job_state"] == "PENDING" and job["priority"])
+            lines = (f"{job['job_id']}|{job['priority']}|{job.get('site_factor', 0)}" for job in waits)
+            return Done(0, "\n".join(lines), "")
         if command[0] == "squeue":
             return self._squeue(command)
         return self._scontrol(command[1], command[2:])
@@ -51,7 +57,8 @@ class FakeSlurm:
         cells = {
             "nodelist": name, "statelong": state, "gres": gres, "features_act": self.features.get(name, "(null)"),
             "gresused": f"gpu:{sum(parse_gpus(job['tres_per_node']).total for job in running)}",
-            "partitionname": self.partitions.get(name, "train"),
+            "partitionname": self.partitions.get(name, "train"), "cpusstate": "0/64/0/64", "memory": "1000",
+            "allocmem": "0",
         }  # fmt: skip
         return "".join(cells[field].ljust(width) for field, width in FIELDS) + "\n"
 
@@ -78,9 +85,16 @@ class FakeSlurm:
         return Done(0, "\n".join(lines), "")
 
     def _scontrol(self, verb: str, words: Sequence[str]) -> Done:
+        if verb == "show":
+            return Done(0, "SelectTypeParameters    = CR_CORE\n", "")
         if self.forbidden:
             return Done(1, "", "Access/permission denied for job 1")
-        numbers = words[0].removeprefix("JobId=").split(",")
+        if self._denied(verb, words):
+            return Done(1, "", f"Access/permission denied for job {words[0].removeprefix('JobId=')}")
+        address = words[0].removeprefix("JobId=")
+        if "_" in address or "+" in address:
+            return self._scontrol_task(verb, address, words)
+        numbers = address.split(",")
         if len(numbers) > 1:  # who can have it has it, whatever is said of the others
             each = [self._scontrol(verb, (f"JobId={one}", *words[1:])) for one in numbers]
             wrong = [done.err for done in each if done.code]
@@ -105,6 +119,36 @@ class FakeSlurm:
         job.update(job_state="PENDING", priority=0, state_reason="JobHeldUser", restart_cnt=job["restart_cnt"] + 1)
         return Done(0, "", "")
 
+    def _denied(self, verb: str, words: Sequence[str]) -> bool:
+        if any(word.startswith("AdminComment=") for word in words):
+            return self.rights != "admin"
+        if any(word.startswith("SiteFactor=") for word in words):
+            return self.rights == "user"
+        number = words[0].removeprefix("JobId=").split(",")[0].split("_")[0].split("+")[0]
+        owner = self.jobs[int(number)]["user_name"] if int(number) in self.jobs else "ada"
+        return self.rights == "user" and owner != "ada"
+
+    def _scontrol_task(self, verb: str, address: str, words: Sequence[str]) -> Done:
+        """Tasks ``7_3`` and ``7_[3-4]`` of an array, each separated from the rest; component ``7+1``."""
+        if "+" in address:
+            number = sum(map(int, address.split("+")))
+            return self._scontrol(verb, (f"JobId={number}", *words[1:]))
+        array, tasks = address.split("_")
+        named = expand_tasks(tasks.strip("[]"))
+        own = [job for job in self.jobs.values() if job["array_job_id"] == int(array)]
+        whole = [job for job in own if expand_tasks(_tasks_of(job)) == named]
+        for task in () if whole else named:
+            rest = next(job for job in own if task in expand_tasks(_tasks_of(job)))
+            left = [number for number in expand_tasks(_tasks_of(rest)) if number != task]
+            rest["array_task_string"] = ",".join(map(str, left))
+            whole.append({**rest, "job_id": max(self.jobs) + 1, "array_task_string": str(task)})
+            self.jobs[whole[-1]["job_id"]] = whole[-1]
+        for job in whole:
+            done = self._scontrol(verb, (f"JobId={job['job_id']}", *words[1:]))
+            if done.code:
+                return done
+        return Done(0, "", "")
+
     def _update(self, job: dict[str, Any], changes: dict[str, str]) -> Done:
         shaping = {"NumTasks", "NumCPUs", "NumNodes", "TresPerNode", "TresPerJob"} & changes.keys()
         if shaping and job["job_state"] != "PENDING":
@@ -113,7 +157,7 @@ class FakeSlurm:
         if "NumNodes" in changes and order.index("NumNodes") < order.index("NumTasks"):
             return Done(1, "", "Node count specification invalid")
         names = {"NumTasks": "tasks", "NumCPUs": "cpus", "TresPerNode": "tres_per_node", "TresPerJob": "tres_per_job",
-                 "AdminComment": "admin_comment"}  # fmt: skip
+                 "AdminComment": "admin_comment", "Comment": "comment"}  # fmt: skip
         for key, value in changes.items():
             if key in names:
                 job[names[key]] = int(value) if value.isdigit() else value
@@ -124,6 +168,10 @@ class FakeSlurm:
             elif key == "SiteFactor":
                 job["site_factor"] = int(value)
         return Done(0, "", "")
+
+
+def _tasks_of(job: dict[str, Any]) -> str:
+    return str(job.get("array_task_string") or job.get("array_task_id")).partition("%")[0]
 
 
 def _printed(job: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,16 @@ SAVES = (
     "print('start', os.environ['JOULERY_GPUS'], os.environ['JOULERY_RESTART_COUNT'], flush=True)\n"
     "while True: time.sleep(0.02)\n"
 )
-STUBBORN = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('on', flush=True)\n" + SLEEP
+STUBBORN = (
+    "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "while True: print('on', flush=True); time.sleep(0.02)\n"
+)
+
+
+def awaited(lock: Path) -> bool:
+    """Whether a thread or process waits for a locked file."""
+    entries = Path("/proc/locks").read_text().splitlines()
+    return any("->" in entry and f":{lock.stat().st_ino} " in entry for entry in entries)
 
 
 class Machine:
@@ -209,7 +217,7 @@ def test_who_looks_and_acts_does_so_alone(machine: Machine) -> None:
     other = threading.Thread(target=cancel)
     with machine.book.locked():
         other.start()
-        time.sleep(0.1)
+        wait_until(lambda: awaited(machine.book.folder(number).parent / "lock"), "the wait for the lock")
         assert not seen and machine.book.read(number, "cancel") is None
     other.join(20)
     assert seen == ["cancelled"]
@@ -251,10 +259,10 @@ def test_a_job_that_ignores_sigterm_is_killed_after_its_grace_and_not_before(mac
     machine.said(number, "on")
     machine.backend.apply(Stop(number))
     machine.boot_s = 9.9
-    time.sleep(0.1)
-    assert machine.job(number).state is JobState.STOPPING
-    time.sleep(0.2)
-    assert machine.job(number).state is JobState.STOPPING
+    for _ in range(2):
+        assert machine.job(number).state is JobState.STOPPING
+        said = machine.output(number)
+        wait_until(lambda: len(machine.output(number)) > len(said) + 6, "a job that goes on")  # noqa: B023
     assert machine.job(number).slots == 1, "it keeps its slot until it is gone"
 
     machine.boot_s = 10.1

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from joulery.adapters.clusters.progress import Progress, output_pattern, read_output
-from joulery.adapters.clusters.progress_socket import open_progress_socket
+from joulery.adapters.clusters.progress import Progress, open_progress_socket, output_pattern, read_output
 from joulery.adapters.clusters.slurm_node import job_of
 from joulery.domain.errors import CapabilityError, ConfigError
 from tests.waiting import wait_until
@@ -48,6 +47,7 @@ def test_a_folder_that_is_away_for_a_while_gets_the_last_word_of_each_job(tmp_pa
         wait_until(lambda: Progress(tmp_path / "progress").of(7) == 0.5)
     finally:
         listener.close()
+    assert (tmp_path / "progress" / "7").read_text() == "epoch 2/4\n", "the first line is gone, the last is not"
 
 
 def test_a_socket_left_behind_is_replaced_and_an_impossible_place_is_said(tmp_path: Path) -> None:

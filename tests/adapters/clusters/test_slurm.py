@@ -12,7 +12,7 @@ from joulery.adapters.clusters.progress import Progress
 from joulery.adapters.clusters.slurm import SlurmBackend, SlurmScope, open_slurm, resized
 from joulery.adapters.clusters.slurm_commands import Done, command_runner
 from joulery.adapters.clusters.slurm_records import HELD_TAG, parse_jobs
-from joulery.domain.cluster import Hold, JobState, Order, Release, Start, Stop
+from joulery.domain.cluster import Hold, JobState, Order, Release, Split, Start, Stop
 from joulery.domain.errors import ActuationError, CapabilityError, DataError
 from joulery.runtime.schedule.scheduler import release_all
 from tests.adapters.clusters.fake_slurm import FakeSlurm
@@ -83,12 +83,80 @@ def test_the_tag_is_set_before_the_hold_and_taken_off_after_the_release() -> Non
     slurm.jobs[1]["job_state"] = "RUNNING"
     cluster.apply(Stop(1))
 
-    said = [command[1:] for command in slurm.commands]
+    said = [command[1:] for command in slurm.commands if command[0] == "scontrol"]
     assert said == [
         ("update", "JobId=1", f"AdminComment={HELD_TAG}"), ("hold", "1"),
         ("release", "1"), ("update", "JobId=1", "AdminComment="),
         ("update", "JobId=1", f"AdminComment={HELD_TAG}"), ("requeuehold", "1"),
     ]  # fmt: skip
+
+
+def test_tasks_of_an_array_are_named_one_by_one_and_never_by_the_number_of_all() -> None:
+    slurm = FakeSlurm()
+    slurm.submit(7, array_job_id=7, array_task_id=None, array_task_string="3-6,9%4", array_max_tasks=4)
+    slurm.submit(8, array_job_id=7, array_task_id=1, array_task_string="", job_state="RUNNING")
+    cluster = backend(slurm)
+    rest, task = cluster.snapshot().jobs
+    assert (rest.id, rest.tasks, rest.most_tasks, rest.array) == (7, 5, 4, 7)
+    assert (task.id, task.tasks, task.array, task.stoppable) == (8, 1, 7, True)
+    cluster.apply(Hold(7))
+    assert cluster.apply(Split(7, 2)) == "tasks 3,4 are jobs of their own, held"
+    cluster.apply(Stop(8))
+    said = [words[1:] for words in slurm.commands if words[0] == "scontrol" and "update" not in words]
+    assert said[1:] == [("hold", "7_[3-6,9]"), ("hold", "7_[3,4]"), ("requeuehold", "7_1")]
+    seen = {job.id: (job.tasks, job.held_by_us) for job in cluster.snapshot().jobs}
+    assert seen == {7: (3, True), 8: (1, True), 9: (1, True), 10: (1, True)}, seen
+    cluster.apply(Start(9, 1))
+    assert slurm.commands[-2] == ("scontrol", "release", "7_3")
+
+
+def test_components_of_a_heterogeneous_job_are_one_job_named_by_the_first() -> None:
+    slurm = FakeSlurm(nodes=[("a1", "idle", "gpu:2"), ("b1", "idle", "gpu:2")], partitions={"a1": "a", "b1": "b"})
+    slurm.submit(4, het_job_id=4, het_job_offset=0, partition="a", comment="first", state_reason="Resources")
+    slurm.submit(5, het_job_id=4, het_job_offset=1, partition="b", tres_per_node="gres:gpu:2", comment="second")
+    slurm.rights = "operator"
+    cluster = backend(slurm)
+    (job,) = cluster.snapshot().jobs
+    assert (job.id, job.shape, job.min_slots, job.max_slots, job.parts) == (4, 3, 3, 3, (1, 2))
+    assert not job.judged and job.pool == "" and job.limits >= {"partition a", "partition b"}
+    cluster.apply(Hold(4))
+    assert ("scontrol", "hold", "4") in slurm.commands
+    assert [slurm.jobs[n]["comment"] for n in (4, 5)] == ["first joulery:held", "second joulery:held"]
+    slurm.jobs[5].update(priority=0)  # as Slurm holds them together
+    assert cluster.snapshot().jobs[0].held_by_us
+    cluster.apply(Start(4, 3))
+    assert [slurm.jobs[n]["comment"] for n in (4, 5)] == ["first", "second"]
+
+
+def test_an_operator_marks_jobs_behind_their_owners_words() -> None:
+    slurm = FakeSlurm(rights="operator")
+    for number, comment in ((1, "joulery:min=1,max=4"), (2, "")):
+        slurm.submit(number, comment=comment)
+    cluster = backend(slurm)
+    for number in (1, 2):
+        cluster.apply(Hold(number))
+    assert [slurm.jobs[n]["comment"] for n in (1, 2)] == ["joulery:min=1,max=4 joulery:held", "joulery:held"]
+    assert sum("AdminComment" in word for words in slurm.commands for word in words) == 1, (
+        "refused once, never tried again"
+    )
+    assert [(job.held_by_us, job.max_slots) for job in cluster.snapshot().jobs] == [(True, 4), (True, 1)]
+    assert release_all(cluster) == [1, 2]
+    assert [slurm.jobs[n]["comment"] for n in (1, 2)] == ["joulery:min=1,max=4", ""]
+
+
+def test_a_user_without_rights_schedules_his_own_jobs_and_is_told_once() -> None:
+    slurm = FakeSlurm(rights="user")
+    slurm.submit(1)
+    slurm.submit(2, user_name="bob")
+    cluster = backend(slurm, user="ada")
+    with pytest.raises(CapabilityError) as caught:
+        cluster.apply(Order((1, 2)))
+    assert "Operator" in str(caught.value.hint) and not caught.value.grant, "he goes on with his own"
+    assert cluster.apply(Order((1, 2))).startswith("not ranked")
+    snapshot = cluster.snapshot()
+    assert [bool(job.exempt) for job in snapshot.jobs] == [False, True] and "no operator" in snapshot.notes[-1]
+    cluster.apply(Hold(1))
+    assert cluster.snapshot().jobs[0].held_by_us
 
 
 def test_a_job_that_began_before_its_hold_came_is_seen_as_held_until_it_is_over() -> None:
@@ -136,7 +204,7 @@ def test_a_job_that_ended_while_it_was_to_be_stopped_is_a_refusal() -> None:
     slurm.submit(1, job_state="COMPLETED")
     with pytest.raises(ActuationError, match="already finished"):
         backend(slurm).apply(Stop(1))
-    with pytest.raises(ActuationError, match="Invalid job id"):
+    with pytest.raises(ActuationError, match="no job 9"):
         backend(slurm).apply(Stop(9))
 
 
@@ -283,7 +351,7 @@ def test_the_words_that_resize(changes: dict[str, Any], gpus: int, expected: tup
     slurm = FakeSlurm()
     slurm.submit(1, **changes)
     (record,) = parse_jobs(json.dumps({"jobs": list(slurm.jobs.values())}))
-    assert resized(record, gpus, 2) == expected
+    assert resized(record, gpus, 2) == ("scontrol", "update", "JobId=1", *expected)
 
 
 def test_gpus_that_hang_on_tasks_are_not_resized() -> None:

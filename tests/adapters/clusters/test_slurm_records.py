@@ -8,15 +8,8 @@ from typing import Any
 
 import pytest
 
-from joulery.adapters.clusters.slurm_records import (
-    COLUMNS,
-    HELD_TAG,
-    expand_hosts,
-    owner_range,
-    parse_jobs,
-    parse_table,
-    to_job,
-)
+from joulery.adapters.clusters.slurm_jobs import owner_range, to_job
+from joulery.adapters.clusters.slurm_records import COLUMNS, HELD_TAG, expand_hosts, parse_jobs, parse_table
 from joulery.domain.cluster import ClusterJob, JobState
 from joulery.domain.errors import DataError
 
@@ -95,8 +88,6 @@ def test_states(state: Any, expected: JobState, slots: int) -> None:
     [
         ({"array_job_id": 3}, "job array"),
         ({"array_job_id": {"set": True, "number": 3}}, "job array"),
-        ({"het_job_id": 4}, "heterogeneous"),
-        ({"batch_flag": False}, "interactive"),
         ({"priority": 0, "state_reason": "JobHeldUser"}, "held by its owner"),
         ({"priority": 0, "state_reason": "JobHeldAdmin"}, "held by its owner or an operator"),
         ({"state_reason": "Dependency"}, "waits for Dependency"),

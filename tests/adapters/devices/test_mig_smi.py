@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
@@ -18,7 +18,7 @@ from joulery.adapters.devices.nvidia_mig import NvidiaMig
 from joulery.domain.errors import ActuationError, CapabilityError
 from joulery.domain.gpu.device import MigSetting
 from tests.fakes.mps import PATH
-from tests.fakes.nvml import STATE, NvmlFake, gpu
+from tests.fakes.nvml import STATE, NvmlFake, as_administrator, gpu
 from tests.fakes.path import nvidia_smi
 
 A100 = "NVIDIA A100-SXM4-40GB"
@@ -27,8 +27,8 @@ OLD, NEW = ("3g.20gb", "3g.20gb"), ("3g.20gb", "2g.10gb", "1g.5gb")
 
 @pytest.fixture
 def boards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., NvmlFake]:
-    """A user who is not root and may run nvidia-smi as root."""
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    """A user without CAP_SYS_ADMIN who may run nvidia-smi as root."""
+    as_administrator(monkeypatch, may=False)
     monkeypatch.setenv("PATH", f"{PATH}:{PATH.parent / 'sudo'}:/usr/bin:/bin")
     monkeypatch.setenv("JOULERY_FAKE_PYTHON", sys.executable)
 
@@ -70,7 +70,7 @@ def test_a_gpu_is_cut_and_cut_again_and_given_back(
     device.apply(MigSetting(OLD))
     before = {part.start: part.id for part in device.observe().slices}
     done = device.apply(MigSetting(NEW))
-    assert done.detail == "1 instances kept, 1 destroyed, 2 created"
+    assert re.findall(r"\d+ \w+", done.detail.replace(" instances", "")) == ["1 kept", "1 destroyed", "2 created"]
     assert device.observe().setting == MigSetting(NEW)
     assert sorted(name for name, _, _ in nvml.layout()[1]) == sorted(NEW)
     assert any(before.get(part.start) == part.id for part in device.observe().slices)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import pynvml
 import pytest
 
 from joulery.adapters.devices.nvidia_clock import NvidiaClock
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError
 from joulery.domain.gpu.device import ClockSetting
-from tests.fakes.nvml import NvmlFake, gpu
+from tests.fakes.nvml import NvmlFake, as_administrator, gpu
 
 A100 = "NVIDIA A100-SXM4-40GB"
 
@@ -34,13 +32,13 @@ def test_a_ceiling_is_locked_and_let_go() -> None:
 
 
 def test_the_clocks_are_those_of_the_highest_memory_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    as_administrator(monkeypatch)
     found = opened(NvmlFake(gpu("NVIDIA H200"))).capability()
     assert (found.clocks_mhz[0], found.clocks_mhz[-1], found.settable, found.grant) == (345.0, 1980.0, True, "")
 
 
-def test_without_root_the_message_has_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+def test_without_the_capability_the_message_has_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_administrator(monkeypatch, may=False)
     nvml = NvmlFake(gpu(A100, persistence=0), root=False)
     device = opened(nvml)
     found = device.capability()

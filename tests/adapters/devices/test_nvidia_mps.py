@@ -13,6 +13,7 @@ from joulery.domain.errors import ActuationError, CapabilityError, ConfigError
 from joulery.domain.gpu.device import MpsSetting
 from tests.fakes.mps import daemon, no_daemon_left, on_path, serve
 from tests.fakes.nvml import NvmlFake, gpu
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -81,16 +82,13 @@ def test_a_daemon_with_clients_is_not_ended_but_is_reset(nvml: NvmlFake, folder:
 def test_a_daemon_that_died_is_started_again(nvml: NvmlFake, folder: Path) -> None:
     import os
     import signal
-    import time
 
     device = NvidiaMps(0, nvml, str(folder))
     device.apply(MpsSetting(True))
     first = daemon(folder)
     assert first is not None
     os.kill(first[0], signal.SIGKILL)
-    end = time.monotonic() + 30
-    while device.observe().setting.running and time.monotonic() < end:
-        time.sleep(0.02)
+    wait_until(lambda: not device.observe().setting.running, "the end of the daemon")
     device.apply(MpsSetting(True))
     second = daemon(folder)
     assert second is not None

@@ -1,9 +1,11 @@
 """Models for tests of the engine and the gateway; workers load them as ``tests.adapters.engines.toys:NAME``."""
 
+import fcntl
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -107,6 +109,17 @@ def leaves_a_child(inputs: Arrays) -> Arrays:
     if inputs["die"].any():
         os.kill(os.getpid(), signal.SIGKILL)
     return {"child": np.array([pid])}
+
+
+class Gated:
+    """Says who it is; cannot be loaded while the file ``gate`` is locked."""
+
+    def __init__(self, gate: str) -> None:
+        with Path(gate).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        return {"pid": np.array([os.getpid()])}
 
 
 class Scaled:

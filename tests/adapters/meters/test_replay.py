@@ -68,7 +68,8 @@ def test_a_counter_is_interpolated(tmp_path: Path, clock: Clock) -> None:
 def test_the_power_series_of_a_run_is_a_recording(tmp_path: Path, clock: Clock) -> None:
     file = tmp_path / "power.parquet"
     write_series(
-        file,
+        tmp_path,
+        "power",
         {
             "t_ns": np.array([1_000_000_000, 1_500_000_000, 2_000_000_000, 1_000_000_000]),
             "value": np.array([1.0, math.nan, 3.0, 40.0]),

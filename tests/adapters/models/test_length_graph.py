@@ -6,10 +6,10 @@ import pytest
 from joulery.adapters.models import minilm
 from joulery.adapters.models.length_graph import LengthGraph, build
 from joulery.app.wiring import length_predictor as length_guess
-from joulery.app.wiring.prompt_encoder import prompt_encoder
+from joulery.app.wiring.length_predictor import prompt_encoder
 from joulery.domain.errors import CapabilityError, DataError
 from joulery.perf.lengths.kernel_ridge import AnswerLengths, fit_lengths
-from joulery.perf.lengths.prompt_features import FEATURES, feature_rows
+from joulery.perf.lengths.prompt_features import FEATURES, prompt_features
 from joulery.runtime.llm import predictor_files as lf
 from joulery.runtime.llm import predictor_training as lt
 
@@ -26,13 +26,13 @@ def log_of(prompts):
 
 def test_the_graph_and_the_numbers_agree(tmp_path):
     pytest.importorskip("onnx", reason="onnx is not installed: pip install 'joulery[llm]'")
-    features = feature_rows(PROMPTS)
+    features = np.array([prompt_features(prompt) for prompt in PROMPTS])
     model = fit_lengths(features, [len(FEATURES)], log_of(PROMPTS).answers)
     file = tmp_path / "p.onnx"
     file.write_bytes(build(model.arrays, model.recipe.width, len(FEATURES), None))
     graph = LengthGraph(file, None, 0)
     for prompt in (*PROMPTS[:5], *ODD):
-        row = feature_rows([prompt])[0]
+        row = prompt_features(prompt)
         raw, embedding = graph(prompt, row)
         assert embedding is None
         assert raw == pytest.approx(model.raw_scores(row), abs=2e-5)
@@ -83,7 +83,9 @@ def test_files_that_are_no_predictor_are_refused(tmp_path):
     file.write_bytes(b"nonsense")
     with pytest.raises(DataError, match="cannot be run"):
         LengthGraph(file, None, 0)
-    model = fit_lengths(feature_rows(PROMPTS), [len(FEATURES)], log_of(PROMPTS).answers)
+    model = fit_lengths(
+        np.array([prompt_features(prompt) for prompt in PROMPTS]), [len(FEATURES)], log_of(PROMPTS).answers
+    )
     file.write_bytes(build(model.arrays, model.recipe.width, len(FEATURES), None))
     words = tmp_path / "vocab.txt"
     words.write_text("a\nb\n")

@@ -50,7 +50,7 @@ def test_lane_and_phase_may_be_left_out_and_columns_may_come_in_any_order(tmp_pa
         (HEAD + "a,1,-2,CPU:0,,\n", "ends 2 ns before it starts"),
         (HEAD + ",1,2,CPU:0,,\n", "op is empty"),
         (HEAD + "a,1,2,,,\n", "device is empty"),
-        (HEAD + "a,1,2,CPU:0\n", "Expected 6 columns"),
+        (HEAD + "a,1,2,CPU:0\n", "expected 6 cells"),
         (HEAD + "a,99999999999999999999,2,CPU:0,,\n", "invalid value"),
         (HEAD + "a,9000000000000000000,9000000000000000000,CPU:0,,\n", "beyond any clock"),
         ("op,op,start_ns,dur_ns,device\na,b,1,2,c\n", "two columns"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from joulery.accounting.align import align
+from joulery.accounting.operations.align import align
 from joulery.accounting.steps import PowerSteps
 from joulery.adapters.tracers.tf1 import read_tf1
 from joulery.domain.energy.channel import Channel, ReadingKind

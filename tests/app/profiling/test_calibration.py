@@ -8,13 +8,14 @@ from click.testing import CliRunner
 
 from joulery.app.profiling.calibration import POINTS_FILE, VARIANTS_FILE, calibrated
 from joulery.domain.errors import DataError
-from joulery.perf.catalog.clover_points import CLOVER_POINTS
+from joulery.perf.catalog.clover_services import CLOVER_POINTS
 from joulery.perf.queues.pull_document import SCHEMA, as_document, from_document
 from joulery.perf.queues.pull_guess import first_guess
 from joulery.ui.cli.profile import command
 from tests.data_folder import data_folder
 
 
+@pytest.mark.slow
 def test_the_eighteen_points_come_back_from_round_numbers(tmp_path):
     """Spec check 3: accuracy to 0.05 points, joules to 10 %, p95 to 10 % on 16 of 18 and 35 % on all, 75 W idle."""
     kept = tmp_path / "costs.json"

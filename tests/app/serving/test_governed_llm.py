@@ -6,16 +6,18 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from joulery.app.serving.governed_llm import describe_slos, govern_llms
+from joulery.app.serving.governed_llm import describe_slos, join_keepers
 from joulery.app.serving.llm import open_llm_site
+from joulery.app.wiring.governed_clocks import governed_clocks
 from joulery.config import load
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.serving.generation import GenerationKind, GenerationRequest
+from joulery.runtime.serving.governing import ClockController
 from joulery.store.leases import LeaseBook
 from tests.adapters.engines.remote.openai_server import FakeServer, running
 from tests.adapters.engines.support import until
 from tests.fakes.cpufreq import cpu_machine, settings
-from tests.fakes.nvml import STATE, NvmlFake, gpu
+from tests.fakes.nvml import STATE, NvmlFake, as_administrator, gpu
 from tests.runtime.leasing.test_leases import FAKES
 
 SITE = """
@@ -40,6 +42,9 @@ class Governed:
     def __init__(self, text, drivers):
         self.text, self.drivers, self.logged, self.done, self.messages = text, drivers, [], [], []
 
+    def log(self, kind, **fields):
+        self.logged.append((kind, fields))
+
     async def step(self, now_s):
         for driver in self.drivers.values():
             await driver.step(now_s)
@@ -50,14 +55,11 @@ async def governed(folder, stack, clock, url="http://near:1"):
     (folder / "site.yaml").write_text(SITE.replace("CLOCK", clock).replace("URL", url))
     site = load(folder / "site.yaml")
     made = Governed(open_llm_site(site, stack=stack), {})
-    made.drivers = await govern_llms(
-        site,
-        made.text,
-        stack,
-        lambda kind, **fields: made.logged.append((kind, fields)),
-        made.done.append,
-        made.messages.append,
-    )
+    clocks, holder = await governed_clocks(site, stack, made.messages.append)
+    keepers = [ClockController(clock, lambda now_s: (), site.mode, holder) for clock in clocks]
+    made.facts = [text for _, text in join_keepers(keepers, made.text, alone=True)]
+    for keeper in keepers:
+        made.drivers[keeper.clock] = keeper.driver(made.log, made.done.append)
     return made
 
 
@@ -73,7 +75,7 @@ def nvml(monkeypatch, tmp_path):
     fake = NvmlFake(gpu("NVIDIA A100-SXM4-40GB"), file=tmp_path / "boards.json")
     opened = nvidia_clock.open_board
     monkeypatch.setattr(nvidia_clock, "open_board", lambda board, module: opened(board, fake))
-    monkeypatch.setattr("os.geteuid", lambda: 0)
+    as_administrator(monkeypatch)
     monkeypatch.setenv("JOULERY_STATE", str(tmp_path / "state"))
     # The watchdog is a process of its own: it sees the same boards.
     monkeypatch.setenv(STATE, str(tmp_path / "boards.json"))
@@ -139,7 +141,6 @@ async def test_a_board_that_refuses_or_is_lost_costs_no_answer(tmp_path, nvml):
         nvml.fail_from, nvml.code = len(nvml.calls), nvml.NVML_ERROR_GPU_IS_LOST
         await made.step(1000.0)
         assert made.done[-1].outcome == "failed"
-        assert any("set_clock" in text for text in made.messages)
         assert (await ask(made.text.llms["board"], "still there"))[-1].usage is not None
         nvml.fail_from = None
         await made.step(1002.0)
@@ -187,10 +188,11 @@ async def test_a_gpu_that_runs_no_model_of_the_site_is_not_governed_as_idle(tmp_
         (tmp_path / "site.yaml").write_text(site.replace("CLOCK", "device: nvidia").replace("URL", "http://near:1"))
         loaded = load(tmp_path / "site.yaml")
         text = open_llm_site(loaded, stack=stack)
+        clocks, holder = await governed_clocks(loaded, stack, lambda messages: None)
+        keepers = [ClockController(clock, lambda now_s: (), loaded.mode, holder) for clock in clocks]
         with pytest.raises(ConfigError, match=r"no language model .* on gpu:0"):
-            await govern_llms(
-                loaded, text, stack, lambda kind, **fields: None, lambda done: None, lambda messages: None
-            )
+            list(join_keepers(keepers, text, alone=True))
+        assert list(join_keepers(keepers, text, alone=False)) == []
     assert nvml.boards[0]["locked"] is None
 
 

@@ -171,8 +171,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = "".join(f"{name} = {target}\n" for name, target in points.items())
     (info / "entry_points.txt").write_text(f"[joulery.carbon]\n{lines}")
     (tmp_path / "site" / "gridco_plugin.py").write_text(
-        "from joulery.adapters.carbon.replay import Scripted\n"
-        "def source(values):\n    return Scripted([values], zone='gridco')\n"
+        "from tests.fakes.carbon import Scripted\ndef source(values):\n    return Scripted([values], zone='gridco')\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
 

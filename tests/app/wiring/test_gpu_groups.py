@@ -8,8 +8,7 @@ from joulery.adapters.devices.nvidia_mig import NvidiaMig
 from joulery.adapters.devices.places import GpuPlaces
 from joulery.adapters.engines.embedded.engine import LocalEngine, LocalSettings
 from joulery.app.serving.service import service_setup
-from joulery.app.wiring.gpu_groups import gpu_groups
-from joulery.app.wiring.gpus import LocalGpus
+from joulery.app.wiring.gpus import LocalGpus, gpu_groups
 from joulery.config.parsing.reading import load
 from joulery.config.site import Site
 from joulery.domain.errors import CapabilityError, ConfigError, InfeasibleError

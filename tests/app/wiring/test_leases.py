@@ -42,7 +42,7 @@ def test_states(book: LeaseBook, left: Lease) -> None:
     assert me is not None
     book.write(replace(left, owner=me, lasts_s=60.0))
     assert lease_statuses()[0].state == "held"
-    assert "at most 1600 MHz, set by process" in lease_statuses()[0].detail
+    assert "at most 1600 MHz" in lease_statuses()[0].detail
     book.write(replace(left, owner=me, lasts_s=-1.0))
     assert lease_statuses()[0].state == "expired"
     (book.folder / "gpu-0.mig.json").write_text("nonsense")

@@ -36,8 +36,8 @@ def test_the_papers_plan_as_triton_serves_it(tmp_path):
     assert "backend" not in w1, "Triton infers it from the model's file: the site does not say"
     script = (tmp_path / "launch-mps.sh").read_text()
     assert "CUDA_VISIBLE_DEVICES=4 CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=20 tritonserver" in script
-    assert "CUDA_VISIBLE_DEVICES=4 CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30 tritonserver" in script, "its shadow"
-    assert script.count("tritonserver ") == files.processes == 24, "an original and a shadow each"
+    assert "CUDA_VISIBLE_DEVICES=4 CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30 tritonserver" in script, "its standby"
+    assert script.count("tritonserver ") == files.processes == 24, "an original and a standby each"
     ports = [word.split("=")[1] for word in script.split() if word.startswith("--http-port=")]
     assert len(set(ports)) == 24
     endpoints = json.loads((tmp_path / "endpoints.json").read_text())

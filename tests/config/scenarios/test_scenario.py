@@ -3,7 +3,7 @@
 import pytest
 
 from joulery.config.parsing.reading import check_document, load
-from joulery.config.scenarios.scenario import (
+from joulery.config.scenario import (
     SCENARIO,
     BatchedServingScenario,
     VariantsScenario,

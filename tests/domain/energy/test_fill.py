@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from joulery.domain.energy.fill import Fill, FillRule
+from joulery.domain.energy.carbon import Fill, FillRule
 from joulery.domain.errors import ConfigError
 
 

@@ -17,6 +17,8 @@ parts = st.builds(
     energy_j=joules,
     quality=st.sampled_from(list(Quality)),
     meter=st.sampled_from(["rapl", "cpu-model"]),
+    band_j=joules,
+    carbon_g=joules,
 )
 
 
@@ -28,6 +30,9 @@ def footprints(draw: st.DrawFn) -> Footprint:
         idle_j=draw(joules),
         unattributed_j=draw(joules),
         carbon_g=draw(joules),
+        idle_g=draw(joules),
+        unattributed_g=draw(joules),
+        idle_band_j=draw(joules),
         facility_j=draw(joules),
         start_s=start_s,
         end_s=start_s + draw(st.floats(0, 1e6)),
@@ -89,8 +94,21 @@ def test_what_only_rounding_misses_is_covered() -> None:
 @given(footprints(), st.floats(0, 1))
 def test_portions_add_up_to_the_whole(a: Footprint, ratio: float) -> None:
     both = a.portion(ratio) + a.portion(1 - ratio)
-    for name in ("energy_j", "idle_j", "unattributed_j", "carbon_g", "facility_j", "duration_s", "band_j"):
+    added = ("energy_j", "idle_j", "unattributed_j", "carbon_g", "idle_g", "unattributed_g", "facility_j", "duration_s")
+    for name in (*added, "band_j"):
         assert math.isclose(getattr(both, name), getattr(a, name), rel_tol=1e-9, abs_tol=1e-12), name
+    of_parts = [math.fsum(part.carbon_g for part in one.parts) for one in (both, a)]
+    assert math.isclose(*of_parts, rel_tol=1e-9, abs_tol=1e-12)
     assert (both.start_s, both.end_s, both.signal) == (a.start_s, a.end_s, a.signal)
     assert math.isclose(a.portion(ratio).energy_j, ratio * a.energy_j, rel_tol=1e-9, abs_tol=1e-12)
     assert a.portion(1.0) == a
+
+
+def test_a_footprint_reads_well_in_a_terminal_and_a_notebook() -> None:
+    part = Part("cpu:0", "server", 3600.0, Quality.MODELLED, "cpu-model", band_j=1800.0)
+    footprint = Footprint((part,), carbon_g=0.25, facility_j=4320.0, duration_s=90.0, covered_s=90.0)
+    assert str(footprint) == "3.60 kJ (1.00 Wh) modelled ± 50 %, 250 mg CO2e, measured, 1 min 30 s"
+    assert footprint._repr_html_().startswith("<table><tr><th>energy</th><td>3.60 kJ (1.00 Wh) modelled")
+    assert (footprint.energy_kwh, footprint.cost(0.5)) == (pytest.approx(1e-3), pytest.approx(0.6e-3))
+    assert "50.0 % of the time covered" in str(Footprint((part,), duration_s=90.0, covered_s=45.0))
+    assert "no carbon source" in str(Footprint())

@@ -1,4 +1,4 @@
-from joulery.domain.serving.dispatch import Dispatcher, Server, Ticket
+from joulery.domain.serving.dispatch import Dispatcher, QueueLimits, Server, Ticket
 
 
 def queue_with(*variants: str, bound: int = 8) -> tuple[Dispatcher[str, str], list[Server[str, str]]]:
@@ -68,13 +68,12 @@ def test_the_request_of_a_dead_replica_comes_first_and_only_once_more() -> None:
     offer(dispatcher, "a", "b")
     pull_all(dispatcher)
     offer(dispatcher, "c")
-    assert dispatcher.lose(second) is None
-    assert dispatcher.lose(first) is None
+    assert dispatcher.lose(second) == []
+    assert dispatcher.lose(first) == []
     assert dispatcher.waiting == 3
     dispatcher.join(third := Server("r2"))
     assert pull_all(dispatcher) == [("a", "r2")]
-    given_up = dispatcher.lose(third)
-    assert given_up is not None
+    (given_up,) = dispatcher.lose(third)
     assert (given_up.payload, given_up.attempts, given_up.open) == ("a", 2, False)
     dispatcher.join(Server("r3"))
     dispatcher.join(Server("r4"))
@@ -165,7 +164,7 @@ def test_a_retired_replica_that_dies_hands_its_request_back() -> None:
     offer(dispatcher, "a")
     pull_all(dispatcher)
     dispatcher.retire(first)
-    assert dispatcher.lose(first) is None
+    assert dispatcher.lose(first) == []
     assert pull_all(dispatcher) == [("a", "r1")]
 
 
@@ -188,7 +187,7 @@ def test_a_withdrawn_request_is_not_tried_again() -> None:
     (ticket,) = offer(dispatcher, "a")
     pull_all(dispatcher)
     dispatcher.withdraw(ticket)
-    assert dispatcher.lose(server) is None
+    assert dispatcher.lose(server) == []
     assert dispatcher.waiting == 0
 
 
@@ -270,11 +269,11 @@ def test_a_batch_whose_replica_died_is_tried_again_one_by_one_and_given_up_the_s
     dispatcher, server = batching(2)
     offered(dispatcher, "a", "b")
     dispatcher.pull()
-    assert dispatcher.lose_all(server) == []
+    assert dispatcher.lose(server) == []
     dispatcher.join(second := Server("s", batch=2))
     dispatcher.pull()
     assert held(second) == ["a"]
-    assert [ticket.payload for ticket in dispatcher.lose_all(second)] == ["a"]
+    assert [ticket.payload for ticket in dispatcher.lose(second)] == ["a"]
     dispatcher.join(third := Server("t", batch=2))
     dispatcher.pull()
     assert held(third) == ["b"]
@@ -286,3 +285,12 @@ def test_withdrawn_members_of_a_batch_get_no_answer():
     dispatcher.pull()
     assert dispatcher.withdraw(server.held[0])
     assert [ticket and ticket.payload for ticket in dispatcher.finish_all(server)] == [None, "b"]
+
+
+def test_a_queue_has_the_engines_limit_or_a_lower_one() -> None:
+    limits, queue = QueueLimits(8), Dispatcher[str, str](8)
+    limits.change("a", 3, queue)
+    limits.change("later", 20, None)
+    assert (queue.bound, limits.of("a"), limits.of("later"), limits.of("other")) == (3, 3, 8, 8)
+    limits.change("a", None, queue)
+    assert (queue.bound, limits.of("a")) == (8, 8)

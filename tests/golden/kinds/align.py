@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from joulery.accounting.align import align
+from joulery.accounting.operations.align import align
 from joulery.accounting.steps import PowerSteps
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.energy.tensor_footprint import TensorFootprint

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from joulery.policies.placement.pipelines.clustering import cluster_operators
+from joulery.policies.placement.pipelines.partition import cluster_operators
 from tests.golden.kinds import Case, Kind, list_of
 
 

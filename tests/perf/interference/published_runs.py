@@ -2,10 +2,31 @@
 
 import json
 
-from joulery.perf.interference.fit import CachePoint, CopiesPoint, GpuRuns, ModelRuns, SoloPoint, TwoCopies
+from joulery.domain.quality import Quality
+from joulery.perf.interference.fit import (
+    CachePoint,
+    CopiesPoint,
+    GpuRuns,
+    ModelRuns,
+    SoloPoint,
+    TwoCopies,
+    fit_gpu,
+    fit_model,
+    solo_fit,
+)
+from joulery.perf.interference.model import InterferenceProfile
 from tests.data_folder import data_folder
 
 BATCHES, SHARES = (1, 16, 32), (10, 50, 100)
+
+
+def published_fit():
+    """The profile fitted on the published runs, by the two steps of ``joulery profile``."""
+    gpu, models = published_runs()
+    hardware = fit_gpu(gpu)
+    fitted = {name: fit_model(hardware, runs) for name, runs in models.items()}
+    fits = tuple(solo_fit(hardware, name, fitted[name], runs.points) for name, runs in models.items())
+    return InterferenceProfile(hardware, fitted, "igniter", "published runs", Quality.MODELLED, fits)
 
 
 def published_runs(name="artifact_config_v100"):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from joulery.domain.errors import DataError
-from joulery.perf.interference.fit import fit_active, fit_gpu, fit_model, fit_profile
+from joulery.perf.interference.fit import fit_active, fit_gpu, fit_model
 from tests.data_folder import data_folder
-from tests.perf.interference.published_runs import published_runs
+from tests.perf.interference.published_runs import published_fit, published_runs
 
 NAMES = {
     "d_load": "load_bytes",
@@ -27,7 +27,7 @@ NAMES = {
 
 def test_all_published_coefficients():
     document = json.loads((data_folder("igniter") / "coefficients_v100.json").read_text())
-    fitted = fit_profile(*published_runs(), source="published runs")
+    fitted = published_fit()
     hardware = document["hardware"]
     for key, value in (
         ("power_cap_w", hardware["P"]),
@@ -49,7 +49,7 @@ def test_all_published_coefficients():
 
 
 def test_the_fit_says_how_good_it_is():
-    fitted = fit_profile(*published_runs(), source="published runs")
+    fitted = published_fit()
     ssd = next(fit for fit in fitted.fits if fit.model == "ssd")
     assert (ssd.data, len(ssd.error_ratio)) == ("solo", 9)
     assert ssd.max_ratio == pytest.approx(0.265, abs=0.001)  # the published residual: up to +27 % at b=1, r=100

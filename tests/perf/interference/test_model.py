@@ -78,14 +78,14 @@ def test_a_process_alone_feels_nothing():
 
 
 @given(st.lists(process, min_size=1, max_size=8), process)
-def test_removing_what_was_added_gives_back_the_neighbourhood(processes, one_more):
+def test_a_neighbourhood_is_the_sum_of_its_processes(processes, one_more):
     _, around = together(processes)
     model, batch, share = one_more
     own = solo(V100[model], batch, share)
-    back = around.with_process(own).without_process(own)
-    assert back.processes == around.processes
-    assert back.power_w == pytest.approx(around.power_w)
-    assert back.cache_percent == pytest.approx(around.cache_percent)
+    more = around.with_process(own)
+    assert more.processes == around.processes + 1
+    assert more.power_w == pytest.approx(around.power_w + own.power_w)
+    assert more.cache_percent == pytest.approx(around.cache_percent + own.cache_percent)
 
 
 @given(st.lists(process, min_size=1, max_size=6), process)

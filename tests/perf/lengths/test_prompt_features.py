@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from joulery.perf.lengths import prompt_features as surface
-from joulery.perf.lengths.prompt_features import FEATURES, READ_CHARACTERS, feature_rows, prompt_features
+from joulery.perf.lengths.prompt_features import FEATURES, READ_CHARACTERS, prompt_features
 
 
 def of(prompt):
@@ -38,6 +38,7 @@ def test_a_million_characters_are_read_at_both_ends_and_counted():
 SAID = st.sampled_from(surface._TOPICS).flatmap(lambda topic: st.from_regex(topic[1], fullmatch=True))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.one_of(SAID, st.sampled_from(["?", "(", "_", "7", "\n", "x", "é"])), max_size=20).map(" ".join))
 @example("i wonder about " + "d" * 85 + " designer")
@@ -69,8 +70,3 @@ def test_what_is_asked_for():
 def test_words_count_whole():
     assert of("the classic recipes")["topic code"] == 0.0
     assert of("the class recipe")["topic code"] == 1.0
-
-
-def test_rows_of_none_and_of_many():
-    assert feature_rows([]).shape == (0, len(FEATURES))
-    assert np.array_equal(feature_rows(["a", "b?"])[1], prompt_features("b?"))

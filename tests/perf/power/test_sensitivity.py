@@ -14,7 +14,6 @@ from joulery.perf.power.sensitivity import (
     MeasuredCurve,
     emulated_profile,
     measured_profile,
-    operators_score,
     supported_clocks,
 )
 
@@ -56,14 +55,6 @@ def test_phases_and_their_shares() -> None:
     assert profile.score == pytest.approx(2.0 * gemm_s / (gemm_s + empty_s))
     with pytest.raises(KeyError):
         profile.phase_score("training")
-
-
-def test_a_partition_weighted_by_time_or_as_the_paper_does() -> None:
-    operators = emulated_profile("two", [GEMM, EMPTY], V100).operators
-    assert operators_score(operators, weights="elements") == pytest.approx(2.0 * 10 / (10 + 50 * 30))
-    assert operators_score(operators[:1]) == pytest.approx(2.0)
-    with pytest.raises(ConfigError, match="positive weight"):
-        operators_score([])
 
 
 def test_a_measured_curve_is_kept_and_labelled() -> None:

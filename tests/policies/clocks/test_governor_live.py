@@ -95,5 +95,5 @@ def test_a_governor_that_is_content_below_the_knee_is_raised_when_work_comes() -
     view = DeviceView(0.0, "cpu", 600.0, steady=steady([1.0] * 4))
     (decision,) = policy.step(GovernorState(), view).decisions
     assert (decision.value, decision.policy) == (1000.0, "fixed")
-    assert "not below the voltage knee at 900 MHz" in decision.reason
+    assert "voltage knee at 900 MHz" in decision.reason
     assert policy.step(GovernorState(), DeviceView(0.0, "cpu", 1000.0, steady=steady([1.0] * 4))).decisions == ()

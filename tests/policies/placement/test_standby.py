@@ -41,9 +41,8 @@ def test_the_papers_example_w1_switches_half_a_second_after_it_was_seen_late():
     """Section 5.3, Fig. 17: 15.6 ms at the first second, the standby answers from 1.5 s on."""
     ((at_s, decision),) = run(POLICY, (1.0, {"W1/0": 15.6}), (1.5, {"W1/0": 15.6}), (2.0, {"W1/0": 8.2}))
     assert (at_s, decision.kind, decision.target, decision.value) == (1.5, ACTIVATE_STANDBY, "W1/0", 30.0)
-    assert decision.reason == (
-        "p99 of W1/0 15.6 ms of 10 ms: the standby with 30 % takes over from the original's 20 %"
-    )
+    for fact in ("p99 of W1/0 15.6 ms", "10 ms", "standby with 30 %", "20 %"):
+        assert fact in decision.reason
 
 
 def test_one_late_look_is_not_enough():
@@ -63,7 +62,7 @@ def test_two_standbys_never_share_what_the_plan_left_once():
     late = {"W1/0": 20.0, "W5/0": 40.0}
     decisions = run(policy, (1.0, late), (1.5, late), (2.0, late), (9.0, late))
     assert [(d.kind, d.target) for _, d in decisions[:2]] == [(ACTIVATE_STANDBY, "W1/0"), (SLO_VIOLATED, "W5/0")]
-    assert "another standby has what the plan left" in decisions[1][1].reason
+    assert "another standby" in decisions[1][1].reason
 
 
 def test_what_cannot_be_mended_is_said_once():
@@ -96,7 +95,7 @@ def planned(*shares: float) -> PlannedGpu:
 def test_a_standby_has_ten_per_cent_more_or_what_is_left(shares, standbys):
     slos = {f"W{n}": Slo(0.04, 0.99) for n in range(len(shares))}
     found = watched_instances([planned(*shares)], slos)
-    assert [one.shadow_percent for one in found] == pytest.approx(standbys)
+    assert [one.standby_percent for one in found] == pytest.approx(standbys)
     assert [one.key for one in found] == [f"W{n}/0" for n in range(len(shares))]
 
 
@@ -121,7 +120,7 @@ def test_no_gpu_is_ever_asked_for_more_than_it_has_and_no_standby_twice(seen, sh
             if decision.kind == ACTIVATE_STANDBY:
                 assert decision.target not in active
                 active.add(decision.target)
-        used = sum(one.shadow_percent if one.key in active else one.share_percent for one in policy.instances)
+        used = sum(one.standby_percent if one.key in active else one.share_percent for one in policy.instances)
         assert used <= max(100.0, sum(shares)) + 1e-6
         assert set(state.active) == active
 

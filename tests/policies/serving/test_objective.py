@@ -52,7 +52,7 @@ def test_more_carbon_or_less_accuracy_never_scores_higher(lambda_ratio, accuracy
     assert objective.score(accuracy * 0.9, energy, g_per_kwh) <= score
 
 
-def test_yardstick_at_its_own_intensity_scores_zero():
+def test_the_baseline_at_its_own_intensity_scores_zero():
     objective = Objective(0.3, 0.776, 0.2, 250.0, 1.5, 1.5)
     assert objective.score(0.776, 0.2, 250.0) == pytest.approx(0.0, abs=1e-12)
     assert objective.score(0.776, 0.2, 0.0) == pytest.approx(0.3)

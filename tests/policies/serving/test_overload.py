@@ -245,3 +245,19 @@ def test_objectives_that_change_under_a_threat_are_searched_at_once():
     policy = replace(policy, objectives=replace(policy.objectives, slo=Slo(0.4)))
     (decision,) = policy.step(state, replace(threatened, now_s=2.0, running=state.layout)).decisions
     assert decision.cause == "terms" and "400 ms" in decision.reason
+
+
+def test_a_search_under_a_high_demand_tries_no_layout_that_cannot_carry_it(world):
+    """150 requests/s: the threat ends the trial of the 15 ms variant (66 /s), and the next search leaves it out."""
+    one = world(trials("learning", 40.0), 40.0)
+    one.second()
+    assert one.state.trying == LARGE
+    state, running, tried = one.state, LARGE, []
+    for second in range(1, 60):
+        look = replace(one.look(), now_s=one.now_s + second, running=running, arrival_rps=150.0, sample=None)
+        step = one.policy.step(state, look)
+        state = step.state
+        for decision in step.decisions:
+            running = Layout.parse(decision.value)
+            tried += [name for name in running.counts if decision.kind == TRY_LAYOUT]
+    assert "large" not in tried and set(running.counts) == {"small"}

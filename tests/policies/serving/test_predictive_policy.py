@@ -140,7 +140,7 @@ def test_when_nothing_keeps_the_slo_the_nearest_runs_and_it_is_said():
     p = policy(rate_rps=2000.0)
     step = p.step(p.initial(), seen(g=5.0))
     assert chosen(step) == {"lite0": 2}, "the highest capacity"
-    assert "none of 9 layouts keeps the SLO" in step.decisions[0].reason
+    assert "none of 9 layouts" in step.decisions[0].reason
     assert "unbounded of 100 ms" in step.decisions[0].reason
 
 
@@ -161,6 +161,34 @@ def test_unknown_intensity_weighs_accuracy_alone_and_known_again_plans():
     known = p.step(first.state, seen(2.0, g=400.0))
     assert known.decisions[0].reason.startswith("intensity known again, 400 g/kWh: ")
     assert p.step(known.state, seen(3.0, g=math.nan)).decisions == (), "a gap does not undo a plan"
+
+
+def test_an_intensity_long_unknown_leaves_accuracy_to_decide():
+    p = policy()
+    known = p.step(p.initial(), seen(0.0, g=400.0))
+    assert chosen(known) == {"lite0": 2}
+    running = known.state.layout
+    state, decided = known.state, []
+    for now_s in range(1, 400):
+        step = p.step(state, seen(float(now_s), g=math.nan, running=running))
+        state, running = step.state, step.state.layout
+        decided += [(now_s, decision) for decision in step.decisions]
+    ((at_s, decision),) = decided
+    assert at_s == 300 and decision.cause == "intensity" and Layout.parse(decision.value).counts == {"lite2": 2}
+    assert "intensity not known any more" in decision.reason and "accuracy alone decides" in decision.reason
+    again = p.step(state, seen(500.0, g=400.0, running=running))
+    assert chosen(again) == {"lite0": 2}
+
+
+@pytest.mark.parametrize(("weight", "variant"), [(0.0, "lite2"), (1.0, "lite0")])
+@pytest.mark.parametrize("g", [0.0, 200.0, math.nan])
+def test_the_ends_of_the_weight(weight, variant, g):
+    """At 0 accuracy alone counts; at 1 the fewest joules, which no intensity changes: not zero, not an unknown one."""
+    p = policy()
+    p = replace(p, objectives=replace(p.objectives, lambda_ratio=weight))
+    p = replace(p, search=replace(p.search, objective=replace(p.search.objective, lambda_ratio=weight)))
+    step = p.step(p.initial(), seen(g=g))
+    assert chosen(step) == {variant: 2} or (variant == "lite0" and chosen(step) == {"lite0": 1})
 
 
 def test_demand_is_planned_for_and_smoothed():

@@ -47,7 +47,7 @@ def test_the_first_trial_is_the_baseline_and_the_last_decision_what_is_best(sear
     world = World(trying(search), g_per_kwh=400.0)
     last = world.until_settled()
     assert tried(world)[0] == BASE and world.decisions[0].kind == TRY_LAYOUT
-    assert world.decisions[0].reason == "start: trial 1 of at most 10: lite2+lite2, the baseline"
+    assert world.decisions[0].reason.startswith("start: trial 1 of at most 10")
     assert len(set(tried(world))) == len(tried(world)) <= 10, "nothing is tried twice"
     assert Layout.parse(last.value) == brute(world, 400.0), "a dirty grid: the leanest"
     assert f"after {len(tried(world))} trials" in last.reason and "carbon -" in last.reason
@@ -297,6 +297,7 @@ def test_a_settled_layout_that_does_not_run_is_set_again_then_given_up():
     assert len(kinds) == 2
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(
     st.lists(st.sampled_from([math.nan, -10.0, 0.0, 90.0, 400.0, 1e6]), min_size=5, max_size=40),

@@ -14,14 +14,14 @@ def test_it_serves_the_baseline_until_its_turn_and_names_the_service_it_waits_fo
     world = World(trying(), g_per_kwh=400.0, waits_for="other")
     (first,) = world.second()
     assert (first.kind, Layout.parse(first.value)) == (SET_LAYOUT, BASE)
-    assert first.reason == ("start: lite2+lite2 serves meanwhile, after 0 trials; its trials wait for those of other")
+    assert "after 0 trials" in first.reason and "wait for those of other" in first.reason
     for _ in range(60):
         assert world.second() == (), "nothing is tried, and nothing measured, while another is on trial"
     assert world.state.baseline is None and tried(world) == []
     world.waits_for = ""
     (begun,) = world.second()
     assert (begun.kind, begun.cause) == (TRY_LAYOUT, TURN)
-    assert begun.reason == "start, after waiting: trial 1 of at most 10: lite2+lite2, the baseline"
+    assert begun.reason.startswith("start, after waiting: trial 1")
     assert world.state.deferred == "" and world.state.baseline is None, "what came before is no measurement"
     world.until_settled()
     assert len(tried(world)) > 1
@@ -36,7 +36,7 @@ def test_a_grid_that_moves_meanwhile_is_answered_with_what_is_known():
         pass
     last = world.decisions[-1]
     assert last.kind in (SET_LAYOUT, KEEP_LAYOUT) and tried(world) == before
-    assert "its trials wait for those of other" in last.reason
+    assert "wait for those of other" in last.reason
     known = {item.layout for item in world.state.known}
     assert Layout.parse(last.value) in known and truth(world.running).latency_s <= 0.1
     for _ in range(20):

@@ -228,7 +228,7 @@ service = st.lists(st.tuples(st.floats(1.0, 5e5), st.floats(0.0, 3e6), st.floats
 
 
 @given(service, st.floats(100.0, 300.0), st.floats(0.0, 400.0))
-def test_whoever_goes_before_an_old_job_has_had_little(
+def test_a_job_that_goes_before_an_old_one_has_had_little(
     jobs: list[tuple[float, float, float]], high_w: float, now: float
 ) -> None:
     """The starvation bound, the oldest share aside: a younger job ahead of a job of age A counts for no more than

@@ -2,7 +2,7 @@ import pytest
 
 from joulery.domain.errors import ConfigError
 from joulery.perf.power.training_power import POWER_LIMITS, RTX3090_CLASSES, RTX3090_W, limited
-from joulery.policies.training.zeus import zeus_limits
+from joulery.policies.training.baselines import zeus_limits
 
 
 def test_time_alone_sets_no_limit_that_slows_and_energy_alone_the_one_of_least_energy() -> None:

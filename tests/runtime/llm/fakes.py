@@ -33,12 +33,16 @@ class FakeEngine:
         self.used_cpu_s = 0.0
         self.closed, self.whole = False, False
         self.on_token = lambda: None
+        self.reported = None
 
     async def start(self):
         return None
 
     def cpu_s(self):
         return self.used_cpu_s
+
+    async def load(self):
+        return self.reported
 
     async def generate(self, request, priority, /):
         self.begun.append(request.prompt)

@@ -5,12 +5,13 @@ import math
 
 import pytest
 
+from joulery.domain.serving.engine import RequestError
 from joulery.domain.serving.generation import Dialect
 from joulery.domain.serving.service import Slo
 from joulery.policies.ordering import Aging
-from joulery.runtime.llm.governed import colocated_llms, slo_of
+from joulery.runtime.llm.governed import capacity, colocated_llms, slo_of
 from joulery.runtime.llm.request_meter import RequestMeter
-from joulery.runtime.llm.statistics import SPAN_S, RecentTraffic
+from joulery.runtime.llm.statistics import SPAN_S, RecentTraffic, StepObserver
 from joulery.runtime.serving.colocated import ProgressClock
 from tests.adapters.engines.support import until
 from tests.runtime.llm.fakes import FakeEngine, FakeMachine, ask
@@ -75,6 +76,7 @@ async def test_work_is_learned_in_seconds_at_full_clock_and_in_joules_a_second()
     machine, engine, now = FakeMachine(), FakeEngine(), [0.0]
     llm = service_of(engine, RequestMeter([machine], lambda: machine.busy_s, clock=lambda: machine.now_s))
     llm.work_clock = ProgressClock(lambda: now[0])
+    llm._clock = lambda: now[0]
     llm.work_clock.run_at(0.5)
     job = llm.accept(ask("p1"))
     async for event in job.events():
@@ -127,3 +129,48 @@ def test_rates_and_answers_are_of_the_last_minute() -> None:
     for request in range(10_000):
         many.arrived(request / 1000)
     assert many.rate_rps(10.0) == pytest.approx(1000, rel=0.01)
+
+
+async def test_a_memory_bound_answer_is_learned_as_long_as_it_is_at_every_clock() -> None:
+    """2.00 s at any clock, mostly low ones, were learned as 1.46 s."""
+    engine, now = FakeEngine(), [0.0]
+    llm = service_of(engine)
+    llm._clock = lambda: now[0]
+    llm.work_clock = ProgressClock(lambda: now[0])
+    llm.steps = StepObserver(llm.steps.times, lambda: now[0], lambda: llm.work_clock.now_s())
+    engine.tokens = {"p": 100}
+
+    def generated() -> None:
+        now[0] += 0.02
+
+    engine.on_token = generated
+    for number in range(60):
+        llm.work_clock.run_at(1.0 if number % 4 == 0 else 1000.0 / 1380.0)
+        await read(llm.accept(ask("p")))
+    assert llm.steps.times.cost.elasticity_ratio < 0.1
+    assert llm.traffic.served(0.0)[-1].work_s == pytest.approx(2.0, rel=0.05)
+    assert llm.forecaster.pace.service_s(100.0) == pytest.approx(2.0, rel=0.05)
+
+
+async def test_the_room_of_an_engine_that_queues_is_what_runs_while_a_request_waits() -> None:
+    engine, now_s = FakeEngine(Dialect.VLLM), 1000.0
+    llm = service_of(engine, max_num_seqs=8)
+    tasks = [llm.accept(ask(f"p{number}")) for number in range(12)]
+    for number, task in enumerate(tasks):
+        task.start_s, task.started = now_s - 20.0, number < 10
+    assert capacity(llm, tasks, now_s) == 10  # two have waited for 20 s
+    for task in tasks[10:]:
+        task.start_s = now_s - 0.1
+    assert capacity(llm, tasks, now_s) > 1000  # two have just come
+    plain = service_of(FakeEngine(), max_num_seqs=3)
+    assert capacity(plain, [], now_s) == 3
+
+
+async def test_requests_that_end_at_their_deadline_count_as_late() -> None:
+    engine = FakeEngine()
+    engine.gate.clear()
+    llm = service_of(engine, deadline_s=0.01, slo=Slo(5.0, 0.99))
+    before = llm.traffic.late_budget(Slo(5.0, 0.99))
+    with pytest.raises(RequestError):
+        await read(llm.accept(ask("p")))
+    assert llm.traffic.late_budget(Slo(5.0, 0.99)) < before - 0.9

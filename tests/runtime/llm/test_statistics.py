@@ -58,7 +58,7 @@ def test_what_is_not_known_is_no_zero_and_dilutes_nothing() -> None:
     assert math.isnan(writer["carbon_g"])
 
 
-def test_what_was_refused_took_nothing_and_strangers_are_nobodys() -> None:
+def test_refused_requests_take_nothing_and_strangers_have_no_owner() -> None:
     ledger = LLMUsage({"writer": "ada"})
     refused = RequestRecord("writer", "", "", 1.0, math.nan, 1.1, Outcome.OVERLOADED, 0.0, 0.0, 0, None)
     ledger.request(refused)

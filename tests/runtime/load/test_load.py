@@ -23,7 +23,7 @@ from joulery.runtime.load import LoadPlan, Outcomes, constant_times_s, poisson_t
 from joulery.runtime.load.plan import MAX_REQUESTS, bodies_of, encode, read_bodies
 from joulery.runtime.load.sender import Sender
 from tests.gateway.support import FakeEngine, serving
-from tests.waiting import eventually
+from tests.waiting import ended, eventually, wait_until
 
 ROW = {"x": np.array([[1.0, 2.0]], np.float32)}
 
@@ -292,7 +292,7 @@ async def test_a_token_is_sent() -> None:
         assert list(load.outcomes.status) == [401]
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "127.0.0.1:80", "https://x", "http://"])
+@pytest.mark.parametrize("url", ["ftp://x", "127.0.0.1:80", "unix://x", "http://", "https://"])
 def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(ConfigError):
         sender(url)
@@ -374,10 +374,77 @@ time.sleep(1000)
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        time.sleep(0.8)
         os.kill(parent.pid, signal.SIGKILL)
-    for _ in range(1000):
-        if not Path(f"/proc/{pid}").exists():
-            return
-        time.sleep(0.01)
-    pytest.fail("the load generator outlives its parent")
+    assert wait_until(lambda: ended(pid), "the end of the load generator")
+
+
+_ENDS = ["answered 200", "answered 429", "answered 500", "timeout", "reset", "abandoned", "refused", "unsent"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(_ENDS), st.floats(0, 1), st.floats(0, 2)), max_size=60), st.integers(0, 9))
+def test_no_request_is_lost_from_sight(ends: list[tuple[str, float, float]], not_due: int) -> None:
+    outcomes = Outcomes()
+    for end, wait_s, took_s in ends:
+        row = outcomes.add(0, 100.0)
+        error, _, status = end.partition(" ")
+        outcomes.texts["error"][row] = error
+        outcomes.status[row] = int(status or 0)
+        if error not in ("refused", "unsent"):
+            outcomes.numbers["sent_s"][row] = 100.0 + wait_s
+            outcomes.numbers["end_s"][row] = 100.0 + wait_s + took_s
+    found = outcomes.summary(slo_s=1.0)
+    planned = len(outcomes) + not_due
+    assert planned - found["sent"] == not_due + sum(end in ("refused", "unsent") for end, _, _ in ends)
+    assert (
+        found["sent"]
+        == found["answered"] + found["failed"] + found["abandoned"]
+        == sum(end.split()[0] not in ("refused", "unsent") for end, _, _ in ends)
+    )
+    assert 0 <= found["refused"] <= found["failed"] and 0 <= found["late"] <= found["answered"] == found["ok"]
+    assert found["late"] == sum(end == "answered 200" and wait_s + took_s > 1.0 for end, wait_s, took_s in ends)
+    assert 0 <= found["delayed"] <= found["sent"] and found["delay_max_s"] >= 0
+
+
+class _SlowServer(asyncio.Protocol):
+    """Answers nothing until :meth:`release`; counts the requests that wait at once. One a connection."""
+
+    waiting: set["_SlowServer"]
+    most = 0
+    released = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if b"POST" in data:
+            self.waiting.add(self)
+            type(self).most = max(self.most, len(self.waiting))
+            if self.released:
+                self.answer()
+
+    def answer(self) -> None:
+        self.waiting.discard(self)
+        self.transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+    @classmethod
+    def release(cls) -> None:
+        cls.released = True
+        for connection in list(cls.waiting):
+            connection.answer()
+
+
+@pytest.mark.parametrize(("connections", "delayed"), [(4096, False), (200, True)])
+async def test_a_load_is_open_loop_up_to_its_connections_and_says_where_it_is_not(connections, delayed) -> None:
+    slow = type("_Slow", (_SlowServer,), {"waiting": set()})
+    server = await asyncio.get_running_loop().create_server(slow, "127.0.0.1", 0, backlog=4096)
+    async with server:
+        load = sender(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", connections=connections, timeout_s=60.0)
+        running = asyncio.create_task(load.run(np.zeros(4096)))
+        await eventually(lambda: slow.most >= connections, "every connection", 60.0)
+        slow.release()
+        await running
+    found = load.outcomes.summary(slo_s=0.0)
+    assert slow.most == connections, "all of them wait at once; none of them waits for another"
+    assert (found["sent"], found["answered"], found["late"]) == (4096, 4096, 4096)
+    if delayed:
+        assert found["delayed"] >= 4096 - connections

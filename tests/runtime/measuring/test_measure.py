@@ -1,6 +1,8 @@
 """``with joulery.measure() as m``: a block of Python in this very process."""
 
+import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -51,6 +53,35 @@ def test_a_block_is_measured_with_its_threads_and_children() -> None:
     assert (footprint.signal, footprint.quality) == (Signal.AVERAGE, Quality.ASSUMED)
     assert children() == before
     assert m.path is None
+
+
+def test_each_call_of_a_measured_function_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    found: list[joulery.Measurement] = []
+
+    @joulery.measured(meters=["fake:100"], then=found.append)
+    def add(a: int, b: int) -> int:
+        """Adds."""
+        burn(0.05)
+        return a + b
+
+    @joulery.measured(meters=["fake:100"], then=found.append)
+    async def add_later(a: int, *, b: int) -> int:
+        await asyncio.sleep(0)
+        return a + b
+
+    assert (add(1, b=2), asyncio.run(add_later(1, b=3)), add.__doc__) == (3, 4, "Adds.")
+    assert [one.footprint.energy_j > 0 for one in found] == [True, True]
+    assert str(found[0]) == str(found[0].footprint) and "<table>" in found[0]._repr_html_()
+
+    @joulery.measured(meters=["fake:100"], then=found.append)
+    def fails() -> None:
+        raise KeyError("gone")
+
+    with pytest.raises(KeyError):
+        fails()
+    assert len(found) == 3 and found[2].footprint.duration_s > 0, "a call that failed has used its energy"
+    joulery.measured(abs)(-1)
+    assert re.search(r"^abs: .*J .*no carbon source", capsys.readouterr().err)
 
 
 def test_a_run_that_is_kept_is_a_run_like_any_other(tmp_path: Path) -> None:

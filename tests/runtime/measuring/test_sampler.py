@@ -306,6 +306,7 @@ def test_a_module_of_the_users_folder_is_not_imported(tmp_path: Path, monkeypatc
     folder = tmp_path / "samples"
     folder.mkdir()
     started(folder).stop()
+    assert notes(folder)[-1]["kind"] == "done"
 
 
 def test_ctrl_c_does_not_end_it_and_sigterm_ends_it_cleanly(tmp_path: Path) -> None:

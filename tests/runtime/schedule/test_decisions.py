@@ -15,6 +15,7 @@ from joulery.domain.cluster import (
     Hold,
     JobState,
     Release,
+    Split,
     Start,
     Stop,
 )
@@ -129,6 +130,74 @@ def test_other_waiting_jobs_are_held_once() -> None:
 
 def test_a_planned_job_that_does_not_fit_yet_is_held() -> None:
     assert todo(2, [job(1, R, 2), job(2, shape=1)], {1: 2, 2: 2}) == [Hold(2)]
+
+
+def test_of_an_array_as_many_tasks_are_separated_as_could_run_and_the_rest_waits_held() -> None:
+    rest = job(7, array=7, tasks=30)
+    assert todo(4, [rest], {}) == [Hold(7), Split(7, 5)], "four of them and the next"
+    held = replace(rest, held_by_us=True)
+    tasks = [job(8, R, 1, array=7), job(9, array=7, held=True)]
+    assert todo(4, [held, *tasks], {8: 1}, [(9, 1)]) == [Split(7, 3), Start(9, 1)]
+    assert todo(4, [replace(held, most_tasks=2), *tasks], {8: 1, 9: 1}) == [Split(7, 1), Start(9, 1)]
+    assert todo(4, [replace(held, tasks=2)], {}) == [Split(7, 1)], "the last one is the rest itself"
+    assert todo(4, [replace(held, tasks=1)], {}, [(7, 1)]) == [Start(7, 1)]
+
+
+def test_a_heterogeneous_job_starts_when_every_component_has_a_node_of_its_own() -> None:
+    het = job(1, held=True, shape=3, parts=(1, 2), spread=False, min_slots=3, max_slots=3)
+
+    def actions(*free: int) -> list[ClusterAction]:
+        nodes = tuple(ClusterNode(f"g{n}", 2, count) for n, count in enumerate(free))
+        snapshot = ClusterSnapshot(2 * len(free), (het,), nodes=nodes)
+        return [one.action for one in next_actions(snapshot, {}, [(1, 3)], passive=True)]
+
+    assert actions(2, 1) == [Start(1, 3)]
+    assert actions(1, 1, 1) == [], "no node holds the larger one"
+    assert actions(2, 0) == []
+
+
+def test_of_two_successors_that_one_limit_counts_one_is_judged_at_a_time() -> None:
+    def play(*limits: str) -> list[ClusterAction]:
+        running = [job(n, R, 1, limits=frozenset({f"user {n}", "qos normal"})) for n in (1, 2)]
+        waiting = [job(n, limits=frozenset({user, "qos normal"})) for n, user in zip((3, 4), limits, strict=True)]
+        return todo(2, [*running, *waiting], {3: 1, 4: 1, 1: 0, 2: 0})
+
+    assert play("user eve", "user bob") == [Stop(2), Stop(1)], "what the QOS counts stays the same"
+    assert play("user eve", "user eve") == [Stop(2)], "the second might exceed her limit together with the first"
+
+
+def test_a_node_without_cpus_or_memory_for_a_job_has_no_room_for_it() -> None:
+    wide = job(2, held=True, cpus_per_slot=8.0, memory_per_slot_bytes=4e9)
+    for cpus, memory_bytes, starts in ((8.0, 4e9, True), (7.0, 4e9, False), (8.0, 3e9, False)):
+        node = ClusterNode("g1", 2, 2, free_cpus=cpus, free_memory_bytes=memory_bytes)
+        actions = next_actions(ClusterSnapshot(2, (wide,), nodes=(node,)), {}, [(2, 1)], passive=True)
+        assert [one.action for one in actions] == ([Start(2, 1)] if starts else [])
+
+
+def test_a_job_runs_only_on_nodes_that_suit_it() -> None:
+    nodes = (ClusterNode("a1", 1, 1), ClusterNode("b1", 1, 0))
+    jobs = (job(1, held=True, runs_on=frozenset({"b1"})), job(2, R, 1, nodes=("b1",)))
+    (planned,) = next_actions(ClusterSnapshot(2, jobs, nodes=nodes), {}, [(1, 1)], passive=True)
+    assert planned.reason.startswith("next in line"), "the free slot of a1 is no use"
+    moved = next_actions(ClusterSnapshot(2, jobs, nodes=nodes), {1: 1, 2: 0}, [], passive=True)
+    assert [one.action for one in moved] == [Start(1, 1)], "released, to be judged: job 2 could make room"
+
+
+def test_the_next_in_line_is_released_so_that_it_starts_when_a_job_ends() -> None:
+    jobs = [job(1, R, 1), job(2, R, 2), job(3, held=True), job(4, held=True, shape=2), job(5, held=True)]
+    assert todo(3, jobs, {1: 1, 2: 2}, [(4, 2), (3, 1), (5, 1)]) == [Start(3, 1)], "job 1 would not make room for 4"
+    short = [*jobs, job(6, S, 1)]
+    assert todo(4, short, {1: 1, 2: 2, 3: 1}, [(5, 1)]) == [], "its slot is coming: no job may take it"
+
+
+def test_a_planned_job_that_finds_no_place_for_long_is_left_to_the_cluster() -> None:
+    nodes = tuple(ClusterNode(f"g{n}", 2, 1) for n in (1, 2))
+    jobs = (*(job(n, R, 1, nodes=(f"g{n}",)) for n in (1, 2)), job(3, held=True, shape=2, spread=False))
+    snapshot = ClusterSnapshot(4, jobs, nodes=nodes)
+    for now_s, actions in ((100.0, []), (1000.0, [Start(3, 2)])):
+        rules = StopRules(frozenset(), now_s, 0.0, 500.0)
+        planned = next_actions(snapshot, {3: 2, 1: 1, 2: 1}, [], passive=True, stops=rules)
+        assert [one.action for one in planned] == actions
 
 
 def test_exempt_and_ended_jobs_are_not_touched() -> None:

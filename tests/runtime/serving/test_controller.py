@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from joulery.app.runs.replay import decide_again
 from joulery.domain.decisions import Decision
 from joulery.domain.errors import ActuationError, DataError
 from joulery.domain.gpu.layout import Instance, Layout
@@ -20,9 +21,9 @@ from joulery.domain.serving.engine import (
 )
 from joulery.domain.serving.service import Slice, Slo
 from joulery.policies.serving.observation import KEEP_LAYOUT, SET_LAYOUT
-from joulery.runtime.runs.replay import POLICY, STEP, decide_again, policy_entry, step_entry
 from joulery.runtime.serving.controller import LayoutActuator, ServiceObserver, running_layout
 from joulery.runtime.serving.driver import LiveDriver
+from joulery.runtime.serving.history import POLICY, STEP, policy_entry, step_entry
 from joulery.runtime.serving.requests import RequestWindow, summarise
 from tests.policies.serving.test_predictive_policy import ONE, TWO, policy
 

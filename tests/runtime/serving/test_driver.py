@@ -5,7 +5,7 @@ import pytest
 
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import ActuationError
-from joulery.runtime.serving.driver import ADVISED, APPLIED, LiveDriver
+from joulery.runtime.serving.driver import ADVISED, APPLIED, SUPERSEDED, LiveDriver
 
 
 @dataclass(frozen=True)
@@ -105,3 +105,91 @@ async def test_it_runs_until_cancelled_and_a_slow_action_delays_the_next_step():
         await task
     assert running[:2] == [1, 1], "not stepped while the decision was carried out"
     assert len(log.records) >= 1
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """Decides what its script says at each step."""
+
+    script: tuple[tuple[str, ...], ...]
+
+    def initial(self) -> int:
+        return 0
+
+    def step(self, state: int, observation: float, /) -> Step[int]:
+        kinds = self.script[state] if state < len(self.script) else ()
+        return Step(state + 1, tuple(Decision(kind, "x", state, "scripted", "because") for kind in kinds))
+
+
+async def test_a_slow_decision_is_overridden_and_quick_ones_are_carried_out_beside_it():
+    log, begun, ended = Log(), [], []
+    forever, done = asyncio.Event(), asyncio.Event()
+
+    async def act(decision: Decision) -> tuple[str, str]:
+        begun.append((decision.kind, decision.value))
+        if decision.kind == "slow" and decision.value == 0:
+            try:
+                await forever.wait()
+            finally:
+                ended.append(decision.value)
+        if decision.kind == "slow" and decision.value == 2:
+            done.set()
+        return APPLIED, "done"
+
+    loop = LiveDriver(
+        Scripted((("slow",), ("quick",), ("quick", "slow"))),
+        observe=lambda now_s: now_s,
+        act=act,
+        watch=lambda seen, step: log.steps.append((seen, step.state)),
+        record=log.records.append,
+        period_s=0.01,
+        quick=frozenset({"quick"}),
+    )
+    task = asyncio.create_task(loop.run())
+    await done.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert begun == [("slow", 0), ("quick", 1), ("quick", 2), ("slow", 2)] and ended == [0]
+    outcomes = {(record.decision.kind, record.decision.value): record.outcome for record in log.records}
+    assert outcomes["slow", 0] == SUPERSEDED and outcomes["slow", 2] == APPLIED and not loop.acting
+
+
+async def test_a_defect_in_a_slow_decision_ends_the_loop():
+    async def broken(decision: Decision) -> tuple[str, str]:
+        raise ZeroDivisionError
+
+    loop = LiveDriver(
+        Scripted((("slow",),)),
+        observe=lambda now_s: now_s,
+        act=broken,
+        watch=lambda seen, step: None,
+        record=lambda record: None,
+        period_s=0.01,
+        quick=frozenset(),
+    )
+    with pytest.raises(ZeroDivisionError):
+        await loop.run()
+
+
+async def test_ending_the_loop_ends_the_decision_that_is_carried_out():
+    began, ended = asyncio.Event(), []
+
+    async def act(decision: Decision) -> tuple[str, str]:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+        return APPLIED, ""
+
+    log = Log()
+    loop = driver(log, policy=Scripted((("slow",),)), act=act)
+    loop._quick = frozenset()
+    task = asyncio.create_task(loop.run())
+    await began.wait()
+    assert loop.acting
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == [True]

@@ -17,8 +17,9 @@ from joulery.domain.decisions import Decision
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.serving.engine import Outcome, QueuedRequest, RequestRecord
 from joulery.domain.serving.service import Slo
+from joulery.policies.clocks.observation import ColocatedService, Pending, Work
 from joulery.runtime.leasing.leases import LeaseHolder
-from joulery.runtime.serving.colocated import ColocatedService, Pending, Work, colocated_services
+from joulery.runtime.serving.colocated import colocated_services
 from joulery.runtime.serving.governing import ClockController
 from joulery.runtime.serving.requests import RequestWindow
 from joulery.store.leases import LeaseBook

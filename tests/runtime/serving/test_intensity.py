@@ -1,15 +1,22 @@
+import asyncio
 import math
+import os
+import threading
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from joulery.adapters.carbon.replay import Scripted
-from joulery.app.wiring.carbon import carbon_source
+from joulery.app.wiring.carbon import carbon_source, live_carbon_source
 from joulery.config.carbon import CarbonConstant, CarbonFile, CarbonTypical, CarbonUk, ReplayConfig
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.errors import DataError
-from joulery.domain.serving.timeline import CarbonBasis
-from joulery.runtime.serving.intensity import ASK_AGAIN_S, LiveIntensity, held
+from joulery.domain.serving.timeline import CarbonBasis, CarbonFeed
+from joulery.runtime.serving import intensity
+from joulery.runtime.serving.intensity import ASK_AGAIN_S, LiveIntensity, held, merged
+from tests.fakes.carbon import Scripted
 
 DAY_S = 1_602_633_600.0  # 2020-10-14T00:00Z
 
@@ -99,12 +106,202 @@ async def test_a_service_that_does_not_answer_is_trouble_not_the_end():
     assert grid.trouble == "" and grid.at(clock.now_s) == 240.0
 
 
-async def test_a_source_that_never_answered_has_no_label():
+async def test_a_source_that_never_answered_has_no_label_and_no_grams():
     source = Scripted([DataError("no such day")])
-    grid = LiveIntensity(CarbonUk(kind="uk"), lambda config: source, Clock())
+    clock = Clock()
+    grid = LiveIntensity(CarbonUk(kind="uk"), lambda config: source, clock)
     await grid.refresh()
+    assert grid.label() is None and math.isnan(grid.at(clock.now_s))
+    assert grid.feed(clock.now_s) == CarbonFeed(False, 0.0, "carbon intensity: no such day")
     with pytest.raises(DataError, match="no such day"):
-        grid.label()
+        grid.history(1000.0, 1010.0)
+
+
+async def test_a_source_that_hangs_stops_nothing(monkeypatch):
+    """The question goes on behind; its answer counts once it is there."""
+    monkeypatch.setattr(intensity, "PATIENCE_S", 0.0)
+    answered, clock = threading.Event(), Clock(10_000.0)
+
+    class Hanging(Scripted):
+        def history(self, t0_s, t1_s):
+            assert answered.wait(30.0)
+            return super().history(t0_s, t1_s)
+
+    grid = LiveIntensity(CarbonUk(kind="uk"), lambda config: Hanging([[200.0]]), clock)
+    await grid.refresh()
+    assert math.isnan(grid.at(clock.now_s)) and "has not answered" in grid.trouble
+    (question,) = [task for task in asyncio.all_tasks() if task.get_name() == "carbon"]
+    answered.set()
+    await question
+    await grid.refresh()
+    assert grid.at(clock.now_s) == 200.0 and grid.trouble == ""
+
+
+async def test_an_outage_of_a_day_is_unknown_and_what_was_known_before_stays():
+    clock, source = Clock(10_000.0), Scripted([[200.0], DataError("down")])
+    grid = LiveIntensity(CarbonUk(kind="uk"), lambda config: source, clock)
+    await grid.refresh()
+    for _ in range(24 * 60):
+        clock.now_s += 60.0
+        await grid.refresh()
+    assert math.isnan(grid.at(clock.now_s)) and not grid.feed(clock.now_s).known
+    series = grid.history(10_000.0, clock.now_s)
+    assert series.at(10_000.5)[0] == 200.0 and 100.0 < series.covered_s(10_000.0, clock.now_s) <= 180.0
+    source.answers = [[300.0]]
+    clock.now_s += ASK_AGAIN_S
+    await grid.refresh()
+    known = grid.series
+    assert grid.at(clock.now_s) == 300.0 and known.at(10_000.5)[0] == 200.0
+    assert math.isnan(known.at(50_000.0)[0]), "the outage stays unknown"
+
+
+class Growing:
+    """A file of one hour's steps, at a clock of its own."""
+
+    def __init__(self, folder, clock, **options):
+        self.path = folder / "grid.csv"
+        self.section = CarbonFile(kind="file", path=self.path, zone="GB", **options)
+        self.grid = None
+        self.clock, self.versions = clock, 0
+
+    def write(self, *rows, header="timestamp_utc,ci_lifecycle"):
+        lines = [f"{datetime.fromtimestamp(t_s, UTC):%Y-%m-%dT%H:%MZ},{value}" for t_s, value in rows]
+        self.path.write_text("\n".join((header, *lines)) + "\n")
+        self.versions += 1
+        os.utime(self.path, ns=(self.versions, self.versions))
+
+    def open(self):
+        self.grid = LiveIntensity(self.section, live_carbon_source, self.clock)
+        return self.grid
+
+    async def look(self, seconds=2):
+        for _ in range(seconds):
+            self.clock.now_s += 1.0
+            await self.grid.refresh()
+        return self.grid.at(self.clock.now_s)
+
+
+HOUR_S = 3600.0
+NOON_S = 1_602_676_800.0
+
+
+async def test_a_file_that_grows_is_followed(tmp_path):
+    file = Growing(tmp_path, Clock(NOON_S + 10))
+    file.write((NOON_S - HOUR_S, 100), (NOON_S, 110))
+    grid = file.open()
+    assert await file.look() == 110
+    file.clock.now_s = NOON_S + HOUR_S + 5
+    file.write((NOON_S - HOUR_S, 100), (NOON_S, 110), (NOON_S + HOUR_S, 120))
+    assert await file.look(1) == 110, "held until two looks found the same file"
+    assert await file.look(1) == 120
+    assert grid.feed(file.clock.now_s).age_s == 0.0 and grid.warnings(file.clock.now_s) == []
+
+
+async def test_a_file_that_holds_only_the_past_is_held_with_its_age(tmp_path):
+    file = Growing(tmp_path, Clock(NOON_S + 26 * HOUR_S))
+    file.write((NOON_S - HOUR_S, 100), (NOON_S, 110))
+    grid = file.open()
+    for _ in range(3):
+        assert await file.look(1) == 110
+        file.clock.now_s += HOUR_S
+    feed = grid.feed(NOON_S + 28 * HOUR_S + 3)
+    assert feed.known and feed.age_s == 27 * HOUR_S + 3
+    (text,) = grid.warnings(file.clock.now_s - HOUR_S)
+    assert "2020-10-14T13:00Z" in text and "held" in text
+    series = grid.history(NOON_S + 26 * HOUR_S, NOON_S + 28 * HOUR_S)
+    assert bool(series.estimated.all()) and set(series.g_per_kwh) == {110.0}
+    assert grid.held_s > HOUR_S
+
+
+async def test_a_held_value_gives_way_to_a_newer_one_that_has_ended_too(tmp_path):
+    file = Growing(tmp_path, Clock(NOON_S + 5 * HOUR_S))
+    file.write((NOON_S - HOUR_S, 100), (NOON_S, 110))
+    file.open()
+    assert await file.look() == 110
+    file.write((NOON_S - HOUR_S, 100), (NOON_S, 110), (NOON_S + HOUR_S, 120))
+    assert await file.look() == 120
+
+
+@pytest.mark.parametrize(("fill", "known_h"), [("gap", 0.0), ("previous:3h", 3.0), ("error", 99.0)])
+async def test_the_rule_for_gaps_bounds_how_long_a_value_is_held(tmp_path, fill, known_h):
+    file = Growing(tmp_path, Clock(NOON_S + HOUR_S + 10), fill=fill)
+    file.write((NOON_S - HOUR_S, 100), (NOON_S, 110))
+    file.open()
+    for hours in (1, 2, 3, 4, 5):
+        file.clock.now_s = NOON_S + hours * HOUR_S + 10
+        value = await file.look()
+        assert (value == 110) is (hours - 1 < known_h), (hours, value)
+
+
+async def test_a_file_that_comes_later_is_taken_up_at_once(tmp_path):
+    file = Growing(tmp_path, Clock(NOON_S + 10))
+    grid = file.open()
+    assert math.isnan(await file.look()) and "grid.csv" in grid.trouble and grid.label() is None
+    file.write((NOON_S - HOUR_S, 100), (NOON_S, 110))
+    assert await file.look() == 110
+    assert grid.trouble == "" and grid.label().zone == "GB"
+    series = grid.history(NOON_S + 10, NOON_S + 20)
+    assert series.covered_s(NOON_S + 10, NOON_S + 20) == 10, "the file says it for the time before it came, too"
+
+
+async def test_a_rewritten_file_counts_and_what_it_left_out_stays_known(tmp_path):
+    file = Growing(tmp_path, Clock(NOON_S + 10))
+    file.write((NOON_S - HOUR_S, 100), (NOON_S, 110), (NOON_S + HOUR_S, 120))
+    grid = file.open()
+    await file.look()
+    file.clock.now_s = NOON_S + 2 * HOUR_S - 10
+    file.write((NOON_S + HOUR_S, 220), (NOON_S + 2 * HOUR_S, 230))
+    assert await file.look() == 220, "the newest answer counts"
+    assert grid.series.at(NOON_S + 20)[0] == 110, "of the time that it left out, the older one"
+
+
+async def test_a_damaged_file_is_trouble_and_its_mending_ends_it(tmp_path):
+    file = Growing(tmp_path, Clock(NOON_S + 10))
+    file.write((NOON_S - HOUR_S, 100), (NOON_S, 110))
+    grid = file.open()
+    await file.look()
+    file.write((NOON_S - HOUR_S, 100), (NOON_S, "many"), (NOON_S + HOUR_S, 1))
+    assert await file.look() == 110 and "no number" in grid.trouble
+    file.write((NOON_S - HOUR_S, 100), (NOON_S, 111))
+    assert await file.look() == 111 and grid.trouble == ""
+    file.path.unlink()
+    await file.look()
+    assert "cannot be read" in grid.trouble
+    file.clock.now_s = NOON_S + 2 * HOUR_S
+    assert math.isnan(await file.look()), "an absent file is no answer: nothing is held for long"
+
+
+async def test_a_hole_in_a_followed_file_is_unknown_for_its_time(tmp_path):
+    file = Growing(tmp_path, Clock(NOON_S + 10))
+    file.write((NOON_S - HOUR_S, 100), (NOON_S, ""), (NOON_S + HOUR_S, 120))
+    grid = file.open()
+    assert math.isnan(await file.look()) and grid.trouble == ""
+    file.clock.now_s = NOON_S + HOUR_S + 10
+    assert await file.look() == 120
+
+
+def test_a_file_with_rows_that_cannot_be_used_is_an_error_at_the_start(tmp_path):
+    file = Growing(tmp_path, Clock(), column="missing")
+    file.write((NOON_S - HOUR_S, 100), (NOON_S, 110))
+    with pytest.raises(DataError, match="no column missing"):
+        file.open()
+
+
+@given(
+    old=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 500)), min_size=2, max_size=8, unique_by=lambda p: p[0]),
+    new=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 500)), min_size=2, max_size=8, unique_by=lambda p: p[0]),
+)
+def test_merged_series_say_what_the_new_one_says_and_before_it_what_the_old_one_said(old, new):
+    def made(points):
+        ordered = sorted(points)
+        edges = [float(t) for t, _ in ordered]
+        return CarbonSeries("X", edges, [float(v) for _, v in ordered[:-1]], source="s")
+
+    one, other = made(old), made(new)
+    both = merged(one, other)
+    for t_s in np.arange(-0.5, 41.0, 0.5):
+        expected = other.at(t_s)[0] if t_s >= other.start_s else one.at(t_s)[0]
+        assert np.array_equal(both.at(t_s)[0], expected, equal_nan=True)
 
 
 def test_holding_changes_nothing_that_is_known():

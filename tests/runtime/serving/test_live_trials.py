@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from joulery.adapters.engines.embedded.engine import LocalEngine, LocalSettings
+from joulery.app.runs.replay import decide_again
 from joulery.domain.errors import ActuationError
 from joulery.domain.gpu.device import MigSetting
 from joulery.domain.gpu.layout import Layout
@@ -17,7 +18,6 @@ from joulery.policies.serving.objective import ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.policy import ServicePolicy
 from joulery.policies.serving.trial_search import TrialSearch
 from joulery.policies.serving.trials import TrialBudget
-from joulery.runtime.runs.replay import decide_again
 from joulery.runtime.serving.controller import running_layout
 from joulery.runtime.serving.driver import APPLIED, FAILED
 from tests.adapters.engines.embedded.test_engine_gpus import cutting

@@ -142,4 +142,40 @@ def test_what_runs_has_the_standbys_share_where_it_is_active():
 def test_the_policy_watches_every_instance():
     one = plan()
     assert [watched.key for watched in one.policy.instances] == ["a/0", "b/0", "c/0"]
-    assert [watched.shadow_percent for watched in one.policy.instances] == [60.0, 35.0, 100.0]
+    assert [watched.standby_percent for watched in one.policy.instances] == [60.0, 35.0, 100.0]
+
+
+def test_a_new_plan_keeps_what_a_standby_corrected_where_it_changes_nothing_else():
+    before, after = plan(), plan()
+    before.switched_s.update({"a/0": 11.0, "c/0": 12.0})
+    before.renewed.add("a/0")
+    after.keep_corrections(before)
+    assert after.switched_s == {"a/0": 11.0, "c/0": 12.0} and after.renewed == {"a/0"}
+    assert after.policy.initial().active == {"a/0": 11.0, "c/0": 12.0}
+    resized = PlanInForce.of(
+        (gpu(instance("a", 0.55), instance("b", 0.25)),),
+        ((0,),),
+        dict.fromkeys("ab", MODEL),
+        {n: Slo(0.04, 0.9) for n in "ab"},
+    )
+    resized.keep_corrections(before)
+    assert resized.switched_s == {}, "the plan gives it another share: that is the new correction"
+
+
+def test_corrections_that_no_longer_fit_together_are_not_kept():
+    names = ("a", "b")
+    gpus = (gpu(instance("a", 0.5), instance("b", 0.45)),)
+    before, after = (
+        PlanInForce.of(gpus, ((0,),), dict.fromkeys(names, MODEL), dict.fromkeys(names, Slo(0.04, 0.9)))
+        for _ in range(2)
+    )
+    before.switched_s.update({"a/0": 1.0, "b/0": 2.0})
+    after.keep_corrections(before)
+    assert after.switched_s == {"a/0": 1.0}
+
+
+def test_after_a_switch_a_new_standby_is_beside_the_one_that_answers():
+    one = plan().replicas[0]
+    assert one.processes({"a/0"}) == [one.standby]
+    answering, beside = one.processes({"a/0"}, {"a/0"})
+    assert answering == one.standby and beside == replace(one.standby, standby=True)

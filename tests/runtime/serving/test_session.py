@@ -1,13 +1,15 @@
 """A session's control: which mode touches the engine, and what is recorded of it."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
+from joulery.app.runs.replay import decide_again
 from joulery.app.serving.service import choose
 from joulery.config.site import Mode
 from joulery.domain.serving.engine import Outcome, RequestRecord
-from joulery.runtime.serving.controller import PolicyControl, Revision, queue_limit
+from joulery.runtime.serving.controller import PolicyControl, Revision
 from joulery.runtime.serving.driver import ADVISED, APPLIED
 from joulery.runtime.serving.history import DECISIONS_KEPT, WARNINGS_KEPT, SessionHistory
 from joulery.runtime.serving.intensity import LiveIntensity
@@ -16,6 +18,9 @@ from joulery.runtime.serving.running_service import RunningService
 from joulery.store.run.directory import create_run, open_run
 from tests.app.serving.test_service import opened, profile
 from tests.runtime.serving.test_controller import PaperEngine
+
+CAPACITY_RPS = 2 / 0.0044
+"""Of two of the small variant, the leanest layout."""
 
 
 class LimitedEngine(PaperEngine):
@@ -55,7 +60,9 @@ async def test_acting_runs_the_first_layout(tmp_path, history):
     await made.start()
     assert len(one.layouts) == 1 and one.advised is None and not made.on_trial
     assert [record.outcome for record in history.decisions] == [APPLIED]
-    assert [entry["kind"] for entry in open_run(history.writer.path).log()] == ["policy", "step", "decision"]
+    kinds = [entry["kind"] for entry in open_run(history.writer.path).log()]
+    assert kinds == ["policy", "step", "decision", "warning"]
+    assert "does not steer requests" in history.warnings[0], "the stand-in has no set_mix"
 
 
 @pytest.mark.parametrize(("mode", "limited"), [(Mode.ACT, True), (Mode.ADVISE, False)])
@@ -64,14 +71,15 @@ async def test_requests_past_the_leanest_layouts_capacity_are_refused_early_in_m
 ):
     made, one, engine = control(tmp_path, history, mode)
     await made.start()
-    limit, (driver,) = queue_limit(one.chosen), made.drivers
-    arriving(one, 0.5 * limit.capacity_rps, 1000.0)
+    (driver,) = made.drivers
+    arriving(one, 0.5 * CAPACITY_RPS, 1000.0)
     await driver.step(1000.0)
     assert engine.limits.get("sums") is None, "a queue alone refuses nothing"
-    arriving(one, 1.5 * limit.capacity_rps, 2000.0)
+    arriving(one, 1.5 * CAPACITY_RPS, 2000.0)
     await driver.step(2000.0)
-    assert engine.limits.get("sums") == (limit.waiting if limited else None)
-    arriving(one, 0.5 * limit.capacity_rps, 3000.0)
+    limit = engine.limits.get("sums")
+    assert (limit == pytest.approx(CAPACITY_RPS * 0.9 * 0.5, rel=0.03)) if limited else limit is None
+    arriving(one, 0.5 * CAPACITY_RPS, 3000.0)
     await driver.step(3000.0)
     assert engine.limits.get("sums") is None
 
@@ -86,14 +94,15 @@ async def test_advice_runs_the_baseline(tmp_path, history):
 async def test_a_changed_slo_changes_policy_and_queue(tmp_path, history):
     made, one, engine = control(tmp_path, history, Mode.ACT)
     await made.start()
-    wide, (driver,) = queue_limit(one.chosen), made.drivers
+    (driver,) = made.drivers
     _, _, setup = opened(tmp_path, {"500 ms": "50 ms"})
     tight = choose(*opened(tmp_path, {"500 ms": "50 ms"}), profile()).policy
     made.revise(Revision("sums", tight, setup.slo))
-    assert one.setup.slo.latency_s == 0.05 and one.chosen.policy is tight and driver.policy is tight
-    arriving(one, 2 * wide.capacity_rps, 1000.0)
+    assert one.setup.slo.latency_s == 0.05 and one.chosen.policy is tight
+    assert driver.policy == one.chosen.driven and driver.policy.policy is tight
+    arriving(one, 2 * CAPACITY_RPS, 1000.0)
     await driver.step(1000.0)
-    assert 0 < engine.limits["sums"] < wide.waiting / 5
+    assert 0 < engine.limits["sums"] < CAPACITY_RPS * 0.5 / 5
 
 
 def test_a_history_keeps_the_latest_and_logs_all(tmp_path, history):
@@ -113,3 +122,30 @@ def test_a_history_keeps_the_latest_and_logs_all(tmp_path, history):
     assert history.decisions[-1].t_s == DECISIONS_KEPT + 49 and len(history.warnings) == WARNINGS_KEPT
     run = open_run(history.writer.path)
     assert sum(1 for _ in run.log("decision")) == 250 and sum(1 for _ in run.log("warning")) >= 250
+
+
+async def test_periods_of_the_baseline_are_kept_and_the_log_is_decided_again(tmp_path, history):
+    site, config, setup = opened(tmp_path)
+    chosen = choose(site, config, setup, profile())
+    chosen = replace(chosen, audit=replace(chosen.audit, share_ratio=0.2, period_s=3.0))
+    one = RunningService(setup, chosen, profile(), RequestWindow("sums", 4.0))
+    grid = LiveIntensity(None, lambda section: pytest.fail("no grid"), time.time)
+    made = PolicyControl({"sums": one}, LimitedEngine(), history, grid, Mode.ACT, 1.0)
+    await made.start()
+    (driver,) = made.drivers
+    start_s = time.time() + 10.0
+    for second in range(120):
+        arriving(one, 40.0, start_s + second)
+        await driver.step(start_s + second)
+    assert len(one.periods) == one.tally.periods >= 2 and one.tally.arrived > 0
+    assert all(period.until_s > period.from_s >= start_s for period in one.periods)
+    assert one.shadow is not None and one.shadow.variant == "large"
+    again = decide_again(open_run(history.writer.path).log())
+    assert again.steps >= 120 and not again.differences
+
+
+async def test_without_a_share_or_outside_of_act_nothing_is_audited(tmp_path, history):
+    for changed, mode in (({"policy:": "audit: {share: 0}\n    policy:"}, Mode.ACT), (None, Mode.ADVISE)):
+        site, config, setup = opened(tmp_path, changed)
+        chosen = choose(site.model_copy(update={"mode": mode}), config, setup, profile())
+        assert chosen.audit is None and chosen.driven is chosen.policy

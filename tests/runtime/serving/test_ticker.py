@@ -40,7 +40,7 @@ class StillMeters:
 
 
 class FlatGrid:
-    series = None
+    series = source = None
 
     def at(self, t_s):
         return 360.0

@@ -4,28 +4,28 @@ from hypothesis import strategies as st
 from joulery.runtime.serving.controller import TrialArbiter
 
 
-def test_whoever_asked_first_goes_first():
-    turn = TrialArbiter()
-    assert turn.ahead_of("a", {"a": False, "b": False}) == ""
+def test_the_service_that_asks_first_goes_first():
+    arbiter = TrialArbiter()
+    assert arbiter.ahead_of("a", {"a": False, "b": False}) == ""
     wants = {"a": False, "b": True, "c": False}
-    assert turn.ahead_of("b", wants) == "" and turn.ahead_of("a", wants) == "b"
+    assert arbiter.ahead_of("b", wants) == "" and arbiter.ahead_of("a", wants) == "b"
     wants = {"a": True, "b": True, "c": False}
-    assert turn.ahead_of("a", wants) == "b" == turn.ahead_of("c", wants)
+    assert arbiter.ahead_of("a", wants) == "b" == arbiter.ahead_of("c", wants)
     wants["c"] = True
-    assert turn.ahead_of("c", wants) == "b"
+    assert arbiter.ahead_of("c", wants) == "b"
     wants["b"] = False
-    assert turn.ahead_of("b", wants) == "a", "who has had a turn goes to the end"
+    assert arbiter.ahead_of("b", wants) == "a", "who has had a turn goes to the end"
     wants["b"] = True
-    assert [turn.ahead_of(name, wants) for name in "abc"] == ["", "a", "a"]
+    assert [arbiter.ahead_of(name, wants) for name in "abc"] == ["", "a", "a"]
     wants["a"] = False
-    assert [turn.ahead_of(name, wants) for name in "abc"] == ["c", "c", ""]
-    assert turn.ahead_of("b", {"b": True}) == "", "a service that is gone delays no other"
+    assert [arbiter.ahead_of(name, wants) for name in "abc"] == ["c", "c", ""]
+    assert arbiter.ahead_of("b", {"b": True}) == "", "a service that is gone delays no other"
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abcd"), st.booleans(), min_size=4), max_size=20))
 def test_never_two_at_once_and_none_waits_for_a_service_without_a_trial(days):
-    turn = TrialArbiter()
+    arbiter = TrialArbiter()
     for wants in days:
-        ahead = {name: turn.ahead_of(name, wants) for name in wants}
+        ahead = {name: arbiter.ahead_of(name, wants) for name in wants}
         assert sum(wants[name] and not ahead[name] for name in wants) == (1 if any(wants.values()) else 0)
         assert all(wants[other] for other in ahead.values() if other)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from joulery.accounting.align import align, canonical, matched
 from joulery.accounting.charge import divide_power
+from joulery.accounting.operations.align import align, canonical, matched
 from joulery.accounting.steps import PowerSteps
 from joulery.adapters.tracers.recordings import clock_fit
 from joulery.adapters.tracers.torch import TorchTracer

@@ -16,6 +16,7 @@ def test_the_catalog_is_table_1_at_the_highest_clock_and_never_faster_below() ->
         assert bool(np.all(np.diff(model.latency_s) < 0)) and 0 < model.sensitivity <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate_rps", "slo_scale", "saving"), [(1.0, 5.0, 1.40), (1.5, 10.0, 1.50)])
 def test_looking_ahead_saves_most_and_keeps_the_slo_where_reacting_breaks_it(
     rate_rps: float, slo_scale: float, saving: float
@@ -32,6 +33,7 @@ def test_looking_ahead_saves_most_and_keeps_the_slo_where_reacting_breaks_it(
     assert again["predictive"] == ours
 
 
+@pytest.mark.slow
 def test_the_best_static_clocks_are_never_worse_than_one_for_all() -> None:
     case = ClockCase(1.5, 10.0, duration_s=300.0, devices=3)
     requests = workload(case, Streams(2))
@@ -82,6 +84,7 @@ def bursts(rate_rps: float, duration_s: float, seed: int) -> np.ndarray:
     return np.array(arrivals)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate_rps", "slo_scale", "burst"), [(1.0, 5.0, False), (1.5, 10.0, False), (1.5, 10.0, True)])
 def test_the_governor_beats_two_clocks_at_their_share_in_time(rate_rps: float, slo_scale: float, burst: bool) -> None:
     case = ClockCase(rate_rps, slo_scale, duration_s=900.0)

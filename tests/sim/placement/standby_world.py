@@ -35,7 +35,7 @@ class Shadowed:
     Attributes:
         run: What happened on it.
         decisions: ``(t_s, decision)``, in order.
-        switched_s: When each instance's shadow took over; infinity where it did not.
+        switched_s: When each instance's standby took over; infinity where it did not.
     """
 
     run: GpuRun
@@ -85,7 +85,7 @@ def serve_watched(
         decided.append((now_s, decision))
         if decision.kind == ACTIVATE_STANDBY:
             index = index_of[decision.target]
-            gpu.tenants[index] = replace(gpu.tenants[index], share_ratio=policy.instances[index].shadow_percent / 100)
+            gpu.tenants[index] = replace(gpu.tenants[index], share_ratio=policy.instances[index].standby_percent / 100)
             switched[index] = now_s
 
     Driver(gpu.kernel, "shadow", _Until(policy, end_s), observe, act, period_s=period_s, start_s=begin_s + period_s)

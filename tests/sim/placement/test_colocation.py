@@ -91,7 +91,7 @@ def test_loading_neither_slows_others_nor_is_slowed_in_this_truth():
     assert run.batches[0].finish_s.tolist() == [4.0]
 
 
-def test_nobody_and_nothing():
+def test_no_process_and_no_reading():
     run = serve_together(Sharing(), [], 0.0, 5.0)
     assert (run.batches, run.idle_j) == ((), 50.0)
     assert math.isnan(run.clock_mhz)

@@ -2,14 +2,16 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from joulery.domain.errors import ConfigError
 from joulery.domain.gpu.provisioning import Arrivals, Workload
 from joulery.domain.serving.service import Slo
 from joulery.perf.catalog import profile
+from joulery.perf.queues.arrival_fit import fit_arrivals
 from joulery.policies.placement.provisioning.rules import Rules
-from joulery.sim.core.arrivals import poisson
+from joulery.sim.core.arrivals import RateSeries, Recorded, Renewal, poisson
 from joulery.sim.placement.batched_serving import Service, Trial
 from joulery.sim.placement.gpu import InterferenceTruth
 from joulery.sim.placement.plan_trials import PlacedService, make_plan, trials
@@ -80,3 +82,43 @@ def test_plans_face_the_same_requests_under_a_seed_and_others_under_another():
     waiting = list(trials(services, {"s": "resnet50"}, plans, truth, Trial(0.0, 5.0), [3]))
     assert waiting[0][2].gpus[0].instances[0].mean_batch == 4.0
     assert found[0][2].gpus[0].instances[0].mean_batch < 4.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_plan_fitted_to_the_first_half_of_a_log_keeps_the_second(seed):
+    """Bursts (cv 2): a plan for Poisson requests of the same rate is late, one for the fitted process is not."""
+    wanted = [TWELVE[1], TWELVE[3], TWELVE[5]]
+    length_s = 240.0
+    logs = {
+        each.id: Renewal(RateSeries.constant(each.rate_rps / 2), 2.0).times_s(
+            2 * length_s, np.random.default_rng([seed, index])
+        )
+        for index, each in enumerate(wanted)
+    }
+    slos = {each.id: replace(each.slo, latency_s=3 * each.slo.latency_s) for each in wanted}
+    fits = {name: fit_arrivals(times[times < length_s], slos[name].latency_s) for name, times in logs.items()}
+    planned = {
+        "fitted": [
+            replace(
+                each,
+                slo=slos[each.id],
+                rate_rps=fits[each.id].rate_rps,
+                arrivals=Arrivals.general(fits[each.id].scv_high),
+            )
+            for each in wanted
+        ],
+        "poisson": [
+            replace(each, slo=slos[each.id], rate_rps=fits[each.id].mean_rps, arrivals=Arrivals.poisson())
+            for each in wanted
+        ],
+    }
+    plans = {name: make_plan("best", workloads, profile("v100"), Rules()) for name, workloads in planned.items()}
+    second = [Service(name, Recorded(times[times >= length_s] - length_s), slos[name]) for name, times in logs.items()]
+    models = {each.id: each.model for each in wanted}
+    trial = Trial(warmup_s=5.0, end_s=length_s - 1)
+    late = dict.fromkeys(plans, 0)
+    for name, _, verdict in trials(second, models, plans, InterferenceTruth(profile("v100")), trial, [seed]):
+        late[name] += len(verdict.violations)
+    assert late["fitted"] == 0
+    assert late["poisson"] > 0

@@ -1,4 +1,4 @@
-"""The shadow policy in virtual time, on a GPU that is slower than the plan thought."""
+"""The standby policy in virtual time, on a GPU that is slower than the plan thought."""
 
 import math
 from dataclasses import replace

@@ -202,6 +202,7 @@ def test_measured_points_are_replayed_by_the_calibrated_profile():
     assert max(map(abs, p95_errors)) <= 0.35
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SERVICES)
 def test_exhaustive_table_lies_within_the_spread_of_our_seeds(name):
     """Every 17th configuration of the black-box table, compared with ten seeds of our own simulation of it."""

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from joulery.domain.errors import ConfigError
-from joulery.perf.catalog.clover_points import CLOVER_POINTS
-from joulery.perf.catalog.clover_services import CLOVER_SERVICES
+from joulery.perf.catalog.clover_services import CLOVER_POINTS, CLOVER_SERVICES
 from joulery.perf.queues.pull_costs import PullPoint
 from joulery.sim.core.streams import Streams
 from joulery.sim.queues.pull_fit import errors, fit, instances_of, scaled, simulate

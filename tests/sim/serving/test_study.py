@@ -58,6 +58,7 @@ def mean(outcomes, name):
     return float(np.mean([getattr(each, name) for each in outcomes]))
 
 
+@pytest.mark.slow
 def test_oracle_equals_the_reference_at_all_150_points():
     points = reference()["oracle"]
     assert len(points) == 150
@@ -101,6 +102,7 @@ def test_the_trigger_may_be_relative_as_the_paper_words_it(trace, times):
     assert {each.invocations for each in runs("yolo", trace, "learning", 1, settings)} == {times}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trace", TRACES)
 def test_search_meets_the_published_claims(trace):
     """Lambda 0.1, 20 seeds: saving, loss, gap to the oracle, overhead, and nothing settled above the limit."""
@@ -122,6 +124,7 @@ def test_search_meets_the_published_claims(trace):
     assert np.mean(savings) >= 0.80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("service", SERVICES)
 def test_search_behaves_as_the_reference_does(service):
     (point,) = (
@@ -274,6 +277,7 @@ BARS = {0.1: 0.01, 0.5: 0.0025}
 """Largest gap to the oracle that the learning search may leave on classification and language, by lambda."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", sorted(BARS))
 @pytest.mark.parametrize("service", SERVICES)
 def test_learning_finds_the_best_with_few_trials(service, weight):
@@ -325,6 +329,7 @@ def made_up_service(seed):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_learning_beats_the_annealer_on_physics_it_has_not_seen(seed):
     made = bench(exhaustive_table(made_up_service(seed), A100_40GB, Streams(seed)), A100_40GB)

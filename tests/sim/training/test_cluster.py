@@ -14,8 +14,7 @@ from joulery.policies.training.green import Green, green_paper
 from joulery.policies.training.pollux import Pollux, goodput
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.training.cluster import TrainingRun, run_training_cluster
-from joulery.sim.training.plant import Cluster
-from joulery.sim.training.workload import Jobs
+from joulery.sim.training.plant import Cluster, Jobs
 
 NODE = NodePower()
 TABLE = power_table(RTX3090_CLASSES, NODE)

@@ -10,8 +10,8 @@ from joulery.perf.power.training_power import POWER_LIMITS, RTX3090_CLASSES, lim
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.streams import Streams
 from joulery.sim.training.cluster import TrainingRun
-from joulery.sim.training.study import MIXES, SCHEMES, Setting, jobs_from_trace, run_scheme, synthetic_trace
-from joulery.sim.training.workload import Jobs
+from joulery.sim.training.plant import Jobs
+from joulery.sim.training.study import MIXES, SCHEMES, Setting, jobs_from_trace, run_scheme, scheme, synthetic_trace
 from tests.data_folder import data_folder
 
 REGIONS = ("GB", "SE", "US-CAL-CISO", "PL", "CA-ON")
@@ -69,6 +69,7 @@ def test_green_as_published_beats_gaia_in_time(region: str) -> None:
     assert gaia["jct"] <= -0.18 and gaia["co2"] <= 0.04
 
 
+@pytest.mark.slow
 def test_a_month_of_the_year_trace() -> None:
     jobs = jobs_from_trace(*trace("pai_year_146k.csv", 30 * 86_400.0), Streams(0))
     carbon = Intensity(direct("GB"))
@@ -168,6 +169,7 @@ def test_a_watched_run_keeps_the_course_of_its_power() -> None:
     assert run_scheme("green-sleep", Setting(nodes=8), jobs, carbon).power_timeline.shape == (0, 2)
 
 
+@pytest.mark.slow
 def test_without_progress_reports_green_differs_and_tiresias_does_not() -> None:
     jobs, carbon = burst_of_a_week(0), Intensity(np.full(24, 200.0))
     reporting, silent = Setting(nodes=8), Setting(nodes=8, silent=True)
@@ -205,6 +207,7 @@ def in_bursts(name: str) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 def test_in_a_burst_of_a_week_the_slowest_end_sooner_than_under_tiresias() -> None:
     tiresias = in_bursts("tiresias")
     for name in ("green", "green-lean"):
@@ -213,6 +216,7 @@ def test_in_a_burst_of_a_week_the_slowest_end_sooner_than_under_tiresias() -> No
     assert blind["p99"] < tiresias["p99"] and blind["mean"] < 0.65 * tiresias["mean"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "without", "what", "at_least"),
     [
@@ -229,3 +233,11 @@ def test_in_a_burst_of_a_week_the_slowest_end_sooner_than_under_tiresias() -> No
 )
 def test_what_each_of_them_is_good_for(scheme: str, without: str, what: str, at_least: float) -> None:
     assert in_bursts(f"{scheme}:{without}")[what] > at_least * in_bursts(scheme)[what]
+
+
+def test_a_scheme_says_how_it_is_run_or_that_it_is_simulated_only() -> None:
+    assert scheme("green").live == "run it with jobs.policy.kind: green"
+    assert "SuspendProgram" in scheme("green-sleep").live
+    assert "theta: 0.5" in scheme("green:theta=0.5").live
+    for name in ("green-lean", "green-defer", "green:limit=0.75", "green:eta=0.5", "green:defer_ratio=0.2", "fifo"):
+        assert scheme(name).live.startswith("simulated only"), name

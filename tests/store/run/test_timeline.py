@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -126,11 +125,6 @@ def test_damaged_decisions_and_labels_are_one_clear_error(tmp_path):
         read_decisions(run)
     with pytest.raises(DataError, match="site: KeyError"):
         read_site(run)
-
-
-def test_grams_per_hour():
-    assert TICKS[1].grams_per_hour == pytest.approx(42.5 * 180.0 / 1000.0)
-    assert math.isnan(TICKS[0].grams_per_hour)
 
 
 def test_a_tick_needs_a_period():

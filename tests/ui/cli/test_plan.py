@@ -112,6 +112,7 @@ def test_the_screen(capsys):
     assert re.search(r"GPU 2 W6: 15 % .*batch of 4 .*20\.0 ms; beside W8; the power cap costs", out)
 
 
+@pytest.mark.slow
 def test_the_page_is_self_contained(capsys, tmp_path):
     plan(capsys, TWELVE, "--html", tmp_path / "plan.html")
     text = (tmp_path / "plan.html").read_text()
@@ -120,11 +121,12 @@ def test_the_page_is_self_contained(capsys, tmp_path):
     assert "<script" not in text
     picture = text[text.index("<svg") : text.index("</svg>") + 6]
     root = xml.etree.ElementTree.fromstring(picture)
-    titles = [node.text for node in root.iter("{http://www.w3.org/2000/svg}title")]
+    titles = [node.text for node in root.iter("title")]
     _, document = planned(capsys, TWELVE)
     assert len(titles) == sum(len(gpu["instances"]) for gpu in document["gpus"])
 
 
+@pytest.mark.slow
 def test_a_running_plan(capsys, tmp_path):
     running = tmp_path / "running.json"
     plan(capsys, TWELVE, "--preset", "igniter", "--out", running)

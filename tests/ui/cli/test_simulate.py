@@ -75,6 +75,7 @@ def test_the_terminal_shows_plans_and_tails(capsys):
     assert "every number is simulated" in out
 
 
+@pytest.mark.slow
 def test_the_best_plan_meets_every_slo_on_five_gpus(capsys):
     summary = answer(capsys, SERVING, "--seeds", 2, "--policy", "best")["summary"][0]
     assert (summary["gpus"], summary["violations"]["mean"]) == (5, 0.0)
@@ -149,6 +150,7 @@ def test_a_run_directory_keeps_every_result(capsys, tmp_path):
     assert (code, "already holds a run" in err) == (2, True)
 
 
+@pytest.mark.slow
 def test_clover_prints_the_contract(capsys):
     folder = data_folder("clover")
     grid = ("--carbon", folder / "carbon_traces_48h.csv", "--column", "CISO_March")
@@ -177,6 +179,7 @@ def test_clover_prints_the_contract(capsys):
             assert row["saving_ratio"] == pytest.approx(0.0, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_clover_runs_on_the_built_in_profile(capsys, tmp_path):
     path = tmp_path / "one.yaml"
     text = CLOVER.read_text().replace("file: carbon/", f"file: {EXAMPLES}/carbon/")

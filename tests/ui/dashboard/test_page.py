@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from joulery.domain.decisions import Decision
-from joulery.domain.serving.timeline import DecisionRecord, ServiceLabel
+from joulery.domain.serving.timeline import DecisionRecord, ServiceLabel, ServiceTick
 from tests.ui.demo import SITE, snapshot, ticks
 from tests.ui.live_site import live_site
 
@@ -176,3 +176,38 @@ def test_a_site_that_serves_nothing_has_a_screen(browser, site):
     show(browser, site)
     assert browser.text("#contact") == "live"
     assert browser.complaints() == []
+
+
+def test_a_site_of_language_models_alone_shows_tokens_and_their_energy(browser, site):
+    label = ServiceLabel("writer", 10.0, 0.95, (("small", math.nan),), language_model=True)
+    answers = [
+        ServiceTick(
+            "writer",
+            1,
+            0,
+            2.0 + i % 3,
+            1.0,
+            mix=(("small", 1.0),),
+            tokens=40,
+            first_token_s=0.5,
+            energy_per_token_j=0.03,
+        )
+        if i % 2
+        else ServiceTick("writer", 0)
+        for i in range(20)
+    ]
+    shown = tuple(replace(tick, services=(one,)) for tick, one in zip(ticks(20), answers, strict=True))
+    site.snapshot = replace(snapshot(20), site=replace(SITE, services=(label,)), ticks=shown, decisions=())
+    show(browser, site)
+    assert browser.complaints() == []
+    values = {
+        name: value(browser, f"{name}-0") for name in ("tokens", "first-token", "token-energy", "latency", "rate")
+    }
+    assert values == {
+        "tokens": "20 /s",
+        "first-token": "500 ms",
+        "token-energy": "30 mJ",
+        "latency": "3 s",
+        "rate": "0.5 /s",
+    }
+    assert browser.evaluate("document.querySelectorAll('canvas').length") == 5

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from joulery.app.runs import load_run
+from joulery.app.runs.bookkeeping import book
+from joulery.app.runs.recorded import load_run
 from joulery.domain.errors import JouleryError
-from joulery.runtime.runs.bookkeeping import book
 from joulery.store.ledger import Ledger
 from joulery.ui.cli.report import _render
 from joulery.ui.reports.table import BY, roll_up
-from tests.runtime.runs.test_recorded import measured_run
+from tests.app.runs.test_recorded import measured_run
 from tests.ui.demo import demo_run
 
 leaves = st.none() | st.booleans() | st.integers(-5, 2**70) | st.floats() | st.text(max_size=8)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from joulery.app.runs import load_run
+from joulery.app.runs.recorded import load_run
 from joulery.ui.reports.html import render_html
 from joulery.ui.reports.table import roll_up
 from tests.ui.demo import demo_run, ticks

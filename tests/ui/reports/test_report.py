@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from joulery.app.runs import load_run
+from joulery.app.runs.recorded import load_run
 from joulery.domain.energy.footprint import Footprint
 from joulery.domain.quality import Quality
 from joulery.domain.serving.timeline import CarbonBasis
@@ -40,7 +40,7 @@ up quickstart ID
 
   energy    5.02 kJ  assumed ± 14 %, 99.8 % of the time covered
   carbon     250 mg  CO2e, GB average lifecycle intensity, replayed 960×: half-hourly history of 14 March 2023
-  saving     21.3 %  of the grams, between 16.3 % and 25.8 %, against the same requests on lite2
+  saving     21.3 %  of the grams above idle (16.3 % to 25.8 %), against the same requests on lite2
   requests    3,600  none failed
   latency   45.1 ms  p95, within the SLO of 80.0 ms
   accuracy  76.54 %  published ImageNet top-1, weighted by answers
@@ -296,9 +296,23 @@ def test_words():
     assert carbon_note(assumed, None) == "CO2e, average lifecycle intensity (assumed)"
     measured = Footprint(idle_j=1.0, duration_s=1.0, covered_s=1.0)
     assert energy_note(measured) == "measured, 100.0 % of the time covered"
-    assert saving_text({"saving_ratio": 0.1, "baseline": "B"}) == ("10.0 %", "of the grams, against B")
+    assert saving_text({"saving_ratio": 0.1, "baseline": "B"}) == ("10.0 %", "of the grams above idle, against B")
+    whole = {"saving_machine_ratio": 0.04, "saving_ratio": 0.1, "saving_of": "joules", "baseline": "B"}
+    first, rest = saving_text({**whole, "baseline_basis": "modelled", "baseline_seen_live": False})
+    assert first == "4.0 %" and rest.startswith("of the joules of the whole machine, idle included; 10.0 % above idle")
+    assert rest.endswith("modelled, baseline never observed")
     assert saving_text({}) is requests_text({}) is latency_text({}) is None
     assert requests_text({"requests": 1000, "failed": 2}) == ("1,000", "2 failed")
+
+
+def test_the_load_is_one_phrase_while_nothing_is_lost() -> None:
+    ended = {"answered": 9, "failed": 0, "abandoned": 0, "late": 0}
+    report = {"requests": 9, "planned": 9, "sent": 9, "unsent": 0, "client": ended}
+    assert requests_text(report) == ("9", "none failed; load: all 9 planned were sent and answered in time")
+    late = requests_text({**report, "client": {**ended, "late": 2}})
+    assert late is not None and "9 planned = 9 sent + 0 unsent" in late[1] and "2 of the answered late" in late[1]
+    lost = requests_text({**report, "sent": 8, "unsent": 1, "client": {**ended, "answered": 8}})
+    assert lost is not None and "8 sent + 1 unsent" in lost[1]
     assert latency_text({"p95_s": 0.1, "slo_s": 0.08})[1] == "p95, beyond the SLO of 80.0 ms"
     assert latency_text({"p95_s": 0.1})[1] == "95 % of the answers were faster"
 

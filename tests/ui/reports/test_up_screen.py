@@ -51,8 +51,12 @@ REPORT = {
     "saving_low_ratio": 0.213,
     "saving_high_ratio": 0.229,
     "saving_of": "grams",
-    "saving_with_idle_ratio": 0.062,
-    "baseline": "the same requests on lite2+lite2, idle power left out",
+    "saving_machine_ratio": 0.062,
+    "saving_machine_low_ratio": 0.058,
+    "saving_machine_high_ratio": 0.066,
+    "baseline": "the same requests on lite2+lite2",
+    "baseline_basis": "measured",
+    "audit": {"periods": 12, "share_ratio": 0.019, "blocks": 14, "withheld": {"the SLO was threatened": 2}},
     "baseline_keeps_slo": True,
     "baseline_p95_s": 0.052,
     "baseline_seen_live": True,
@@ -133,8 +137,10 @@ def test_the_summary_says_each_thing_with_how_well_it_is_known():
     )
     assert said["carbon"] == "23.1 mg CO2e assumed, assumed typical day of 2020, 24 h replayed in 90 s"
     assert said["saving"] == (
-        "22.1 % (21.3 % to 22.9 %) of the grams, against the same requests on lite2+lite2, idle power left out; "
-        "6.2 % with idle power"
+        "6.2 % of the grams of the whole machine, idle included (5.8 % to 6.6 %); "
+        "22.1 % (21.3 % to 22.9 %) above idle; "
+        "against the same requests on lite2+lite2; baseline measured in 12 periods, 1.9 % of the requests; "
+        "not measured in 2 of 14 blocks (2 x the SLO was threatened)"
     )
     assert said["model"] == "on what really ran, the replay was off by +3.1 % in CPU time and -12 % in p95"
     assert said["plans"] == "14, 2 changes of layout"
@@ -148,15 +154,17 @@ def test_the_summary_hides_no_bad_news():
         "p95_s": 12.3,
         "baseline_keeps_slo": False,
         "baseline_seen_live": False,
-        "saving_with_idle_ratio": None,
+        "baseline_basis": "modelled",
+        "audit": None,
+        "saving_machine_low_ratio": None,
         "layout_changes": 1,
         "pue": 1.3,
     }
     said = text(bad)
     assert said["requests"].endswith("12 failed")
     assert "p95 12.3 s" in said["latency"] and "BEYOND the SLO" in said["latency"]
-    assert said["saving"].endswith("idle power left out; that would have missed the SLO (p95 52 ms)")
-    assert said["model"].endswith("the baseline's variant never ran, the others bound its cost")
+    assert said["saving"].endswith("modelled, baseline never observed; that would have missed the SLO (p95 52 ms)")
+    assert "(unbounded to 6.6 %)" in said["saving"]
     assert said["plans"] == "14, 1 change of layout" and said["carbon"].endswith("PUE 1.30 included")
 
 
@@ -226,7 +234,7 @@ def test_a_terminal_gets_one_line_that_moves_and_is_gone_in_the_end():
     assert said.index("3,187") > said.rindex("213 g/kWh")
 
 
-def test_a_tick_before_the_beginning_is_nobodys():
+def test_a_tick_before_the_beginning_has_no_owner():
     where, out = console(terminal=False)
     ConsoleScreen(where).tick(TICK, 1.0)
     assert out.getvalue() == ""
@@ -243,15 +251,21 @@ def test_silence(screen, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_shadows_and_plans_that_follow_are_said_too():
+def test_standbys_and_plans_that_follow_are_said_too():
     out = io.StringIO()
     with ConsoleScreen(Console(file=out, width=120)) as screen:
         for kind, policy, reason in (
-            ("activate_shadow", "shadow", "the shadow takes over"),
-            ("promise_broken", "shadow", "nothing left"),
+            ("activate_standby", "standby", "the standby takes over"),
+            ("slo_violated", "standby", "nothing left"),
             ("run_plan", "follow", "1 start, 0 move"),
         ):
             screen.decision(DecisionRecord(1.0, Decision(kind, "W1/0", None, policy, reason, "latency"), "applied"))
         screen.decision(DecisionRecord(1.0, Decision("run_plan", "plan", None, "plan", "given", "start"), "applied"))
-    assert out.getvalue().split("\n")[:3] == ["  → the shadow takes over", "  → nothing left", "  → 1 start, 0 move"]
+    assert out.getvalue().split("\n")[:3] == ["  → the standby takes over", "  → nothing left", "  → 1 start, 0 move"]
     assert "given" not in out.getvalue()
+
+
+def test_the_model_is_not_judged_by_answers_that_were_steered():
+    errors = {"cpu_error_ratio": None, "latency_error_ratio": None, "correction_ratio": {}, "steered_ratio": 0.31}
+    lines = dict(summary_lines({**REPORT, "calibration": errors}))
+    assert lines["model"].startswith("not judged: 31")

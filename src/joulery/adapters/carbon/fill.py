@@ -10,8 +10,7 @@ import numpy as np
 from joulery.adapters.carbon.series import Meaning
 from joulery.adapters.carbon.timestamps import iso_utc
 from joulery.domain.arrays import BoolArray, FloatArray
-from joulery.domain.energy.carbon import CarbonSeries
-from joulery.domain.energy.fill import Fill, FillRule
+from joulery.domain.energy.carbon import CarbonSeries, Fill, FillRule
 from joulery.domain.errors import DataError, StaleDataError
 from joulery.domain.ports import CarbonSource
 

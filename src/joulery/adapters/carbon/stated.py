@@ -1,11 +1,23 @@
-"""Intensities a person states: a constant, or the mix of an own supply. Assumed, and labelled so."""
+"""Assumed intensities, labelled so: a constant, the mix of an own supply, or a typical day by month.
+
+Typical days (GB, FR, DE) hold the mean intensity of each UTC hour in each month of 2020, from ``typical_day.json`` (its
+citation is inside; ``tools/typical_day.py`` derives it). They say what a day of that month looked like in one past
+year, and are used by name only: try things out with them, never report them.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
 
 from joulery.adapters.carbon.series import Meaning
 from joulery.domain.energy.carbon import CarbonSeries, Scope, Signal
@@ -86,3 +98,62 @@ def own_supply(shares: Mapping[str, float], *, zone: str = "own supply") -> Stat
     g_per_kwh = math.fsum(share * FACTORS_G_PER_KWH[name] for name, share in shares.items())
     named = ", ".join(f"{100 * share:g} % {name}" for name, share in shares.items())
     return Stated(g_per_kwh, zone, f"own supply of {named}, IPCC AR5 median life-cycle factors")
+
+
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class TypicalDay:
+    """The typical day of a zone, for any date.
+
+    Attributes:
+        zone: ``GB``, ``FR`` or ``DE``.
+        now_s: Unix seconds; stamps forecasts.
+
+    Raises:
+        ConfigError: Another zone.
+    """
+
+    zone: str
+    now_s: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
+        if self.zone not in typical_table()["zones"]:
+            raise ConfigError(
+                "no typical day of this zone is bundled",
+                got=self.zone,
+                expected=", ".join(typical_table()["zones"]),
+                hint="use a file (--carbon FILE) or a service",
+            )
+
+    def history(self, t0_s: float, t1_s: float) -> CarbonSeries:
+        """The typical intensity of each hour that meets ``[t0_s, t1_s)``, all of it flagged as estimated."""
+        return self._series(t0_s, t1_s, None)
+
+    def forecast(self, t0_s: float, t1_s: float) -> CarbonSeries:
+        """The same values: nothing is known of the days to come but what is typical."""
+        return self._series(t0_s, t1_s, self.now_s())
+
+    def _series(self, t0_s: float, t1_s: float, issued_at_s: float | None) -> CarbonSeries:
+        first, last = int(t0_s // HOUR_S), max(int(-(-t1_s // HOUR_S)), int(t0_s // HOUR_S) + 1)
+        hours = np.arange(first, last + 1)
+        by_month = np.array(typical_table()["zones"][self.zone])
+        begins = [datetime.fromtimestamp(hour * HOUR_S, UTC) for hour in hours[:-1].tolist()]
+        values = by_month[[begin.month - 1 for begin in begins], [begin.hour for begin in begins]]
+        meaning = Meaning(
+            self.zone,
+            Signal.AVERAGE,
+            Scope.LIFECYCLE,
+            f"assumed typical day of {typical_table()['year']}",
+            Quality.ASSUMED,
+        )
+        return meaning.series(hours * HOUR_S, values, np.ones(len(values), bool), issued_at_s)
+
+
+@cache
+def typical_table() -> dict[str, Any]:
+    """The bundled resource: ``source``, ``licence``, ``year`` and g/kWh by zone, month and UTC hour."""
+    resource = files("joulery.adapters.carbon") / "typical_day.json"
+    found: dict[str, Any] = json.loads(resource.read_text("utf-8"))
+    return found

@@ -32,6 +32,7 @@ from joulery.domain.cluster import (
     Order,
     Placement,
     Release,
+    Split,
     Start,
 )
 from joulery.domain.errors import ActuationError, CapabilityError, DataError
@@ -141,7 +142,7 @@ class LocalBackend:
 
     def apply(self, action: ClusterAction, /) -> str:
         """Start or stop a process; holding, releasing and ordering need nothing: no job here starts by itself."""
-        if isinstance(action, (Hold, Release, Order)):
+        if isinstance(action, (Hold, Release, Split, Order)):
             return "nothing to do: jobs of this machine start only on Start"
         self._reap()
         with self._book.locked():

@@ -2,26 +2,40 @@
 
 Slurm runs the jobs and is the truth about them. A job is kept from starting by ``scontrol hold``, stopped by
 ``requeuehold`` (SIGTERM, KillWait seconds, SIGKILL; same job number) and resized between the two: Slurm does not change
-the GPUs of a running job. Whatever is held in our name carries :data:`HELD_TAG` in its AdminComment *before* it is
-held, so that it can always be found and given back.
+the GPUs of a running job. A job is marked *before* it is held, so that it can always be found and given back: in its
+AdminComment where this user may write that (an administrator), else behind its owner's words in its Comment (an
+operator).
 """
 
 from __future__ import annotations
 
+import getpass
+import math
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from joulery.adapters.clusters.progress import Progress
-from joulery.adapters.clusters.slurm_commands import Done, Runner, command_runner
-from joulery.adapters.clusters.slurm_nodes import FIELDS, SlurmNode, parse_nodes, pool_of, pools
+from joulery.adapters.clusters.slurm_commands import (
+    GRANT,
+    Done,
+    Runner,
+    command,
+    command_runner,
+    raise_if_away,
+    raise_unless_done,
+)
+from joulery.adapters.clusters.slurm_jobs import as_one, to_job
+from joulery.adapters.clusters.slurm_nodes import FIELDS, SlurmNode, parse_nodes, pools, request_of
 from joulery.adapters.clusters.slurm_records import (
     COLUMNS,
+    COMMENT_TAG,
     HELD_TAG,
     SlurmRecord,
+    expand_tasks,
     parse_jobs,
     parse_table,
-    to_job,
 )
 from joulery.adapters.clusters.slurm_rest import RestPlace, SlurmRest
 from joulery.adapters.clusters.slurm_resubmit import resubmission, resubmit
@@ -35,11 +49,11 @@ from joulery.domain.cluster import (
     JobState,
     Order,
     Release,
+    Split,
     Start,
 )
 from joulery.domain.errors import ActuationError, CapabilityError
 
-_AWAY = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "Zero Bytes were transmitted")
 _ELSEWHERE = "(other nodes)"
 """The pool of jobs that run on nodes outside the scheduled partitions."""
 _RANK_STEP = 1000
@@ -47,6 +61,7 @@ _RANKED_ALONE = 16
 """So many jobs get a rank each; those behind them share ranks in groups that double, up to a command line's length:
 every change is a call, and of those that wait only the first few start before the next round."""
 _RANKED_AT_ONCE = 512
+_TRACKS_MEMORY = re.compile(r"^SelectTypeParameters\s*=.*MEMORY", re.MULTILINE | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +73,14 @@ class SlurmScope:
         user_range: Whether Comment says how far a job may be resized.
         progress: Where jobs say how far they are.
         resubmit: Whether a job whose resize is refused is submitted anew in its place.
+        user: Whose jobs may be changed where this user turns out to be no operator; this user when empty.
     """
 
     partitions: tuple[str, ...] = ()
     user_range: bool = True
     progress: Progress | None = None
     resubmit: bool = False
+    user: str = ""
 
 
 class SlurmBackend:
@@ -79,16 +96,37 @@ class SlurmBackend:
         self._run, self._scope, self._closing = run, scope, closing
         self._json: bool | None = None
         self._gpus_per_node = 1
+        self._seen: dict[int, list[SlurmRecord]] = {}
+        self._marks_by_comment, self._operator = False, True
+        self._tracks_memory: bool | None = None
 
     def snapshot(self) -> ClusterSnapshot:
         """Every job that wants GPUs, and the GPUs of the nodes that are up, by pool."""
         nodes, notes = self._nodes()
         up = [node for node in nodes if node.up]
-        records = self._records()
-        wanting = [record for record in records if record.gpus]
+        jobs = self._jobs(self._records())
+        wanting = [self._seen[job.id] for job in jobs]
         pool_by_node = pools(nodes, wanting)
-        jobs = []
-        for record in wanting:
+        reach = _Reach(nodes, pool_by_node)
+        if not self._operator:
+            notes = (*notes, f"{self._user()} is no operator: jobs of other users are left alone ({GRANT})")
+        return ClusterSnapshot(
+            sum(node.gpus for node in up),
+            tuple(sorted((reach.placed(job, self._seen[job.id]) for job in jobs), key=lambda job: job.id)),
+            notes,
+            nodes=tuple(
+                ClusterNode(
+                    node.name, node.gpus, node.gpus - node.used, pool_by_node[node.name], node.free_cpus,
+                    node.free_memory_bytes,
+                )
+                for node in up
+            ),
+        )  # fmt: skip
+
+    def _jobs(self, records: Sequence[SlurmRecord]) -> list[ClusterJob]:
+        """The jobs with GPUs; components of a heterogeneous job as one."""
+        parts: dict[int, list[tuple[SlurmRecord, ClusterJob]]] = {}
+        for record in sorted(records, key=lambda record: record.id):
             job = to_job(
                 record,
                 self._scope.partitions,
@@ -96,32 +134,41 @@ class SlurmBackend:
                 progress_ratio=self._progress(record),
             )
             if job is not None:
-                jobs.append(_in_pool(job, record, nodes, pool_by_node))
-        return ClusterSnapshot(
-            sum(node.gpus for node in up),
-            tuple(sorted(jobs, key=lambda job: job.id)),
-            notes,
-            nodes=tuple(
-                ClusterNode(node.name, node.gpus, node.gpus - node.used, pool_by_node[node.name]) for node in up
-            ),
-        )
+                if not self._operator and not job.exempt and record.user != self._user():
+                    job = replace(job, exempt="of another user, and this one is no operator")
+                parts.setdefault(record.het or record.id, []).append((record, job))
+        own_priority = self._priorities()
+        for found in parts.values():
+            record, job = found[0]
+            waits = job.state is JobState.WAITING and not record.held
+            points = own_priority.get(job.id, math.nan if own_priority else float(record.priority))
+            found[0] = record, replace(job, priority=points if waits else math.nan)
+        self._seen = {found[0][1].id: [record for record, _ in found] for found in parts.values()}
+        return [as_one([job for _, job in found]) for found in parts.values()]
 
     def apply(self, action: ClusterAction, /) -> str:
-        """One change through ``scontrol``; each can be done again."""
+        """One change; each can be done again."""
         if isinstance(action, Order):
             return self._order(action.jobs)
-        if isinstance(action, Hold):
-            self._tag(action.job, HELD_TAG)
-            self._scontrol("hold", str(action.job))
-            return f"held, AdminComment {HELD_TAG}"
-        if isinstance(action, Release):
-            self._scontrol("release", str(action.job))
-            self._tag(action.job, "")
-            return "released"
         if isinstance(action, Start):
-            return self._start(action.job, action.slots)
-        self._tag(action.job, HELD_TAG)
-        self._scontrol("requeuehold", str(action.job))
+            return self._start(self._of(action.job), action.slots)
+        records = self._seen.get(action.job) or self._of(action.job)
+        if not self._operator and records[0].user != self._user():
+            raise ActuationError(f"job {action.job} is of {records[0].user}, and {self._user()} is no operator")
+        job = records[0].address
+        if isinstance(action, Split):
+            tasks = ",".join(map(str, expand_tasks(records[0].array_tasks)[: action.count]))
+            self._change("hold", job=f"{records[0].array}_[{tasks}]")
+            return f"tasks {tasks} are jobs of their own, held"
+        if isinstance(action, Release):
+            self._change("release", job=job)
+            self._mark(records, held=False)
+            return "released"
+        self._mark(records, held=True)
+        if isinstance(action, Hold):
+            self._change("hold", job=job)
+            return "held"
+        self._change("requeue", job=job)
         return "SIGTERM, KillWait, and back in the queue, held"
 
     def close(self) -> None:
@@ -129,25 +176,26 @@ class SlurmBackend:
         if self._closing is not None:
             self._closing.close()
 
-    def _start(self, job: int, gpus: int) -> str:
+    def _start(self, records: Sequence[SlurmRecord], gpus: int) -> str:
         """Resize if need be, then release: the order in which Slurm accepts it."""
-        record = self._record(job)
+        record, remark = records[0], "as it is"
+        if record.state in ("RUNNING", "R") and record.gpus == gpus and not record.tagged:
+            return "it runs already"
         if record.state not in ("PENDING", "PD"):
-            raise ActuationError(f"job {job} cannot start: Slurm has it {record.state}")
-        remark = "as it is"
-        if record.gpus != gpus:
+            raise ActuationError(f"job {record.id} cannot start: Slurm has it {record.state}")
+        if record.gpus != gpus and not record.het:
             try:
-                shape = resized(record, gpus, self._gpus_per_node)
-                self._scontrol("update", f"JobId={job}", *shape)
+                words = resized(record, gpus, self._gpus_per_node)
+                self._checked(words)
             except ActuationError as refused:
                 if not self._scope.resubmit:
                     raise
                 return self._in_its_place(record, gpus, str(refused))
-            remark = " ".join(shape)
+            remark = " ".join(words[3:])
         # A requeued job waits until its old credential has expired (AuthInfo=cred_expire). Never hurry it with
         # StartTime=now: a node that it just left refuses it (credential revoked) and Slurm fails the job for good.
-        self._scontrol("release", str(job))
-        self._tag(job, "")
+        self._change("release", job=record.address)
+        self._mark(records, held=False)
         return remark
 
     def _in_its_place(self, record: SlurmRecord, gpus: int, refused: str) -> str:
@@ -155,83 +203,124 @@ class SlurmBackend:
         waiting = [other.id for other in self._records() if other.follows == record.id]
         flags = () if waiting else resubmission(record, gpus, self._gpus_per_node)
         number = waiting[0] if waiting else resubmit(self._run, record, flags)
-        done = self._run(("scancel", str(record.id)))
+        done = self._run(command("cancel", job=record.address))
         if done.code != 0:
-            self._raise_if_away(done)
-            raise ActuationError(f"job {record.id} cannot make place for job {number}: {_said(done)}")
+            raise_if_away(done)
+            raise ActuationError(f"job {record.id} cannot make place for job {number}: {done.said}")
         return f"as job {number}, because: {refused}"
 
     def _order(self, jobs: Sequence[int]) -> str:
         """SiteFactor by rank: within Slurm's own priority, without freezing it as Priority would."""
+        if not self._operator:
+            return "not ranked: only an operator may; jobs start in order as they are released"
         groups, left_out, refused = list(_groups(jobs)), 0, []
         for rank, group in enumerate(groups):
-            names = ",".join(map(str, group))
-            done = self._run(
-                ("scontrol", "update", f"JobId={names}", f"SiteFactor={(len(groups) - rank) * _RANK_STEP}")
-            )
+            names = ",".join(self._seen[job][0].address if job in self._seen else str(job) for job in group)
+            done = self._run(command("rank", jobs=names, points=(len(groups) - rank) * _RANK_STEP))
+            if done.denied:
+                raise self._no_operator(done)
             if done.code != 0:  # for some of them; the others have it
-                self._raise_if_away(done)
+                raise_if_away(done)
                 left_out += min(len(group), max(1, len(done.err.splitlines())))
-                refused.append(f"job {names}: {_said(done)}" if len(group) == 1 else _said(done))
+                refused.append(f"job {names}: {done.said}" if len(group) == 1 else done.said)
         return f"{len(jobs) - left_out} ranked" + (f"; refused: {'; '.join(refused)}" if refused else "")
 
-    def _tag(self, job: int, text: str) -> None:
-        self._scontrol("update", f"JobId={job}", f"AdminComment={text}")
+    def _mark(self, records: Sequence[SlurmRecord], *, held: bool) -> None:
+        """Write or remove the mark of a job that joulery holds."""
+        first = records[0]
+        if not self._marks_by_comment:
+            words = command("mark", job=first.address, text=HELD_TAG if held else "")
+            done = self._run(words)
+            if not done.denied:
+                raise_unless_done(done, words)
+                return
+            self._marks_by_comment = True
+        for record in records:
+            own = [word for word in record.comment.split(" ") if word != COMMENT_TAG]
+            text = " ".join([*own, COMMENT_TAG] if held else own).strip()
+            if text != record.comment or not held:
+                name = f"{record.het}+{record.het_offset}" if record.het else record.address
+                self._change("mark by comment", job=name, text=text)
 
-    def _scontrol(self, *words: str) -> None:
+    def _no_operator(self, done: Done) -> CapabilityError:
+        """From now on only this user's own jobs are scheduled; without a grant the error is no reason to pause."""
+        self._operator = False
+        text = f"only an operator may change jobs of others, so only those of {self._user()} are scheduled: {done.said}"
+        return CapabilityError(text, resource="scontrol", hint=GRANT)
+
+    def _change(self, name: str, **values: str) -> None:
+        self._checked(command(name, (), **values))
+
+    def _checked(self, words: Sequence[str]) -> None:
         """One change.
 
         Raises:
             ActuationError: Slurm refuses it.
             CapabilityError: The controller does not answer, or we may not.
         """
-        done = self._run(("scontrol", *words))
-        if done.code == 0:
-            return
-        self._raise_if_away(done)
-        if "Access/permission denied" in done.err:
-            raise CapabilityError(
-                f"Slurm does not let this user change jobs of others: {_said(done)}",
-                resource="scontrol",
-                grant="sacctmgr modify user where name=$USER set adminlevel=Operator",
-            )
-        raise ActuationError(f"scontrol {' '.join(words)}: {_said(done)}")
+        raise_unless_done(self._run(words), words)
 
-    def _record(self, job: int) -> SlurmRecord:
-        for record in self._records(job):
-            if record.id == job:
-                return record
-        raise ActuationError(f"Slurm knows no job {job}: it ended meanwhile")
+    def _of(self, job: int) -> list[SlurmRecord]:
+        """The records of a job as Slurm has it now, a heterogeneous one's in the order of its components."""
+        found = [record for record in self._records(job) if (record.het or record.id) == job and record.gpus]
+        if not found:
+            raise ActuationError(f"Slurm knows no job {job}: it ended meanwhile")
+        return sorted(found, key=lambda record: record.het_offset)
+
+    def _user(self) -> str:
+        return self._scope.user or getpass.getuser()
 
     def _records(self, job: int | None = None) -> tuple[SlurmRecord, ...]:
         """Every job, or one; by text where JSON is not offered."""
         if self._json is not False:
-            done = self._run(("squeue", "--json"))
+            done = self._run(command("jobs"))
             if done.code == 0:
                 self._json = True
                 return parse_jobs(done.out)
-            self._raise_if_away(done)
+            raise_if_away(done)
             if self._json:  # it can, and could not just now
-                raise CapabilityError(f"squeue failed: {_said(done)}", resource="squeue")
+                raise CapabilityError(f"squeue failed: {done.said}", resource="squeue")
             self._json = False
-        which = () if job is None else ("-j", str(job))
-        done = self._run(("squeue", "-h", "-a", *which, "-O", ",".join(f"{name}:{width}" for name, width in COLUMNS)))
+        columns = ",".join(f"{name}:{width}" for name, width in COLUMNS)
+        text = command("jobs as text", columns=columns)
+        done = self._run(text if job is None else command("job as text", columns=columns, job=job))
         if done.code != 0:
-            self._raise_if_away(done)
+            raise_if_away(done)
             if job is not None and "Invalid job id" in done.err:
                 return ()
-            raise CapabilityError(f"squeue failed: {_said(done)}", resource="squeue")
+            raise CapabilityError(f"squeue failed: {done.said}", resource="squeue")
         return parse_table(done.out)
+
+    def _priorities(self) -> dict[int, float]:
+        """Slurm's own priority of each waiting job that is not held: without the part that joulery set.
+
+        Nothing where Slurm has no multifactor priority: the priority that squeue prints counts there.
+        """
+        done = self._run(command("priorities"))
+        found: dict[int, float] = {}
+        for line in done.out.splitlines() if done.code == 0 else ():
+            number, _, points = line.strip().partition("|")
+            priority, _, ours = points.partition("|")
+            if number.isdecimal() and _is_whole(priority) and _is_whole(ours):
+                found[int(number)] = float(int(priority) - int(ours))
+        return found
 
     def _nodes(self) -> tuple[tuple[SlurmNode, ...], tuple[str, ...]]:
         """The nodes with GPUs, and a note on each that is down."""
-        where = ("-p", ",".join(self._scope.partitions)) if self._scope.partitions else ()
-        fields = ",".join(f"{name}:{width}" for name, width in FIELDS)
-        done = self._run(("sinfo", "-h", "-N", *where, "-O", fields))
+        columns = ",".join(f"{name}:{width}" for name, width in FIELDS)
+        if self._scope.partitions:
+            words = command("nodes of partitions", columns=columns, partitions=",".join(self._scope.partitions))
+        else:
+            words = command("nodes", columns=columns)
+        done = self._run(words)
         if done.code != 0:
-            self._raise_if_away(done)
-            raise CapabilityError(f"sinfo failed: {_said(done)}", resource="sinfo")
+            raise_if_away(done)
+            raise CapabilityError(f"sinfo failed: {done.said}", resource="sinfo")
         nodes = parse_nodes(done.out)
+        if self._tracks_memory is None:
+            self._tracks_memory = _TRACKS_MEMORY.search(self._run(command("configuration")).out) is not None
+        if not self._tracks_memory:
+            nodes = tuple(replace(node, free_memory_bytes=float("inf")) for node in nodes)
         self._gpus_per_node = max((node.gpus for node in nodes if node.up), default=self._gpus_per_node)
         down = sorted((node.name, node.state) for node in nodes if not node.up)
         return nodes, tuple(f"node {name} is {state}" for name, state in down)
@@ -239,29 +328,39 @@ class SlurmBackend:
     def _progress(self, record: SlurmRecord) -> float:
         return float("nan") if self._scope.progress is None else self._scope.progress.of(record.family, record.output)
 
-    def _raise_if_away(self, done: Done) -> None:
-        if any(words in done.err for words in _AWAY):
-            raise CapabilityError(
-                f"the Slurm controller does not answer: {_said(done)}", resource="slurmctld", hint="try: scontrol ping"
-            )
 
+class _Reach:
+    """Which nodes jobs may run on, worked out once for each kind of request."""
 
-def _in_pool(
-    job: ClusterJob, record: SlurmRecord, nodes: Sequence[SlurmNode], pool_by_node: Mapping[str, str]
-) -> ClusterJob:
-    """The job with its pool: that of the nodes it runs on, else that of the nodes it may run on."""
-    pool = next((pool_by_node[name] for name in job.nodes if name in pool_by_node), None)
-    if pool is None and job.nodes:
-        pool = _ELSEWHERE
-    if pool is None:
-        pool = pool_of(record, nodes, pool_by_node)
-    if pool is None and not job.exempt and job.state is JobState.WAITING:
-        return replace(job, exempt="no node has its partition, GPU type and features")
-    return replace(job, pool=pool or "")
+    def __init__(self, nodes: Sequence[SlurmNode], pool_by_node: Mapping[str, str]) -> None:
+        self._nodes, self._pool_by_node = nodes, pool_by_node
+        self._names: dict[tuple[str, str, str], frozenset[str]] = {}
+        self._pools: dict[str, frozenset[str]] = {}
+        for name, pool in pool_by_node.items():
+            self._pools[pool] = self._pools.get(pool, frozenset()) | {name}
+
+    def placed(self, job: ClusterJob, records: Sequence[SlurmRecord]) -> ClusterJob:
+        """The job with its pool: that of the nodes it runs on, else that of the nodes it may run on."""
+        pool = next((self._pool_by_node[name] for name in job.nodes if name in self._pool_by_node), None)
+        if pool is None and job.nodes:
+            return replace(job, pool=_ELSEWHERE)
+        each = [self._suited(record) for record in records]
+        names = frozenset().union(*each)
+        if not all(each) and not job.exempt and job.state is JobState.WAITING:
+            return replace(job, exempt="no node has its partition, GPU type and features")
+        if pool is None:
+            pool = next((self._pool_by_node[name] for name in sorted(names)), "")
+        return replace(job, pool=pool, runs_on=None if names >= self._pools.get(pool, names) else names)
+
+    def _suited(self, record: SlurmRecord) -> frozenset[str]:
+        request = request_of(record)
+        if request not in self._names:
+            self._names[request] = frozenset(node.name for node in self._nodes if node.suits(record))
+        return self._names[request]
 
 
 def resized(record: SlurmRecord, gpus: int, gpus_per_node: int) -> tuple[str, ...]:
-    """The changes that give a waiting job so many GPUs, in the form Slurm accepts.
+    """The command that gives a waiting job so many GPUs, in the form Slurm accepts.
 
     Tasks and CPUs follow the GPUs; as few nodes as hold them, evenly filled.
 
@@ -273,14 +372,17 @@ def resized(record: SlurmRecord, gpus: int, gpus_per_node: int) -> tuple[str, ..
     tasks_per_gpu = max(1, record.tasks // max(1, record.gpus))
     cpus_per_task = max(1, record.cpus // max(1, record.tasks))
     tasks = gpus * tasks_per_gpu
-    counts = (f"NumTasks={tasks}", f"NumCPUs={tasks * cpus_per_task}")
+    cpus = tasks * cpus_per_task
     typed = f"gres:gpu:{record.gpu_type}" if record.gpu_type else "gres:gpu"
     if parse_gpus(record.tres_per_job).total:
-        return (f"TresPerJob={typed}:{gpus}", *counts)
+        return command("resize by job", job=record.address, gpus=f"{typed}:{gpus}", tasks=tasks, cpus=cpus)
     nodes = -(-gpus // gpus_per_node)
     while gpus % nodes:
         nodes += 1
-    return (*counts, f"NumNodes={nodes}-{nodes}", f"TresPerNode={typed}:{gpus // nodes}")
+    return command(
+        "resize", job=record.address, tasks=tasks, cpus=cpus, nodes=f"{nodes}-{nodes}",
+        gpus=f"{typed}:{gpus // nodes}",
+    )  # fmt: skip
 
 
 def open_slurm(
@@ -314,6 +416,10 @@ def open_slurm(
     return backend
 
 
+def _is_whole(text: str) -> bool:
+    return text.strip().lstrip("-").isdecimal()
+
+
 def _groups(jobs: Sequence[int]) -> Iterator[Sequence[int]]:
     """The first few one by one, the rest together in larger and larger groups."""
     at, size = 0, 1
@@ -321,7 +427,3 @@ def _groups(jobs: Sequence[int]) -> Iterator[Sequence[int]]:
         size = 1 if at < _RANKED_ALONE else min(max(2 * size, _RANKED_ALONE), _RANKED_AT_ONCE)
         yield jobs[at : at + size]
         at += size
-
-
-def _said(done: Done) -> str:
-    return " ".join((done.err or done.out).split())[:300] or f"exit code {done.code}"

@@ -1,12 +1,48 @@
-"""Running one command of Slurm."""
+"""Every command of Slurm that joulery may issue, and running one of them.
+
+Commands are written here and nowhere else; docs/how-to/slurm-commands.md lists them, and a test compares the two.
+"""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from joulery.domain.errors import CapabilityError
+from joulery.domain.errors import ActuationError, CapabilityError
+
+READS: Mapping[str, str] = MappingProxyType(
+    {
+        "jobs": "squeue --json",
+        "jobs as text": "squeue -h -a -O {columns}",
+        "job as text": "squeue -h -a -j {job} -O {columns}",
+        "nodes": "sinfo -h -N -O {columns}",
+        "nodes of partitions": "sinfo -h -N -p {partitions} -O {columns}",
+        "configuration": "scontrol show config",
+        "priorities": "sprio -h -o %i|%Y|%S",
+        "token": "scontrol token lifespan=86400",
+        "script": "scontrol write batch_script {job} {file}",
+    }
+)
+"""Commands that change nothing. ``script`` writes a job's script to a temporary file."""
+CHANGES: Mapping[str, str] = MappingProxyType(
+    {
+        "mark": "scontrol update JobId={job} AdminComment={text}",
+        "mark by comment": "scontrol update JobId={job} Comment={text}",
+        "hold": "scontrol hold {job}",
+        "release": "scontrol release {job}",
+        "requeue": "scontrol requeuehold {job}",
+        "rank": "scontrol update JobId={jobs} SiteFactor={points}",
+        "resize": "scontrol update JobId={job} NumTasks={tasks} NumCPUs={cpus} NumNodes={nodes} TresPerNode={gpus}",
+        "resize by job": "scontrol update JobId={job} TresPerJob={gpus} NumTasks={tasks} NumCPUs={cpus}",
+        "submit again": "sbatch {flags} {file}",
+        "cancel": "scancel {job}",
+        "probe": "sbatch --parsable --hold --begin=now+7days --requeue --job-name=joulery-doctor --output=/dev/null "
+        "--gres=gpu:1 {flags} --wrap=true",
+    }
+)
+"""Commands that change jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +53,32 @@ class Done:
     out: str
     err: str
 
+    @property
+    def said(self) -> str:
+        """What it printed, in one line."""
+        return " ".join((self.err or self.out).split())[:300] or f"exit code {self.code}"
+
+    @property
+    def denied(self) -> bool:
+        """Whether this user lacks the right."""
+        return self.code != 0 and any(words in self.err for words in _DENIED)
+
+    @property
+    def away(self) -> bool:
+        """Whether the controller did not answer."""
+        return self.code != 0 and any(words in self.err for words in _AWAY)
+
 
 Runner = Callable[[Sequence[str]], Done]
+
+
+def command(name: str, flags: Sequence[str] = (), **values: object) -> tuple[str, ...]:
+    """The words of a command of :data:`READS` or :data:`CHANGES`; ``{flags}`` becomes all flags, each a word."""
+    template = READS.get(name) or CHANGES[name]
+    words: list[str] = []
+    for word in template.split():
+        words += flags if word == "{flags}" else (word.format(**values),)
+    return tuple(words)
 
 
 def command_runner(timeout_s: float) -> Runner:
@@ -28,18 +88,52 @@ def command_runner(timeout_s: float) -> Runner:
         CapabilityError: One took longer than ``timeout_s``, or could not be started.
     """
 
-    def run(command: Sequence[str]) -> Done:
+    def run(words: Sequence[str]) -> Done:
         try:
             done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False,
+                words, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False,
                 encoding="utf-8", errors="replace",
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
             raise CapabilityError(
-                f"{' '.join(command[:3])} took longer than {timeout_s:g} s", resource=command[0]
+                f"{' '.join(words[:3])} took longer than {timeout_s:g} s", resource=words[0]
             ) from error
         except OSError as error:
-            raise CapabilityError(f"{command[0]} cannot be started: {error.strerror}", resource=command[0]) from error
+            raise CapabilityError(f"{words[0]} cannot be started: {error.strerror}", resource=words[0]) from error
         return Done(done.returncode, done.stdout, done.stderr)
 
     return run
+
+
+def raise_unless_done(done: Done, words: Sequence[str]) -> None:
+    """Turn a command that did not succeed into an error.
+
+    Raises:
+        ActuationError: Slurm refuses it.
+        CapabilityError: The controller does not answer, or this user lacks the right.
+    """
+    raise_if_away(done)
+    if done.denied:
+        raise CapabilityError(
+            f"Slurm does not let this user change jobs of others: {done.said}", resource="scontrol", grant=GRANT
+        )
+    if done.code != 0:
+        raise ActuationError(f"{' '.join(words)}: {done.said}")
+
+
+def raise_if_away(done: Done) -> None:
+    """Raise where the controller did not answer.
+
+    Raises:
+        CapabilityError: It did not.
+    """
+    if done.away:
+        raise CapabilityError(
+            f"the Slurm controller does not answer: {done.said}", resource="slurmctld", hint="try: scontrol ping"
+        )
+
+
+GRANT = "sacctmgr modify user where name=$USER set adminlevel=Operator"
+"""Grants the right to change jobs of others."""
+_AWAY = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "Zero Bytes were transmitted")
+_DENIED = ("Access/permission denied", "Invalid user id")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from joulery.adapters.clusters.slurm_records import SlurmRecord
@@ -11,6 +12,7 @@ from joulery.adapters.clusters.tres import parse_gpus
 
 FIELDS: tuple[tuple[str, int], ...] = (
     ("nodelist", 64), ("statelong", 32), ("gres", 160), ("gresused", 160), ("partitionname", 64), ("features_act", 160),
+    ("cpusstate", 32), ("memory", 24), ("allocmem", 24),
 )  # fmt: skip
 """Columns of ``sinfo -N -O``, with their widths."""
 _DOWN = ("down", "drain", "fail", "maint", "unk", "future", "inval", "boot", "reserved")
@@ -31,6 +33,8 @@ class SlurmNode:
         types: Types of its GPUs.
         partitions: Partitions it belongs to.
         features: Its active features.
+        free_cpus: CPUs that no job holds; infinite where Slurm does not say.
+        free_memory_bytes: Memory that no job holds; infinite where Slurm does not say.
     """
 
     name: str
@@ -40,6 +44,8 @@ class SlurmNode:
     types: frozenset[str]
     partitions: frozenset[str]
     features: frozenset[str]
+    free_cpus: float = math.inf
+    free_memory_bytes: float = math.inf
 
     @property
     def up(self) -> bool:
@@ -83,8 +89,22 @@ def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
             frozenset(kind for kind, _ in gres.by_type),
             frozenset(partitions),
             frozenset(set(cells["features_act"].split(",")) - {"", "(null)"}),
+            _idle_cpus(cells["cpusstate"]),
+            _free_memory_bytes(cells["memory"], cells["allocmem"]),
         )
     return tuple(nodes.values())
+
+
+def _idle_cpus(state: str) -> float:
+    """Idle CPUs in ``allocated/idle/other/total``."""
+    parts = state.split("/")
+    return float(parts[1]) if len(parts) == 4 and parts[1].isdigit() else math.inf
+
+
+def _free_memory_bytes(memory: str, allocated: str) -> float:
+    """Memory left of so many MB."""
+    both = memory.isdigit() and allocated.isdigit()
+    return float(max(0, int(memory) - int(allocated)) << 20) if both else math.inf
 
 
 def satisfies(features: frozenset[str], constraint: str) -> bool:
@@ -98,18 +118,23 @@ def satisfies(features: frozenset[str], constraint: str) -> bool:
     return any(set(_TOKEN.findall(choice)) <= features for choice in choices)
 
 
-def pools(nodes: Iterable[SlurmNode], records: Iterable[SlurmRecord]) -> dict[str, str]:
+def pools(nodes: Iterable[SlurmNode], jobs: Iterable[Sequence[SlurmRecord]]) -> dict[str, str]:
     """The pool of each node.
 
     Nodes of one shape are of one pool, and so are shapes that one job may run on: a job of a pool competes with the
     other jobs of that pool and with no others. A cluster of one pool has the pool ``""``.
+
+    Args:
+        nodes: The nodes.
+        jobs: The records of each job: one, or one a component.
     """
     shapes: dict[object, list[SlurmNode]] = {}
     for node in nodes:
         shapes.setdefault(node.shape, []).append(node)
     groups = [{shape} for shape in shapes]
-    for record in records:
-        reached = {shape for shape, members in shapes.items() if members[0].suits(record)}
+    requests = {tuple(request_of(record) for record in records): records for records in jobs}
+    for records in requests.values():
+        reached = {shape for shape, (first, *_) in shapes.items() if any(first.suits(record) for record in records)}
         joined = [group for group in groups if group & reached]
         if len(joined) > 1:
             groups = [group for group in groups if not group & reached] + [set().union(*joined)]
@@ -123,6 +148,6 @@ def pools(nodes: Iterable[SlurmNode], records: Iterable[SlurmRecord]) -> dict[st
     }
 
 
-def pool_of(record: SlurmRecord, nodes: Sequence[SlurmNode], pool_by_node: Mapping[str, str]) -> str | None:
-    """The pool a job may run in; None where no node suits it."""
-    return next((pool_by_node[node.name] for node in nodes if node.suits(record)), None)
+def request_of(record: SlurmRecord) -> tuple[str, str, str]:
+    """What decides on which nodes a job may run."""
+    return record.partition, record.gpu_type, record.features

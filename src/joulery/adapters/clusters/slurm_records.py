@@ -9,30 +9,31 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from joulery.adapters.clusters.tres import parse_gpus
-from joulery.domain.cluster import ClusterJob, JobState
+from joulery.domain.cluster import JobState
 from joulery.domain.errors import DataError
 
 HELD_TAG = "green:held"
-"""In a job's AdminComment: it waits because the scheduler holds it. Its owner's Comment is left alone."""
+"""In a job's AdminComment: it waits because the scheduler holds it."""
+COMMENT_TAG = "joulery:held"
+"""The same in its Comment, behind the owner's words, where the scheduler may not write AdminComment (an operator)."""
 COLUMNS: tuple[tuple[str, int], ...] = (
     ("jobid", 24), ("jobarrayid", 32), ("hetjobid", 24), ("statecompact", 12), ("username", 40), ("partition", 40),
     ("name", 128), ("submittime", 24), ("numnodes", 12), ("numcpus", 12), ("numtasks", 12), ("tres-per-node", 96),
-    ("tres-per-job", 96), ("tres-per-task", 96), ("reason", 64), ("comment", 160), ("admin_comment", 64),
+    ("tres-per-job", 96), ("tres-per-task", 96), ("reason", 64), ("comment", 1024), ("admin_comment", 64),
     ("batchflag", 12), ("requeue", 12), ("restartcnt", 12), ("prioritylong", 16),
 )  # fmt: skip
 """Columns of the text form, with their widths."""
-_RANGE = re.compile(r"\bjoulery:((?:min|max)=\d+(?:,(?:min|max)=\d+)*)")
 _FOLLOWS = re.compile(r"\bjoulery:after=(\d+)")
 _FAMILY = re.compile(r"\bjoulery:family=(\d+)")
 _HOSTS = re.compile(r"([^,\[\s]+)(?:\[([^\]]*)\])?([^,\[\s]*)")
 _NODES = re.compile(r"(?:^|,)node=(\d+)")
-_STATES = {
+STATES = {
     "PENDING": JobState.WAITING, "PD": JobState.WAITING, "REQUEUED": JobState.WAITING, "RQ": JobState.WAITING,
     "REQUEUE_HOLD": JobState.WAITING, "RH": JobState.WAITING, "SPECIAL_EXIT": JobState.WAITING, "SE": JobState.WAITING,
     "REQUEUE_FED": JobState.WAITING, "RF": JobState.WAITING, "RESV_DEL_HOLD": JobState.WAITING,
@@ -43,14 +44,7 @@ _STATES = {
     "CG": JobState.STOPPING, "COMPLETED": JobState.DONE, "CD": JobState.DONE, "CANCELLED": JobState.CANCELLED,
     "CA": JobState.CANCELLED, "REVOKED": JobState.CANCELLED, "RV": JobState.CANCELLED,
 }  # fmt: skip
-_FAILED = {"FAILED", "F", "TIMEOUT", "TO", "NODE_FAIL", "NF", "OUT_OF_MEMORY", "OOM", "BOOT_FAIL", "BF", "DEADLINE",
-           "DL", "PREEMPTED", "PR", "LAUNCH_FAILED", "RECONFIG_FAIL"}  # fmt: skip
-_NOT_DUE = ("Dependency", "BeginTime", "DependencyNeverSatisfied", "JobArrayTaskLimit")
-"""Reasons of jobs that are not due yet: their owners' wish, left alone."""
-_ONLY_SLOTS = ("", "None", "Resources", "Priority", "BeginTime", "Cleaning", "NodeDown", "SchedDefer")
-"""Reasons of jobs that wait for free slots, or for the end of their last run: Slurm would start them there and then.
-Every other reason (limits of QOS and association, licenses, reservations, nodes that are not available, …) is Slurm's
-verdict that free slots would not help."""
+"""What Slurm's words for a state mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +60,11 @@ class SlurmRecord:
         tres_per_node, tres_per_job, tres_per_task: What it asks for.
         comment, admin_comment: Its owner's and the operators'.
         batch, requeue: Whether it is a script, and may be started again.
-        array, het: Whether it is part of an array or a heterogeneous job.
+        array: Number of the job array it belongs to; 0 for none.
+        array_tasks: The tasks of the array that it stands for: ``7``, or ``5-12,15`` for several that wait.
+        array_limit: How many tasks of the array may run at once; 0 for no limit.
+        het: Number of the first component of the heterogeneous job it belongs to; 0 for none.
+        het_offset: Which component it is.
         restarts: How often it was started again.
         priority: 0 when held.
         output: The file its output goes to; empty where Slurm does not say.
@@ -77,6 +75,8 @@ class SlurmRecord:
         features: Its constraint (``--constraint``).
         start_s: When it started, Unix seconds; 0 where it did not.
         eligible_s: Before when Slurm does not start it.
+        licenses: Licenses it asks for.
+        tres: All it asks for: ``cpu=4,mem=16G,node=1,billing=4``.
     """
 
     id: int
@@ -96,8 +96,8 @@ class SlurmRecord:
     admin_comment: str
     batch: bool
     requeue: bool
-    array: bool
-    het: bool
+    array: int
+    het: int
     restarts: int
     priority: int
     output: str = ""
@@ -109,6 +109,30 @@ class SlurmRecord:
     features: str = ""
     start_s: float = 0.0
     eligible_s: float = 0.0
+    array_tasks: str = ""
+    array_limit: int = 0
+    het_offset: int = 0
+    licenses: str = ""
+    tres: str = ""
+
+    @property
+    def address(self) -> str:
+        """How ``scontrol`` names this job and no other: the number of an array or of a first component names all."""
+        if self.array:
+            return (
+                f"{self.array}_{self.array_tasks}" if self.tasks_waiting == 1 else f"{self.array}_[{self.array_tasks}]"
+            )
+        return str(self.het or self.id)
+
+    @property
+    def tasks_waiting(self) -> int:
+        """Tasks of an array that it stands for; 1 where it is one task, or no array."""
+        return len(expand_tasks(self.array_tasks)) if self.array else 1
+
+    @property
+    def tagged(self) -> bool:
+        """Whether it is marked as held by joulery."""
+        return HELD_TAG in self.admin_comment or COMMENT_TAG in self.comment.split()
 
     @property
     def gpu_type(self) -> str:
@@ -162,63 +186,23 @@ def parse_table(text: str) -> tuple[SlurmRecord, ...]:
     return tuple(_row(line) for line in text.splitlines() if line.strip())
 
 
-def to_job(
-    record: SlurmRecord, partitions: Sequence[str], *, user_range: bool, progress_ratio: float
-) -> ClusterJob | None:
-    """The job behind a record; None where it holds no GPU and wants none: not a training job.
-
-    Args:
-        record: What Slurm says.
-        partitions: Those to schedule; all when empty.
-        user_range: Whether the owner's Comment says how far it may be resized.
-        progress_ratio: Its reported progress.
-    """
-    gpus = record.gpus
-    if gpus == 0:
-        return None
-    state = _STATES.get(record.state, JobState.FAILED if record.state in _FAILED else None)
-    exempt = _exempt(record, partitions) if state is not None else f"its state {record.state} is not known here"
-    low, high = owner_range(record.comment, gpus) if user_range and not exempt else (gpus, gpus)
-    tagged = HELD_TAG in record.admin_comment
-    waits = state is JobState.WAITING
-    if waits and not exempt and not (tagged and record.held):
-        exempt = _waits_for_others(record)
-    state = JobState.RUNNING if state is None else state
-    return ClusterJob(
-        id=record.id,
-        name=record.name,
-        owner=record.user,
-        partition=record.partition,
-        submit_s=record.submit_s,
-        state=state,
-        slots=gpus if state in (JobState.RUNNING, JobState.STOPPING) else 0,
-        shape=gpus,
-        min_slots=min(low, gpus),
-        max_slots=max(high, gpus),
-        held_by_us=tagged and record.held and not state.over,  # Slurm holds what runs, too: it would stay when requeued
-        exempt=exempt,
-        restarts=record.restarts,
-        progress_ratio=progress_ratio,
-        follows=record.follows,
-        nodes=expand_hosts(record.nodes_used) if state in (JobState.RUNNING, JobState.STOPPING) else (),
-        spread=not parse_gpus(record.tres_per_node).total,
-        start_s=record.start_s if state is JobState.RUNNING and record.start_s else math.nan,
-        eligible_s=record.eligible_s,
-        priority=float(record.priority) if waits and not record.held else math.nan,
-        blocked=verdict(record) if waits else "",
-        judged=record.reason == "Resources",
-        stoppable=record.requeue,
-    )
+def expand_tasks(tasks: str) -> tuple[int, ...]:
+    """The numbers in a list of array tasks such as ``1,5-12``; steps (``1-9:2``) included."""
+    found: list[int] = []
+    for part in tasks.split(","):
+        ends, _, step = part.partition(":")
+        first, _, last = ends.partition("-")
+        if first.isdigit() and (last or first).isdigit():
+            found += range(int(first), int(last or first) + 1, int(step) if step.isdigit() and int(step) else 1)
+    return tuple(found)
 
 
-def owner_range(comment: str, gpus: int) -> tuple[int, int]:
-    """What ``joulery:min=1,max=4`` in a comment allows; just ``gpus`` where it says nothing sensible."""
-    match = _RANGE.search(comment)
-    if match is None:
-        return gpus, gpus
-    said = {name: int(value) for name, _, value in (part.partition("=") for part in match[1].split(","))}
-    low, high = said.get("min", 1), said.get("max", gpus)
-    return (low, high) if 1 <= low <= high else (gpus, gpus)
+def parse_shape(tres: str) -> tuple[float, float]:
+    """CPUs and bytes of memory in a TRES string; 0 where it has none."""
+    cpus = re.search(r"(?:^|,)cpu=(\d+)", tres)
+    memory = re.search(r"(?:^|,)mem=([\d.]+)([KMGT]?)", tres)
+    factor = 1024.0 ** (" KMGT".index(memory[2] or "M")) if memory else 0.0
+    return float(cpus[1]) if cpus else 0.0, float(memory[1]) * factor if memory else 0.0
 
 
 def expand_hosts(hosts: str) -> tuple[str, ...]:
@@ -234,39 +218,6 @@ def expand_hosts(hosts: str) -> tuple[str, ...]:
                 numbers = range(int(first), int(last or first) + 1)
                 found += [f"{prefix}{number:0{len(first)}d}{suffix}" for number in numbers]
     return tuple(found)
-
-
-def _exempt(record: SlurmRecord, partitions: Sequence[str]) -> str:
-    """Why a job is left alone; empty where it is not."""
-    if partitions and not set(record.partition.split(",")) & set(partitions):
-        return f"partition {record.partition} is not scheduled"
-    if record.array:
-        return "part of a job array"
-    if record.het:
-        return "part of a heterogeneous job"
-    if not record.batch:
-        return "interactive: it cannot be started again"
-    return ""
-
-
-def verdict(record: SlurmRecord) -> str:
-    """Why Slurm would not start a waiting job even on free slots; empty where only slots are missing.
-
-    A held job has no verdict: Slurm does not look at it.
-    """
-    reason = record.reason.partition(",")[0].strip("() ")
-    return "" if record.held or reason in _ONLY_SLOTS else reason
-
-
-def _waits_for_others(record: SlurmRecord) -> str:
-    """Why a waiting job is not due."""
-    if record.held:
-        return "held by its owner or an operator"
-    for reason in _NOT_DUE:
-        # A requeued job waits with BeginTime for its old credential: that is no wish of its owner.
-        if record.reason == reason and not (reason == "BeginTime" and record.restarts):
-            return f"waits for {reason}"
-    return ""
 
 
 def _record(job: Mapping[str, Any]) -> SlurmRecord:
@@ -294,8 +245,8 @@ def _record(job: Mapping[str, Any]) -> SlurmRecord:
         tres_per_task=_text(job.get("tres_per_task")),
         batch=bool(job.get("batch_flag")),
         requeue=bool(job.get("requeue")),
-        array=_number(job.get("array_job_id")) != 0,
-        het=_number(job.get("het_job_id")) != 0,
+        array=_number(job.get("array_job_id")),
+        het=_number(job.get("het_job_id")),
         restarts=_number(job.get("restart_cnt")),
         priority=_number(job.get("priority"), unset=1),
         output=_output(job),
@@ -307,8 +258,22 @@ def _record(job: Mapping[str, Any]) -> SlurmRecord:
         features=_text(job.get("features")),
         start_s=float(_number(job.get("start_time"))),
         eligible_s=float(_number(job.get("eligible_time"))),
+        array_tasks=_tasks(job),
+        array_limit=_number(job.get("array_max_tasks")),
+        het_offset=_number(job.get("het_job_offset")),
+        licenses=_text(job.get("licenses")),
+        tres=_text(job.get("tres_req_str")),
         **tag,
     )
+
+
+def _tasks(job: Mapping[str, Any]) -> str:
+    """The tasks of an array that a record stands for: one that was started once has a number, others a list."""
+    if number := _text(job.get("array_task_string")):
+        return number.partition("%")[0]
+    task = job.get("array_task_id")
+    unset = task is None or (isinstance(task, Mapping) and not task.get("set"))
+    return "" if unset or not _number(job.get("array_job_id")) else str(_number(task))
 
 
 def _output(job: Mapping[str, Any]) -> str:
@@ -324,7 +289,7 @@ def _output(job: Mapping[str, Any]) -> str:
 def _nodes(job: Mapping[str, Any], state: str) -> int:
     """Nodes it has, or asks for: of a job that waits, ``node_count`` is what it had, or what might do."""
     asked = _NODES.findall(_text(job.get("tres_req_str")))
-    if asked and _STATES.get(state) is JobState.WAITING:
+    if asked and STATES.get(state) is JobState.WAITING:
         return int(asked[0])
     return _number(job.get("node_count"))
 
@@ -335,7 +300,7 @@ def _row(line: str) -> SlurmRecord:
         cells[name] = line[at : at + width].strip()
         at += width
     try:
-        job = int(cells["jobid"])
+        job, array = int(cells["jobid"]), cells["jobarrayid"].partition("_")[0]
         return SlurmRecord(
             id=job,
             name=cells["name"],
@@ -354,8 +319,8 @@ def _row(line: str) -> SlurmRecord:
             admin_comment=_cell(cells["admin_comment"]),
             batch=cells["batchflag"] == "1",
             requeue=cells["requeue"] == "1",
-            array="_" in cells["jobarrayid"],
-            het=_cell(cells["hetjobid"]) not in ("", "0"),
+            array=int(array) if "_" in cells["jobarrayid"] else 0,
+            het=int(_cell(cells["hetjobid"]) or 0),
             restarts=int(cells["restartcnt"]),
             priority=int(cells["prioritylong"]),
         )

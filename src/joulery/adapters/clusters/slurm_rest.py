@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from joulery.adapters.clusters.slurm_commands import Done, Runner
+from joulery.adapters.clusters.slurm_commands import Done, Runner, command
 from joulery.adapters.clusters.slurm_nodes import FIELDS
 from joulery.domain.errors import CapabilityError, DataError
 
@@ -67,19 +67,19 @@ class SlurmRest:
         self._token, self._version = place.token(), ""
         self._client: httpx.Client | None = None
 
-    def run(self, command: Sequence[str]) -> Done:
+    def run(self, words: Sequence[str]) -> Done:
         """As a runner: ``squeue --json`` and ``sinfo`` are answered by the service, everything else runs.
 
         Raises:
             CapabilityError: It does not answer, or refuses access.
             DataError: Its answer is not understood.
         """
-        if tuple(command[:2]) == ("squeue", "--json"):
+        if tuple(words) == command("jobs"):
             return Done(0, self._get("jobs"), "")
-        if command[0] == "sinfo":
-            partitions = command[command.index("-p") + 1].split(",") if "-p" in command else []
+        if words[0] == "sinfo":
+            partitions = words[words.index("-p") + 1].split(",") if "-p" in words else []
             return Done(0, _as_sinfo(self._get("nodes"), partitions), "")
-        return self._run(command)
+        return self._run(words)
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -126,7 +126,7 @@ class SlurmRest:
 
     def _renewed(self) -> bool:
         """Whether Slurm gave a new token: tokens expire."""
-        found = _TOKEN.search(self._run(("scontrol", "token", "lifespan=86400")).out)
+        found = _TOKEN.search(self._run(command("token")).out)
         if found is None or found[1] == self._token:
             return False
         self._token = found[1]
@@ -189,8 +189,17 @@ def _line(node: Mapping[str, Any], partition: str) -> str:
         "gresused": node.get("gres_used") or "(null)",
         "partitionname": partition,
         "features_act": features if isinstance(features, str) else ",".join(features),
+        "cpusstate": _cpus_state(node),
+        "memory": node.get("real_memory", ""),
+        "allocmem": node.get("alloc_memory", ""),
     }
     return "".join(str(cells[name]).ljust(width) for name, width in FIELDS) + "\n"
+
+
+def _cpus_state(node: Mapping[str, Any]) -> str:
+    """As sinfo prints it; empty where the service does not say."""
+    idle, cpus = node.get("idle_cpus"), node.get("cpus")
+    return "" if idle is None or cpus is None else f"{cpus - idle}/{idle}/0/{cpus}"
 
 
 def _state(node: Mapping[str, Any]) -> str:

@@ -13,12 +13,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from joulery.adapters.clusters.slurm_commands import Done, Runner
+from joulery.adapters.clusters.slurm_commands import Runner, command
 from joulery.adapters.clusters.slurm_records import SlurmRecord
 from joulery.adapters.clusters.tres import parse_gpus
 from joulery.domain.errors import ActuationError
 
-_PLACE = re.compile(r"\s*\bjoulery:(?:after|family)=\d+")
+_PLACE = re.compile(r"\s*\bjoulery:(?:(?:after|family)=\d+|held\b)")
 
 
 def resubmission(record: SlurmRecord, gpus: int, gpus_per_node: int) -> tuple[str, ...]:
@@ -27,6 +27,8 @@ def resubmission(record: SlurmRecord, gpus: int, gpus_per_node: int) -> tuple[st
     Raises:
         ActuationError: Its GPUs hang on its tasks and the number does not go up in them.
     """
+    if record.array or record.het:
+        raise ActuationError(f"job {record.id} is part of an array or of a heterogeneous job, which is not resubmitted")
     each = parse_gpus(record.tres_per_task).total
     if each and gpus % each:
         raise ActuationError(f"job {record.id} has {each} GPUs a task: {gpus} do not go up in them")
@@ -64,13 +66,13 @@ def resubmit(run: Runner, record: SlurmRecord, flags: Sequence[str]) -> int:
     """
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "script"
-        written = run(("scontrol", "write", "batch_script", str(record.id), str(script)))
+        written = run(command("script", job=record.address, file=script))
         if written.code != 0 or not script.exists():
-            raise ActuationError(f"the script of job {record.id} cannot be read: {_said(written)}")
-        done = run(("sbatch", *flags, str(script)))
+            raise ActuationError(f"the script of job {record.id} cannot be read: {written.said}")
+        done = run(command("submit again", flags, file=script))
     number = done.out.strip().partition(";")[0]
     if done.code != 0 or not number.isdecimal():
-        raise ActuationError(f"job {record.id} cannot be submitted anew: {_said(done)}")
+        raise ActuationError(f"job {record.id} cannot be submitted anew: {done.said}")
     return int(number)
 
 
@@ -85,7 +87,3 @@ def _as_owner(user: str) -> tuple[str, ...]:
     if os.geteuid() != 0:
         raise ActuationError(f"only root can submit for {user}", hint="run the daemon as root, or set resubmit: false")
     return (f"--uid={user}", "--get-user-env")
-
-
-def _said(done: Done) -> str:
-    return " ".join((done.err or done.out).split())[:300] or f"exit code {done.code}"

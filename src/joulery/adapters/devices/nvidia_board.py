@@ -9,7 +9,7 @@ from joulery.adapters.nvidia import open_driver, text
 from joulery.domain.errors import CapabilityError, ConfigError, JouleryError
 
 GRANT = "sudo -E joulery ..."
-HINT = "in a container: docker run --gpus all --cap-add SYS_ADMIN ..., as root inside"
+HINT = "in a container: docker run --gpus all --cap-add SYS_ADMIN ..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class NvidiaBoard:
         nvml, code = self.nvml, getattr(error, "value", None)
         if code == nvml.NVML_ERROR_NO_PERMISSION:
             return CapabilityError(
-                f"this process may not set {self.device} ({self.name}): the driver permits it to root",
+                f"this process may not set {self.device} ({self.name}): the driver asks for CAP_SYS_ADMIN",
                 resource=self.device,
                 grant=GRANT,
                 hint=f"run: {GRANT}; {HINT}",

@@ -1,4 +1,4 @@
-"""The SM clock of an NVIDIA GPU: a ceiling through NVML's locked clocks (Volta and later, root alone).
+"""The SM clock of an NVIDIA GPU: a ceiling through NVML's locked clocks (Volta and later, CAP_SYS_ADMIN).
 
 ``nvmlDeviceSetGpuLockedClocks(lowest, ceiling)`` bounds the clock from above and leaves the driver free to fall when
 the GPU idles. No call of NVML gives back what is locked, so a device remembers what it set, and looks at the running
@@ -9,13 +9,13 @@ program lets go of the GPU, and always with a reboot.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from joulery.adapters.devices.change import Surface, change
 from joulery.adapters.devices.nvidia_board import GRANT, HINT, NvidiaBoard, open_board
+from joulery.adapters.privileges import may_administer
 from joulery.domain.errors import ConfigError
 from joulery.domain.gpu.device import ClockSetting, DeviceCapability, DeviceChange, DeviceState, Knob
 
@@ -52,7 +52,7 @@ class NvidiaClock:
 
     def capability(self) -> DeviceCapability:
         """The clocks the board lists for its memory clock, and whether this process may set them."""
-        board, root = self._board, os.geteuid() == 0
+        board, may = self._board, may_administer()
         try:
             persistent = bool(board.nvml.nvmlDeviceGetPersistenceMode(board.handle))
         except board.failures as error:
@@ -64,10 +64,11 @@ class NvidiaClock:
             device=self.device,
             name=board.name,
             knob=Knob.CLOCK,
-            settable=root,
-            detail=("locked clocks" if root else f"locked clocks are permitted to root; {HINT}") + forgets,
-            grant="" if root else GRANT,
+            settable=may,
+            detail=("locked clocks" if may else f"locked clocks need CAP_SYS_ADMIN; {HINT}") + forgets,
+            grant="" if may else GRANT,
             clocks_mhz=self._clocks,
+            uuid=board.uuid,
         )
 
     def observe(self) -> DeviceState[ClockSetting]:

@@ -6,7 +6,6 @@ ends in the old cut or the new one: whatever fails on the way, the old one is ma
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from joulery.adapters.devices.mig_smi import GRANT as SMI_GRANT
 from joulery.adapters.devices.mig_smi import SmiDenied, SmiMig, SmiRefused, smi_command
 from joulery.adapters.devices.mig_surface import Blocked, GpuInstance, MigDevice, MigState, MigSurface, NvmlMig
 from joulery.adapters.devices.nvidia_board import HINT, NvidiaBoard, open_board
+from joulery.adapters.privileges import may_administer
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, DataError, JouleryError
 from joulery.domain.gpu.device import DEVICE, DeviceCapability, DeviceChange, DeviceSlice, DeviceState, Knob, MigSetting
 from joulery.domain.gpu.mig import MigPlace, MigProfile, MigTransition, find_places, menu_for
@@ -55,7 +55,7 @@ class NvidiaMig:
     def capability(self) -> DeviceCapability:
         """The profiles of the board, and whether this process may cut it."""
         through = isinstance(self._surface, SmiMig)
-        root = os.geteuid() == 0 or through
+        may = may_administer() or through
         try:
             enabled, pending = self._surface.mode()
         except self._failures as error:
@@ -65,10 +65,11 @@ class NvidiaMig:
             device=self.device,
             name=self._board.name,
             knob=Knob.MIG,
-            settable=root,
-            detail=f"MIG mode {mode}" + _how(root=root, through=through),
-            grant="" if root else SMI_GRANT,
+            settable=may,
+            detail=f"MIG mode {mode}" + _how(may=may, through=through),
+            grant="" if may else SMI_GRANT,
             profiles=tuple(self._sizes),
+            uuid=self._board.uuid,
         )
 
     def observe(self) -> DeviceState[MigSetting]:
@@ -272,15 +273,15 @@ class NvidiaMig:
 
 
 def _surface(board: NvidiaBoard) -> MigSurface:
-    """How this process may cut a board: as root through NVML, else through what it may run as root."""
-    command = None if os.geteuid() == 0 else smi_command()
+    """How this process may cut a board: with CAP_SYS_ADMIN through NVML, else through what it may run as root."""
+    command = None if may_administer() else smi_command()
     return NvmlMig(board) if command is None else SmiMig(board, command)
 
 
-def _how(*, root: bool, through: bool) -> str:
+def _how(*, may: bool, through: bool) -> str:
     if through:
         return ", cut through sudo nvidia-smi"
-    return "" if root else f"; cutting is permitted to root, or to who may run nvidia-smi as root; {HINT}"
+    return "" if may else f"; cutting needs CAP_SYS_ADMIN, or permission to run nvidia-smi as root; {HINT}"
 
 
 def cuda_environment(uuid: str) -> tuple[tuple[str, str], ...]:

@@ -92,7 +92,7 @@ def _readers(hlo: Sequence[Path]) -> dict[str, Callable[[Path], EventTrace]]:
     from joulery.adapters.tracers.kineto.names import read_kineto
     from joulery.adapters.tracers.tables import read_event_table
     from joulery.adapters.tracers.tf1 import read_tf1
-    from joulery.adapters.tracers.xla.jax_chrome import read_jax
+    from joulery.adapters.tracers.xla.tracer import read_jax
     from joulery.adapters.tracers.xla.xplane import read_xplane
 
     return {

@@ -19,7 +19,7 @@ import numpy as np
 from joulery.adapters.tracers import inject
 from joulery.domain.arrays import IntArray
 from joulery.domain.errors import DataError
-from joulery.domain.trace.events import EventTrace, shifted
+from joulery.domain.trace.events import EventTrace, of_process, shifted
 from joulery.domain.trace.tracing import ClockFit, StepCounts, Steps, TracedSession
 
 
@@ -75,7 +75,9 @@ class RecordingTracer:
         killed = len(begun - ended.keys())
         if killed:
             what = "the program was" if killed == 1 else f"{killed} processes were"
-            notes.append(f"{what} killed while recording: of an unfinished cycle of steps nothing is known")
+            notes.append(
+                f"{what} killed while recording, or ended by os._exit: of an unfinished cycle of steps nothing is known"
+            )
         if not sessions:
             notes.append(
                 f"no step was recorded: the program called no {self._called}, or its Python ignores PYTHONPATH"
@@ -89,11 +91,13 @@ class RecordingTracer:
 
     def step_counts(self, folder: str) -> StepCounts:
         """Steps of the processes that recorded themselves into a folder and ended orderly, recorded or not."""
+        ends = {
+            int(entry["pid"]): entry for entry in _marks(Path(folder), self._framework, []) if entry["kind"] == "end"
+        }
         total = StepCounts()
-        for entry in _marks(Path(folder), self._framework, []):
-            if entry["kind"] == "end":
-                known = {name: int(entry.get(name, 0)) for name in ("training", "evaluation")}
-                total += StepCounts(**known, other=int(entry["steps"]) if "training" not in entry else entry["other"])
+        for entry in ends.values():
+            known = {name: int(entry.get(name, 0)) for name in ("training", "evaluation")}
+            total += StepCounts(**known, other=int(entry["steps"]) if "training" not in entry else entry["other"])
         return total
 
     def leftovers(self, folder: str) -> None:
@@ -156,11 +160,12 @@ def _session(
     else:
         window = int(begin[-1, 2]) + sampler_offset_ns, int(end[0, 1]) + sampler_offset_ns
     return TracedSession(
-        shifted(trace, fit.offset_ns or 0),
+        of_process(shifted(trace, fit.offset_ns or 0), int(entry["pid"])),
         window,
         int(entry["steps"]),
         int(entry["pid"]),
         fit,
         kind=entry.get("what", "other"),
         uuids=entry.get("gpus", {}),
+        rank=entry.get("rank"),
     )

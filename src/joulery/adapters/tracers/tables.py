@@ -7,11 +7,15 @@ Events: ``op,start_ns,dur_ns,device,lane,phase``; the last two columns, or cells
 
 from __future__ import annotations
 
+import csv
 import gzip
+import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import TextIOWrapper
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -36,11 +40,11 @@ def read_event_table(path: Path) -> EventTrace:
     """
     kinds = {"op": "text", "start_ns": "int", "dur_ns": "int", "device": "text", "lane": "text", "phase": "text"}
     table = _read(path, kinds, required=EVENT_COLUMNS[:4])
-    rows = table.num_rows
+    rows = table.rows
     codes: dict[str, tuple[list[str], IntArray]] = {
         name: _coded(table, name, path, missing=name in ("lane", "phase")) for name in ("op", "device", "lane", "phase")
     }
-    start_ns, dur_ns = (_whole(table, name, path) for name in ("start_ns", "dur_ns"))
+    start_ns, dur_ns = (_whole(table, name) for name in ("start_ns", "dur_ns"))
     lanes, lane = codes["lane"]
     phases, phase = codes["phase"]
     empty = np.array([text == "" for text in lanes], np.bool_)
@@ -85,18 +89,18 @@ def read_power_table(path: Path, *, period_s: float | None = None) -> list[Power
         "quality": "text",
     }
     table = _read(path, kinds, required=("t_ns", "device"))
-    present = set(table.column_names)
-    if not present & {"power_w", "counter_j"}:
+    if "power_w" not in table and "counter_j" not in table:
         raise DataError("neither power_w nor counter_j among the columns", file=str(path), hint=_POWER_HINT)
-    t_ns = _whole(table, "t_ns", path)
+    t_ns = _whole(table, "t_ns")
     devices, device = _coded(table, "device", path)
     components, component = _coded(table, "component", path, missing=True)
+    stated, quality = _coded(table, "quality", path, missing=True)
     values = {name: _float(table, name) for name in ("power_w", "counter_j", "averaging_s", "wrap_j")}
     traces = []
     pairs = set(zip(device.tolist(), component.tolist(), strict=True))
     for d, c in sorted(pairs, key=lambda pair: (devices[pair[0]], components[pair[1]])):
         rows = np.flatnonzero((device == d) & (component == c))
-        qualities = {q for q in (table.column("quality").take(rows).to_pylist() if "quality" in present else []) if q}
+        qualities = {stated[at] for at in np.unique(quality[rows]).tolist() if stated[at]}
         here = {name: column[rows] for name, column in values.items()}
         try:
             traces.append(_channel(devices[d], components[c], t_ns[rows], here, qualities, period_s))
@@ -149,55 +153,115 @@ def _quality(device: str, qualities: set[str]) -> Quality:
         raise DataError(f"{device}: {error}", hint=f"quality is {', '.join(Quality)}") from error
 
 
-def _read(path: Path, kinds: Mapping[str, str], required: tuple[str, ...]) -> Any:
-    """The known columns of a CSV file as an Arrow table."""
-    import pyarrow as pa
-    from pyarrow import csv
+@dataclass(frozen=True, slots=True, eq=False)
+class _Table:
+    """The known columns of a CSV file.
 
-    types = {"text": pa.string(), "int": pa.int64(), "float": pa.float64()}
+    Attributes:
+        rows: Its rows.
+        numbers: Columns of whole or decimal numbers, int64[n] or float64[n].
+        texts: Distinct strings of the other columns, and the index of each row's, int64[n].
+    """
+
+    rows: int
+    numbers: Mapping[str, FloatArray | IntArray]
+    texts: Mapping[str, tuple[list[str], IntArray]]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.numbers or name in self.texts
+
+
+def _read(path: Path, kinds: Mapping[str, str], required: tuple[str, ...]) -> _Table:
+    """The known columns of a CSV file, read in pieces so that a long one takes little memory."""
     try:
         with open_stream(path) as stream:
-            table = csv.read_csv(
-                stream,
-                read_options=csv.ReadOptions(use_threads=False),
-                parse_options=csv.ParseOptions(newlines_in_values=False),
-                convert_options=csv.ConvertOptions(
-                    column_types={name: types[kind] for name, kind in kinds.items()},
-                    null_values=["", "nan", "NaN", "NAN", "null", "NA", "None"],
-                    strings_can_be_null=False,
-                ),
-            )
-            names = table.column_names
-    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+            reader = csv.reader(TextIOWrapper(stream, "utf-8-sig", newline=""), strict=True)
+            header = [name.strip() for name in next(reader, [])]
+            if not header:
+                raise csv.Error("the file is empty")
+            require_columns(required, header, path)
+            require_unique(header, path)
+            return _collected(path, reader, header, kinds)
+    except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(f"no such table: {error}", file=str(path), hint=f"columns: {', '.join(kinds)}") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"the gzip stream is damaged or ends early: {error}", file=str(path)) from error
-    require_columns(required, names, path)
-    require_unique(names, path)
-    return table
 
 
-def _whole(table: Any, name: str, path: Path) -> IntArray:
-    column = table.column(name)
-    if column.null_count:
-        row = column.is_null().to_pylist().index(True) + 2
+def _collected(path: Path, reader: Iterator[list[str]], header: list[str], kinds: Mapping[str, str]) -> _Table:
+    numbers: dict[str, list[FloatArray | IntArray]] = {n: [] for n in header if kinds.get(n) in ("int", "float")}
+    indices: dict[str, list[IntArray]] = {name: [] for name in header if kinds.get(name) == "text"}
+    codes: dict[str, dict[str, int]] = {name: {} for name in indices}
+    rows = 0
+    while lines := list(islice(reader, _PIECE)):
+        lines = [cells for cells in lines if cells]
+        if any(len(cells) != len(header) for cells in lines):
+            at = next(at for at, cells in enumerate(lines) if len(cells) != len(header))
+            raise DataError(
+                f"expected {len(header)} cells like the header, got {len(lines[at])}", file=str(path), row=rows + at + 2
+            )
+        for name, column in zip(header, zip(*lines, strict=True), strict=False):
+            if name in numbers:
+                numbers[name].append(_numbers(path, name, column, whole=kinds[name] == "int", first_row=rows + 2))
+            elif name in indices:
+                known = codes[name]
+                for cell in dict.fromkeys(column):
+                    known.setdefault(cell, len(known))
+                indices[name].append(np.fromiter(map(known.__getitem__, column), np.int64, len(column)))
+        rows += len(lines)
+    none = {"int": np.empty(0, np.int64), "float": np.empty(0)}
+    return _Table(
+        rows,
+        {name: np.concatenate([none[kinds[name]], *pieces]) for name, pieces in numbers.items()},
+        {name: (list(codes[name]), np.concatenate([none["int"], *pieces])) for name, pieces in indices.items()},
+    )
+
+
+def _numbers(path: Path, name: str, cells: Sequence[str], *, whole: bool, first_row: int) -> FloatArray | IntArray:
+    """A piece of a column of numbers; a missing decimal number is NaN."""
+    try:
+        if whole:
+            return np.fromiter(map(int, cells), np.int64, len(cells))
+        return np.fromiter(map(_decimal, cells), np.float64, len(cells))
+    except (ValueError, OverflowError):
+        pass
+    row, cell = next((row, cell) for row, cell in enumerate(cells, start=first_row) if not _is_number(cell, whole))
+    if whole and cell.strip() in _MISSING:
         raise DataError(f"{name} is empty", file=str(path), row=row, hint="nanoseconds are whole numbers")
-    return np.asarray(column.to_numpy(), np.int64)
+    kind = "a whole number of 64 bits" if whole else "a number"
+    raise DataError(f"{name}: invalid value {cell[:40]!r}, expected {kind}", file=str(path), row=row)
 
 
-def _float(table: Any, name: str) -> FloatArray:
-    if name not in table.column_names:
-        return np.full(table.num_rows, np.nan)
-    return np.asarray(table.column(name).to_numpy(), np.float64)
+def _is_number(cell: str, whole: bool) -> bool:
+    try:
+        np.int64(int(cell)) if whole else _decimal(cell)
+    except (ValueError, OverflowError):
+        return False
+    return True
 
 
-def _coded(table: Any, name: str, path: Path, *, missing: bool = False) -> tuple[list[str], IntArray]:
+def _decimal(cell: str) -> float:
+    return math.nan if cell.strip() in _MISSING else float(cell)
+
+
+_PIECE = 1_024
+_MISSING = frozenset(("", "nan", "NaN", "NAN", "null", "NA", "None"))
+
+
+def _whole(table: _Table, name: str) -> IntArray:
+    return np.asarray(table.numbers[name], np.int64)
+
+
+def _float(table: _Table, name: str) -> FloatArray:
+    found = table.numbers.get(name)
+    return np.full(table.rows, np.nan) if found is None else np.asarray(found, np.float64)
+
+
+def _coded(table: _Table, name: str, path: Path, *, missing: bool = False) -> tuple[list[str], IntArray]:
     """Distinct strings of a column and the index of each row's."""
-    if name not in table.column_names:
-        return [""], np.zeros(table.num_rows, np.int64)
-    encoded = table.column(name).combine_chunks().dictionary_encode()
-    texts = [str(text) for text in encoded.dictionary.to_pylist()]
-    indices = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
+    if name not in table.texts:
+        return [""], np.zeros(table.rows, np.int64)
+    texts, indices = table.texts[name]
     if not missing and "" in texts:
         row = int(np.argmax(indices == texts.index(""))) + 2
         raise DataError(f"{name} is empty", file=str(path), row=row)

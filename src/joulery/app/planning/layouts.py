@@ -39,7 +39,6 @@ from joulery.sim.core.streams import Streams
 from joulery.sim.placement.pool_trial import judge
 from joulery.store.files import require_json
 
-PRESETS = ("columns", "clover")
 _MAX_BASELINE_GPUS = 64
 """Most whole GPUs a baseline may use."""
 
@@ -189,7 +188,7 @@ def baseline(service: PoolService, machine: Machine, gpus: int | None = None) ->
 
 
 def plan_layouts(preset: str, request: LayoutRequest) -> LayoutPlan:
-    """Plan with one of :data:`PRESETS`; candidates are judged by event simulation.
+    """Plan with preset ``columns`` or ``clover``; candidates are judged by event simulation.
 
     Raises:
         InfeasibleError: No layouts keep the latency and accuracy limits.

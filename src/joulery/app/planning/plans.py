@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from joulery.app.planning import layouts, stages
 from joulery.app.planning.shares import ShareRequest, share_request
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
@@ -15,18 +14,20 @@ from joulery.domain.gpu.plan_change import PlanDifference
 from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.policies.placement.provisioning.planner import (
     PlannedPeriod,
-    SeriesPlan,
     followed,
     lower_bound,
     periods_of,
     plan_series,
     provision,
 )
+from joulery.policies.placement.provisioning.planner import SeriesPlan as SeriesPlan
 from joulery.policies.placement.provisioning.replan import difference, running_of
 from joulery.store.plan_documents import Plan, comparison_document, difference_document, document_of
 from joulery.store.plans import read_plan
 
 SERIES_SCHEMA = "joulery.plan-series/1"
+LAYOUT_PRESETS = ("columns", "clover")
+"""Presets that plan layouts; layouts and stages are imported on use, for a plan of shares needs neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +97,21 @@ def plan_site(site: Site, options: PlanOptions | None = None) -> SitePlan:
     """
     options = options or PlanOptions()
     preset = options.preset or site.plan.preset
-    if preset in layouts.PRESETS:
+    if preset in LAYOUT_PRESETS:
         for flag, given in (("--compare", options.compare), ("--running", options.running)):
             if given:
                 raise ConfigError(f"plans of layouts take no {flag}", pointer=flag, hint="plan with preset best")
-        return SitePlan(layouts.plan_layouts(preset, layouts.layout_request(site, options.g_per_kwh)))
+        from joulery.app.planning.layouts import layout_request, plan_layouts
+
+        return SitePlan(plan_layouts(preset, layout_request(site, options.g_per_kwh)))
     if preset == "muserve" or site.plan.pipelines is not None:
         if options.running is not None:
             raise ConfigError("plans of pipelines cannot be compared with a running one", pointer="--running")
-        staged = stages.stage_request(site)
-        plan = stages.plan_stages(staged, preset)
-        return SitePlan(plan, _others(plan, options, lambda policy: stages.plan_stages(staged, policy)))
+        from joulery.app.planning.stages import plan_stages, stage_request
+
+        staged = stage_request(site)
+        plan = plan_stages(staged, preset)
+        return SitePlan(plan, _others(plan, options, lambda policy: plan_stages(staged, policy)))
     return _plan_shares(share_request(site), preset, options)
 
 

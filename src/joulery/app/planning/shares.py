@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from joulery.config.arrivals import GammaArrivals, PlannedArrivals, PoissonArrivals
+from joulery.config.arrivals import GammaArrivals, PlannedArrivals, PoissonArrivals, RecordedArrivals
 from joulery.config.plan import GpuConfig
 from joulery.config.services import ServiceConfig
 from joulery.config.site import Site
-from joulery.domain.errors import ConfigError
+from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.provisioning import Arrivals, Workload
 from joulery.perf import catalog
 from joulery.perf.interference.document import from_document
 from joulery.perf.interference.model import InterferenceProfile
+from joulery.perf.queues.arrival_fit import ArrivalFit, fit_arrivals
 from joulery.policies.placement.provisioning.predict import GpuType
 from joulery.policies.placement.provisioning.rules import Accounting, Rules
+from joulery.store.columns import read_column
 from joulery.store.files import require_json
 
 _MAX_MARGIN = 10.0
@@ -94,18 +96,22 @@ def workload_of(site: Site, index: int, service: ServiceConfig) -> Workload:
         id=service.name,
         model=_model(index, service),
         slo=service.slo.as_slo(),
-        rate_rps=planned_rate_rps(index, service),
-        arrivals=arrivals_of(service.arrivals or site.plan.arrivals),
+        rate_rps=planned_rate_rps(index, service, site.plan.arrivals),
+        arrivals=arrivals_of(service.arrivals or site.plan.arrivals, service.slo.latency_s),
     )
 
 
-def planned_rate_rps(index: int, service: ServiceConfig) -> float:
-    """What a plan provides a service of a site for: the highest of its rates.
+def planned_rate_rps(index: int, service: ServiceConfig, default: PlannedArrivals | None = None) -> float:
+    """What a plan provides a service of a site for: the highest of its rates, or that of the log of its arrivals.
 
     Raises:
         ConfigError: It says none.
+        DataError: Its log cannot be used.
     """
     highest = max((step.rate_rps for step in service.rates), default=service.rate_rps or 0.0)
+    arrivals = service.arrivals or default
+    if not highest and isinstance(arrivals, RecordedArrivals):
+        highest = fitted(arrivals, service.slo.latency_s).rate_rps
     if highest <= 0:
         raise ConfigError(
             f"service {service.name} says no rate to plan for",
@@ -128,8 +134,27 @@ def _model(index: int, service: ServiceConfig) -> str:
     return variants[0].name
 
 
-def arrivals_of(config: PlannedArrivals) -> Arrivals:
-    """The arrival process a section describes."""
+def fitted(config: RecordedArrivals, slo_s: float) -> ArrivalFit:
+    """Rate and variation of the requests of a log.
+
+    Raises:
+        DataError: The log cannot be used, or has too few requests.
+    """
+    try:
+        return fit_arrivals(read_column(config.file, config.column), slo_s)
+    except DataError as error:
+        raise DataError(error.message, file=error.file or str(config.file), row=error.row, hint=error.hint) from None
+
+
+def arrivals_of(config: PlannedArrivals, slo_s: float) -> Arrivals:
+    """The arrival process a section describes; a log's is fitted for a service with this SLO.
+
+    Raises:
+        DataError: The log cannot be used.
+    """
+    if isinstance(config, RecordedArrivals):
+        scv = fitted(config, slo_s).scv_high
+        return Arrivals.general(scv) if scv else Arrivals()
     if isinstance(config, PoissonArrivals):
         return Arrivals.poisson()
     if isinstance(config, GammaArrivals) and config.cv > 0:

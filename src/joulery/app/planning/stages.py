@@ -21,7 +21,6 @@ from joulery.policies.placement.pipelines.sharding import Link
 from joulery.policies.placement.pipelines.task import DeviceType, PipelineRules
 from joulery.store.scores import ScoreDatabase
 
-PRESETS = ("muserve", "best")
 _MOST_GPUS = 64
 
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from joulery.domain.arrays import FloatArray
 from joulery.domain.gpu.mig import A100_40GB
-from joulery.perf.catalog.clover_points import CLOVER_POINTS
-from joulery.perf.catalog.clover_services import CLOVER_SERVICES
+from joulery.perf.catalog.clover_services import CLOVER_POINTS, CLOVER_SERVICES
 from joulery.perf.queues.pull_costs import PullPoint, ServiceCosts
 from joulery.perf.queues.pull_document import as_document
 from joulery.perf.queues.pull_guess import first_guess

@@ -1,19 +1,35 @@
-"""``joulery profile MODEL --clocks``: read a model's graph, score its operators, keep the profile."""
+"""``joulery profile MODEL --clocks``: read a model's graph, score its operators, keep the profile.
+
+A graph is a file, a built-in model, or one of the published catalog. One pass of it, run again and again on a device,
+is an ONNX file on zeros or a function.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from joulery.app.profiling.graphs import NamedModel, named_model, with_decoding
+import numpy as np
+
+from joulery.adapters.engines.embedded.models import load
+from joulery.adapters.graphs.hlo import read_hlo
+from joulery.adapters.graphs.onnx import read_onnx
+from joulery.adapters.graphs.torch_export import read_torch_export
+from joulery.adapters.models.efficientnet_lite import LITE_VARIANTS
+from joulery.app.wiring.models import cache_folder, lite_file
 from joulery.config.parsing.quantity import TIME, flag_quantity
-from joulery.domain.errors import ConfigError
+from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.clock_profile import ClockProfile
 from joulery.domain.gpu.device import DeviceSpec
+from joulery.domain.serving.engine import ModelKind, ModelRef
+from joulery.domain.serving.tensors import NUMPY_TYPES, Tensor, TensorSpec
+from joulery.domain.trace.operators import GraphOperator, OperationCost, OperatorKind
+from joulery.perf.catalog.architectures import architectures, operations_of, published_latency_s
 from joulery.perf.catalog.clock_models import clock_model
 from joulery.perf.power.clock_curves import V100
+from joulery.perf.power.operator_costs import operator_costs
 from joulery.perf.power.sensitivity import emulated_profile
 from joulery.store.scores import ScoreDatabase
 
@@ -119,7 +135,6 @@ def _device_spec(text: str) -> DeviceSpec:
 
 
 def _one_pass(model: NamedModel, request: ClockRequest) -> Callable[[], object]:
-    from joulery.app.profiling.passes import onnx_pass, python_pass
 
     if request.run is not None:
         return python_pass(request.run)
@@ -140,4 +155,143 @@ def _dimensions(pairs: Sequence[str]) -> Mapping[str, int]:
         if not (name and size.isdecimal() and int(size) > 0):
             raise ConfigError("not a dimension", pointer="--dim", got=pair, expected="NAME=N, such as batch=8")
         found[name] = int(size)
+    return found
+
+
+def onnx_pass(file: Path, dimensions: Mapping[str, int], threads: int) -> Callable[[], object]:
+    """One pass of an ONNX model on zeros.
+
+    Args:
+        file: The model.
+        dimensions: ``batch`` for a first dimension of any size; other such dimensions are 1.
+        threads: Threads inside an operator.
+
+    Raises:
+        ConfigError, DataError, CapabilityError: It cannot be run here.
+    """
+    model = load(ModelRef(ModelKind.ONNX, str(file)), threads)
+    zeros = {spec.name: _zeros(spec, dimensions.get("batch", 1)) for spec in model.inputs}
+    return lambda: model.run(zeros, ())
+
+
+def python_pass(target: str) -> Callable[[], object]:
+    """A function without arguments that runs one pass, and has finished it when it returns.
+
+    Args:
+        target: ``module:function``.
+
+    Raises:
+        ConfigError: It cannot be imported, or is no function.
+    """
+    import importlib
+
+    module, colon, name = target.partition(":")
+    if not (module and colon and name):
+        raise ConfigError("not a function", pointer="--run", got=target, expected="module:function")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"cannot be imported: {error}", pointer="--run", got=target) from None
+    if not callable(found):
+        raise ConfigError("not a function", pointer="--run", got=target, expected="module:function")
+    made: Callable[[], object] = found
+    return made
+
+
+def _zeros(spec: TensorSpec, batch: int) -> Tensor:
+    shape = [size if size > 0 else batch if axis == 0 else 1 for axis, size in enumerate(spec.shape)]
+    return np.full(shape, b"", object) if spec.datatype == "BYTES" else np.zeros(shape, NUMPY_TYPES[spec.datatype])
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """A model and its operators.
+
+    Attributes:
+        name: What it is called.
+        operations: Its operators in topological order.
+        published_s: Published latency on a V100 at 1380 MHz; None where there is none.
+        notes: What a reader should know, one sentence each.
+        file: Where its graph is; None for the catalog.
+    """
+
+    name: str
+    operations: tuple[OperationCost, ...]
+    published_s: float | None = None
+    notes: tuple[str, ...] = ()
+    file: Path | None = None
+
+
+def named_model(what: str, dimensions: Mapping[str, int]) -> NamedModel:
+    """The model a person means: a graph file, ``lite0`` to ``lite2``, or a model of the published catalog.
+
+    Raises:
+        CapabilityError: A package that reads the file is missing.
+        DataError: There is no such file or model, or it cannot be read.
+        ConfigError: A dimension that makes no sense.
+    """
+    file = Path(what)
+    if file.is_file():
+        return read_model(file, dimensions)
+    if what in {variant.name for variant in LITE_VARIANTS}:
+        return replace(read_model(lite_file(what, cache_folder()), dimensions), name=what)
+    if what in architectures():
+        return NamedModel(what, operations_of(what), published_latency_s(what))
+    known = ", ".join((*(variant.name for variant in LITE_VARIANTS), *architectures()))
+    raise DataError(
+        f"no such file or model: {what}",
+        hint=f"name an ONNX file, a .pt2 file of torch.export, a file of HLO text, or one of {known}",
+    )
+
+
+def read_model(file: Path, dimensions: Mapping[str, int]) -> NamedModel:
+    """The model in a graph file: ONNX, ``torch.export`` (``.pt2``) or HLO text, recognised by its content.
+
+    Raises:
+        CapabilityError, DataError: As :func:`named_model`.
+    """
+    graph = _read(file, dimensions)
+    unknown: dict[str, int] = {}
+    for operator in _all(graph):
+        if operator.kind is OperatorKind.OTHER:
+            unknown[operator.type] = unknown.get(operator.type, 0) + 1
+    notes: tuple[str, ...] = ()
+    if unknown:
+        listed = ", ".join(f"{name} ({count})" for name, count in sorted(unknown.items()))
+        notes = (f"no rule for the arithmetic of {listed}: counted by their memory traffic alone",)
+    name = file.name.removesuffix(".txt").removesuffix(file.suffix if file.suffix != ".txt" else "")
+    return NamedModel(name, operator_costs(graph), notes=notes, file=file)
+
+
+def with_decoding(model: NamedModel, step: NamedModel, steps: int) -> NamedModel:
+    """A generative model of two graphs: a prefill, and one decoding step that runs ``steps`` times.
+
+    The weights are counted once, with the prefill.
+    """
+    prefill = tuple(replace(each, phase="prefill") for each in model.operations)
+    decode = tuple(
+        replace(each, phase="decode", count=steps * each.count, parameter_bytes=0.0) for each in step.operations
+    )
+    return replace(model, operations=(*prefill, *decode), notes=(*model.notes, *step.notes))
+
+
+def _read(file: Path, dimensions: Mapping[str, int]) -> tuple[GraphOperator, ...]:
+    try:
+        with file.open("rb") as handle:
+            start = handle.read(4096)
+    except OSError as error:
+        raise DataError(f"cannot read: {error.strerror}", file=str(file)) from None
+    if not start:
+        raise DataError("the file is empty", file=str(file), hint="name a file with a graph")
+    if start.startswith(b"PK"):
+        return read_torch_export(file, dimensions)
+    if b"HloModule" in start or file.suffix in (".hlo", ".txt"):
+        return read_hlo(file)
+    return read_onnx(file, dimensions)
+
+
+def _all(graph: tuple[GraphOperator, ...]) -> list[GraphOperator]:
+    found: list[GraphOperator] = []
+    for operator in graph:
+        found += [operator, *_all(operator.inner)]
     return found

@@ -20,12 +20,13 @@ import orjson
 from joulery.accounting.load_line import cpu_channels, gpu_channels, gpu_points, power_points
 from joulery.accounting.steps import power_steps
 from joulery.app.profiling.inputs import inputs_for
-from joulery.app.wiring.engine import local_engine
+from joulery.app.profiling.upstreams import upstream_profile
+from joulery.app.wiring.engine import local_engine, upstream_engine
 from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import CapabilityError, DataError
 from joulery.domain.ports import Engine, Places
 from joulery.domain.quality import weakest
-from joulery.domain.serving.engine import InferResponse, ReplicaSpec
+from joulery.domain.serving.engine import InferResponse, ModelKind, ReplicaSpec
 from joulery.domain.serving.profile import Profile
 from joulery.domain.serving.service import Slice
 from joulery.perf.power.power_line import PowerLine, fit_power_line
@@ -137,7 +138,9 @@ async def measure_profile(
     with tempfile.TemporaryDirectory(prefix="joulery-profile-") as scratch:
         samples = Path(scratch)
         with _workers_log(samples) as stderr:
-            engine = SliceRecording(local_engine(cores=setup.cores, stderr=stderr, places=places))
+            is_upstream = any(model.kind is ModelKind.REMOTE for model in setup.models.values())
+            made = upstream_engine() if is_upstream else local_engine(cores=setup.cores, stderr=stderr, places=places)
+            engine = SliceRecording(made)
             try:
                 sampler = await asyncio.to_thread(start_sampler, samples, meters, _PERIOD_S)
                 try:
@@ -150,7 +153,10 @@ async def measure_profile(
                     await asyncio.to_thread(sampler.stop)
             finally:
                 await engine.close()
-        return _finished(setup, found, read_samples(samples), plan, engine.answers)
+        readings = read_samples(samples)
+        if is_upstream:
+            return upstream_profile(setup.models, found, readings, plan.warmup, engine.answers)
+        return _finished(setup, found, readings, plan, engine.answers)
 
 
 @contextmanager

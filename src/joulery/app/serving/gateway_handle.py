@@ -10,11 +10,13 @@ from starlette.routing import BaseRoute
 
 from joulery.app.wiring.engine import site_engine
 from joulery.config.site import Site
+from joulery.domain.errors import ConfigError
 from joulery.domain.ports import Engine, Places
 from joulery.domain.serving.timeline import DecisionRecord, NowSnapshot
-from joulery.gateway.access import site_token
+from joulery.gateway.access import site_tls, site_token
 from joulery.gateway.admin import admin_app
 from joulery.gateway.app import Gateway
+from joulery.gateway.body import Limits
 from joulery.gateway.metrics import Metrics
 from joulery.gateway.server import GatewayServer, ServerLimits
 from joulery.runtime.serving.session import ServingSession
@@ -47,6 +49,7 @@ class GatewayHandle:
         self.metrics = Metrics([*names, *(model.name for model in site.language_models)], self._latest, site.mode.value)
         self.gateway = Gateway(
             self.engine(site, ()),
+            limits=Limits.of(int(site.serving.body_bytes)),
             token=self.token,
             admin=admin_app(self.metrics, pages(self._latest)),
         )
@@ -57,11 +60,13 @@ class GatewayHandle:
             serving.port,
             limits=ServerLimits(drain_s=serving.drain_s),
             protected=self.token is not None,
+            tls=site_tls(serving),
         )
 
     def engine(self, site: Site, cores: tuple[int, ...], places: Places | None = None) -> Engine:
         """The engine that the site file asks for, on these cores, and on GPUs where it names some."""
-        return site_engine(site.serving, cores=cores, stderr=self.workers_log, places=places)
+        upstreams = has_upstreams(site)
+        return site_engine(site.serving, cores=cores, stderr=self.workers_log, places=places, upstreams=upstreams)
 
     def open_to(self, session: ServingSession) -> None:
         """Answer with a session's engine from now on; charge and record every request."""
@@ -69,6 +74,7 @@ class GatewayHandle:
         self.gateway.engine = session.engine
         self.gateway.attribute = session.attribute
         self.gateway.telemetry = (session.telemetry, self.metrics.request)
+        self.gateway.sample = session.sample
         session.on_decision(self._count)
 
     def _count(self, record: DecisionRecord) -> None:
@@ -77,6 +83,23 @@ class GatewayHandle:
 
     def _latest(self) -> NowSnapshot | None:
         return None if self._session is None else self._session.snapshot()
+
+
+def has_upstreams(site: Site) -> bool:
+    """Whether a site's services are on other servers.
+
+    Raises:
+        ConfigError: Some are, and some run on this machine.
+    """
+    found = {one.name: one.family_config is not None and one.family_config.is_upstream for one in site.services}
+    if len(set(found.values())) > 1:
+        raise ConfigError(
+            "services of this machine and services on other servers cannot share a gateway yet",
+            pointer="services",
+            got=", ".join(name for name, upstream in found.items() if upstream) + " on other servers",
+            hint="give each kind a site file of its own",
+        )
+    return True in found.values()
 
 
 @asynccontextmanager

@@ -1,21 +1,19 @@
-"""Governed clocks of language models: which models a clock affects, and the driver of its governor."""
+"""Governed clocks of ``joulery up``: of what the session hosts and of language models, with their governors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
 
 from joulery.app.serving.llm import LLMSite
-from joulery.app.wiring.governed_clocks import governed_clocks
-from joulery.config.site import Site
+from joulery.app.serving.view import ServeView
+from joulery.app.wiring.governed_clocks import clock_fact, governed_clocks
 from joulery.domain.errors import ConfigError
-from joulery.domain.serving.timeline import DecisionRecord
-from joulery.policies.clocks.governor import DeviceView, GovernorState
 from joulery.runtime.llm.governed import colocated_llms, slo_of
 from joulery.runtime.llm.service import LLMService
-from joulery.runtime.serving.driver import FAILED, LiveDriver
+from joulery.runtime.serving.colocated import ColocatedServices, colocated_services
 from joulery.runtime.serving.governing import ClockController, GovernedClock
+from joulery.runtime.serving.session import ServingSession
 
 
 def governed_llms(text: LLMSite, clock: GovernedClock) -> tuple[LLMService, ...]:
@@ -70,45 +68,6 @@ def _poke_all(before: Callable[[], None], keeper: ClockController) -> Callable[[
     return changed
 
 
-async def govern_llms(
-    site: Site,
-    text: LLMSite,
-    stack: AsyncExitStack,
-    log: Callable[..., None],
-    record: Callable[[DecisionRecord], None],
-    tell: Callable[[str], None],
-) -> Mapping[GovernedClock, LiveDriver[GovernorState, DeviceView]]:
-    """Drivers of the governors of a site that serves language models only; nothing is set yet.
-
-    Args:
-        site: The site.
-        text: Its language models.
-        stack: Reverts leased clocks when it unwinds.
-        log: Writes a line of the run's log: its kind, and fields.
-        record: Receives each decision with its outcome.
-        tell: Receives messages for the operator.
-
-    Raises:
-        CapabilityError: A clock is missing or, in mode act, may not be set; the error names the missing permission.
-        ConfigError: A clock has no model to govern, or a model has two clocks.
-    """
-    clocks, holder = await governed_clocks(site, stack, tell)
-    governed = {clock: governed_llms(text, clock) for clock in clocks}
-    for index, (clock, llms) in enumerate(governed.items()):
-        if not llms:
-            raise ConfigError(
-                f"no language model of this site runs on {clock.name}",
-                pointer=f"fleet.clocks.{index}",
-                expected="an engine on this machine's CPU, or one with device: " + clock.name,
-            )
-    drivers, owners = {}, dict[str, str]()
-    for clock, llms in governed.items():
-        keeper = ClockController(clock, _colocated(llms), site.mode, holder, tell=tell)
-        bind_to_clock(text, llms, keeper, owners)
-        drivers[clock] = keeper.driver(log, lambda done: _recorded(done, record, tell))
-    return drivers
-
-
 def describe_slos(llms: Sequence[LLMService]) -> str:
     """The SLOs in words: ``small: 99 % within 300 s (its deadline)``."""
     described = []
@@ -119,12 +78,51 @@ def describe_slos(llms: Sequence[LLMService]) -> str:
     return ", ".join(described)
 
 
-def _colocated(llms: Sequence[LLMService]) -> Callable[[float], Any]:
-    return lambda now_s: colocated_llms(llms, now_s)
+async def govern(session: ServingSession, stack: AsyncExitStack, view: ServeView) -> list[ClockController]:
+    """Start a controller for each clock of the site file; each set clock is leased until the stack unwinds."""
+    clocks, holder = await governed_clocks(session.site, stack, session.warn)
+    keepers = []
+    for clock in clocks:
+        keeper = ClockController(
+            clock,
+            lambda now_s: colocated_services(tuple(session.services.values()), session.engine, now_s),
+            session.site.mode,
+            holder,
+            lambda: session.on_trial,
+            tell=session.warn,
+        )
+        session.govern(keeper)
+        view.fact("clock", clock_fact(clock, session.site.mode))
+        keepers.append(keeper)
+    return keepers
 
 
-def _recorded(done: DecisionRecord, record: Callable[[DecisionRecord], None], tell: Callable[[str], None]) -> None:
-    """Log a decision; a failed one also goes to the operator."""
-    record(done)
-    if done.outcome == FAILED:
-        tell(f"{done.decision.kind}: {done.detail}")
+def join_keepers(keepers: Sequence[ClockController], text: LLMSite, *, alone: bool) -> Iterator[tuple[str, str]]:
+    """Have keepers see the language models that their devices run; yields the SLOs that each keeps.
+
+    Args:
+        keepers: Of the site's clocks.
+        text: Its language models.
+        alone: Whether the site serves nothing else.
+
+    Raises:
+        ConfigError: A model has two clocks, or a clock of language models alone has none to govern.
+    """
+    owners: dict[str, str] = {}
+    for index, keeper in enumerate(keepers):
+        llms = governed_llms(text, keeper.clock)
+        if alone and not llms:
+            raise ConfigError(
+                f"no language model of this site runs on {keeper.clock.name}",
+                pointer=f"fleet.clocks.{index}",
+                expected="an engine on this machine's CPU, or one with device: " + keeper.clock.name,
+            )
+        bind_to_clock(text, llms, keeper, owners)
+        keeper.residents = _both(keeper.residents, llms)
+        if llms:
+            yield "SLO", f"kept by {keeper.clock.name}: {describe_slos(llms)}"
+
+
+def _both(services: ColocatedServices, llms: Sequence[LLMService]) -> ColocatedServices:
+    """Services and language models that share a device."""
+    return lambda now_s: (*services(now_s), *colocated_llms(llms, now_s))

@@ -12,7 +12,7 @@ from joulery.adapters.engines.remote.llama import LlamaEngine, LlamaSettings
 from joulery.adapters.engines.remote.openai import OpenAiEngine, Upstream
 from joulery.adapters.meters.cputimes import open_cpu_times
 from joulery.adapters.models import smollm2
-from joulery.app.wiring.carbon import carbon_source
+from joulery.app.wiring.carbon import live_carbon_source
 from joulery.app.wiring.length_predictor import length_predictor
 from joulery.app.wiring.meters import open_meters
 from joulery.app.wiring.models import cache_folder
@@ -108,7 +108,7 @@ def open_llm_site(
     """
 
     def opened(section: CarbonConfig) -> CarbonSource:
-        return carbon_source(section, cache_folder())
+        return live_carbon_source(section, cache_folder())
 
     grid = LiveIntensity(site.carbon, opened, now_s)
     found = open_meters(meter_specs(site.meters))

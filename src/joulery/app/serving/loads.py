@@ -23,7 +23,6 @@ from joulery.store.files import disk_errors
 from joulery.store.run.directory import SAMPLES
 
 AnyLoad = LoadConfig | LLMLoad
-_CONNECTIONS = 64
 
 
 def longest_s(site: Site) -> float | None:
@@ -74,6 +73,8 @@ class Loads:
         self._loads: dict[str, Load] = {}
         self._waiting: dict[str, asyncio.Task[LoadResult]] = {}
         self._alone = len(session.services) == 1
+        tls = gate.server.tls
+        self._certificate = None if tls is None else str(tls.certificate)
 
     def start(self, one: RunningService) -> None:
         """Start the load of a service, if it has one.
@@ -89,13 +90,14 @@ class Loads:
         inputs = inputs_for(view.inputs, one.load.inputs, seed=one.load.seed)
         plan = LoadPlan(
             url=self._gate.server.url,
+            certificate=self._certificate,
             service=one.name,
             inputs=str(_write_inputs(folder / SAMPLES / f"inputs{tag}.npz", inputs)),
             out=str(folder / f"client{tag}.parquet"),
             poisson=not isinstance(one.load, ConstantLoad),
             duration_s=one.load.duration_s,
             seed=one.load.seed,
-            connections=_CONNECTIONS,
+            slo_s=one.setup.slo.latency_s,
             **self._arrivals(one.load, one.rate_rps, folder / SAMPLES / f"times{tag}.npy"),
         )
         self._begin(one.name, plan)
@@ -114,13 +116,13 @@ class Loads:
             prompts.write_bytes(orjson.dumps(read_prompts(model.load.prompts)))
         plan = LoadPlan(
             url=self._gate.server.url,
+            certificate=self._certificate,
             service=model.name,
             inputs=str(prompts),
             out=str(folder / f"client-text-{model.name}.parquet"),
             rate_rps=model.load.rate_rps,
             duration_s=model.load.duration_s,
             seed=model.load.seed,
-            connections=_CONNECTIONS,
             timeout_s=model.deadline_s,
             max_tokens=model.load.max_tokens,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,14 +13,26 @@ from joulery.app.wiring.gpus import LocalGpus
 from joulery.app.wiring.models import lite_file
 from joulery.config.fleet import CpuConfig
 from joulery.config.loadgen import TraceLoad
-from joulery.config.services import CloverPolicy, ModelConfig, OnnxModel, PythonModel, ServiceConfig
+from joulery.config.services import (
+    CloverPolicy,
+    ModelConfig,
+    OnnxModel,
+    OpenInferenceModel,
+    PythonModel,
+    ServiceConfig,
+    TorchExportModel,
+    TorchScriptModel,
+    TransformersModel,
+)
 from joulery.config.site import Mode, Site
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.engine import ModelKind, ModelRef
 from joulery.domain.serving.profile import Profile
+from joulery.domain.serving.service import Slice, SliceKind, SloScope
 from joulery.perf.layouts import Predictor
 from joulery.perf.queues.pull_queue import capacity_rps
+from joulery.policies.consolidation import Consolidation
 from joulery.policies.placement.pools.gpu_groups import SliceAssignment, split
 from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts, misfits, slice_menu
 from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
@@ -28,11 +40,16 @@ from joulery.policies.serving.policy import ServicePolicy
 from joulery.policies.serving.predictive_search import PredictiveSearch, baseline_layout
 from joulery.policies.serving.trial_search import TrialSearch
 from joulery.policies.serving.trials import TrialBudget
+from joulery.policies.switchback import Switchback
 from joulery.runtime.serving.running_service import PolicyBinding, ServiceSetup
 
 PREDICT = "predict"
+CONCURRENCY = 4
+"""Requests that the upstreams of a service get at once unless the site file says how many."""
 _NEVER = 1e6
 """A move of the intensity, as a multiple of the base, that does not happen."""
+_LEAST_TRIM_S, _TRIM_SLOS = 1.0, 3.0
+"""What is left out of a period of the baseline at its start: so many seconds, and so many times the SLO, at least."""
 
 
 def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpus | None = None) -> ServiceSetup:
@@ -49,10 +66,14 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
         ConfigError, DataError: A model file is missing or damaged.
         InfeasibleError: There are more layouts than can be tried.
     """
-    cores, cpu = cores_of(site)[config.name], config.cpu or site.fleet.cpu
+    cores, cpu = cores_of(site).get(config.name, ()), config.cpu or site.fleet.cpu
     fixed = None if cpu is None else cpu.as_slices()
-    partitions = (fixed,) if fixed is not None else tuple(cpu_slices(cut) for cut in core_partitions(len(cores)))
     assignment: SliceAssignment = {}
+    partitions: tuple[tuple[Slice, ...], ...]
+    if config.family.is_upstream:
+        partitions = ((Slice(SliceKind.WHOLE),) * (config.concurrency or CONCURRENCY),)
+    else:
+        partitions = (fixed,) if fixed is not None else tuple(cpu_slices(cut) for cut in core_partitions(len(cores)))
     if gpus is not None:
         assignment = split(gpus.partitions)
         partitions = tuple(assignment)
@@ -73,7 +94,7 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
 
 
 def cores_of(site: Site) -> dict[str, tuple[int, ...]]:
-    """The CPU cores of each service, by name.
+    """The CPU cores of each service that runs on this machine, by name.
 
     What services say under ``cpu`` comes first; the others get equal parts of what is left, the first ones the odd
     cores. Where there are more of them than cores left, each gets one core that it shares.
@@ -82,7 +103,7 @@ def cores_of(site: Site) -> dict[str, tuple[int, ...]]:
         CapabilityError: The machine has fewer cores than asked for.
         ConfigError: One partition is given for all services together.
     """
-    cores, services = fleet_cores(site), site.services
+    cores, services = fleet_cores(site), [one for one in site.services if not _is_upstream(one)]
     if len(services) > 1 and site.fleet.cpu is not None and site.fleet.cpu.slices is not None:
         raise ConfigError(
             f"fleet.cpu.slices cuts the cores for one service, the site has {len(services)}",
@@ -105,6 +126,11 @@ def cores_of(site: Site) -> dict[str, tuple[int, ...]]:
         found[name] = tuple(sorted(cores[(at + k) % len(cores)] for k in range(claim)))
         at += claim
     return found
+
+
+def _is_upstream(config: ServiceConfig) -> bool:
+    """Whether its models are on other servers: it needs no cores of this machine."""
+    return config.family_config is not None and config.family_config.is_upstream
 
 
 def _claimed(cpu: CpuConfig | None) -> int:
@@ -142,6 +168,17 @@ def model_ref(config: ModelConfig, cache: Path) -> ModelRef:
     if isinstance(config, PythonModel):
         options = json.dumps(config.options, sort_keys=True) if config.options else ""
         return ModelRef(ModelKind.PYTHON, config.target, options)
+    if isinstance(config, TorchScriptModel):
+        inputs = [[one.name, one.datatype, list(one.shape)] for one in config.inputs]
+        return ModelRef(ModelKind.TORCHSCRIPT, str(config.path), json.dumps({"inputs": inputs}) if inputs else "")
+    if isinstance(config, TorchExportModel):
+        return ModelRef(ModelKind.TORCH_EXPORT, str(config.path))
+    if isinstance(config, OpenInferenceModel):
+        power = "" if config.power_w is None else json.dumps({"power_w": config.power_w})
+        return ModelRef(ModelKind.REMOTE, config.url, power)
+    if isinstance(config, TransformersModel):
+        options = json.dumps({**config.options, "task": config.task}, sort_keys=True)
+        return ModelRef(ModelKind.TRANSFORMERS, str(config.path or config.hub), options)
     return ModelRef(ModelKind.ONNX, str(lite_file(f"lite{config.size}", cache)))
 
 
@@ -224,17 +261,58 @@ def choose(
         objectives=goals,
         rate_rps=rate_rps,
         trigger=ReplanTrigger(base_g_per_kwh * site.pue, site.pue, replan_ratio, settle_s=settle_s),
+        consolidation=consolidation(site, config, setup),
     )
+    loaded, replica_bytes = kept_loaded(site, config, setup, profile, free_memory_bytes)
+    binding = PolicyBinding(policy, predictor, rate_rps, base, metrics, loaded=loaded, replica_bytes=replica_bytes)
+    binding = replace(binding, audit=switchback(site, config, setup, base, settle_s))
     if not isinstance(rule, CloverPolicy) or rule.search == PREDICT:
-        return PolicyBinding(policy, predictor, rate_rps, base, metrics)
+        return binding
     if site.mode is not Mode.ACT:
         remark = (
             f"{setup.name}: search: {rule.search} needs mode: act, which may try layouts on the running service; "
             f"in mode {site.mode} layouts are advised from the profile"
         )
-        return PolicyBinding(policy, predictor, rate_rps, base, metrics, remark=remark)
+        return replace(binding, remark=remark)
     trying = replace(policy, search=trial_search(rule, setup, predictor, base, site.pue))
-    return PolicyBinding(trying, predictor, rate_rps, base, metrics, rule.trials)
+    return replace(binding, policy=trying, trials=rule.trials)
+
+
+def consolidation(site: Site, config: ServiceConfig, setup: ServiceSetup) -> Consolidation | None:
+    """When slices of a service are left empty; None where all are filled.
+
+    Raises:
+        ConfigError: The service runs on GPUs.
+    """
+    rule = config.policy
+    if not isinstance(rule, CloverPolicy) or not rule.consolidate or site.mode is not Mode.ACT:
+        return None
+    if setup.gpus:
+        raise ConfigError(
+            "slices of GPUs are not left empty",
+            pointer=f"services.{config.name}.policy.consolidate",
+            got="true",
+            expected="false for a service on GPUs",
+        )
+    return Consolidation()
+
+
+def switchback(
+    site: Site, config: ServiceConfig, setup: ServiceSetup, base: Layout, settle_s: float
+) -> Switchback | None:
+    """How the baseline of a service is measured; None where it is not, or where it would run anyway.
+
+    What an earlier layout left behind is over after a few times the latency of the SLO. The measured part of a period
+    is as long as the service takes to settle.
+    """
+    rule, audit = config.policy, config.audit
+    is_baseline = not isinstance(rule, CloverPolicy) and rule.variant in (None, setup.family.largest.name)
+    if site.mode is not Mode.ACT or not audit.share_ratio > 0 or is_baseline:
+        return None
+    trim_s = max(_LEAST_TRIM_S, _TRIM_SLOS * setup.slo.latency_s)
+    period_s = max(settle_s, trim_s) if audit.period_s is None else audit.period_s
+    made = Switchback(base, audit.share_ratio, trim_s, period_s, fixed_slices=bool(setup.gpus), seed=audit.seed)
+    return made if audit.period_s is None else replace(made, min_requests=1)
 
 
 def trial_search(
@@ -278,4 +356,45 @@ def objectives_from_config(config: ServiceConfig, best_accuracy_ratio: float) ->
     lambda_ratio = rule.lambda_ratio if isinstance(rule, CloverPolicy) else 1.0
     if isinstance(rule, CloverPolicy) and rule.accuracy_loss_ratio is not None:
         lambda_ratio, least = 1.0, max(least, best_accuracy_ratio * (1.0 - rule.accuracy_loss_ratio))
-    return ServiceObjectives(lambda_ratio, config.slo.as_slo(), least)
+    return ServiceObjectives(lambda_ratio, config.slo.as_slo(), least, config.threatened_accuracy_ratio)
+
+
+def kept_loaded(
+    site: Site, config: ServiceConfig, setup: ServiceSetup, profile: Profile, free_bytes: Callable[[], int]
+) -> tuple[tuple[str, ...], int]:
+    """The variants that each replica keeps loaded, the leanest first, and the memory that it may reach by that.
+
+    None where nothing may change, where one variant is all there is, and where the SLO leaves waiting out. On a GPU
+    the variants' own memory decides: all that fit the smallest slice together, where each says how much it takes.
+
+    Args:
+        site: Its mode.
+        config: The service.
+        setup: The service on this machine.
+        profile: Who is leanest.
+        free_bytes: Memory of this machine that is free.
+    """
+    names = [variant.name for variant in setup.family.variants]
+    waits = setup.slo.scope is SloScope.END_TO_END
+    given = config.warm_memory_bytes
+    if site.mode is not Mode.ACT or not isinstance(config.policy, CloverPolicy) or len(names) < 2 or not waits:
+        return (), 0
+    if given == 0:
+        return (), 0
+    mean_s = {name: min(e.loaded.mean_s for e in profile.entries if e.variant == name) for name in names}
+    ordered = tuple(sorted(names, key=lambda name: (mean_s[name], name)))
+    if setup.gpus:
+        needed = [variant.memory_bytes for variant in setup.family.variants]
+        slices = [slice_menu(setup.partitions).profiles]
+        room = [profile.memory_bytes for profiles in slices for profile in profiles if profile.memory_bytes > 0]
+        return (ordered, 0) if all(needed) and room and sum(needed) <= min(room) else ((), 0)
+    most = max(len(partition) for partition in setup.partitions)
+    total_bytes = free_bytes() / 2 if given is None else given
+    return ordered, int(total_bytes / most)
+
+
+def free_memory_bytes() -> int:
+    """Memory that is free on this machine, caches included."""
+    import psutil
+
+    return int(psutil.virtual_memory().available)

@@ -13,17 +13,17 @@ from typing import Any
 
 from joulery.app.doctor import energy, machine_in_words
 from joulery.app.profiling.service_profile import Obtained, busy_cores, obtain_profile
+from joulery.app.profiling.upstreams import stated_w
 from joulery.app.serving.gateway_handle import GatewayHandle, Pages, no_pages, open_gateway
-from joulery.app.serving.governed import govern, join_keepers
-from joulery.app.serving.llm_site import mount_llms, settle_llm_meter, start_llms
+from joulery.app.serving.governed_llm import govern, join_keepers
+from joulery.app.serving.llm_site import llm_facts, mount_llms, settle_llm_meter, start_llms
 from joulery.app.serving.loads import Loads, longest_s, scaled, text_key
 from joulery.app.serving.planned import follow_site, planned_control
 from joulery.app.serving.service import choose, service_setup
 from joulery.app.serving.site_watch import SiteWatch
 from joulery.app.serving.view import ServeView
-from joulery.app.wiring.carbon import carbon_source
-from joulery.app.wiring.gpu_groups import gpu_groups
-from joulery.app.wiring.gpus import LocalGpus, local_gpus
+from joulery.app.wiring.carbon import live_carbon_source
+from joulery.app.wiring.gpus import LocalGpus, gpu_groups, local_gpus
 from joulery.app.wiring.leases import held_leases
 from joulery.app.wiring.models import cache_folder
 from joulery.app.wiring.site_meters import meter_specs
@@ -33,12 +33,11 @@ from joulery.config.site import Mode, Site
 from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import ConfigError
 from joulery.domain.ports import Engine
-from joulery.runtime.llm.statistics import LLMUsage
 from joulery.runtime.load import LoadResult
 from joulery.runtime.measuring.measure import RUNS
 from joulery.runtime.measuring.sampling import start_sampler
+from joulery.runtime.served.finish import Finished, client_figures, finish
 from joulery.runtime.serving.controller import PolicyControl
-from joulery.runtime.serving.finish import Finished, finish
 from joulery.runtime.serving.governing import ClockController
 from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.intensity import LiveIntensity
@@ -111,14 +110,18 @@ async def up(options: Options, view: ServeView, stop: asyncio.Event, pages: Page
         keepers = await govern(session, stack, view)
         await _unless_stopped(session.serve(), stop)
         gate.open_to(session)
-        ledger = LLMUsage({model.name: model.owner for model in site.language_models})
-        await _language_models(site, gate, ledger, keepers, stack, stop)
+        await _language_models(session, gate, keepers, view, stack, stop)
         view.serving(session, gate.server.url)
         results = await _serve(options, session, gate, view, stop)
         await gate.server.stop()
         await session.stop()
-        client = LoadResult.together(list(results.values()))
-        finished = finish(session, load_cpu_s=client.cpu_s, language_models=ledger.figures())
+        cpu_s = LoadResult.together(list(results.values())).cpu_s
+        finished = finish(
+            session,
+            loads=results,
+            labels=gate.gateway.feedback.tally,
+            load_cpu_s=cpu_s,
+        )
     return _report(finished, results, session.services, dashboard=f"{gate.server.url}/dashboard")
 
 
@@ -178,6 +181,11 @@ class _Start:
             self.view.profile(obtained, setup)
             if busy := busy_cores(obtained.profile):
                 self.history.warn(f"{setup.name}: other processes kept {busy:.1f} cores busy while it was profiled")
+            if any(stated_w(model) is not None for model in setup.models.values()):
+                self.history.warn(
+                    f"{setup.name}: the power of its upstreams is stated, not metered; "
+                    "the energy of this machine contains theirs only where they run on it"
+                )
             services[setup.name] = self._running(config, setup, obtained, pace)
         cores = tuple(sorted({core for one in services.values() for core in one.setup.cores}))
         return services, self.gate.engine(self.site, cores, None if self.gpus is None else self.gpus.places)
@@ -207,38 +215,41 @@ class _Start:
         return RunningService(setup, chosen, obtained.profile, window, load, obtained.source, sampling)
 
     def _carbon_source(self, section: CarbonConfig) -> Any:
-        return carbon_source(section, self.cache)
+        return live_carbon_source(section, self.cache)
 
 
 async def _language_models(
-    site: Site,
+    session: ServingSession,
     gate: GatewayHandle,
-    ledger: LLMUsage,
     keepers: Sequence[ClockController],
+    view: ServeView,
     stack: AsyncExitStack,
     stop: asyncio.Event,
 ) -> None:
-    """Serve the site's language models beside its services, with meters of their own."""
+    """Serve the site's language models, beside its services or alone, with meters of their own."""
+    site = session.site
     if not site.language_models:
         return
-    text = mount_llms(site, gate.gateway, gate.metrics, stack, gate.workers_log, ledger)
-    join_keepers(keepers, text)
+    text, models = mount_llms(site, gate.gateway, gate.metrics, stack, gate.workers_log)
+    for name, fact in (*llm_facts(text), *join_keepers(keepers, text, alone=not site.services)):
+        view.fact(name, fact)
     await _unless_stopped(start_llms(text), stop)
+    session.host(models)
     keeping = asyncio.create_task(settle_llm_meter(text), name="text meter")
     stack.callback(keeping.cancel)
 
 
 def the_services(site: Site) -> tuple[ServiceConfig, ...]:
-    """The services to run.
+    """The services to run; none where the site has language models alone.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is neither a service nor a language model.
     """
-    if not site.services:
+    if not site.services and not site.language_models:
         raise ConfigError(
             "the site has no service to run",
             pointer="services",
-            hint="list at least one service, with its models; language models alone are run by joulery serve",
+            hint="list at least one service, with its models, or a language model below language_models",
         )
     return site.services
 
@@ -248,7 +259,7 @@ def _run_folder(options: Options, site: Site) -> Iterator[RunWriter]:
     """The run folder; closed as failed when something raises."""
     folder = options.out or RUNS / new_run_id(time.time())
     zone = getattr(site.carbon, "zone", None)
-    owners = {service.owner for service in site.services}
+    owners = {one.owner for one in site.services} | {one.owner for one in site.language_models}
     owner = owners.pop() if len(owners) == 1 else None
     with create_run(folder, kind="up", argv=options.argv, zone=zone, owner=owner) as writer:
         yield writer
@@ -289,6 +300,7 @@ async def _serve(
     view.begin(session.site_label.services, None if options.stay else planned_s)
     session.watch(lambda tick: view.tick(tick, tick.t_s - session.started_s))
     session.on_decision(view.decision)
+    session.on_warning(view.warn)
     loads = Loads(session, gate)
     running = asyncio.create_task(_run_session(options, session, loads, gate), name="session")
     stopping = asyncio.create_task(stop.wait(), name="stop")
@@ -360,26 +372,19 @@ def _report(
 ) -> dict[str, Any]:
     """The report with what the clients measured and where everything is."""
     profiled = {name: one.profiled for name, one in services.items()}
-    entries = [
-        {**entry, **_client(results.get(entry["service"])), "profile": profiled[entry["service"]]}
-        for entry in finished.report["services"]
-    ]
+    entries = [{**entry, "profile": profiled[entry["service"]]} for entry in finished.report["services"]]
     models = [
-        {**entry, **_client(results.get(text_key(entry["model"])))} for entry in finished.report["language_models"]
+        {**entry, **client_figures(results.get(text_key(entry["model"])))}
+        for entry in finished.report["language_models"]
     ]
-    client = LoadResult.together([result for name, result in results.items() if name in profiled])
+    alone = {} if entries else client_figures(LoadResult.together(list(results.values())))
     return {
         **finished.report,
+        **alone,
         "schema": SCHEMA,
-        **_client(client),
         "profile": "; ".join(dict.fromkeys(profiled.values())),
         "services": entries,
         "language_models": models,
         "run": str(finished.path),
         "dashboard": dashboard,
     }
-
-
-def _client(result: LoadResult | None) -> dict[str, Any]:
-    result = result or LoadResult()
-    return {"client": result.as_dict(), "planned": result.planned, "sent": result.sent, "unsent": result.unsent}

@@ -8,9 +8,26 @@ from typing import Protocol
 from joulery.app.doctor import Check
 from joulery.app.profiling.service_profile import Obtained
 from joulery.domain.serving.timeline import DecisionRecord, ServiceLabel, Tick
-from joulery.runtime.serving.planned import PlanInForce
-from joulery.runtime.serving.running_service import ServiceSetup
-from joulery.runtime.serving.session import ServingSession
+from joulery.policies.placement.standby import StandbyPolicy
+from joulery.policies.serving.observation import SET_LAYOUT, SET_WEIGHTS
+from joulery.policies.serving.trial_search import TrialSearch
+from joulery.runtime.serving.driver import APPLIED as APPLIED
+from joulery.runtime.serving.planned import RUN_PLAN
+from joulery.runtime.serving.planned import PlanInForce as PlanInForce
+from joulery.runtime.serving.running_service import ServiceSetup as ServiceSetup
+from joulery.runtime.serving.session import ServingSession as ServingSession
+
+
+def announced(record: DecisionRecord) -> bool:
+    """Whether a screen shows a decision: it changes what runs, protects the SLO, tries a layout, or concerns a standby.
+
+    Layouts kept without a trial stand in the report only.
+    """
+    decision = record.decision
+    if decision.kind == SET_WEIGHTS:
+        return decision.cause == "threat"
+    changed = decision.kind in (SET_LAYOUT, RUN_PLAN) and decision.cause != "start"
+    return changed or decision.policy in (TrialSearch.name, StandbyPolicy.name)
 
 
 class ServeView(Protocol):

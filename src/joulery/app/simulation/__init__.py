@@ -1,6 +1,6 @@
 """Runs scenarios: a module a kind, each from its section of the scenario file to a table and a JSON object.
 
-A new kind is a section in :mod:`joulery.config.scenarios.scenario`, a module here with ``ACCEPTS`` and ``play``, and
+A new kind is a section in :mod:`joulery.config.scenario`, a module here with ``ACCEPTS`` and ``play``, and
 one line in ``KINDS``.
 """
 
@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any
 from joulery.domain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from joulery.config.scenarios.scenario import Scenario
+    from joulery.config.scenario import Scenario
 
 KINDS: Mapping[str, str] = MappingProxyType(
     {
@@ -54,17 +52,48 @@ class Overrides:
         return Path(self.inputs[name]) if name in self.inputs else None
 
 
+Paragraph = tuple[tuple[str, str], ...]
+"""A paragraph: pieces of text, each with its style (``bold``, ``dim``, ``red``, ``yellow``), or none."""
+BLANK: Paragraph = ()
+
+
+def paragraph(*pieces: str | tuple[str, str]) -> Paragraph:
+    """A paragraph of pieces, plain or with their style."""
+    return tuple((piece, "") if isinstance(piece, str) else piece for piece in pieces)
+
+
+@dataclass(slots=True)
+class ResultTable:
+    """A table of results.
+
+    Attributes:
+        titles: Of the columns.
+        left: Titles of the columns that hold words; the others hold numbers.
+        wide: Whether columns stand two spaces apart.
+        rows: Cells; one with a style is a paragraph.
+    """
+
+    titles: Sequence[str]
+    left: Sequence[str]
+    wide: bool = False
+    rows: list[Sequence[str | Paragraph]] = field(default_factory=list)
+
+    def add(self, *cells: str | Paragraph) -> None:
+        """One more row."""
+        self.rows.append(cells)
+
+
 @dataclass(frozen=True, slots=True)
 class Played:
     """The outcome of a scenario.
 
     Attributes:
         document: JSON-ready; what ``--json`` prints and a run directory keeps.
-        view: The same for a terminal.
+        view: The same as paragraphs and tables.
     """
 
     document: dict[str, Any]
-    view: Sequence[RenderableType]
+    view: Sequence[Paragraph | ResultTable]
 
 
 def play(scenario: Scenario, overrides: Overrides, progress: Progress) -> Played:

@@ -7,18 +7,14 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-import numpy as np
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
-
-from joulery.app.simulation import Overrides, Played, Progress
+from joulery.app.simulation import BLANK, Overrides, Paragraph, Played, Progress, ResultTable, paragraph
 from joulery.config.arrivals import ArrivalsConfig, GammaArrivals, PoissonArrivals, RecordedArrivals
-from joulery.config.scenarios.scenario import BatchedServingScenario, PlanConfig, SimulatedService
+from joulery.config.scenario import BatchedServingScenario, PlanConfig, SimulatedService
 from joulery.domain.errors import ConfigError
 from joulery.domain.format import UNKNOWN, si
 from joulery.domain.gpu import provisioning as provision
 from joulery.perf.catalog import profile
+from joulery.perf.queues.arrival_fit import REQUESTS_MIN, fit_arrivals
 from joulery.policies.placement.provisioning.rules import Accounting, Rules
 from joulery.sim.core.arrivals import ArrivalSource, RateSeries, Recorded, Renewal
 from joulery.sim.core.comparison import MeanInterval, interval, paired
@@ -80,7 +76,7 @@ def _plans(scenario: BatchedServingScenario, policies: Sequence[str]) -> dict[st
             service.model,
             service.slo.as_slo(),
             service.rate_rps,
-            _expected(service.arrivals or scenario.arrivals),
+            _expected(service.arrivals or scenario.arrivals, service.slo.as_slo().latency_s),
         )
         for service in scenario.services
     ]
@@ -96,15 +92,13 @@ def _plan(plan: PlanConfig, workloads: Sequence[provision.Workload], gpu: str) -
     return make_plan(plan.policy, workloads, profile(plan.profile or gpu), rules)
 
 
-def _expected(config: ArrivalsConfig) -> provision.Arrivals:
+def _expected(config: ArrivalsConfig, slo_s: float) -> provision.Arrivals:
     """The arrival process that a planner assumes."""
     if isinstance(config, GammaArrivals):
         return provision.Arrivals.general(config.cv**2)
     if isinstance(config, RecordedArrivals):
-        gaps = np.diff(read_column(config.file, config.column))
-        return provision.Arrivals.general(
-            float(gaps.var() / gaps.mean() ** 2) if len(gaps) and gaps.mean() > 0 else 1.0
-        )
+        times = read_column(config.file, config.column)
+        return provision.Arrivals.general(fit_arrivals(times, slo_s).scv_high if len(times) >= REQUESTS_MIN else 1.0)
     return provision.Arrivals.poisson() if isinstance(config, PoissonArrivals) else provision.Arrivals()
 
 
@@ -210,38 +204,43 @@ def _power(verdicts: Sequence[ServiceVerdict]) -> MeanInterval:
     return interval(_powers(verdicts))
 
 
-def _view(scenario: BatchedServingScenario, plans: Mapping[str, Plan], found: Verdicts) -> list[RenderableType]:
+_TOTALS = ("plan", "GPUs", "SLO violations", "power", "against the first")
+
+
+def _view(
+    scenario: BatchedServingScenario, plans: Mapping[str, Plan], found: Verdicts
+) -> list[Paragraph | ResultTable]:
     seeds = len(next(iter(found.values())))
     arrivals = " and ".join(kind for kind, _ in groupby(sorted(_kinds(scenario))))
-    heading = Text.assemble(
+    heading = paragraph(
         (f"{scenario.name}: ", "bold"),
         f"{len(scenario.services)} services, {arrivals} arrivals, {seeds} seed{'s' if seeds > 1 else ''} of "
         f"{scenario.length_s:g} s; planned with {scenario.gpu}, simulated on {scenario.truth}",
     )
-    totals = Table("plan", "GPUs", "SLO violations", "power", "against the first", box=None, header_style="dim")
+    totals = ResultTable(_TOTALS, left=_TOTALS, wide=True)
     first = next(iter(plans))
     for name, plan in plans.items():
         difference = paired(_powers(found[name]), _powers(found[first]))
-        totals.add_row(
+        totals.add(
             name,
             str(len(plan)),
             f"{_between(_violations(found[name]), '')} of {len(scenario.services)}",
             _between(_power(found[name]), "W"),
             UNKNOWN if name == first else _between(difference, "W", sign="+"),
         )
-    return [heading, Text(), totals, Text(), _tails(scenario, found), Text("every number is simulated", style="dim")]
+    return [heading, BLANK, totals, BLANK, _tails(scenario, found), paragraph(("every number is simulated", "dim"))]
 
 
-def _tails(scenario: BatchedServingScenario, found: Verdicts) -> Table:
+def _tails(scenario: BatchedServingScenario, found: Verdicts) -> ResultTable:
     """Latency at the SLO quantile, the worst of the seeds, service by service."""
-    table = Table("service", "SLO", *found, box=None, header_style="dim", title_justify="left")
+    table = ResultTable(titles := ("service", "SLO", *found), left=titles, wide=True)
     for index, service in enumerate(scenario.services):
-        cells = []
+        cells: list[Paragraph] = []
         for verdicts in found.values():
             worst = max((verdict.services[index] for verdict in verdicts), key=lambda one: one.tail_s)
-            cells.append(Text(si(worst.tail_s, "s"), style="red" if worst.violated else ""))
+            cells.append(paragraph((si(worst.tail_s, "s"), "red" if worst.violated else "")))
         quantile = f"p{100 * service.slo.quantile_ratio:g}"
-        table.add_row(f"{service.name} ({service.model})", f"{quantile} {si(service.slo.latency_s, 's')}", *cells)
+        table.add(f"{service.name} ({service.model})", f"{quantile} {si(service.slo.latency_s, 's')}", *cells)
     return table
 
 

@@ -7,12 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
 
-from joulery.app.simulation import Overrides, Played, Progress
-from joulery.config.scenarios.clock_study import ClocksScenario
+from joulery.app.simulation import Overrides, Paragraph, Played, Progress, ResultTable, paragraph
+from joulery.config.scenario import ClocksScenario
 from joulery.domain.errors import ConfigError
 from joulery.sim.clocks.governor_study import SCHEMES, ClockCase, ClockOutcome, run_schemes, workload
 from joulery.sim.core.streams import Streams
@@ -98,21 +95,27 @@ def _cells(rows: Sequence[_Row]) -> list[str]:
     return [f"{power_w:.1f} W", f"{saving:.2f} x", f"{100 * in_time:.2f} %", f"{p99:.2f}", f"{changes:.0f}"]
 
 
-def _view(scenario: ClocksScenario, rows: Sequence[_Row], names: Sequence[str]) -> list[RenderableType]:
-    parts: list[RenderableType] = [
-        Text.assemble((f"{scenario.name}: ", "bold"), f"15 models on {scenario.devices} emulated V100s")
+def _view(scenario: ClocksScenario, rows: Sequence[_Row], names: Sequence[str]) -> list[Paragraph | ResultTable]:
+    parts: list[Paragraph | ResultTable] = [
+        paragraph((f"{scenario.name}: ", "bold"), f"15 models on {scenario.devices} emulated V100s")
     ]
     for load in scenario.loads:
-        table = Table(box=None, header_style="dim", padding=(0, 1, 0, 0), pad_edge=False)
-        for title in ("scheme", "power a GPU", "saving", "in time", "p99 / SLO", "clock changes"):
-            table.add_column(title, justify="left" if title == "scheme" else "right", no_wrap=True)
+        titles = ("scheme", "power a GPU", "saving", "in time", "p99 / SLO", "clock changes")
+        table = ResultTable(titles, left=("scheme",))
         for name in names:
             mine = [
                 row
                 for row in rows
                 if row.scheme == name and (row.case.rate_rps, row.case.slo_scale) == (load.rate_rps, load.slo_scale)
             ]
-            table.add_row(name, *_cells(mine))
-        parts += [Text(f"\n{load.rate_rps:g} requests a second, SLO {load.slo_scale:g} x the fastest latency"), table]
+            table.add(name, *_cells(mine))
+        parts += [
+            paragraph(f"\n{load.rate_rps:g} requests a second, SLO {load.slo_scale:g} x the fastest latency"),
+            table,
+        ]
     about = "\n".join(f"{name}: {SCHEMES[name]}" for name in names)
-    return [*parts, Text(f"\n{about}", style="dim"), Text("every number is simulated on an emulated GPU", style="dim")]
+    return [
+        *parts,
+        paragraph((f"\n{about}", "dim")),
+        paragraph(("every number is simulated on an emulated GPU", "dim")),
+    ]

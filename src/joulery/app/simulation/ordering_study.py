@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
 
-from joulery.app.simulation import Overrides, Played, Progress
-from joulery.config.scenarios.ordering_study import OrderingScenario
+from joulery.app.simulation import BLANK, Overrides, Paragraph, Played, Progress, ResultTable, paragraph
+from joulery.config.scenario import OrderingScenario
 from joulery.sim.core.comparison import paired
 from joulery.sim.core.streams import Streams
 from joulery.sim.queues.ordering_study import (
@@ -93,22 +90,21 @@ def _changes(rows: Sequence[OrderOutcome], first: Sequence[OrderOutcome]) -> dic
     return {"mean_jct_change": change.as_dict()}
 
 
-def _view(scenario: OrderingScenario, file: Path | None, found: Found) -> list[RenderableType]:
+def _view(scenario: OrderingScenario, file: Path | None, found: Found) -> list[Paragraph | ResultTable]:
     first = _means(next(iter(found.values())))
     seeds = len(next(iter(found.values())))
     what = "made-up requests" if file is None else f"requests of {file.name}"
-    heading = Text.assemble(
+    heading = paragraph(
         (f"{scenario.name}: ", "bold"),
         f"{what}, load {100 * scenario.load_ratio:g} %, {seeds} seed{'s' if seeds > 1 else ''} of {scenario.count}",
     )
-    table = Table(box=None, header_style="dim", padding=(0, 1, 0, 0), pad_edge=False)
-    for title in ("order", "mean JCT", "", "p99 JCT", "", "longest wait", "", "throughput"):
-        table.add_column(title, justify="left" if title == "order" else "right", no_wrap=True)
+    titles = ("order", "mean JCT", "", "p99 JCT", "", "longest wait", "", "throughput")
+    table = ResultTable(titles, left=("order",))
     for name, rows in found.items():
         mean = _means(rows)
         cells: list[str] = []
         for key in ("mean_jct_s", "p99_jct_s", "max_wait_s"):
             cells += [f"{mean[key]:.4g} s", f"{100 * (mean[key] / first[key] - 1):+.1f} %" if mean != first else ""]
-        table.add_row(name, *cells, f"{mean['throughput_rps']:.4g} /s")
+        table.add(name, *cells, f"{mean['throughput_rps']:.4g} /s")
     about = "\n".join(f"{name}: {ORDERS[name]}" for name in found)
-    return [heading, Text(), table, Text(f"\n{about}", style="dim"), Text("every number is simulated", style="dim")]
+    return [heading, BLANK, table, paragraph((f"\n{about}", "dim")), paragraph(("every number is simulated", "dim"))]

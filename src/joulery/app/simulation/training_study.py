@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
 
-from joulery.app.simulation import Overrides, Played, Progress
-from joulery.app.simulation.carbon_forecast import believed
-from joulery.app.wiring.hourly_intensity import hourly_series
+from joulery.app.simulation import Overrides, Paragraph, Played, Progress, ResultTable, paragraph
+from joulery.app.wiring.hourly_intensity import forecast_hours, hourly_series
 from joulery.config.carbon import CarbonFile, carbon_from_flags
-from joulery.config.scenarios.training_study import RecordedTrace, SyntheticTrace, TrainingScenario
+from joulery.config.parsing.quantity import RATIO, flag_quantity
+from joulery.config.scenario import CarbonForecastConfig, RecordedTrace, SyntheticTrace, TrainingScenario
 from joulery.domain.arrays import FloatArray
 from joulery.domain.energy.carbon import JOULES_PER_KWH, CarbonSeries
 from joulery.domain.errors import ConfigError, DataError
 from joulery.sim.core.comparison import MeanInterval, paired
-from joulery.sim.core.hourly_intensity import Intensity
+from joulery.sim.core.hourly_intensity import Intensity, day_ahead, forecast, typical
 from joulery.sim.core.streams import Streams
 from joulery.sim.training.cluster import TrainingRun
+from joulery.sim.training.plant import Jobs
 from joulery.sim.training.study import Setting, jobs_from_trace, run_scheme, scheme, synthetic_trace
-from joulery.sim.training.workload import Jobs
 from joulery.store.columns import read_column
 from joulery.tabular import csv_header
 
@@ -186,6 +184,7 @@ def _document(scenario: TrainingScenario, grids: Mapping[str, CarbonSeries], row
             }
             for name, series in grids.items()
         ],
+        "policies": {row.policy: {"runs_as": scheme(row.policy).runs_as or None} for row in rows},
         "changes": _summary(rows),
         "results": [row.as_dict() for row in rows],
     }
@@ -197,18 +196,18 @@ def _view(
     rows: Sequence[_Row],
     policies: Sequence[str],
     seeds: int,
-) -> list[RenderableType]:
-    heading = Text.assemble(
+) -> list[Paragraph | ResultTable]:
+    heading = paragraph(
         (f"{scenario.name}: ", "bold"),
         f"{rows[0].jobs} jobs on {scenario.cluster.nodes} nodes of 2 GPUs, {seeds} seed{'s' if seeds > 1 else ''}; "
         f"changes are against {policies[0]}",
     )
-    parts: list[RenderableType] = [heading]
+    parts: list[Paragraph | ResultTable] = [heading]
     for region, series in grids.items():
-        parts.append(Text.assemble("\n", (region, "bold"), f"  {series.scope} intensity, {series.source}"))
+        parts.append(paragraph("\n", (region, "bold"), f"  {series.scope} intensity, {series.source}"))
         parts.append(_table(region, rows, policies))
-    about = [f"{policy}: {scheme(policy).about}" for policy in policies]
-    return [*parts, Text("\n" + "\n".join(about), style="dim"), Text("every number is simulated", style="dim")]
+    about = [f"{policy}: {scheme(policy).about} ({scheme(policy).live})" for policy in policies]
+    return [*parts, paragraph(("\n" + "\n".join(about), "dim")), paragraph(("every number is simulated", "dim"))]
 
 
 _SHOWN = (
@@ -219,12 +218,9 @@ _SHOWN = (
 )
 
 
-def _table(region: str, rows: Sequence[_Row], policies: Sequence[str]) -> Table:
-    table = Table(box=None, header_style="dim", padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("policy", no_wrap=True)
-    for _, title, _, unit in _SHOWN:
-        table.add_column(f"{title}\n{unit}", justify="right", no_wrap=True)
-        table.add_column("", justify="right", no_wrap=True)
+def _table(region: str, rows: Sequence[_Row], policies: Sequence[str]) -> ResultTable:
+    titles = [title for _, name, _, unit in _SHOWN for title in (f"{name}\n{unit}", "")]
+    table = ResultTable(("policy", *titles), left=("policy",))
     first = _of(rows, region, policies[0])
     for policy in policies:
         mine = _of(rows, region, policy)
@@ -232,7 +228,7 @@ def _table(region: str, rows: Sequence[_Row], policies: Sequence[str]) -> Table:
         for key, _, scale, _ in _SHOWN:
             change = _change(mine, first, key)
             cells += [f"{_mean(mine, key) / scale:.4g}", "" if policy == policies[0] else _percent(change.mean)]
-        table.add_row(policy, *cells)
+        table.add(policy, *cells)
     return table
 
 
@@ -270,3 +266,66 @@ def _summary(rows: Sequence[_Row]) -> list[dict[str, Any]]:
         for region in regions
         for policy in policies[1:]
     ]
+
+
+Belief = Callable[[int], Intensity | None]
+"""By seed; None for the truth."""
+
+
+def believed(scenario: TrainingScenario, overrides: Overrides, grids: Mapping[str, CarbonSeries]) -> dict[str, Belief]:
+    """The forecast in each region.
+
+    Raises:
+        ConfigError: A region has no forecast and should have one, or the flag is invalid.
+        DataError: A forecast does not cover the hours of its region.
+    """
+    how, file = _wanted(scenario, overrides)
+    truths = {region: Intensity.of(series) for region, series in grids.items()}
+    if how.kind == "oracle":
+        return dict.fromkeys(truths, lambda seed: None)
+    if how.kind == "typical":
+        return {region: partial(_always, typical(truth)) for region, truth in truths.items()}
+    if how.kind == "error":
+        return {region: partial(_synthetic, truth, how.error_ratio) for region, truth in truths.items()}
+    by_name = {grid.name: grid.carbon for grid in scenario.regions}
+    beliefs: dict[str, Belief] = {}
+    for region, truth in truths.items():
+        config = file if file is not None else by_name.get(region)
+        if not isinstance(config, CarbonFile):
+            hint = "give its file: --carbon-forecast forecast.csv"
+            raise ConfigError(f"there is no recorded forecast for {region}", pointer="carbon_forecast.kind", hint=hint)
+        hours = forecast_hours(config, grids[region], scenario.month)
+        beliefs[region] = partial(_always, forecast(hours, truth))
+    return beliefs
+
+
+def _wanted(scenario: TrainingScenario, overrides: Overrides) -> tuple[CarbonForecastConfig, CarbonFile | None]:
+    """The scenario's forecast, or that of ``--carbon-forecast``: a kind, an error, or a file."""
+    text = overrides.inputs.get("carbon_forecast")
+    if text is None:
+        return scenario.carbon_forecast, None
+    if text in ("oracle", "typical", "recorded"):
+        return CarbonForecastConfig.model_validate({"kind": text}), None
+    path = overrides.path("carbon_forecast")
+    if path is not None and path.exists():
+        config = carbon_from_flags(file=str(path))
+        assert isinstance(config, CarbonFile)
+        return CarbonForecastConfig.model_validate({"kind": "recorded"}), config.model_copy(update={"forecast": path})
+    try:
+        error_ratio = flag_quantity(text, RATIO, "--carbon-forecast")
+    except ConfigError as error:
+        raise ConfigError(
+            "is neither a file nor a kind of forecast",
+            pointer="--carbon-forecast",
+            got=text,
+            expected='oracle, typical, recorded, an error such as "27 %", or a CSV file of the forecast',
+        ) from error
+    return CarbonForecastConfig.model_construct(kind="error", error_ratio=error_ratio), None
+
+
+def _always(belief: Intensity, _seed: int) -> Intensity:
+    return belief
+
+
+def _synthetic(truth: Intensity, error_ratio: float, seed: int) -> Intensity:
+    return day_ahead(truth, error_ratio, Streams(seed)("forecast"))

@@ -5,29 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
-
-from joulery.app.simulation import Overrides, Played, Progress
-from joulery.app.simulation.profile_costs import read_costs
+from joulery.app.simulation import BLANK, Overrides, Paragraph, Played, Progress, ResultTable, paragraph
 from joulery.config.parsing.quantity import RATIO, flag_quantity
-from joulery.config.scenarios.scenario import VariantsScenario
-from joulery.domain.errors import ConfigError, InfeasibleError
+from joulery.config.scenario import VariantsScenario
+from joulery.domain.errors import ConfigError, DataError, InfeasibleError
 from joulery.domain.format import UNKNOWN, percent
 from joulery.domain.gpu.mig import A100_40GB
 from joulery.domain.serving.variant_table import VariantTable
 from joulery.perf.catalog.clover_services import CLOVER_SERVICES
+from joulery.perf.queues.pull_costs import ServiceCosts, VariantCosts
 from joulery.sim.core.comparison import MeanInterval, interval
 from joulery.sim.core.streams import Streams
 from joulery.sim.serving.mixed_table import mixed
 from joulery.sim.serving.outcome import SchemeOutcome, StudySettings
 from joulery.sim.serving.schemes import SCHEMES, SEARCHING, run
 from joulery.sim.serving.trial_table import Bench, bench, exhaustive_table
-from joulery.store.columns import read_column
-from joulery.store.variant_tables import read_tables
+from joulery.store.columns import CsvRow, read_column, read_rows
+from joulery.store.files import require_json
+from joulery.store.variant_tables import model_number, read_tables
 
 ACCEPTS = frozenset({"profile", "carbon", "column", "loss"})
 
@@ -241,26 +239,26 @@ def _view(
     rows: Sequence[_Row],
     schemes: Sequence[str],
     seeds: int,
-) -> list[RenderableType]:
-    heading = Text.assemble(
+) -> list[Paragraph | ResultTable]:
+    heading = paragraph(
         (f"{scenario.name}: ", "bold"),
         f"{len(tables)} services, {seeds} seed{'s' if seeds > 1 else ''}; savings against the most accurate variant on "
         "all GPUs",
     )
-    parts: list[RenderableType] = [heading]
+    parts: list[Paragraph | ResultTable] = [heading]
     for trace in dict.fromkeys(row.trace for row in rows):
         for settings in dict.fromkeys(row.settings for row in rows):
             chosen = [row for row in rows if row.trace == trace and row.settings == settings]
             loss = settings.max_loss_ratio
             rule = f"lambda {settings.lambda_ratio:g}" if loss is None else f"at most {percent(loss)} of accuracy lost"
-            parts += [Text(), Text(f"{trace}, {rule}", style="bold"), _table(chosen, schemes)]
-            parts += [Text(said, style="yellow") for said in dict.fromkeys(_infeasible(chosen))]
+            parts += [BLANK, paragraph((f"{trace}, {rule}", "bold")), _table(chosen, schemes)]
+            parts += [paragraph((said, "yellow")) for said in dict.fromkeys(_infeasible(chosen))]
     notes = "; ".join(dict.fromkeys(table.quality for table in tables.values()))
-    parts += [Text(), Text(_COST_NOTE, style="dim")] if any(row.outcome.trials for row in rows) else []
+    parts += [BLANK, paragraph((_COST_NOTE, "dim"))] if any(row.outcome.trials for row in rows) else []
     over = sum(row.outcome.settled_violations for row in rows)
     if over:
-        parts.append(Text(f"{over} periods ran a configuration above the latency limit", style="red"))
-    parts += [Text(), Text(f"every number is simulated, on: {notes}", style="dim")]
+        parts.append(paragraph((f"{over} periods ran a configuration above the latency limit", "red")))
+    parts += [BLANK, paragraph((f"every number is simulated, on: {notes}", "dim"))]
     return parts
 
 
@@ -271,15 +269,14 @@ def _infeasible(rows: Sequence[_Row]) -> Iterator[str]:
             yield f"{row.service}, {row.outcome.scheme}: {row.outcome.infeasible.message}; the baseline runs"
 
 
-def _table(rows: Sequence[_Row], schemes: Sequence[str]) -> Table:
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("service", "scheme", "saved %", "same", "pts", "rel", "gap %", "tried", "kept", "time", "cuts"):
-        table.add_column(name, no_wrap=True, justify="left" if name in ("service", "scheme") else "right")
+def _table(rows: Sequence[_Row], schemes: Sequence[str]) -> ResultTable:
+    titles = ("service", "scheme", "saved %", "same", "pts", "rel", "gap %", "tried", "kept", "time", "cuts")
+    table = ResultTable(titles, left=("service", "scheme"))
     for service in dict.fromkeys(row.service for row in rows):
         for number, scheme in enumerate(schemes):
             mine = [row for row in rows if row.service == service and row.outcome.scheme == scheme]
             outcomes = [row.outcome for row in mine]
-            table.add_row(
+            table.add(
                 service if number == 0 else "",
                 scheme,
                 _percent(interval([one.saving_ratio for one in outcomes])),
@@ -310,3 +307,80 @@ def _percent(value: MeanInterval) -> str:
 
 def _one_digit(value: float) -> str:
     return f"{round(value, 1) + 0.0:.1f}"
+
+
+_FILE = "profile.csv"
+_COLUMNS = ("service", "char", "slice", "allowed", "host_s", "gpu_s", "dynamic_energy_j_per_request")
+
+
+def read_costs(folder: Path, tables: Mapping[str, VariantTable]) -> dict[str, ServiceCosts]:
+    """Costs of the services of a folder: ``profile.csv`` beside ``model.json``; empty where there is no such file.
+
+    The columns are those of the calibrated stand-in of the Clover services: per variant and slice whether it fits
+    (``allowed``), its host and device time and its dynamic joules. The noise of service times, contention and idle
+    power are in ``model.json``. Accuracies are those of the exhaustive table's pure configurations.
+
+    Raises:
+        DataError: A file lacks a column, or holds what is no cost; file and row are named.
+    """
+    file, path = folder / _FILE, folder / "model.json"
+    if not file.exists():
+        return {}
+    model, rows = require_json(path), read_rows(file, _COLUMNS)
+    found = {}
+    for name, table in tables.items():
+        mine = [row for row in rows if row["service"] == name]
+        if mine:
+            found[name] = _service(name, table, model, mine, path)
+    return found
+
+
+def _service(
+    name: str,
+    table: VariantTable,
+    model: Mapping[str, Any],
+    rows: Sequence[CsvRow],
+    path: Path,
+) -> ServiceCosts:
+    noise = model["per_service"][name]
+    numbers = {key: model_number(noise, key, path) for key in ("kappa", "cv", "sd_s")}
+    accuracy = {
+        entry.instances[0][0]: entry.accuracy_ratio
+        for entry in table.entries
+        if len({variant for variant, _ in entry.instances}) == 1
+    }
+    letters = dict.fromkeys(row["char"] for row in rows)
+    variants = [_variant(letter, accuracy[letter], rows) for letter in letters if letter in accuracy]
+    return ServiceCosts(
+        name=name,
+        variants=tuple(sorted(variants, key=lambda variant: (variant.accuracy_ratio, variant.name))),
+        contention=numbers["kappa"],
+        size_cv=numbers["cv"],
+        jitter_s=numbers["sd_s"],
+        idle_w=model_number(model, "p_idle_w_per_gpu", path),
+        gpus=table.gpus,
+        loads_s=table.loads_s,
+        source=f"{_FILE} of {path.parent.name}",
+    )
+
+
+def _variant(letter: str, accuracy: float, rows: Sequence[CsvRow]) -> VariantCosts:
+    sizes = {profile.size: profile.name for profile in A100_40GB.profiles}
+    mine = [row for row in rows if row["char"] == letter and row["allowed"] != "0"]
+    device = {}
+    for row in mine:
+        if row["slice"] not in sizes:
+            raise row.wrong(f"no slice {row['slice']!r} on a {A100_40GB.gpu}")
+        device[sizes[row["slice"]]] = row.positive("gpu_s")
+    whole = A100_40GB.profiles[0].name
+    if whole not in device:
+        raise DataError(f"variant {letter!r} has no row for the whole GPU", file=str(rows[0].file))
+    row = mine[0]
+    return VariantCosts(
+        name=letter,
+        accuracy_ratio=accuracy,
+        host_s=row.positive("host_s"),
+        gpu_s=device[whole],
+        dynamic_j=row.positive("dynamic_energy_j_per_request"),
+        slowdown={profile: gpu_s / device[whole] for profile, gpu_s in device.items()},
+    )

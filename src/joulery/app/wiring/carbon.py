@@ -7,16 +7,17 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import entry_points
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from joulery.adapters.carbon.cache import Cached, cache_folder
 from joulery.adapters.carbon.file import FileFormat, SeriesSource, read_carbon_file
 from joulery.adapters.carbon.fill import Filled
+from joulery.adapters.carbon.followed import FollowedFile
 from joulery.adapters.carbon.replay import ReplayedCarbon
-from joulery.adapters.carbon.stated import Stated, own_supply
+from joulery.adapters.carbon.stated import Stated, TypicalDay, own_supply
 from joulery.adapters.carbon.timestamps import instant_s
-from joulery.adapters.carbon.typical import TypicalDay
 from joulery.app.wiring.models import cache_folder as root_of_caches
 from joulery.config.carbon import (
     CarbonConfig,
@@ -31,7 +32,7 @@ from joulery.config.carbon import (
     ReplayConfig,
     carbon_from_flags,
 )
-from joulery.domain.energy.fill import Fill, FillRule
+from joulery.domain.energy.carbon import Fill, FillRule
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.ports import CarbonSource
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 PLUGINS = "joulery.carbon"
 """Group of the entry points that make sources."""
+_JUDGED_LINES = 3
+"""A header and two rows: with fewer the length of a step is not known, and more may follow."""
 
 
 def carbon_source(
@@ -78,6 +81,41 @@ def carbon_source(
     return Filled(_service(config, cache_dir, environ, now_s), config.fill_rule)
 
 
+def live_carbon_source(config: CarbonConfig, cache_dir: Path | None = None) -> CarbonSource:
+    """The source of a running site: a file is followed, and may be absent or end in the past.
+
+    A gap of the file is an error elsewhere; here the intensity is unknown for that time.
+
+    Args:
+        config: The section.
+        cache_dir: As for :func:`carbon_source`.
+
+    Raises:
+        ConfigError, CapabilityError: As :func:`carbon_source`.
+        DataError: The file holds rows and cannot be used: a column is missing, a value is no number.
+    """
+    if not isinstance(config, CarbonFile) or config.replay is not None:
+        return carbon_source(config, cache_dir)
+    rule = FillRule(Fill.GAP) if config.fill_rule.kind is Fill.ERROR else config.fill_rule
+    paths = [path for path in (config.path, config.forecast) if path is not None]
+    followed = FollowedFile(lambda: file_source(config, rule), paths)
+    try:
+        followed.known()
+    except DataError:
+        if _has_rows(config.path):
+            raise
+    return followed
+
+
+def _has_rows(path: Path) -> bool:
+    """Whether a file has two rows below its header: enough to be judged."""
+    try:
+        with path.open("rb") as stream:
+            return sum(bool(line.strip()) for line in islice(stream, _JUDGED_LINES)) == _JUDGED_LINES
+    except OSError:
+        return False
+
+
 def source_from_flags(flags: Mapping[str, str]) -> CarbonSource | None:
     """The source that command-line flags or keyword arguments describe; None when there are none.
 
@@ -91,8 +129,8 @@ def source_from_flags(flags: Mapping[str, str]) -> CarbonSource | None:
     return None if config is None else carbon_source(config, root_of_caches())
 
 
-def file_source(config: CarbonFile) -> SeriesSource:
-    """The file of a section, read whole, its gaps as they are."""
+def file_source(config: CarbonFile, rule: FillRule | None = None) -> SeriesSource:
+    """The file of a section, read whole; its gaps are filled by ``rule``, else by the section's own."""
     how = FileFormat(
         zone=config.zone or "",
         column=config.column or "",
@@ -101,7 +139,7 @@ def file_source(config: CarbonFile) -> SeriesSource:
         signal=config.signal,
         scope=config.scope,
         step_s=config.step_s or 0.0,
-        fill=config.fill_rule,
+        fill=rule or config.fill_rule,
     )
     actual = read_carbon_file(config.path, how)
     if config.forecast is None:

@@ -35,15 +35,19 @@ def site_engine(
     cores: tuple[int, ...] = (),
     stderr: int | None = None,
     places: Places | None = None,
+    upstreams: bool = False,
 ) -> Engine:
     """The engine that a site file asks for; it runs nothing yet.
 
     Args:
         serving: Which, and its limits.
+        upstreams: Whether its services are on other servers.
         cores: The CPU cores an embedded engine may use; empty for all.
         stderr: File descriptor for what its models print; None for standard error.
         places: Hands out parts of GPUs to an embedded engine; None to run on the CPU alone.
     """
+    if upstreams:
+        return upstream_engine(queue=serving.queue, deadline_s=serving.deadline_s, drain_s=serving.drain_s)
     if not isinstance(serving.engine, RayEngine):
         return local_engine(
             cores=cores,
@@ -66,6 +70,16 @@ def site_engine(
             drain_s=serving.drain_s,
         )
     )
+
+
+def upstream_engine(*, queue: int = 1024, deadline_s: float = 30.0, drain_s: float = 10.0) -> Engine:
+    """The engine whose models are on other servers; see
+    :class:`joulery.adapters.engines.remote.upstreams.UpstreamEngine`.
+    """
+    from joulery.adapters.engines.remote.open_inference import OpenInferenceSettings
+    from joulery.adapters.engines.remote.upstreams import UpstreamEngine
+
+    return UpstreamEngine(OpenInferenceSettings(queue, deadline_s, drain_s))
 
 
 def engine_for(

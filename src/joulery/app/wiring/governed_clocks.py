@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import numpy as np
 
@@ -12,11 +14,12 @@ from joulery.app.wiring.leases import held_leases
 from joulery.config.devices import ClockConfig
 from joulery.config.site import Mode, Site
 from joulery.domain.arrays import FloatArray
-from joulery.domain.errors import CapabilityError, ConfigError
+from joulery.domain.errors import CapabilityError, ConfigError, DataError
+from joulery.domain.gpu.clock_profile import ClockProfile
 from joulery.domain.gpu.device import DeviceSpec
 from joulery.domain.ports import Policy
 from joulery.perf.power.clock_curves import V100
-from joulery.perf.power.clock_scaling import stretched_knee_mhz
+from joulery.perf.power.clock_scaling import above_idle_ratio, slowdown_ratio, stretched_knee_mhz
 from joulery.policies.clocks.governor import (
     AboveKnee,
     BusyIdleClocks,
@@ -27,6 +30,7 @@ from joulery.policies.clocks.governor import (
     PredictiveGovernor,
 )
 from joulery.policies.clocks.lowest_clock import ClockRange
+from joulery.policies.clocks.observation import ClockCurves
 from joulery.runtime.leasing.leases import LeaseHolder
 from joulery.runtime.serving.governing import GovernedClock
 from joulery.store.leases import state_folder
@@ -67,8 +71,9 @@ def governed_clock(config: ClockConfig, mode: Mode) -> GovernedClock:
         )
     known = config.knee_mhz or (V100.knee_mhz if "V100" in able.name else None)
     knee = known if known is not None else stretched_knee_mhz(able.clocks_mhz[-1])
+    curves = _curves(config, clocks)
     policy = _governor(config, clocks, min(knee, float(clocks[-1])))
-    return GovernedClock(config, device, spec, able.device, policy, clocks, knee, known is None)
+    return GovernedClock(config, device, spec, able.device, policy, clocks, knee, known is None, curves)
 
 
 async def governed_clocks(
@@ -88,7 +93,10 @@ async def governed_clocks(
     if not clocks or site.mode is not Mode.ACT:
         return clocks, None
     shortest_s = min(clock.config.lease_s for clock in clocks)
-    return clocks, await stack.enter_async_context(held_leases(tell, shortest_s))
+    holder = await stack.enter_async_context(held_leases(tell, shortest_s))
+    for clock in clocks:
+        holder.require_guard(clock.device.capability())
+    return clocks, holder
 
 
 def clock_fact(clock: GovernedClock, mode: Mode) -> str:
@@ -99,6 +107,34 @@ def clock_fact(clock: GovernedClock, mode: Mode) -> str:
     does = "set, leased" if mode is Mode.ACT else f"mode {mode}: nothing is set"
     real = "; emulated: nothing real changes" if able.emulated else ""
     return f"{clock.name} ({able.name}): {clock.config.governor}, {span}, {knee}; {does}{real}"
+
+
+def _curves(config: ClockConfig, clocks: FloatArray) -> ClockCurves:
+    """How work depends on the clock: by the profile of the model, else assumed from a V100 and the work's elasticity.
+
+    Raises:
+        DataError: The profile cannot be read, or has no power.
+    """
+    if config.profile is None:
+        return ClockCurves(lambda elasticity: slowdown_ratio(clocks, elasticity), above_idle_ratio(clocks))
+    profile = _read_profile(config.profile)
+    above_w = profile.power_w - float(np.nanmin(profile.idle_w))
+    if not bool(np.all(above_w > 0)):  # NaN too
+        raise DataError(
+            "a governor needs the power of a profile at each clock, busy and idle",
+            file=str(config.profile),
+            hint="joulery profile MODEL --clocks --output FILE",
+        )
+    scaled = profile.clocks_mhz * clocks[-1] / profile.clocks_mhz[-1]
+    slowdown = np.interp(clocks, scaled, profile.latency_s / profile.latency_s[-1])
+    return ClockCurves(lambda elasticity: slowdown, np.interp(clocks, scaled, above_w / above_w[-1]))
+
+
+def _read_profile(file: Path) -> ClockProfile:
+    try:
+        return ClockProfile.from_dict(json.loads(file.read_text()))
+    except (OSError, ValueError) as error:
+        raise DataError(f"not a clock profile: {error}", file=str(file)) from error
 
 
 def _spec(config: ClockConfig) -> DeviceSpec:
@@ -114,7 +150,8 @@ def _spec(config: ClockConfig) -> DeviceSpec:
 def _governor(config: ClockConfig, clocks: FloatArray, knee_mhz: float) -> Policy[GovernorState, DeviceView]:
     """The governor of a clock; one that reacts is kept at or above the knee while there is work."""
     if config.governor == "predictive":
-        return PredictiveGovernor(clocks, knee_mhz=knee_mhz, floor_mhz=config.knee_mhz or 0.0)
+        floor_mhz, assumed = config.knee_mhz or 0.0, config.profile is None
+        return PredictiveGovernor(clocks, knee_mhz=knee_mhz, floor_mhz=floor_mhz, assumed=assumed)
     if config.governor == "busy-idle":
         busy_mhz = float(clocks[np.argmin(np.abs(clocks - (config.clock_mhz or knee_mhz)))])
         return BusyIdleClocks(busy_mhz, float(clocks[0]))

@@ -1,21 +1,26 @@
-"""Entry point of the watchdog of leases: ``python -m joulery.app.wiring.lease_watchdog FOLDER PID``."""
+"""Entry point of the watchdog of leases: ``python -m joulery.app.wiring.lease_watchdog FOLDER PID START``."""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
 
 from joulery.app.wiring.devices import open_device
+from joulery.domain.gpu.device import Owner
 from joulery.runtime.leasing.watchdog import watch
-from joulery.store.leases import LeaseBook
+from joulery.store.leases import LeaseBook, owner_of
 
 
 def main() -> int:
     """Watch the process named on the command line."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a supervisor that ends the holder may signal its whole group
-    return watch(LeaseBook(Path(sys.argv[1])), int(sys.argv[2]), open_device)
+    folder, pid, start_ticks = sys.argv[1:]
+    me = owner_of(os.getpid())
+    owner = Owner(int(pid), int(start_ticks), me.boot_id, "", me.pid_namespace) if me else Owner(int(pid), 0, "")
+    return watch(LeaseBook(Path(folder)), owner, open_device)
 
 
 if __name__ == "__main__":

@@ -6,15 +6,16 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
-from joulery.app.wiring.devices import open_device
+from joulery.app.wiring.devices import cpufreq_spec, open_device
 from joulery.domain.errors import ActuationError, CapabilityError, JouleryError
 from joulery.domain.gpu.device import DeviceSpec, Lease, Owner
 from joulery.domain.ports import Device
 from joulery.runtime.leasing.leases import DURATION_S, LeaseHolder, renewed_leases
-from joulery.runtime.leasing.watchdog import Watchdog, revert_lease
-from joulery.store.leases import LeaseBook, lives
+from joulery.runtime.leasing.watchdog import Watchdog, guard, revert_lease
+from joulery.store.leases import MACHINE_FOLDER, LeaseBook, LeaseState, lease_state
 
 _WATCHDOG = "joulery.app.wiring.lease_watchdog"
 
@@ -40,6 +41,35 @@ def held_leases(
     return renewed_leases(tell, duration_s, watch=start_watchdog)
 
 
+def guard_leases(wait: Callable[[float], bool], book: LeaseBook | None = None) -> None:
+    """Revert leases of ended and silent processes, those of other containers included, until ``wait`` returns True.
+
+    Args:
+        wait: Waits so many seconds.
+        book: The leases; this user's when None.
+
+    Raises:
+        CapabilityError: Another guard runs.
+    """
+    guard(book or LeaseBook(), _open_hardware, wait)
+
+
+def _open_hardware(spec: DeviceSpec) -> Device[Any]:
+    """The device of a lease that another container may have written: known hardware alone, no files of its choice.
+
+    Raises:
+        CapabilityError: The lease names something else; ``joulery doctor --reset`` opens that too.
+    """
+    options = dict(spec.options)
+    options.pop("cpus", None)
+    usual = {"cpufreq": cpufreq_spec().options, "nvidia-clock": {}, "nvidia-mig": {}, "nvidia-power": {}}.get(spec.kind)
+    if spec.kind != "cpufreq":
+        options.pop("gpu", None)
+    if usual is None or options != usual:
+        raise CapabilityError("the guard does not open this device", resource=spec.kind, hint="joulery doctor --reset")
+    return open_device(spec)
+
+
 @dataclass(frozen=True, slots=True)
 class LeaseStatus:
     """One lease as ``joulery doctor`` shows it.
@@ -54,7 +84,7 @@ class LeaseStatus:
 
     name: str
     lease: Lease | None
-    state: str
+    state: LeaseState | Literal["damaged"]
     detail: str
 
     def as_dict(self) -> dict[str, Any]:
@@ -66,8 +96,17 @@ class LeaseStatus:
 
 def lease_statuses(book: LeaseBook | None = None) -> tuple[LeaseStatus, ...]:
     """Every recorded lease, by name."""
-    book = book or LeaseBook()
-    return tuple(status for name in book.names() if (status := _status(book, name)) is not None)
+    found = ((each, name) for each in _books(book) for name in each.names())
+    return tuple(status for each, name in found if (status := _status(each, name)) is not None)
+
+
+def _books(book: LeaseBook | None) -> tuple[LeaseBook, ...]:
+    """That book; else this user's, and the one in root's home that earlier versions wrote."""
+    if book is not None:
+        return (book,)
+    mine = LeaseBook()
+    earlier = LeaseBook(Path.home() / ".local/state/joulery/leases")
+    return (mine, earlier) if mine.folder == MACHINE_FOLDER / "leases" and earlier.names() else (mine,)
 
 
 def _status(book: LeaseBook, name: str) -> LeaseStatus | None:
@@ -77,9 +116,7 @@ def _status(book: LeaseBook, name: str) -> LeaseStatus | None:
         return LeaseStatus(name, None, "damaged", str(error))
     if lease is None:
         return None
-    state = "abandoned"
-    if lives(lease.owner):
-        state = "held" if lease.expires_s > time.time() else "expired"
+    state = lease_state(lease, time.time())
     owner = f"process {lease.owner.pid} ({lease.owner.program})"
     silent_s = max(0.0, time.time() - lease.renewed_s)
     detail = f"{lease.device}: {lease.wanted}, set by {owner}, renewed {silent_s:.0f} s ago; {lease.reason}"
@@ -95,12 +132,12 @@ def reset_everything(
         CapabilityError: This process may not set a device; all other settings are reverted.
         ActuationError: A device refused; all other settings are reverted.
     """
-    book = book or LeaseBook()
+    books = _books(book)
     said: list[str] = []
     failed: list[tuple[str, JouleryError]] = []
-    for name in book.names():
+    for each, name in [(one, name) for one in books for name in one.names()]:
         try:
-            said.append(revert_lease(book, name, open_))
+            said.append(revert_lease(each, name, open_))
         except JouleryError as error:
             failed.append((name, error))
     if not failed:
@@ -110,4 +147,4 @@ def reset_everything(
     if len(grants) == len(failed):
         raise CapabilityError(message, resource=failed[0][0], grant=grants[0])
     dirty = tuple(name for name, _ in failed)
-    raise ActuationError(message, applied=tuple(said), left_dirty=dirty, hint=f"the leases are in {book.folder}")
+    raise ActuationError(message, applied=tuple(said), left_dirty=dirty, hint=f"the leases are in {books[0].folder}")

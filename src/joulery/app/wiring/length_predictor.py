@@ -1,12 +1,15 @@
-"""The length predictor of a language model: the one it names, or the default; and a predictor as one ONNX file."""
+"""The length predictor of a language model: the one it names or the default, its encoder, its ONNX file."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
-from joulery.adapters.models import length_graph, minilm
-from joulery.app.wiring.prompt_encoder import prompt_encoder
+import numpy as np
+
+from joulery.adapters.models import length_graph, minilm, minilm_distil
+from joulery.perf.lengths.classes import QUANTILES
 from joulery.perf.lengths.prompt_features import FEATURES
 from joulery.runtime.llm.predictor_files import (
     DEFAULT,
@@ -17,7 +20,7 @@ from joulery.runtime.llm.predictor_files import (
     load_graph,
     needs_encoder,
 )
-from joulery.runtime.llm.predictor_training import TrainedPredictor
+from joulery.runtime.llm.predictor_training import Encoder, TrainedPredictor, TrainingAnswers, scores_unseen
 from joulery.runtime.llm.trained_predictor import PredictorHead
 
 
@@ -67,3 +70,36 @@ def predictor_graph(predictor: TrainedPredictor) -> Graph | None:
         return Graph(length_graph.build(model.arrays, model.recipe.width, len(FEATURES), None), None, 0)
     content = length_graph.build(model.arrays, model.recipe.width, len(FEATURES), encoder.graph)
     return Graph(content, encoder.words.read_bytes(), encoder.max_tokens, encoder.last_tokens)
+
+
+def prompt_encoder(choice: str) -> Encoder | None:
+    """``minilm``, or ``none``; ``auto`` is minilm where it is installed.
+
+    Raises:
+        CapabilityError: ``minilm`` is asked for and not installed.
+    """
+    if choice == "none" or (choice == "auto" and not minilm.installed()):
+        return None
+    return minilm.PromptEncoder()
+
+
+def distilled_encoder(
+    log: TrainingAnswers, seed: int, progress: Callable[[int, int, str], None] | None = None
+) -> Encoder:
+    """The installed encoder distilled into three layers on the prompts of a log.
+
+    Args:
+        log: What the predictor is trained on.
+        seed: Of every draw.
+        progress: Receives the steps done, the steps in all and, after each epoch, its loss.
+
+    Raises:
+        CapabilityError: PyTorch or the encoder is not installed.
+        DataError: The log is too small to learn from.
+    """
+    teacher = minilm.PromptEncoder()
+    scores = scores_unseen(log, teacher)
+    shared = scores[:, -1]
+    classes = np.searchsorted(np.quantile(shared, QUANTILES), shared, "right")
+    lesson = minilm_distil.Lesson(log.prompts, scores, classes)
+    return minilm_distil.distil(teacher, lesson, minilm_distil.DistilRecipe(seed=seed), progress)

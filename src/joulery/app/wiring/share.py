@@ -6,9 +6,10 @@ from pathlib import Path
 
 from joulery.adapters.cgroups import RunGroup, make_group, open_group
 from joulery.adapters.meters.cputimes import open_cpu_times, sockets_of_cpus
+from joulery.adapters.meters.threads import ThreadTable
 from joulery.adapters.meters.tree import ProcessTree
 from joulery.domain.errors import CapabilityError
-from joulery.runtime.measuring.share import BusyReader, TreeReader
+from joulery.runtime.measuring.share import BusyReader, ThreadReader, TreeReader
 
 
 def make_run_group(pid: int) -> RunGroup | None:
@@ -45,3 +46,8 @@ def open_busy() -> BusyReader:
         CapabilityError: ``/proc/stat`` cannot be read.
     """
     return open_cpu_times()
+
+
+def open_threads() -> ThreadReader:
+    """CPU times of the threads of a run."""
+    return ThreadTable()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from joulery.adapters.engines.remote.triton import TritonModel, TritonProcess, config_text, one_server_each, processes
-from joulery.config.services import OnnxModel, PythonModel
+from joulery.config.services import PythonModel, TorchExportModel, TorchScriptModel, TransformersModel
 from joulery.config.site import Site
 from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance
 from joulery.domain.serving.service import Slo
@@ -19,6 +19,13 @@ from joulery.store.files import disk_errors
 
 PORT = 8000
 MPS, SHARED, ENDPOINTS = "launch-mps.sh", "launch-shared.sh", "endpoints.json"
+_BACKENDS: Mapping[type, str] = {
+    PythonModel: "python",
+    TorchScriptModel: "pytorch",
+    TorchExportModel: "python",
+    TransformersModel: "python",
+}
+"""Triton's backend of a model that is no ONNX file; its PyTorch backend runs TorchScript."""
 _MPS_HEAD = """\
 #!/bin/sh
 # One Triton process an instance, each with its share of the SMs (NVIDIA MPS). Written by joulery plan --triton.
@@ -88,8 +95,7 @@ def _backends(site: Site) -> dict[tuple[str, str], str]:
     found: dict[tuple[str, str], str] = {}
     for service in site.services:
         for variant in () if service.family_config is None else service.family.variants:
-            kind = {OnnxModel: "onnxruntime", PythonModel: "python"}.get(type(variant.model), "onnxruntime")
-            found[service.name, variant.name] = kind
+            found[service.name, variant.name] = _BACKENDS.get(type(variant.model), "onnxruntime")
     return found
 
 
@@ -109,8 +115,8 @@ def _standbys(
     found: dict[str, TritonProcess] = {}
     port = PORT + 3 * len(originals)
     for watched, original in zip(watched_instances(gpus, slos), originals, strict=True):
-        if watched.shadow_percent > watched.share_percent + 1e-9:
-            share = min(1.0, round(watched.shadow_percent / 100, 9))
+        if watched.standby_percent > watched.share_percent + 1e-9:
+            share = min(1.0, round(watched.standby_percent / 100, 9))
             found[watched.key] = TritonProcess(
                 original.repository, original.models, original.gpu, share, port + 3 * len(found)
             )

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from joulery.config.parsing.explain import explain
-from joulery.config.parsing.renames import with_new_keys
+from joulery.config.parsing.explain import Schema, explain, resolve
 from joulery.config.parsing.tree import MAX_BYTES, Tree, parse_yaml
+from joulery.config.parsing.tree import Path as KeyPath
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
+from joulery.domain.renames import warn_renamed
 
 D = TypeVar("D", bound=BaseModel)
 
@@ -173,3 +174,65 @@ def _other_kind(tree: Tree, kind: Document[D]) -> ConfigError | None:
                 f"this is {noun}, expected {kind.noun}", file=tree.file, line=tree.line((key,)), hint=hint
             )
     return None
+
+
+def with_new_keys(tree: Tree, schema: Schema) -> Tree:
+    """``tree`` with every key that a section declares in ``ALIASES`` under its new name, one warning for each.
+
+    Raises:
+        ConfigError: Old and new name stand in the same section.
+    """
+    renamer = _Renamer(tree, schema)
+    data = renamer.renamed(schema, tree.data, ())
+    if not renamer.new_keys:
+        return tree
+    return replace(tree, data=data, lines=renamer.moved(tree.lines), texts=renamer.moved(tree.texts))
+
+
+class _Renamer:
+    """Walks data and schema together.
+
+    Attributes:
+        new_keys: The new key of every old one found, by its path as written.
+    """
+
+    def __init__(self, tree: Tree, schema: Schema) -> None:
+        self._tree, self._schema = tree, schema
+        self.new_keys: dict[KeyPath, str] = {}
+
+    def renamed(self, schema: Schema, data: Any, path: KeyPath) -> Any:
+        """``data``, which stands at ``path`` and follows ``schema``, with new keys."""
+        schema = resolve(self._schema, schema, data)
+        if isinstance(data, list):
+            return [self.renamed(schema.get("items", {}), item, (*path, index)) for index, item in enumerate(data)]
+        if not isinstance(data, dict):
+            return data
+        aliases, properties = schema.get("x-renamed", {}), schema.get("properties", {})
+        rest = schema.get("additionalProperties")
+        found = {}
+        for key, value in data.items():
+            new = self._new_key(data, key, aliases[key], (*path, key)) if key in aliases else key
+            part = properties.get(new, rest)
+            found[new] = self.renamed(part, value, (*path, key)) if isinstance(part, dict) else value
+        return found
+
+    def _new_key(self, data: Mapping[str, Any], old: str, new: str, path: KeyPath) -> str:
+        pointer, line = ".".join(map(str, path)), self._tree.line(path)
+        if new in data:
+            raise ConfigError(
+                f"{old} is the old name of {new}, which is given, too",
+                file=self._tree.file,
+                pointer=pointer,
+                line=line,
+                hint=f"remove {old}",
+            )
+        warn_renamed(old, new, f"{self._tree.file}:{line} {pointer}")
+        self.new_keys[path] = new
+        return new
+
+    def moved(self, entries: Mapping[KeyPath, Any]) -> dict[KeyPath, Any]:
+        """``entries`` with their paths under the new keys."""
+        return {self._moved(path): entry for path, entry in entries.items()}
+
+    def _moved(self, path: KeyPath) -> KeyPath:
+        return tuple(self.new_keys.get(path[: depth + 1], part) for depth, part in enumerate(path))

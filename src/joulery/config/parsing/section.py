@@ -51,6 +51,11 @@ def _existing_folder(value: Path) -> Path:
     return _existing(value, Path.is_dir, "folder")
 
 
+def _writable_place(value: Path) -> Path:
+    _existing(value.parent, Path.is_dir, "folder")
+    return value
+
+
 def _existing(value: Path, exists: Callable[[Path], bool], what: str) -> Path:
     try:
         found = exists(value)
@@ -67,6 +72,8 @@ Text = Annotated[str, StringConstraints(min_length=1, max_length=500)]
 """Some words."""
 InputFile = Annotated[Path, AfterValidator(_resolve), AfterValidator(_existing_file)]
 """A file that is there; relative to the site file."""
+FeedFile = Annotated[Path, AfterValidator(_resolve), AfterValidator(_writable_place)]
+"""A file that another program writes, and that may not be there yet; its folder is. Relative to the site file."""
 InputFolder = Annotated[Path, AfterValidator(_resolve), AfterValidator(_existing_folder)]
 """A folder that is there; relative to the site file."""
 OutputPath = Annotated[Path, AfterValidator(_resolve)]

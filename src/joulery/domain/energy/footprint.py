@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from joulery.domain.energy.carbon import Scope, Signal
+from joulery.domain.energy.carbon import JOULES_PER_KWH, Scope, Signal
 from joulery.domain.errors import DataError
+from joulery.domain.format import duration, grams, percent, si
 from joulery.domain.quality import Quality, weakest
 
 
@@ -124,12 +125,51 @@ class Footprint:
         rest = (self.idle_quality,) if self.idle_j > 0 or self.unattributed_j > 0 else ()
         return weakest((*(part.quality for part in self.parts if part.energy_j > 0), *rest))
 
+    @property
+    def energy_kwh(self) -> float:
+        """``energy_j`` in kilowatt hours."""
+        return self.energy_j / JOULES_PER_KWH
+
+    def cost(self, price_per_kwh: float) -> float:
+        """What the energy costs with its facility overhead, in the currency of the price.
+
+        Args:
+            price_per_kwh: Price of a kilowatt hour.
+        """
+        return self.facility_j / JOULES_PER_KWH * price_per_kwh
+
+    def __str__(self) -> str:
+        """One line for people: energy with its quality and uncertainty, grams, time."""
+        return ", ".join(words for _, words in self._figures())
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks."""
+        rows = "".join(f"<tr><th>{name}</th><td>{words}</td></tr>" for name, words in self._figures())
+        return f"<table>{rows}</table>"
+
+    def _figures(self) -> tuple[tuple[str, str], ...]:
+        energy_j = self.energy_j
+        spread = f" ± {percent(self.band_j / energy_j, 0)}" if self.band_j > 0 and energy_j > 0 else ""
+        known = "" if self.coverage_ratio == 1 else f", {percent(self.coverage_ratio)} of the time covered"
+        carbon = "no carbon source" if self.carbon_g is None else f"{grams(self.carbon_g)} CO2e, {self.carbon_quality}"
+        return (
+            ("energy", f"{si(energy_j, 'J')} ({si(energy_j / 3600, 'Wh')}) {self.quality}{spread}{known}"),
+            ("carbon", carbon),
+            ("time", duration(self.duration_s)),
+        )
+
     def portion(self, ratio: float) -> Footprint:
         """A share of it, 0 to 1, time included: portions of ratios that sum to 1 add up to the whole."""
         return replace(
             self,
             parts=tuple(
-                replace(part, energy_j=part.energy_j * ratio, band_j=part.band_j * ratio) for part in self.parts
+                replace(
+                    part,
+                    energy_j=part.energy_j * ratio,
+                    band_j=part.band_j * ratio,
+                    carbon_g=part.carbon_g * ratio,
+                )
+                for part in self.parts
             ),
             **{name: value * ratio for name in _ADDED if (value := getattr(self, name)) is not None},
         )
@@ -178,6 +218,8 @@ _ADDED = (
     "duration_s",
     "covered_s",
     "idle_band_j",
+    "idle_g",
+    "unattributed_g",
 )
 """The fields that add up."""
 
@@ -207,3 +249,22 @@ def _ratio(part: float, whole: float) -> float:
 
 def _fmin(a: float, b: float) -> float:
     return b if math.isnan(a) else a if math.isnan(b) else min(a, b)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a rolled-up table.
+
+    Attributes:
+        key: What the line is about.
+        energy_j: Its joules; NaN when not known.
+        carbon_g: Its grams; NaN when not known.
+        quality: The weakest quality in it.
+        band_j: Half-width of the uncertainty of its joules; 0 when not stated.
+    """
+
+    key: str
+    energy_j: float
+    carbon_g: float
+    quality: Quality
+    band_j: float = 0.0

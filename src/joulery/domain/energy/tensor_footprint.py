@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,7 @@ class TensorFootprint:
         multiplicity: ``events`` or ``set``.
         composite: Operations that stand for many the framework does not show.
         feeds: (producer, consumer) of operations, by name, where the trace has the dataflow; empty where not.
+        process_j: Joules of the operations of each process; empty where the trace names none.
         notes: What a reader must know about these numbers, one sentence each.
     """
 
@@ -103,6 +104,7 @@ class TensorFootprint:
     multiplicity: str = "events"
     composite: frozenset[str] = frozenset()
     feeds: frozenset[tuple[str, str]] = frozenset()
+    process_j: Mapping[int, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def __init__(
@@ -128,6 +130,7 @@ class TensorFootprint:
         multiplicity: str = "events",
         composite: frozenset[str] = frozenset(),
         feeds: frozenset[tuple[str, str]] = frozenset(),
+        process_j: Mapping[int, float] | None = None,
         notes: Sequence[str] = (),
     ) -> None:
         integers = {
@@ -157,6 +160,7 @@ class TensorFootprint:
             "multiplicity": multiplicity,
             "composite": frozenset(composite),
             "feeds": frozenset(feeds),
+            "process_j": dict(process_j or {}),
             "notes": tuple(notes),
         }
         for name, value in fields.items():

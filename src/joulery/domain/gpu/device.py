@@ -120,6 +120,7 @@ class DeviceCapability:
         clocks_mhz: Clocks that can be asked for, ascending; empty for other knobs.
         profiles: MIG profiles the board offers; empty for other knobs.
         emulated: True where nothing real is set.
+        uuid: The vendor's identity of the device, the same in every container; empty where it has none.
     """
 
     device: str
@@ -131,6 +132,7 @@ class DeviceCapability:
     clocks_mhz: tuple[float, ...] = ()
     profiles: tuple[str, ...] = ()
     emulated: bool = False
+    uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,12 +219,14 @@ class Owner:
         start_ticks: When it started, in the kernel's ticks since boot (field 22 of ``/proc/PID/stat``).
         boot_id: Which boot that was (``/proc/sys/kernel/random/boot_id``).
         program: What it is, for people.
+        pid_namespace: The namespace of ``pid``, an inode number; 0 in leases of older versions: the reader's own.
     """
 
     pid: int
     start_ticks: int
     boot_id: str
     program: str = ""
+    pid_namespace: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +242,7 @@ class Lease:
         owner: Who holds it.
         renewed_s: When the owner last said that it still cares, Unix seconds.
         lasts_s: For how long that holds, s.
+        uuid: The vendor's identity of the device; empty where it has none.
     """
 
     device: str
@@ -248,11 +253,12 @@ class Lease:
     owner: Owner
     renewed_s: float
     lasts_s: float
+    uuid: str = ""
 
     @property
     def name(self) -> str:
-        """Unique for a knob of a device, and fit for a file name: ``gpu-0.clock``."""
-        return lease_name(self.device, self.spec.knob)
+        """Unique for a knob of a device, and fit for a file name: ``cpu.clock``, ``GPU-8f5b….clock``."""
+        return lease_name(self.uuid or self.device, self.spec.knob)
 
     @property
     def expires_s(self) -> float:
@@ -261,7 +267,7 @@ class Lease:
 
 
 def lease_name(device: str, knob: Knob) -> str:
-    """The name of the lease of one knob of one device."""
+    """The name of the lease of one knob of one device (its UUID, else its label)."""
     return f"{''.join(c if c.isalnum() else '-' for c in device)}.{knob}"
 
 
@@ -281,8 +287,10 @@ def lease_as_dict(lease: Lease) -> dict[str, Any]:
             "start_ticks": owner.start_ticks,
             "boot_id": owner.boot_id,
             "program": owner.program,
+            "pid_namespace": owner.pid_namespace,
         },
         "lasts_s": lease.lasts_s,
+        "uuid": lease.uuid,
     }
 
 
@@ -308,10 +316,15 @@ def lease_from_dict(document: Any, renewed_s: float, file: str | None = None) ->
             wanted=str(document["wanted"]),
             reason=str(document["reason"]),
             owner=Owner(
-                int(owner["pid"]), int(owner["start_ticks"]), str(owner["boot_id"]), str(owner.get("program", ""))
+                int(owner["pid"]),
+                int(owner["start_ticks"]),
+                str(owner["boot_id"]),
+                str(owner.get("program", "")),
+                int(owner.get("pid_namespace", 0)),
             ),
             renewed_s=renewed_s,
             lasts_s=float(document["lasts_s"]),
+            uuid=str(document.get("uuid", "")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"not a lease: {error!r}", file=file, hint="look what it set, then remove the file") from error

@@ -63,9 +63,10 @@ class Server(Generic[T, W]):
         max_delay_s: How long a request waits for others before a smaller batch will do.
         held: What it works on; a withdrawn request stays here until its replica is done with it.
         leaving: True when it takes no more requests.
+        warm: Other variants that it can run too.
     """
 
-    __slots__ = ("batch", "held", "leaving", "max_delay_s", "payload", "variant")
+    __slots__ = ("batch", "held", "leaving", "max_delay_s", "payload", "variant", "warm")
 
     def __init__(self, payload: W, variant: str = "", *, batch: int = 1, max_delay_s: float = 0.0) -> None:
         self.payload = payload
@@ -74,6 +75,11 @@ class Server(Generic[T, W]):
         self.max_delay_s = max_delay_s
         self.held: list[Ticket[T]] = []
         self.leaving = False
+        self.warm: frozenset[str] = frozenset()
+
+    def runs(self, variant: str) -> bool:
+        """Whether it can run a variant; any where that is empty."""
+        return variant in ("", self.variant) or variant in self.warm
 
     @property
     def ticket(self) -> Ticket[T] | None:
@@ -105,6 +111,11 @@ class Dispatcher(Generic[T, W]):
     def waiting(self) -> int:
         """Requests that wait."""
         return len(self._waiting)
+
+    @property
+    def oldest_s(self) -> float:
+        """When the first of the waiting requests arrived, on the driver's clock; infinity for none."""
+        return self._waiting[0].since_s if self._waiting else math.inf
 
     @property
     def idle(self) -> int:
@@ -179,12 +190,7 @@ class Dispatcher(Generic[T, W]):
         self._idle.remove(server)
         return True
 
-    def lose(self, server: Server[T, W]) -> Ticket[T] | None:
-        """A replica died. The request to give up now; None when it held none, or it will be tried again."""
-        given_up = self.lose_all(server)
-        return given_up[0] if given_up else None
-
-    def lose_all(self, server: Server[T, W]) -> list[Ticket[T]]:
+    def lose(self, server: Server[T, W]) -> list[Ticket[T]]:
         """A replica died. Those of its requests to give up now; the others will be tried again, each alone."""
         self.servers.remove(server)
         held, server.held = server.held, []
@@ -272,7 +278,7 @@ class Dispatcher(Generic[T, W]):
         """The longest-idle replica that may serve ``ticket``."""
         if not ticket.variant:
             return self._idle[0] if self._idle else None
-        return next((server for server in self._idle if server.variant == ticket.variant), None)
+        return next((server for server in self._idle if server.runs(ticket.variant)), None)
 
     @staticmethod
     def _close(ticket: Ticket[T]) -> Ticket[T] | None:
@@ -280,3 +286,25 @@ class Dispatcher(Generic[T, W]):
             return None
         ticket.open = False
         return ticket
+
+
+class QueueLimits:
+    """How many requests may wait for each service of an engine: its own limit, or a lower one.
+
+    Args:
+        most: The engine's own limit.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lower: dict[str, int] = {}
+
+    def of(self, service: str) -> int:
+        """The limit of a service."""
+        return self._lower.get(service, self._most)
+
+    def change(self, service: str, waiting: int | None, queue: Dispatcher[T, W] | None) -> None:
+        """Set the limit of a service, and of its queue where it has one; None for the engine's own."""
+        self._lower[service] = self._most if waiting is None else min(waiting, self._most)
+        if queue is not None:
+            queue.bound = self._lower[service]

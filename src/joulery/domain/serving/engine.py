@@ -21,8 +21,28 @@ class ModelKind(StrEnum):
     """An ONNX file, run by ONNX Runtime."""
     PYTHON = "python"
     """A Python callable ``module:function``: takes a dict of arrays by name, returns one."""
+    TORCHSCRIPT = "torchscript"
+    """A file of ``torch.jit.save``, run by PyTorch."""
+    TORCH_EXPORT = "torch_export"
+    """A file of ``torch.export.save``, run by PyTorch."""
+    TRANSFORMERS = "transformers"
+    """A Hugging Face pipeline: the folder of its model, or the model's name on the hub; its task is an option."""
     REMOTE = "remote"
     """A model on another server with the Open Inference Protocol: ``http://HOST:PORT/MODEL``."""
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the location of such a model is the path of one file."""
+        return self in (ModelKind.ONNX, ModelKind.TORCHSCRIPT, ModelKind.TORCH_EXPORT)
+
+
+_SUFFIXES = {
+    ".onnx": ModelKind.ONNX,
+    ".pt": ModelKind.TORCHSCRIPT,
+    ".torchscript": ModelKind.TORCHSCRIPT,
+    ".pt2": ModelKind.TORCH_EXPORT,
+}
+_PIPELINE = "transformers:"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -33,7 +53,9 @@ class ModelRef:
         kind: How it is loaded.
         location: The path of a file, ``module:function`` or an address; ``module:Class`` is instantiated once a
             replica.
-        options: Keyword arguments of the callable as a JSON object; empty for none.
+        options: How it is loaded, as a JSON object; empty for nothing said. Of a callable its keyword arguments, of a
+            pipeline its ``task`` and keyword arguments, of TorchScript the ``inputs`` that it takes, of a model on
+            another server ``power_w``: watts above idle while it answers one request, where they are stated.
     """
 
     kind: ModelKind
@@ -44,18 +66,28 @@ class ModelRef:
     def parse(cls, text: str) -> ModelRef:
         """``lite0.onnx`` is a file, ``package.module:function`` a Python callable, ``http://…`` a served model.
 
+        ``.pt`` and ``.torchscript`` are files of TorchScript, ``.pt2`` of torch.export; ``transformers:TASK:FOLDER`` is
+        a Hugging Face pipeline.
+
         Raises:
-            ConfigError: It is neither.
+            ConfigError: It is none of them.
         """
         if text.startswith(("http://", "https://")):
             return cls(ModelKind.REMOTE, text)
-        if text.endswith(".onnx"):
-            return cls(ModelKind.ONNX, text)
+        for suffix, kind in _SUFFIXES.items():
+            if text.endswith(suffix):
+                return cls(kind, text)
+        task, second, folder = text.removeprefix(_PIPELINE).partition(":")
+        if text.startswith(_PIPELINE) and second and task and folder and task.replace("-", "").isalpha():
+            return cls(ModelKind.TRANSFORMERS, folder, f'{{"task": "{task}"}}')
         module, colon, function = text.partition(":")
         if colon and function.isidentifier() and all(part.isidentifier() for part in module.split(".")):
             return cls(ModelKind.PYTHON, text)
         raise ConfigError(
-            "not a model", got=text, expected="a file ending in .onnx, module:function, or http://HOST:PORT/MODEL"
+            "not a model",
+            got=text,
+            expected="a file ending in .onnx, .pt or .pt2, module:function, transformers:TASK:FOLDER, "
+            "or http://HOST:PORT/MODEL",
         )
 
     def __str__(self) -> str:
@@ -77,6 +109,9 @@ class ReplicaSpec:
         cores: The CPU cores it is bound to; empty for the least loaded ones.
         standby: Loaded and warm, but takes no requests until it is promoted (iGniter 4.2).
         device: The GPU it must be on (``gpu:0``); empty for any with room, and off the GPU.
+        warm: Other variants that its process keeps loaded, most wanted first: a :class:`VariantMix` may have them
+            answer.
+        memory_bytes: Memory of the process beyond which it keeps no more of them; 0 for no bound.
     """
 
     service: str
@@ -89,6 +124,8 @@ class ReplicaSpec:
     cores: tuple[int, ...] = ()
     standby: bool = False
     device: str = ""
+    warm: tuple[tuple[str, ModelRef], ...] = ()
+    memory_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.threads < 0:
@@ -99,10 +136,17 @@ class ReplicaSpec:
                 pointer=self.service,
                 got=f"batch {self.batch}, {self.max_delay_s:g} s",
             )
+        if self.warm and self.batch > 1:
+            raise ConfigError("a replica that batches requests runs one variant", pointer=self.service)
         if self.cores and len(self.cores) != self.slice.cores:
             raise ConfigError(
                 f"a slice of {self.slice.cores} cores cannot be bound to {len(self.cores)}", pointer=self.service
             )
+
+    @property
+    def models(self) -> tuple[tuple[str, ModelRef], ...]:
+        """Every variant that its process loads, sorted: its own and the warm ones."""
+        return tuple(sorted(((self.variant, self.model), *self.warm)))
 
     def __str__(self) -> str:
         together = f" x{self.batch}" if self.batch > 1 else ""
@@ -137,6 +181,7 @@ class ReplicaView:
         platform: What runs it (``onnxruntime_onnx``, ``python``).
         last_error: The newest reason for a restart or a failed warm-up; empty when all went well.
         place: The vendor's identity of the part of a GPU it runs on; empty off the GPU.
+        warm: Variants that it keeps loaded beside its own.
     """
 
     id: str
@@ -152,6 +197,7 @@ class ReplicaView:
     platform: str = ""
     last_error: str = ""
     place: str = ""
+    warm: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,7 @@ class GenerationCost(NamedTuple):
         predicted_tokens: Its predicted length; NaN without a prediction.
         source: Source of the prediction: ``cache``, ``predictor``, ``mean`` or ``none``.
         first_token_s: First message of the engine, Unix seconds; NaN without one.
+        kind: The endpoint.
     """
 
     variant: str
@@ -120,6 +121,7 @@ class GenerationCost(NamedTuple):
     predicted_tokens: float
     source: str
     first_token_s: float = math.nan
+    kind: GenerationKind = GenerationKind.CHAT
 
     @property
     def energy_per_token_j(self) -> float | None:
@@ -127,6 +129,22 @@ class GenerationCost(NamedTuple):
         if self.energy is None or self.usage.completion < 1:
             return None
         return self.energy.energy_j / self.usage.completion
+
+
+class EngineLoad(NamedTuple):
+    """What an engine itself reports of its load, other clients' requests included.
+
+    Attributes:
+        running, waiting: Requests in its batch and in its queue.
+        kv_usage_ratio: Share of its KV cache in use; NaN where not reported.
+        prompt_tokens, generated_tokens: Tokens read and generated since it started; NaN where not reported.
+    """
+
+    running: float
+    waiting: float
+    kv_usage_ratio: float = math.nan
+    prompt_tokens: float = math.nan
+    generated_tokens: float = math.nan
 
 
 class LLMEngine(Protocol):
@@ -172,6 +190,10 @@ class LLMEngine(Protocol):
 
     def cpu_s(self) -> float:
         """CPU seconds it has used since it started; NaN where unknown."""
+        ...
+
+    async def load(self) -> EngineLoad | None:
+        """Its load as it reports it now; None where it reports none."""
         ...
 
     async def close(self) -> None:

@@ -103,6 +103,7 @@ class SliceProfile:
         startup_s: Seconds from launch to ready.
         startup_cpu_s: CPU seconds of launching, loading and warming up.
         memory_bytes: Resident memory of the replica after it ran; 0 when not known.
+        awake_w: Watts that the replica draws while it waits for requests; 0 when not measured.
     """
 
     variant: str
@@ -113,8 +114,11 @@ class SliceProfile:
     startup_s: float = 0.0
     startup_cpu_s: float = 0.0
     memory_bytes: int = 0
+    awake_w: float = 0.0
 
     def __post_init__(self) -> None:
+        if not (math.isfinite(self.awake_w) and self.awake_w >= 0):
+            raise DataError(f"{self.variant}: a waiting replica draws {self.awake_w} W, expected 0 or more")
         if not (math.isfinite(self.active_w) and self.active_w > 0):
             raise DataError(f"{self.variant}: a busy core draws {self.active_w} W above idle, expected more than 0")
 
@@ -222,6 +226,7 @@ def _entry_as_dict(entry: SliceProfile) -> dict[str, Any]:
         "startup_s": entry.startup_s,
         "startup_cpu_s": entry.startup_cpu_s,
         "memory_bytes": entry.memory_bytes,
+        **({"awake_w": entry.awake_w} if entry.awake_w else {}),
         "alone": entry.alone.as_dict(),
         "loaded": None if shared else entry.loaded.as_dict(),
     }
@@ -239,6 +244,7 @@ def _entry_from_dict(data: Mapping[str, Any]) -> SliceProfile:
         startup_s=float(data["startup_s"]),
         startup_cpu_s=float(data["startup_cpu_s"]),
         memory_bytes=int(data["memory_bytes"]),
+        awake_w=float(data.get("awake_w", 0.0)),
     )
 
 

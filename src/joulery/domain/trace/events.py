@@ -7,7 +7,7 @@ led to it and the operation itself, joined by ``/`` (``bert/encoder/layer_0/atte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,7 @@ class EventTrace:
         phase: Index into ``phases``, int64[n].
         composite: Operations that stand for many the framework does not show (compiled regions, CUDA graphs).
         feeds: (producer, consumer) of operations, by name, where the source has the dataflow; empty where not.
+        lanes: (process, thread) of each lane by the system's numbers, thread 0 for a stream; empty where not known.
         notes: What the reader had to guess or leave out, one sentence each, for a person.
 
     Raises:
@@ -61,6 +62,7 @@ class EventTrace:
     phase: IntArray
     composite: frozenset[str] = frozenset()
     feeds: frozenset[tuple[str, str]] = frozenset()
+    lanes: tuple[tuple[int, int], ...] = ()
     notes: tuple[str, ...] = ()
 
     def __init__(
@@ -77,6 +79,7 @@ class EventTrace:
         phase: npt.ArrayLike,
         composite: frozenset[str] = frozenset(),
         feeds: frozenset[tuple[str, str]] = frozenset(),
+        lanes: Sequence[tuple[int, int]] = (),
         notes: Sequence[str] = (),
     ) -> None:
         columns = {"op": op, "start_ns": start_ns, "dur_ns": dur_ns, "device": device, "lane": lane, "phase": phase}
@@ -89,7 +92,8 @@ class EventTrace:
         _intervals(arrays["start_ns"], arrays["dur_ns"])
         for name, column in arrays.items():
             object.__setattr__(self, name, column)
-        for name, value in (("ops", ops), ("devices", devices), ("phases", phases), ("notes", notes)):
+        tables = {"ops": ops, "devices": devices, "phases": phases, "lanes": lanes, "notes": notes}
+        for name, value in tables.items():
             object.__setattr__(self, name, tuple(value))
         object.__setattr__(self, "composite", frozenset(composite))
         object.__setattr__(self, "feeds", frozenset(feeds))
@@ -120,38 +124,20 @@ def with_devices(trace: EventTrace, names: Sequence[str], notes: Sequence[str] |
     """
     table = list(dict.fromkeys(names))
     index = np.array([table.index(name) for name in names], np.int64)
-    return EventTrace(
-        trace.ops,
-        table,
-        trace.phases,
-        op=trace.op,
-        start_ns=trace.start_ns,
-        dur_ns=trace.dur_ns,
-        device=index[trace.device] if len(trace) else trace.device,
-        lane=trace.lane,
-        phase=trace.phase,
-        composite=trace.composite,
-        feeds=trace.feeds,
-        notes=trace.notes if notes is None else notes,
-    )
+    device = index[trace.device] if len(trace) else trace.device
+    return replace(trace, devices=tuple(table), device=device, notes=trace.notes if notes is None else tuple(notes))
 
 
 def shifted(trace: EventTrace, by_ns: int) -> EventTrace:
     """The same events, so much later."""
-    return EventTrace(
-        trace.ops,
-        trace.devices,
-        trace.phases,
-        op=trace.op,
-        start_ns=trace.start_ns + by_ns,
-        dur_ns=trace.dur_ns,
-        device=trace.device,
-        lane=trace.lane,
-        phase=trace.phase,
-        composite=trace.composite,
-        feeds=trace.feeds,
-        notes=trace.notes,
-    )
+    return replace(trace, start_ns=trace.start_ns + by_ns)
+
+
+def of_process(trace: EventTrace, process: int) -> EventTrace:
+    """The same events as those of one process, whatever process the trace names."""
+    count = max(int(trace.lane.max(initial=NO_LANE)) + 1, len(trace.lanes))
+    threads = [thread for _, thread in trace.lanes] + [0] * (count - len(trace.lanes))
+    return replace(trace, lanes=tuple((process, thread) for thread in threads))
 
 
 def joined(traces: Sequence[EventTrace]) -> EventTrace:
@@ -161,13 +147,16 @@ def joined(traces: Sequence[EventTrace]) -> EventTrace:
     tables: dict[str, dict[str, int]] = {"ops": {}, "devices": {}, "phases": {}}
     columns: dict[str, list[IntArray]] = {name: [] for name in ("op", "device", "phase", "lane")}
     lanes = 0
+    owners: list[tuple[int, int]] = []
     for trace in traces:
         for table, column in (("ops", "op"), ("devices", "device"), ("phases", "phase")):
             known = tables[table]
             index = np.array([known.setdefault(name, len(known)) for name in getattr(trace, table)], np.int64)
             columns[column].append(index[getattr(trace, column)] if len(trace) else np.zeros(0, np.int64))
         columns["lane"].append(np.where(trace.lane == NO_LANE, NO_LANE, trace.lane + lanes))
-        lanes += int(trace.lane.max(initial=NO_LANE)) + 1
+        count = max(int(trace.lane.max(initial=NO_LANE)) + 1, len(trace.lanes))
+        owners += [*trace.lanes, *[(0, 0)] * (count - len(trace.lanes))]
+        lanes += count
     return EventTrace(
         list(tables["ops"]),
         list(tables["devices"]),
@@ -177,6 +166,7 @@ def joined(traces: Sequence[EventTrace]) -> EventTrace:
         dur_ns=np.concatenate([np.zeros(0, np.int64), *(trace.dur_ns for trace in traces)]),
         composite=frozenset[str]().union(*(trace.composite for trace in traces)),
         feeds=frozenset[tuple[str, str]]().union(*(trace.feeds for trace in traces)),
+        lanes=owners if any(trace.lanes for trace in traces) else (),
         notes=list(dict.fromkeys(note for trace in traces for note in trace.notes)),
     )
 

@@ -85,6 +85,7 @@ class TracedSession:
         clock: How the clocks were tied together.
         kind: Kind of its steps: ``training`` (an optimizer's), ``evaluation`` (calls without gradients) or ``other``.
         uuids: UUID by the device name that the program gave (``GPU:0``).
+        rank: Rank of the process in a distributed program; None elsewhere.
     """
 
     trace: EventTrace
@@ -94,6 +95,7 @@ class TracedSession:
     clock: ClockFit
     kind: str = "other"
     uuids: Mapping[str, str] = field(default_factory=dict)
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from joulery.domain.errors import ConfigError
 from joulery.perf.catalog.synthetic_t4 import SYNTHETIC_T4
-from joulery.perf.catalog.v100 import V100
-from joulery.perf.catalog.v100_calibrated import V100_CALIBRATED
-from joulery.perf.catalog.v100_refit import V100_REFIT
+from joulery.perf.catalog.v100 import V100, V100_CALIBRATED, V100_REFIT
 from joulery.perf.interference.model import InterferenceProfile
 
 _PROFILES = {"v100": V100, "v100-calibrated": V100_CALIBRATED, "v100-refit": V100_REFIT, "synthetic-t4": SYNTHETIC_T4}

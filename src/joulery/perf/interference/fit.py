@@ -8,7 +8,7 @@ the five of them are found by a search over ``k4`` alone, which has one minimum 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,10 +16,8 @@ import numpy as np
 
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import DataError
-from joulery.domain.quality import Quality
 from joulery.perf.interference.model import (
     GpuCoefficients,
-    InterferenceProfile,
     ModelCoefficients,
     ModelFit,
     Neighbourhood,
@@ -124,18 +122,6 @@ class ModelRuns:
     points: Sequence[SoloPoint]
     cache: Sequence[CachePoint]
     two_copies: TwoCopies
-
-
-def fit_profile(gpu: GpuRuns, models: Mapping[str, ModelRuns], *, source: str) -> InterferenceProfile:
-    """All coefficients of a GPU type from its profiling runs.
-
-    Raises:
-        DataError: Too few runs, or runs that do not determine the coefficients.
-    """
-    hardware = fit_gpu(gpu)
-    fitted = {name: fit_model(hardware, runs) for name, runs in models.items()}
-    fits = tuple(solo_fit(hardware, name, fitted[name], runs.points) for name, runs in models.items())
-    return InterferenceProfile(hardware, fitted, "igniter", source, Quality.MODELLED, fits)
 
 
 def fit_gpu(runs: GpuRuns) -> GpuCoefficients:

@@ -111,10 +111,6 @@ class Neighbourhood(NamedTuple):
         """The GPU with one process more; O(1)."""
         return Neighbourhood(self.processes + 1, self.power_w + solo.power_w, self.cache_percent + solo.cache_percent)
 
-    def without_process(self, solo: Solo) -> Neighbourhood:
-        """The GPU with this process taken away; O(1)."""
-        return Neighbourhood(self.processes - 1, self.power_w - solo.power_w, self.cache_percent - solo.cache_percent)
-
 
 class Latency(NamedTuple):
     """Predicted times of one batch, ms (Eqs. 1-4)."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -169,11 +168,6 @@ def prompt_features(prompt: str) -> FloatArray:
     values += [float(first == word) for word in _OPENINGS]
     values += _topics(lower)
     return np.array(values, np.float64)
-
-
-def feature_rows(prompts: Sequence[str]) -> FloatArray:
-    """The features of many prompts, float64[n, len(FEATURES)]."""
-    return np.array([prompt_features(prompt) for prompt in prompts], np.float64).reshape(len(prompts), len(FEATURES))
 
 
 def _topics(lower: str) -> list[float]:

@@ -173,32 +173,3 @@ def partition_score(scores: npt.ArrayLike, weights: npt.ArrayLike) -> float:
     if not float(w.sum()) > 0:
         raise ConfigError("a partition needs operators with positive weight", got=str(w.tolist()))
     return float(s @ w / w.sum())
-
-
-@dataclass(frozen=True, slots=True)
-class KernelClockLaw:
-    """Power and time of one measured kernel at other clocks, from its DRAM activity alone (fit to the same V100 data).
-
-    Attributes:
-        dram_active_ratio: Share of cycles the memory interface is busy, 0 to 1 (DCGM ``DRAMA``).
-        knee_mhz, flat_voltage_ratio: Voltage curve of this fit.
-    """
-
-    dram_active_ratio: float
-    knee_mhz: float = 955.0
-    flat_voltage_ratio: float = 0.819
-
-    def time_ratio(self, clock_mhz: npt.ArrayLike, model: ClockModel = V100) -> FloatArray:
-        """Time at each clock, as a ratio of that at the highest clock."""
-        clock = np.atleast_1d(np.asarray(clock_mhz, np.float64))
-        memory = min(max(-0.08 + 0.93 * self.dram_active_ratio, 0.0), 1.0)
-        bandwidth = np.interp(clock, model.bandwidth_mhz, model.bandwidth_ratio)
-        return np.asarray((1.0 - memory) * model.max_mhz / clock + memory / bandwidth, np.float64)
-
-    def power_w(self, clock_mhz: npt.ArrayLike, power_at_max_w: float, model: ClockModel = V100) -> FloatArray:
-        """Board power at each clock, W, given that at the highest clock."""
-        clock = np.atleast_1d(np.asarray(clock_mhz, np.float64))
-        static_w = 21.6 + 16.2 * self.dram_active_ratio
-        slope = (1.0 - self.flat_voltage_ratio) / (model.max_mhz - self.knee_mhz)
-        voltage = self.flat_voltage_ratio + slope * np.maximum(clock - self.knee_mhz, 0.0)
-        return np.asarray(static_w + (power_at_max_w - static_w) * clock / model.max_mhz * voltage**2, np.float64)

@@ -17,7 +17,7 @@ from joulery.domain.errors import DataError
 from joulery.domain.gpu.clock_profile import ClockProfile, ScoredOperator
 from joulery.domain.quality import Quality, weakest
 from joulery.domain.trace.operators import OperationCost
-from joulery.perf.power.clock_curves import ClockModel, operation_scores, partition_score
+from joulery.perf.power.clock_curves import ClockModel, operation_scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,19 +125,3 @@ def _scored(model: str, operations: Sequence[OperationCost], gpu: ClockModel) ->
         for operation, score, time_s in zip(run, scores, times_s, strict=True)
     ]
     return scored, float(np.sum(times_s))
-
-
-def operators_score(operators: Sequence[ScoredOperator], *, weights: str = "time") -> float:
-    """Score of a partition, a phase or a whole model.
-
-    Args:
-        operators: What belongs to it, at least one.
-        weights: ``time`` (predicts the latency) or ``elements`` (the paper's: calls × bytes handed on).
-
-    Raises:
-        ConfigError: No weight is positive.
-    """
-    scores = [operator.score for operator in operators]
-    if weights == "elements":
-        return partition_score(scores, [operator.cost.count * operator.cost.output_bytes for operator in operators])
-    return partition_score(scores, [operator.time_s for operator in operators])

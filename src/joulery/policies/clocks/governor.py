@@ -8,6 +8,7 @@ saves a deadline, and lowers an idle device to its idle clock. It is stepped on 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +20,10 @@ from joulery.domain.errors import ConfigError
 from joulery.domain.ports import Policy
 from joulery.policies.clocks.lowest_clock import ClockAction, ClockRange, PartitionLatency, miad_step, snap_clock
 
+_PRIOR_ANSWERS = 100
+"""See :func:`late_budget`."""
+_SHORT_GUARD = 0.3
+"""Share of each SLO kept free while no further answer may be late."""
 _LONG = 2.0
 """Length of the request that room is kept for, over the mean length: answers vary about that much."""
 
@@ -70,6 +75,9 @@ class DeviceView:
         steady: Predicted load until the next step; None where every arrival and completion steps the governor.
         start_s: Predicted seconds until a request that arrives now starts, float64[clocks]; the last ``finish_s`` where
             it is None.
+        late_budget: Further answers that may be late within the SLO, by the recent ones (:func:`late_budget`);
+            negative once too many were; None where no answers are counted.
+        batched: Whether requests share the engine, so that one that arrives slows those that run.
     """
 
     now_s: float
@@ -81,11 +89,26 @@ class DeviceView:
     hosted: Sequence[tuple[float, float]] = ()
     steady: ArrivalForecast | None = None
     start_s: FloatArray | None = None
+    late_budget: float | None = None
+    batched: bool = False
 
     @property
     def idle(self) -> bool:
         """True where no request runs or waits and none is predicted."""
         return not self.waiting and self.steady is None
+
+
+def late_budget(answers: int, late: int, quantile: float) -> float:
+    """Further answers that may be late while the share in time stays at the SLO's quantile.
+
+    The answers count as if :data:`_PRIOR_ANSWERS` in time came before them: one late answer out of the first ten is no
+    evidence of a breach.
+
+    Args:
+        answers, late: Recent answers, and those of them beyond the SLO's latency.
+        quantile: Share that must be in time, in (0, 1).
+    """
+    return (1.0 - quantile) * (answers + _PRIOR_ANSWERS) - late
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +151,20 @@ class PredictiveGovernor:
     long as its mean, must still finish within its SLO. Where a queued request is late even at the highest clock, the
     device is overloaded and runs at the highest clock until the queue has drained.
 
+    Before an engine with continuous batching it rises above the knee only while that saves a request and more would be
+    late than the SLO still allows, and falls below it only while the recent answers leave room for a late one. So it
+    rises where latency and power at lower clocks are assumed and not measured; least energy is not known then, and it
+    runs at the knee while there is work, as ``BusyIdleClocks`` does.
+
     Attributes:
         clocks_mhz: Supported clocks, ascending.
         guard_ratio: Share of each SLO kept free against prediction error.
-        reserve_ratio: Share of the shortest SLO the backlog may take, where the hosted models' service is unknown.
+        reserve_ratio: Below the knee, share of each SLO kept free for requests that join a batch; elsewhere share of
+            the shortest SLO the backlog may take, where the hosted models' service is unknown.
         idle_mhz: Clock of an idle device; the lowest supported one when None.
         knee_mhz: Clock below which the voltage does not fall further; the highest clock when None.
         floor_mhz: Never below this clock while there is work.
+        assumed: Whether latency and power at lower clocks are assumed.
         overload: When to ask for another device.
 
     Raises:
@@ -147,6 +177,7 @@ class PredictiveGovernor:
     idle_mhz: float | None = None
     knee_mhz: float | None = None
     floor_mhz: float = 0.0
+    assumed: bool = False
     overload: Overload = field(default_factory=Overload)
     name: str = "predictive"
 
@@ -183,10 +214,15 @@ class PredictiveGovernor:
         if view.idle:
             idle_mhz = self.clocks_mhz[0] if self.idle_mhz is None else self.idle_mhz
             return int(np.searchsorted(self.clocks_mhz, idle_mhz)), False, "no request is running or queued"
-        late = self._late(view)
-        if view.waiting and self._overloaded(view):
+        late, overloaded = self._late(view), bool(view.waiting) and self._overloaded(view)
+        if (self.assumed or view.batched) and view.steady is None and self._affordable(view):
+            best, late_at_knee = self._up_to_the_knee(view, late), int(self._missed(view)[self._knee])
+            where = "at the voltage knee" if best == self._knee else "below the voltage knee, with room"
+            return best, overloaded, f"{len(view.waiting)} requests {where}; {late_at_knee} late, which the SLO allows"
+        if overloaded:
             return top, True, f"overloaded: {len(view.waiting)} requests, some late even at the highest clock"
-        usable = (late == late.min()) & (self.clocks_mhz >= min(self.floor_mhz, self.clocks_mhz[top]))
+        floor_mhz = max(self.floor_mhz, float(self.clocks_mhz[self._knee]) if self.assumed else 0.0)
+        usable = (late == late.min()) & (self.clocks_mhz >= min(floor_mhz, self.clocks_mhz[top]))
         energy_j = self._energy_j(view)
         if view.steady is not None:
             in_time = view.steady.tail_ratio <= 1.0 - self.guard_ratio
@@ -205,9 +241,50 @@ class PredictiveGovernor:
             return np.zeros(len(self.clocks_mhz))
         finish_s = view.now_s + np.array([request.finish_s for request in view.waiting])
         deadline_s = np.array([request.deadline_s for request in view.waiting])[:, None]
-        guard_s = self.guard_ratio * np.array([request.slo_s for request in view.waiting])[:, None]
+        guard_s = self._guard(view) * np.array([request.slo_s for request in view.waiting])[:, None]
         missed, tight = np.sum(finish_s > deadline_s, axis=0), np.sum(finish_s > deadline_s - guard_s, axis=0)
         return np.asarray(missed * (len(view.waiting) + 1) + tight, np.float64)
+
+    @property
+    def _knee(self) -> int:
+        """Index of the clock at the voltage knee."""
+        knee_mhz = self.clocks_mhz[-1] if self.knee_mhz is None else self.knee_mhz
+        return int(np.argmin(np.abs(self.clocks_mhz - max(knee_mhz, self.floor_mhz))))
+
+    def _affordable(self, view: DeviceView) -> bool:
+        """Whether the knee will do: the SLO allows those late there or, in a batch, no higher clock saves a request."""
+        if view.late_budget is None:
+            return False
+        missed = self._missed(view)
+        if not view.batched:
+            return bool(missed[self._knee] <= max(view.late_budget, 0.0))
+        if missed[self._knee] <= missed[-1]:
+            return True
+        return view.late_budget >= 0.0 and bool(missed[self._knee] <= math.ceil(view.late_budget))
+
+    def _up_to_the_knee(self, view: DeviceView, late: FloatArray) -> int:
+        """The knee; with measured curves the clock of least energy below it at which nothing is late."""
+        if self.assumed:
+            return self._knee
+        number, floor_mhz = np.arange(len(self.clocks_mhz)), min(self.floor_mhz, float(self.clocks_mhz[self._knee]))
+        below = (late == 0) & (number <= self._knee) & (self.clocks_mhz >= floor_mhz)
+        below[self._knee] = True
+        roomy = self._roomy(view, np.asarray(below, np.bool_)) if view.waiting else below
+        return int(np.argmin(np.where(roomy, self._energy_j(view), np.inf)))
+
+    def _guard(self, view: DeviceView) -> float:
+        """Share of the SLO kept free: more of it once the recent answers leave no room for late ones."""
+        if view.late_budget is None or not (self.assumed or view.batched):
+            return self.guard_ratio
+        short = min(max(1.0 - view.late_budget, 0.0), 1.0)
+        return self.guard_ratio + short * max(_SHORT_GUARD - self.guard_ratio, 0.0)
+
+    def _missed(self, view: DeviceView) -> FloatArray:
+        """Requests that miss their deadline at each clock, or come too close to it for the recent answers."""
+        finish_s = view.now_s + np.array([request.finish_s for request in view.waiting])
+        guard_s = (self._guard(view) - self.guard_ratio) * np.array([request.slo_s for request in view.waiting])
+        deadline_s = np.array([request.deadline_s for request in view.waiting]) - guard_s
+        return np.asarray(np.sum(finish_s > deadline_s[:, None], axis=0), np.float64)
 
     def _overloaded(self, view: DeviceView) -> bool:
         """Whether a queued request is late at the highest clock; one that runs may be long by itself."""
@@ -224,10 +301,18 @@ class PredictiveGovernor:
     def _roomy(self, view: DeviceView, usable: BoolArray) -> BoolArray:
         """The usable clocks that leave room for the next arrival; those from the knee up need not."""
         start_s = view.start_s if view.start_s is not None else view.waiting[-1].finish_s
-        knee_mhz = self.clocks_mhz[-1] if self.knee_mhz is None else self.knee_mhz
-        from_knee = np.arange(len(self.clocks_mhz)) >= int(np.argmin(np.abs(self.clocks_mhz - knee_mhz)))
-        roomy = usable & ((start_s <= self._room_s(view)) | from_knee)
+        from_knee = np.arange(len(self.clocks_mhz)) >= self._knee
+        room = start_s <= self._room_s(view)
+        if view.batched:
+            room &= self._reserved(view) & (view.late_budget is None or view.late_budget >= 1.0)
+        roomy = usable & (room | from_knee)
         return roomy if bool(np.any(roomy)) else usable
+
+    def _reserved(self, view: DeviceView) -> BoolArray:
+        """The clocks at which every request leaves the reserve of its SLO to those that will join the batch."""
+        spare_s = np.array([each.deadline_s - view.now_s - self.reserve_ratio * each.slo_s for each in view.waiting])
+        finish_s = np.array([each.finish_s for each in view.waiting])
+        return np.asarray(np.all(finish_s <= spare_s[:, None], axis=0), np.bool_)
 
     def _room_s(self, view: DeviceView) -> float:
         """How long the next arrival may wait."""

@@ -23,7 +23,7 @@ from joulery.domain.errors import DataError
 from joulery.domain.gpu.provisioning import PlannedGpu
 from joulery.domain.serving.service import Slo
 
-ACTIVATE_STANDBY, SLO_VIOLATED = "activate_shadow", "promise_broken"
+ACTIVATE_STANDBY, SLO_VIOLATED = "activate_standby", "slo_violated"
 EXTRA_PERCENT = 10.0
 """What a standby has more than its original: the largest prediction error the paper measured."""
 REFUSED_S = 1e9
@@ -40,7 +40,7 @@ class WatchedInstance:
         replica: Which of its replicas.
         gpu: Index of its GPU in the plan.
         share_percent: What it has.
-        shadow_percent: What its standby has; the same where the plan left nothing.
+        standby_percent: What its standby has; the same where the plan left nothing.
         slo_s: The latency SLO.
         quantile: For which quantile.
     """
@@ -49,7 +49,7 @@ class WatchedInstance:
     replica: int
     gpu: int
     share_percent: float
-    shadow_percent: float
+    standby_percent: float
     slo_s: float
     quantile: float
 
@@ -145,6 +145,7 @@ class StandbyPolicy:
         confirm_s: An SLO must stay violated for so long.
         min_requests: A quantile over fewer requests says nothing.
         settle_s: How long latencies do not count after a standby took over.
+        taken_over: Instances whose standby answers from the start, and since when.
         service: What it watches, for the log: a whole plan.
     """
 
@@ -152,12 +153,13 @@ class StandbyPolicy:
     confirm_s: float = 0.5
     min_requests: int = 5
     settle_s: float = 2.0
-    name: ClassVar[str] = "shadow"
+    taken_over: tuple[tuple[str, float], ...] = ()
+    name: ClassVar[str] = "standby"
     service: ClassVar[str] = "plan"
 
     def initial(self) -> StandbyState:
-        """Every original answers."""
-        return StandbyState()
+        """Every original answers, but those that a standby has taken over from."""
+        return StandbyState(active=MappingProxyType(dict(self.taken_over)))
 
     def step(self, state: StandbyState, observation: StandbyObservation, /) -> Step[StandbyState]:
         """Look at every instance once, in the order of the plan."""
@@ -197,18 +199,18 @@ class StandbyPolicy:
         late.pop(one.key)
         active = MappingProxyType({**state.active, one.key: now_s})
         state = replace(state, late_since_s=MappingProxyType(late), active=active)
-        shares = f"{one.shadow_percent:g} % takes over from the original's {one.share_percent:g} %"
+        shares = f"{one.standby_percent:g} % takes over from the original's {one.share_percent:g} %"
         reason = f"{seen}: the standby with {shares}"
-        return state, [Decision(ACTIVATE_STANDBY, one.key, one.shadow_percent, self.name, reason, cause="latency")]
+        return state, [Decision(ACTIVATE_STANDBY, one.key, one.standby_percent, self.name, reason, cause="latency")]
 
     def _refusal(self, state: StandbyState, one: WatchedInstance) -> str:
         """Why its standby cannot help; empty when it can."""
         if one.key in state.active:
             return "its standby answers already"
-        if one.shadow_percent <= one.share_percent:
+        if one.standby_percent <= one.share_percent:
             return "the plan left nothing of its GPU for a standby"
         used = math.fsum(
-            other.shadow_percent if other.key in state.active or other is one else other.share_percent
+            other.standby_percent if other.key in state.active or other is one else other.share_percent
             for other in self.instances
             if other.gpu == one.gpu
         )
@@ -223,6 +225,7 @@ class StandbyPolicy:
             "confirm_s": self.confirm_s,
             "min_requests": self.min_requests,
             "settle_s": self.settle_s,
+            "taken_over": [list(one) for one in self.taken_over],
         }
 
     @classmethod
@@ -237,8 +240,9 @@ class StandbyPolicy:
             return cls(
                 instances,
                 float(data["confirm_s"]),
-                int(data.get("min_requests", data.get("fewest"))),
+                int(data["min_requests"]),
                 float(data["settle_s"]),
+                tuple((str(key), float(since_s)) for key, since_s in data.get("taken_over", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"not a standby policy: {error!r}") from error

@@ -21,6 +21,7 @@ from typing import Protocol
 import numpy as np
 
 from joulery.domain.arrays import FloatArray
+from joulery.domain.errors import DataError
 from joulery.policies.serving.configuration_graph import GraphSpace, published_partitions
 from joulery.policies.serving.layout_space import LayoutSpace
 
@@ -186,6 +187,11 @@ class AnnealingSearch:
         self._seen: set[int] = set()
         self._temperature = self._schedule.start
 
+    @property
+    def random(self) -> np.random.Generator:
+        """The generator that proposals and acceptances draw from."""
+        return self._rng
+
     def ask(self) -> int | None:
         """The next row to try; None when the search is over."""
         while self._next is not None:
@@ -234,6 +240,48 @@ class AnnealingSearch:
             return None
         near = self._proposer.propose(self._centre, self._seen, self._rng)
         return near if near is not None else self._proposer.anything(self._seen, self._rng)
+
+
+@dataclass(slots=True, eq=False)
+class AnnealingMemo:
+    """The search of the invocation in progress, so that a policy without state of its own need not lead it anew.
+
+    A search depends on its setting and on the outcomes of its trials alone. A remembered one therefore goes on exactly
+    as one that is made again.
+    """
+
+    _setting: object = None
+    _outcomes: tuple[tuple[int, TrialMetrics], ...] = ()
+    _search: AnnealingSearch | None = None
+
+    def continued(
+        self,
+        setting: object,
+        outcomes: tuple[tuple[int, TrialMetrics], ...],
+        begin: Callable[[], AnnealingSearch],
+    ) -> AnnealingSearch:
+        """The search after these trials.
+
+        Args:
+            setting: Compared with ``==``: everything that ``begin`` depends on.
+            outcomes: The rows asked for so far, in order, and what they showed.
+            begin: Makes the search before its first trial.
+
+        Raises:
+            DataError: The search does not ask for these rows.
+        """
+        count = len(self._outcomes)
+        if self._search is None or self._setting != setting or outcomes[:count] != self._outcomes:
+            self._setting, self._search, count = setting, begin(), 0
+        search = self._search
+        self._search = None  # until it has taken everything in: one that fails half-way is made again
+        for wanted, metrics in outcomes[count:]:
+            row = search.ask()
+            if row is None or row != wanted:
+                raise DataError(f"the search asked for row {row} instead of {wanted} when it was made again")
+            search.tell(row, metrics)
+        self._outcomes, self._search = outcomes, search
+        return search
 
 
 def annealing_search(

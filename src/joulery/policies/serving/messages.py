@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from joulery.domain.gpu.layout import Layout
+from joulery.domain.serving.mix import VariantMix, Weights
 from joulery.domain.serving.service import Slo
-from joulery.policies.serving.objective import Objective, ServiceObjectives
+from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.observation import Sample
 from joulery.policies.serving.predictive_search import PredictedChoice
 from joulery.policies.serving.trials import MeasuredLayout, Verdict
@@ -17,6 +18,9 @@ _VERDICTS = {
     Verdict.UNSURE: "may violate the SLO",
     Verdict.NO_DATA: "had no data",
 }
+
+_FORGETS = 60.0
+"""Multiples of the settling time for which an intensity that is not known any more still counts."""
 
 
 def short(layout: Layout) -> str:
@@ -64,6 +68,25 @@ def measured(slo: Slo, sample: Sample, verdict: Verdict) -> str:
     return f"{short(sample.layout)} {_VERDICTS[verdict]} ({where}, {joules}, {sample.requests} requests)"
 
 
+def intensity_moved(trigger: ReplanTrigger, now_g: float, planned_g: float, unknown_s: float) -> str:
+    """How the intensity left the one searched at; empty where it did not.
+
+    Args:
+        trigger: What counts as a move.
+        now_g: Intensity now; NaN while unknown.
+        planned_g: Intensity searched at; NaN where it was unknown.
+        unknown_s: How long it has been unknown; it counts as gone after so many settling times.
+    """
+    if not math.isfinite(now_g):
+        gone = math.isfinite(planned_g) and unknown_s >= _FORGETS * trigger.settle_s
+        return "intensity not known any more" if gone else ""
+    if math.isnan(planned_g):
+        return f"intensity known again, {now_g:.0f} g/kWh"
+    if trigger.intensity_moved(now_g, planned_g):
+        return moved("grid", "g/kWh", max(0.0, now_g), max(0.0, planned_g))
+    return ""
+
+
 def predicted(choice: PredictedChoice, objective: Objective, slo: Slo, g_per_kwh: float) -> str:
     """Why a predicted layout was chosen."""
     limit = f"{quantile(slo)} {ms(choice.latency_s)} of {ms(slo.latency_s)}"
@@ -72,7 +95,7 @@ def predicted(choice: PredictedChoice, objective: Objective, slo: Slo, g_per_kwh
     metrics, name = choice.metrics, short(choice.layout)
     changes = _changes(objective, metrics.accuracy_ratio, metrics.energy_j, g_per_kwh)
     if not math.isfinite(g_per_kwh):
-        return f"intensity unknown, so accuracy alone decides: {name}, {changes}, {limit}"
+        return f"intensity unknown, so {_decider(objective)}: {name}, {changes}, {limit}"
     return f"{name} scores best of {choice.tried}: {changes} against the baseline, {limit}"
 
 
@@ -81,8 +104,13 @@ def best(best: MeasuredLayout, objective: Objective, slo: Slo, g_per_kwh: float,
     limit = f"{quantile(slo)} at most {ms(best.latency_high_s)} of {ms(slo.latency_s)}"
     changes = _changes(objective, best.metrics.accuracy_ratio, best.metrics.energy_j, g_per_kwh)
     if not math.isfinite(g_per_kwh):
-        return f"intensity unknown, so accuracy alone decides: {short(best.layout)}, {changes}, {limit}"
+        return f"intensity unknown, so {_decider(objective)}: {short(best.layout)}, {changes}, {limit}"
     return f"{short(best.layout)} is the best of {known} measured: {changes} against the baseline, {limit}"
+
+
+def _decider(objective: Objective) -> str:
+    """What decides while carbon cannot be weighed."""
+    return "accuracy alone decides" if objective.lambda_ratio < 1 else "the fewest joules decide"
 
 
 def _changes(objective: Objective, accuracy_ratio: float, energy_j: float, g_per_kwh: float) -> str:
@@ -102,3 +130,28 @@ def none_feasible(goals: ServiceObjectives, measured: int, layout: Layout, *, de
     if goals.minimum_accuracy_ratio > 0:
         asked += f" and an accuracy of {goals.minimum_accuracy_ratio:.2%}"
     return f"none of {measured} measured keeps {asked}; {short(layout)} comes nearest"
+
+
+def steered(mix: VariantMix, words: str) -> str:
+    """Which loaded variants answer from now on.
+
+    Args:
+        mix: The mix.
+        words: Why; empty where only a long queue is steered.
+    """
+    if not mix.steps:
+        return "each replica answers with its own variant, whatever waits"
+    shares = [f"{name} {share:.0%}" for name, share in mix.steady if share > 0]
+    rest = 1.0 - math.fsum(share for _, share in mix.steady)
+    if rest > 1e-9:
+        shares.append(f"each replica's own variant {rest:.0%}")
+    leaner = mix.steps[-1].weights
+    queue = "" if leaner == mix.steady else f"; {_names(leaner)} in front of a long queue"
+    reason = f"{words}: " if words else ""
+    if not mix.steady:
+        return f"{reason}each replica answers with its own variant{queue}"
+    return f"{reason}answers by {', '.join(shares)}{queue}"
+
+
+def _names(weights: Weights) -> str:
+    return " and ".join(name for name, share in weights if share > 0) or "each replica's own variant"

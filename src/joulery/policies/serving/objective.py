@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from joulery.domain.energy.carbon import JOULES_PER_KWH
-from joulery.domain.serving.service import Slo
+from joulery.domain.serving.service import Slo, SloScope
 
 
 def accuracy_change_ratio(accuracy_ratio: float, base_accuracy_ratio: float) -> float:
@@ -41,11 +43,30 @@ class ServiceObjectives:
         lambda_ratio: Weight of carbon against accuracy, 0 to 1.
         slo: Latency to keep.
         minimum_accuracy_ratio: Mean accuracy never to go below.
+        threatened_accuracy_ratio: The same while the SLO is threatened; ``minimum_accuracy_ratio`` when None: the floor
+            comes before the SLO unless the user says otherwise.
     """
 
     lambda_ratio: float
     slo: Slo
     minimum_accuracy_ratio: float = 0.0
+    threatened_accuracy_ratio: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        slo = {"latency_s": self.slo.latency_s, "quantile": self.slo.quantile, "scope": self.slo.scope.value}
+        numbers = ("lambda_ratio", "minimum_accuracy_ratio", "threatened_accuracy_ratio")
+        return {"slo": slo, **{name: getattr(self, name) for name in numbers}}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ServiceObjectives:
+        """The inverse of :meth:`as_dict`.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is not what ``as_dict`` writes.
+        """
+        slo = dict(data["slo"])
+        return cls(**{**data, "slo": Slo(**{**slo, "scope": SloScope(slo["scope"])})})
 
 
 @dataclass(frozen=True, slots=True)

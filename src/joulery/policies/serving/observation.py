@@ -1,17 +1,21 @@
-"""What a service policy observes of its service, and the layout decisions that it answers with."""
+"""What a service policy observes of its service, and the kinds of decisions that it answers with."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from joulery.domain.gpu.layout import Layout
+from joulery.domain.serving.mix import OWN, VariantMix
 
 SET_LAYOUT = "set_layout"
 KEEP_LAYOUT = "keep_layout"
 TRY_LAYOUT = "try_layout"
+SET_WEIGHTS = "set_weights"
+_STEERED_RATIO = 0.02
+"""Share of answers by other variants above which a sample does not show what a layout does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,12 @@ class Sample:
     def answers(self) -> int:
         """Requests that were answered."""
         return sum(self.served.values())
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the layout's own variants gave the answers, but for the few of a queue that was long."""
+        own = sum(count for name, count in self.served.items() if name in self.layout.counts)
+        return own >= (1.0 - _STEERED_RATIO) * self.answers
 
     def suffices(self, min_requests: int) -> bool:
         """Whether so many requests ended, some were answered, and their joules are known."""
@@ -124,9 +134,14 @@ class Observation:
         running: The layout that runs; None while none does.
         sample: The requests since that layout took over; None where no trials are made, or nothing ended yet.
         waits_for: The service whose trials trials of this one would disturb; empty when it may try.
-        arrival_rps: Requests that arrived a second lately, refused ones included; NaN while unknown.
+        arrival_rps: Requests that arrived a second over the last second, or over the last fifty where they took longer,
+            refused ones included; NaN while unknown.
         queued: Requests that wait for a replica now.
         oldest_wait_s: Seconds that the oldest queued request has waited.
+        loaded: Variants that every replica has loaded; empty where requests cannot be steered among variants.
+        mix: The mix of them in force.
+        occupied_s: Mean seconds that a request of each variant kept its replica busy lately.
+        changing: Whether a decision is being carried out: ``running`` is what serves meanwhile.
     """
 
     now_s: float
@@ -142,6 +157,10 @@ class Observation:
     arrival_rps: float = math.nan
     queued: int = 0
     oldest_wait_s: float = 0.0
+    loaded: tuple[str, ...] = ()
+    mix: VariantMix = OWN
+    occupied_s: Mapping[str, float] = field(default_factory=dict)
+    changing: bool = False
 
     @property
     def demand_rps(self) -> float:
@@ -162,6 +181,10 @@ class Observation:
             **({"waits_for": self.waits_for} if self.waits_for else {}),
             **({} if math.isnan(self.arrival_rps) else {"arrival_rps": self.arrival_rps}),
             **queue,
+            **({"loaded": list(self.loaded)} if self.loaded else {}),
+            **({"mix": self.mix.as_list()} if self.mix.steps else {}),
+            **({"occupied_s": dict(self.occupied_s)} if self.occupied_s else {}),
+            **({"changing": True} if self.changing else {}),
         }
 
     @classmethod
@@ -178,6 +201,10 @@ class Observation:
             arrival_rps=float(data.get("arrival_rps", math.nan)),
             queued=int(data.get("queued", 0)),
             oldest_wait_s=float(data.get("oldest_wait_s", 0.0)),
+            loaded=tuple(str(name) for name in data.get("loaded", ())),
+            mix=VariantMix.of(data.get("mix", ())),
+            occupied_s={str(name): float(value) for name, value in data.get("occupied_s", {}).items()},
+            changing=bool(data.get("changing", False)),
             **numbers,
         )
 

@@ -9,6 +9,9 @@ Clover study and the live service drive this same object.
 A search starts when the objectives, the grid or the demand moved, or when the service violates its SLO. A trial ends as
 soon as the interval around the SLO's quantile lies on one side of the limit; what is not sure to keep the limit counts
 as violating it. While another service is on trial, a search waits and the best known layout serves.
+
+The SLO comes first (:mod:`joulery.policies.serving.slo_first`): where it is threatened, leaner loaded variants answer,
+or the leanest layout runs, until there is room at the present demand.
 """
 
 from __future__ import annotations
@@ -21,12 +24,32 @@ from typing import Any
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import DataError, InfeasibleError
 from joulery.domain.gpu.layout import Layout
-from joulery.domain.serving.service import Slo, SloScope
+from joulery.domain.serving.mix import OWN
+from joulery.domain.serving.service import SloScope
+from joulery.perf.layouts import Predictor
+from joulery.policies.consolidation import Consolidation
 from joulery.policies.serving import messages
 from joulery.policies.serving.messages import ms, quantile, short
 from joulery.policies.serving.objective import ReplanTrigger, ServiceObjectives
-from joulery.policies.serving.observation import KEEP_LAYOUT, SET_LAYOUT, TRY_LAYOUT, Observation, Sample
+from joulery.policies.serving.observation import (
+    KEEP_LAYOUT,
+    SET_LAYOUT,
+    SET_WEIGHTS,
+    TRY_LAYOUT,
+    Observation,
+    Sample,
+)
 from joulery.policies.serving.predictive_search import PredictiveSearch
+from joulery.policies.serving.slo_first import (
+    NO_THREAT,
+    VariantScaler,
+    admission,
+    is_calm,
+    present_rps,
+    slowdown,
+    steers,
+    threat,
+)
 from joulery.policies.serving.state import ServiceState
 from joulery.policies.serving.trial_search import TrialSearch
 from joulery.policies.serving.trials import MeasuredLayout, Verdict, judge
@@ -36,14 +59,14 @@ _WAITED = ", after waiting"
 _LEAST_RPS = 1e-3
 _MOST_DEATHS = 1
 """Replica deaths during a trial that count as an accident; more are the layout's own."""
-_ACCURACY_ERRORS = 3.0
-"""Standard errors by which a mean accuracy must lie below the minimum to count as below it."""
-_STRAIN, _THREAT = 1.0, 2.0
-"""Delays of the queue as multiples of the SLO: two in a row above the first are a threat, or one above the second."""
-_ARRIVAL_ERRORS, _ARRIVAL_WINDOW_S = 3.0, 2.0
-"""Standard errors by which arrivals over so many seconds must exceed the capacity."""
 _ROOM_RATIO = 2.0
-"""Multiples of the settling time without a threat after which there is room again."""
+"""Multiples of the settling time without a threat before another layout may run; mixes change after one."""
+_PERSISTS = 4.0
+"""Multiples of the settling time after which a demand that lasts gets a layout of its own."""
+_CAUTION, _HEADROOM = 12.0, 1.2
+"""For so many settling times after a threat, a search plans for this multiple of the present demand."""
+_WORTH = 1.1
+"""The leanest layout runs where it serves more than the loaded variants do by this ratio, and that is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +79,7 @@ class ServicePolicy:
         objectives: Weight of carbon, SLO and accuracy floor.
         rate_rps: Demand to plan for until one has been observed.
         trigger: When a change starts a new search.
+        consolidation: When slices are left empty; None where all are filled.
 
     Raises:
         InfeasibleError: No variant is as accurate as the objectives ask.
@@ -66,6 +90,7 @@ class ServicePolicy:
     objectives: ServiceObjectives
     rate_rps: float
     trigger: ReplanTrigger
+    consolidation: Consolidation | None = None
 
     def __post_init__(self) -> None:
         best = self.search.best_accuracy_ratio
@@ -89,17 +114,13 @@ class ServicePolicy:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: all that it takes to decide the same again."""
-        slo = self.objectives.slo
         return {
             "service": self.service,
             "rate_rps": self.rate_rps,
             "trigger": asdict(self.trigger),
-            "objectives": {
-                "lambda_ratio": self.objectives.lambda_ratio,
-                "slo": {"latency_s": slo.latency_s, "quantile": slo.quantile, "scope": slo.scope.value},
-                "minimum_accuracy_ratio": self.objectives.minimum_accuracy_ratio,
-            },
+            "objectives": self.objectives.as_dict(),
             "search": self.search.as_dict(),
+            **({} if self.consolidation is None else {"consolidation": self.consolidation.as_dict()}),
         }
 
     @classmethod
@@ -109,18 +130,16 @@ class ServicePolicy:
         Raises:
             DataError: It is not what ``as_dict`` writes.
         """
-        if "search" not in data and ("predictor" in data or "problem" in data):
-            raise DataError("the policy was logged by joulery 0.1, whose rules this version no longer has")
         try:
-            goals, slo = dict(data["objectives"]), dict(data["objectives"]["slo"])
-            goals["slo"] = Slo(**{**slo, "scope": SloScope(slo["scope"])})
+            objectives = ServiceObjectives.from_dict(data["objectives"])
             kind = TrialSearch if data["search"]["kind"] == TrialSearch.name else PredictiveSearch
             return cls(
                 service=str(data["service"]),
                 search=kind.from_dict(data["search"]),
-                objectives=ServiceObjectives(**goals),
+                objectives=objectives,
                 rate_rps=float(data["rate_rps"]),
                 trigger=ReplanTrigger(**data["trigger"]),
+                consolidation=Consolidation(**data["consolidation"]) if "consolidation" in data else None,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"not a service policy: {error!r}") from error
@@ -130,26 +149,49 @@ class ServicePolicy:
         return ServiceState()
 
     def step(self, state: ServiceState, observation: Observation, /) -> Step[ServiceState]:
-        """Follow the trial that runs, or begin a search if something moved."""
-        state, threat = self._watched(self._observed(state, observation), observation)
+        """Protect the SLO where it is threatened; else follow the trial that runs, or search if something moved."""
+        step = self._decide(self._observed(state, observation), observation)
+        rule, known, demand_rps = self.consolidation, self.search.predictor, self._demand(step.state)
+        if rule is not None and known is not None:
+            step = rule.apply(step, observation, self.service, self.objectives, known, demand_rps)
+        return self.steer(step, observation)
+
+    def queue_limit(self, state: ServiceState, seen: Observation) -> int | None:
+        """Requests that may wait so that the leanest variants answer the last within the SLO; None for no such limit.
+
+        Without loaded variants to turn to, the limit holds only while more requests arrive than the leanest layout can
+        serve: until it runs, late answers are better than none.
+        """
+        predictor = self.search.predictor
+        if self.objectives.slo.scope is not SloScope.END_TO_END or predictor is None or not self._attainable(state):
+            return None
+        scaler = self._scaler(predictor, state)
+        if seen.running is not None and steers(seen, predictor):
+            lean = scaler.lean(seen.running, seen.loaded)
+            if seen.mix.steps or not lean:
+                return scaler.most_waiting(seen.running, lean, state.admission_ratio)
+        leanest = self._leanest(state)
+        alone, capacity_rps = replace(seen, queued=0), self._capacity_rps(leanest, state)
+        surges = threat(alone, self.objectives.slo, capacity_rps, NO_THREAT).phrase
+        return scaler.most_waiting(leanest, (), state.admission_ratio) if surges else None
+
+    def _decide(self, state: ServiceState, seen: Observation) -> Step[ServiceState]:
+        """The layout to run or to try."""
+        state, phrase = self.watched(state, seen)
         changed = messages.changed(state.objectives, self.objectives)
-        if threat and not changed:
-            return self._protect(state, observation, threat)
+        if phrase and not changed:
+            return self._protect(state, seen, phrase)
+        if seen.changing and not changed:
+            return Step(state)  # nothing but a threat overrides a decision that is being carried out
         if state.protecting and not changed:
-            if observation.now_s - state.threat_s < _ROOM_RATIO * self.trigger.settle_s:
-                return Step(state)
-            moved = self.trigger.demand_moved(self._demand(state), state.planned_rps)
-            state = replace(state, protecting=False)
-            return self._search(state, observation, "demand" if moved else "room", "the SLO has room again")
+            return self._hold(state, seen)
         state = replace(state, protecting=False)
         if isinstance(self.search, TrialSearch) and state.trying is not None and not changed:
-            return self._follow(state, state.trying, observation, self.search)
-        cause = ("terms", changed) if changed else self._cause(state, observation)
-        if cause is None:
-            return Step(state)
-        if isinstance(self.search, TrialSearch) and cause[0] == UNFINISHED:
-            return self._again(state, observation, self.search)
-        return self._search(state, observation, *cause)
+            return self._follow(state, state.trying, seen, self.search)
+        cause = ("terms", changed) if changed else self._cause(state, seen)
+        if isinstance(self.search, TrialSearch) and cause is not None and cause[0] == UNFINISHED:
+            return self._again(state, seen, self.search)
+        return Step(state) if cause is None else self._search(state, seen, *cause)
 
     def _search(self, state: ServiceState, seen: Observation, cause: str, words: str) -> Step[ServiceState]:
         """Begin a search."""
@@ -158,88 +200,104 @@ class ServicePolicy:
             return self._predict(begun, seen, self.search)
         return self._next(begun, seen, self.search)
 
-    def _watched(self, state: ServiceState, seen: Observation) -> tuple[ServiceState, str]:
-        """The state with what threatens the SLO now; and the threat as a phrase, empty for none."""
-        delay_s, phrase = self._queue_delay(seen)
-        limit_s = self.objectives.slo.latency_s
-        strained = state.strained + 1 if delay_s > _STRAIN * limit_s else 0
-        if not (strained >= 2 or delay_s > _THREAT * limit_s):
-            phrase = self._surge(seen)
-        if phrase and not self._attainable(state):
-            phrase = ""
-        return replace(state, strained=strained, threat_s=seen.now_s if phrase else state.threat_s), phrase
+    def _scaler(self, known: Predictor, state: ServiceState) -> VariantScaler:
+        return VariantScaler(known, self.objectives, state.slowdown_ratio)
 
-    def _queue_delay(self, seen: Observation) -> tuple[float, str]:
-        """Seconds that a request which arrives now waits at least, or that the oldest has waited; and that in words."""
-        if self.objectives.slo.scope is not SloScope.END_TO_END or not seen.queued:
-            return 0.0, ""
-        capacity_rps = self._capacity_rps(seen.running)
-        drain_s = seen.queued / capacity_rps if capacity_rps > 0 else 0.0
-        delay_s = max(seen.oldest_wait_s, drain_s)
-        return delay_s, f"{seen.queued} requests queued, the oldest for {ms(seen.oldest_wait_s)}"
+    def watched(self, state: ServiceState, seen: Observation) -> tuple[ServiceState, str]:
+        """The state with what threatens the SLO now; and the threat as a phrase, empty for none."""
+        found = threat(seen, self.objectives.slo, self._capacity_rps(seen.running, state), state.threat)
+        counts = bool(found.phrase) and self._attainable(state)
+        return replace(state, threat=found, threat_s=seen.now_s if counts else state.threat_s), found.phrase * counts
 
     def _attainable(self, state: ServiceState) -> bool:
         """Whether the leanest layout answers within the SLO when nothing waits; else protecting it is pointless."""
         predictor = self.search.predictor
-        if predictor is None:
-            return True
-        try:
-            fastest_s = min(item.loaded.mean_s for item in predictor.instances(self._leanest(state)))
-        except DataError:
-            return True  # one of its variants was not profiled on its slice
-        return fastest_s <= self.objectives.slo.latency_s
+        return predictor is None or self._scaler(predictor, state).attains(self._leanest(state))
 
-    def _surge(self, seen: Observation) -> str:
-        """That more requests arrive than the running layout can serve; empty where they do not."""
-        capacity_rps, rate_rps = self._capacity_rps(seen.running), seen.arrival_rps
-        if not (capacity_rps > 0 and rate_rps > 0):
-            return ""
-        error_rps = math.sqrt(rate_rps / _ARRIVAL_WINDOW_S)
-        if rate_rps - _ARRIVAL_ERRORS * error_rps <= capacity_rps:
-            return ""
-        return f"{rate_rps:.0f} requests/s arrive, {capacity_rps:.0f} /s can be served"
-
-    def _capacity_rps(self, layout: Layout | None) -> float:
-        """Requests a second that a layout can serve; 0 where no profile says so."""
-        predictor = self.search.predictor
-        if layout is None or predictor is None:
+    def _capacity_rps(self, layout: Layout | None, state: ServiceState) -> float:
+        """Requests a second that a layout serves with the weights decided on; 0 where no profile says so."""
+        if layout is None or (predictor := self.search.predictor) is None:
             return 0.0
-        try:
-            return 1.0 / predictor.utilisation_ratio(layout, 1.0)
-        except DataError:
-            return 0.0  # one of its variants was not profiled on its slice
+        return self._scaler(predictor, state).known_capacity_rps(layout, state.weights)
 
-    def _protect(self, state: ServiceState, seen: Observation, threat: str) -> Step[ServiceState]:
-        """Run the leanest layout at once; trials and carbon wait until there is room."""
-        layout = self._leanest(state)
+    def _protect(self, state: ServiceState, seen: Observation, phrase: str) -> Step[ServiceState]:
+        """Have the leanest loaded variants answer, or run the leanest layout; trials and carbon wait for room."""
+        layout, predictor = self._leanest(state), self.search.predictor
+        if predictor is not None and seen.running is not None and steers(seen, predictor):
+            scaler = self._scaler(predictor, state)
+            weights = scaler.lean(seen.running, seen.loaded)
+            kept, capacity_rps = seen.running, scaler.capacity_rps(seen.running, weights)
+            kept = state.layout or kept if seen.changing and state.trying is None else kept
+            state = replace(state, weights=weights, words=f"SLO threatened: {phrase}")
+            if capacity_rps >= seen.demand_rps or _WORTH * capacity_rps >= scaler.known_capacity_rps(layout):
+                return Step(replace(state, layout=kept, trying=None, protecting=True, predicted_s=math.nan))
         begun = state.protecting and state.layout == layout
-        if begun and (seen.running == layout or seen.now_s - state.decided_s < self.trigger.settle_s):
+        settling = seen.changing or seen.now_s - state.decided_s < self.trigger.settle_s
+        if begun and (seen.running == layout or settling):
             return Step(state)
-        reason = f"SLO threatened: {threat}; {short(layout)} is the leanest layout"
+        reason = f"SLO threatened: {phrase}; {short(layout)} is the leanest layout"
         changed_s = state.changed_s if layout == seen.running else seen.now_s
-        state = replace(
-            state,
-            layout=layout,
-            trying=None,
-            decided_s=seen.now_s,
-            changed_s=changed_s,
-            predicted_s=math.nan,
-            protecting=True,
-        )
+        state = replace(state, layout=layout, trying=None, decided_s=seen.now_s, changed_s=changed_s)
+        state = replace(state, predicted_s=math.nan, protecting=True)
         kind = KEEP_LAYOUT if layout == seen.running else SET_LAYOUT
         return Step(state, (self._decision(kind, layout, reason, "", "threat"),))
 
+    def _hold(self, state: ServiceState, seen: Observation) -> Step[ServiceState]:
+        """While the SLO is protected: as little scaling as the present demand leaves room for; then search again."""
+        predictor, calm_s = self.search.predictor, seen.now_s - state.threat_s
+        steering = predictor is not None and steers(seen, predictor)
+        patience_s = self.trigger.settle_s * (1.0 if steering else _ROOM_RATIO)
+        capacity_rps = self._capacity_rps(seen.running, state)
+        if calm_s < patience_s or not is_calm(seen, self.objectives.slo, capacity_rps):
+            return Step(state)
+        rate_rps = present_rps(seen, self._demand(state))
+        if predictor is not None and seen.running is not None and steering:
+            scaler = self._scaler(predictor, state)
+            weights = scaler.steady(seen.running, seen.loaded, rate_rps)
+            weights = scaler.lean(seen.running, seen.loaded) if weights is None else weights
+            state = replace(state, weights=weights, words="the SLO has room again")
+            if state.weights and calm_s < _PERSISTS * self.trigger.settle_s:
+                return Step(state)
+        cause = "demand" if self.trigger.demand_moved(rate_rps, state.planned_rps) else "room"
+        state = replace(state, protecting=False, changed_s=seen.now_s)
+        return self._search(state, seen, cause, "the SLO has room again")
+
+    def steer(self, step: Step[ServiceState], seen: Observation) -> Step[ServiceState]:
+        """The step with a decision on the mix of loaded variants, where the one in force is another."""
+        state, predictor = step.state, self.search.predictor
+        if predictor is None or seen.running is None or not steers(seen, predictor):
+            return step
+        if state.weights and seen.running == state.layout and not (state.protecting or seen.changing):
+            state = replace(state, weights=())
+        key = (seen.running, seen.loaded, state.weights, state.slowdown_ratio, self.objectives)
+        if state.mix[1] != key:
+            scaler = self._scaler(predictor, state)
+            state = replace(state, mix=(scaler.mix(seen.running, seen.loaded, state.weights), key))
+        wanted = OWN if state.trying == seen.running else state.mix[0]
+        if wanted == seen.mix:
+            return Step(state, step.decisions, step.wake_s)
+        reason = messages.steered(wanted, state.words if state.protecting or state.weights else "")
+        moved = "threat" if state.threat_s == seen.now_s else "room"  # the same weights have other capacities alone
+        cause = moved if wanted.steady != seen.mix.steady else "layout"
+        decision = Decision(SET_WEIGHTS, self.service, wanted.as_list(), self.name, reason, cause)
+        return Step(state, (decision, *step.decisions), step.wake_s)
+
     def _leanest(self, state: ServiceState) -> Layout:
-        """The layout that serves most requests among those that are accurate enough."""
-        leanest = self.search.leanest(self.objectives)
+        """The layout that serves most requests among those that are accurate enough while the SLO is threatened."""
+        floor = self.objectives.threatened_accuracy_ratio
+        goals = self.objectives if floor is None else replace(self.objectives, minimum_accuracy_ratio=floor)
+        leanest = self.search.leanest(goals)
         if leanest is not None or not isinstance(self.search, TrialSearch):
             assert leanest is not None, "a predictive search has a profile"
             return leanest
-        return self.search.least_bad(self.objectives, state)
+        return self.search.least_bad(goals, state)
 
     def _observed(self, state: ServiceState, seen: Observation) -> ServiceState:
         """Demand and delay, smoothed."""
-        elapsed_s = seen.now_s - state.seen_s
+        if (predictor := self.search.predictor) is not None:
+            state = replace(state, slowdown_ratio=slowdown(seen, predictor, state.slowdown_ratio))
+        admitted = admission(seen, self.objectives.slo, state.admission_ratio) if state.protecting else 1.0
+        state, elapsed_s = replace(state, admission_ratio=admitted), seen.now_s - state.seen_s
         weight = 1.0 if math.isinf(elapsed_s) else -math.expm1(-max(elapsed_s, 0.0) / self.trigger.settle_s)
         rate_rps, delay_ratio, now_rps = state.rate_rps, state.delay_ratio, seen.demand_rps
         if 0 < now_rps < math.inf:
@@ -247,12 +305,15 @@ class ServicePolicy:
         if math.isfinite(state.predicted_s) and self._latency_counts(state, seen):
             ratio = max(seen.latency_s / state.predicted_s, 1.0)
             delay_ratio += weight * (ratio - delay_ratio)
-        return replace(state, rate_rps=rate_rps, delay_ratio=delay_ratio, seen_s=seen.now_s)
+        known_s = seen.now_s if math.isfinite(seen.g_per_kwh) else state.known_s
+        return replace(state, rate_rps=rate_rps, delay_ratio=delay_ratio, seen_s=seen.now_s, known_s=known_s)
 
     def _latency_counts(self, state: ServiceState, seen: Observation) -> bool:
         """Whether the window's latency is that of the layout decided on, over enough requests."""
         if not isinstance(self.search, PredictiveSearch) or seen.running != state.layout:
             return False
+        if state.protecting or state.weights:
+            return False  # other variants answer than the layout's own
         settled = seen.now_s - state.changed_s >= self.trigger.settle_s
         return settled and seen.requests >= self.search.min_requests and math.isfinite(seen.latency_s)
 
@@ -263,12 +324,9 @@ class ServicePolicy:
         """Why to search now, as a word and as a phrase; None when nothing moved."""
         if state.layout is None:
             return "start", "start"
-        if math.isfinite(seen.g_per_kwh):
-            if math.isnan(state.g_per_kwh):
-                return "intensity", f"intensity known again, {seen.g_per_kwh:.0f} g/kWh"
-            if self.trigger.intensity_moved(seen.g_per_kwh, state.g_per_kwh):
-                now_g, then_g = max(0.0, seen.g_per_kwh), max(0.0, state.g_per_kwh)
-                return "intensity", messages.moved("grid", "g/kWh", now_g, then_g)
+        unknown_s = seen.now_s - state.known_s
+        if moved := messages.intensity_moved(self.trigger, seen.g_per_kwh, state.g_per_kwh, unknown_s):
+            return "intensity", moved
         if state.deferred and not seen.waits_for:
             return TURN, state.deferred + _WAITED
         if self._latency_counts(state, seen) and seen.latency_s > self.objectives.slo.latency_s:
@@ -281,26 +339,7 @@ class ServicePolicy:
         if self.trigger.demand_moved(demand_rps, state.planned_rps):
             return "demand", messages.moved("demand", "/s", demand_rps, state.planned_rps)
         if isinstance(self.search, TrialSearch):
-            return self._trial_cause(state, seen, self.search)
-        return None
-
-    def _trial_cause(self, state: ServiceState, seen: Observation, search: TrialSearch) -> tuple[str, str] | None:
-        """Why to begin a search by trials: enough requests for a first one, or a violated objective."""
-        sample, budget = seen.sample, search.budget
-        if search.baseline_of(state) is None:
-            if state.deferred or sample is None or not sample.suffices(budget.min_requests):
-                return None  # a deferred search measures what runs when its turn has come
-            return "measured", "enough requests ended to begin with"
-        if sample is None or sample.layout != state.layout or sample.requests < budget.min_requests:
-            return None
-        if not state.feasible and seen.now_s - state.decided_s < budget.retry_s:
-            return None
-        slo, least = self.objectives.slo, self.objectives.minimum_accuracy_ratio
-        if sample.latency_low_s > slo.latency_s:
-            return "latency", f"{quantile(slo)} {ms(sample.latency_s)} above the SLO of {ms(slo.latency_s)}"
-        mean, error = sample.accuracy(search.accuracy_ratio)
-        if mean + _ACCURACY_ERRORS * error < least - 1e-9:
-            return "accuracy", f"accuracy {mean:.2%} below the minimum of {least:.2%}"
+            return self.search.cause(self.objectives, state, seen)
         return None
 
     def _begin(self, state: ServiceState, seen: Observation, cause: str, words: str) -> ServiceState:
@@ -309,10 +348,17 @@ class ServicePolicy:
         if isinstance(self.search, TrialSearch):
             retry_s = self.search.budget.retry_s
             sample = None if cause == TURN else seen.sample  # another service was on trial: no measurement
-            mine = sample is not None and sample.layout == state.layout
+            mine = sample is not None and sample.layout == state.layout and sample.is_own and state.whole is None
             if sample is not None and mine and sample.suffices(self.search.budget.min_requests):
                 state = state.learned(self._measured(state, sample, seen, self.search))
-        return state.begun(seen.now_s, cause, words, seen.g_per_kwh, self._demand(state), self.objectives, retry_s)
+        planned_rps = self._demand(state)
+        if self._cautious(state, seen):
+            planned_rps = present_rps(seen, planned_rps)
+        return state.begun(seen.now_s, cause, words, seen.g_per_kwh, planned_rps, self.objectives, retry_s)
+
+    def _cautious(self, state: ServiceState, seen: Observation) -> bool:
+        """Whether the SLO was threatened lately."""
+        return seen.now_s - state.threat_s < _CAUTION * self.trigger.settle_s
 
     def _measured(self, state: ServiceState, sample: Sample, seen: Observation, search: TrialSearch) -> MeasuredLayout:
         outcome = MeasuredLayout.of(sample, search.accuracy_ratio, self._demand(state), seen.now_s)
@@ -322,9 +368,13 @@ class ServicePolicy:
         """The layout that the profile predicts to be best."""
         goals = self.objectives
         observed_s = seen.latency_s if state.cause == "latency" else 0.0
-        choice = search.choose(goals, state.planned_rps, seen.g_per_kwh, seen.running, state.delay_ratio, observed_s)
+        rate_rps = state.planned_rps * (_HEADROOM if self._cautious(state, seen) else 1.0)
+        runs = state.whole or seen.running
+        choice = search.choose(
+            goals, rate_rps, seen.g_per_kwh, runs, state.delay_ratio, observed_s, state.slowdown_ratio
+        )
         waits = state.cause == "latency" and seen.now_s - state.decided_s < self.trigger.settle_s
-        if waits and choice.layout == state.layout:
+        if waits and choice.layout == (state.whole or state.layout):
             return Step(state)  # nothing better is known; that was said already
         reason = f"{state.words}: {messages.predicted(choice, search.objective, goals.slo, seen.g_per_kwh)}"
         state = replace(
@@ -382,6 +432,9 @@ class ServicePolicy:
         if seen.now_s - state.begun_s >= budget.clock_s:
             return self._settle(state, seen, search, remark)
         layout, after = search.propose(self.objectives, state)
+        while layout is not None and self._too_slow(layout, state, seen):
+            state = replace(after, asked=(*after.asked, layout)).without(layout)
+            layout, after = search.propose(self.objectives, state)
         if layout is None:
             return self._settle(after, seen, search, remark)
         if seen.waits_for:
@@ -398,6 +451,12 @@ class ServicePolicy:
         )
         reason = f"{state.words}: trial {state.spent} of at most {budget.count}: {what}"
         return Step(state, (self._decision(TRY_LAYOUT, layout, reason, remark, state.cause),))
+
+    def _too_slow(self, layout: Layout, state: ServiceState, seen: Observation) -> bool:
+        """Whether a trial would threaten the SLO again that was threatened lately."""
+        if not self._cautious(state, seen):
+            return False
+        return 0 < self._capacity_rps(layout, replace(state, weights=())) < _HEADROOM * state.planned_rps
 
     def _settle(self, state: ServiceState, seen: Observation, search: TrialSearch, remark: str) -> Step[ServiceState]:
         """The best measured layout at the present intensity; the least bad where none keeps the objectives."""
@@ -418,13 +477,10 @@ class ServicePolicy:
     def _again(self, state: ServiceState, seen: Observation, search: TrialSearch) -> Step[ServiceState]:
         """What was settled on does not run: set it once more, and after that the next best."""
         layout = state.layout or search.baseline
-        if layout in state.failures:
-            state = state.without(layout, failed=True)
-        else:
-            state = replace(state, failures=(*state.failures, layout))
-        words = "the layout decided on does not run"
-        return self._settle(replace(state, cause=UNFINISHED, words=words), seen, search, "")
+        known, more = layout in state.failures, (*state.failures, layout)
+        state = state.without(layout, failed=True) if known else replace(state, failures=more)
+        state = replace(state, cause=UNFINISHED, words="the layout decided on does not run")
+        return self._settle(state, seen, search, "")
 
     def _decision(self, kind: str, layout: Layout, reason: str, remark: str, cause: str) -> Decision:
-        reason = f"{reason}; {remark}" if remark else reason
-        return Decision(kind, self.service, layout.names(), self.name, reason, cause)
+        return Decision(kind, self.service, layout.names(), self.name, "; ".join(filter(None, (reason, remark))), cause)

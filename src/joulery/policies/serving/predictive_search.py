@@ -93,6 +93,7 @@ class PredictiveSearch:
         running: Layout | None,
         delay_ratio: float,
         observed_s: float = 0.0,
+        slowdown_ratio: float = 1.0,
     ) -> PredictedChoice:
         """The best layout under a demand and an intensity.
 
@@ -103,9 +104,12 @@ class PredictiveSearch:
             running: The layout that runs, kept where no other is better by ``gain``.
             delay_ratio: Observed over predicted latency.
             observed_s: Latency that was observed of the running layout; 0 for none.
+            slowdown_ratio: Service times now over those of the profile.
         """
         known_g = g_per_kwh if math.isfinite(g_per_kwh) else 0.0
-        judged = [(layout, self.predictor.predict(layout, rate_rps)) for layout in self.candidates]
+        judged = [
+            (layout, self.predictor.predict_slower(layout, rate_rps, slowdown_ratio)) for layout in self.candidates
+        ]
         accurate = [one for one in judged if one[1].accuracy_ratio >= goals.minimum_accuracy_ratio - 1e-12]
 
         def latency_s(one: tuple[Layout, LayoutMetrics]) -> float:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from joulery.domain.gpu.layout import Layout
+from joulery.domain.serving.mix import OWN, VariantMix, Weights
 from joulery.policies.serving.objective import ServiceObjectives
+from joulery.policies.serving.slo_first import NO_THREAT, Threat
 from joulery.policies.serving.trials import MeasuredLayout
 
 _MOST_FAILURES = 2
@@ -54,15 +56,22 @@ class ServiceState:
 
     Attributes:
         layout: The layout last decided on; None before the first decision.
+        whole: The layout of which it is the part that is awake; None where all of it is.
+        roomy_s: Since when fewer instances would do; infinite while they would not.
         trying: The same while it is on trial; None otherwise. A clock governor stays pinned meanwhile.
         decided_s: Time of that decision.
         changed_s: Time of the last decision for a layout that did not run.
-        strained: Observations in a row in which the queue was longer than the SLO allows.
-        protecting: Whether the SLO is protected: the leanest layout serves until there is room.
+        threat: What the last observation showed of threats to the SLO.
+        protecting: Whether the SLO is protected: leaner variants or the leanest layout serve until there is room.
         threat_s: Time of the last threat to the SLO.
+        weights: Shares of requests that loaded variants answer while it is; empty for the layout's own.
+        mix: The mix last decided on, and what it was computed for.
+        admission_ratio: Part of the profiled queue that may wait; below 1 while answers are late in spite of it.
+        slowdown_ratio: Service times lately over those of the profile; 1 or more.
         feasible: False when the last search found nothing that keeps the objectives.
         rate_rps: Demand, smoothed; NaN before the first observation of it.
         seen_s: Time of the last observation.
+        known_s: Time of the last observation with a known intensity.
         searches: Searches begun.
         begun_s, cause, words: When and why the last search began.
         g_per_kwh: Intensity it weighs carbon at; NaN when that was unknown.
@@ -85,15 +94,22 @@ class ServiceState:
     """
 
     layout: Layout | None = None
+    whole: Layout | None = None
+    roomy_s: float = math.inf
     trying: Layout | None = None
     decided_s: float = -math.inf
     changed_s: float = -math.inf
-    strained: int = 0
+    threat: Threat = NO_THREAT
     protecting: bool = False
     threat_s: float = -math.inf
+    weights: Weights = ()
+    mix: tuple[VariantMix, object] = (OWN, None)
+    admission_ratio: float = 1.0
+    slowdown_ratio: float = 1.0
     feasible: bool = True
     rate_rps: float = math.nan
     seen_s: float = -math.inf
+    known_s: float = -math.inf
     searches: int = 0
     begun_s: float = -math.inf
     cause: str = ""
@@ -156,7 +172,7 @@ class ServiceState:
             spent=0,
             skipped=frozenset(),
             excluded=frozenset(failed - baseline),
-            start=self.layout if self.feasible and self.trying is None else None,
+            start=(self.whole or self.layout) if self.feasible and self.trying is None else None,
             searches=self.searches + 1,
             begun_s=now_s,
             cause=cause,

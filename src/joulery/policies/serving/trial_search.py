@@ -14,16 +14,23 @@ from typing import Any
 import numpy as np
 
 from joulery.domain.arrays import FloatArray
-from joulery.domain.errors import DataError
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.gpu.mig import MigMenu, MigProfile
 from joulery.perf.layouts import Predictor
-from joulery.policies.serving.annealing import AnnealingSchedule, AnnealingSearch, TrialMetrics, annealing_search
+from joulery.policies.serving.annealing import (
+    AnnealingMemo,
+    AnnealingSchedule,
+    AnnealingSearch,
+    TrialMetrics,
+    annealing_search,
+)
 from joulery.policies.serving.configuration_graph import Edge
 from joulery.policies.serving.layout_space import LayoutSpace
 from joulery.policies.serving.learned_service import Baseline, FittedServices, ServiceSetting
 from joulery.policies.serving.learning_search import LearningBudget, LearningSearch
+from joulery.policies.serving.messages import ms, quantile
 from joulery.policies.serving.objective import Objective, ServiceObjectives
+from joulery.policies.serving.observation import Observation
 from joulery.policies.serving.predictive_search import leanest_layout
 from joulery.policies.serving.state import RandomState, ServiceState
 from joulery.policies.serving.trials import MeasuredLayout, TrialBudget
@@ -103,6 +110,7 @@ class TrialSearch:
     predictor: Predictor | None = None
     space: LayoutSpace = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
     _fits: FittedServices = field(default_factory=FittedServices, repr=False, compare=False)
+    _annealing: AnnealingMemo = field(default_factory=AnnealingMemo, repr=False, compare=False)
 
     name = "trials"
 
@@ -182,16 +190,16 @@ class TrialSearch:
             return None, state  # no carbon can be weighed, and nothing is more accurate
         if self.method == LEARNING:
             return self._ask_learning(goals, state, baseline), state
-        search, space, random = self._annealed(goals, state, baseline)
+        search, space = self._annealed(goals, state, baseline)
         row = search.ask()
-        return None if row is None else space.layout(row), replace(state, random_after=RandomState.of(random))
+        return None if row is None else space.layout(row), replace(state, random_after=RandomState.of(search.random))
 
     def choose(self, goals: ServiceObjectives, state: ServiceState, g_per_kwh: float) -> MeasuredLayout | None:
         """What a search that ends settles on; None where nothing that was measured keeps the objectives."""
         baseline = self.baseline_of(state)
         if not self.as_published or self.method == LEARNING or baseline is None:
             return self.best(goals, state, g_per_kwh)
-        search, space, _ = self._annealed(goals, state, baseline)
+        search, space = self._annealed(goals, state, baseline)
         search.ask()
         if search.settled is None:
             return None
@@ -242,6 +250,25 @@ class TrialSearch:
             found, key=lambda item: (item.metrics.accuracy_ratio < least, item.metrics.latency_s, item.metrics.energy_j)
         ).layout
 
+    def cause(self, goals: ServiceObjectives, state: ServiceState, seen: Observation) -> tuple[str, str] | None:
+        """Why to begin a search, as a word and a phrase: enough requests for a first one, or a violated objective."""
+        sample, budget = seen.sample, self.budget
+        if self.baseline_of(state) is None:
+            if state.deferred or sample is None or not sample.suffices(budget.min_requests):
+                return None  # a deferred search measures what runs when its turn has come
+            return "measured", "enough requests ended to begin with"
+        if sample is None or sample.layout != state.layout or sample.requests < budget.min_requests:
+            return None
+        if not state.feasible and seen.now_s - state.decided_s < budget.retry_s:
+            return None
+        slo, least = goals.slo, goals.minimum_accuracy_ratio
+        if sample.latency_low_s > slo.latency_s:
+            return "latency", f"{quantile(slo)} {ms(sample.latency_s)} above the SLO of {ms(slo.latency_s)}"
+        mean, error = sample.accuracy(self.accuracy_ratio)
+        if mean + _ACCURACY_ERRORS * error < least - 1e-9:
+            return "accuracy", f"accuracy {mean:.2%} below the minimum of {least:.2%}"
+        return None
+
     def leanest(self, goals: ServiceObjectives) -> Layout | None:
         """The layout with the largest profiled capacity that is accurate enough; None without a profile."""
         if self.predictor is None or self._profiled(self.space)[0] is None:
@@ -275,35 +302,36 @@ class TrialSearch:
 
     def _annealed(
         self, goals: ServiceObjectives, state: ServiceState, baseline: MeasuredLayout
-    ) -> tuple[AnnealingSearch, LayoutSpace, np.random.Generator]:
+    ) -> tuple[AnnealingSearch, LayoutSpace]:
         """The search of this invocation, led through what it asked for so far."""
         space, limit_s = self._allowed(goals, state.excluded), goals.slo.latency_s
         known = {row: item.for_search(limit_s) for item in state.known if (row := space.row(item.layout)) is not None}
-        asked = [space.row(layout) for layout in state.asked]
         before = {
             row: known[row] for item in state.known[: state.known_before] if (row := space.row(item.layout)) in known
         }
         random = state.random or RandomState.seeded(*((self.seed,) if isinstance(self.seed, int) else self.seed))
-        rng, first = random.generator(), state.spent - len(state.asked)
-        search = annealing_search(
-            space,
-            self._start(goals, state, space, baseline),
-            before,
-            self._score(goals, baseline, state.g_per_kwh),
-            limit_s,
-            rng,
-            AnnealingSchedule(
-                new_trials=self.budget.count - first, desperate_trials=self.budget.while_infeasible - first
-            ),
-            least_accuracy_ratio=goals.minimum_accuracy_ratio,
-            at_random=self.method == RANDOM,
-        )
-        for wanted in asked:
-            row = search.ask()
-            if row is None or row != wanted:
-                raise DataError(f"the search asked for row {row} instead of {wanted} when it was made again")
-            search.tell(row, known.get(row, _FAILED))
-        return search, space, rng
+        start, first = self._start(goals, state, space, baseline), state.spent - len(state.asked)
+
+        def begin() -> AnnealingSearch:
+            return annealing_search(
+                space,
+                start,
+                before,
+                self._score(goals, baseline, state.g_per_kwh),
+                limit_s,
+                random.generator(),
+                AnnealingSchedule(
+                    new_trials=self.budget.count - first, desperate_trials=self.budget.while_infeasible - first
+                ),
+                least_accuracy_ratio=goals.minimum_accuracy_ratio,
+                at_random=self.method == RANDOM,
+            )
+
+        rows = [space.row(layout) for layout in state.asked]
+        outcomes = tuple((-1, _FAILED) if row is None else (row, known.get(row, _FAILED)) for row in rows)
+        objective = self.objective(goals.lambda_ratio, baseline)
+        setting = (self.method, self.budget, goals, objective, state.g_per_kwh, state.excluded, random, start, first)
+        return self._annealing.continued((*setting, before), outcomes, begin), space
 
     def _start(
         self, goals: ServiceObjectives, state: ServiceState, space: LayoutSpace, baseline: MeasuredLayout
@@ -373,4 +401,6 @@ class TrialSearch:
         return (None, None) if np.isnan(joules).any() else (times, joules)
 
 
+_ACCURACY_ERRORS = 3.0
+"""Standard errors by which a mean accuracy must lie below the minimum to count as below it."""
 _PLAIN = ("devices", "base_g_per_kwh", "base_pue", "pue", "method", "alike", "as_published")

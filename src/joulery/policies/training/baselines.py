@@ -2,8 +2,9 @@
 
 Each is a pure policy over :class:`~joulery.policies.training.green.ClusterView`. ``Tiresias``: discretised
 two-dimensional least attained service. ``Fifo``: first come, first served, never preempted; in clean hours only, it is
-EcoVisor's rule, and behind :class:`CarbonTime`, which chooses a start time at submission, it is GAIA. Pollux and Zeus
-have files of their own.
+EcoVisor's rule, and behind :class:`CarbonTime`, which chooses a start time at submission, it is GAIA. ``zeus_limits``:
+the power limit of each kind of job that Zeus's cost asks for (NSDI'23, section 3.1), at its own batch size. Pollux has
+a file of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from types import MappingProxyType
 import numpy as np
 
 from joulery.domain.decisions import Decision, Step
+from joulery.domain.errors import ConfigError
+from joulery.perf.power.training_power import POWER_LIMITS, JobClass, limited
 from joulery.policies.training.allocation import Allocation, ClusterView
 
 _NO_PRESET: Mapping[int, int] = MappingProxyType({})
@@ -128,3 +131,29 @@ class CarbonTime:
         cost = [self.integral(submit_s + d + length_s) - b for d, b in zip(delays_s, begin, strict=True)]
         worth = [(cost[0] - c) / (d + length_s) for d, c in zip(delays_s, cost, strict=True)]
         return submit_s + delays_s[int(np.argmax(worth))]
+
+
+def zeus_limits(classes: tuple[JobClass, ...], board_w: float, eta: float = 0.5) -> dict[str, float]:
+    """The limit of each class, as a share of the board's, that minimises ``eta · energy + (1 - eta) · board · time``.
+
+    Args:
+        classes: The jobs, at full power.
+        board_w: Power limit of the board, W (MAXPOWER).
+        eta: 1 minds energy alone, 0 time alone.
+
+    Raises:
+        ConfigError: ``eta`` is no share.
+    """
+    if not 0 <= eta <= 1:
+        raise ConfigError("eta weighs energy against time", got=str(eta), expected="0 to 1")
+
+    def cost(job: JobClass) -> float:
+        return job.time_ratio * (eta * job.gpu_w + (1.0 - eta) * board_w)
+
+    chosen = {}
+    for job in classes:
+        menu = {1.0: job} | {
+            ratio: limited((job,), ratio)[0] for ratio in POWER_LIMITS if job.name in POWER_LIMITS[ratio]
+        }
+        chosen[job.name] = min(menu, key=lambda ratio: (cost(menu[ratio]), -ratio))
+    return chosen

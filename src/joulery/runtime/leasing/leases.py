@@ -7,8 +7,9 @@
         ... holder.renew() every few seconds ...
     # the setting found before is restored
 
-Three components revert a setting: the holder when it closes; the watchdog, a separate process, when the holder's
-process ends for any reason or lets the lease expire; and ``joulery doctor --reset``.
+Four components revert a setting: the holder when it closes; the watchdog, a separate process, when the holder's
+process ends for any reason or lets the lease expire; the guard (``joulery doctor --guard``) when both end at once, with
+their container; and ``joulery doctor --reset``. In a container nothing is set without a guard outside of it.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from joulery.domain.errors import ActuationError, CapabilityError, JouleryError
-from joulery.domain.gpu.device import DeviceChange, DeviceSpec, Lease, Owner, S, lease_name
+from joulery.domain.gpu.device import DeviceCapability, DeviceChange, DeviceSpec, Knob, Lease, Owner, S, lease_name
 from joulery.domain.ports import Device
 from joulery.runtime.leasing.watchdog import Watchdog
-from joulery.store.leases import LeaseBook, lives, owner_of
+from joulery.store.leases import Isolation, LeaseBook, LeaseState, lease_state, owner_of
 
 DURATION_S = 10.0
 """How long a lease stays valid without a renewal, s."""
@@ -83,16 +84,24 @@ class LeaseHolder:
         """Record the lease, make sure the watchdog runs, then set the device.
 
         Raises:
-            CapabilityError: Another process holds the lease, or this process may not set the device; nothing changed.
+            CapabilityError: Another process holds the lease, this process may not set the device, or it is in a
+                container without a guard outside of it; nothing changed.
             ConfigError, ActuationError: As :meth:`joulery.domain.ports.Device.apply`.
         """
-        label = device.capability().device
-        name = lease_name(label, spec.knob)
+        able = device.capability()
+        label = able.device
+        if able.uuid:
+            spec = replace(spec, options={**spec.options, "gpu": able.uuid})  # indices differ between containers
+        name = lease_name(able.uuid or label, spec.knob)
+        self.require_guard(able)
         with self._book.locked(name):
             present = self._book.read(name)
             mine = present is not None and present.owner == self.owner
             if present is not None and not mine:
                 self._take_over(device, present)
+            other = self._book.elsewhere(name)
+            if other is not None and lease_state(other, time.time()) is LeaseState.HELD:
+                raise _leased(other)
             before = present.before if present is not None and mine else device.observe().memento
             lease = Lease(
                 device=label,
@@ -103,6 +112,7 @@ class LeaseHolder:
                 owner=self.owner,
                 renewed_s=time.time(),
                 lasts_s=self._duration_s,
+                uuid=able.uuid,
             )
             self._book.write(lease)
             try:
@@ -118,6 +128,16 @@ class LeaseHolder:
             self._held[name] = _Held(device, lease)
             self._book.renew(name)  # setting the device may take longer than the lease lasts
             return done
+
+    def require_guard(self, able: DeviceCapability) -> None:
+        """Return if settings of this device are reverted whatever becomes of this process.
+
+        Raises:
+            CapabilityError: As :meth:`joulery.store.leases.LeaseBook.require_guard`.
+        """
+        # An MPS daemon is a process of the container and ends with it.
+        if not able.emulated and able.knob is not Knob.MPS:
+            self._book.require_guard(able.device)
 
     def renew(self) -> tuple[str, ...]:
         """Renew every lease. Returns the names of leases that another process has reverted."""
@@ -173,13 +193,8 @@ class LeaseHolder:
         return present is not None and present.owner == self.owner and self._book.renew(name)
 
     def _take_over(self, device: Device[Any], present: Lease) -> None:
-        if lives(present.owner) and present.expires_s > time.time():
-            raise CapabilityError(
-                f"{present.device} is leased by process {present.owner.pid} ({present.owner.program}): "
-                f"{present.wanted}",
-                resource=present.device,
-                hint="stop that process, or: joulery doctor --reset",
-            )
+        if lease_state(present, time.time()) is LeaseState.HELD:
+            raise _leased(present)
         device.reset(present.before)
         self._book.remove(present.name)
 
@@ -189,6 +204,16 @@ class LeaseHolder:
                 if self._watchdog is not None:
                     self._watchdog.dismiss(wait=True)
                 self._watchdog = self._watch(self._book, self.owner)
+
+
+def _leased(present: Lease) -> CapabilityError:
+    owner = present.owner
+    where = "" if owner.pid_namespace in (0, Isolation.find().pid) else " of another container"
+    return CapabilityError(
+        f"{present.device} is leased by process {owner.pid}{where} ({owner.program}): {present.wanted}",
+        resource=present.device,
+        hint="stop that process, or: joulery doctor --reset",
+    )
 
 
 def _program() -> str:

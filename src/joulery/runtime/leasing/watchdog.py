@@ -1,9 +1,9 @@
 """The watchdog of leases: a process that reverts the settings of one other process.
 
-It reverts every setting as soon as the watched process ends for any reason, and one setting whose lease has expired
-although the process lives (it hangs, or is stopped). ``done`` on its standard input ends it at once; end of file
-without it ends it as soon as the process holds no lease any more. ``joulery.app.wiring.lease_watchdog`` is its entry
-point: it knows how devices are opened.
+The watchdog reverts every setting as soon as the watched process ends for any reason, and one setting whose lease has
+expired although the process lives (it hangs, or is stopped). ``done`` on its standard input ends it at once; end of
+file without it ends it as soon as the process holds no lease any more. ``joulery.app.wiring.lease_watchdog`` is its
+entry point: it knows how devices are opened.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from joulery.domain.errors import CapabilityError, JouleryError
 from joulery.domain.gpu.device import DeviceSpec, Lease, Owner
 from joulery.domain.ports import Device
 from joulery.runtime.process import spawn_process
-from joulery.store.leases import LeaseBook, lives
+from joulery.store.leases import LeaseBook, LeaseState, lease_state
 
 DONE = b"done\n"
 """The holder writes this to its watchdog when every setting is reverted."""
@@ -42,14 +42,14 @@ class Watchdog:
         """Start the watchdog in its own session, so that a signal to this process group does not reach it.
 
         Args:
-            module: Its entry point, called with the folder of the book and the holder's process id.
+            module: Its entry point, called with the folder of the book and the holder's process id and start.
             book: Where leases are recorded.
             owner: The holder.
 
         Raises:
             CapabilityError: The process cannot be started; without a watchdog nothing is set.
         """
-        arguments = (str(book.folder.absolute()), str(owner.pid))
+        arguments = (str(book.folder.absolute()), str(owner.pid), str(owner.start_ticks))
         try:
             with (book.folder / "watchdog.log").open("ab") as log:
                 process = spawn_process(module, arguments, log)
@@ -112,19 +112,19 @@ def revert_lease(
         return f"{lease.device}: {done.before} -> {done.after}"
 
 
-def watch(book: LeaseBook, pid: int, open_device: Callable[[DeviceSpec], Device[Any]]) -> int:
+def watch(book: LeaseBook, owner: Owner, open_device: Callable[[DeviceSpec], Device[Any]]) -> int:
     """Watch a process until it holds no lease any more.
 
     Args:
         book: Where leases are recorded.
-        pid: The process.
+        owner: The process.
         open_device: Opens the device of a lease.
 
     Returns:
         0 when every setting is reverted, 1 when a device refused: its lease is still recorded.
     """
     try:
-        descriptor: int | None = os.pidfd_open(pid)
+        descriptor: int | None = os.pidfd_open(owner.pid)
     except ProcessLookupError:
         descriptor = None
     _say("watching")
@@ -135,13 +135,37 @@ def watch(book: LeaseBook, pid: int, open_device: Callable[[DeviceSpec], Device[
         if received == DONE:
             return 0
         dismissed = dismissed or received is not None
-        left = [lease for lease in _held(book, pid) if not _reverted(book, lease, open_device, gone=gone_s is not None)]
+        left = [
+            lease for lease in _held(book, owner) if not _reverted(book, lease, open_device, gone=gone_s is not None)
+        ]
         if not left and (dismissed or gone_s is not None):
             return 0
         if gone_s is not None:
             if time.monotonic() - gone_s > PATIENCE_S:
                 return 1
             time.sleep(PERIOD_S)
+
+
+def guard(book: LeaseBook, open_device: Callable[[DeviceSpec], Device[Any]], wait: Callable[[float], bool]) -> None:
+    """Revert every lease whose owner has ended or does not renew it, whatever container it was in.
+
+    A watchdog reverts the settings of a process that ends alone. A container that ends takes the watchdog with it; the
+    guard runs outside of it.
+
+    Args:
+        book: Where leases are recorded; containers share its folder.
+        open_device: Opens the device of a lease.
+        wait: Waits so many seconds; True ends the guard.
+
+    Raises:
+        CapabilityError: Another guard runs.
+    """
+    with book.guarding():
+        while True:
+            for lease in _leases(book):
+                _reverted(book, lease, open_device, gone=False)
+            if wait(PERIOD_S):
+                return
 
 
 def _ended(descriptor: int | None, dismissed: bool) -> bool:
@@ -159,17 +183,25 @@ def _received() -> bytes | None:
     return os.read(sys.stdin.fileno(), 4096) if ready else None
 
 
-def _held(book: LeaseBook, pid: int) -> list[Lease]:
-    """The leases of that process; ``joulery doctor`` shows damaged files."""
+def _leases(book: LeaseBook) -> list[Lease]:
+    """Every lease; ``joulery doctor`` shows damaged files."""
     found = []
     for name in book.names():
         try:
             lease = book.read(name)
         except JouleryError:
             continue
-        if lease is not None and lease.owner.pid == pid:
-            found.append(lease)
+        found += [] if lease is None else [lease]
     return found
+
+
+def _held(book: LeaseBook, owner: Owner) -> list[Lease]:
+    """The leases of that process."""
+
+    def identity(one: Owner) -> tuple[object, ...]:
+        return one.pid, one.start_ticks, one.boot_id, one.pid_namespace
+
+    return [lease for lease in _leases(book) if identity(lease.owner) == identity(owner)]
 
 
 def _reverted(book: LeaseBook, lease: Lease, open_device: Callable[[DeviceSpec], Device[Any]], *, gone: bool) -> bool:
@@ -177,7 +209,7 @@ def _reverted(book: LeaseBook, lease: Lease, open_device: Callable[[DeviceSpec],
 
     def due(present: Lease) -> bool:
         same = present.owner == lease.owner
-        return same and (gone or not lives(present.owner) or present.expires_s <= time.time())
+        return same and (gone or lease_state(present, time.time()) is not LeaseState.HELD)
 
     if not due(lease):
         return False

@@ -7,15 +7,23 @@ answers take at each clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from joulery.domain.serving.service import Slo
-from joulery.runtime.llm.service import LLMService
+from joulery.perf.lengths.step_time import BatchedRequest, StepCost
+from joulery.policies.clocks.observation import BatchingEngine, ColocatedService, CompletedRequest, Pending, Work
+from joulery.runtime.llm.length_prediction import prompt_tokens
+from joulery.runtime.llm.service import GenerationTask, LLMService
 from joulery.runtime.llm.statistics import RecentAnswer
-from joulery.runtime.serving.colocated import ColocatedService, CompletedRequest, Pending, Work
 
+_OVERRUN_RATIO = 0.25
+_PATIENCE_S = 1.0
+_ROOM = 4096
+"""Capacity of an engine in whose queue nothing waits."""
+_FULL_KV_RATIO = 0.98
 DEADLINE_QUANTILE = 0.99
 """Share of the answers within the deadline that is kept where no SLO is stated."""
 
@@ -33,17 +41,71 @@ def colocated_llms(llms: Iterable[LLMService], now_s: float) -> tuple[ColocatedS
 def _colocated(llm: LLMService, now_s: float) -> ColocatedService:
     slo, answers = slo_of(llm), llm.traffic.served(now_s)
     power_w = _power_w(answers)
+    ratio, read_s = llm.forecaster.upper_ratio, llm.forecaster.pace.per_read_s
+    tasks = llm.tasks()
     pending = [
         Pending(
             task.arrival_s,
             task.forecast.service_s,
             power_w * task.forecast.service_s,
             task.start_s if task.in_engine else math.nan,
+            _batched(task, ratio, read_s),
         )
-        for task in llm.tasks()
+        for task in tasks
     ]
+    engine = BatchingEngine(_cost_beside_others(llm, pending), capacity(llm, tasks, now_s))
     completed = [CompletedRequest(each.end_s, each.latency_s) for each in answers]
-    return ColocatedService(llm.name, slo, _work(llm, slo, answers, power_w, now_s), pending, completed, eventful=True)
+    return ColocatedService(
+        llm.name,
+        slo,
+        _work(llm, slo, answers, power_w, now_s),
+        pending,
+        completed,
+        eventful=True,
+        batch=engine,
+        late_budget=llm.traffic.late_budget(slo),
+    )
+
+
+def _cost_beside_others(llm: LLMService, pending: Sequence[Pending]) -> StepCost:
+    """The cost of a step; sequences of other clients, taken to be like joulery's, are part of each."""
+    cost, others = llm.steps.times.cost, llm.others
+    running = [each.batched.kv_tokens for each in pending if each.batched is not None and each.batched.running]
+    kv = others * sum(running) / len(running) if running else 0.0
+    return replace(cost, fixed_s=cost.fixed_s + cost.per_sequence_s * others + cost.per_kv_token_s * kv)
+
+
+def _batched(task: GenerationTask, ratio: float, per_read_s: float) -> BatchedRequest:
+    """The tokens of a request; one that has written more than predicted is taken to have a quarter of that left."""
+    limit = math.inf if task.request.max_tokens is None else task.request.max_tokens
+    predicted, written = min(task.forecast.tokens * ratio, limit), float(task.tokens_written)
+    left = max(predicted - written, min(_OVERRUN_RATIO * predicted, limit - written), 1.0)
+    read = float(prompt_tokens(task.request))
+    if task.started:
+        return BatchedRequest(left, read + written, 0.0, running=True)
+    return BatchedRequest(left, read, per_read_s * read, running=False)
+
+
+def capacity(llm: LLMService, tasks: Sequence[GenerationTask], now_s: float) -> int:
+    """Sequences that fit into the engine's batch.
+
+    Engines without a queue get as many as ``max_num_seqs`` from joulery. Others report their queue: where requests wait
+    or the KV cache is full, there is no room. Without a report they show it: a request that has waited for its first
+    token for longer than reading its prompt takes waits for room.
+    """
+    running = sum(task.started for task in tasks)
+    if not llm.engine.dialect.orders:
+        return max(llm.settings.max_num_seqs, running)
+    if (load := llm.reports.load) is not None:
+        full = load.waiting > 0 or load.kv_usage_ratio >= _FULL_KV_RATIO
+        return max(running, 1) if full else _ROOM
+    per_read_s = llm.forecaster.pace.per_read_s
+    for task in tasks:
+        if not task.started and not math.isnan(task.start_s):
+            patience_s = _PATIENCE_S + 4 * per_read_s * prompt_tokens(task.request)
+            if running and now_s - task.start_s > patience_s:
+                return running
+    return _ROOM
 
 
 def _work(llm: LLMService, slo: Slo, answers: tuple[RecentAnswer, ...], power_w: float, now_s: float) -> Work:

@@ -7,7 +7,7 @@ average one, which in a queue with aging is first come first served among its li
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,10 @@ from joulery.perf.lengths.prompt_templates import Form, TemplateLengths, prompt_
 from joulery.store.semantic_cache import SemanticCache
 
 CACHE, PREDICTOR, MEAN = "cache", "predictor", "mean"
+_RATIOS, _FEW_RATIOS = 200, 20
+"""Answers kept to know how far predictions are exceeded, and the number below which that is not known."""
+_UPPER_QUANTILE, _UPPER_RATIO = 0.9, 1.5
+"""The quantile a clock governor plans for, and the factor on the prediction until it is known."""
 _CHARACTERS_PER_TOKEN = 4
 """A rough length of a token of English."""
 LONGEST_REMEMBERED = 8_000
@@ -100,12 +104,18 @@ class Forecaster:
         self.failures: Counter[str] = Counter()
         self._lengths = None if guesser is None else OnlineLengths(guesser.class_tokens)
         self._forms = TemplateLengths()
+        self._ratios: deque[float] = deque(maxlen=_RATIOS)
         self._mean = 150.0 if guesser is None else float(np.mean(guesser.class_tokens))
 
     @property
     def average_s(self) -> float:
         """Seconds that an average answer is expected to take."""
         return self.pace.service_s(self._mean)
+
+    @property
+    def upper_ratio(self) -> float:
+        """Factor on predicted lengths that nine in ten of the latest answers stayed below."""
+        return _UPPER_RATIO if len(self._ratios) < _FEW_RATIOS else float(np.quantile(self._ratios, _UPPER_QUANTILE))
 
     def forecast(self, request: GenerationRequest) -> Forecast:
         """What to expect of a request; never raises for what a predictor or a cache does."""
@@ -144,6 +154,8 @@ class Forecaster:
         if request.max_tokens is not None and usage.completion >= request.max_tokens:
             self._cut(request, forecast, tokens)
             return
+        if forecast.tokens > 0:
+            self._ratios.append(tokens / forecast.tokens)
         self._mean += 0.02 * (tokens - self._mean)
         if forecast.guess is not None and forecast.form is not None and self._lengths is not None:
             self._forms.completed(forecast.form, forecast.guess.score, tokens)

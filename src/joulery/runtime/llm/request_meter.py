@@ -111,6 +111,10 @@ class RequestMeter:
         """An engine has read or generated tokens of a request."""
         self._book.moved(engine, number, read=read, written=written)
 
+    def share_engine(self, engine: str, own_ratio: float) -> None:
+        """From now on this share of an engine's joules is its requests'; other clients' part is unattributed."""
+        self._book.share_engine(engine, own_ratio)
+
     def ended(self, engine: str, number: int) -> EnergyShare | None:
         """An engine has finished a request. Returns the request's share; None where unknown."""
         self.settle()

@@ -24,10 +24,11 @@ from joulery.domain.serving.generation import (
     TokenUsage,
 )
 from joulery.domain.serving.service import Slo
+from joulery.perf.lengths.step_time import StepCost, StepTimes
 from joulery.policies.ordering import Aging, SpeculativeQueue
 from joulery.runtime.llm.length_prediction import Forecast, Forecaster, prompt_tokens
 from joulery.runtime.llm.request_meter import RequestMeter
-from joulery.runtime.llm.statistics import RecentTraffic
+from joulery.runtime.llm.statistics import EngineReports, RecentTraffic, StepObserver
 from joulery.runtime.serving.colocated import ProgressClock
 
 
@@ -81,6 +82,8 @@ class LLMService:
     Attributes:
         work_clock: Seconds at full clock; a device whose clock is lowered does less work a second.
         traffic: Recent arrivals and answers.
+        steps: The time of the engine's steps, learned from tokens as they arrive.
+        reports: What the engine reports of its load.
         changed: Called when a request arrives or ends, for a governor that acts on events.
     """
 
@@ -101,6 +104,9 @@ class LLMService:
         self.changed: Callable[[], None] = lambda: None
         self._meter, self._clock = meter, clock
         self.work_clock, self.traffic = ProgressClock(clock), RecentTraffic()
+        first_guess = StepCost(forecaster.pace.per_token_s)
+        self.steps = StepObserver(StepTimes(first_guess), clock, lambda: self.work_clock.now_s())
+        self.reports = EngineReports(clock)
         self._tasks: dict[int, GenerationTask] = {}
         self._queue = SpeculativeQueue(settings.aging or Aging(0.0))
         self._waiters: dict[int, _Waiter] = {}
@@ -108,6 +114,23 @@ class LLMService:
         self._running = 0
         self._epoch_s = clock()
         self._closed = False
+
+    async def read_load(self) -> None:
+        """Ask the engine for its load: it may have other clients, whose requests slow joulery's down."""
+        self.reports.add(await self.engine.load())
+        self.steps.others = self.others
+        if self._meter is not None:
+            self._meter.share_engine(self.name, self.reports.own_ratio)
+
+    @property
+    def others(self) -> float:
+        """Requests of other clients in the engine's batch; 0 where it reports none."""
+        load = self.reports.load
+        return 0.0 if load is None else max(0.0, load.running - sum(task.started for task in self._tasks.values()))
+
+    def now_s(self) -> float:
+        """Seconds of its clock."""
+        return self._clock()
 
     @property
     def waiting(self) -> int:
@@ -203,6 +226,7 @@ class LLMService:
 
     def count_tokens(self, number: int, *, read: int = 0, written: int = 0) -> None:
         """The engine has read or generated tokens of a request."""
+        self.reports.generated(written)
         if self._meter is not None:
             self._meter.moved(self.name, number, read=read, written=written)
 
@@ -246,7 +270,7 @@ class GenerationTask:
         self._attempt = 0
         self.start_s = math.nan
         self._prompt_counted = False
-        self._begun_work_s = 0.0
+        self._begun_work_s = self._begun_s = 0.0
         self._written, self._messages = 0, 0
         self._usage: TokenUsage | None = None
         self._energy: list[EnergyShare | None] = []
@@ -293,6 +317,7 @@ class GenerationTask:
                         raise
             self._learn()
         except TimeoutError:
+            service.traffic.missed()
             raise RequestError(
                 f"no answer within {limit_s:g} s", Outcome.DEADLINE, variant=service.engine.variant
             ) from None
@@ -306,7 +331,8 @@ class GenerationTask:
         async with asyncio.timeout_at(deadline_s):
             await service.acquire_slot(self.number, self.forecast, self.asked_s)
         self._attempt += 1
-        self.start_s, self._begun_work_s = time.time(), service.work_clock.now_s()
+        self.start_s = time.time()
+        self._begin_work()
         try:
             async with aclosing(service.engine.generate(self.request, service.rank(self.forecast))) as events:
                 while True:
@@ -318,7 +344,11 @@ class GenerationTask:
                     self._count(event)
                     yield event
         finally:
+            service.steps.ended(self.number)
             self._energy.append(service.release_slot(self.number))
+
+    def _begin_work(self) -> None:
+        self._begun_s, self._begun_work_s = self._service.now_s(), self._service.work_clock.now_s()
 
     def _count(self, event: GenerationEvent) -> None:
         self._messages += 1
@@ -326,12 +356,16 @@ class GenerationTask:
             self._prompt_counted = True
             self.first_token_s = time.time()
             if self._service.engine.dialect.orders:
-                self._begun_work_s = self._service.work_clock.now_s()  # the time before was spent in its queue
+                self._begin_work()  # the time before was spent in its queue
             read = event.usage.prompt if event.usage is not None else prompt_tokens(self.request)
             self._service.count_tokens(self.number, read=read)
-        if event.tokens:
+            self._service.steps.began(self.number, read)
+            self._written += event.tokens  # the first message says when the answer began, not how long a step takes
+            self._service.count_tokens(self.number, written=event.tokens)
+        elif event.tokens:
             self._written += event.tokens
             self._service.count_tokens(self.number, written=event.tokens)
+            self._service.steps.generated(self.number, event.tokens)
         if event.usage is not None:
             self._usage = event.usage
 
@@ -347,13 +381,22 @@ class GenerationTask:
         usage, service = self._counted, self._service
         # An engine with a queue of its own shows when it began only where its answer comes in several messages.
         known = self._messages > 1 or not service.engine.dialect.orders
-        took_s = max(0.0, service.work_clock.now_s() - self._begun_work_s) if known else None
+        took_s = self._work_s() if known else None
         service.forecaster.completed(self.request, self.forecast, usage, took_s)
         share = _sum(self._energy)
         energy_j = None if share is None else share.energy_j
         work_s = self.forecast.service_s if took_s is None else took_s
         service.traffic.answered(time.time(), time.time() - self.arrival_s, work_s, energy_j)
         service.keep(self.request, usage.completion)
+
+    def _work_s(self) -> float:
+        """Its time in the engine, seconds at the highest clock: by what a lower clock costs this engine's work."""
+        service = self._service
+        took_s, worked_s = service.now_s() - self._begun_s, service.work_clock.now_s() - self._begun_work_s
+        if took_s <= 0 or worked_s <= 0:
+            return max(0.0, worked_s)
+        slower = max(took_s / worked_s - 1.0, 0.0)
+        return took_s / (1.0 + service.steps.times.cost.elasticity_ratio * slower)
 
     def _make_cost(self) -> GenerationCost:
         return GenerationCost(
@@ -367,6 +410,7 @@ class GenerationTask:
             predicted_tokens=self.forecast.tokens,
             source=self.forecast.source,
             first_token_s=self.first_token_s,
+            kind=self.request.kind,
         )
 
 

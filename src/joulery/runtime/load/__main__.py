@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ctypes
+import math
 import os
+import resource
 import signal
 import sys
 from dataclasses import fields
@@ -33,6 +35,8 @@ def main(arguments: list[str]) -> int:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
             return 0
+    most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # a connection is an open file
     try:
         plan = LoadPlan(**options)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -54,13 +58,14 @@ async def _run(plan: LoadPlan) -> str:
         connections=plan.connections,
         timeout_s=plan.timeout_s,
         token=os.environ.get(TOKEN),
+        certificate=plan.certificate,
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, sender.stop)
     await (sender.run_closed(plan.duration_s) if plan.closed else sender.run(times_s))
     sender.outcomes.write(Path(plan.out))
-    summary = sender.outcomes.summary()
+    summary = sender.outcomes.summary(math.nan if plan.slo_s is None else plan.slo_s)
     planned = len(sender.outcomes) if plan.closed else len(times_s)
     return orjson.dumps({**summary, "planned": planned, "unsent": planned - summary["sent"], "out": plan.out}).decode()
 

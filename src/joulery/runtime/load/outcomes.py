@@ -11,7 +11,9 @@ import numpy as np
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import DataError
 
-ANSWERED, UNSENT = "answered", "unsent"
+ANSWERED, UNSENT, ABANDONED = "answered", "unsent", "abandoned"
+DELAY_S = 0.05
+"""A request that is sent so much later than it was due had to wait for a connection, or for the generator."""
 _TEXTS = ("error", "variant", "quality")
 _TIMES = ("intended_s", "sent_s", "end_s", "energy_j", "carbon_g")
 _NAN = float("nan")
@@ -57,13 +59,26 @@ class Outcomes:
         answered = np.array([error == ANSWERED for error in self.texts["error"]], bool)
         return np.where(answered, self.column("end_s") - self.column("intended_s"), _NAN)
 
-    def summary(self) -> dict[str, Any]:
-        """Counts, and quantiles of the latency of what was answered with 200."""
+    def summary(self, slo_s: float = _NAN) -> dict[str, Any]:
+        """Counts, and quantiles of the latency of what was answered with 200.
+
+        ``sent`` is ``answered`` (200), ``failed`` (any other answer, a timeout, a lost connection; ``refused`` of them
+        with 429) and ``abandoned`` (sent, and without an answer when the load was stopped). ``late`` are those of
+        ``answered`` whose latency, from when they were due, exceeds ``slo_s``. ``delayed`` were sent :data:`DELAY_S` or
+        more after they were due, for want of a free connection: there the load was not open-loop.
+
+        Args:
+            slo_s: Latency of the SLO; NaN for none.
+        """
         fine = self.column("status") == 200
         latency_s = self.latency_s[fine]
         ends_s = self.column("end_s")[fine]
         span_s = float(np.max(ends_s) - np.min(self.column("intended_s"))) if len(ends_s) else 0.0
         marks = np.quantile(latency_s, (0.5, 0.95, 0.99)) if len(latency_s) else (_NAN,) * 3
+        sent_s = self.column("sent_s")
+        sent = np.isfinite(sent_s)
+        errors = np.array(self.texts["error"], object)
+        delay_s = (sent_s - self.column("intended_s"))[sent]
         counts: dict[str, int] = {}
         for status, error in zip(self.status, self.texts["error"], strict=True):
             kind = str(status) if error == ANSWERED else error
@@ -71,8 +86,14 @@ class Outcomes:
         return {
             "requests": len(self),
             "ok": int(np.count_nonzero(fine)),
-            "failed": int(len(self) - np.count_nonzero(fine)),
-            "sent": int(np.count_nonzero(np.isfinite(self.column("sent_s")))),
+            "sent": int(np.count_nonzero(sent)),
+            "answered": int(np.count_nonzero(fine)),
+            "failed": int(np.count_nonzero(sent & ~fine & (errors != ABANDONED))),
+            "refused": int(np.count_nonzero(sent & (self.column("status") == 429))),
+            "abandoned": int(np.count_nonzero(sent & (errors == ABANDONED))),
+            "late": int(np.count_nonzero(latency_s > slo_s)),
+            "delayed": int(np.count_nonzero(delay_s >= DELAY_S)),
+            "delay_max_s": float(delay_s.max()) if len(delay_s) else 0.0,
             "by_outcome": dict(sorted(counts.items())),
             "ok_rps": len(latency_s) / span_s if span_s > 0 else 0.0,
             **{f"p{p}_s": None if np.isnan(q) else float(q) for p, q in zip((50, 95, 99), marks, strict=True)},

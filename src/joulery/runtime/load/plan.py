@@ -16,6 +16,9 @@ from joulery.domain.serving.tensors import Tensor, datatype_of, to_bytes
 MAX_REQUESTS = 5_000_000
 """A plan of more requests is refused: all outcomes are held in memory until the end."""
 
+MAX_CONNECTIONS = 4096
+"""Connections that a load may open where its plan names no other number: so many requests at once stay open-loop."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
@@ -32,10 +35,14 @@ class LoadPlan:
         times: A ``.npy`` file of arrival times in seconds from the start, instead of a rate.
         duration_s: How long to send.
         seed: Seed of the gaps.
-        connections: How many requests may be under way at once; more wait here, and their latency counts.
+        connections: How many requests may be under way at once; more wait here, their latency counts, and the outcomes
+            say how many had to wait.
         timeout_s: How long to wait for an answer once it is sent.
         binary: Send and ask for tensors in binary; else in JSON.
         max_tokens: Tokens to ask a language model for at most; None where the service takes tensors.
+        certificate: PEM file of the gateway's certificate, the only one that is trusted; None for those that this
+            machine trusts.
+        slo_s: Latency above which an answer is late; None for no SLO.
         closed: Not open-loop: every connection sends its next request as soon as the last is answered (benchmarks).
     """
 
@@ -48,11 +55,13 @@ class LoadPlan:
     times: str | None = None
     duration_s: float = 10.0
     seed: int = 1
-    connections: int = 64
+    connections: int = MAX_CONNECTIONS
     timeout_s: float = 30.0
     binary: bool = True
     max_tokens: int | None = None
     closed: bool = False
+    slo_s: float | None = None
+    certificate: str | None = None
 
     def __post_init__(self) -> None:
         if sum((self.rate_rps is not None, self.times is not None, self.closed)) != 1:
@@ -62,6 +71,8 @@ class LoadPlan:
             positive["rate_rps"] = self.rate_rps
         if self.max_tokens is not None:
             positive["max_tokens"] = self.max_tokens
+        if self.slo_s is not None:
+            positive["slo_s"] = self.slo_s
         for name, value in positive.items():
             if not 0 < value < float("inf"):
                 raise ConfigError("must be positive", pointer=name, got=str(value))
@@ -185,3 +196,20 @@ def _read_times_s(path: str, duration_s: float) -> FloatArray:
     if len(times_s) and not (np.isfinite(times_s).all() and times_s[0] >= 0 and (np.diff(times_s) >= 0).all()):
         raise DataError("times count up from 0 s", file=path)
     return times_s[times_s < duration_s]
+
+
+PROMPTS = (
+    "Which month comes after June? Answer with one word.",
+    "Is 91 a prime number? Answer yes or no.",
+    "Name the three states of matter that water has in a kitchen.",
+    "In one sentence: why does bread rise in the oven?",
+    "Write a polite sentence that puts a meeting off until Thursday.",
+    "List five tools that a bicycle mechanic uses every day, one a line.",
+    "Explain to a child of eight why the sky is dark at night.",
+    "Summarise in two sentences what a heat pump does and what it needs for that.",
+    "Write a short poem about a train that leaves a small station in the snow.",
+    "Compare renting and owning a washing machine for somebody who moves every year. Give three points for each.",
+    "Describe, step by step, how to change the tyre of a car on a slope, and what could go wrong at each step.",
+    "Write a page of a story that begins with the words: the lighthouse had been sold, but nobody had told the keeper.",
+)
+"""Prompts where the site file names none: they ask for a word, a sentence, a list or a page."""

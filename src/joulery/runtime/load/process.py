@@ -21,6 +21,7 @@ TOKEN = "JOULERY_TOKEN"
 """Environment variable with the bearer token: command lines can be read by everyone."""
 END_S = 10.0
 """How long a load that was asked to end may take to write its outcomes."""
+_COUNTS = ("planned", "sent", "answered", "failed", "refused", "abandoned", "late", "delayed")
 
 
 def command(plan: LoadPlan, parent: int) -> tuple[str, ...]:
@@ -56,7 +57,15 @@ class LoadResult:
         p95_s: 95th percentile of the latency from when a request was due; NaN for none.
         cpu_s: CPU seconds of the generator; NaN when not known.
         planned: Requests in the plan; the run may end before all of them are due.
-        sent: Requests that were sent.
+        sent: Requests that were sent: ``answered``, ``failed`` and ``abandoned`` together.
+        answered: Answered with a result; the same as ``ok``.
+        failed: Answered with an error, timed out, or lost with their connection.
+        refused: Those of ``failed`` that the gateway refused with 429.
+        abandoned: Sent and without an answer when the load was stopped.
+        late: Those of ``answered`` that took longer than the SLO, from when they were due.
+        delayed: Sent later than they were due, for want of a connection or of CPU time: there the load was not
+            open-loop.
+        delay_max_s: Longest such delay.
     """
 
     requests: int = 0
@@ -65,6 +74,13 @@ class LoadResult:
     cpu_s: float = math.nan
     planned: int = 0
     sent: int = 0
+    answered: int = 0
+    failed: int = 0
+    refused: int = 0
+    abandoned: int = 0
+    late: int = 0
+    delayed: int = 0
+    delay_max_s: float = 0.0
 
     @property
     def unsent(self) -> int:
@@ -75,12 +91,10 @@ class LoadResult:
     def together(cls, results: Sequence[LoadResult]) -> LoadResult:
         """Several loads; a quantile only of a single one."""
         return cls(
-            sum(result.requests for result in results),
-            sum(result.ok for result in results),
-            results[0].p95_s if len(results) == 1 else math.nan,
-            math.fsum(result.cpu_s for result in results) if results else math.nan,
-            sum(result.planned for result in results),
-            sum(result.sent for result in results),
+            p95_s=results[0].p95_s if len(results) == 1 else math.nan,
+            cpu_s=math.fsum(result.cpu_s for result in results) if results else math.nan,
+            delay_max_s=max((result.delay_max_s for result in results), default=0.0),
+            **{name: sum(getattr(result, name) for result in results) for name in ("requests", "ok", *_COUNTS)},
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -114,7 +128,8 @@ class Load:
                 return LoadResult(cpu_s=cpu_s)
             raise ActuationError(f"the load generator failed: {_how_it_ended(status)}") from error
         p95_s = math.nan if summary["p95_s"] is None else summary["p95_s"]
-        return LoadResult(summary["requests"], summary["ok"], p95_s, cpu_s, summary["planned"], summary["sent"])
+        numbers = {name: summary[name] for name in ("requests", "ok", "delay_max_s", *_COUNTS)}
+        return LoadResult(p95_s=p95_s, cpu_s=cpu_s, **numbers)
 
     def end(self) -> None:
         """Ask it to send nothing more; killed if that takes too long. Safe to call twice."""

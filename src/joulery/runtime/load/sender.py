@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import httptools
 
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import ConfigError
-from joulery.runtime.load.outcomes import ANSWERED, Outcomes
+from joulery.runtime.load.outcomes import ABANDONED, ANSWERED, Outcomes
 from joulery.runtime.load.plan import MAX_REQUESTS
 
 _HEADERS = {b"x-joulery-variant": "variant", b"x-joulery-quality": "quality"}
@@ -32,6 +33,7 @@ class Sender:
         connections: How many at once.
         timeout_s: How long to wait for an answer.
         token: Bearer token; None for none.
+        certificate: PEM file of the only certificate that is trusted; None for those that this machine trusts.
 
     Raises:
         ConfigError: The address is none.
@@ -46,11 +48,13 @@ class Sender:
         connections: int,
         timeout_s: float,
         token: str | None = None,
+        certificate: str | None = None,
     ) -> None:
         parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname:
+        if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError("not the address of a gateway", got=url, expected="http://HOST:PORT")
-        self.host, self.port = parts.hostname, parts.port or 80
+        self.host, self.port = parts.hostname, parts.port or (80 if parts.scheme == "http" else 443)
+        self._tls = None if parts.scheme == "http" else _tls(certificate)
         self.timeout_s = timeout_s
         self.outcomes = Outcomes()
         self._requests = [_request(parts.netloc, path, token, body, json_bytes) for body, json_bytes in bodies]
@@ -151,7 +155,9 @@ class Sender:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self.timeout_s):
-                _, protocol = await loop.create_connection(lambda: _Connection(self), self.host, self.port)
+                _, protocol = await loop.create_connection(
+                    lambda: _Connection(self), self.host, self.port, ssl=self._tls
+                )
         except OSError:
             if self._due:
                 self.ended(self._due.popleft(), "refused")
@@ -203,7 +209,7 @@ class _Connection(asyncio.Protocol):
     def abandon(self) -> None:
         """End it; the request it carries is abandoned."""
         if self._row >= 0:
-            self._sender.ended(self._row, "abandoned")
+            self._sender.ended(self._row, ABANDONED)
             self._release()
         self.close()
 
@@ -259,3 +265,21 @@ def _request(host: str, path: str, token: str | None, body: bytes, json_bytes: i
     if token is not None:
         lines.append(f"authorization: Bearer {token}")
     return "\r\n".join((*lines, "", "")).encode(), body
+
+
+def _tls(certificate: str | None) -> ssl.SSLContext:
+    """How to know the gateway: by its very certificate, whatever name is in there, else as browsers do.
+
+    Raises:
+        ConfigError: The certificate cannot be read.
+    """
+    context = ssl.create_default_context()
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        try:
+            context.load_verify_locations(certificate)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"the certificate cannot be read: {error}", file=certificate) from error
+    return context

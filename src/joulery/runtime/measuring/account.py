@@ -17,6 +17,7 @@ from joulery.domain.energy.power import BusyTimes
 from joulery.domain.errors import DataError, JouleryError
 from joulery.domain.quality import Quality
 from joulery.domain.serving.timeline import Tick
+from joulery.domain.trace.threads import ThreadTimes
 from joulery.runtime.measuring.terms import Span, Terms
 from joulery.store.fields import instant, number, text, whole
 from joulery.store.run.directory import Run
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 SCHEMA = "joulery.report/1"
 SHARE_WINDOW_S = 1.0
 """Length of the intervals in which busy time is divided: kernel ticks of 10 ms are 1 % of it."""
+FINE_WINDOW_S = 0.25
+"""The same where the run's own CPU time is known to the nanosecond, thread by thread."""
 TIMELINE_WINDOWS = 240
 """Most points of a timeline: a screen shows no more."""
 NO_SOURCE = "no source of carbon intensity was named (--zone or --carbon)"
@@ -47,6 +50,8 @@ class Basis:
         carbon: The intensity; None when it is not known.
         terms: Terms of the charge.
         uuids: Device name by UUID.
+        threads: CPU times of the run's threads while a traced program recorded; None where none were read.
+        fine_busy: Busy times in shorter intervals, for the recorded stretches of a traced program.
     """
 
     power: tuple[PowerSteps, ...]
@@ -57,6 +62,8 @@ class Basis:
     carbon: CarbonSeries | None
     terms: Terms
     uuids: Mapping[str, str] = field(default_factory=dict)
+    threads: ThreadTimes | None = None
+    fine_busy: Mapping[str, BusyTimes] = field(default_factory=dict)
 
     def charged(self) -> Charged:
         """The run's charge."""
@@ -139,10 +146,11 @@ def _account(
     busy = {device: _coarser(times, SHARE_WINDOW_S) for device, times in _completed(readings.busy, span.cpu_s).items()}
     sockets = [times for device, times in busy.items() if device.startswith("cpu:")]
     if sockets:
-        busy["machine"] = _together(sockets)
+        busy["machine"] = busy_together(sockets)
     devices = {item.channel.device for item in power}
     exclusive = frozenset(device for device in devices if device.startswith("gpu:") and device not in busy)
-    basis = Basis(power, busy, t0_s, t1_s, exclusive, series, terms, readings.uuids)
+    fine = {device: _coarser(times, FINE_WINDOW_S) for device, times in readings.busy.items()}
+    basis = Basis(power, busy, t0_s, t1_s, exclusive, series, terms, readings.uuids, readings.threads, fine)
     charged = basis.charged()
     faults = tuple(fault for item in power for fault in item.faults)
     if charged.run.signal is not None and charged.run.carbon_coverage_ratio < 1:
@@ -263,8 +271,8 @@ def _completed(busy: Mapping[str, BusyTimes], cpu_s: float) -> dict[str, BusyTim
     }
 
 
-def _together(sockets: list[BusyTimes]) -> BusyTimes:
-    """Busy times of the whole machine; the sockets were read at the same moments."""
+def busy_together(sockets: list[BusyTimes]) -> BusyTimes:
+    """Busy times of the whole machine, of those of its sockets, read at the same moments."""
     return BusyTimes(
         sockets[0].edges_ns,
         np.sum([times.app_s for times in sockets], axis=0),

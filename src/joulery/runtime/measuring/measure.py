@@ -69,6 +69,10 @@ class EnterableGroup(Protocol):
 class RunTracing(Protocol):
     """Records the operations of a run besides its power."""
 
+    def folder(self, writer: RunWriter) -> Path:
+        """Folder in which the command records itself."""
+        ...
+
     def environment(self, writer: RunWriter) -> Mapping[str, str]:
         """Environment in which the command records itself into the run."""
         ...
@@ -139,9 +143,9 @@ def measure_command(
     try:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         try:
-            recorder.start(
-                root=os.getpid(), include_root=False, group=(str(group.path), group.per_cpu) if group else None
-            )
+            named = (str(group.path), group.per_cpu) if group else None
+            folder = tracing.folder(writer) if tracing is not None else None
+            recorder.start(root=os.getpid(), include_root=False, group=named, threads=folder)
         except KeyboardInterrupt:
             recorder.abandon()
             raise
@@ -248,7 +252,7 @@ class Measurement:
         writer, _ = _run_directory((), self._terms, self._owner, folder)
         self._recorder = RunRecorder(writer, self._settings)
         try:
-            self._recorder.start(root=os.getpid(), include_root=True)
+            self._recorder.start(root=os.getpid(), include_root=True, threads=self._traces(writer))
         except BaseException:
             self._clean_up()
             raise
@@ -277,9 +281,27 @@ class Measurement:
         for text in recorder.warnings:
             warnings.warn(text, MeasureWarning, stacklevel=2)
 
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+    def __str__(self) -> str:
+        return "the block has not ended" if self._account is None else str(self.footprint)
+
+    def _repr_html_(self) -> str:
+        return str(self) if self._account is None else self.footprint._repr_html_()
+
     def _clean_up(self) -> None:
         if self._scratch is not None:
             self._scratch.cleanup()
+
+    def _traces(self, writer: RunWriter) -> Path | None:
+        """Folder in which the block records its operations; None where it records none."""
+        return None
 
     def _keep_more(self) -> Callable[[RunWriter, Account, RunReadings], None] | None:
         """Keeps further results at the end of the block; None for none."""

@@ -9,14 +9,18 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from joulery.accounting.charge import divide_power
+from joulery.accounting.steps import power_steps
 from joulery.domain.energy.channel import ReadingKind
-from joulery.domain.energy.power import PowerTrace
+from joulery.domain.energy.power import BusyTimes, PowerTrace
 from joulery.domain.errors import ConfigError, DataError
+from joulery.domain.quality import Quality, weakest
+from joulery.runtime.measuring.account import busy_together
 from joulery.runtime.measuring.recorder import RunRecorder
 from joulery.runtime.measuring.terms import Settings, Terms
 from joulery.store.run.directory import SAMPLES, create_run, new_run_id
@@ -90,19 +94,27 @@ class Monitor:
         self._watched[watched.name] = watched
         return watched
 
-    def read(self, name: str, since_ns: int = 0) -> Iterator[tuple[int, str, str, float | None, float | None]]:
-        """Readings so far: Unix nanoseconds, device, component, and watts or cumulative joules.
+    def read(self, name: str, since_ns: int = 0, *, whole: bool = False) -> Iterator[PowerRow]:
+        """Power so far: of the process and what it started, or of the whole devices.
+
+        A process has its share of a device by busy time, in intervals of 100 ms; idle power is in no share. The
+        whole devices are given as their meters read them.
 
         Args:
             name: Of the session.
             since_ns: Only readings after this moment.
+            whole: Read the whole devices.
 
         Raises:
             DataError: There is no such session.
         """
         readings = read_samples(self._session(name).path / SAMPLES)
+        busy = dict(readings.busy)
+        sockets = [times for device, times in busy.items() if device.startswith("cpu:")]
+        if sockets:
+            busy["machine"] = busy_together(sockets)
         for trace in readings.traces:
-            yield from _rows(trace, since_ns)
+            yield from _rows(trace, since_ns) if whole else _share_rows(trace, busy, since_ns)
 
     def stop(self, name: str) -> dict[str, Any]:
         """Stop a session and close its run.
@@ -137,18 +149,38 @@ class Monitor:
         return watched
 
 
-def _rows(trace: PowerTrace, since_ns: int) -> Iterator[tuple[int, str, str, float | None, float | None]]:
-    counter = trace.channel.kind is ReadingKind.COUNTER
+class PowerRow(NamedTuple):
+    """One reading: Unix nanoseconds, device, component, watts or cumulative joules, and how they are known."""
+
+    t_ns: int
+    device: str
+    component: str
+    power_w: float | None
+    counter_j: float | None
+    quality: Quality
+
+
+def _share_rows(trace: PowerTrace, busy: Mapping[str, BusyTimes], since_ns: int) -> Iterator[PowerRow]:
+    """Power of the process on one device; a GPU without busy times is wholly its own."""
+    channel, steps = trace.channel, power_steps(trace)
+    quality = channel.quality
+    if channel.device in busy:
+        steps = divide_power(steps, busy[channel.device]).run
+        quality = weakest((quality, Quality.MODELLED))
+    elif not channel.device.startswith("gpu:"):
+        return
+    for t_ns, watts in zip(steps.edges_ns[:-1].tolist(), steps.watts.tolist(), strict=True):
+        if t_ns > since_ns and watts == watts:
+            yield PowerRow(t_ns, channel.device, channel.component, watts, None, quality)
+
+
+def _rows(trace: PowerTrace, since_ns: int) -> Iterator[PowerRow]:
+    counter, channel = trace.channel.kind is ReadingKind.COUNTER, trace.channel
     later = trace.t_ns > since_ns
     for t_ns, value in zip(trace.t_ns[later].tolist(), trace.values[later].tolist(), strict=True):
         known = None if value != value else value
-        yield (
-            t_ns,
-            trace.channel.device,
-            trace.channel.component,
-            None if counter else known,
-            known if counter else None,
-        )
+        watts, joules = (None, known) if counter else (known, None)
+        yield PowerRow(t_ns, channel.device, channel.component, watts, joules, channel.quality)
 
 
 def _command_of(process: int) -> list[str]:

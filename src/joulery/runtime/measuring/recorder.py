@@ -48,13 +48,16 @@ class RunRecorder:
         """The sampler's process; None when there is none."""
         return self._sampler.pid if self._sampler is not None else None
 
-    def start(self, *, root: int, include_root: bool, group: tuple[str, bool] | None = None) -> None:
+    def start(
+        self, *, root: int, include_root: bool, group: tuple[str, bool] | None = None, threads: Path | None = None
+    ) -> None:
         """Start the sampler; every meter was read once when this returns.
 
         Args:
             root: Root of the process tree that is the run.
             include_root: Whether its own CPU time is the run's.
             group: Control group of the run, and whether it counts CPU by CPU.
+            threads: Folder of a traced program, whose threads are read while it records; None for none.
 
         Raises:
             JouleryError: A meter that was named cannot be read.
@@ -69,6 +72,7 @@ class RunRecorder:
             max_cpu_ratio=self._settings.max_cpu_ratio,
             meters=self._settings.meters,
             group=group,
+            threads=None if threads is None else str(threads.absolute()),
         )
         try:
             with disk_errors(samples):

@@ -8,7 +8,8 @@ It writes ``{"ready": ...}`` to standard output after the first complete reading
 start or go on, and ``{"done": ...}`` at the end. It ends on any input, on SIGTERM, and after its parent: standard input
 ends, the kernel sends a signal (``PR_SET_PDEATHSIG``), and the sampler checks the parent, should a fork hold the pipe.
 
-Files (:mod:`joulery.store.run.samples`): one a meter, ``cpu`` and ``gpu`` (busy times), and ``notes.jsonl``.
+Files (:mod:`joulery.store.run.samples`): one a meter, ``cpu`` and ``gpu`` (busy times), ``threads`` (CPU times while a
+program records) and ``notes.jsonl``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 import os
 import select
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,6 +33,7 @@ from joulery.runtime.measuring.share import (
     IdentifiedMeter,
     OpenMeters,
     SharedMeter,
+    ThreadReader,
     TreeReader,
 )
 from joulery.store.run.channels import channel_to_dict
@@ -42,6 +44,10 @@ HOUSEKEEPING_S = 0.2
 CPU_SHARE_S = 0.1
 """Interval of the CPU busy times: the kernel counts in ticks of 10 ms, so shorter ones say nothing."""
 GPU_SHARE_S = 1.0
+THREADS_S, THREADS_RATIO = 0.02, 0.01
+"""Shortest interval of the CPU times of threads, and the share of one core that reading them may take."""
+RECORDING = ".recording"
+"""End of the names of files that exist while a traced program records: only then its threads are read."""
 READS_PER_UPDATE = 5
 """A device that renews its reading every 100 ms is read every 20 ms: a change is stamped to a fifth of its interval."""
 LINGER_UPDATES, LINGER_STEP_S = 2.0, 0.005
@@ -93,6 +99,44 @@ class SampleStream:
         before_ns = self._now_ns()
         self.last = self._read()
         self.writer.record((before_ns + self._now_ns()) // 2, self.last)
+
+
+class ThreadStream(SampleStream):
+    """CPU times of the run's threads while its program records: one record a thread.
+
+    Args:
+        table: Reads the threads.
+        pids: The processes of the run.
+        recording: Whether a program records now.
+        writer: Destination of the records.
+        every: Ticks between two readings.
+    """
+
+    def __init__(
+        self,
+        table: ThreadReader,
+        pids: Callable[[], Collection[int]],
+        recording: Callable[[], bool],
+        writer: SampleWriter,
+        every: int,
+        clocks: Clocks = CLOCKS,
+    ) -> None:
+        super().__init__(tuple, writer, every, clocks=clocks)
+        self._table, self._pids, self._recording = table, pids, recording
+        self._clocks = clocks
+        self._sweep, self._not_before_ns, self._stamp_ns = 0, 0, 0
+
+    def sample(self) -> None:
+        """Read every thread once; nothing while no program records, or too little time passed for its cost."""
+        now_ns = self._clocks.monotonic_ns()
+        if now_ns < self._not_before_ns or not self._recording():
+            return
+        before_s = self._clocks.cpu_s()
+        self._sweep += 1
+        for process, thread, cpu_s in self._table.read(self._pids()):
+            self._stamp_ns = max(self._clocks.monotonic_ns(), self._stamp_ns + 1)
+            self.writer.record(self._stamp_ns, (process, thread, cpu_s, self._sweep))
+        self._not_before_ns = now_ns + round((self._clocks.cpu_s() - before_s) / THREADS_RATIO * NS_PER_S)
 
 
 class SelfLimit:
@@ -192,6 +236,14 @@ def clock_moved(by_ns: int) -> str:
     )
 
 
+def _records(folder: str) -> bool:
+    """Whether a program records into a folder now."""
+    try:
+        return any(name.endswith(RECORDING) for name in os.listdir(folder))  # noqa: PTH208  # 50 times a second
+    except OSError:  # the folder is not there yet
+        return False
+
+
 class Sources(Protocol):
     """Opens what a sampler reads."""
 
@@ -209,6 +261,10 @@ class Sources(Protocol):
 
     def tree(self, config: SamplerConfig, sockets: tuple[int, ...]) -> TreeReader:
         """CPU time of the run."""
+        ...
+
+    def threads(self) -> ThreadReader:
+        """CPU times of threads."""
         ...
 
     def remove_group(self, group: tuple[str, bool]) -> None:
@@ -242,7 +298,8 @@ class Sampler:
     def run(self) -> None:
         """Sample until stopped; everything is on the disk afterwards."""
         most = max(1, int(LONGEST_PERIOD_S / self._config.period_s))
-        limit = SelfLimit(self._config.max_cpu_ratio, most)
+        threads_ratio = THREADS_RATIO if self._config.threads is not None else 0.0
+        limit = SelfLimit(self._config.max_cpu_ratio + threads_ratio, most)
         for stream in self._streams:
             stream.sample()
             stream.due = stream.every
@@ -341,6 +398,11 @@ class Sampler:
         cpus = {f"cpu:{socket}": count for socket, count in zip(busy.sockets, busy.cpus, strict=True)}
         writer = self._writer("cpu", cpu.columns, {**clock, "cpus": cpus})
         streams = [SampleStream(cpu.read, writer, max(1, round(CPU_SHARE_S / config.period_s)))]
+        if config.threads is not None:
+            folder = config.threads
+            threads = self._writer("threads", ("process", "thread", "cpu_s", "sweep"), clock)
+            every = max(1, round(THREADS_S / config.period_s))
+            streams.append(ThreadStream(self._sources.threads(), tree.pids, lambda: _records(folder), threads, every))
         for meter in self._meters:
             if isinstance(meter, SharedMeter):
                 gpu = GpuShare([channel.device for channel in meter.channels], meter.holders, tree.pids)

@@ -21,6 +21,7 @@ class SamplerConfig:
         max_cpu_ratio: Share of one core it may take before it reads less often.
         meters: What to open; None for what this machine has.
         group: Control group of the run, and whether it counts each CPU; None where there is none.
+        threads: Folder of a traced program; the CPU times of threads are read while it records. None for none.
     """
 
     folder: str
@@ -31,6 +32,7 @@ class SamplerConfig:
     max_cpu_ratio: float
     meters: tuple[MeterSpec, ...] | None = None
     group: tuple[str, bool] | None = None
+    threads: str | None = None
 
     def to_json(self) -> str:
         """As one argument of a command line."""

@@ -66,6 +66,14 @@ class TreeReader(Protocol):
         ...
 
 
+class ThreadReader(Protocol):
+    """CPU times of threads."""
+
+    def read(self, pids: Collection[int]) -> list[tuple[int, int, float]]:
+        """(process, thread, CPU seconds so far) of every living thread of some processes."""
+        ...
+
+
 @runtime_checkable
 class SharedMeter(Protocol):
     """A meter that reports which processes use its devices."""

@@ -252,14 +252,27 @@ def machine() -> dict[str, Any]:
     }
 
 
+_CHUNK_BYTES = 1 << 20
+
+
 def digest(model: ModelRef) -> str:
-    """SHA-256 of a model's file; the name and options of a callable, whose code may change unseen."""
-    if model.kind is not ModelKind.ONNX:
+    """SHA-256 of a model's file or folder; the name and options of a callable, whose code may change unseen."""
+    place = Path(model.location)
+    if model.kind.is_file:
+        files = [place]
+    elif model.kind is ModelKind.TRANSFORMERS and place.is_dir():
+        files = sorted(file for file in place.rglob("*") if file.is_file())
+    else:
         return f"{model.location} {model.options}".rstrip()
-    try:
-        return hashlib.sha256(Path(model.location).read_bytes()).hexdigest()
-    except OSError as error:
-        raise DataError(f"the model cannot be read: {error.strerror}", file=model.location) from error
+    found = hashlib.sha256(model.options.encode())
+    for file in files:
+        try:
+            with file.open("rb") as content:
+                while chunk := content.read(_CHUNK_BYTES):
+                    found.update(chunk)
+        except OSError as error:
+            raise DataError(f"the model cannot be read: {error.strerror}", file=str(file)) from error
+    return found.hexdigest()
 
 
 def _processor() -> str:

@@ -15,19 +15,22 @@ from joulery.accounting.training_jobs import Tally
 from joulery.domain.cluster import (
     ClusterAction,
     ClusterJob,
-    ClusterNode,
     ClusterSnapshot,
     Hold,
     JobState,
     Release,
+    Split,
     Start,
     Stop,
 )
 from joulery.policies.training.allocation import ClusterView
+from joulery.runtime.schedule.free_slots import FreeSlots, LimitGrowth
 from joulery.runtime.schedule.intensity import GridIntensity
 from joulery.runtime.schedule.state import SchedulerState
 
 _G_PER_KG = 1e3
+_NEXT_IN_LINE = 4
+"""A quarter of a pool's slots is next in line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +49,8 @@ class PlannedAction:
 
 
 def schedulable(snapshot: ClusterSnapshot) -> tuple[ClusterJob, ...]:
-    """The jobs that are not over and not exempt."""
-    return tuple(job for job in snapshot.jobs if not job.state.over and not job.exempt)
+    """The jobs that are not over and not exempt; of an array the tasks that are separated from it."""
+    return tuple(job for job in snapshot.jobs if not job.state.over and not job.exempt and job.tasks == 1)
 
 
 def kind_name(job: ClusterJob) -> str:
@@ -111,68 +114,6 @@ def cluster_view(
     )
 
 
-class FreeSlots:
-    """Free slots by node, to try and to take.
-
-    A job of ``spread`` false needs as few nodes as hold its slots, each with as many of them.
-    """
-
-    def __init__(self, snapshot: ClusterSnapshot) -> None:
-        self._size: dict[str, int] = {}
-        self._free: dict[str, dict[str, int]] = {}
-        for node in snapshot.nodes or (ClusterNode("", snapshot.slots, snapshot.free),):
-            self._free.setdefault(node.pool, {})[node.name] = node.free
-            self._size[node.pool] = max(self._size.get(node.pool, 1), node.slots)
-
-    def copy(self) -> FreeSlots:
-        """The same slots, to try with."""
-        made = object.__new__(FreeSlots)
-        made._size, made._free = self._size, {pool: dict(nodes) for pool, nodes in self._free.items()}
-        return made
-
-    def fits(self, job: ClusterJob, slots: int) -> bool:
-        """Whether the job could start on so many slots."""
-        return self._place(job, slots) is not None
-
-    def take(self, job: ClusterJob, slots: int) -> bool:
-        """Take the slots if the job could start on them."""
-        placed = self._place(job, slots)
-        for node, count in placed or ():
-            self._free[job.pool][node] -= count
-        return placed is not None
-
-    def reserve(self, job: ClusterJob, slots: int) -> None:
-        """Take as many of the slots as there are, so that no other job does."""
-        nodes = self._free.get(job.pool, {})
-        for node in sorted(nodes, key=lambda node: -nodes[node]):
-            count = max(0, min(slots, nodes[node]))
-            nodes[node], slots = nodes[node] - count, slots - count
-
-    def give(self, job: ClusterJob) -> None:
-        """Add the slots that a job holds."""
-        nodes = self._free.setdefault(job.pool, {})
-        names = [name for name in job.nodes if name in nodes] or list(nodes)[:1]
-        for at, name in enumerate(names):
-            nodes[name] += job.slots // len(names) + (at < job.slots % len(names))
-
-    def _place(self, job: ClusterJob, slots: int) -> list[tuple[str, int]] | None:
-        nodes = self._free.get(job.pool, {})
-        tight = sorted((node for node in nodes if nodes[node] > 0), key=lambda node: nodes[node])
-        if job.spread:
-            placed, left = [], slots
-            for node in reversed(tight):
-                placed.append((node, min(left, nodes[node])))
-                left -= placed[-1][1]
-                if left == 0:
-                    return placed
-            return None
-        count = -(-slots // self._size.get(job.pool, 1))
-        while slots % count:
-            count += 1
-        chosen = [node for node in tight if nodes[node] >= slots // count][:count]
-        return [(node, slots // count) for node in chosen] if len(chosen) == count else None
-
-
 @dataclass(frozen=True, slots=True)
 class StopRules:
     """Which running jobs may be stopped now.
@@ -181,11 +122,14 @@ class StopRules:
         jobs: Those that the last round moves; None for every job whose size differs from the plan's.
         now_s: Unix seconds.
         least_run_s: A job that started less than this ago runs on.
+        patience_s: A planned job that has waited this long and finds no place is released all the same: the cluster
+            keeps one for it, as it does for the first of its own queue.
     """
 
     jobs: frozenset[int] | None = None
     now_s: float = math.inf
     least_run_s: float = 0.0
+    patience_s: float = math.inf
 
     def allow(self, job: ClusterJob) -> bool:
         """Whether this running job may be stopped."""
@@ -205,9 +149,10 @@ def next_actions(
 
     A running job stops only when its successor could start there and then: the successor is released first, so that
     the cluster judges it; only if the cluster says that nothing but slots is missing (:attr:`ClusterJob.judged`) and
-    the slots of the jobs to stop would hold it, do they stop. A job that is resized stops when its new size fits. Slots
-    beyond those reserved go to the waiting jobs, in order; a blocked job reserves none; all other waiting jobs are
-    held.
+    the slots of the jobs to stop would hold it, do they stop; of jobs that one limit counts, one starts at a time. A
+    job that is resized stops when its new size fits. Slots beyond those reserved go to the waiting jobs, in order; a
+    blocked job reserves none. The next in line are released, too, so that they start the moment a job ends; all other
+    waiting jobs are held. Of an array so many tasks are separated as its pool could run.
 
     Args:
         snapshot: The cluster.
@@ -236,19 +181,28 @@ class _Actions:
         for job in snapshot.jobs:
             if job.state is JobState.STOPPING and target.get(job.id, 0) == 0:
                 self._coming.give(job)
+        self._growth = LimitGrowth()
+        for job in snapshot.jobs:
+            if job.state is JobState.STOPPING and target.get(job.id, 0) == 0:
+                self._growth.count(job, -job.slots)
         self._ready: list[tuple[ClusterJob, int]] = []
+        self._granted: set[int] = set()
+        self._short: set[str] = set()
+        self._next: set[int] = set()
         self._stopped: set[int] = set()
         self._starting: set[int] = set()
         self._made: list[PlannedAction] = []
 
     def made(self, *, passive: bool) -> list[PlannedAction]:
         """All actions, in the order in which they are to be applied."""
+        self._keep_arrays()
         self._start_planned()
         self._stop_for_ready()
         self._stop_resized()
         self._release_running()
         if passive:
             self._start_waiting()
+            self._release_next()
         self._hold_others()
         return self._made
 
@@ -256,6 +210,19 @@ class _Actions:
         self._made.append(PlannedAction(action, reason, new))
         if isinstance(action, Start):
             self._starting.add(action.job)
+
+    def _keep_arrays(self) -> None:
+        """Hold what is left of an array as one, and separate as many tasks as its pool could run."""
+        for job in self._snapshot.jobs:
+            if job.tasks == 1 or job.exempt or job.state is not JobState.WAITING:
+                continue
+            if not job.held_by_us:
+                self._add(Hold(job.id), f"an array with {job.tasks} waiting tasks: they start one by one")
+            siblings = sum(other.array == job.array and other.tasks == 1 for other in self._jobs)
+            most = self._snapshot.pools.get(job.pool, 0) // job.shape + 1
+            count = min(job.tasks - 1, min(most, job.most_tasks + 1 if job.most_tasks else most) - siblings)
+            if count > 0:
+                self._add(Split(job.id, count), f"{count} of {job.tasks} waiting tasks, as many as could run next")
 
     def _start_planned(self) -> None:
         """Waiting jobs of the plan: those released reserve their slots, the others are released if there is a way."""
@@ -273,12 +240,19 @@ class _Actions:
                 if held:
                     self._add(Start(job.id, want), f"its turn, on {want} as planned")
             elif self._coming.take(job, want):
+                self._granted.add(job.id)
                 self._free.reserve(job, want)
-            elif not self._snapshot.self_starting or not held:
+                self._growth.count(job, want)
+                self._short.add(job.pool)
+            elif not (self._snapshot.self_starting and held):
+                self._short.add(job.pool)
                 if job.judged:
                     self._ready.append((job, want))
-            elif self._victims(job):
+            elif self._needed(job, want):
+                self._short.add(job.pool)
                 self._add(Start(job.id, want), f"its turn: released before others stop, on {want} as planned")
+            elif self._stops.now_s - job.submit_s > self._stops.patience_s:
+                self._add(Start(job.id, want), f"its turn, and no place for {want}: the cluster keeps one")
             elif not job.held_by_us:
                 self._add(Hold(job.id), f"waits for {want} slots")
 
@@ -300,12 +274,45 @@ class _Actions:
         """Stop the jobs whose slots the ready successors need."""
         for successor, want in self._ready:
             chosen = self._needed(successor, want)
+            if not chosen or not self._growth.allows(successor, chosen):
+                continue
+            if not self._keeps_busy(successor, want, chosen):
+                continue
             for job in chosen:
                 self._stopped.add(job.id)
                 self._coming.give(job)
+                self._growth.count(job, -job.slots)
                 self._add(Stop(job.id), f"its {job.slots} slots go to job {successor.id}")
             if self._coming.take(successor, want):
+                self._granted.add(successor.id)
                 self._free.reserve(successor, want)
+                self._growth.count(successor, want)
+
+    def _keeps_busy(self, successor: ClusterJob, want: int, victims: list[ClusterJob]) -> bool:
+        """Whether the successor and the waiting jobs use as many slots as the victims give up.
+
+        One slot of four that a job gives up is no gain while the other three find no job.
+        """
+        without, trial = self._coming.copy(), self._coming.copy()
+        for job in victims:
+            trial.give(job)
+        trial.take(successor, want)
+        others = [*((number, slots) for number, slots in self._target.items() if slots), *self._waiting]
+        done = {successor.id, *self._granted, *(job.id for job in victims)}
+        left = [entry for entry in others if entry[0] not in done]
+        gained = want + self._filled(trial, left) - self._filled(without, left)
+        return gained >= sum(job.slots for job in victims)
+
+    def _filled(self, trial: FreeSlots, waiting: Sequence[tuple[int, int]]) -> int:
+        """Slots that waiting jobs take, each if it fits."""
+        used = 0
+        for number, want in waiting:
+            job = self._by_id.get(number)
+            if job is None or job.state is not JobState.WAITING or job.blocked or number in self._starting:
+                continue
+            slots = min(max(want, job.min_slots), job.max_slots)
+            used += slots if trial.take(job, slots) else 0
+        return used
 
     def _needed(self, successor: ClusterJob, want: int) -> list[ClusterJob]:
         """The fewest jobs, last of the ranking first, whose slots hold the successor; none if all do not."""
@@ -356,9 +363,36 @@ class _Actions:
                 free = self._snapshot.free
                 self._add(Start(number, slots), f"{slots} of {free} free slots, next in the ranking", new=True)
 
+    def _release_next(self) -> None:
+        """Release the next in line of each pool where no planned job lacks slots.
+
+        The cluster starts them in order the moment a job ends, without waiting for the next look. Only jobs that any
+        running job would make room for: a wider one would keep the cluster from starting others behind it.
+        """
+        if not self._snapshot.self_starting:
+            return
+        room = {pool: max(1, slots // _NEXT_IN_LINE) for pool, slots in self._snapshot.pools.items()}
+        narrowest: dict[str, int] = {}
+        for running in self._jobs:
+            if running.state is JobState.RUNNING:
+                narrowest[running.pool] = min(narrowest.get(running.pool, running.slots), running.slots)
+        for number, want in self._waiting:
+            job = self._by_id.get(number)
+            if job is None or job.state is not JobState.WAITING or job.blocked or job.id in self._starting:
+                continue
+            slots = min(max(want, job.min_slots), job.max_slots)
+            if job.pool in self._short or job.parts or slots > min(room.get(job.pool, 0), narrowest.get(job.pool, 0)):
+                continue
+            room[job.pool] -= slots
+            self._next.add(job.id)
+            if job.held_by_us or job.shape != slots:
+                self._add(Start(job.id, slots), "next in line: starts when a job ends")
+
     def _hold_others(self) -> None:
         for job in self._jobs:
             idle = job.state is JobState.WAITING and self._target.get(job.id, 0) == 0 and job.id not in self._starting
+            if job.id in self._next:
+                continue
             if idle and not job.held_by_us and not job.blocked:
                 self._add(Hold(job.id), "others go first")
 
@@ -370,5 +404,5 @@ def orphaned_holds(snapshot: ClusterSnapshot, known: frozenset[int]) -> list[Pla
     return [
         PlannedAction(Release(job.id), "held by joulery, and the journal does not know it")
         for job in snapshot.jobs
-        if job.held_by_us and job.state is JobState.WAITING and job.id not in known
+        if job.held_by_us and job.state is JobState.WAITING and job.id not in known and job.tasks == 1
     ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState
 from joulery.domain.decisions import Step
 from joulery.policies.stepper import PolicyStepper
 from joulery.policies.training.allocation import Allocation, ClusterView
-from joulery.runtime.schedule.decisions import StopRules, capacity, cluster_view, schedulable
+from joulery.runtime.schedule.decisions import StopRules, capacity, cluster_view, kind_name, schedulable
 from joulery.runtime.schedule.intensity import GridIntensity
 from joulery.runtime.schedule.state import SchedulerState
 
@@ -114,7 +115,7 @@ class RoundPlanner:
             return changes
         plan = _Plan(state.policy)
         left: dict[str, int] = {}
-        groups = list(self._groups(state, jobs)) or [("", 0.0, [])]
+        groups = list(self._groups(state, jobs)) or [(min(snapshot.pools), 0.0, [])]
         for pool, rank, members in groups:
             gpus = left.setdefault(pool, capacity(snapshot, pool, [job for job in jobs if job.pool == pool]))
             where = {"pool": pool, "class": rank} if len(groups) > 1 else {}
@@ -125,17 +126,69 @@ class RoundPlanner:
             view = cluster_view(members, state, grid, now_s, self._timing.restart_s, gpus)
             seen = {**_seen(snapshot, view, grid.basis), **where}
             left[pool] -= self._plan_group(plan, members, view, seen)
-        ranked = {job: slots for job, slots in plan.target.items() if slots}
+        by_id = {job.id: job for job in jobs}
+        ranked = dict(self._across_pools(state, by_id, ((job, n) for job, n in plan.target.items() if n)))
         moved = {job.id for job in jobs if job.state is JobState.RUNNING and plan.target.get(job.id) != job.slots}
         return {
             **changes,
             "policy": plan.policy,
             "target": {**ranked, **{job: 0 for job in plan.target if job not in ranked}},
-            "waiting": tuple(plan.waiting),
+            "waiting": tuple(self.with_blocked(state, snapshot, plan.waiting)),
             "newcomers": plan.newcomers,
             "passive": plan.passive,
             "stops": frozenset(moved),
         }
+
+    def priorities(self, state: SchedulerState, snapshot: ClusterSnapshot) -> dict[int, float]:
+        """The cluster's own priority of the jobs whose class it changes.
+
+        A cluster may show no priority of a job that is held or runs. Such a job has that of a job of the same user,
+        account, QOS and partition, else the one it had when it was last seen, else that of the rest of its array.
+        """
+        if not self._priority_step:
+            return {}
+        shown = {job.id: job.priority for job in snapshot.jobs if not math.isnan(job.priority)}
+        alike = {job.limits: job.priority for job in snapshot.jobs if job.id in shown and job.limits}
+        found: dict[int, float] = {}
+        for job in schedulable(snapshot):
+            known = state.priority.get(job.id, math.nan)
+            others = (shown.get(job.id), alike.get(job.limits), state.priority.get(job.id), shown.get(job.array))
+            priority = next((points for points in others if points is not None), math.nan)
+            if not math.isnan(priority) and (math.isnan(known) or self._class(priority) != self._class(known)):
+                found[job.id] = priority
+        return found
+
+    def place_of(self, state: SchedulerState, job: int) -> int:
+        """Where a new job queues among the waiting ones: behind the last one of its class or of a higher one."""
+        rank = self._class(state.priority.get(job, 0.0))
+        ranks = [self._class(state.priority.get(number, 0.0)) for number, _ in state.waiting]
+        return max((at + 1 for at, other in enumerate(ranks) if other >= rank), default=0)
+
+    def with_blocked(
+        self, state: SchedulerState, snapshot: ClusterSnapshot, waiting: Iterable[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
+        """Waiting jobs in order with those the cluster would not start now, each in its turn.
+
+        The policy does not see a blocked job, so it takes no slots; it stands before the jobs of its pool and class
+        that came after it. Without a place it would start last once its limit allows.
+        """
+        by_id = {job.id: job for job in snapshot.jobs}
+        kinds = {name: number for number, name in enumerate(state.kinds)}
+        lines: dict[str, list[tuple[int, int]]] = {}
+        for entry in waiting:
+            if by_id[entry[0]].blocked:
+                continue
+            lines.setdefault(by_id[entry[0]].pool, []).append(entry)
+        for job in schedulable(snapshot):
+            if job.blocked and job.state is JobState.WAITING:
+                line, turn = lines.setdefault(job.pool, []), self._turn(state, job)
+                later = (at for at, entry in enumerate(line) if self._turn(state, by_id[entry[0]]) > turn)
+                slots = state.newcomers.get(kinds.get(kind_name(job), -1), job.min_slots)
+                line.insert(next(later, len(line)), (job.id, slots))
+        return list(self._across_pools(state, by_id, [entry for line in lines.values() for entry in line]))
+
+    def _class(self, priority: float) -> float:
+        return math.floor(priority / self._priority_step) if self._priority_step else 0.0
 
     def _plan_group(self, plan: _Plan, members: list[ClusterJob], view: ClusterView, seen: Mapping[str, Any]) -> int:
         """Plan the jobs of one pool and class.
@@ -161,6 +214,23 @@ class RoundPlanner:
             used = sum(target.values())
         return used
 
+    def _across_pools(
+        self, state: SchedulerState, by_id: Mapping[int, ClusterJob], planned: Iterable[tuple[int, int]]
+    ) -> Iterator[tuple[int, int]]:
+        """One order of the jobs of all pools: each pool's own, merged by class and then by submission.
+
+        Pools share limits, such as a user's or that of a license. With one pool after another the first would take
+        what the limit leaves.
+        """
+        lines: dict[str, list[tuple[int, int]]] = {}
+        for entry in planned:
+            lines.setdefault(by_id[entry[0]].pool, []).append(entry)
+        return heapq.merge(*lines.values(), key=lambda entry: self._turn(state, by_id[entry[0]]))
+
+    def _turn(self, state: SchedulerState, job: ClusterJob) -> tuple[float, float, int]:
+        """Sorts jobs by class, the highest first, and then by submission."""
+        return -self._class(state.priority.get(job.id, 0.0)), state.submitted_s.get(job.id, job.submit_s), job.id
+
     def _plannable(self, snapshot: ClusterSnapshot, now_s: float) -> list[ClusterJob]:
         """The jobs a round ranks: not those the cluster would not start, nor running ones that may not be stopped."""
         rules = StopRules(None, now_s, self._timing.least_run_s)
@@ -174,8 +244,7 @@ class RoundPlanner:
         """Jobs by pool, and within a pool by class of the cluster's own priority, the highest first."""
         groups: dict[tuple[str, float], list[ClusterJob]] = {}
         for job in jobs:
-            priority = state.priority.get(job.id, 0.0)
-            rank = math.floor(priority / self._priority_step) if self._priority_step else 0.0
+            rank = self._class(state.priority.get(job.id, 0.0))
             groups.setdefault((job.pool, rank), []).append(job)
         for pool, rank in sorted(groups, key=lambda group: (group[0], -group[1])):
             yield pool, rank, groups[pool, rank]

@@ -19,13 +19,13 @@ from joulery.domain.cluster import (
     JobState,
     Order,
     Release,
+    Split,
     Start,
 )
 from joulery.domain.errors import ActuationError, CapabilityError, DataError
 from joulery.domain.ports import ClusterBackend
 from joulery.domain.quality import Quality
 from joulery.runtime.schedule.decisions import (
-    FreeSlots,
     PlannedAction,
     StopRules,
     kind_name,
@@ -34,6 +34,7 @@ from joulery.runtime.schedule.decisions import (
     schedulable,
 )
 from joulery.runtime.schedule.energy import NO_TOTALS, energy_delta
+from joulery.runtime.schedule.free_slots import FreeSlots
 from joulery.runtime.schedule.intensity import IntensityTracker
 from joulery.runtime.schedule.rounds import JournaledPolicy, RoundPlanner, SchedulerTiming
 from joulery.runtime.schedule.state import (
@@ -54,6 +55,7 @@ COMPACT_BYTES = 8 << 20
 _PAUSE_S = 300.0
 """Without the rights to change jobs nothing is tried for this long."""
 _REFUSED_QUANTA = 4
+_PATIENCE_QUANTA = 3
 _LEAST_PROGRESS = 0.02
 """Less progress than this is nothing to lose."""
 
@@ -73,6 +75,7 @@ class TickResult:
     Attributes:
         snapshot: The cluster; None when it did not answer.
         round: Whether the policy made a round.
+        reorder: Whether the order of the waiting jobs changed.
         unreachable: Whether the cluster stopped answering during the actions; no further action was tried.
         refused: The error, where the cluster refuses changes by this user.
         done: Actions in order: action, reason, outcome (``applied``, ``advised``, ``shadow``, ``failed``).
@@ -80,6 +83,7 @@ class TickResult:
 
     snapshot: ClusterSnapshot | None = None
     round: bool = False
+    reorder: bool = False
     unreachable: bool = False
     refused: str = ""
     done: list[tuple[ClusterAction, str, str]] = field(default_factory=list)
@@ -134,6 +138,7 @@ class Scheduler:
         self._looked_s, self._compact_bytes = math.nan, COMPACT_BYTES
         self._first, self._pause_end_s = True, -math.inf
         self._shadowed: dict[int, ClusterAction] = {}
+        self._fitting: dict[int, bool] = {}
 
     def tick(self, now_s: float, elapsed_s: float | None = None, *, round_now: bool = False) -> TickResult:
         """Look at the cluster, count energy, make a round if one is due, and apply the actions that are due.
@@ -168,7 +173,7 @@ class Scheduler:
             tick.round = True
             changes = self._planner.plan(self.state, snapshot, self._intensity.grid(now_s), now_s)
             self.record("plan", **plan_event(self.state, **changes))
-        self._queue_new(snapshot)
+        tick.reorder = self._queue_new(snapshot) or tick.round
         self._adopt(snapshot)
         paused = 0 < self._pause_end_s - now_s <= _PAUSE_S  # a clock that was set back ends it
         if (self._mode is not Mode.ADVISE or tick.round) and not paused:
@@ -203,9 +208,11 @@ class Scheduler:
     def _act(self, snapshot: ClusterSnapshot, now_s: float, tick: TickResult) -> None:
         """The ranking of a new round first, so that freed slots go to the jobs they were freed for; then the rest."""
         state = self.state
-        if tick.round and snapshot.self_starting:
-            self._do(PlannedAction(self._order(snapshot), "the ranking of this round"), tick)
-        rules = StopRules(state.stops, now_s, self._timing.least_run_s)
+        if tick.reorder and snapshot.self_starting:
+            reason = "the ranking of this round" if tick.round else "a job of a higher class of priority came"
+            self._do(PlannedAction(self._order(snapshot), reason), tick)
+        patience_s = _PATIENCE_QUANTA * self._timing.quantum_s
+        rules = StopRules(state.stops, now_s, self._timing.least_run_s, patience_s)
         for planned in next_actions(snapshot, state.target, state.waiting, passive=state.passive, stops=rules):
             if not tick.unreachable:
                 self._do(planned, tick)
@@ -227,28 +234,42 @@ class Scheduler:
         new.sort(key=lambda job: (job.submit_s, job.id))
         kinds = [kind for kind in dict.fromkeys(map(kind_name, new)) if kind not in state.kinds]
         if new:
-            priority = {str(job.id): job.priority for job in new if not math.isnan(job.priority)}
-            self.record("known", jobs={str(job.id): job.submit_s for job in new}, kinds=kinds, priority=priority)
+            self.record("known", jobs={str(job.id): job.submit_s for job in new}, kinds=kinds, priority={})
+        if changed := self._planner.priorities(self.state, snapshot):
+            self.record("known", jobs={}, kinds=[], priority={str(job): p for job, p in changed.items()})
 
     def _check_starts(self, snapshot: ClusterSnapshot, now_s: float) -> None:
-        """A released job that does not start although its slots are free gives them back for four quanta."""
+        """A released job that the cluster does not start on free slots gives them back for four quanta.
+
+        At once when the cluster judged it while they were free, or gave them to another job; else after ``start_s``:
+        a verdict from before they were free says nothing.
+        """
         if self._mode is not Mode.ACT or not snapshot.self_starting:
             return
-        free = FreeSlots(snapshot)
+        free, fitted = FreeSlots(snapshot), self._fitting
+        self._fitting = {}
         for job in snapshot.jobs:
             planned = self.state.target.get(job.id, 0) > 0 and job.state is JobState.WAITING
             if not planned or job.held_by_us or job.blocked:
                 continue
-            released_s = self.state.released_s.get(job.id)
-            if released_s is None:
+            if (released_s := self.state.released_s.get(job.id)) is None:
                 self.record("released", job=job.id, at_s=now_s)
+                released_s = now_s
+            if now_s < job.eligible_s:
                 continue
-            overdue = now_s - max(released_s, job.eligible_s) > self._timing.start_s
-            if overdue and free.fits(job, job.shape):
-                text = f"did not start on free slots within {self._timing.start_s:g} s"
-                until_s = now_s + _REFUSED_QUANTA * self._timing.quantum_s
-                self.record("refused", job=job.id, until_s=until_s, text=text)
-                self._log("note", {"text": f"job {job.id} {text}: its slots go to others", "job": job.id})
+            if not free.fits(job, job.shape):
+                if job.id in fitted:
+                    self._refuse(job.id, now_s, "was passed over: another job started on its slots")
+                continue
+            self._fitting[job.id] = fitted.get(job.id, job.judged)
+            if job.judged and not self._fitting[job.id]:
+                self._refuse(job.id, now_s, "lacks resources other than free slots, says the cluster")
+            elif now_s - max(released_s, job.eligible_s) > self._timing.start_s:
+                self._refuse(job.id, now_s, f"did not start on free slots within {self._timing.start_s:g} s")
+
+    def _refuse(self, job: int, now_s: float, text: str) -> None:
+        self.record("refused", job=job, until_s=now_s + _REFUSED_QUANTA * self._timing.quantum_s, text=text)
+        self._log("note", {"text": f"job {job} {text}: its slots go to others", "job": job})
 
     def _judged(self, snapshot: ClusterSnapshot, now_s: float) -> ClusterSnapshot:
         """The snapshot with what was learnt of jobs: those that do not start, and those that lose their progress."""
@@ -314,25 +335,35 @@ class Scheduler:
                 self._log("over", {"job": number, **_facts(ended.get(number)), **_cost(state.tallies.get(number))})
             self.record("gone", job=number)
 
-    def _queue_new(self, snapshot: ClusterSnapshot) -> None:
-        """Jobs submitted since the last round queue behind the ranked ones, at the size their kind starts with."""
-        state = self.state
-        known = {*state.target, *(job for job, _ in state.waiting)}
-        kinds = {name: number for number, name in enumerate(state.kinds)}
+    def _queue_new(self, snapshot: ClusterSnapshot) -> bool:
+        """Queue jobs submitted since the last round, at the size their kind starts with.
+
+        They queue behind the ranked ones of their class of priority, and ahead of lower classes.
+
+        Returns:
+            Whether one came ahead of another.
+        """
+        known = {*self.state.target, *(job for job, _ in self.state.waiting)}
+        kinds = {name: number for number, name in enumerate(self.state.kinds)}
+        ahead = False
         for job in sorted(schedulable(snapshot), key=lambda job: (job.submit_s, job.id)):
             if job.id in known:
                 continue
             if job.state is not JobState.WAITING:
                 self.record("started", job=job.id, slots=job.slots)
-            else:
-                slots = state.newcomers.get(kinds.get(kind_name(job), -1), job.min_slots)
-                self.record("arrived", job=job.id, slots=slots)
+                continue
+            slots = self.state.newcomers.get(kinds.get(kind_name(job), -1), job.min_slots)
+            place = self._planner.place_of(self.state, job.id)
+            ahead = ahead or place < len(self.state.waiting)
+            self.record("arrived", job=job.id, slots=slots, place=place)
+        return ahead
 
     def _order(self, snapshot: ClusterSnapshot) -> Order:
         state = self.state
-        ranked = [job for job, slots in state.target.items() if slots] + [job for job, _ in state.waiting]
         waiting = {job.id for job in schedulable(snapshot) if job.state is JobState.WAITING}
-        return Order(tuple(job for job in dict.fromkeys(ranked) if job in waiting))
+        ranked = {job: slots for job, slots in state.target.items() if slots} | dict(state.waiting)
+        entries = self._planner.with_blocked(state, snapshot, ((j, n) for j, n in ranked.items() if j in waiting))
+        return Order(tuple(job for job, _ in entries))
 
     def _do(self, planned: PlannedAction, tick: TickResult) -> None:
         """One action: recorded, applied in mode ``act``, and logged with its outcome."""
@@ -356,6 +387,7 @@ class Scheduler:
         tick.done.append((action, planned.reason, outcome))
         jobs = {"jobs": list(action.jobs)} if isinstance(action, Order) else {"job": action.job}
         slots = {"slots": action.slots} if isinstance(action, Start) else {}
+        slots |= {"tasks": action.count} if isinstance(action, Split) else {}
         fields = {"reason": planned.reason, "outcome": outcome, "remark": remark}
         self._log("action", {"do": type(action).__name__.lower(), **jobs, **slots, **fields})
 

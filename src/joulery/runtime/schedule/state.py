@@ -10,7 +10,7 @@ event          fields
 ``known``      ``jobs``: first submission of each new job, Unix seconds; ``kinds``: kinds of job not seen before;
                ``priority``: the cluster's own priority of each new job, where it has one
 ``plan``       the plan of a round: see :func:`plan_event`
-``arrived``    ``job``, ``slots``: a job submitted between rounds queues behind the ranked ones
+``arrived``    ``job``, ``slots``, ``place``: a job submitted between rounds queues there, or last
 ``started``    ``job``, ``slots``: the job is to run on so many slots
 ``follows``    ``job``, ``after``: job ``after`` continues under the number ``job``
 ``released``   ``job``, ``at_s``: a planned job was released; from now on the cluster may start it
@@ -189,7 +189,9 @@ def _plan(state: SchedulerState, event: Event) -> SchedulerState:
 
 
 def _arrived(state: SchedulerState, event: Event) -> SchedulerState:
-    return replace(state, waiting=(*state.waiting, (int(event["job"]), int(event["slots"]))))
+    place = int(event.get("place", len(state.waiting)))
+    entry = (int(event["job"]), int(event["slots"]))
+    return replace(state, waiting=(*state.waiting[:place], entry, *state.waiting[place:]))
 
 
 def _started(state: SchedulerState, event: Event) -> SchedulerState:

@@ -11,26 +11,27 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from joulery.config.site import Mode
-from joulery.domain.decisions import Decision
+from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import ActuationError, JouleryError
 from joulery.domain.gpu.layout import Instance, Layout
-from joulery.domain.ports import Admission, Backlog, Engine
-from joulery.domain.serving.engine import ModelRef, QueuedRequest, ReplicaSpec, ReplicaState
-from joulery.domain.serving.service import Slo, SloScope
+from joulery.domain.ports import Admission, Backlog, Engine, Steering
+from joulery.domain.serving.engine import ModelRef, Outcome, QueuedRequest, ReplicaSpec, ReplicaState, RequestRecord
+from joulery.domain.serving.mix import OWN, VariantMix
+from joulery.domain.serving.service import Slo
+from joulery.perf.switchback import MIN_PERIODS
 from joulery.policies.placement.pools.gpu_groups import SliceAssignment
 from joulery.policies.serving.messages import short
-from joulery.policies.serving.observation import KEEP_LAYOUT, TRY_LAYOUT, Observation
+from joulery.policies.serving.observation import KEEP_LAYOUT, SET_WEIGHTS, TRY_LAYOUT, Observation
 from joulery.policies.serving.policy import ServicePolicy
 from joulery.policies.serving.state import ServiceState
+from joulery.policies.switchback import AuditedPolicy, AuditedState
 from joulery.runtime.serving.driver import ADVISED, APPLIED, SHADOWED, LiveDriver
 from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.live_sample import LiveSample
 from joulery.runtime.serving.requests import RequestWindow, summarise
 from joulery.runtime.serving.running_service import PolicyBinding, RunningService
-
-_FLOOD_RPS = 1e12
-"""A demand that saturates every layout: its utilisation gives the capacity."""
+from joulery.runtime.serving.shadow import ShadowReplays
 
 
 class TrialArbiter:
@@ -93,7 +94,8 @@ class PolicyControl:
         self._services, self._engine, self._history, self._grid = services, engine, history, grid
         self._mode, self._period_s = mode, period_s
         self._changing, self._arbiter = asyncio.Lock(), TrialArbiter()
-        self._limits: dict[str, QueueLimit | None] = {}
+        for one in services.values():
+            one.shadow = self._shadow(one)
         self._by_name = {
             name: self._driver(one, one.chosen) for name, one in services.items() if one.chosen is not None
         }
@@ -122,48 +124,76 @@ class PolicyControl:
             await driver.step(time.time())
             if driver.failure is not None:
                 raise driver.failure
+            if chosen is not None and chosen.loaded and not hasattr(self._engine, "set_mix"):
+                self._history.warn(
+                    f"{name}: this engine does not steer requests among loaded variants; a threat to the SLO is met by "
+                    "other replicas alone, which takes their start"
+                )
+            if chosen is not None and loaded_variants(self._engine, name):
+                await driver.step(time.time())  # requests are steered from the first on
 
     def revise(self, revision: Revision) -> None:
         """Go on with new objectives."""
         one = self._services[revision.service]
         assert one.chosen is not None  # revisions are made of services with a policy
-        self._by_name[revision.service].policy = revision.policy
         one.setup = replace(one.setup, slo=revision.slo)
         one.chosen = replace(one.chosen, policy=revision.policy)
-        self._history.add_policy(revision.policy)
-        self._limits.pop(revision.service, None)
+        self._by_name[revision.service].policy = one.chosen.driven
+        self._history.add_policy(one.chosen.driven)
 
-    def _limit_queue(self, one: RunningService, arrival_rps: float) -> None:
-        """Have the engine refuse requests early while more arrive than the leanest layout can answer; in act only.
+    def _limit_queue(self, one: RunningService, seen: Observation) -> None:
+        """Have the engine refuse requests that even the leanest variants would answer too late; in act only.
 
         In other modes the layout never changes, and nothing the policy would do may reach a client.
         """
-        if self._mode is not Mode.ACT or one.chosen is None or not hasattr(self._engine, "limit_queue"):
+        driver = self._by_name.get(one.name)
+        if self._mode is not Mode.ACT or driver is None or not hasattr(self._engine, "limit_queue"):
             return
-        if one.name not in self._limits:
-            self._limits[one.name] = queue_limit(one.chosen)
-        limit = self._limits[one.name]
-        overloaded = limit is not None and arrival_rps > limit.capacity_rps
-        cast(Admission, self._engine).limit_queue(one.name, limit.waiting if limit is not None and overloaded else None)
+        policy = cast("ServicePolicy | AuditedPolicy", driver.policy)
+        cast(Admission, self._engine).limit_queue(one.name, policy.queue_limit(driver.state, seen))
 
     def _driver(self, one: RunningService, chosen: PolicyBinding) -> LiveDriver[Any, Observation]:
         return LiveDriver(
-            chosen.policy,
+            chosen.driven,
             lambda now_s: self._observe(one, now_s),
-            lambda decision: self._act(one, chosen.base, decision),
-            watch=lambda seen, step: self._history.add_step(one.name, seen, step),
+            lambda decision: self._act(one, chosen, decision),
+            watch=lambda seen, step: self._watch(one, seen, step),
             record=self._history.add_decision,
             period_s=self._period_s,
+            quick=frozenset({SET_WEIGHTS}) if self._mode is Mode.ACT else None,
         )
 
     def _observe(self, one: RunningService, now_s: float) -> Observation:
         observer = ServiceObserver(one.window, self._engine, one.setup.slo, self._grid.at, self._power_w, one.sampling)
-        seen = observer.observe(now_s)
-        self._limit_queue(one, seen.arrival_rps)
+        seen = observer.observe(now_s, one.layouts[-1][0] if one.layouts else -math.inf)
         if self._mode is not Mode.ACT:
             # The policy observes its advice as if it were carried out; the latency is of another layout and left out.
-            return replace(seen, running=one.advised, latency_s=math.nan, requests=0)
-        return replace(seen, waits_for=self._arbiter.ahead_of(one.name, self._wanting()))
+            return replace(seen, running=one.advised, latency_s=math.nan, requests=0, loaded=(), occupied_s={})
+        driver = self._by_name.get(one.name)
+        changing = driver is not None and driver.acting
+        seen = replace(seen, waits_for=self._arbiter.ahead_of(one.name, self._wanting()), changing=changing)
+        self._limit_queue(one, seen)
+        return seen
+
+    def _shadow(self, one: RunningService) -> ShadowReplays | None:
+        """The shadow replays of a service; None where its baseline is not audited."""
+        if self._mode is not Mode.ACT or one.audit is None or one.profile is None:
+            return None
+        (variant,) = one.audit.baseline.counts
+        name = one.name
+        return ShadowReplays(
+            name, variant, one.audit.share_ratio, one.profile, self._engine, lambda: self._wanting().get(name, False)
+        )
+
+    def _watch(self, one: RunningService, seen: Observation, step: Step[Any]) -> None:
+        """Log a step, and keep the periods of the baseline that it completed."""
+        self._history.add_step(one.name, seen, step)
+        if isinstance(step.state, AuditedState):
+            one.tally, latest = step.state.tally, step.state.latest
+            if latest is not None and (not one.periods or one.periods[-1] != latest):
+                one.periods.append(latest)
+        if one.shadow is not None and len(one.periods) < MIN_PERIODS:
+            one.shadow.replay(len(backlog_of(self._engine, one.name)))
 
     def _wanting(self) -> dict[str, bool]:
         """Of each service that tries layouts whether it is on trial, or waits for one."""
@@ -171,18 +201,29 @@ class PolicyControl:
         return {
             name: state.trying is not None or bool(state.deferred)
             for name, state in states.items()
-            if isinstance(state, ServiceState)
+            if isinstance(state, ServiceState | AuditedState)
         }
 
     def _power_w(self) -> float:
         return math.nan if self._history.latest is None else self._history.latest.power_w
 
-    async def _act(self, one: RunningService, base: Layout, decision: Decision) -> tuple[str, str]:
+    async def _act(self, one: RunningService, chosen: PolicyBinding, decision: Decision) -> tuple[str, str]:
         """Carry out a decision; in other modes than act, start the baseline and change nothing after.
 
         One change of replicas at a time: each names the replicas of all services.
         """
-        actuator = LayoutActuator(self._engine, one.name, one.setup.models, one.setup.slice_assignment)
+        base, steers = chosen.base, self._mode is Mode.ACT and hasattr(self._engine, "set_mix")
+        if decision.kind == SET_WEIGHTS:
+            cast(Steering, self._engine).set_mix(one.name, VariantMix.of(decision.value))
+            return APPLIED, "requests are steered from now on, replicas stay"
+        actuator = LayoutActuator(
+            self._engine,
+            one.name,
+            one.setup.models,
+            one.setup.slice_assignment,
+            chosen.loaded if steers else (),
+            chosen.replica_bytes,
+        )
         async with self._changing:
             if self._mode is Mode.ACT:
                 done = await actuator.carry_out(decision)
@@ -219,14 +260,20 @@ class ServiceObserver:
     power_w: Callable[[], float]
     sampling: LiveSample | None = None
 
-    def observe(self, now_s: float) -> Observation:
-        """Make one observation."""
+    def observe(self, now_s: float, changed_s: float = -math.inf) -> Observation:
+        """Make one observation.
+
+        Args:
+            now_s: Unix seconds.
+            changed_s: When the layout changed: latencies and times of requests that arrived before are another's.
+        """
         running = running_layout(self.engine, self.window.service)
         sample = None
         if self.sampling is not None:
             self.sampling.watch(running, self.engine.replicas(), now_s)
             sample = self.sampling.sample(self.slo)
         records, pending = self.window.since(now_s), backlog_of(self.engine, self.window.service)
+        records = [record for record in records if record.arrival_s >= changed_s]
         latency_s, _, count, served = summarise(records, self.slo)
         arrivals_s = [request.arrival_s for request in pending]
         waiting_s = [request.arrival_s for request in pending if math.isnan(request.start_s)]
@@ -243,6 +290,9 @@ class ServiceObserver:
             power_w=self.power_w(),
             running=running,
             sample=sample,
+            loaded=loaded_variants(self.engine, self.window.service),
+            mix=self.engine.mix(self.window.service) if hasattr(self.engine, "mix") else OWN,
+            occupied_s=occupied_s(records),
         )
 
 
@@ -252,39 +302,22 @@ def backlog_of(engine: Engine, service: str) -> list[QueuedRequest]:
     return [request for request in found if request.service == service]
 
 
-@dataclass(frozen=True, slots=True)
-class QueueLimit:
-    """When a service refuses requests, and how many may wait then.
-
-    Attributes:
-        capacity_rps: Requests a second of its leanest layout; more arrivals than that overload the service.
-        waiting: Requests that this layout answers within the SLO.
-    """
-
-    capacity_rps: float
-    waiting: int
+def loaded_variants(engine: Engine, service: str) -> tuple[str, ...]:
+    """Variants that every replica of a service has loaded, sorted; none where the engine steers no requests."""
+    if not hasattr(engine, "set_mix"):
+        return ()
+    views = [view for view in engine.replicas() if view.spec.service == service]
+    found = [{view.spec.variant, *view.warm} for view in views if view.state is not ReplicaState.DRAINING]
+    return tuple(sorted(set.intersection(*found))) if found else ()
 
 
-def queue_limit(chosen: PolicyBinding) -> QueueLimit | None:
-    """The limit of a service's queue under overload.
-
-    The leanest layout is the candidate with the largest capacity that reaches the minimum accuracy. None where the SLO
-    leaves waiting out, or no candidate reaches the accuracy.
-    """
-    objectives, predictor = chosen.policy.objectives, chosen.predictor
-    if objectives.slo.scope is not SloScope.END_TO_END:
-        return None
-    capacity_rps, leanest = 0.0, None
-    for layout in chosen.policy.candidates:
-        saturated = predictor.predict(layout, _FLOOD_RPS)
-        here_rps = _FLOOD_RPS / saturated.utilisation_ratio
-        if saturated.accuracy_ratio >= objectives.minimum_accuracy_ratio - 1e-9 and here_rps > capacity_rps:
-            capacity_rps, leanest = here_rps, layout
-    if leanest is None:
-        return None
-    own_s = max(each.loaded.quantile_s(objectives.slo.quantile) for each in predictor.instances(leanest))
-    room_s = max(0.0, objectives.slo.latency_s - own_s)
-    return QueueLimit(capacity_rps, max(len(leanest.instances), math.ceil(capacity_rps * room_s)))
+def occupied_s(records: Sequence[RequestRecord]) -> dict[str, float]:
+    """Mean seconds that an answered request of each variant kept its replica busy."""
+    times_s: dict[str, list[float]] = {}
+    for record in records:
+        if record.outcome is Outcome.OK and record.end_s > record.start_s:
+            times_s.setdefault(record.variant, []).append(record.end_s - record.start_s)
+    return {variant: math.fsum(took) / len(took) for variant, took in sorted(times_s.items())}
 
 
 def running_layout(engine: Engine, service: str) -> Layout | None:
@@ -306,12 +339,16 @@ class LayoutActuator:
         service: The service.
         models: What each variant loads.
         slice_assignment: Of each partition of its GPUs, which GPU has which slice; empty on the CPU.
+        loaded: Variants that every replica keeps loaded, the leanest first; empty for its own only.
+        replica_bytes: Memory that a replica may reach by that; 0 for no bound.
     """
 
     engine: Engine
     service: str
     models: Mapping[str, ModelRef]
     slice_assignment: SliceAssignment = field(default_factory=dict)
+    loaded: tuple[str, ...] = ()
+    replica_bytes: int = 0
 
     async def carry_out(self, decision: Decision) -> tuple[str, str]:
         """Carry out one decision; its outcome, and a sentence about what changed.
@@ -349,7 +386,15 @@ class LayoutActuator:
         specs = [view.spec for view in self.engine.replicas() if view.state is not ReplicaState.DRAINING]
         running = [spec for spec in specs if spec.service == self.service]
         mine = [
-            ReplicaSpec(self.service, item.variant, item.slice, self.models[item.variant], device=device)
+            ReplicaSpec(
+                self.service,
+                item.variant,
+                item.slice,
+                self.models[item.variant],
+                device=device,
+                warm=tuple((name, self.models[name]) for name in self.loaded if name != item.variant),
+                memory_bytes=self.replica_bytes,
+            )
             for item, device in zip(layout.instances, self._devices(layout, running), strict=True)
         ]
         return [spec for spec in specs if spec.service != self.service] + mine

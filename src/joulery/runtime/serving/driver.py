@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
 
@@ -19,13 +19,16 @@ S = TypeVar("S")
 Obs = TypeVar("Obs")
 
 APPLIED, ADVISED, SHADOWED, FAILED = "applied", "advised", "shadowed", "failed"
+SUPERSEDED = "superseded"
 
 
 class LiveDriver(Generic[S, Obs]):
     """Steps one policy at a fixed period and carries out its decisions, one after the other.
 
-    While a decision is carried out the policy is not stepped; periods that pass meanwhile are left out. An action that
-    fails is recorded and does not end the loop: the next observation shows the policy what runs.
+    While a decision is carried out the policy is not stepped; periods that pass meanwhile are left out. With ``quick``
+    kinds the policy is stepped on: decisions of those kinds are carried out at once beside a slow one, and another slow
+    one ends it. An action that fails is recorded and does not end the loop: the next observation shows the policy what
+    runs.
 
     Args:
         policy: The pure policy.
@@ -35,6 +38,7 @@ class LiveDriver(Generic[S, Obs]):
         record: Called for each decision with its outcome: the log, the screen.
         period_s: Seconds between two steps.
         now_s: The wall clock, Unix seconds.
+        quick: Kinds of decisions that take no time; None where the policy waits for each of its decisions.
 
     Attributes:
         busy_cpu_s: CPU seconds spent observing and deciding.
@@ -51,13 +55,20 @@ class LiveDriver(Generic[S, Obs]):
         record: Callable[[DecisionRecord], None],
         period_s: float = 1.0,
         now_s: Callable[[], float] = time.time,
+        quick: frozenset[str] | None = None,
     ) -> None:
         self._stepper = PolicyStepper(policy, observe, lambda _, seen, step: watch(seen, step))
         self.busy_cpu_s = 0.0
         self.failure: JouleryError | None = None
         self._act, self._record = act, record
         self._period_s, self._now_s = period_s, now_s
-        self._changed = asyncio.Event()
+        self._changed, self._quick = asyncio.Event(), quick
+        self._acting: asyncio.Task[None] | None = None
+
+    @property
+    def acting(self) -> bool:
+        """Whether a decision is being carried out."""
+        return self._acting is not None and not self._acting.done()
 
     @property
     def policy(self) -> Policy[S, Obs]:
@@ -85,22 +96,62 @@ class LiveDriver(Generic[S, Obs]):
     async def run(self) -> None:
         """Step until cancelled."""
         start = time.monotonic()
-        while True:
-            self._changed.clear()
-            await self.step(self._now_s())
-            elapsed = time.monotonic() - start
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._period_s - elapsed % self._period_s):
-                    await self._changed.wait()
+        try:
+            while True:
+                self._changed.clear()
+                if self._quick is None:
+                    await self.step(self._now_s())
+                else:
+                    await self._step_beside(self._now_s(), self._quick)
+                elapsed = time.monotonic() - start
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._period_s - elapsed % self._period_s):
+                        await self._changed.wait()
+        finally:
+            await self._end_action()
 
     async def step(self, now_s: float) -> None:
         """One step, if the policy is due, and its decisions."""
+        for decision in self._decisions(now_s):
+            await self._carry_out(decision)
+
+    def _decisions(self, now_s: float) -> tuple[Decision, ...]:
+        """The decisions of one step; none where the policy is not due."""
         if not self._stepper.due(now_s):
-            return
+            return ()
         before_s = time.thread_time()
         step = self._stepper.step(now_s)
         self.busy_cpu_s += time.thread_time() - before_s
-        for decision in step.decisions:
+        return step.decisions
+
+    async def _step_beside(self, now_s: float, quick: frozenset[str]) -> None:
+        """One step beside the decision that is being carried out, which another slow one ends."""
+        if self._acting is not None and self._acting.done():
+            self._acting.result()  # a defect is not swallowed
+            self._acting = None
+        slow = []
+        for decision in self._decisions(now_s):
+            if decision.kind in quick:
+                await self._carry_out(decision)
+            else:
+                slow.append(decision)
+        if slow:
+            await self._end_action()
+            self._acting = asyncio.create_task(self._carry_out_all(slow), name="decision")
+            self._acting.add_done_callback(lambda _: self._changed.set())
+
+    async def _end_action(self) -> None:
+        """End the action under way; it cleans up after itself."""
+        acting, self._acting = self._acting, None
+        if acting is None:
+            return
+        acting.cancel()
+        await asyncio.wait({acting})
+        if not acting.cancelled():
+            acting.result()  # a defect is not swallowed
+
+    async def _carry_out_all(self, decisions: Sequence[Decision]) -> None:
+        for decision in decisions:
             await self._carry_out(decision)
 
     async def _carry_out(self, decision: Decision) -> None:
@@ -110,4 +161,7 @@ class LiveDriver(Generic[S, Obs]):
             outcome, detail = await self._act(decision)
         except JouleryError as error:
             self.failure, outcome, detail = error, FAILED, str(error)
+        except asyncio.CancelledError:
+            self._record(DecisionRecord(begun_s, decision, SUPERSEDED, "another decision took its place"))
+            raise
         self._record(DecisionRecord(begun_s, decision, outcome, detail))

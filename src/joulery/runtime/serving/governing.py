@@ -7,7 +7,6 @@ unless the site's mode is act; then every clock is leased, and reverted when the
 from __future__ import annotations
 
 import asyncio
-import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,11 +21,12 @@ from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import CapabilityError
 from joulery.domain.gpu.device import ClockSetting, DeviceSpec
 from joulery.domain.ports import Device, Policy
-from joulery.perf.power.clock_scaling import above_idle_ratio, slowdown_ratio, tail_s
-from joulery.policies.clocks.governor import ArrivalForecast, DeviceView, GovernorState, Waiting
+from joulery.perf.power.clock_scaling import tail_s
+from joulery.policies.clocks.governor import ArrivalForecast, DeviceView, GovernorState
 from joulery.policies.clocks.lowest_clock import PartitionLatency
+from joulery.policies.clocks.observation import ClockCurves, ColocatedService, pending_requests
 from joulery.runtime.leasing.leases import LeaseHolder
-from joulery.runtime.serving.colocated import ColocatedService, ColocatedServices, Pending, ProgressClock
+from joulery.runtime.serving.colocated import ColocatedServices, ProgressClock
 from joulery.runtime.serving.driver import ADVISED, APPLIED, SHADOWED, LiveDriver
 
 CLOCK_STEP = "clock_step"
@@ -35,8 +35,6 @@ _TAIL_S = 10.0
 _TAIL_COUNT = 20
 """p99 of the last ten seconds or twenty answers, whichever holds more (μ-Serve, section 3.4, as specified)."""
 _TAIL_QUANTILE = 0.99
-_MIN_LEFT_RATIO = 0.02
-"""Least share of its predicted work that a running request is taken to have left."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +50,7 @@ class GovernedClock:
         clocks_mhz: Clocks the governor may choose, ascending, float64[clocks].
         knee_mhz: Clock below which the voltage does not fall further.
         knee_assumed: True where the knee is scaled from another GPU.
+        curves: How work depends on its clock; assumed where no profile is stated.
     """
 
     config: ClockConfig
@@ -62,6 +61,7 @@ class GovernedClock:
     clocks_mhz: FloatArray
     knee_mhz: float
     knee_assumed: bool
+    curves: ClockCurves
 
 
 @dataclass(slots=True, eq=False)
@@ -90,11 +90,11 @@ class ClockController:
     advised_mhz: float | None = None
     poke: Callable[[], None] = lambda: None
     _slowdown: FloatArray = field(init=False)
-    _above_idle: FloatArray = field(init=False)
+    _curves: ClockCurves = field(init=False)
 
     def __post_init__(self) -> None:
-        self._slowdown = slowdown_ratio(self.clock.clocks_mhz)
-        self._above_idle = above_idle_ratio(self.clock.clocks_mhz)
+        self._curves = self.clock.curves
+        self._slowdown = self._curves.slowdown(1.0)
 
     def driver(self, log: Callable[..., None], record: Callable[[Any], None]) -> LiveDriver[GovernorState, DeviceView]:
         """The driver of the governor.
@@ -119,7 +119,8 @@ class ClockController:
         named = self.clock.config.services
         residents = [one for one in self.residents(now_s) if not named or one.name in named]
         clock_mhz = self._seen_mhz()
-        waiting, start_s = self._requests(residents, now_s)
+        waiting, start_s = pending_requests(residents, now_s, self._curves, self.work_clock.rate)
+        budgets = [one.late_budget for one in residents if one.late_budget is not None]
         return DeviceView(
             now_s=now_s,
             device=self.clock.name,
@@ -129,7 +130,9 @@ class ClockController:
             partitions=tuple(_partition(one, now_s) for one in residents),
             hosted=tuple((one.slo.latency_s, one.work.service_s) for one in residents),
             steady=self._steady([one for one in residents if not one.eventful]),
-            start_s=start_s * self._slowdown,
+            start_s=start_s,
+            late_budget=min(budgets, default=None),
+            batched=any(one.batch is not None and one.batch.capacity > 1 for one in residents),
         )
 
     async def act(self, decision: Decision) -> tuple[str, str]:
@@ -167,51 +170,6 @@ class ClockController:
         self.work_clock.run_at(1.0 / float(self._slowdown[index]))
         return float(clocks[index])
 
-    def _requests(self, residents: Sequence[ColocatedService], now_s: float) -> tuple[tuple[Waiting, ...], float]:
-        """Every pending request with its predicted end, and when a new one would start, s at the highest clock.
-
-        Services share the device: requests of one service run side by side on its servers, those of several services
-        take turns by arrival.
-        """
-        turns: list[tuple[float, int, Pending]] = []
-        for index, one in enumerate(residents):
-            turn_s = 0.0
-            for each in one.pending:
-                turn_s = max(turn_s, each.arrival_s)  # each service has an order of its own
-                turns.append((turn_s, index, each))
-        turns.sort(key=lambda turn: turn[:2])
-        free_s = [[0.0] * max(1, one.work.servers) for one in residents]
-        waiting = []
-        for _, index, request in turns:
-            one, servers = residents[index], free_s[index]
-            left = self._left_ratio(request, now_s)
-            end_s = servers[0] + left * request.service_s
-            heapq.heapreplace(servers, end_s)
-            for other in range(len(residents)):
-                if other != index:
-                    delay_s = left * request.service_s / len(servers)
-                    free_s[other] = [each_s + delay_s for each_s in free_s[other]]
-            waiting.append(self._waiting(request, one, left, end_s))
-        start_s = max((servers[0] for servers in free_s), default=0.0)
-        return tuple(waiting), start_s
-
-    def _left_ratio(self, request: Pending, now_s: float) -> float:
-        """Share of the work of a request that is left."""
-        if math.isnan(request.start_s) or request.service_s <= 0:
-            return 1.0
-        return max(1.0 - self.work_clock.rate * (now_s - request.start_s) / request.service_s, _MIN_LEFT_RATIO)
-
-    def _waiting(self, request: Pending, one: ColocatedService, left: float, end_s: float) -> Waiting:
-        # Where no energy is known, one watt above idle: only the shape of the curve matters then.
-        energy_j = request.energy_j if request.energy_j > 0 else request.service_s
-        return Waiting(
-            deadline_s=request.arrival_s + one.slo.latency_s,
-            slo_s=one.slo.latency_s,
-            finish_s=end_s * self._slowdown,
-            energy_j=left * energy_j * self._above_idle * self._slowdown,
-            queued=math.isnan(request.start_s),
-        )
-
     def _steady(self, residents: Sequence[ColocatedService]) -> ArrivalForecast | None:
         """Predicted load until the next step; None where nothing arrives. Services share their device's time."""
         arriving = [(one.slo, one.work) for one in residents if one.work.rate_rps > 0]
@@ -227,7 +185,7 @@ class ClockController:
                 tail_s(mine.service_s * self._slowdown, own_s, rate, mine.servers, slo.quantile) / slo.latency_s
             )
         watts = sum(work.rate_rps * work.energy_j for _, work in arriving)
-        energy_j = watts * self.clock.config.period_s * self._above_idle * self._slowdown
+        energy_j = watts * self.clock.config.period_s * self._curves.above_idle * self._slowdown
         return ArrivalForecast(np.max(tails, axis=0), energy_j)
 
 

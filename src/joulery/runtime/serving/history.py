@@ -4,20 +4,33 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from joulery.domain.decisions import Step
 from joulery.domain.serving.timeline import DecisionRecord, Tick
-from joulery.runtime.runs.replay import POLICY, STEP, policy_entry, step_entry
 from joulery.runtime.serving.driver import FAILED
 from joulery.runtime.serving.requests import RequestRecorder
 from joulery.store.run.directory import RunWriter
 from joulery.store.run.timeline import log_decision, log_tick
 
+POLICY, STEP = "policy", "step"
+"""Kinds of log entries: all it takes to make a policy again, and one step of it."""
 REQUESTS = "requests.rows"
 """File of the run folder that holds the requests until the report is written."""
 DECISIONS_KEPT = 200
 WARNINGS_KEPT = 200
+
+
+def policy_entry(policy: Any) -> dict[str, Any]:
+    """What the log holds about a policy: everything it takes to make it again."""
+    return {"name": policy.name, "service": policy.service, "policy": policy.as_dict()}
+
+
+def step_entry(service: str, observation: Any, step: Step[Any]) -> dict[str, Any]:
+    """What the log holds about one step."""
+    decisions = [asdict(decision) for decision in step.decisions]
+    return {"service": service, "observation": observation.as_dict(), "decisions": decisions}
 
 
 class SessionHistory:
@@ -42,18 +55,30 @@ class SessionHistory:
         self.warnings: list[str] = []
         self.latest: Tick | None = None
         self._listeners: list[Callable[[DecisionRecord], None]] = []
+        self._warned: list[Callable[[str], None]] = []
 
     def on_decision(self, listener: Callable[[DecisionRecord], None]) -> None:
         """Call a function with every decision and its outcome."""
         self._listeners.append(listener)
 
+    def on_warning(self, listener: Callable[[str], None]) -> None:
+        """Call a function with every new warning but those of failed decisions, which :meth:`on_decision` shows."""
+        self._warned.append(listener)
+
     def warn(self, text: str) -> None:
         """Keep and log a warning, once."""
+        if self._keep(text):
+            for listener in self._warned:
+                listener(text)
+
+    def _keep(self, text: str) -> bool:
+        """Keep and log a warning; whether it is new."""
         if text in self.warnings:
-            return
+            return False
         if len(self.warnings) < WARNINGS_KEPT:
             self.warnings.append(text)
         self.writer.log("warning", text=text)
+        return True
 
     def add_policy(self, policy: Any) -> None:
         """Log all it takes to make a policy again."""
@@ -69,7 +94,7 @@ class SessionHistory:
         self.decision_count += 1
         log_decision(self.writer, record)
         if record.outcome == FAILED:
-            self.warn(f"{record.decision.kind}: {record.detail}")
+            self._keep(f"{record.decision.kind}: {record.detail}")
         for listener in self._listeners:
             listener(record)
 

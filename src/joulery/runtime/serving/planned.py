@@ -41,12 +41,13 @@ from joulery.runtime.serving.driver import ADVISED, APPLIED, FAILED, SHADOWED, L
 from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.running_service import RunningService
 
-RUN_PLAN = "run_plan"
+RUN_PLAN, RENEW_STANDBY = "run_plan", "renew_standby"
 REJECTED = "rejected"
 WATCH_S = 0.5
 """Time between two looks at the latencies: twice a second (section 5.3)."""
 WINDOW_S = 1.0
 """The shortest span they are taken over (section 4.2: every second)."""
+_ROUNDING_PERCENT = 1e-6
 _LATE = frozenset({Outcome.DEADLINE, Outcome.OVERLOADED, Outcome.UNAVAILABLE, Outcome.CRASHED})
 
 
@@ -68,11 +69,19 @@ class PlannedReplica:
         """The process that answers: the standby where it is active."""
         return self.standby if self.standby is not None and self.watched.key in active else self.original
 
-    def processes(self, active: Collection[str]) -> list[ReplicaSpec]:
-        """What runs: the active standby alone, else the original with its standby beside it."""
+    def processes(self, active: Collection[str], renewed: Collection[str] = ()) -> list[ReplicaSpec]:
+        """What runs: the process that answers, with a standby beside it.
+
+        Args:
+            active: Instances whose standby answers.
+            renewed: Those of them that have a new standby: one that answers if the active one dies.
+        """
         if self.standby is None:
             return [self.original]
-        return [self.standby] if self.watched.key in active else [self.original, replace(self.standby, standby=True)]
+        beside = [replace(self.standby, standby=True)]
+        if self.watched.key not in active:
+            return [self.original, *beside]
+        return [self.standby, *(beside if self.watched.key in renewed else [])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +94,7 @@ class PlanInForce:
         replicas: Its instances.
         shared: GPUs of this machine that its processes share under MPS; empty where cores stand for GPUs.
         switched_s: When standbys became active, by instance; grows while the plan runs.
+        renewed: Instances with a new standby beside the active one; grows while the plan runs.
     """
 
     gpus: tuple[PlannedGpu, ...]
@@ -92,6 +102,7 @@ class PlanInForce:
     replicas: tuple[PlannedReplica, ...]
     shared: tuple[str, ...] = ()
     switched_s: dict[str, float] = field(default_factory=dict)
+    renewed: set[str] = field(default_factory=set)
 
     @classmethod
     def of(
@@ -115,12 +126,29 @@ class PlanInForce:
     @property
     def policy(self) -> StandbyPolicy:
         """Watches its instances."""
-        return StandbyPolicy(tuple(one.watched for one in self.replicas))
+        return StandbyPolicy(tuple(one.watched for one in self.replicas), taken_over=tuple(self.switched_s.items()))
+
+    def keep_corrections(self, before: PlanInForce) -> None:
+        """Leave standbys active that took over under the plan before, where this plan changes nothing for them.
+
+        The model that plans is the one that was wrong about them: planned afresh, they would be late again.
+        """
+        was = {one.watched.key: one for one in before.replicas}
+        used = [100.0 * gpu.share_ratio for gpu in self.gpus]
+        for one in self.replicas:
+            key, old = one.watched.key, was.get(one.watched.key)
+            if key not in before.switched_s or old is None or one.standby is None or old.original != one.original:
+                continue
+            used[one.watched.gpu] += one.watched.standby_percent - one.watched.share_percent
+            if used[one.watched.gpu] <= 100 + _ROUNDING_PERCENT:
+                self.switched_s[key] = before.switched_s[key]
+                if old.standby == one.standby and key in before.renewed:
+                    self.renewed.add(key)
 
     @property
     def running(self) -> tuple[RunningGpu, ...]:
         """The plan as it runs; an instance with an active standby has the standby's share."""
-        active = {one.watched.key: one.watched.shadow_percent for one in self.replicas}
+        active = {one.watched.key: one.watched.standby_percent for one in self.replicas}
         return tuple(
             gpu._replace(
                 processes=tuple(
@@ -230,6 +258,7 @@ class PlanControl:
             try:
                 cores = cores_for(gpus, self._all_cores, self._size, kept, self.plan.noun)
                 plan = PlanInForce.of(gpus, cores, models, slos, self.plan.shared)
+                plan.keep_corrections(self.plan)
                 reason = f"{counts}: {plan.summary()}"
                 decision = Decision(RUN_PLAN, "plan", plan.summary(), "follow", reason, cause="services")
                 detail = await self._apply(plan)
@@ -248,7 +277,7 @@ class PlanControl:
 
     async def _apply(self, plan: PlanInForce) -> str:
         """Have the engine run a plan; the text says what changed and how long that took."""
-        specs = [spec for one in plan.replicas for spec in one.processes(plan.switched_s)]
+        specs = [spec for one in plan.replicas for spec in one.processes(plan.switched_s, plan.renewed)]
         done = await self._engine.apply(specs)
         if plan is self.plan:
             self._note_layouts()
@@ -300,10 +329,31 @@ class PlanControl:
                 return REJECTED, "another plan took over meanwhile"
             self.plan.switched_s[decision.target] = time.time()
             try:
-                return APPLIED, await self._apply(self.plan)
+                detail = await self._apply(self.plan)
             except JouleryError:
                 del self.plan.switched_s[decision.target]
                 raise
+        renewal = asyncio.create_task(self._renew(self.plan, decision.target), name=f"standby {decision.target}")
+        if (watching := asyncio.current_task()) is not None:
+            watching.add_done_callback(lambda _: renewal.cancel())
+        return APPLIED, detail
+
+    async def _renew(self, plan: PlanInForce, key: str) -> None:
+        """Start a new standby beside the one that took over, once that has settled."""
+        await asyncio.sleep(plan.policy.settle_s)
+        async with self._turn:
+            if self.plan is not plan:
+                return
+            plan.renewed.add(key)
+            decision = Decision(
+                RENEW_STANDBY, key, None, "standby", "its standby answers: a new one stands by", "switch"
+            )
+            try:
+                detail, outcome = await self._apply(plan), APPLIED
+            except JouleryError as error:
+                plan.renewed.discard(key)
+                detail, outcome = str(error), FAILED
+            self._history.add_decision(DecisionRecord(time.time(), decision, outcome, detail))
 
 
 def tail_of(
@@ -391,8 +441,8 @@ def _planned_replica(
         piece = Slice(SliceKind.CPU, cores=len(cores), share_ratio=share)
         return ReplicaSpec(each.workload, each.model, piece, model, 0, each.batch, delay_s(each), cores)
 
-    larger = watched.shadow_percent > watched.share_percent + 1e-9
-    return PlannedReplica(watched, process(watched.share_percent), process(watched.shadow_percent) if larger else None)
+    larger = watched.standby_percent > watched.share_percent + 1e-9
+    return PlannedReplica(watched, process(watched.share_percent), process(watched.standby_percent) if larger else None)
 
 
 def delay_s(each: PlannedInstance) -> float:

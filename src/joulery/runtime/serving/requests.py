@@ -34,7 +34,7 @@ ROW = np.dtype(
         ("unused", "<u2"),
     ]
 )
-RECENT_S = 2.0
+RECENT_S = 1.0
 RECENT_REQUESTS = 50
 """A rate over fewer arrivals is noise, unless they are all there were."""
 BLOCK_ROWS = 1 << 18
@@ -222,7 +222,7 @@ class RequestWindow:
         return math.nan if now_s - self._first_s < self.span_s else len(times_s) / self.span_s
 
     def recent_rps(self, now_s: float, pending_s: Sequence[float] = ()) -> float:
-        """Arrivals a second over the shortest span with a meaningful rate: two seconds, more at a low rate.
+        """Arrivals a second over the shortest span with a meaningful rate: a second, more at a low rate.
 
         Args:
             now_s, pending_s: As for :meth:`rate_rps`.

@@ -16,8 +16,10 @@ from joulery.domain.serving.timeline import ServiceLabel
 from joulery.perf.layouts import LayoutMetrics, Predictor
 from joulery.policies.placement.pools.gpu_groups import SliceAssignment
 from joulery.policies.serving.policy import ServicePolicy
+from joulery.policies.switchback import AuditedPolicy, AuditTally, BaselinePeriod, Switchback
 from joulery.runtime.serving.live_sample import LiveSample
 from joulery.runtime.serving.requests import RequestWindow
+from joulery.runtime.serving.shadow import ShadowReplays
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,9 @@ class PolicyBinding:
         base_metrics: The baseline's prediction under that demand.
         trials: How trials are measured; None where nothing is tried.
         remark: A warning about how it decides; empty for none.
+        audit: When the baseline runs to be measured; None where it does not.
+        loaded: Variants that every replica keeps loaded, the leanest first; empty for its own only.
+        replica_bytes: Memory that a replica may reach by that; 0 for no bound.
     """
 
     policy: ServicePolicy
@@ -70,6 +75,14 @@ class PolicyBinding:
     base_metrics: LayoutMetrics
     trials: TrialsConfig | None = None
     remark: str = ""
+    audit: Switchback | None = None
+    loaded: tuple[str, ...] = ()
+    replica_bytes: int = 0
+
+    @property
+    def driven(self) -> ServicePolicy | AuditedPolicy:
+        """The policy that the service's loop steps: with periods of the baseline where it is audited."""
+        return self.policy if self.audit is None else AuditedPolicy(self.policy, self.audit)
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +100,9 @@ class RunningService:
         layouts: ``(from_s, layout)``: which layout served from when.
         advised: The latest decision, where it is not carried out.
         planned_rps: The demand of its plan, where a plan decides.
+        periods: When the baseline served and was measured.
+        tally: What became of the periods of its audit; None where it is not audited.
+        shadow: Its shadow replays; None where there are none.
     """
 
     setup: ServiceSetup
@@ -99,6 +115,14 @@ class RunningService:
     layouts: list[tuple[float, Layout]] = field(default_factory=list)
     advised: Layout | None = None
     planned_rps: float = math.nan
+    periods: list[BaselinePeriod] = field(default_factory=list)
+    tally: AuditTally | None = None
+    shadow: ShadowReplays | None = None
+
+    @property
+    def audit(self) -> Switchback | None:
+        """How its baseline is measured; None where it is not."""
+        return None if self.chosen is None else self.chosen.audit
 
     @property
     def rate_rps(self) -> float:

@@ -7,7 +7,7 @@
     ... a gateway in front of the engine, with session.attribute and session.telemetry ...
     await session.run()                           # controllers and ticks, until cancelled
     await session.stop()                          # drained, the last reading taken
-    finish(session, ...)                          # joulery.runtime.serving.finish: account, compare, write
+    finish(session, ...)                          # joulery.runtime.served.finish: account, compare, write
 
 The gateway stands above and is handed what it needs; nothing here knows HTTP.
 """
@@ -26,12 +26,13 @@ from joulery.domain.energy.carbon import JOULES_PER_KWH
 from joulery.domain.errors import JouleryError
 from joulery.domain.ports import Engine
 from joulery.domain.quality import Quality, weakest
-from joulery.domain.serving.engine import EnergyShare, RequestRecord
-from joulery.domain.serving.timeline import DecisionRecord, NowSnapshot, SiteLabel, Tick
+from joulery.domain.serving.engine import EnergyShare, InferRequest, RequestRecord
+from joulery.domain.serving.timeline import DecisionRecord, NowSnapshot, ServiceLabel, SiteLabel, Tick
+from joulery.runtime.llm.hosted import HostedModels
 from joulery.runtime.measuring.live import LAG_S, LiveMeters
 from joulery.runtime.measuring.sampling import SamplerProcess
 from joulery.runtime.serving.controller import Revision
-from joulery.runtime.serving.driver import LiveDriver
+from joulery.runtime.serving.driver import FAILED, LiveDriver
 from joulery.runtime.serving.governing import ClockController
 from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.intensity import LiveIntensity
@@ -111,6 +112,7 @@ class ServingSession:
         site_label: What does not change while the site runs.
         started_s: When requests could first be answered, Unix seconds; NaN before.
         start_ns, end_ns: The same and the end of the run, monotonic nanoseconds; 0 before.
+        models: The language models it serves; None for none.
     """
 
     def __init__(
@@ -131,6 +133,7 @@ class ServingSession:
         self.site_label = SiteLabel(site.name, site.mode.value)
         self.started_s = math.nan
         self.start_ns = self.end_ns = 0
+        self.models: HostedModels | None = None
         self._start_sampler = start_sampler
         self._ticker = Ticker(services, grid, LiveMeters(self.writer.path / SAMPLES, site.pue), site.pue)
         self._sampler: SamplerProcess | None = None
@@ -145,9 +148,19 @@ class ServingSession:
         """Ask a function once a tick for new objectives, and warnings about those it refuses."""
         self._revisions = revisions
 
+    def host(self, models: HostedModels) -> None:
+        """Count language models in ticks, charges and the report from now on."""
+        self.models = self._ticker.models = models
+        self.relabel()
+
     def govern(self, keeper: ClockController) -> None:
         """Have a device's clock governed while the services run."""
-        self._governors.append(keeper.driver(self.writer.log, self.history.add_decision))
+        self._governors.append(keeper.driver(self.writer.log, self._add_clock_decision))
+
+    def _add_clock_decision(self, record: DecisionRecord) -> None:
+        self.history.add_decision(record)
+        if record.outcome == FAILED:
+            self.warn(f"{record.decision.kind}: {record.detail}")
 
     @property
     def on_trial(self) -> bool:
@@ -164,7 +177,7 @@ class ServingSession:
         with disk_errors(samples):
             samples.mkdir()
         self._sampler = await asyncio.to_thread(self._start_sampler)
-        await self.grid.refresh()
+        await self._ask_grid()
         self.relabel()
         await self.control.start()
         self.begin(time.time())
@@ -198,6 +211,10 @@ class ServingSession:
         """Call a function with every decision and its outcome."""
         self.history.on_decision(listener)
 
+    def on_warning(self, listener: Callable[[str], None]) -> None:
+        """Call a function with every new warning."""
+        self.history.on_warning(listener)
+
     def warn(self, text: str) -> None:
         """Keep and log a warning, once."""
         self.history.warn(text)
@@ -210,7 +227,10 @@ class ServingSession:
         profile = self.services[service].profile
         if profile is None:
             return None
-        energy_j = cpu_s * profile.entries[0].active_w
+        active_w = next(
+            (one.active_w for one in profile.entries if one.variant == variant), profile.entries[0].active_w
+        )
+        energy_j = cpu_s * active_w
         g_per_kwh = self.grid.at(end_s)
         carbon_g = energy_j * self.site.pue * g_per_kwh / JOULES_PER_KWH
         quality = weakest((profile.quality, Quality.MODELLED))
@@ -227,6 +247,12 @@ class ServingSession:
         self._since_tick.append(record)
         self.history.requests.add(record)
 
+    def sample(self, service: str, request: InferRequest) -> None:
+        """A request was answered: a shadow replay may repeat it."""
+        one = self.services.get(service)
+        if one is not None and one.shadow is not None:
+            one.shadow.saw(request)
+
     @property
     def controller_cpu_s(self) -> float:
         """CPU seconds spent observing and deciding."""
@@ -238,15 +264,21 @@ class ServingSession:
 
     def relabel(self) -> None:
         """Write the services and the grid as they are now to the run folder."""
-        labels = tuple(one.label() for one in self.services.values())
-        self.site_label = replace(self.site_label, carbon=self.grid.label(), services=labels)
+        self.site_label = replace(self.site_label, carbon=self.grid.label(), services=self._labels())
         write_site(self.writer, self.site_label)
+
+    def _labels(self) -> tuple[ServiceLabel, ...]:
+        models = () if self.models is None else self.models.labels()
+        return (*(one.label() for one in self.services.values()), *models)
 
     async def stop(self) -> None:
         """End the run: drain the engine, take the last reading, sum up the last period. Safe to call twice."""
         if self.start_ns and not self.end_ns:
             self.end_ns = time.monotonic_ns()
         end_s = time.time()
+        for one in self.services.values():
+            if one.shadow is not None:
+                await one.shadow.stop()
         await self.engine.close()
         if self._sampler is None:
             return
@@ -263,12 +295,18 @@ class ServingSession:
         while True:
             elapsed = time.monotonic() - start
             await asyncio.sleep(self.pace.tick_s - elapsed % self.pace.tick_s)
-            await self.grid.refresh()
-            if self.grid.trouble:
-                self.warn(self.grid.trouble)
+            await self._ask_grid()
             self._revise()
             if time.time() - LAG_S > self._ticked_s:
                 self.tick(time.time() - LAG_S)
+
+    async def _ask_grid(self) -> None:
+        """Ask for the intensity where that is due, and say what a person should know of its source."""
+        await self.grid.refresh()
+        for text in self.grid.warnings(time.time()):
+            self.warn(text)
+        if self.start_ns and self.grid.label() != self.site_label.carbon:
+            self.relabel()
 
     def _revise(self) -> None:
         """Go on with the objectives of a changed site file."""
@@ -278,8 +316,7 @@ class ServingSession:
         for revision in revisions:
             self.control.revise(revision)
         if revisions:
-            labels = tuple(one.label() for one in self.services.values())
-            self.site_label = replace(self.site_label, services=labels)
+            self.site_label = replace(self.site_label, services=self._labels())
 
     def tick(self, until_s: float) -> None:
         """Sum up the period since the last tick, log it, show it.

@@ -7,15 +7,16 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from joulery.accounting.charge import cpu_shares
 from joulery.domain.energy.carbon import JOULES_PER_KWH
 from joulery.domain.energy.footprint import Footprint
 from joulery.domain.serving.engine import Outcome, RequestRecord
 from joulery.domain.serving.timeline import Charge, DecisionRecord, NowSnapshot, ServiceTick, SiteLabel, Tick
+from joulery.runtime.llm.hosted import HostedModels
 from joulery.runtime.measuring.live import LiveMeters
 from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.requests import summarise
 from joulery.runtime.serving.running_service import RunningService
-from joulery.runtime.serving.summary import cpu_shares
 
 TICKS_SHOWN = 900
 
@@ -32,6 +33,7 @@ class Ticker:
         spent: Charge of each service so far.
         base_g: Grams of the baseline so far, by the profile; refined when the run ends.
         shown: The latest ticks.
+        models: The language models of the session; None for none.
     """
 
     services: Mapping[str, RunningService]
@@ -41,6 +43,7 @@ class Ticker:
     spent: dict[str, Footprint] = field(default_factory=dict)
     base_g: float = 0.0
     shown: deque[Tick] = field(default_factory=lambda: deque(maxlen=TICKS_SHOWN))
+    models: HostedModels | None = None
 
     def tick(self, since_s: float, until_s: float, records: Sequence[RequestRecord]) -> Tick:
         """One period and the requests that ended in it.
@@ -50,7 +53,8 @@ class Ticker:
         """
         self.live.update()
         window = self.live.window(since_s, until_s, self.grid.series)
-        self._charge(window.run, records)
+        served, models_j = ((), {}) if self.models is None else self.models.end_period()
+        self._charge(window.run, records, models_j)
         self.base_g += window.run.counted_g + self._baseline_extra_g(records)
         spent = sum(self.spent.values(), Footprint())
         counted = spent.signal is not None
@@ -65,8 +69,8 @@ class Ticker:
             grid_s=self.grid.grid_s(until_s),
             energy_j=spent.energy_j,
             carbon_g=spent.counted_g if counted else math.nan,
-            baseline_g=self.base_g if counted else math.nan,
-            services=tuple(_service_tick(one, records) for one in self.services.values()),
+            baseline_g=self.base_g if counted and self.services else math.nan,
+            services=(*(_service_tick(one, records) for one in self.services.values()), *served),
         )
         self.shown.append(tick)
         return tick
@@ -89,16 +93,26 @@ class Ticker:
             warnings=tuple(warnings),
             meters=self.live.meters(now_s),
             charges=tuple(
-                Charge(one.name, one.setup.owner, self.spent.get(one.name, Footprint()))
-                for one in self.services.values()
+                Charge(name, owner, self.spent.get(name, Footprint())) for name, owner in self._owners.items()
             ),
+            carbon=None if self.grid.source is None else self.grid.feed(now_s),
         )
 
-    def _charge(self, run: Footprint, records: Sequence[RequestRecord]) -> None:
-        """Divide a period's charge among the services."""
-        cpu_s = [math.fsum(r.cpu_s for r in records if r.service == one.name) for one in self.services.values()]
-        for one, ratio in zip(self.services.values(), cpu_shares(cpu_s), strict=True):
-            self.spent[one.name] = self.spent.get(one.name, Footprint()) + run.portion(ratio)
+    @property
+    def _owners(self) -> dict[str, str]:
+        """Who is charged: the services or, where there are none, the language models."""
+        if self.models is not None and not self.services:
+            return self.models.owners
+        return {name: one.setup.owner for name, one in self.services.items()}
+
+    def _charge(self, run: Footprint, records: Sequence[RequestRecord], models_j: Mapping[str, float]) -> None:
+        """Divide a period's charge: services by CPU time, language models by the joules of their requests."""
+        if self.services:
+            weights = [math.fsum(r.cpu_s for r in records if r.service == one.name) for one in self.services.values()]
+        else:
+            weights = list(models_j.values())
+        for name, ratio in zip(self._owners, cpu_shares(weights), strict=True):
+            self.spent[name] = self.spent.get(name, Footprint()) + run.portion(ratio)
 
     def _baseline_extra_g(self, records: Sequence[RequestRecord]) -> float:
         """Grams by which the baseline exceeds these requests; 0 where the intensity is not known."""

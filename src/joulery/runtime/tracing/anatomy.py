@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from joulery.accounting.align import Estimator, Multiplicity, align, matched
+from joulery.accounting.operations.align import Estimator, Multiplicity, align, matched
 from joulery.accounting.steps import NS_PER_S, PowerSteps, power_steps
 from joulery.domain.energy.channel import Channel
 from joulery.domain.energy.footprint import Footprint, Part, merge_parts
@@ -31,7 +31,7 @@ class AccountSettings:
 
     Attributes:
         window_ns: The session on the clock of the files; what events and power together span, when None.
-        estimator, multiplicity: As for :func:`joulery.accounting.align.align`.
+        estimator, multiplicity: As for :func:`joulery.accounting.operations.align.align`.
         form: Format of the event file; recognised when None.
         hlo: Files with compiled programs, for JAX.
         period_s: Sampling period of the power; derived from the stamps when None.

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from joulery.accounting.edd import Node, tree
-from joulery.accounting.rows import rolled_up
+from joulery.accounting.operations.edd import Node, tree
+from joulery.accounting.operations.rows import rolled_up
 from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.trace.tracing import Steps
@@ -124,6 +124,9 @@ class TraceBlock(Measurement):
             depth: Cut names after so many components.
         """
         return tree(rolled_up(self.operations, by, depth), phase=phase)
+
+    def _traces(self, writer: RunWriter) -> Path | None:
+        return self._tracing.folder(writer)
 
     def _keep_more(self) -> Callable[[RunWriter, Account, RunReadings], None] | None:
         def keep(writer: RunWriter, made: Account, readings: RunReadings) -> None:

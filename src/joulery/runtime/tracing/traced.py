@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from joulery.accounting.align import Estimator, align, matched
 from joulery.accounting.charge import DividedPower, divide_power
-from joulery.accounting.rows import added
+from joulery.accounting.operations.align import Estimator, align, matched
+from joulery.accounting.operations.cpu_lanes import run_cpu_s
+from joulery.accounting.operations.rows import added
 from joulery.accounting.steps import NS_PER_S, PowerSteps, carbon_steps, energy_by_bin
+from joulery.domain.energy.power import BusyTimes
 from joulery.domain.energy.tensor_footprint import DeviceEnergy, TensorFootprint
 from joulery.domain.errors import DataError
 from joulery.domain.ports import CarbonSource, Tracer
@@ -48,6 +50,10 @@ class Tracing:
     steps: Steps = field(default_factory=Steps)
     estimator: Estimator = "recency"
     calls: bool = False
+
+    def folder(self, writer: RunWriter) -> Path:
+        """Folder in which a command records itself."""
+        return writer.path / TRACES
 
     def environment(self, writer: RunWriter) -> dict[str, str]:
         """Environment in which a command records itself into the run."""
@@ -186,21 +192,43 @@ def dissect(
 def _dissect(
     events: EventTrace, window: tuple[int, int], basis: Basis, estimator: Estimator, steps: int
 ) -> tuple[TensorFootprint, EventTrace]:
+    busy = _busy_times(basis, window)
     shared = {
-        item.channel: divide_power(item, basis.busy[item.channel.device])
-        for item in basis.power
-        if _shared(item, basis)
+        item.channel: divide_power(item, busy[item.channel.device]) for item in basis.power if _shared(item, basis)
     }
     ours = [shared[item.channel].run if item.channel in shared else item for item in basis.power]
     trace, channels = matched(events, ours)
     footprint = align(
-        trace, channels, window, estimator=estimator, carbon=basis.carbon, pue=basis.terms.pue, steps=steps
+        trace,
+        channels,
+        window,
+        estimator=estimator,
+        carbon=basis.carbon,
+        pue=basis.terms.pue,
+        steps=steps,
+        threads=basis.threads,
     )
     rest = {
         name: [shared[item.channel] for item in items if item.channel in shared] for name, items in channels.items()
     }
     devices = tuple(_whole_device(entry, rest.get(entry.device, []), window, basis) for entry in footprint.devices)
     return replace(footprint, devices=devices), trace
+
+
+def _busy_times(basis: Basis, window: tuple[int, int]) -> Mapping[str, BusyTimes]:
+    """Busy times by device; on one socket, those of the window by the CPU times of the run's threads."""
+    sockets = [device for device in basis.fine_busy if device.startswith("cpu:")]
+    if basis.threads is None or len(sockets) != 1:
+        return basis.busy
+    times = basis.fine_busy[sockets[0]]
+    first = max(0, int(np.searchsorted(times.edges_ns, window[0], "right")) - 1)
+    last = min(len(times.app_s), int(np.searchsorted(times.edges_ns, window[1], "left")))
+    edges = times.edges_ns[first : last + 1]
+    run_s = run_cpu_s(basis.threads, edges) if len(edges) > 1 else None
+    if run_s is None:
+        return basis.busy
+    fine = BusyTimes(edges, run_s, np.maximum(times.all_s[first:last], run_s), times.cpus)
+    return {**basis.busy, sockets[0]: fine, **({"machine": fine} if "machine" in basis.busy else {})}
 
 
 def _shared(item: PowerSteps, basis: Basis) -> bool:
@@ -315,6 +343,7 @@ def _described(tracing: Tracing, sessions: Sequence[TracedSession], counts: Step
         "sessions": [
             {
                 "process": session.process,
+                "rank": session.rank,
                 "kind": session.kind,
                 "steps": session.steps,
                 "start_s": session.window_ns[0] / NS_PER_S,

@@ -19,10 +19,13 @@ from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.decisions import Decision
 from joulery.domain.errors import DataError
 from joulery.domain.ports import Policy
-from joulery.policies.clocks.governor import DeviceView, GovernorState, Waiting
+from joulery.policies.clocks.governor import DeviceView, GovernorState, Waiting, late_budget
 from joulery.policies.clocks.lowest_clock import PartitionLatency
 from joulery.sim.core.driver import Driver
 from joulery.sim.core.kernel import Kernel, Rank
+
+_COUNTED = 1000
+"""Latest answers of a device whose share in time is counted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +44,7 @@ class ClockedPlant:
             float64[models, clocks]; None where they know it.
         switch_s: Delay from a decision to the new clock, s.
         least_devices: Devices there are at least; those that host nothing idle.
+        slo_quantile: Share of the answers that must be within ``slo_s``.
     """
 
     clocks_mhz: FloatArray
@@ -54,6 +58,7 @@ class ClockedPlant:
     least_devices: int = 0
     believed_latency_s: FloatArray | None = None
     believed_energy_j: FloatArray | None = None
+    slo_quantile: float = 0.99
 
     @property
     def devices(self) -> int:
@@ -120,6 +125,7 @@ class _Device:
         self.models = np.flatnonzero(run.plant.device_of == index)
         self.hosted = [(float(run.plant.slo_s[m]), float(run.plant.latency_s[m, -1])) for m in self.models]
         self.recent: dict[int, deque[tuple[float, float]]] = {int(m): deque(maxlen=400) for m in self.models}
+        self.in_time: deque[bool] = deque(maxlen=_COUNTED)
         self.energy_j = 0.0
         self.since_s = 0.0
         self.version = 0
@@ -205,7 +211,9 @@ class _Run:
         latency_s = now_s - float(self.requests.arrival_s[number])
         self.latency_s[number] = latency_s
         self.unanswered -= 1
-        device.recent[int(self.requests.model[number])].append((now_s, latency_s))
+        model = int(self.requests.model[number])
+        device.recent[model].append((now_s, latency_s))
+        device.in_time.append(latency_s <= float(self.plant.slo_s[model]))
         device.replan()
         self._poke(device)
 
@@ -247,7 +255,10 @@ class _Run:
         shortest_s = float(plant.slo_s[device.models].min()) if len(device.models) else float("inf")
         clock_mhz = float(plant.clocks_mhz[device.wanted])
         partitions = [self._tail(device, int(model), now_s) for model in device.models]
-        return DeviceView(now_s, str(device.index), clock_mhz, waiting, shortest_s, partitions, device.hosted)
+        budget = late_budget(len(device.in_time), device.in_time.count(False), plant.slo_quantile)
+        return DeviceView(
+            now_s, str(device.index), clock_mhz, waiting, shortest_s, partitions, device.hosted, late_budget=budget
+        )
 
     def _tail(self, device: _Device, model: int, now_s: float) -> PartitionLatency:
         """p99 of the last 10 s or 20 completions, whichever holds more; a request that waits counts with its age."""

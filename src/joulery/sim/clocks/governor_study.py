@@ -203,7 +203,8 @@ def _run(name: str, made: ClockedPlant, case: ClockCase, requests: ModelRequests
         return _governed(made, case, requests, BusyIdleClocks(busy_mhz, idle_mhz))
     if name in {"predictive", "predictive-assumed"}:
         believed = made if name == "predictive" else _with_assumed_curves(made)
-        return _governed(believed, case, requests, PredictiveGovernor(made.clocks_mhz, knee_mhz=V100.knee_mhz))
+        governor = PredictiveGovernor(made.clocks_mhz, knee_mhz=V100.knee_mhz, assumed=name == "predictive-assumed")
+        return _governed(believed, case, requests, governor)
     limits = ClockRange(min_mhz=float(made.clocks_mhz[0]), max_mhz=top)
     miad = MiadGovernor(limits, tuple(made.clocks_mhz.tolist()), literal=name == "miad-literal")
     return run_clocked_devices(made, requests, lambda _: miad, duration_s=case.duration_s, period_s=1.0)

@@ -137,17 +137,21 @@ def pull(
     available = [0.0] * count if available_s is None else [float(t_s) for t_s in available_s]
     if len(available) != count or not all(map(math.isfinite, available)):
         raise DataError(f"expected one finite available time for each of {count} instances, got {available}")
-    works: dict[tuple[float, float], list[float]] = {}  # instances alike have the same service times
+    # Instances alike share their lists: a list an instance would not fit into the processor's cache.
+    works: dict[tuple[float, float], list[float]] = {}
+    stretches: dict[float, list[float]] = {}
     for spec in instances:
         if (spec.host_s, spec.gpu_s) not in works:
             work_s = spec.host_s + spec.gpu_s * requests.size + requests.jitter_s
             works[spec.host_s, spec.gpu_s] = work_s.tolist()
+        if spec.host_s not in stretches:
+            stretches[spec.host_s] = [spec.host_s * contention] * len(requests)
     run = serve(
         requests.arrival_s.tolist(),
         [
             PoolInstance(
                 works[spec.host_s, spec.gpu_s],
-                [spec.host_s * contention] * len(requests),
+                stretches[spec.host_s],
                 spec.floor_s,
                 host,
                 free_s,

@@ -5,6 +5,9 @@ the waiting job with the smallest static key, O(log n) a job: shortest job first
 same with linear aging with ``predicted + alpha * arrival`` (waiting lowers the keys of all alike, so the order of two
 jobs never changes). :func:`by_queue` takes any queue that can push and pop, for orders that change while jobs wait.
 
+None of them needs the event kernel (:mod:`joulery.sim.core.kernel`): with one server the next event is always the end
+of the job that runs, so a loop over jobs takes the place of the heap of events.
+
 At one instant a job that arrives is in the queue before the server, free since that instant, chooses.
 """
 

@@ -13,8 +13,7 @@ from joulery.domain.energy.carbon import JOULES_PER_KWH
 from joulery.domain.errors import DataError
 from joulery.domain.ports import Policy
 from joulery.policies.training.allocation import ClusterView
-from joulery.sim.training.plant import Cluster, Plant, Watch
-from joulery.sim.training.workload import Jobs
+from joulery.sim.training.plant import Cluster, Jobs, Plant, Watch
 
 _PATIENCE_S = 366 * 86_400.0
 """How long a cluster may stand idle with jobs waiting before the plant gives up."""

@@ -16,15 +16,46 @@ from typing import Any
 
 import numpy as np
 
+from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.energy.carbon import JOULES_PER_KWH
+from joulery.domain.errors import DataError
 from joulery.domain.ports import Policy
 from joulery.perf.power.training_power import NodePower, PowerTable
 from joulery.policies.training.allocation import Allocation, ClusterView, start_waiting
 from joulery.sim.core.driver import Driver
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.kernel import Kernel, Rank
-from joulery.sim.training.workload import Jobs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Jobs:
+    """A workload of training jobs, in order of submission.
+
+    Attributes:
+        submit_s: Non-decreasing, float64[n].
+        work_s: Duration on one GPU, float64[n], > 0.
+        kind: Row of the power table, int64[n].
+        requested: GPUs the owner asked for, int64[n], at least 1.
+        max_gpus: Most GPUs it may use, int64[n].
+    """
+
+    submit_s: FloatArray
+    work_s: FloatArray
+    kind: IntArray
+    requested: IntArray
+    max_gpus: IntArray
+
+    def __post_init__(self) -> None:
+        if bool(np.any(np.diff(self.submit_s) < 0)):
+            raise DataError("jobs must be in order of submission", hint="sort the trace by submit_s")
+        if not bool(np.all(self.work_s > 0) and np.all(np.isfinite(self.work_s))):
+            at = int(np.argmax(~(self.work_s > 0)))
+            raise DataError(f"job {at} has a duration of {self.work_s[at]} s, expected more than 0", row=at + 2)
+
+    def __len__(self) -> int:
+        return len(self.submit_s)
+
 
 Watch = Callable[[float, ClusterView, Step[Any]], None]
 """Called at every round with the time, the policy's view and its decision."""
@@ -86,7 +117,7 @@ class Plant:
         self.lifted, self.full_power = [False] * n, False
         self.gpus_of = np.zeros(n, np.int64)
         self.left_s = jobs.work_s.copy()
-        self.since_s = np.zeros(n)
+        self.since_s, self.since_integral = np.zeros(n), np.zeros(n)  # seconds, and the intensity's integral then
         self.ready_s = np.zeros(n)
         self.executed_s, self.attained_s = np.zeros(n), np.zeros(n)
         self.job_j, self.job_kg = np.zeros(n), np.zeros(n)
@@ -102,7 +133,8 @@ class Plant:
         self.idle_nodes: deque[float] = deque([0.0] * cluster.nodes)
         self.choose_start_s = start_s
         self.power_w, self.peak_w = 0.0, 0.0
-        self.idle_j = self.idle_kg = self.idle_since_s = 0.0
+        self.idle_j = self.idle_kg = self.idle_since_s = self.idle_since_integral = 0.0
+        self.integral = (0.0, 0.0)  # of the intensity, with its time
         self.preemptions = self.rescales = self.most_gpus = 0
         self.unfinished = n
         self.hash = hashlib.blake2b(digest_size=16)
@@ -160,6 +192,7 @@ class Plant:
         if self._occupy(gpus):
             restart_s = max(restart_s, self.cluster.wake_s)
         self.gpus_of[job], self.since_s[job], self.ready_s[job] = gpus, now_s, now_s + restart_s
+        self.since_integral[job] = self._integral(now_s)
         self.most_gpus = max(self.most_gpus, self.cluster.gpus - self.free)
         self.lifted[job] = self.full_power
         table = self.tables[self.full_power]
@@ -187,26 +220,29 @@ class Plant:
         elapsed_s, table = now_s - since_s, self.tables[self.lifted[job]]
         power_w = float(table.job_w[kind, gpus])
         self.job_j[job] += power_w * elapsed_s
-        carbon = self.cluster.carbon
-        self.job_kg[job] += power_w * (carbon.integral(now_s) - carbon.integral(since_s)) / JOULES_PER_KWH / 1e3
+        integral = self._integral(now_s)
+        self.job_kg[job] += power_w * (integral - float(self.since_integral[job])) / JOULES_PER_KWH / 1e3
         productive_s = max(0.0, now_s - max(since_s, float(self.ready_s[job])))
         self.left_s[job] = max(0.0, self.left_s[job] - productive_s * float(table.speedup[kind, gpus]))
         self.executed_s[job] += elapsed_s
         self.attained_s[job] += elapsed_s * gpus
         if now_s - self.ready_s[job] >= _MEASURE_S:
             self.gpu_w[job] = table.gpu_w[kind, gpus]
-        self.since_s[job] = now_s
+        self.since_s[job], self.since_integral[job] = now_s, integral
+
+    def _integral(self, now_s: float) -> float:
+        """Integral of the intensity; all jobs of a round ask for the same time."""
+        if now_s != self.integral[0]:
+            self.integral = (now_s, self.cluster.carbon.integral(now_s))
+        return self.integral[1]
 
     def _idle(self, now_s: float) -> None:
         elapsed_s = now_s - self.idle_since_s
         if elapsed_s > 0:
-            power_w = self._idle_w()
-            carbon = self.cluster.carbon
+            power_w, integral = self._idle_w(), self._integral(now_s)
             self.idle_j += power_w * elapsed_s
-            self.idle_kg += (
-                power_w * (carbon.integral(now_s) - carbon.integral(self.idle_since_s)) / JOULES_PER_KWH / 1e3
-            )
-            self.idle_since_s = now_s
+            self.idle_kg += power_w * (integral - self.idle_since_integral) / JOULES_PER_KWH / 1e3
+            self.idle_since_s, self.idle_since_integral = now_s, integral
 
     def _note_power(self, now_s: float) -> None:
         """The power has changed."""

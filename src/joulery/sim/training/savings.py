@@ -19,8 +19,8 @@ from joulery.perf.power.training_power import RTX3090_CLASSES, power_table, wide
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.streams import Streams
 from joulery.sim.training.cluster import TrainingRun
+from joulery.sim.training.plant import Jobs
 from joulery.sim.training.study import Setting, run_scheme
-from joulery.sim.training.workload import Jobs
 
 BASE = "fifo"
 """The baseline: first come, first served, on the GPUs that were requested."""

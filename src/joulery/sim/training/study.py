@@ -29,15 +29,13 @@ from joulery.perf.power.training_power import (
     widened,
 )
 from joulery.policies.training.allocation import ClusterView
-from joulery.policies.training.baselines import CarbonTime, Fifo, Tiresias
+from joulery.policies.training.baselines import CarbonTime, Fifo, Tiresias, zeus_limits
 from joulery.policies.training.green import Green, green_paper
 from joulery.policies.training.pollux import Pollux, goodput
-from joulery.policies.training.zeus import zeus_limits
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.streams import Streams
 from joulery.sim.training.cluster import TrainingRun, run_training_cluster
-from joulery.sim.training.plant import Cluster, Watch
-from joulery.sim.training.workload import Jobs
+from joulery.sim.training.plant import Cluster, Jobs, Watch
 
 _PRESET_BAR = 0.9
 _CAP = 8
@@ -106,6 +104,7 @@ class Scheme:
         start_s: Its choice of a start time at submission, where it makes one.
         sleeping: It suspends idle nodes.
         classes: The jobs under the power limits it sets.
+        runs_as: How ``joulery schedule`` runs it; empty where it is simulated only.
     """
 
     about: str
@@ -114,6 +113,12 @@ class Scheme:
     start_s: Callable[[Jobs, Intensity], Callable[[float, float], float]] | None = None
     sleeping: bool = False
     classes: Callable[[tuple[JobClass, ...]], tuple[JobClass, ...]] = _as_they_are
+    runs_as: str = ""
+
+    @property
+    def live(self) -> str:
+        """Whether it can be run, in a few words."""
+        return f"run it with {self.runs_as}" if self.runs_as else "simulated only: joulery schedule cannot run it"
 
 
 def _preset(table: PowerTable) -> dict[int, int]:
@@ -142,11 +147,22 @@ def _zeus(classes: tuple[JobClass, ...], eta: float = 0.5) -> tuple[JobClass, ..
     return limited(classes, zeus_limits(classes, RTX3090_W, eta))
 
 
+_KIND = "jobs.policy.kind: green"
+_LIVE_KNOBS = frozenset({"mu", "theta", "gamma", "cap", "hysteresis", "carbon_gamma", "oldest_share", "levels"})
+"""Knobs that are also keys of ``jobs.policy``."""
+
 SCHEMES: Mapping[str, Scheme] = {
-    "green": Scheme("GREEN with a profile cache, hysteresis and bounds on waiting", lambda t, j, c: Green()),
-    "green-paper": Scheme("GREEN as published", lambda t, j, c: green_paper()),
-    "green-unshifted": Scheme("GREEN blind to the hour (mu = 1)", lambda t, j, c: Green(mu=1.0)),
-    "green-sleep": Scheme("GREEN, idle nodes suspended", lambda t, j, c: Green(), sleeping=True),
+    "green": Scheme(
+        "GREEN with a profile cache, hysteresis and bounds on waiting", lambda t, j, c: Green(), runs_as=_KIND
+    ),
+    "green-paper": Scheme("GREEN as published", lambda t, j, c: green_paper(), runs_as="jobs.policy.kind: green-paper"),
+    "green-unshifted": Scheme(
+        "GREEN blind to the hour (mu = 1)", lambda t, j, c: Green(mu=1.0), runs_as=f"{_KIND} and mu: 1"
+    ),
+    "green-sleep": Scheme(
+        "GREEN, idle nodes suspended", lambda t, j, c: Green(), sleeping=True,
+        runs_as=f"{_KIND} and Slurm's SuspendProgram",
+    ),
     "green-swift": Scheme(
         "GREEN for speed: wider jobs, their power limited by kind, idle nodes suspended",
         lambda t, j, c: Green(gamma_low=0.75, cap=_CAP, lift_after_s=_LIFT_AFTER_S),
@@ -218,18 +234,29 @@ def scheme(name: str) -> Scheme:
         key, _, text = knob.partition("=")
         value = _knob(text, name)
         if key == "sleep":
-            made = replace(made, sleeping=bool(value))
+            made = replace(
+                made, sleeping=bool(value), runs_as=made.runs_as and f"{made.runs_as} (nodes: SuspendProgram)"
+            )
         elif key == "limit":
-            made = replace(made, classes=partial(_limited_to, value))
+            made = replace(made, classes=partial(_limited_to, value), runs_as="")
         elif key == "eta":
-            made = replace(made, classes=partial(_zeus, eta=value))
+            made = replace(made, classes=partial(_zeus, eta=value), runs_as="")
         else:
-            changes[_FORMER_KNOBS.get(key, key)] = value
+            key = _FORMER_KNOBS.get(key, key)
+            changes[key] = value
+            made = replace(
+                made, runs_as=(made.runs_as and key in _LIVE_KNOBS and f"{made.runs_as}, {key}: {text}") or ""
+            )
     return replace(made, policy=partial(_turned, made.policy, changes, name)) if changes else made
 
 
 _FORMER_KNOBS = {"elder_share": "oldest_share", "elder_age_s": "oldest_age_s"}
 """Former names of policy attributes, read for one release."""
+
+
+def _with(runs_as: str, more: str) -> str:
+    """How a scheme is run with one thing more; empty where either cannot be run."""
+    return f"{runs_as}, {more}" if runs_as and more else ""
 
 
 def _knob(text: str, name: str) -> Any:

@@ -4,7 +4,7 @@
 
     RUN/manifest.json   schema "joulery.run/1": command, time, owner, machine; state "running" until it is closed
     RUN/log.jsonl       one JSON object a line: observations, decisions, notes; {"t_s": ..., "kind": ..., ...}
-    RUN/NAME.parquet    a series, written at close
+    RUN/NAME.parquet    a series, written at close; NAME.npz without pyarrow
     RUN/report.json     the summary that a report prints
     RUN/samples/        what the sampler wrote, until it is folded into a series (joulery.store.run.samples)
 
@@ -32,7 +32,7 @@ import orjson
 from joulery import __version__
 from joulery.domain.errors import ConfigError, DataError
 from joulery.store.files import disk_errors, read_json, write_atomically
-from joulery.store.run.series import read_series, write_series
+from joulery.store.run.series import read_series, series_file, series_names, write_series
 
 SCHEMA = "joulery.run/1"
 SAMPLES = "samples"
@@ -132,8 +132,8 @@ class RunWriter:
             _append(self._log_fd, line + b"\n")
 
     def write_series(self, name: str, columns: Mapping[str, Any]) -> None:
-        """Write ``NAME.parquet`` from equally long columns; replaces an older one."""
-        write_series(self.path / f"{name}.parquet", columns)
+        """Write the series ``NAME`` from equally long columns; replaces an older one."""
+        write_series(self.path, name, columns)
 
     def write_report(self, report: Mapping[str, Any]) -> None:
         """Write ``report.json``; replaces an older one."""
@@ -253,7 +253,7 @@ class Run:
     @property
     def series_names(self) -> tuple[str, ...]:
         """Names of the series that are there, sorted."""
-        return tuple(sorted(path.stem for path in self.path.glob("*.parquet")))
+        return series_names(self.path)
 
     def series(self, name: str, columns: Sequence[str] | None = None) -> dict[str, npt.NDArray[Any]]:
         """The columns of one series, all or those named.
@@ -261,7 +261,7 @@ class Run:
         Raises:
             DataError: There is no such series, or it is damaged.
         """
-        return read_series(self.path / f"{name}.parquet", columns)
+        return read_series(series_file(self.path, name), columns)
 
 
 def _append(fd: int, data: bytes) -> None:

@@ -19,12 +19,15 @@ from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.energy.power import BusyTimes, PowerTrace
 from joulery.domain.errors import DataError
+from joulery.domain.trace.threads import ThreadTimes
 from joulery.store.run.channels import channel_from_dict, channel_to_dict
 from joulery.store.run.directory import SAMPLES, Run, RunWriter
 from joulery.store.run.samples import SCHEMA, SUFFIX
 from joulery.store.run.series import Labels
 
 NS_PER_S = 1_000_000_000
+THREADS = ("process", "thread", "cpu_s", "sweep")
+"""Columns of the CPU times of threads."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,6 +179,7 @@ class RunReadings:
         notes: Remarks for the report, in order.
         sampler: Its own statistics: ``late``, ``cpu_s``, ``period_s``; empty if it did not end orderly.
         uuids: Device name by UUID, of the devices that have one.
+        threads: CPU times of the run's threads, while a traced program recorded; None where none were read.
     """
 
     traces: tuple[PowerTrace, ...] = ()
@@ -185,6 +189,7 @@ class RunReadings:
     notes: tuple[str, ...] = ()
     sampler: Mapping[str, Any] = field(default_factory=dict)
     uuids: Mapping[str, str] = field(default_factory=dict)
+    threads: ThreadTimes | None = None
 
 
 def read_samples(folder: Path) -> RunReadings:
@@ -209,6 +214,7 @@ def readings_from(recordings: Mapping[str, Recording], notes_file: Path) -> RunR
         notes=tuple(note["text"] for note in notes if note["kind"] in ("refused", "meter", "slower", "clock")),
         uuids={key: name for r in streams for key, name in r.header.get("uuids", {}).items()},
         sampler=next((note for note in notes if note["kind"] == "done"), {}),
+        threads=next((_threads(r) for r in streams if tuple(r.columns) == THREADS), None),
     )
 
 
@@ -244,6 +250,8 @@ def save_readings(readings: RunReadings, writer: RunWriter) -> None:
             "cpus": np.array([times.cpus for times in busy], np.int32)[rows],
         },
     )
+    if readings.threads is not None:
+        writer.write_series("threads", {name: getattr(readings.threads, name) for name in ("t_ns", *THREADS)})
     # Last: until the manifest says so, the run is read from the sampler's files.
     writer.describe(
         channels=[{**channel_to_dict(trace.channel), "period_s": trace.period_s} for trace in readings.traces],
@@ -277,13 +285,19 @@ def load_readings(run: Run) -> RunReadings:
         mine = busy["device"] == device
         edges = np.append(busy["start_ns"][mine], busy["end_ns"][mine][-1])
         times[device] = BusyTimes(edges, busy["run_s"][mine], busy["busy_s"][mine], int(busy["cpus"][mine][0]))
-    return RunReadings(tuple(traces), times, **{**run.manifest["read"], "notes": tuple(run.manifest["read"]["notes"])})
+    kept = {**run.manifest["read"], "notes": tuple(run.manifest["read"]["notes"])}
+    threads = ThreadTimes(**run.series("threads")) if "threads" in run.series_names else None
+    return RunReadings(tuple(traces), times, **kept, threads=threads)
 
 
 def _traces(recording: Recording, slower: int) -> Iterator[PowerTrace]:
     for slot, described in enumerate(recording.header.get("channels", ())):
         period_s = recording.header["period_s"] * slower
         yield PowerTrace(channel_from_dict(described), recording.t_ns, recording.values[:, slot], period_s)
+
+
+def _threads(recording: Recording) -> ThreadTimes:
+    return ThreadTimes(recording.t_ns, **{name: recording.column(name) for name in THREADS})
 
 
 def _busy(recording: Recording) -> Iterator[tuple[str, BusyTimes]]:

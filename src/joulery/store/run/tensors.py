@@ -1,14 +1,12 @@
 """A tensor energy footprint as JSON and as series of a run: the only place that knows its keys.
 
-A run that holds one has ``ops.parquet`` (one row an operation, device and phase) and, in its manifest, ``anatomy``
-(window, devices, how it was accounted, notes); with its events also ``events.parquet`` (one row an event).
+A run that holds one has the series ``ops`` (one row an operation, device and phase) and, in its manifest, ``anatomy``
+(window, devices, how it was accounted, notes); with its events also ``events`` (one row an event).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality
 from joulery.domain.trace.events import EventTrace
 from joulery.store.run.directory import Run, RunWriter
+from joulery.store.run.series import Labels, read_labelled, series_file
 
 OPS, EVENTS, ANATOMY = "ops", "events", "anatomy"
 _WHOLE = ("runtime_ns", "uncovered_ns", "count", "samples", "median_ns", "first_ns", "active_ns")
@@ -105,6 +104,7 @@ def keep_footprint(writer: RunWriter, footprint: TensorFootprint) -> None:
             "multiplicity": footprint.multiplicity,
             "composite": sorted(footprint.composite),
             "feeds": sorted(footprint.feeds),
+            "process_j": {str(process): joules for process, joules in footprint.process_j.items()},
             "notes": list(footprint.notes),
         }
     )
@@ -141,6 +141,7 @@ def kept_footprint(run: Run) -> TensorFootprint:
             multiplicity=about["multiplicity"],
             composite=frozenset(about["composite"]),
             feeds=frozenset((str(one), str(other)) for one, other in about.get("feeds", ())),
+            process_j={int(process): float(joules) for process, joules in about.get("process_j", {}).items()},
             notes=about["notes"],
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -174,17 +175,12 @@ def keep_events(writer: RunWriter, trace: EventTrace) -> None:
     Raises:
         CapabilityError: The disk refuses.
     """
-    import pyarrow as pa
-
-    def coded(indices: Any, texts: Sequence[str]) -> Any:
-        return pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32()), pa.array(list(texts) or [""], pa.string()))
-
     writer.write_series(
         EVENTS,
         {
-            "op": coded(trace.op, trace.ops),
-            "device": coded(trace.device, trace.devices),
-            "phase": coded(trace.phase, trace.phases),
+            "op": Labels(trace.op, trace.ops or [""]),
+            "device": Labels(trace.device, trace.devices or [""]),
+            "phase": Labels(trace.phase, trace.phases or [""]),
             "lane": trace.lane,
             "start_ns": trace.start_ns,
             "dur_ns": trace.dur_ns,
@@ -200,33 +196,21 @@ def kept_events(run: Run) -> EventTrace:
     """
     if EVENTS not in run.series_names:
         raise DataError("the run keeps no events", file=str(run.path), hint="record it with joulery account --out")
-    columns, tables = _coded_columns(run.path / f"{EVENTS}.parquet", ("op", "device", "phase"))
-    return EventTrace(
-        tables["op"],
-        tables["device"],
-        tables["phase"],
-        **{name: columns[name] for name in ("op", "device", "phase", "lane", "start_ns", "dur_ns")},
-        composite=frozenset(run.manifest.get(ANATOMY, {}).get("composite", ())),
-        notes=run.manifest.get(ANATOMY, {}).get("notes", ()),
-    )
-
-
-def _coded_columns(path: Path, texts: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """The columns of a Parquet file, those of text as indices into tables."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+    columns, labels = read_labelled(series_file(run.path, EVENTS), ("op", "device", "phase"))
     try:
-        table = pq.read_table(path, read_dictionary=list(texts))
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(f"not a readable Parquet file: {error}", file=str(path)) from error
-    columns: dict[str, Any] = {}
-    tables: dict[str, list[str]] = {}
-    for name in table.column_names:
-        if name in texts:
-            coded = table.column(name).unify_dictionaries().combine_chunks()
-            columns[name] = coded.indices.to_numpy(zero_copy_only=False)
-            tables[name] = [str(text) for text in coded.dictionary.to_pylist()] or [""]
-        else:
-            columns[name] = table.column(name).to_numpy()
-    return columns, tables
+        op, device, phase = (labels[name] for name in ("op", "device", "phase"))
+        return EventTrace(
+            list(op.words) or [""],
+            list(device.words) or [""],
+            list(phase.words) or [""],
+            op=op.codes,
+            device=device.codes,
+            phase=phase.codes,
+            lane=columns["lane"],
+            start_ns=columns["start_ns"],
+            dur_ns=columns["dur_ns"],
+            composite=frozenset(run.manifest.get(ANATOMY, {}).get("composite", ())),
+            notes=run.manifest.get(ANATOMY, {}).get("notes", ()),
+        )
+    except KeyError as error:
+        raise DataError(f"the events are damaged: {error} is missing", file=str(run.path)) from error

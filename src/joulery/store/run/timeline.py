@@ -6,7 +6,7 @@
     log.jsonl          {"kind": "tick", ...} and {"kind": "decision", "decision": {...}, "outcome": ...}
     timeline.parquet   a row a tick: every number of Tick, quality as text
     serving.parquet    a row a tick and service: t_s, service, requests, failed, latency_s, attainment_ratio,
-                       accuracy_ratio
+                       accuracy_ratio; of language models tokens, first_token_s, energy_per_token_j
     mix.parquet        a row a tick, service and variant: t_s, service, variant, share_ratio
 
 A live driver calls :func:`log_tick` and :func:`log_decision` as it goes and :func:`write_ticks` when it ends; a reader
@@ -23,6 +23,7 @@ from joulery.domain.decisions import Decision
 from joulery.domain.energy.carbon import Scope, Signal
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality
+from joulery.domain.renames import DECISION_KINDS, POLICY_NAMES, warn_renamed
 from joulery.domain.serving.timeline import (
     CarbonBasis,
     CarbonLabel,
@@ -93,6 +94,7 @@ def read_site(run: Run) -> SiteLabel | None:
                     number(service["quantile_ratio"]),
                     pairs(service["variants"]),
                     number(service["minimum_accuracy_ratio"]),
+                    bool(service.get("language_model", False)),
                 )
                 for service in value["services"]
             ),
@@ -132,23 +134,28 @@ def read_decisions(run: Run) -> tuple[DecisionRecord, ...]:
     Raises:
         DataError: They are damaged.
     """
+    entries = list(run.log("decision"))
     try:
-        return tuple(
+        records = tuple(
             DecisionRecord(
                 instant(entry["t_s"]), _decision(entry["decision"]), text(entry["outcome"]), text(entry["detail"])
             )
-            for entry in run.log("decision")
+            for entry in entries
         )
+        old = sorted({entry["decision"]["kind"] for entry in entries} & DECISION_KINDS.keys())
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(run, "decisions", error) from error
+    for kind in old:
+        warn_renamed(kind, DECISION_KINDS[kind], f"{run.path}: decision")
+    return records
 
 
 def _decision(value: Mapping[str, Any]) -> Decision:
     return Decision(
-        kind=text(value["kind"]),
+        kind=DECISION_KINDS.get(text(value["kind"]), value["kind"]),
         target=text(value["target"]),
         value=value["value"],
-        policy=text(value["policy"]),
+        policy=POLICY_NAMES.get(text(value["policy"]), value["policy"]),
         reason=text(value["reason"]),
         cause=text(value["cause"]),
     )
@@ -165,8 +172,9 @@ def _ticks_of_series(run: Run) -> Iterable[Tick]:
         mixes.setdefault((t_s, service), []).append((variant, ratio))
     services: dict[float, list[ServiceTick]] = {}
     serving = run.series("serving")
-    for t_s, *values in zip(*(serving[name].tolist() for name in ("t_s", *_SERVICE)), strict=True):
-        fields = dict(zip(_SERVICE, values, strict=True))
+    names = [name for name in _SERVICE if name in serving]  # runs before language models had ticks lack their columns
+    for t_s, *values in zip(*(serving[name].tolist() for name in ("t_s", *names)), strict=True):
+        fields = dict(zip(names, values, strict=True))
         fields["mix"] = tuple(mixes.get((t_s, fields["service"]), ()))
         services.setdefault(t_s, []).append(ServiceTick(**fields))
     timeline = run.series("timeline")
@@ -188,6 +196,9 @@ def _tick_of_log(entry: Mapping[str, Any]) -> Tick:
             attainment_ratio=known(service["attainment_ratio"]),
             accuracy_ratio=known(service["accuracy_ratio"]),
             mix=pairs(service["mix"]),
+            tokens=whole(service.get("tokens", 0)),
+            first_token_s=known(service.get("first_token_s")),
+            energy_per_token_j=known(service.get("energy_per_token_j")),
         )
         for service in entry["services"]
     )

@@ -20,6 +20,7 @@ import click
 from joulery import __version__
 from joulery.domain.errors import JouleryError
 from joulery.domain.renames import RenamedWarning
+from joulery.extras import missing_extra
 from joulery.ui.cli.verbs import JOURNEYS, VERBS
 
 
@@ -81,8 +82,12 @@ def _run(arguments: list[str]) -> int:
         result = cli.main(args=arguments, prog_name="joulery", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except JouleryError as error:
-        report_error(error, as_json="--json" in arguments)
-        return error.exit_code
+        return _refuse(error, arguments)
+    except ModuleNotFoundError as error:
+        missing = missing_extra(error, arguments[0] if arguments else "")
+        if missing is None:
+            raise
+        return _refuse(missing, arguments)
     except click.ClickException as error:
         error.show()
         return 2
@@ -92,6 +97,11 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _refuse(error: JouleryError, arguments: Sequence[str]) -> int:
+    report_error(error, as_json="--json" in arguments)
+    return error.exit_code
 
 
 def _print_renamed_names() -> None:

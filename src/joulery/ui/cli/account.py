@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from joulery.ui.cli.carbon_flags import carbon_flags
+from joulery.ui.cli.options import carbon_flags
 
 # joulery.adapters.tracers.files.FORMATS, repeated here so that --help imports nothing heavy; a test compares the two.
 FORMATS = ("kineto", "tf1", "jax", "xplane", "csv")
@@ -57,8 +57,7 @@ def command(
     Or name a traced RUN whose measuring process was killed, to account for its recordings.
     """
     from joulery.app.measuring import open_carbon
-    from joulery.app.runs import account_files, account_run
-    from joulery.runtime.tracing.anatomy import AccountSettings, keep
+    from joulery.app.runs.accounts import AccountSettings, account_files, account_run, keep
 
     if period_s is not None and not 0 < period_s < float("inf"):
         raise click.BadParameter("a period is a time > 0 s", param_hint="--period")
@@ -88,7 +87,6 @@ def command(
 
         click.echo(json.dumps(tensor_footprint_to_dict(accounted.footprint)))
         return
-    from joulery.ui.reports.anatomy.terminal import as_text
-    from joulery.ui.reports.anatomy.text import print_footprint
+    from joulery.ui.reports.anatomy.text import as_text, print_footprint
 
     click.echo(as_text(lambda console: print_footprint(accounted.footprint, console, top=top)), nl=False)

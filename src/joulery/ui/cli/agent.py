@@ -58,13 +58,12 @@ def _orders(
     site: Path, sample: str, once: bool, node: str | None, prolog: Path | None, progress_socket: Path | None
 ) -> str:
     """The orders of the agent, from its flags and the site file."""
-    from joulery.app.node_agent import AgentConfig
+    from joulery.app.node_agent import AgentConfig, AgentTimes
     from joulery.app.wiring.cluster import jobs_of, progress_folder
     from joulery.app.wiring.site_meters import meter_specs
     from joulery.config import load
     from joulery.config.parsing.quantity import TIME, flag_quantity
     from joulery.domain.errors import ConfigError
-    from joulery.runtime.schedule.loops import AgentTimes
 
     config = load(site)
     folder = jobs_of(config).slurm.meters

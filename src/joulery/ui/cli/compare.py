@@ -42,11 +42,11 @@ def command(
     out: Path | None,
 ) -> None:
     """Compare the energy of operations in traced runs: similarity, and what got better or worse."""
-    from joulery.accounting.rows import fold_from
-    from joulery.app.runs import load_anatomies
+    from joulery.accounting.operations.rows import fold_from
+    from joulery.app.runs.anatomies import load_anatomies
     from joulery.ui.reports.anatomy.compared import comparison_page, print_comparison, text_width
     from joulery.ui.reports.anatomy.comparison import as_object, compare
-    from joulery.ui.reports.anatomy.terminal import as_text
+    from joulery.ui.reports.anatomy.text import as_text
 
     anatomies = load_anatomies(runs)
     comparison = compare(anatomies, by=by, folds=[fold_from(text) for text in patterns])

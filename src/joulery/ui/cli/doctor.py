@@ -16,29 +16,35 @@ _AREAS = {
     "share": "Share: energy by process",
     "settings": "Settings: what can be changed",
     "carbon": "Carbon: where the intensity comes from",
+    "slurm": "Slurm: rights of this user",
 }
 
 
 @click.command("doctor")
 @click.option("--reset", is_flag=True, help="Set every leased setting (clocks, partitions) back.")
+@click.option("--guard", is_flag=True, help="Revert leased settings of ended containers and processes until stopped.")
+@click.option("--slurm", "with_slurm", is_flag=True, help="Test the rights in Slurm with a held job, then cancel it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def command(reset: bool, as_json: bool) -> None:
+def command(reset: bool, guard: bool, with_slurm: bool, as_json: bool) -> None:
     """Check what joulery can read and set on this machine, what is missing, and the exact line that grants it.
 
-    Nothing is changed, unless --reset is given, and no network is touched. Settings of a controller are leased and
-    listed; each reverts when its controller stops or dies.
+    Without --reset, --guard and --slurm nothing is changed, and no network is touched. Settings of a controller are
+    leased and listed; each reverts when its controller stops or dies. A container's controllers need --guard outside
+    of the container, over the same folder (/var/lib/joulery).
     """
     from dataclasses import asdict
 
-    from joulery.app.doctor import examine, machine_in_words
+    from joulery.app.doctor import examine, machine_in_words, slurm
     from joulery.app.wiring.leases import lease_statuses
 
-    if reset:
-        _reset(as_json)
+    if reset and guard:
+        raise click.UsageError("--reset and --guard exclude each other")
+    if reset or guard:
+        _guard() if guard else _reset(as_json)
         return
-    machine = machine_in_words()
+    machine, found = machine_in_words(), (*examine(), *(slurm() if with_slurm else ()))
     if as_json:
-        checks = [asdict(check) for check in examine()]
+        checks = [asdict(check) for check in found]
         leases = [lease.as_dict() for lease in lease_statuses()]
         document = {"schema": "joulery.doctor/1", "machine": machine, "checks": checks, "leases": leases}
         click.echo(json.dumps(document, indent=2))
@@ -46,7 +52,7 @@ def command(reset: bool, as_json: bool) -> None:
     virtual = " (virtual)" if machine["virtual"] == "yes" else ""
     click.echo(f"{machine['cpus']} CPUs, {machine['processor']}{virtual}; {machine['system']}")
     area = ""
-    for check in examine():
+    for check in found:
         if check.area != area:
             area = check.area
             click.secho(f"\n{_AREAS[area]}", bold=True)
@@ -70,6 +76,22 @@ def _show_leases(found: tuple[LeaseStatus, ...]) -> None:
         click.echo(f"  {click.style(lease.state, fg=colour)} {lease.detail}")
     if any(lease.state != "held" for lease in found):
         click.echo(f"      to have it back: {click.style('joulery doctor --reset', bold=True)}")
+
+
+def _guard() -> None:
+    """Guard leases until a signal ends it."""
+    import signal
+    import threading
+
+    from joulery.app.wiring.leases import guard_leases
+    from joulery.store.leases import LeaseBook
+
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    book = LeaseBook()
+    click.echo(f"guarding the leases in {book.folder}")
+    guard_leases(stop.wait, book)
 
 
 def _reset(as_json: bool) -> None:

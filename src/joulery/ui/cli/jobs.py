@@ -14,7 +14,7 @@ import click
 @click.option("--cancel", type=int, metavar="ID", help="End this job for good (backend local).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(site: Path, cancel: int | None, as_json: bool) -> None:
-    """List the jobs of SITE: state, slots, progress, restarts, joules and grams so far."""
+    """List the jobs of SITE: state, slots, progress, restarts, joules and grams so far, and why a job waits."""
     from joulery.app.schedule import cancel_job, list_jobs
     from joulery.config import load
 
@@ -32,16 +32,24 @@ def command(site: Path, cancel: int | None, as_json: bool) -> None:
 
     from joulery.domain.format import grams, si
 
+    # Why a job waits takes room: its columns are there while one does.
+    waiting = any(row["rank"] or row["waits_because"] for row in rows)
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("job", "name", "owner", "state", "slots", "done", "restarts", "energy", "carbon"):
-        table.add_column(title, justify="right" if title in {"job", "slots", "done", "restarts"} else "left")
+    for title in (*_TITLES, *(_WAITING if waiting else ())):
+        table.add_column(title, justify="right" if title in _NUMBERS else "left")
     for row in rows:
-        table.add_row(
+        cells = (
             str(row["job"]), str(row["name"]), str(row["owner"]), str(row["state"]),
             str(row["slots"] or "-"), _ratio(row["progress_ratio"]), str(row["restarts"]),
             si(row["energy_j"], "J"), grams(row["carbon_g"]),
         )  # fmt: skip
+        table.add_row(*cells, *((str(row["rank"] or ""), str(row["waits_because"] or "")) if waiting else ()))
     Console(highlight=False).print(table)
+
+
+_TITLES = ("job", "name", "owner", "state", "slots", "done", "restarts", "energy", "carbon")
+_WAITING = ("rank", "reason")
+_NUMBERS = frozenset({"job", "slots", "done", "restarts", "rank"})
 
 
 def _ratio(value: object) -> str:

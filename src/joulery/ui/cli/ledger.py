@@ -35,8 +35,8 @@ def command() -> None:
 @as_json_option
 def add(runs: tuple[str, ...], path: Path | None, as_json: bool) -> None:
     """Record RUN; recording a run again replaces it."""
-    from joulery.app.runs import load_run
-    from joulery.runtime.runs.bookkeeping import book
+    from joulery.app.runs.bookkeeping import book
+    from joulery.app.runs.recorded import load_run
 
     views = [load_run(run, with_timeline=True) for run in runs]
     with _open(path) as ledger:
@@ -121,7 +121,7 @@ def budget(
 
 
 def _open(path: Path | None, *, read_only: bool = False) -> Ledger:
-    from joulery.runtime.runs.bookkeeping import default_ledger
+    from joulery.app.runs.bookkeeping import default_ledger
     from joulery.store.ledger import Ledger
 
     return Ledger(path or default_ledger(), read_only=read_only)

@@ -13,12 +13,11 @@ import click
 
 from joulery.domain.errors import JouleryError
 from joulery.ui.cli import report_error
-from joulery.ui.cli.carbon_flags import carbon_flags
+from joulery.ui.cli.options import carbon_flags
 
 if TYPE_CHECKING:
-    from joulery.accounting.align import Estimator
-    from joulery.runtime.measuring.measure import Measured
-    from joulery.runtime.tracing.traced import Tracing
+    from joulery.accounting.operations.align import Estimator
+    from joulery.app.measuring import Measured, Tracing
 
 
 @click.command(
@@ -79,9 +78,8 @@ def command(
     CMD keeps its standard streams, its signals and its exit code. The footprint goes to standard error and, with the
     readings, to a run directory that `joulery report` renders.
     """
-    from joulery.app.measuring import instant_s, measure_command, open_carbon
+    from joulery.app.measuring import PERIOD_S, Settings, Terms, instant_s, measure_command, open_carbon
     from joulery.app.wiring.meters import parse_meter
-    from joulery.runtime.measuring.terms import PERIOD_S, Settings, Terms
 
     given = {name: value for name, value in flags.items() if value is not None}
     settings = Settings(
@@ -149,11 +147,9 @@ def _tracing(framework: str | None, steps: str | None, estimator: Estimator) -> 
         if steps is not None:
             raise click.UsageError("--steps needs --trace")
         return None
-    from joulery.app.wiring.tracers import open_tracer
-    from joulery.domain.trace.tracing import Steps
-    from joulery.runtime.tracing.traced import Tracing
+    from joulery.app.measuring import run_tracing
 
-    return Tracing(framework, open_tracer(framework), Steps() if steps is None else Steps.parse(steps), estimator)
+    return run_tracing(framework, steps, estimator)
 
 
 def _tell(measured: Measured, *, as_json: bool) -> None:
@@ -166,7 +162,7 @@ def _tell(measured: Measured, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({**measured.account.report, "run": str(measured.path)}), err=True)
         return
-    from joulery.runtime.runs.recorded import RunView, measured_label
+    from joulery.app.runs.recorded import RunView, measured_label
     from joulery.ui.kit.console import table_console
     from joulery.ui.reports.table import roll_up
     from joulery.ui.reports.text import print_text
@@ -179,6 +175,10 @@ def _tell(measured: Measured, *, as_json: bool) -> None:
         print_text(roll_up([view], "component"), console)
         console.print(f"  kept in {measured.path}: joulery report {measured.path}", style="dim", soft_wrap=True)
     click.echo(captured.get(), err=True, nl=False)
+    if "tracing" in measured.manifest:
+        from joulery.ui.cli.report_anatomy import layers_text
+
+        click.echo(layers_text([measured.path]), err=True, nl=False)
 
 
 def seconds(text: str) -> float:

@@ -34,16 +34,12 @@ def command(path: Path, runs: Path, period: str | None, meters: tuple[str, ...],
     """
     import uvicorn
 
-    from joulery.app.wiring.meters import parse_meter
-    from joulery.gateway.monitor import monitor_app
-    from joulery.runtime.measuring.monitor import Monitor
-    from joulery.runtime.measuring.terms import PERIOD_S, Settings
+    from joulery.app.measuring import PERIOD_S, open_monitor
     from joulery.ui.cli.measure import seconds
 
-    period_s = PERIOD_S if period is None else seconds(period)
-    monitor = Monitor(runs, Settings(period_s, tuple(parse_meter(text) for text in meters) or None))
+    monitor, app = open_monitor(runs, PERIOD_S if period is None else seconds(period), meters)
     listening = _listen(path)
-    server = uvicorn.Server(uvicorn.Config(monitor_app(monitor), log_level="warning", lifespan="off", access_log=False))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False))
     started = json.dumps({"socket": str(path), "pid": os.getpid()}) if as_json else f"listening on {path}"
     click.echo(started, err=not as_json)
     # uvicorn ends on these, then raises them again for the handlers before it, which have nothing left to do.

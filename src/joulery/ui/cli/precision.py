@@ -20,10 +20,10 @@ def command(runs: tuple[str, ...], periods: str | None, as_json: bool) -> None:
     Name repetitions of one program for ASSW. A correlation near 1 proves little: the last table says, device by
     device, what the sensor can resolve and what error to expect.
     """
-    from joulery.app.runs import load_anatomies
+    from joulery.app.runs.anatomies import load_anatomies
     from joulery.domain.errors import ConfigError
     from joulery.ui.reports.anatomy.judged import as_object, judge, print_judgement
-    from joulery.ui.reports.anatomy.terminal import as_text
+    from joulery.ui.reports.anatomy.text import as_text
 
     try:
         wanted = PERIODS_MS if periods is None else tuple(float(text) for text in periods.split(","))

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from joulery.config.services import ServiceConfig
-    from joulery.config.site import Site
     from joulery.perf.interference.model import InterferenceProfile
-    from joulery.runtime.serving.running_service import ServiceSetup
 
 
 @click.command("profile")
@@ -69,29 +66,7 @@ if TYPE_CHECKING:
 @click.option("--launch", metavar="TIME", help="With --mps: launch delay of all of them, such as 32 us.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="File to write the profile to.")
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as one JSON object.")
-def command(
-    what: str | None,
-    file: Path | None,
-    solo_file: Path | None,
-    pairs_file: Path | None,
-    base: str,
-    points: str | None,
-    cuts: tuple[str, ...],
-    runs: int,
-    warmup: int,
-    colocate: bool,
-    apart: bool,
-    clocks: bool,
-    mps: str | None,
-    inputs: Path | None,
-    seconds: float,
-    kernels: int,
-    ncu: bool,
-    launch: str | None,
-    output: Path | None,
-    as_json: bool,
-    **clock: Any,
-) -> None:
+def command(what: str | None, file: Path | None, output: Path | None, as_json: bool, **flags: Any) -> None:
     """Measure latency, CPU time and joules of the variants of a service, or of one variant, and write a profile.
 
     Each variant runs in the worker that will serve it, on real inputs, alone and with every other slice busy. With
@@ -111,65 +86,51 @@ def command(
     its SMs: nine solo runs, runs of two copies and, for a GPU that --base does not describe, of one to five. Power and
     clock are read through NVML; the profile says what was estimated. It serves joulery plan.
     """
-    if mps is not None:
-        from joulery.app.profiling.mps import MpsRequest, profile_mps
-
-        request = MpsRequest(what, mps, inputs, seconds, warmup, kernels, launch, ncu, base)
-        with _progress("profiling", quiet=as_json) as progress:
-            profile = profile_mps(request, progress, lambda said: click.echo(said, err=True))
-        _hand_over(profile, output, as_json)
-        return
-    if points is not None:
-        _calibrate(points, output, as_json)
-        return
-    if colocate:
+    runs, clock = flags["runs"], {name: flags.pop(name) for name in _CLOCK_FLAGS}
+    if flags["mps"] is not None:
+        _under_mps(what, flags, output, as_json)
+    elif flags["points"] is not None:
+        _calibrate(flags["points"], output, as_json)
+    elif flags["colocate"]:
         timed = runs if _given("runs") else _TIMED_TOGETHER
-        _colocated(what, file, timed, apart, output, as_json)
-        return
-    if clocks:
+        _colocated(what, file, timed, flags["apart"], output, as_json)
+    elif flags["clocks"]:
         _clocks(what, runs, output, as_json, clock)
-        return
-    _none_of(clock)
-    if solo_file is not None or pairs_file is not None:
-        _fit(solo_file, pairs_file, base, output, as_json)
-        return
-    _on_slices(what, file, cuts, runs, warmup, output, as_json)
+    else:
+        _none_of(clock)
+        if flags["solo_file"] is not None or flags["pairs_file"] is not None:
+            _fit(flags["solo_file"], flags["pairs_file"], flags["base"], output, as_json)
+        else:
+            _on_slices(what, file, flags, output, as_json)
+
+
+_CLOCK_FLAGS = ("gpu", "device", "run", "latency", "dimensions", "decode", "steps", "scores", "page")
+"""Parameters that only --clocks knows."""
+
+
+def _under_mps(what: str | None, flags: Mapping[str, Any], output: Path | None, as_json: bool) -> None:
+    """Profile a model on a GPU of this machine, in processes with shares of its SMs."""
+    from joulery.app.profiling.mps import MpsRequest, profile_mps
+
+    names = ("mps", "inputs", "seconds", "warmup", "kernels", "launch", "ncu", "base")
+    request = MpsRequest(what, *(flags[name] for name in names))
+    with _progress("profiling", quiet=as_json) as progress:
+        profile = profile_mps(request, progress, lambda said: click.echo(said, err=True))
+    _hand_over(profile, output, as_json)
 
 
 def _on_slices(
-    what: str | None,
-    file: Path | None,
-    cuts: tuple[str, ...],
-    runs: int,
-    warmup: int,
-    output: Path | None,
-    as_json: bool,
+    what: str | None, file: Path | None, flags: Mapping[str, Any], output: Path | None, as_json: bool
 ) -> None:
     """Measure the variants of a service, or one of them, on slices of the cores."""
     if what is None or file is None:
         raise ConfigError("name what to profile and the site it belongs to", expected="SERVICE|VARIANT SITE")
-    import asyncio
+    from joulery.app.profiling.service_profile import write_profile
+    from joulery.app.profiling.slices import profile_on_slices
 
-    from joulery.app.profiling.service_profile import measure_profile, write_profile
-    from joulery.app.serving.service import service_setup
-    from joulery.app.wiring.models import cache_folder
-    from joulery.app.wiring.site_meters import meter_specs
-    from joulery.config import load
-    from joulery.runtime.profiling.slices import Plan
-
-    site = load(file)
-    config, variants = _named(site, what)
-    sent = site.load_of(config)
-    setup = _narrowed(service_setup(site, config, cache_folder()), variants, cuts)
     with _progress("profiling", quiet=as_json) as progress:
-        profile = asyncio.run(
-            measure_profile(
-                setup,
-                folder=None if sent is None else sent.inputs,
-                meters=meter_specs(site.meters),
-                plan=Plan(warmup=warmup, alone=runs, loaded=runs),
-                progress=progress,
-            )
+        profile = profile_on_slices(
+            file, what, flags["cuts"], warmup=flags["warmup"], runs=flags["runs"], progress=progress
         )
     if output is not None:
         write_profile(output, profile)
@@ -264,42 +225,8 @@ def _fit(solo_file: Path | None, pairs_file: Path | None, base: str, output: Pat
     _hand_over(fitted(solo_file, pairs_file, base), output, as_json)
 
 
-def _named(site: Site, what: str) -> tuple[ServiceConfig, tuple[str, ...]]:
-    """The service meant, and which of its variants."""
-    runnable = [service for service in site.services if service.family_config is not None]
-    for service in runnable:
-        names = tuple(variant.name for variant in service.family.variants)
-        if what == service.name:
-            return service, names
-        if what in names:
-            return service, (what,)
-    known = [name for service in runnable for name in (service.name, *(v.name for v in service.family.variants))]
-    raise ConfigError("no such service or variant", got=what, expected=", ".join(known) or "a site with services")
-
-
-def _narrowed(setup: ServiceSetup, variants: tuple[str, ...], cuts: tuple[str, ...]) -> ServiceSetup:
-    from dataclasses import replace
-
-    from joulery.policies.serving.layout_space import cpu_slices
-
-    partitions = tuple(cpu_slices(_cores(cut, len(setup.cores))) for cut in cuts) or setup.partitions
-    return replace(setup, models={name: setup.models[name] for name in variants}, partitions=partitions, candidates=())
-
-
-def _cores(cut: str, most: int) -> tuple[int, ...]:
-    try:
-        cores = tuple(int(part) for part in cut.split(","))
-    except ValueError:
-        cores = ()
-    if not cores or min(cores) < 1 or sum(cores) > most:
-        raise ConfigError(
-            "not a cut of the cores", pointer="--slices", got=cut, expected=f"such as 1,1: at most {most} in all"
-        )
-    return cores
-
-
 def _progress(title: str, *, quiet: bool) -> AbstractContextManager[Callable[[int, int, str], None]]:
-    from joulery.ui.kit.progress import progress_bar
+    from joulery.ui.kit.console import progress_bar
 
     return progress_bar(title, quiet=quiet)
 

@@ -17,8 +17,8 @@ def command(run: str, as_json: bool) -> int:
     The policy is made from the log itself. Exit code 1 where a decision differs: the log was altered, or this joulery
     decides differently than the one that wrote it.
     """
+    from joulery.app.runs.replay import decide_again
     from joulery.domain.format import moment
-    from joulery.runtime.runs.replay import decide_again
     from joulery.store.run.directory import open_run
 
     replayed = decide_again(open_run(run).log())

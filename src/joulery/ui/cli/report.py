@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from joulery.ui.cli import report_anatomy
-from joulery.ui.cli.carbon_flags import carbon_flags
-from joulery.ui.cli.options import chosen_format, format_option, html_option
+from joulery.ui.cli.options import carbon_flags, chosen_format, format_option, html_option
 from joulery.ui.cli.report_sacct import ReportOrSacct
 
 if TYPE_CHECKING:
+    from joulery.app.runs.recorded import RunView
     from joulery.domain.ports import CarbonSource
-    from joulery.runtime.runs.recorded import RunView
     from joulery.ui.reports.table import Rollup
 
 # joulery.ui.reports.table.BY, repeated here so that --help imports nothing heavy; a test compares the two.
@@ -78,6 +77,8 @@ def command(
         return
     views = _read(runs, with_timeline=form == "html" or by == "hour", carbon=grid)
     text = _render(roll_up(views, by or "component"), form, with_rows=by is not None, to_terminal=out is None)
+    if by is None and form == "text" and any("tracing" in view.manifest for view in views):
+        text += report_anatomy.layers_text(runs)
     if out is None:
         click.echo(text, nl=False)
         return
@@ -99,9 +100,9 @@ def _grid(flags: dict[str, str | None]) -> CarbonSource | None:
 
 def _read(runs: tuple[str, ...], *, with_timeline: bool, carbon: CarbonSource | None) -> list[RunView]:
     """The runs, each once."""
-    from joulery.app.runs import load_run
+    from joulery.app.runs.recorded import load_run
     from joulery.domain.errors import ConfigError
-    from joulery.ui.kit.progress import progress_bar
+    from joulery.ui.kit.console import progress_bar
 
     views: list[RunView] = []
     with progress_bar("reading runs", quiet=not sys.stderr.isatty()) as report_progress:

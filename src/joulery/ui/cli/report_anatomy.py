@@ -15,13 +15,13 @@ import click
 from joulery.domain.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from joulery.accounting.rows import Fold
+    from joulery.accounting.operations.rows import Fold
+    from joulery.app.runs.anatomies import RunAnatomy
     from joulery.domain.energy.tensor_footprint import TensorFootprint
-    from joulery.runtime.tracing.anatomies import RunAnatomy
     from joulery.ui.kit.html import Html
 
 BY = ("module", "layer", "op", "phase")
-"""Groupings that need operations (joulery.accounting.rows.BY)."""
+"""Groupings that need operations (joulery.accounting.operations.rows.BY)."""
 FORMATS = ("svg", "perfetto", "speedscope", "folded", "parquet")
 """Forms that only operations have."""
 
@@ -55,8 +55,7 @@ def render(runs: Sequence[str], cut: ReportSelection, form: str) -> bytes:
         DataError: A run was not traced, or a form needs a single run, or events it does not keep.
         ConfigError: The cut makes no sense.
     """
-    from joulery.app.runs import load_anatomies
-    from joulery.runtime.tracing.anatomies import ranks, step_counts, together
+    from joulery.app.runs.anatomies import load_anatomies, ranks, step_counts, together
     from joulery.ui.reports.anatomy import exports
 
     anatomies = load_anatomies(runs)
@@ -69,7 +68,7 @@ def render(runs: Sequence[str], cut: ReportSelection, form: str) -> bytes:
         return exports.as_folded(whole).encode()
     if form in ("html", "svg"):
         return _drawn(anatomies, whole, cut, form)
-    from joulery.accounting.rows import rolled_up
+    from joulery.accounting.operations.rows import rolled_up
 
     rows = rolled_up(whole, cut.by or "op", cut.depth)
     if form == "parquet":
@@ -85,20 +84,20 @@ def render(runs: Sequence[str], cut: ReportSelection, form: str) -> bytes:
 
 
 def _folds(cut: ReportSelection) -> list[Fold]:
-    from joulery.accounting.rows import TRANSFORMERS, fold_from
+    from joulery.accounting.operations.rows import TRANSFORMERS, fold_from
 
     return [*(fold_from(text) for text in cut.patterns), *(TRANSFORMERS if cut.fold else ())]
 
 
 def _selected(footprint: TensorFootprint, cut: ReportSelection) -> TensorFootprint:
-    from joulery.accounting.rows import selected
+    from joulery.accounting.operations.rows import selected
 
     return selected(footprint, phase=cut.phase, device=cut.device)
 
 
 def _drawn(anatomies: Sequence[RunAnatomy], whole: TensorFootprint, cut: ReportSelection, form: str) -> bytes:
-    from joulery.accounting.edd import tree
-    from joulery.accounting.rows import rolled_up
+    from joulery.accounting.operations.edd import tree
+    from joulery.accounting.operations.rows import rolled_up
     from joulery.ui.reports.anatomy.edd import edd_svg
     from joulery.ui.reports.anatomy.page import anatomy_page, phase_trees, with_phases
 
@@ -144,12 +143,30 @@ def step_line(counts: Mapping[str, float | int | None]) -> str:
         return ""
     share = counts["share_of_run_ratio"]
     part = "" if share is None else f" ({share:.1%} of the run's time)"
-    return f"{counts['recorded']} steps recorded{part}, of {' and '.join(seen)} steps\n"
+    from joulery.domain.format import si
+
+    joules = counts.get("energy_j_per_step")
+    each = "" if joules is None else f"; operations use {si(joules, 'J')} a step"
+    return f"{counts['recorded']} steps recorded{part}, of {' and '.join(seen)} steps{each}\n"
+
+
+def layers_text(runs: Sequence[str | Path], *, top: int = 8) -> str:
+    """The layers that used most, and the steps, of traced runs; empty where a run was not traced."""
+    from joulery.accounting.operations.rows import rolled_up
+    from joulery.app.runs.anatomies import load_anatomies, step_counts, together
+    from joulery.ui.reports.anatomy.text import as_text, print_rows
+
+    try:
+        anatomies = load_anatomies(runs)
+    except DataError:
+        return ""
+    rows = rolled_up(together(anatomies, None), "layer")
+    text = as_text(lambda console: print_rows(rows, console, top=top, title="layer"))
+    return text.decode() + step_line(step_counts(anatomies))
 
 
 def _text(rows: TensorFootprint, cut: ReportSelection, steps: str) -> bytes:
-    from joulery.ui.reports.anatomy.terminal import as_text
-    from joulery.ui.reports.anatomy.text import print_footprint
+    from joulery.ui.reports.anatomy.text import as_text, print_footprint
 
     text = as_text(lambda console: print_footprint(rows, console, top=cut.top, title=cut.by or "operation"))
     return text + steps.encode()

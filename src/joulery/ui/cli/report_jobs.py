@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from joulery.runtime.schedule.usage import LiveUse
+    from joulery.app.schedule import LiveUse
 
 # joulery.runtime.schedule.usage.BY, repeated here so that --help imports nothing heavy; a test compares the two.
 BY = ("owner", "name", "partition", "state", "job")
@@ -33,8 +33,8 @@ def jobs_command(since: str, by: str, folder: Path, as_json: bool) -> None:
     \b
     joulery report --by owner --since 30d
     """
+    from joulery.app.schedule import used_by
     from joulery.config.parsing.quantity import TIME, flag_quantity
-    from joulery.runtime.schedule.usage import used_by
 
     uses, total = used_by(folder, by, time.time() - flag_quantity(since, TIME, "--since"))
     if as_json:

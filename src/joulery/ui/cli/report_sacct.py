@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from joulery.ui.cli.carbon_flags import carbon_flags
-from joulery.ui.cli.options import option
+from joulery.ui.cli.options import carbon_flags, option
 
 if TYPE_CHECKING:
     from joulery.accounting.past import PastUse

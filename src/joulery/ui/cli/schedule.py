@@ -26,9 +26,8 @@ def command(site: Path, backend: str | None, mode: str | None, once: bool, relea
     shadow  play all actions through, also between rounds, and apply none
     act     apply them
     """
-    from joulery.app.schedule import ScheduleRequest, release_now, run_schedule
+    from joulery.app.schedule import ScheduleRequest, release_now, run_schedule, stopped_by_signals
     from joulery.config.site import Mode
-    from joulery.runtime.schedule.loops import stopped_by_signals
 
     if release:
         released = release_now(site, backend)

@@ -62,7 +62,7 @@ def command(
     import json
 
     from joulery.app.simulation import Overrides, play
-    from joulery.config.scenarios.scenario import load_scenario
+    from joulery.config.scenario import load_scenario
     from joulery.domain.errors import ConfigError
 
     made = load_scenario(scenario)
@@ -89,9 +89,11 @@ def command(
         return
     from rich.console import Console
 
+    from joulery.ui.reports.simulation import result_view
+
     console = Console(highlight=False)
     for part in played.view:
-        console.print(part)
+        console.print(result_view(part))
     if out is not None:
         click.echo(f"kept in {out}", err=True)
 

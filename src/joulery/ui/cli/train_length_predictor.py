@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from joulery.runtime.llm.predictor_training import Evaluation, TrainedPredictor
+    from joulery.app.profiling.lengths import Evaluation, TrainedPredictor
 
 _FILE = click.Path(path_type=Path)
 
@@ -55,20 +55,12 @@ def command(
     """
     import json
 
-    from joulery.app.wiring.length_predictor import as_served, predictor_graph
-    from joulery.app.wiring.prompt_encoder import distilled_encoder, prompt_encoder
-    from joulery.runtime.llm import predictor_files, predictor_training
-    from joulery.ui.kit.progress import progress_bar
+    from joulery.app.profiling.lengths import LengthRequest, train_predictor
+    from joulery.ui.kit.console import progress_bar
 
-    log = predictor_training.read_answers(data, instructions)
-    judged = predictor_training.read_answers([evaluate], instructions)
     with progress_bar("distilling", quiet=encoder != "distilled") as progress:
-        used = distilled_encoder(log, seed, progress) if encoder == "distilled" else prompt_encoder(encoder)
-    predictor = predictor_training.train(log, used)
-    graph = predictor_graph(predictor)
-    found = predictor_training.evaluate(predictor, judged, log.prompts, as_served(predictor, graph).look)
-    if out is not None:
-        predictor_files.save(out, predictor, log, [*data, *instructions], graph)
+        request = LengthRequest(data, instructions, evaluate, out, encoder, seed)
+        predictor, found = train_predictor(request, progress)
     document = _document(predictor, found)
     if as_json:
         click.echo(json.dumps(document))

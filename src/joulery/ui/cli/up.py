@@ -98,7 +98,7 @@ def run(options: Options, screen: ServeView | None = None) -> dict[str, Any] | N
 
 def _with_page(report: dict[str, Any]) -> dict[str, Any]:
     """Write the HTML report into the run folder; the report with its path."""
-    from joulery.app.runs import load_run
+    from joulery.app.runs.recorded import load_run
     from joulery.store.files import write_atomically
     from joulery.ui.reports.html import render_html
     from joulery.ui.reports.table import roll_up

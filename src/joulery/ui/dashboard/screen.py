@@ -59,8 +59,9 @@ def _tile(name: str, label: str, note: str = "") -> Html:
 
 
 def _service(index: int, service: ServiceLabel) -> Html:
-    quantile = f"p{service.quantile_ratio * 100:g}"
     floor = f"never below {percent(service.minimum_accuracy_ratio)}" if service.minimum_accuracy_ratio > 0 else ""
+    if service.language_model:
+        return _language_model(index, service)
     variants = [(f"v{rank % 6}", name) for rank, (name, _) in enumerate(service.variants)]
     mix = bar([(f"fill-{color}", 0.0) for color, _ in variants], "no answers yet", data_mix=index)
     return join(
@@ -68,17 +69,40 @@ def _service(index: int, service: ServiceLabel) -> Html:
             tag("h2", service.name),
             tag(
                 "div",
-                _tile(f"latency-{index}", f"Latency {quantile}", f"SLO {duration(service.slo_s)}"),
-                _tile(
-                    f"attainment-{index}",
-                    "SLO attainment",
-                    f"last minute; objective {percent(service.quantile_ratio, 0)}",
-                ),
+                *_slo_tiles(index, service),
                 _tile(f"accuracy-{index}", "Accuracy", floor),
                 _tile(f"rate-{index}", "Requests"),
                 class_="tiles four",
             ),
             tag("div", tag("h3", "Answers by variant"), mix, class_legend(variants), class_="card spaced"),
+        )
+    )
+
+
+def _slo_tiles(index: int, service: ServiceLabel) -> tuple[Html, Html]:
+    latency = f"Latency p{service.quantile_ratio * 100:g}"
+    objective = f"last minute; objective {percent(service.quantile_ratio, 0)}"
+    return (
+        _tile(f"latency-{index}", latency, f"SLO {duration(service.slo_s)}"),
+        _tile(f"attainment-{index}", "SLO attainment", objective),
+    )
+
+
+def _language_model(index: int, service: ServiceLabel) -> Html:
+    names = ", ".join(name for name, _ in service.variants)
+    return join(
+        (
+            tag("h2", service.name),
+            tag("p", f"Language model {names}", class_="soft"),
+            tag(
+                "div",
+                *_slo_tiles(index, service),
+                _tile(f"first-token-{index}", "Time to first token", "median of the last minute"),
+                _tile(f"token-energy-{index}", "Energy a token", "last minute"),
+                _tile(f"tokens-{index}", "Tokens", "of answers that ended in the last minute"),
+                _tile(f"rate-{index}", "Requests"),
+                class_="tiles",
+            ),
         )
     )
 

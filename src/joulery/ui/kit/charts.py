@@ -1,20 +1,22 @@
-"""Charts as SVG without a script: grouped bars, lines, labelled points with curves, one stacked bar, legends."""
+"""Charts as SVG without a script: grouped and stacked bars, lines, points with curves, named boxes, legends."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from joulery.domain.arrays import FloatArray
-from joulery.ui.kit.html import Html, tag
+from joulery.ui.kit.html import Child, Html, tag
 
 WIDTH, HEIGHT = 560, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 12, 40
-_LETTER = 6.4
-"""Width of a letter of a label, about."""
+_LETTER, _BAR_LETTER, _BOX_LETTER = 6.4, 7.6, 7.2
+"""Width of a letter of a label, of a piece of a bar, and of a box, about."""
+_ROW, _BAR, _SHORTEST = 46, 34, 3
+"""Height of a stacked row and of its bar; letters that a cut text has at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class Line:
         dash: Pattern of strokes; none for a full line.
         second: Whether it belongs to the right-hand axis.
         steps: Whether it holds each value until the next.
+        tips: A text for each point, which is then marked; none for a plain line.
+        area: Whether the area below it is shaded.
     """
 
     name: str
@@ -51,6 +55,34 @@ class Line:
     dash: str | None = None
     second: bool = False
     steps: bool = False
+    tips: Sequence[str] = ()
+    area: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a stacked bar.
+
+    Attributes:
+        labels: Its name, longest first; the first that fits stands in it.
+        share_ratio: Its part of the whole bar.
+        color: A CSS colour.
+        tip: Its text under the pointer.
+    """
+
+    labels: Sequence[str]
+    share_ratio: float
+    color: str
+    tip: str
+
+
+@dataclass(frozen=True, slots=True)
+class StackedRow:
+    """A stacked bar with a name before and a note behind it; what its pieces leave stays pale."""
+
+    name: str
+    pieces: Sequence[Piece]
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +104,7 @@ class Axes:
         x, y: What they show, with the unit.
         second: What the right-hand one shows; None for none.
         zero: Whether y begins at 0.
+        x_zero: Whether x begins at 0.
         height: Of the picture.
     """
 
@@ -81,6 +114,7 @@ class Axes:
     zero: bool = True
     height: int = HEIGHT
     width: int = WIDTH
+    x_zero: bool = False
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -134,15 +168,23 @@ def lines(drawn: Sequence[Line], axes: Axes, x_ticks: Sequence[float] | None = N
     first, second = [one for one in drawn if not one.second], [one for one in drawn if one.second]
     x = np.concatenate([one.x for one in drawn])
     low, high = _span(first, zero=axes.zero)
-    box = _Box(axes, float(x.min()), float(x.max()), low, high)
+    left = 0.0 if axes.x_zero else float(x.min())
+    box = _Box(axes, left, float(x.max()), low, high)
     parts = [box.y_axis(), box.x_axis(x_ticks)]
-    other = _Box(axes, float(x.min()), float(x.max()), *_span(second, zero=False)) if second else None
+    other = _Box(axes, left, float(x.max()), *_span(second, zero=False)) if second else None
     if other is not None:
         parts.append(other.right_axis())
     for one in drawn:
         place = other if one.second and other is not None else box
         points = _stepped(one) if one.steps else list(zip(one.x.tolist(), one.y.tolist(), strict=True))
-        parts.append(_stroke([(place.x(a), place.y(b)) for a, b in points], one.color, dash=one.dash, width=1.8))
+        marks = [(place.x(a), place.y(b)) for a, b in points]
+        if one.area:
+            floor = [(marks[-1][0], place.bottom), (marks[0][0], place.bottom)]
+            parts.append(tag("path", d=_path([*marks, *floor]) + "Z", fill=one.color, opacity=".12"))
+        parts.append(_stroke(marks, one.color, dash=one.dash, width=1.8))
+        for (x_at, y_at), tip in zip(marks, one.tips, strict=False):
+            title = tag("title", tip)
+            parts.append(tag("circle", title, cx=_at(x_at), cy=_at(y_at), r=4, fill=one.color, stroke="var(--card)"))
     return _picture(axes, parts, f"{axes.y} against {axes.x}")
 
 
@@ -167,6 +209,42 @@ def points(dots: Sequence[Dot], curves: Sequence[Line], axes: Axes) -> Html:
     return _picture(axes, parts, f"{axes.y} against {axes.x}")
 
 
+def stacked(rows: Sequence[StackedRow], words: str, *, name_width: int = 110, note_width: int = 0) -> Html:
+    """Stacked bars below one another, read out as ``words``; widths of names and notes in pixels of 1000."""
+    length = 1000 - name_width - note_width
+    parts: list[Html] = []
+    for number, row in enumerate(rows):
+        y, x = 4 + _ROW * number, float(name_width)
+        parts.append(_text(0, y + 22, row.name))
+        parts.append(tag("rect", x=name_width, y=y, width=length, height=_BAR, rx=3, fill="var(--grid)"))
+        for piece in row.pieces:
+            width = length * piece.share_ratio
+            fitting = next((text for text in piece.labels if width > _BAR_LETTER * len(text) + 4), "")
+            parts.append(box(x, y, max(width - 1.5, 1), _BAR, piece.tip, fill=piece.color))
+            if fitting:
+                parts.append(
+                    tag("text", fitting, x=_at(x + width / 2), y=_at(y + 22), text_anchor="middle", class_="on")
+                )
+            x += width
+        parts.append(_text(name_width + length + 12, y + 22, row.note))
+    height = 4 + _ROW * len(rows)
+    return tag("svg", parts, viewBox=f"0 0 1000 {height}", width="100%", role="img", aria_label=words)
+
+
+def box(x: float, y: float, width: float, height: float, tip: str, *content: Child, **attributes: str | float) -> Html:
+    """A box with a text under the pointer, and what stands in it; further attributes go to the rectangle."""
+    rect = tag("rect", x=_at(x), y=_at(y), width=_at(width), height=_at(height), rx=3, **attributes)
+    return tag("g", tag("title", tip), rect, *content)
+
+
+def fitted(text: str, width: float) -> str:
+    """A text as far as it fits into so many pixels, cut with an ellipsis; empty below three letters."""
+    letters = int(width / _BOX_LETTER)
+    if letters < _SHORTEST:
+        return ""
+    return text if len(text) <= letters else text[: letters - 1] + "…"
+
+
 def legend(entries: Sequence[tuple[str, str, str | None]]) -> Html:
     """Name, colour and stroke pattern of each line or bar."""
 
@@ -175,6 +253,12 @@ def legend(entries: Sequence[tuple[str, str, str | None]]) -> Html:
         return tag("svg", stroke, width=20, height=12, style="margin-right:6px;vertical-align:-1px")
 
     return tag("ul", (tag("li", swatch(color, dash), name) for name, color, dash in entries if name), class_="legend")
+
+
+def color_legend(entries: Mapping[str, str]) -> Html:
+    """Name and colour of each kind of piece."""
+    swatches = ((tag("span", class_="swatch", style=f"background:{color}"), name) for name, color in entries.items())
+    return tag("ul", (tag("li", *item) for item in swatches), class_="legend")
 
 
 def class_legend(entries: Iterable[tuple[str, str]]) -> Html:
@@ -299,8 +383,11 @@ def _stepped(one: Line) -> list[tuple[float, float]]:
 
 
 def _stroke(marks: Sequence[tuple[float, float]], color: str, dash: str | None = None, width: float = 1.2) -> Html:
-    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in marks)
-    return tag("path", d=path, fill="none", stroke=color, stroke_width=width, stroke_dasharray=dash)
+    return tag("path", d=_path(marks), fill="none", stroke=color, stroke_width=width, stroke_dasharray=dash)
+
+
+def _path(marks: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in marks)
 
 
 def _text(x: float, y: float, words: str, anchor: str | None = None, size: int = 13) -> Html:

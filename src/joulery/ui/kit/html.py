@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from html import escape
 from importlib import resources
@@ -98,6 +98,30 @@ def figure(title: str, caption: str, *content: Child, unit: str = "", wide: bool
     """A figure with its title, unit and caption above the picture and its legend."""
     heading = tag("h3", title, tag("span", unit, class_="unit") if unit else None)
     return tag("figure", heading, tag("figcaption", caption), *content, class_="wide" if wide else None)
+
+
+def table(
+    names: Sequence[str], rows: Iterable[Sequence[Child]], *, text: Collection[int], bad: Collection[int] = ()
+) -> Html:
+    """A table.
+
+    Args:
+        names: Of the columns.
+        rows: Cells of each row.
+        text: Columns of words, by index; the others hold numbers.
+        bad: Rows to mark, by index.
+    """
+    kinds = [None if at in text else "number" for at in range(len(names))]
+    titles = (tag("th", name, class_=kind) for name, kind in zip(names, kinds, strict=True))
+    body = (
+        tag(
+            "tr",
+            (tag("td", cell, class_=kind) for cell, kind in zip(row, kinds, strict=True)),
+            class_="bad-text" if at in bad else None,
+        )
+        for at, row in enumerate(rows)
+    )
+    return tag("table", tag("thead", tag("tr", titles)), tag("tbody", body))
 
 
 def whole_page(head: Html, body: Html) -> str:

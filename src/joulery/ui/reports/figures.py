@@ -19,7 +19,7 @@ def figures(site: SiteLabel) -> Html:
     scope = "Everything metered" if site.services else "Charged to the run, idle energy included"
     shown.append(_live("power", "Power", "W", f"{scope}; the shade is its uncertainty.", [("power", "power")]))
     for index, service in enumerate(site.services):
-        shown.append(_mix(index, service))
+        shown.append(_tokens(index, service) if service.language_model else _mix(index, service))
         shown.append(_latency(index, service))
     if site.carbon:
         # The script hides the name of a line that has no value (yet).
@@ -38,6 +38,11 @@ def _mix(index: int, service: ServiceLabel) -> Html:
     best = ", ".join(f"{name} {percent(ratio)}" for name, ratio in service.variants)
     lines = [(f"v{rank % 6}", name) for rank, (name, _) in enumerate(service.variants)]
     return _live(f"mix-{index}", f"{service.name}: answers by variant", "% of answers", f"Accuracy: {best}.", lines)
+
+
+def _tokens(index: int, service: ServiceLabel) -> Html:
+    words = "Generated tokens a second, of the answers that ended in each period."
+    return _live(f"tokens-{index}", f"{service.name}: tokens", "/s", words, [("v0", "tokens")])
 
 
 def _latency(index: int, service: ServiceLabel) -> Html:

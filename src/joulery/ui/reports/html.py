@@ -8,9 +8,9 @@ from typing import Any
 
 from joulery import __version__
 from joulery.accounting.power_timeline import downsample_ticks
+from joulery.app.runs.recorded import RunView
 from joulery.domain.format import duration, grams, moment, percent, si
 from joulery.domain.serving.timeline import CarbonBasis, DecisionRecord
-from joulery.runtime.runs.recorded import RunView
 from joulery.ui.kit.html import Html, content_hash, data_block, head, join, static_text, tag, tiles, whole_page
 from joulery.ui.reports.figures import figures, waterfall
 from joulery.ui.reports.messages import (

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from joulery.app.runs.recorded import RunView
 from joulery.domain.energy.footprint import Footprint
 from joulery.domain.format import UNKNOWN, count, duration, grams, percent, si
 from joulery.domain.quality import Quality
 from joulery.domain.serving.timeline import CarbonBasis, CarbonLabel
-from joulery.runtime.runs.recorded import RunView
 
 BEYOND = "beyond"
 """The word for a latency that violates its SLO."""
@@ -72,24 +72,97 @@ def basis_text(label: CarbonLabel) -> str:
 
 
 def saving_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The saving and its baseline; None when none was computed."""
-    ratio = _number(report.get("saving_ratio"))
-    if ratio is None:
+    """The saving of the whole machine, then that above idle, and their basis; None when none was computed."""
+    above_idle = _number(report.get("saving_ratio"))
+    if above_idle is None:
         return None
-    low, high = _number(report.get("saving_low_ratio")), _number(report.get("saving_high_ratio"))
-    band = ""
-    if low is not None and high is not None:
-        band = f"between {percent(low)} and {percent(high)}, "
-    against = report.get("baseline") or "the same requests on the largest variant"
-    return percent(ratio), f"of the grams, {band}against {against}"
+    unit, against = (
+        report.get("saving_of") or "grams",
+        report.get("baseline") or "the same requests on the largest variant",
+    )
+    band = _band(report, "saving_low_ratio", "saving_high_ratio")
+    tail = f"against {against}{basis_words(report)}"
+    machine = _number(report.get("saving_machine_ratio"))
+    if machine is None:
+        return percent(above_idle), f"of the {unit} above idle{band}, {tail}"
+    whole = _band(report, "saving_machine_low_ratio", "saving_machine_high_ratio")
+    words = f"of the {unit} of the whole machine, idle included{whole}; {percent(above_idle)}{band} above idle; {tail}"
+    return percent(machine), words
+
+
+def _band(report: Mapping[str, Any], low: str, high: str) -> str:
+    """`` (5.1 % to 7.3 %)``; empty where no interval is known."""
+    words = _ends(report, low, high)
+    return f" ({words})" if words else ""
+
+
+def _ends(report: Mapping[str, Any], low: str, high: str) -> str:
+    ends = _number(report.get(low)), _number(report.get(high))
+    if ends == (None, None):
+        return ""
+    return " to ".join("unbounded" if end is None else percent(end) for end in ends)
+
+
+def basis_words(report: Mapping[str, Any]) -> str:
+    """How the baseline is known, and how often it could not be measured; empty where the report does not say."""
+    basis = report.get("baseline_basis")
+    if basis is None:
+        return ""
+    audit = report.get("audit") or {}
+    withheld = audit.get("withheld") or {}
+    kept = ", ".join(f"{count(number)} x {why}" for why, number in withheld.items())
+    missed = (
+        f"; not measured in {count(sum(withheld.values()))} of {count(audit['blocks'])} blocks ({kept})" if kept else ""
+    )
+    if basis == "measured":
+        how = (
+            f"; baseline measured in {count(audit['periods'])} periods, {percent(audit['share_ratio'])} of the requests"
+        )
+        return (how if audit else "; baseline measured") + missed
+    seen = report.get("baseline_seen_live")
+    how = "its variants answered other requests" if seen else "baseline never observed"
+    if replays := report.get("baseline_shadow_replays"):
+        how = f"corrected by {count(replays)} shadow replays on idle capacity"
+    return f"; modelled, {how}{missed}"
 
 
 def requests_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
-    """How many requests and how many failed; None when the run served nothing."""
+    """How many requests and what became of them; None when the run served nothing."""
     requests, failed = _number(report.get("requests")), _number(report.get("failed")) or 0
     if requests is None:
         return None
-    return count(requests), "none failed" if not failed else f"{count(failed)} failed"
+    words = "none failed" if not failed else f"{count(failed)} failed"
+    refused, abandoned, late = (_number(report.get(name)) or 0 for name in ("refused", "abandoned", "late"))
+    words += f" ({count(refused)} refused)" if refused else ""
+    words += f", {count(abandoned)} abandoned by their client" if abandoned else ""
+    words += f", {count(late)} answered late" if late else ""
+    sent = load_words(report)
+    return count(requests), words + (f"; {sent}" if sent else "")
+
+
+def load_words(report: Mapping[str, Any]) -> str:
+    """What became of the requests of the load, as its client counts them; empty without a load.
+
+    ``planned = sent + unsent``, ``sent = answered + failed + abandoned``.
+    """
+    client = report.get("client") or {}
+    planned = _number(report.get("planned")) or 0
+    if not planned:
+        return ""
+    if client.get("answered") == planned and not client.get("late") and not client.get("delayed"):
+        return f"load: all {count(planned)} planned were sent and answered in time"
+    words = f"load: {count(planned)} planned = {count(report['sent'])} sent + {count(report['unsent'])} unsent"
+    if "answered" in client:
+        parts = " + ".join(f"{count(client[name])} {name}" for name in ("answered", "failed", "abandoned"))
+        words += f"; sent = {parts}"
+        words += f"; {count(client['refused'])} of the failed refused" if client.get("refused") else ""
+        words += f"; {count(client['late'])} of the answered late"
+    if client.get("delayed"):
+        words += (
+            f"; {count(client['delayed'])} sent up to {duration(client['delay_max_s'])} after they were due, "
+            "where the load was not open-loop"
+        )
+    return words
 
 
 def latency_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -121,4 +194,14 @@ def accuracy_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
     ratio = _number(report.get("accuracy_ratio"))
     if ratio is None:
         return None
-    return percent(ratio, 2), str(report.get("accuracy_source") or "request-weighted")
+    return percent(ratio, 2), accuracy_words(report)
+
+
+def accuracy_words(report: Mapping[str, Any]) -> str:
+    """What the accuracy rests on: labels that came back, with their interval, or what its authors declared."""
+    source = str(report.get("accuracy_source") or "request-weighted")
+    labels = count(report.get("accuracy_labels") or 0)
+    if report.get("accuracy_basis") == "observed":
+        return f"({_ends(report, 'accuracy_low_ratio', 'accuracy_high_ratio')}) observed with {labels} labels; {source}"
+    words = f"declared: {source}" if "accuracy_basis" in report else source
+    return f"{words}; {labels} labels, not of all variants" if labels != "0" else words

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from joulery.sim.training.savings import BASE, Savings, Spread
-from joulery.sim.training.study import scheme
+from joulery.app.past_jobs import BASE, Savings, Spread, scheme
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +27,8 @@ class SavingsReport:
             "policy": self.savings.policy,
             "against": BASE,
             "quality": "simulated",
+            "runs_as": scheme(self.savings.policy).runs_as or None,
+            "worse_in": self._losses(),
             "jobs": self.savings.jobs,
             "gpus": self.savings.gpus,
             "samples": self.savings.samples,
@@ -52,7 +53,18 @@ class SavingsReport:
             f"against first come, first served on the GPUs asked for; nine in ten of {saved.samples} samples of",
             "what the log does not record (kind of each job, cost of a restart) lie within the brackets.",
         ]
+        if losses := self._losses():
+            lines.append(f"{saved.policy} is worse in: {', '.join(losses)}.")
+        lines.append(f"{saved.policy}: {scheme(saved.policy).live}.")
         return "\n".join(lines)
+
+    def _losses(self) -> list[str]:
+        """The figures that the scheduler makes worse."""
+        named = {
+            "cluster_carbon": "cluster CO2e", "cluster_energy": "cluster energy", "job_carbon": "CO2e of the jobs",
+            "mean_jct": "mean completion time", "p99_jct": "p99 completion time",
+        }  # fmt: skip
+        return [text for name, text in named.items() if getattr(self.savings, name).mean > 0]
 
     def _grams(self) -> str:
         change = self.savings.job_carbon

@@ -11,11 +11,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from joulery.accounting.rollup import PART_KEYS, by_name, by_part, by_time, total
-from joulery.domain.energy.footprint import Footprint
-from joulery.domain.energy.rollup import Row
+from joulery.app.runs.recorded import RunView
+from joulery.domain.energy.footprint import Footprint, Row
 from joulery.domain.errors import DataError
 from joulery.domain.quality import weakest
-from joulery.runtime.runs.recorded import RunView
 from joulery.store.run.footprints import footprint_to_dict
 
 BY = ("component", "device", "meter", "quality", "owner", "workload", "run", "hour")

@@ -9,8 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from joulery.app.runs.recorded import RunView
 from joulery.domain.format import duration, grams, moment, percent, si
-from joulery.runtime.runs.recorded import RunView
 from joulery.ui.reports.messages import (
     accuracy_text,
     carbon_note,

@@ -6,11 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from joulery.app.doctor import Check, Status
 from joulery.app.profiling.service_profile import Obtained, age_words, busy_cores
+from joulery.app.serving.view import APPLIED, PlanInForce, ServiceSetup, ServingSession
 from joulery.domain.format import duration, percent, si
-from joulery.runtime.serving.driver import APPLIED
-from joulery.runtime.serving.planned import PlanInForce
-from joulery.runtime.serving.running_service import ServiceSetup
-from joulery.runtime.serving.session import ServingSession
 
 Fact = tuple[str, str]
 _MARKS = {Status.OK: "✓", Status.PARTLY: "~", Status.DENIED: "!", Status.ABSENT: "–"}
@@ -31,7 +28,7 @@ def service_facts(setup: ServiceSetup) -> Iterator[Fact]:
     variants = ", ".join(f"{v.name} {percent(v.accuracy_ratio)}" for v in family.variants)
     yield "service", f"{setup.name}: {variants} ({family.accuracy_metric}, {family.variants[0].accuracy_source})"
     partitions = " or ".join("+".join(str(piece.cores or piece) for piece in one) for one in setup.partitions)
-    where = ", ".join(setup.gpus) or f"{len(setup.cores)} CPU cores"
+    where = ", ".join(setup.gpus) or (f"{len(setup.cores)} CPU cores" if setup.cores else "its upstreams")
     slo = f"SLO p{100 * setup.slo.quantile:g} within {duration(setup.slo.latency_s)}"
     yield "slices", f"{where} partitioned as {partitions}: {len(setup.candidates)} layouts; {slo}"
 
@@ -70,17 +67,20 @@ def plan_facts(plan: PlanInForce) -> Iterator[Fact]:
         where = f"on {plan.shared[cores[0]]}" if plan.shared else f"on CPU core {', '.join(map(str, cores))}"
         yield "plan", f"{gpu.type} {where}: {instances}"
     standbys = [one.watched for one in plan.replicas if one.standby is not None]
-    text = ", ".join(f"{one.key} {one.shadow_percent:g} %" for one in standbys)
+    text = ", ".join(f"{one.key} {one.standby_percent:g} %" for one in standbys)
     yield "standbys", text or "none: the plan leaves no room for them"
 
 
 def serving_facts(session: ServingSession, url: str) -> Iterator[Fact]:
     """The grid, the demand and the first plan of each service, and the dashboard."""
-    label = session.site_label.carbon
-    if label is None:
+    label, feed = session.site_label.carbon, session.grid.feed(session.started_s)
+    if label is None and session.grid.source is not None:
+        yield "carbon", f"unknown, so joules alone until the source answers; {feed.trouble or 'no answer yet'}"
+    elif label is None:
         yield "carbon", "no source of carbon intensity in the site file: joules alone, no grams"
     else:
-        yield "carbon", f"{label.zone}, {label.source}: {label.signal}, {label.scope}, {label.basis}"
+        held = f"; the newest value ended {duration(feed.age_s)} ago and is held" if feed.age_s > 0 else ""
+        yield "carbon", f"{label.zone}, {label.source}: {label.signal}, {label.scope}, {label.basis}{held}"
     services, decisions = session.services.values(), session.history.decisions
     if all(one.chosen for one in services):
         for one, first in zip(services, decisions, strict=False):
@@ -92,4 +92,6 @@ def serving_facts(session: ServingSession, url: str) -> Iterator[Fact]:
         for one in services:
             yield "demand", f"{one.name}: {one.rate_rps:.0f} requests a second planned for"
         yield "running", decisions[-1].detail
+    if session.models is not None:
+        yield "serving", f"at {url}/v1"
     yield "dashboard", f"{url}/dashboard"

@@ -15,15 +15,10 @@ from rich.text import Text
 
 from joulery.app.doctor import Check
 from joulery.app.profiling.service_profile import Obtained
+from joulery.app.serving.view import APPLIED, PlanInForce, ServiceSetup, ServingSession, announced
 from joulery.domain.format import UNKNOWN, count, duration, grams, number, percent, si
 from joulery.domain.serving.timeline import DecisionRecord, ServiceLabel, ServiceTick, Tick
-from joulery.policies.placement.standby import StandbyPolicy
-from joulery.policies.serving.observation import SET_LAYOUT
-from joulery.policies.serving.trial_search import TrialSearch
-from joulery.runtime.serving.driver import APPLIED
-from joulery.runtime.serving.planned import RUN_PLAN, PlanInForce
-from joulery.runtime.serving.running_service import ServiceSetup
-from joulery.runtime.serving.session import ServingSession
+from joulery.ui.reports.messages import accuracy_words, requests_text, saving_text
 from joulery.ui.reports.up_facts import (
     machine_facts,
     plan_facts,
@@ -81,15 +76,15 @@ class AddressOnly(Silent):
     """Reports the address once requests are answered, and nothing else.
 
     Args:
-        report: Called with the address.
+        report: Called with the address and the language models: ``model``, ``engine`` and ``variant`` of each.
     """
 
-    def __init__(self, report: Callable[[str], None]) -> None:
+    def __init__(self, report: Callable[[str, Sequence[Mapping[str, str]]], None]) -> None:
         self._report = report
 
     def serving(self, session: ServingSession, url: str) -> None:
         """Report the address."""
-        self._report(url)
+        self._report(url, () if session.models is None else session.models.engines)
 
 
 class ConsoleScreen:
@@ -179,9 +174,8 @@ class ConsoleScreen:
 
     def decision(self, record: DecisionRecord) -> None:
         """Print changes and trials above the line; layouts kept without a trial are in the report only."""
-        decision = record.decision
-        changed = decision.kind in (SET_LAYOUT, RUN_PLAN) and decision.cause != "start"
-        if changed or decision.policy in (TrialSearch.name, StandbyPolicy.name):
+        if announced(record):
+            decision = record.decision
             what = "→" if record.outcome == APPLIED else f"{record.outcome}:"
             who = f"{decision.target}: " if len(self._services) > 1 else ""
             self._console.print(Text(f"  {what} {who}{decision.reason}", style="dim"), soft_wrap=True)
@@ -283,14 +277,12 @@ def summary_lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _requests(report: Mapping[str, Any]) -> str:
-    unsent = report.get("unsent") or 0
-    text = _requests_of(report, f" in {duration(report['duration_s'])}")
-    return f"{text}; {count(unsent)} of {count(report['planned'])} planned requests were not sent" if unsent else text
+    return _requests_of(report, f" in {duration(report['duration_s'])}")
 
 
 def _requests_of(report: Mapping[str, Any], when: str = "") -> str:
-    failed = report["failed"]
-    return f"{count(report['requests'])}{when}, " + ("none failed" if not failed else f"{count(failed)} failed")
+    requests, words = requests_text(report) or ("0", "none failed")
+    return f"{requests}{when}, {words}"
 
 
 def _service(entry: Mapping[str, Any]) -> str:
@@ -332,7 +324,8 @@ def _latency(report: Mapping[str, Any]) -> str:
 
 
 def _accuracy(report: Mapping[str, Any]) -> str:
-    return f"{percent(report['accuracy_ratio'], 2)} {report['accuracy_source']}; not measured here"
+    words = f"{percent(report['accuracy_ratio'], 2)} {accuracy_words(report)}"
+    return words if report.get("accuracy_basis") == "observed" else f"{words}; not measured here"
 
 
 def _variants(report: Mapping[str, Any]) -> str:
@@ -361,14 +354,15 @@ def _carbon(report: Mapping[str, Any]) -> str:
     if report.get("carbon_g") is None:
         return f"{UNKNOWN}: {report.get('carbon_reason') or 'no intensity is known'}"
     text = f"{grams(report['carbon_g'])} CO2e {report['carbon_quality']}, {report['carbon_source']}"
+    if (unknown_s := report.get("carbon_unknown_s") or 0.0) >= 0.5:
+        text += f", unknown for {duration(unknown_s)}"
+    if (held_s := report.get("carbon_held_s") or 0.0) >= 0.5:
+        text += f", the last value held for {duration(held_s)}"
     return text + (f", PUE {report['pue']:.2f} included" if report["pue"] > 1.0005 else "")
 
 
 def _saving(report: Mapping[str, Any]) -> str:
-    interval = f"{percent(report['saving_low_ratio'])} to {percent(report['saving_high_ratio'])}"
-    text = f"{percent(report['saving_ratio'])} ({interval}) of the {report['saving_of']}, against {report['baseline']}"
-    if report.get("saving_with_idle_ratio") is not None:
-        text += f"; {percent(report['saving_with_idle_ratio'])} with idle power"
+    text = " ".join(saving_text(report) or ())
     if not report["baseline_keeps_slo"] and report.get("baseline_p95_s") is not None:
         text += f"; that would have missed the SLO (p95 {_ms(report['baseline_p95_s'])})"
     return text
@@ -376,10 +370,12 @@ def _saving(report: Mapping[str, Any]) -> str:
 
 def _calibration(report: Mapping[str, Any]) -> str:
     errors = report["calibration"]
-    live = "" if report["baseline_seen_live"] else "; the baseline's variant never ran, the others bound its cost"
+    if errors["cpu_error_ratio"] is None:
+        steered = percent(errors["steered_ratio"])
+        return f"not judged: {steered} of the answers were steered to other variants than those of the layout"
     return (
         f"on what really ran, the replay was off by {100 * errors['cpu_error_ratio']:+.1f} % in CPU time and "
-        f"{100 * errors['latency_error_ratio']:+.0f} % in p{100 * report['slo_quantile']:g}{live}"
+        f"{100 * errors['latency_error_ratio']:+.0f} % in p{100 * report['slo_quantile']:g}"
     )
 
 

@@ -1,6 +1,6 @@
 // Draws the charts of a page with uPlot, in reports and on the dashboard alike, from the JSON of /api/now:
 // {site, started_s, ticks}. A chart in between is plain data:
-//   {x: [...], top?: 100, unit?: "mg", series: [{label, values, color, band?: [low, high], stacked?, dash?, step?, suffix?}]}
+//   {x: [...], top?: 100, unit?: "mg", series: [{label, values, color, band?: [low, high], stacked?, dash?, step?, sparse?, suffix?}]}
 // Colours are names of CSS variables, so that light and dark follow the reader's choice while the page is open.
 "use strict";
 const joulery = (() => {
@@ -51,7 +51,7 @@ const joulery = (() => {
         bands.push({series: [series.length - 2, series.length - 1], fill: fade(color, 0.22)});
       }
       data.push(one.values);
-      series.push({label: one.label, scale, stroke: color, width: 2, dash: one.dash ? [6, 5] : undefined, paths, points: {show: false}, spanGaps: false});
+      series.push({label: one.label, scale, stroke: color, width: 2, dash: one.dash ? [6, 5] : undefined, paths, points: {show: Boolean(one.sparse), size: 5}, spanGaps: Boolean(one.sparse)});
     });
     return {data, bands, series};
   }
@@ -140,10 +140,15 @@ const joulery = (() => {
     ]});
     view.site.services.forEach((service, i) => {
       const served = ticks.map((tick) => tick.services.find((one) => one.service === service.name) || null);
-      charts.set("latency-" + i, {x, series: [
-        {label: "latency", values: served.map((one) => one && one.latency_s !== null ? one.latency_s * 1000 : null), color: "latency", suffix: " ms"},
-        {label: "SLO", values: x.map(() => service.slo_s * 1000), color: "slo", dash: true, suffix: " ms"},
+      // Answers of a language model are rare and long: single points, in the unit that suits them.
+      const seconds = [served.map((one) => one && one.latency_s !== null ? one.latency_s : null), x.map(() => service.slo_s)];
+      const latency = service.language_model ? scaled(seconds, "s") : {unit: "ms", columns: seconds.map((values) => values.map((value) => value === null ? null : value * 1000))};
+      charts.set("latency-" + i, {x, unit: latency.unit, series: [
+        {label: "latency", values: latency.columns[0], color: "latency", sparse: service.language_model, suffix: " " + latency.unit},
+        {label: "SLO", values: latency.columns[1], color: "slo", dash: true, suffix: " " + latency.unit},
       ]});
+      charts.set("tokens-" + i, {x, series: [{label: "tokens", color: "v0", suffix: " /s",
+        values: served.map((one, at) => one ? (one.tokens || 0) / ticks[at].period_s : null)}]});
       charts.set("mix-" + i, {x, top: 100, series: service.variants.map(([name], rank) => ({
         label: name, color: "v" + rank % 6, stacked: true, suffix: " %",
         values: served.map((one) => one && one.mix.length ? 100 * (one.mix.find(([other]) => other === name) || [name, 0])[1] : null),

@@ -68,7 +68,30 @@
     const low = known(one.accuracy_ratio) && one.accuracy_ratio < service.minimum_accuracy_ratio;
     write("accuracy-" + i, percent(one.accuracy_ratio), undefined, low ? "bad" : "");
     write("rate-" + i, unit(one.requests / tick.period_s, "/s"), one.failed ? one.failed + " failed" : "none failed", one.failed ? "bad" : "");
-    writeMix(service, one, i);
+    if (service.language_model) writeTokens(view, service, i); else writeMix(service, one, i);
+  }
+
+  // Over the last minute, for answers are rare; a token's energy is weighted by tokens, the latency is the latest known.
+  function writeTokens(view, service, i) {
+    const last = view.ticks[view.ticks.length - 1], from = last.t_s - 60, firsts = [];
+    let tokens = 0, charged = 0, joules = 0, seconds = 0, requests = 0, failed = 0, latency = null;
+    for (const tick of view.ticks) {
+      const one = tick.t_s > from && tick.services.find((other) => other.service === service.name);
+      if (!one) continue;
+      seconds += tick.period_s;
+      tokens += one.tokens;
+      requests += one.requests;
+      failed += one.failed;
+      if (known(one.latency_s)) latency = one.latency_s;
+      if (known(one.first_token_s)) firsts.push(one.first_token_s);
+      if (known(one.energy_per_token_j)) { charged += one.tokens; joules += one.energy_per_token_j * one.tokens; }
+    }
+    write("latency-" + i, si(latency, "s"), undefined, known(latency) && latency > service.slo_s ? "bad" : "");
+    write("rate-" + i, seconds ? unit(requests / seconds, "/s") : UNKNOWN, failed ? failed + " failed in the last minute" : "none failed", failed ? "bad" : "");
+    firsts.sort((a, b) => a - b);
+    write("first-token-" + i, firsts.length ? si(firsts[firsts.length >> 1], "s") : UNKNOWN);
+    write("token-energy-" + i, charged ? si(joules / charged, "J") : UNKNOWN);
+    write("tokens-" + i, seconds ? unit(tokens / seconds, "/s") : UNKNOWN);
   }
 
   function writeMix(service, one, i) {

@@ -64,13 +64,13 @@ async def test_a_model_that_answers_no_batches_is_asked_one_by_one() -> None:
 
 
 async def test_a_replica_on_standby_is_ready_and_answers_only_when_promoted() -> None:
-    shadow = replace(toy("who"), standby=True, threads=2)
-    async with running(toy("who"), shadow) as engine:
+    standby = replace(toy("who"), standby=True, threads=2)
+    async with running(toy("who"), standby) as engine:
         first = {int((await ask(engine, seconds=[0.0])).outputs["pid"][0]) for _ in range(6)}
         views = {view.spec.standby: view for view in engine.replicas()}
         assert first == {views[False].pid} and str(views[True].spec).endswith("(standby)")
         standing = views[True].pid
-        change = await engine.apply([replace(shadow, standby=False)])
+        change = await engine.apply([replace(standby, standby=False)])
         assert change.started == () and len(change.kept) == 1, "nothing had to be started"
         await until(lambda: len(engine.replicas()) == 1)
         assert int((await ask(engine, seconds=[0.0])).outputs["pid"][0]) == standing

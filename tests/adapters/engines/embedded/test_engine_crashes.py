@@ -1,12 +1,15 @@
 """Replicas that die, hang or cannot be loaded, with real processes."""
 
 import asyncio
+import fcntl
 import gc
+import json
 import os
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from joulery.adapters.engines.embedded.engine import LocalEngine, LocalSettings
 from joulery.domain.errors import ActuationError, ConfigError, DataError, JouleryError
 from joulery.domain.serving.engine import ModelRef, Outcome, ReplicaSpec, ReplicaState, RequestError
 from tests.adapters.engines.support import CORE, alive, ask, children, running, toy, until
+from tests.waiting import wait_until
 
 
 def flag(path: Path) -> "np.ndarray[tuple[int], np.dtype[np.object_]]":
@@ -54,6 +58,72 @@ async def test_killing_workers_under_load_loses_no_accepted_request() -> None:
         assert len(answers) == 400
         assert 1 <= sum(answer.attempts == 2 for answer in answers) <= 3
         assert sum(view.restarts for view in engine.replicas()) == 3
+
+
+def gated(gate: Path) -> tuple[ReplicaSpec, ReplicaSpec]:
+    """A replica and its standby; neither restarts while ``gate`` is locked."""
+    gate.touch()
+    original = toy("Gated", options=json.dumps({"gate": str(gate)}))
+    return original, replace(original, standby=True, threads=2)
+
+
+@contextmanager
+def shut(gate: Path) -> Iterator[None]:
+    """Nothing that waits for the gate is loaded meanwhile."""
+    with gate.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+async def killed(engine: LocalEngine) -> int:
+    """Kill the replica that answers; the process of its standby."""
+    views = {view.spec.standby: view for view in engine.replicas()}
+    os.kill(views[False].pid, signal.SIGKILL)
+    await until(lambda: any(view.state is ReplicaState.RESTARTING for view in engine.replicas()), "the death")
+    return views[True].pid
+
+
+async def answering(engine: LocalEngine, requests: int) -> set[int]:
+    answers = await asyncio.gather(*(ask(engine) for _ in range(requests)))
+    return {int(answer.outputs["pid"][0]) for answer in answers}
+
+
+async def test_a_warm_standby_answers_while_its_replica_restarts(tmp_path: Path) -> None:
+    """Seen: a dead instance waited 1.5 s for its restart beside its warm standby."""
+    gate = tmp_path / "gate"
+    async with running(*gated(gate)) as engine:
+        for _ in range(2):  # it stands by again afterwards, and takes over again
+            with shut(gate):
+                standby = await killed(engine)
+                assert await answering(engine, 20) == {standby}
+            await until(lambda: all(v.state is ReplicaState.READY for v in engine.replicas()), "the restart")
+            original = next(view for view in engine.replicas() if not view.spec.standby)
+            assert await answering(engine, 6) == {original.pid}
+        assert [view.spec.standby for view in engine.replicas()].count(True) == 1
+
+
+async def test_a_standby_that_dies_while_it_answers_for_another_loses_no_request(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    async with running(*gated(gate)) as engine:
+        with shut(gate):
+            os.kill(await killed(engine), signal.SIGKILL)
+            await until(lambda: all(v.state is ReplicaState.RESTARTING for v in engine.replicas()), "both deaths")
+            asked = asyncio.ensure_future(answering(engine, 5))
+        assert len(await asked) == 1
+        await until(lambda: all(v.state is ReplicaState.READY for v in engine.replicas()), "the restarts")
+        original = next(view for view in engine.replicas() if not view.spec.standby)
+        assert await answering(engine, 5) == {original.pid}
+
+
+async def test_a_standby_that_answers_for_a_dead_replica_can_be_promoted(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    original, standby = gated(gate)
+    async with running(original, standby) as engine:
+        with shut(gate):
+            process = await killed(engine)
+            change = await engine.apply([replace(standby, standby=False)])
+            assert change.started == ()
+            assert await answering(engine, 8) == {process}
 
 
 async def test_a_replica_that_hangs_is_ended_and_its_request_is_not_tried_again() -> None:
@@ -233,11 +303,7 @@ def test_killing_the_controller_leaves_no_child_behind() -> None:
         assert len(pids) == 3
         assert all(alive(pid) for pid in pids)
         controller.kill()
-    for _ in range(500):
-        if not any(alive(pid) for pid in pids):
-            return
-        time.sleep(0.01)
-    pytest.fail(f"still there: {[pid for pid in pids if alive(pid)]}")
+    assert wait_until(lambda: not any(alive(pid) for pid in pids), f"the end of {pids}")
 
 
 def test_a_worker_whose_parent_is_not_the_one_named_ends_at_once() -> None:

@@ -19,7 +19,7 @@ class FakeServer:
         self.words = {}  # prompt -> words of its answer
         self.asked, self.begun, self.ended, self.headers = [], [], [], []
         self.cancelled = 0
-        self.fault = ""
+        self.fault, self.metrics = "", ""
         self.probed, self.deaf = 0, False
         self.on_word = lambda: None
         self.gate = asyncio.Event()
@@ -33,6 +33,10 @@ class FakeServer:
                 await self.leaves(receive)
                 return
             await answer(send, 200, {"object": "list", "data": [{"id": self.model, "object": "model"}]})
+            return
+        if scope["path"] == "/metrics":
+            await send(start(200 if self.metrics else 404, b"text/plain"))
+            await send({"type": "http.response.body", "body": self.metrics.encode(), "more_body": False})
             return
         body = b""
         while True:

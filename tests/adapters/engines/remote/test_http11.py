@@ -115,7 +115,7 @@ async def test_silence_is_an_error_before_the_head_and_within_the_body() -> None
         await until(lambda: server.connections == 2)
 
 
-async def test_nobody_there_is_an_error() -> None:
+async def test_an_absent_peer_is_an_error() -> None:
     transport = Http11Transport("127.0.0.1", 9)
     with pytest.raises(httpx.ConnectError):
         await ask(transport, post("http://127.0.0.1:9/"))

@@ -16,6 +16,7 @@ from joulery.domain.serving.engine import InferRequest, ModelRef, Outcome, Repli
 from joulery.domain.serving.service import Slice, SliceKind
 from tests.adapters.engines.support import until
 from tests.gateway.support import FakeEngine, serving
+from tests.waiting import eventually
 
 
 def spec(url: str, variant: str = "toy") -> ReplicaSpec:
@@ -153,6 +154,37 @@ async def test_a_server_that_is_gone_is_left_aside_and_found_again() -> None:
     await engine.apply([spec("http://a/toy")])
     assert (await engine.infer("toy", X)).replica == "o0"
     assert engine.replicas()[0].state is ReplicaState.READY
+    await engine.close()
+
+
+async def test_a_server_that_restarted_gets_requests_again_while_the_other_is_ready() -> None:
+    """Seen: 0 of 828 requests reached a replica after its restart, because another was READY."""
+    down = True
+
+    def say(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "a" and down:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(200, json={"outputs": []})
+
+    server = Server(say)
+    settings = OpenInferenceSettings(probe_s=0.001, probe_max_s=0.004)
+    probed: list[int] = []
+
+    def route(request: httpx.Request) -> httpx.Response:
+        if down and request.url.host == "a" and request.url.path.endswith("/ready") and probed:
+            probed.append(1)
+            raise httpx.ConnectError("refused")
+        return server(request)
+
+    engine = OpenInferenceEngine(settings, httpx.MockTransport(route))
+    await engine.apply([spec("http://a/toy"), spec("http://b/toy")])
+    probed.append(0)
+    assert (await engine.infer("toy", X)).replica == "o1"
+    await eventually(lambda: len(probed) > 4, "probes while it is down")
+    assert engine.replicas()[0].state is ReplicaState.RESTARTING
+    down = False
+    await eventually(lambda: engine.replicas()[0].state is ReplicaState.READY, "the restarted server")
+    assert {(await engine.infer("toy", X)).replica for _ in range(2)} == {"o0"}
     await engine.close()
 
 

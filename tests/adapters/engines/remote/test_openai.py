@@ -130,6 +130,7 @@ async def test_closing_the_iterator_ends_the_request_at_the_server() -> None:
         await events.aclose()
         await until(lambda: fake.cancelled == 1)
         await engine.close()
+    assert fake.cancelled == 1, "once"
 
 
 async def test_a_server_without_usage_is_counted_by_pieces() -> None:

@@ -11,6 +11,7 @@ from joulery.adapters.engines.remote.openai_answers import AnswerAssembler, Toke
 from joulery.domain.serving.engine import Outcome, RequestError
 from joulery.domain.serving.generation import Dialect, GenerationKind, GenerationRequest
 from tests.adapters.engines.remote.openai_server import FakeServer, running
+from tests.waiting import eventually
 
 
 def chat(prompt="hello", *, stream=True, **body):
@@ -76,9 +77,8 @@ async def test_a_stream_that_waits_in_the_engines_queue_is_not_given_up_while_th
     async with running(fake) as url:
         engine = OpenAiEngine(Upstream(url, "fake-1", dialect=Dialect.VLLM, stall_s=0.05))
         waiting = asyncio.create_task(read(engine, chat()))
-        while fake.probed < 3:  # three silent intervals, each with a server that answers
-            assert not waiting.done()
-            await asyncio.sleep(0.01)
+        await eventually(lambda: fake.probed >= 3, "three silent intervals, each with a server that answers")
+        assert not waiting.done()
         fake.gate.set()
         assert len(await waiting) == 4
         await engine.close()

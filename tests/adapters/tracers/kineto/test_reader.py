@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from joulery.accounting.align import align
-from joulery.accounting.session import session
+from joulery.accounting.operations.align import align
+from joulery.accounting.operations.session import session
 from joulery.accounting.steps import PowerSteps
 from joulery.adapters.tracers.kineto.names import GRAPH, name_events, read_kineto
 from joulery.adapters.tracers.kineto.reader import EventKind, read_columns
@@ -514,3 +514,19 @@ def test_a_trace_of_unknown_categories_is_refused_by_name(tmp_path: Path) -> Non
     file.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [event]}))
     with pytest.raises(DataError, match="npu_op"):
         read_kineto(file)
+
+
+def test_frames_of_modules_in_a_foreign_trace_name_both_passes(tmp_path: Path) -> None:
+    """What ``with_stack=True`` leaves of modules: frames that say which module called which."""
+    f = KinetoFile()
+    f.add("python_function", "train.py(12): step", 0, 200)
+    f.add("python_function", "nn.Module: Net_0", 5, 60)
+    f.add("python_function", "nn.Module: Linear_1", 10, 40)
+    f.op("aten::addmm", 12, 30, seq=7)
+    f.node("AddmmBackward0", 100, 30, tid=2, seq=7)
+    f.op("aten::mm", 110, 10, tid=2)
+    trace = read_kineto(f.write(tmp_path))
+    names = {(trace.ops[op], trace.phases[phase]) for op, phase in zip(trace.op, trace.phase, strict=True)}
+    assert ("Net_0/Linear_1/addmm", "forward") in names
+    assert ("Net_0/Linear_1/mm", "backward") in names
+    assert not any(op.startswith("<no module>") for op, _ in names)

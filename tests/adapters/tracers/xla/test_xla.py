@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joulery.adapters.tracers.xla.hlo import names_in_text, qualified_op
-from joulery.adapters.tracers.xla.jax_chrome import read_jax
 from joulery.adapters.tracers.xla.protobuf import WireError, fields
+from joulery.adapters.tracers.xla.tracer import read_jax
 from joulery.adapters.tracers.xla.xplane import Event, read_xplane, xla_trace
 from joulery.domain.errors import DataError
 from joulery.domain.trace.events import EventTrace

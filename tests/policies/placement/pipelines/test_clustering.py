@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulery.domain.errors import ConfigError
-from joulery.policies.placement.pipelines.clustering import cluster_operators, segment_operators
+from joulery.policies.placement.pipelines.partition import cluster_operators, segment_operators
 from tests.data_folder import data_folder
 
 scores = st.lists(st.floats(-0.1, 2.2), max_size=60)

@@ -1,6 +1,7 @@
 """The published services and the GPUs they are planned on."""
 
 import json
+import random
 
 from joulery.domain.gpu.provisioning import Arrivals, Workload
 from joulery.domain.serving.service import Slo
@@ -31,3 +32,17 @@ def copies(n):
     return [
         workload(f"w{i}", rows[i % 12]["model"], rows[i % 12]["slo_ms"], rows[i % 12]["rate_rps"]) for i in range(n)
     ]
+
+
+_SLO_MS = {"alexnet": (10, 15, 20), "resnet50": (20, 30, 40), "vgg19": (20, 30, 40), "ssd": (25, 40, 55)}
+
+
+def random_services(seed, count):
+    """Services of all models, tight and loose, large and small."""
+    rng = random.Random(seed)
+    found = []
+    for index in range(count):
+        model = rng.choice(sorted(_SLO_MS))
+        slo_ms = rng.choice(_SLO_MS[model]) * rng.uniform(1, 1.6)
+        found.append(workload(f"s{index}", model, slo_ms, rng.uniform(20, 300)))
+    return found

@@ -7,11 +7,19 @@ from dataclasses import replace
 import pytest
 
 from joulery.domain.errors import ConfigError, InfeasibleError
+from joulery.policies.placement.provisioning import best
 from joulery.policies.placement.provisioning.best import attainable, plan, problem_of
 from joulery.policies.placement.provisioning.planner import provision
 from joulery.policies.placement.provisioning.predict import GpuType
 from joulery.policies.placement.provisioning.rules import Accounting, Rules
-from tests.policies.placement.provisioning.published import CALIBRATED, V100, app12, copies, t4, workload
+from tests.policies.placement.provisioning.published import (
+    CALIBRATED,
+    V100,
+    app12,
+    copies,
+    t4,
+    workload,
+)
 
 WHOLE = Rules(max_replicas=1)
 FULL = Accounting.FULL_SLO
@@ -114,6 +122,7 @@ def test_a_mixed_fleet_where_one_type_cannot(slowdown, fleet, usd):
     assert result.optimal
 
 
+@pytest.mark.slow
 def test_a_dear_type_is_left_out_where_a_cheap_one_does():
     result = provision("best", app12(), [V100, t4()], Rules())
     assert {gpu.type for gpu in result.gpus} == {"T4"}
@@ -121,6 +130,7 @@ def test_a_dear_type_is_left_out_where_a_cheap_one_does():
     assert result.optimal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("replicas", "gpus"), [(1, 422), (2, 408), (4, 406)])
 def test_a_thousand_copies(replicas, gpus):
     result = provision("best", copies(1000), [V100], Rules(max_replicas=replicas))
@@ -179,7 +189,8 @@ def different(count):
     ]
 
 
-@pytest.mark.parametrize("count", [12, 20, 50])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [best.PROVEN_KINDS - 1, best.PROVEN_KINDS + 1, 20])
 def test_a_limit_on_gpus_that_is_met_anyway_changes_nothing(count):
     services = different(count)
     free = provision("best", services, [V100], Rules())
@@ -188,6 +199,7 @@ def test_a_limit_on_gpus_that_is_met_anyway_changes_nothing(count):
     assert len(limited.gpus) == len(free.gpus)
 
 
+@pytest.mark.slow
 def test_a_limit_between_bound_and_plan_is_reported_open_with_the_best_plan_found():
     services = different(30)
     free = provision("best", services, [V100], Rules())
@@ -201,11 +213,13 @@ def test_a_limit_between_bound_and_plan_is_reported_open_with_the_best_plan_foun
     assert caught.value.nearest["gpus"] == free.bound.gpus
 
 
-def test_the_cost_of_more_services_is_one_smooth_curve():
+@pytest.mark.slow
+def test_the_cost_of_more_services_is_one_smooth_curve(monkeypatch):
     """On both sides of every change of method the cost of a service stays the same, up to one GPU."""
-    gpus = {count: len(provision("best", different(count), [V100], Rules()).gpus) for count in (15, 16, 48, 49)}
-    assert gpus[15] <= gpus[16] <= gpus[15] + 1
-    assert gpus[48] <= gpus[49] <= gpus[48] + 1
+    monkeypatch.setattr(best, "TOGETHER_KINDS", 20)
+    for most in (best.PROVEN_KINDS, best.TOGETHER_KINDS):
+        fewer, more = (len(provision("best", different(most + extra), [V100], Rules()).gpus) for extra in (0, 1))
+        assert fewer <= more <= fewer + 1, most
 
 
 def test_a_large_service_is_cut_into_as_many_replicas_as_it_takes():

@@ -97,10 +97,9 @@ def test_a_hundred_copies_equal_the_paper_line_by_line():
     assert ours(rows) == theirs(rows)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("make", [varied, wild])
-def test_a_thousand_workloads_equal_the_paper_line_by_line(make):
-    rows = make(1000, 7)
+def test_three_hundred_workloads_equal_the_paper_line_by_line(make):
+    rows = make(300, 7)
     assert ours(rows) == theirs(rows)
 
 

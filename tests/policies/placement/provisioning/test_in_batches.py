@@ -7,7 +7,8 @@ import pytest
 from joulery.domain.gpu.provisioning import Workload
 from joulery.domain.serving.service import Slo
 from joulery.policies.placement.provisioning import best
-from joulery.policies.placement.provisioning.in_batches import BATCH, plan_in_batches
+from joulery.policies.placement.provisioning.many_kinds import in_batches
+from joulery.policies.placement.provisioning.many_kinds.in_batches import BATCH, plan_in_batches
 from joulery.policies.placement.provisioning.planner import provision
 from joulery.policies.placement.provisioning.predict import Placed, Share
 from joulery.policies.placement.provisioning.rules import Rules
@@ -59,10 +60,12 @@ def test_replicas_on_two_gpus_are_kept_together():
     assert {workload for workload, _ in replicas} == set(range(40))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rules", [Rules(max_replicas=1), Rules()], ids=["whole", "cut where it helps"])
-def test_more_kinds_than_are_planned_at_once(rules):
-    workloads = varied(best.TOGETHER_KINDS + 6)
+def test_more_kinds_than_are_planned_at_once(monkeypatch, rules):
+    """Two full batches and a rest."""
+    monkeypatch.setattr(best, "TOGETHER_KINDS", 40)
+    monkeypatch.setattr(in_batches, "BATCH", 20)
+    workloads = varied(46)
     result = provision("best", workloads, [V100], rules)
     assert result.violations == ()
     assert {each.workload for gpu in result.gpus for each in gpu.instances} == {each.id for each in workloads}

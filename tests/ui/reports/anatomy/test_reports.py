@@ -5,14 +5,17 @@ import io
 import json
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from joulery.accounting.rows import BY as ROWS_BY
+from joulery.accounting.operations.edd import Node
+from joulery.accounting.operations.rows import BY as ROWS_BY
 from joulery.ui.cli import main, report_anatomy
 from joulery.ui.cli.report import BY
+from joulery.ui.reports.anatomy.edd import HEATS, edd_svg
 from tests.ui.reports.anatomy.traced_runs import make_run
 
 
@@ -112,6 +115,13 @@ def test_the_diagram_is_a_picture_by_itself(report) -> None:
     outer, inner = boxes["forward/net"], boxes["forward/net/layer_0"]
     assert float(inner.get("x")) >= float(outer.get("x"))
     assert float(inner.get("x")) + float(inner.get("width")) <= float(outer.get("x")) + float(outer.get("width"))
+
+
+def test_the_diagram_has_a_scale_from_a_ten_thousandth_to_all_of_it() -> None:
+    leaves = [Node.over("a", ()), Node.over("b", ())]
+    drawn = str(edd_svg(replace(Node.over("all", leaves), energy_j=2.0)))
+    assert drawn.count("of all</title>") >= HEATS
+    assert "0.01 % = 200 µJ" in drawn and "100 % = 2.00 J" in drawn
 
 
 def test_a_run_that_was_not_traced_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

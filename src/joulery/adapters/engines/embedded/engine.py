@@ -12,7 +12,7 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from joulery.adapters.engines.embedded.slices import GpuParts, assign_cores, lim
 from joulery.domain.errors import ActuationError, ConfigError
 from joulery.domain.gpu.device import DeviceSlice
 from joulery.domain.ports import Places
+from joulery.domain.serving.dispatch import QueueLimits
 from joulery.domain.serving.engine import (
     InferRequest,
     InferResponse,
@@ -35,6 +36,7 @@ from joulery.domain.serving.engine import (
     RequestError,
     Transition,
 )
+from joulery.domain.serving.mix import OWN, VariantMix
 
 _HANG_MIN_S = 5.0
 
@@ -87,7 +89,8 @@ class LocalEngine:
         self._gpus = GpuParts(places)
         self._groups = groups
         self._services: dict[str, ServiceQueue] = {}
-        self._limits: dict[str, int] = {}
+        self._limits = QueueLimits(settings.queue)
+        self._mixes: dict[str, VariantMix] = {}
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = INFINITY
@@ -108,9 +111,18 @@ class LocalEngine:
 
     def limit_queue(self, service: str, waiting: int | None, /) -> None:
         """Refuse requests while so many wait for a service; None for the engine's own limit."""
-        self._limits[service] = self.settings.queue if waiting is None else min(waiting, self.settings.queue)
+        found = self._services.get(service)
+        self._limits.change(service, waiting, found.queue if found else None)
+
+    def set_mix(self, service: str, mix: VariantMix, /) -> None:
+        """Have the variants of a mix answer from the next request on."""
+        self._mixes[service] = mix
         if service in self._services:
-            self._services[service].queue.bound = self._limits[service]
+            self._services[service].steering.mix = mix
+
+    def mix(self, service: str, /) -> VariantMix:
+        """The mix in force."""
+        return self._mixes.get(service, OWN)
 
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
         """The answer of the next free replica.
@@ -133,7 +145,9 @@ class LocalEngine:
         async with self._changing:
             start_s, start = time.time(), time.monotonic()
             kept, missing, surplus = self._difference(target)
-            cleared = await self._clear(target, kept, missing, surplus)
+            becoming = _becoming(missing, surplus)
+            kept += becoming
+            cleared = await self._clear(target, kept, missing, surplus, becoming)
             try:
                 await self._gpus.settle(target)
                 fresh = self._prepare(missing, kept)
@@ -145,6 +159,9 @@ class LocalEngine:
             names = {spec.service for spec in target}
             ended = [service for service in self._services.values() if service.name not in names]
             staying = [replica for replica in surplus if replica.spec.service in names]
+            for replica in kept:
+                if replica in becoming:
+                    replica.become(becoming[replica])
             self._switch(fresh, kept, staying, target)
             ready_s = time.monotonic() - start
             await asyncio.gather(*map(self._end, ended))
@@ -186,9 +203,8 @@ class LocalEngine:
         """The service of a name, made where there is none."""
         if name not in self._services:
             hang_s = self.settings.longest_s
-            self._services[name] = ServiceQueue(
-                name, self._limits.get(name, self.settings.queue), hang_s, self._wake_at
-            )
+            self._services[name] = ServiceQueue(name, self._limits.of(name), hang_s, self._wake_at)
+            self._services[name].steering.mix = self.mix(name)
         return self._services[name]
 
     async def _end(self, service: ServiceQueue) -> None:
@@ -244,6 +260,7 @@ class LocalEngine:
         kept: list[WorkerReplica],
         missing: list[ReplicaSpec],
         surplus: Sequence[WorkerReplica],
+        becoming: Mapping[WorkerReplica, ReplicaSpec],
     ) -> list[WorkerReplica]:
         """End and return the replicas on parts of GPUs that are partitioned anew; requests wait meanwhile."""
         ids = await self._gpus.to_vacate(target)
@@ -254,7 +271,7 @@ class LocalEngine:
         for replica in leaving:
             if replica in kept:
                 kept.remove(replica)
-                missing.append(replica.spec)
+                missing.append(becoming.get(replica, replica.spec))
             if replica.spec.service in self._services:
                 self._services[replica.spec.service].retire(replica)
         await gone_within(None, leaving)
@@ -290,7 +307,7 @@ class LocalEngine:
                 raise ConfigError(
                     f"the model of {spec.service}/{spec.variant} is on another server", got=str(spec.model)
                 )
-            if spec.model.kind is ModelKind.ONNX and not os.access(spec.model.location, os.R_OK):
+            if spec.model.kind.is_file and not os.access(spec.model.location, os.R_OK):
                 why = "may not be read" if Path(spec.model.location).exists() else "does not exist"
                 raise ConfigError(f"the model of {spec.service}/{spec.variant} {why}", file=spec.model.location)
         if self._groups is None and any(limited(spec.slice) for spec in missing):
@@ -359,6 +376,7 @@ class LocalEngine:
             self._services[replica.spec.service].retire(replica)
         for service in self._services.values():
             service.variants = frozenset(spec.variant for spec in target if spec.service == service.name)
+            service.variants |= {name for replica in kept if replica in service.replicas for name in replica.loaded}
             if service.variants:
                 service.drop(f"{service.name} does not run the requested variant any more", service.variants)
         for replica in fresh:
@@ -367,3 +385,15 @@ class LocalEngine:
             replica.spec = replace(replica.spec, standby=False)
             if replica.state is ReplicaState.READY:
                 self._services[replica.spec.service].ready(replica)
+
+
+def _becoming(missing: list[ReplicaSpec], surplus: list[WorkerReplica]) -> dict[WorkerReplica, ReplicaSpec]:
+    """Replicas that become others without a new process, taken out of ``missing`` and ``surplus``."""
+    found: dict[WorkerReplica, ReplicaSpec] = {}
+    for replica in list(surplus):
+        spec = next((spec for spec in missing if replica.becomes(spec)), None)
+        if spec is not None:
+            missing.remove(spec)
+            surplus.remove(replica)
+            found[replica] = spec
+    return found

@@ -1,4 +1,4 @@
-"""Loading a model inside a worker: an ONNX file by ONNX Runtime, or a Python callable.
+"""Loading a model inside a worker: an ONNX file, a Python callable; PyTorch and Transformers in modules of their own.
 
 Everything a user can get wrong here is one :class:`~joulery.domain.errors.JouleryError`.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from joulery.domain.errors import CapabilityError, ConfigError, DataError
+from joulery.domain.errors import CapabilityError, ConfigError, DataError, JouleryError
 from joulery.domain.gpu.device import DEVICE
 from joulery.domain.serving.engine import ModelKind, ModelRef, Outcome, RequestError
 from joulery.domain.serving.tensors import NUMPY_TYPES, Tensor, TensorSpec
@@ -68,9 +68,64 @@ def load(model: ModelRef, threads: int) -> LoadedModel:
     Raises:
         ConfigError: No such file, module or function.
         DataError: The file is not a model that can be run.
-        CapabilityError: ONNX Runtime is not installed.
+        CapabilityError: A package that it needs is not installed.
     """
-    return _load_onnx(model, threads) if model.kind is ModelKind.ONNX else _load_callable(model)
+    if model.kind is ModelKind.ONNX:
+        return _load_onnx(model, threads)
+    if model.kind in (ModelKind.TORCHSCRIPT, ModelKind.TORCH_EXPORT):
+        from joulery.adapters.engines.embedded.torch_models import load_torch
+
+        return load_torch(model, threads)
+    if model.kind is ModelKind.TRANSFORMERS:
+        from joulery.adapters.engines.embedded.pipelines import load_pipeline
+
+        return load_pipeline(model, threads)
+    return _load_callable(model)
+
+
+def described(model: ModelRef) -> dict[str, str]:
+    """A reference as the worker is sent it."""
+    return {"kind": model.kind.value, "location": model.location, "options": model.options}
+
+
+def reference(entry: Mapping[str, str]) -> ModelRef:
+    """The inverse of :func:`described`."""
+    return ModelRef(ModelKind(entry["kind"]), entry["location"], entry["options"])
+
+
+def keep_warm(
+    models: dict[str, LoadedModel], name: str, entry: Mapping[str, str], threads: int, most_bytes: int
+) -> str:
+    """Load one more variant into this process; the first of ``models`` is its own.
+
+    Args:
+        models: The loaded variants by name; gains this one if it answers the same requests and memory allows.
+        name: The variant.
+        entry: Its model.
+        threads: Threads inside an operator.
+        most_bytes: Resident memory that the process may reach; 0 for no bound.
+
+    Returns:
+        Why it is not kept, for people to read; empty where it is.
+    """
+    own = next(iter(models.values()))
+    try:
+        model = load(reference(entry), threads)
+    except JouleryError as error:
+        return f"{name} is not kept warm: {error}"
+    if (model.inputs, model.outputs) != (own.inputs, own.outputs):
+        return f"{name} is not kept warm: it declares other inputs or outputs"
+    warm_up(model)
+    resident_bytes = _resident_bytes()
+    if 0 < most_bytes < resident_bytes:
+        return f"{name} is not kept warm: {resident_bytes / 1e6:.0f} MB of at most {most_bytes / 1e6:.0f} MB"
+    models[name] = model
+    return ""
+
+
+def _resident_bytes() -> int:
+    """Resident memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def warm_up(model: LoadedModel) -> str:
@@ -108,13 +163,22 @@ def _zeros(spec: TensorSpec) -> Tensor:
     return np.full(shape, b"", object) if spec.datatype == "BYTES" else np.zeros(shape, NUMPY_TYPES[spec.datatype])
 
 
-def _load_onnx(model: ModelRef, threads: int) -> LoadedModel:
+def readable(model: ModelRef) -> Path:
+    """The file of a model.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
     path = Path(model.location)
     try:
         with path.open("rb"):
-            pass
+            return path
     except OSError as error:
         raise ConfigError(f"the model cannot be read: {error.strerror}", file=str(path)) from error
+
+
+def _load_onnx(model: ModelRef, threads: int) -> LoadedModel:
+    path = readable(model)
     try:
         import onnxruntime
     except ImportError as error:
@@ -133,7 +197,7 @@ def _load_onnx(model: ModelRef, threads: int) -> LoadedModel:
         raise
     except Exception as error:
         raise DataError(f"not an ONNX model that can be run: {one_line(error)}", file=str(path)) from error
-    inputs, outputs = _declared(path, session.get_inputs()), _declared(path, session.get_outputs())
+    inputs, outputs = _onnx_specs(path, session.get_inputs()), _onnx_specs(path, session.get_outputs())
     return LoadedModel(_onnx_runner(session, outputs), inputs, outputs, "onnxruntime_onnx")
 
 
@@ -179,7 +243,7 @@ def _text(array: Tensor) -> Tensor:
     return np.array([*decoded, None], dtype=object)[:-1].reshape(array.shape)
 
 
-def _declared(path: Path, arguments: Sequence[Any]) -> tuple[TensorSpec, ...]:
+def _onnx_specs(path: Path, arguments: Sequence[Any]) -> tuple[TensorSpec, ...]:
     specs: list[TensorSpec] = []
     for argument in arguments:
         if argument.type not in _ONNX_TYPES:
@@ -203,7 +267,7 @@ def _load_callable(model: ModelRef) -> LoadedModel:
     target = getattr(module, name, None)
     if not callable(target):
         raise ConfigError(f"{module_name} has no callable {name!r}", pointer=model.location, expected="module:function")
-    options = _options(model)
+    options = options_of(model)
     if isinstance(target, type):
         try:
             target, options = target(**options), {}
@@ -218,16 +282,30 @@ def _load_callable(model: ModelRef) -> LoadedModel:
         results = function(Inputs(arrays), **options)
         if not isinstance(results, Mapping):
             raise TypeError(f"{model} returned {type(results).__name__}, not a dict of arrays by name")
-        if not wanted:
-            return results
-        for missing in (name for name in wanted if name not in results):
-            raise RequestError(f"the model has no output {missing!r}", Outcome.INVALID)
-        return {name: results[name] for name in wanted}
+        return only(results, wanted)
 
     return LoadedModel(run, inputs, outputs, "python")
 
 
-def _options(model: ModelRef) -> dict[str, Any]:
+def only(results: Mapping[str, Any], wanted: tuple[str, ...]) -> Mapping[str, Any]:
+    """The outputs wanted; all where none is named.
+
+    Raises:
+        RequestError: The model has no such output.
+    """
+    if not wanted:
+        return results
+    for missing in (name for name in wanted if name not in results):
+        raise RequestError(f"the model has no output {missing!r}", Outcome.INVALID)
+    return {name: results[name] for name in wanted}
+
+
+def options_of(model: ModelRef) -> dict[str, Any]:
+    """The options of a model.
+
+    Raises:
+        ConfigError: They are no JSON object.
+    """
     try:
         options = orjson.loads(model.options or "{}")
     except orjson.JSONDecodeError as error:
@@ -239,8 +317,22 @@ def _options(model: ModelRef) -> dict[str, Any]:
 
 def _attribute(model: ModelRef, function: object, side: str) -> tuple[TensorSpec, ...]:
     """What a callable declares: ``function.inputs = [("photo", "UINT8", (-1, 292, 292, 3))]``."""
+    return declared(model, side, getattr(function, side, ()))
+
+
+def declared(model: ModelRef, side: str, entries: Sequence[Any]) -> tuple[TensorSpec, ...]:
+    """Tensors declared as ``(name, datatype, shape)``.
+
+    Args:
+        model: The model, for errors.
+        side: ``inputs`` or ``outputs``, for errors.
+        entries: The declarations.
+
+    Raises:
+        ConfigError: One is none.
+    """
     specs: list[TensorSpec] = []
-    for entry in getattr(function, side, ()):
+    for entry in entries:
         try:
             name, datatype, shape = entry
             spec = TensorSpec(str(name), str(datatype), tuple(int(size) for size in shape))

@@ -11,17 +11,18 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from joulery.adapters.cgroups import CpuGroups
+from joulery.adapters.engines.embedded.models import described
 from joulery.adapters.engines.embedded.slices import limited
 from joulery.adapters.engines.embedded.wire import Frame, FrameReader, Piece, encode, unpack_error
 from joulery.domain.errors import ActuationError, CapabilityError, DataError, JouleryError
 from joulery.domain.gpu.device import DeviceSlice
 from joulery.domain.serving.dispatch import Server
-from joulery.domain.serving.engine import ModelRef, ReplicaSpec, ReplicaState, ReplicaView
+from joulery.domain.serving.engine import ReplicaSpec, ReplicaState, ReplicaView
 from joulery.domain.serving.tensors import TensorSpec
 
 _BUFFER_BYTES = 1 << 22
@@ -38,7 +39,8 @@ class WorkerProcess(asyncio.Protocol):
     Attributes:
         pid: Its process.
         inputs, outputs, platform: What its model declares, after ``load``.
-        note: What went wrong in its warm-up; empty when nothing.
+        warm: Variants that it keeps loaded beside its own.
+        note: What went wrong in its warm-up, and which variants it keeps not warm; empty when all went well.
         startup_cpu_s: CPU seconds from its start until it was ready.
         gone: Done when the process has ended and everything it wrote has been read; the result says how it ended.
         on_answer: Called with every frame after the first.
@@ -50,6 +52,7 @@ class WorkerProcess(asyncio.Protocol):
         self.inputs: tuple[TensorSpec, ...] = ()
         self.outputs: tuple[TensorSpec, ...] = ()
         self.platform = ""
+        self.warm: frozenset[str] = frozenset()
         self.note = ""
         self.startup_cpu_s = 0.0
         self.gone: asyncio.Future[str] = loop.create_future()
@@ -105,15 +108,17 @@ class WorkerProcess(asyncio.Protocol):
             raise
         return worker
 
-    async def load(self, model: ModelRef, timeout_s: float) -> None:
-        """Have it load and warm up ``model``.
+    async def load(self, spec: ReplicaSpec, timeout_s: float) -> None:
+        """Have it load and warm up the models of a replica.
 
         Raises:
             ConfigError, DataError, CapabilityError: The model cannot be loaded; the worker says why.
             TimeoutError: It took longer than ``timeout_s``.
             ChildProcessError: It died first; the argument says how.
         """
-        self.send(encode({"kind": model.kind, "location": model.location, "options": model.options}, {}))
+        warm = [[name, described(model)] for name, model in spec.warm]
+        own = {"variant": spec.variant, "model": described(spec.model)}
+        self.send(encode({**own, "warm": warm, "memory": spec.memory_bytes}, {}))
         async with asyncio.timeout(timeout_s):
             await asyncio.wait((self._loaded, self.gone), return_when=asyncio.FIRST_COMPLETED)
         if not self._loaded.done():
@@ -126,6 +131,7 @@ class WorkerProcess(asyncio.Protocol):
             for side in ("inputs", "outputs")
         )
         self.platform, self.note, self.startup_cpu_s = header["platform"], header["note"], header["cpu_s"]
+        self.warm = frozenset(header["warm"])
 
     def send(self, pieces: list[Piece]) -> None:
         """Write one frame. On a pipe that has ended it is lost; ``gone`` reports that."""
@@ -280,7 +286,7 @@ class WorkerReplica:
         self.cores = cores
         self.place = place
         self.state = ReplicaState.STARTING
-        self.server = self._server()
+        self.server = self.new_server()
         self.served = 0
         self.restarts = 0
         self.busy_since_s = float("inf")
@@ -289,6 +295,8 @@ class WorkerReplica:
         self.outputs: tuple[TensorSpec, ...] = ()
         self.platform = ""
         self.last_error = ""
+        self.loaded: frozenset[str] = frozenset()
+        self._active = spec.variant
         self._launch = launch
         self._owner = owner
         self._failures = 0
@@ -300,9 +308,25 @@ class WorkerReplica:
         """Threads inside one operator."""
         return self.spec.threads or self.spec.slice.cores or 1
 
-    def _server(self) -> Server[Any, WorkerReplica]:
+    @property
+    def warm(self) -> frozenset[str]:
+        """Variants that it keeps loaded beside its own."""
+        return self.loaded - {self.spec.variant}
+
+    def new_server(self) -> Server[Any, WorkerReplica]:
         """A new server of the queue, for its next worker."""
         return Server(self, self.spec.variant, batch=self.spec.batch, max_delay_s=self.spec.max_delay_s)
+
+    def becomes(self, spec: ReplicaSpec) -> bool:
+        """Whether it can be another replica without a new process: of the same models, with another one as its own."""
+        if self.state is not ReplicaState.READY or spec.variant not in self.loaded or spec.models != self.spec.models:
+            return False
+        return replace(spec, variant="", model=self.spec.model, warm=()) == replace(self.spec, variant="", warm=())
+
+    def become(self, spec: ReplicaSpec) -> None:
+        """Be another replica from the next request on; see :meth:`becomes`."""
+        self.spec = spec
+        self.server.variant, self.server.warm = spec.variant, self.warm
 
     async def start(self) -> None:
         """Start the first worker and have it load its model.
@@ -314,11 +338,15 @@ class WorkerReplica:
         worker, group = await self._start_worker()
         self._life = asyncio.get_running_loop().create_task(self._live(worker, group), name=f"replica {self.name}")
 
-    def send(self, pieces: list[Piece], now_s: float) -> None:
-        """Hand it a request."""
+    def send(self, pieces: list[Piece], now_s: float, variant: str) -> None:
+        """Hand it a request for one of the variants that it has loaded."""
         self.busy_since_s = now_s
-        if self._worker is not None:
-            self._worker.send(pieces)
+        if self._worker is None:
+            return
+        if variant != self._active:
+            self._worker.send(encode({"use": variant}, {}))
+            self._active = variant
+        self._worker.send(pieces)
 
     def kill(self, reason: str) -> None:
         """End its worker now; it is started again unless the replica leaves."""
@@ -357,6 +385,7 @@ class WorkerReplica:
             platform=self.platform,
             last_error=self.last_error,
             place="" if self.place is None else self.place.id,
+            warm=tuple(sorted(self.warm)),
         )
 
     def _on_answer(self, frame: Frame) -> None:
@@ -389,7 +418,7 @@ class WorkerReplica:
             except asyncio.CancelledError:
                 self._ended(self.last_error)
                 raise
-            self.server = self._server()
+            self.server = self.new_server()
             if (owner := self._owner()) is not None:
                 owner.ready(self)
 
@@ -425,7 +454,7 @@ class WorkerReplica:
         try:
             if self._launch.groups is not None and limited(self.spec.slice):
                 group = self._launch.groups.add(f"{self.name}.{self.restarts}", worker.pid, self.spec.slice)
-            await worker.load(self.spec.model, self._launch.load_s)
+            await worker.load(self.spec, self._launch.load_s)
         except BaseException as error:
             reason = await worker.end("it was not needed any more")
             self._forget(group)
@@ -436,7 +465,8 @@ class WorkerReplica:
                     f"a replica of {self.spec} did not start: {reason}", hint="see what it printed above"
                 ) from error
             raise
-        self._worker = worker
+        self._worker, self._active = worker, self.spec.variant
+        self.loaded = worker.warm | {self.spec.variant}
         self.state = ReplicaState.READY
         self.inputs, self.outputs, self.platform = worker.inputs, worker.outputs, worker.platform
         self.last_error, self.startup_cpu_s = worker.note, worker.startup_cpu_s

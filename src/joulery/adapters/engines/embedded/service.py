@@ -24,6 +24,7 @@ from joulery.domain.serving.engine import (
     ReplicaState,
     RequestError,
 )
+from joulery.domain.serving.mix import MixCounter
 from joulery.domain.serving.tensors import Tensor, TensorSpec, datatype_of
 
 _SMOOTHING = 0.1
@@ -41,6 +42,7 @@ class QueuedCall:
         answer: The replica that answered, its frame, and how many requests it answered together.
         start_s: When a replica took it, Unix seconds.
         replica: That replica.
+        variant: The variant that it answers with.
     """
 
     request: InferRequest
@@ -48,6 +50,7 @@ class QueuedCall:
     answer: asyncio.Future[tuple[WorkerReplica, Frame, int]]
     start_s: float = float("nan")
     replica: WorkerReplica | None = None
+    variant: str = ""
 
     def fail(self, error: RequestError) -> None:
         """Answer with an error, unless there is an answer."""
@@ -70,6 +73,7 @@ class ServiceQueue:
         variants: Variants it is to run; empty when it is leaving.
         inputs, outputs: Declarations of its models, where they agree.
         mean_service_s: Smoothed time a request takes in a replica.
+        steering: Chooses which loaded variant answers a request that names none.
     """
 
     def __init__(self, name: str, bound: int, hang_s: float, wake_at: Callable[[float], None]) -> None:
@@ -80,6 +84,8 @@ class ServiceQueue:
         self.inputs: tuple[TensorSpec, ...] = ()
         self.outputs: frozenset[str] = frozenset()
         self.mean_service_s = 0.0
+        self._stand_ins: dict[WorkerReplica, WorkerReplica] = {}
+        self.steering = MixCounter()
         self._emptied = asyncio.Event()
         self._hang_s, self._wake_at = hang_s, wake_at
 
@@ -113,19 +119,22 @@ class ServiceQueue:
             self.queue.withdraw(ticket)
             self.pump()
             raise
-        return _response(replica, frame, arrival_s, call.start_s, ticket.attempts, batch)
+        return _response(replica, call.variant, frame, arrival_s, call.start_s, ticket.attempts, batch)
 
     def pump(self) -> None:
         """Give waiting requests to free replicas."""
         now_s = time.monotonic()
         while (pair := self.queue.pull(now_s)) is not None:
-            _, server = pair
+            ticket, server = pair
             calls = [ticket.payload for ticket in server.held]
-            start_s = time.time()
+            start_s, variant = time.time(), ticket.variant or server.variant
+            if server.warm and not ticket.variant:
+                waited_s = now_s - self.queue.oldest_s if self.queue.waiting else 0.0
+                variant = self.steering.choose(server.variant, server.warm, self.queue.waiting, waited_s)
             for call in calls:
-                call.start_s, call.replica = start_s, server.payload
+                call.start_s, call.replica, call.variant = start_s, server.payload, variant
             pieces = calls[0].pieces if len(calls) == 1 else encoded([call.request for call in calls])
-            server.payload.send(pieces, now_s)
+            server.payload.send(pieces, now_s, variant)
             self._wake_at(now_s + self._hang_s)
         if self.queue.ripe_s < INFINITY:
             self._wake_at(self.queue.ripe_s)
@@ -134,8 +143,14 @@ class ServiceQueue:
 
     def ready(self, replica: WorkerReplica) -> None:
         """A replica is ready to answer, or to stand by."""
-        if not replica.spec.standby:
+        replica.server.warm = replica.warm
+        self.variants |= replica.warm
+        if not replica.spec.standby and replica.server not in self.queue.servers:
             self.queue.join(replica.server)
+        standby = self._stand_ins.pop(replica, None)
+        returns = standby is not None and standby.spec.standby and standby.server in self.queue.servers
+        if standby is not None and returns and self.queue.retire(standby.server):
+            standby.server = standby.new_server()
         self._describe()
         self.pump()
 
@@ -150,6 +165,8 @@ class ServiceQueue:
             self.pump()
             return
         tickets = self.queue.finish_all(replica.server)
+        if replica.spec.standby and replica.server not in self.queue.servers:
+            replica.server = replica.new_server()
         self.pump()
         weight = _SMOOTHING if self.mean_service_s else 1.0
         self.mean_service_s += (frame.header["s"] - self.mean_service_s) * weight
@@ -162,13 +179,27 @@ class ServiceQueue:
         if replica not in self.replicas:
             return  # it was stopped before it ever served
         if replica.server in self.queue.servers:
-            for ticket in self.queue.lose_all(replica.server):
+            for ticket in self.queue.lose(replica.server):
                 message = f"two replicas died under this request; the last: {reason}"
-                variant, attempts = replica.spec.variant, ticket.attempts
+                variant, attempts = ticket.payload.variant, ticket.attempts
                 ticket.payload.fail(RequestError(message, Outcome.CRASHED, variant=variant, attempts=attempts))
         if replica.state is ReplicaState.DRAINING:
             self.replicas.remove(replica)
+        elif not replica.spec.standby:
+            self._fail_over(replica)
+        self._stand_ins = {
+            lost: one for lost, one in self._stand_ins.items() if one is not replica and lost in self.replicas
+        }
         self.pump()
+
+    def _fail_over(self, lost: WorkerReplica) -> None:
+        """Have the warm standby of a replica answer while the replica restarts."""
+        taken = self._stand_ins.values()
+        standby = next((one for one in self.replicas if one not in taken and _stands_by(one, lost)), None)
+        if standby is not None:
+            self._stand_ins[lost] = standby
+            standby.server.warm = standby.warm
+            self.queue.join(standby.server)
 
     def retire(self, replica: WorkerReplica) -> None:
         """Have a replica finish what it holds and end."""
@@ -198,8 +229,7 @@ class ServiceQueue:
         found = []
         for ticket in self.queue.open_tickets():
             call = ticket.payload
-            variant = "" if call.replica is None else call.replica.spec.variant
-            found.append(QueuedRequest(self.name, ticket.since_s + unix_s, variant, call.start_s))
+            found.append(QueuedRequest(self.name, ticket.since_s + unix_s, call.variant, call.start_s))
         return found
 
     def sweep(self, now_s: float) -> float:
@@ -251,6 +281,13 @@ class ServiceQueue:
         replica.kill(reason)
 
 
+def _stands_by(standby: WorkerReplica, lost: WorkerReplica) -> bool:
+    """Whether one is a warm standby of the other: of the same variant, on the same cores or the same GPU."""
+    one, other = standby.spec, lost.spec
+    places = (one.variant, one.cores, one.device) == (other.variant, other.cores, other.device)
+    return one.standby and standby.state is ReplicaState.READY and places
+
+
 def encoded(requests: Sequence[InferRequest]) -> list[Piece]:
     """The frame of one request, or of several of one kind joined along their first axis.
 
@@ -279,14 +316,14 @@ def _parts(frame: Frame, calls: Sequence[QueuedCall]) -> list[Frame]:
 
 
 def _response(
-    replica: WorkerReplica, frame: Frame, arrival_s: float, start_s: float, attempts: int, batch: int
+    replica: WorkerReplica, variant: str, frame: Frame, arrival_s: float, start_s: float, attempts: int, batch: int
 ) -> InferResponse:
     """The response in a replica's frame.
 
     Raises:
         RequestError: The frame holds an error.
     """
-    header, variant = frame.header, replica.spec.variant
+    header = frame.header
     service_s, cpu_s = header["s"], header["c"]
     if "e" in header:
         outcome = Outcome(header["o"])
@@ -298,10 +335,13 @@ def _response(
 
 
 def _too_late(ticket: Ticket[QueuedCall], where: str) -> None:
-    replica = ticket.payload.replica
-    variant = replica.spec.variant if replica is not None else ""
-    message = f"the deadline passed {where}"
-    ticket.payload.fail(RequestError(message, Outcome.DEADLINE, variant=variant, attempts=ticket.attempts))
+    error = RequestError(
+        f"the deadline passed {where}",
+        Outcome.DEADLINE,
+        variant=ticket.payload.variant,
+        attempts=ticket.attempts,
+    )
+    ticket.payload.fail(error)
 
 
 def kind_of(request: InferRequest, declared: Sequence[TensorSpec]) -> Hashable:

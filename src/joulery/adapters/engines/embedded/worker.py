@@ -1,8 +1,9 @@
-"""The worker process: loads one model and answers one request at a time over a pipe.
+"""The worker process: loads a model, or several variants of one, and answers one request at a time over a pipe.
 
 Started as ``python -m joulery.adapters.engines.embedded.worker FD PARENT CORES THREADS``. It reads a frame that names
-the model, answers with its declarations, then answers every frame with one frame. It ends when the pipe does, and the
-kernel ends it when its parent dies first.
+the models, answers with declarations, then answers every frame with one frame. A frame whose header has ``use`` names
+the variant that runs from then on, and has no answer. It ends when the pipe does, and the kernel ends it when its
+parent dies first.
 
 Header of an answer: ``s`` seconds and ``c`` CPU seconds (all threads) from the request's arrival to its answer; ``e``
 and ``o`` an error and its outcome.
@@ -63,6 +64,7 @@ class _Worker:
         self.wire = wire
         self.reader = wire.FrameReader()
         self.frames: list[wire.Frame] = []
+        self.models: dict[str, Any] = {}
 
     def serve(self) -> None:
         """Load, then answer until the pipe ends."""
@@ -78,23 +80,30 @@ class _Worker:
             self.send({"error": pack_error(error)})
             return
         while (request := self.receive()) is not None:
-            self.answer(request)
+            if "use" in request.header:
+                self.model = self.models[request.header["use"]]
+            else:
+                self.answer(request)
 
     def load(self, header: dict[str, Any]) -> None:
-        """Load and warm up the model; send its declarations and what loading cost."""
+        """Load and warm up the models; send declarations, the variants kept warm, and what loading cost."""
         from joulery.adapters.engines.embedded import models
-        from joulery.domain.serving.engine import ModelKind, ModelRef
 
         start_s = time.perf_counter()
-        reference = ModelRef(ModelKind(header["kind"]), header["location"], header["options"])
-        self.model = models.load(reference, self.threads)
-        note = models.warm_up(self.model)
+        self.model = models.load(models.reference(header["model"]), self.threads)
+        self.models = {header["variant"]: self.model}
+        notes = [models.warm_up(self.model)]
+        for name, entry in header["warm"]:
+            notes.append(models.keep_warm(self.models, name, entry, self.threads, header["memory"]))
+            if notes[-1]:
+                break
         self.send(
             {
                 "inputs": [tuple(spec) for spec in self.model.inputs],
                 "outputs": [tuple(spec) for spec in self.model.outputs],
                 "platform": self.model.platform,
-                "note": note,
+                "warm": [name for name in self.models if name != header["variant"]],
+                "note": "; ".join(note for note in notes if note),
                 "load_s": time.perf_counter() - start_s,
                 "cpu_s": time.process_time(),
             }

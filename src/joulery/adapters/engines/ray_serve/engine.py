@@ -23,7 +23,7 @@ from joulery.adapters.engines.ray_serve.cluster import RayCluster, RayPlace, Rep
 from joulery.adapters.engines.ray_serve.plan import RayApp, apps_of, entry_of
 from joulery.adapters.engines.ray_serve.replica import DEPLOYMENT
 from joulery.domain.errors import ActuationError, JouleryError
-from joulery.domain.serving.dispatch import Dispatcher, Server, Ticket
+from joulery.domain.serving.dispatch import Dispatcher, QueueLimits, Server, Ticket
 from joulery.domain.serving.engine import (
     InferRequest,
     InferResponse,
@@ -90,7 +90,7 @@ class RayServeEngine:
         self._changing, self._looking = asyncio.Lock(), asyncio.Lock()
         self._sending: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
-        self._limits: dict[str, int] = {}
+        self._limits = QueueLimits(settings.queue)
         self._closed = False
 
     def replicas(self) -> tuple[ReplicaView, ...]:
@@ -121,9 +121,8 @@ class RayServeEngine:
 
     def limit_queue(self, service: str, waiting: int | None, /) -> None:
         """Refuse requests while so many wait for a service; None for the engine's own limit."""
-        self._limits[service] = self.settings.queue if waiting is None else min(waiting, self.settings.queue)
-        if service in self._services:
-            self._services[service].queue.bound = self._limits[service]
+        found = self._services.get(service)
+        self._limits.change(service, waiting, found.queue if found else None)
 
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
         """The answer of the next free replica.
@@ -176,9 +175,7 @@ class RayServeEngine:
                 raise
             self._apps = wanted
             for name in {spec.service for spec in target} | set(self._services):
-                entry = self._services.setdefault(
-                    name, RayService(Dispatcher(self._limits.get(name, self.settings.queue)))
-                )
+                entry = self._services.setdefault(name, RayService(Dispatcher(self._limits.of(name))))
                 entry.variants = frozenset(spec.variant for spec in target if spec.service == name)
                 for ticket in entry.queue.drop_waiting(entry.variants) if entry.variants else ():
                     gone = f"{name} does not run the requested variant any more"
@@ -271,7 +268,7 @@ class RayServeEngine:
     def _lost(self, entry: RayService | None, replica: RayReplica, reason: str) -> None:
         """A replica is gone, as far as the queue is concerned; the next look brings back what is there."""
         if entry is not None and replica.server in entry.queue.servers:
-            for ticket in entry.queue.lose_all(replica.server):
+            for ticket in entry.queue.lose(replica.server):
                 fail(ticket, RequestError(reason, Outcome.CRASHED, variant=replica.spec.variant, attempts=2))
         if self._found.get(replica.id) is replica:
             del self._found[replica.id]

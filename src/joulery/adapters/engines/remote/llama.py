@@ -18,7 +18,7 @@ from pathlib import Path
 from joulery.adapters.engines.remote.openai import OpenAiEngine, Upstream
 from joulery.domain.errors import ActuationError, CapabilityError
 from joulery.domain.serving.engine import Outcome, RequestError
-from joulery.domain.serving.generation import Dialect, GenerationEvent, GenerationRequest
+from joulery.domain.serving.generation import Dialect, EngineLoad, GenerationEvent, GenerationRequest
 
 HOW = "pip install 'joulery[llm]'"
 WORKER = "joulery.adapters.engines.remote.llama_worker"
@@ -109,6 +109,10 @@ class LlamaEngine:
         """
         await self._spawn()
         self._life = asyncio.get_running_loop().create_task(self._live(), name=f"llama.cpp {self.pid}")
+
+    async def load(self) -> EngineLoad | None:
+        """None: joulery alone sends it requests, and knows them."""
+        return None
 
     async def generate(
         self, request: GenerationRequest, priority: int | None, /

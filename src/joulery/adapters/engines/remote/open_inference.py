@@ -1,8 +1,10 @@
 """Any server that speaks the Open Inference Protocol (Triton, KServe, another joulery) as an engine.
 
 The server has its own queue and batcher; nothing is queued here a second time. A request goes to the replica with the
-fewest under way. Models are known by address, ``http://HOST:PORT/MODEL`` or ``http://HOST:PORT/MODEL/VERSION``; one
-that is not loaded is loaded through the server's repository API, and only such a one is unloaded at the end.
+fewest under way. A server that was not reached gets none until it answers that it is ready again (asked with growing
+pauses), unless no other is left. Models are known by address, ``http://HOST:PORT/MODEL`` or
+``http://HOST:PORT/MODEL/VERSION``; one that is not loaded is loaded through the server's repository API, and only such
+a one is unloaded at the end.
 
 What a request costs on the server is not known here: its CPU seconds are NaN, never 0.
 
@@ -23,8 +25,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from joulery.adapters.engines.remote.open_inference_wire import decoded, encoded, specs
-from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, DataError
+from joulery.adapters.engines.remote.open_inference_bodies import decoded, encoded, specs
+from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, DataError, JouleryError
 from joulery.domain.serving.engine import (
     InferRequest,
     InferResponse,
@@ -59,14 +61,21 @@ class OpenInferenceSettings:
         deadline_s: A request that names no shorter limit is answered within this.
         drain_s: How long ``close`` waits for requests under way.
         load_s: How long a model may take to load.
+        probe_s: Pause before a server that was not reached is asked whether it is ready; doubles up to ``probe_max_s``.
+        probe_max_s: The longest pause.
         token: Bearer token of the servers; None for none.
+        absent_ok: Whether a model that is not reached at first is waited for, as long as another of its service is
+            there; else it is an error.
     """
 
     queue: int = 1024
     deadline_s: float = 30.0
     drain_s: float = 10.0
     load_s: float = 120.0
+    probe_s: float = 0.2
+    probe_max_s: float = 5.0
     token: str | None = None
+    absent_ok: bool = False
 
 
 class Place(NamedTuple):
@@ -106,10 +115,11 @@ class _Remote:
         self.busy = self.served = 0
         self.idle = asyncio.Event()
         self.idle.set()
-        self.loaded_here = False
+        self.loaded_here = self.described = False
         self.inputs: tuple[TensorSpec, ...] = ()
         self.outputs: tuple[TensorSpec, ...] = ()
         self.platform = self.last_error = ""
+        self.probing: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
         """A request is under way."""
@@ -185,7 +195,7 @@ class OpenInferenceEngine:
                 variant = remote.spec.variant
                 raise RequestError(message, Outcome.DEADLINE, variant=variant, attempts=len(tried) + 1) from error
             except httpx.TransportError as error:
-                remote.state, remote.last_error = ReplicaState.RESTARTING, str(error) or type(error).__name__
+                self._lost(remote, error)
                 tried.add(remote.name)
 
     async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
@@ -200,7 +210,8 @@ class OpenInferenceEngine:
                 missing[remote.spec] -= missing[remote.spec] > 0
             fresh = [self._made(spec) for spec in missing.elements()]
             try:
-                await asyncio.gather(*map(self._reach, fresh))
+                await asyncio.gather(*map(self._reach_or_wait, fresh))
+                self._require_one_each(fresh, {remote.spec.service for remote in kept})
             except BaseException:
                 await asyncio.gather(*map(self._unload, fresh), return_exceptions=True)
                 raise
@@ -284,6 +295,65 @@ class OpenInferenceEngine:
             outputs, variant, remote.name, arrival_s, start_s, end_s, end_s - start_s, math.nan, attempts
         )
 
+    def leave_aside(self, service: str, variant: str, why: str) -> None:
+        """Leave the servers of a variant aside until they say that they are ready again."""
+        for remote in self._remotes:
+            if (remote.spec.service, remote.spec.variant) == (service, variant):
+                self._wait_for(remote, why)
+
+    def _lost(self, remote: _Remote, error: httpx.TransportError) -> None:
+        self._wait_for(remote, str(error) or type(error).__name__)
+
+    def _wait_for(self, remote: _Remote, why: str) -> None:
+        """Leave a server aside until it says that it is ready again."""
+        remote.state, remote.last_error = ReplicaState.RESTARTING, why
+        if remote.probing is None or remote.probing.done():
+            remote.probing = asyncio.get_running_loop().create_task(self._probe(remote), name=f"probe {remote.name}")
+
+    async def _probe(self, remote: _Remote) -> None:
+        """Ask a server that was not reached, with growing pauses, until its model is ready."""
+        pause_s = self.settings.probe_s
+        while remote.state is ReplicaState.RESTARTING:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, self.settings.probe_max_s)
+            try:
+                reply = await self._client.get(f"{remote.place.server}{remote.place.path}/ready")
+                if reply.status_code == 200 and not remote.described:
+                    await self._describe(remote)
+            except (httpx.HTTPError, JouleryError) as error:
+                remote.last_error = str(error) or type(error).__name__
+                continue
+            if reply.status_code == 200:
+                remote.state = ReplicaState.READY
+
+    async def _reach_or_wait(self, remote: _Remote) -> None:
+        """Have a model ready; where it may be absent, wait for it.
+
+        Raises:
+            CapabilityError, ActuationError: As :meth:`_reach`.
+        """
+        try:
+            await self._reach(remote)
+        except JouleryError as error:
+            if not self.settings.absent_ok:
+                raise
+            self._wait_for(remote, str(error))
+
+    def _require_one_each(self, fresh: Sequence[_Remote], served: set[str]) -> None:
+        """Raise unless every service has a model that is reached, or was served before.
+
+        Raises:
+            CapabilityError: One has none.
+        """
+        ready = served | {remote.spec.service for remote in fresh if remote.state is ReplicaState.READY}
+        for remote in fresh:
+            if remote.spec.service not in ready:
+                raise CapabilityError(
+                    f"no upstream of {remote.spec.service} is reached: {remote.last_error}",
+                    resource=remote.place.server,
+                    hint="start the server, or name the address it listens on",
+                )
+
     async def _reach(self, remote: _Remote) -> None:
         """Have a model ready, and learn what it takes and gives.
 
@@ -296,13 +366,24 @@ class OpenInferenceEngine:
             ready = await self._client.get(f"{place.server}{place.path}/ready")
             if ready.status_code != 200:
                 await self._load(remote)
-            described = await self._client.get(f"{place.server}{place.path}")
+            await self._describe(remote)
         except httpx.HTTPError as error:
             raise CapabilityError(
                 f"{place.server} is not reached: {str(error) or type(error).__name__}",
                 resource=place.server,
                 hint="start the server, or name the address it listens on",
             ) from error
+        remote.state = ReplicaState.READY
+
+    async def _describe(self, remote: _Remote) -> None:
+        """Learn what a model takes and gives.
+
+        Raises:
+            httpx.HTTPError: Its server is not reached.
+            ActuationError: It is not described.
+        """
+        place = remote.place
+        described = await self._client.get(f"{place.server}{place.path}")
         if described.status_code != 200:
             raise ActuationError(f"{place.server} does not describe {place.model}: {_said(described)}")
         try:
@@ -311,7 +392,7 @@ class OpenInferenceEngine:
             remote.platform = str(content.get("platform", ""))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ActuationError(f"{place.server} describes {place.model} as what is no model: {error}") from error
-        remote.state = ReplicaState.READY
+        remote.described = True
 
     async def _load(self, remote: _Remote) -> None:
         place = remote.place
@@ -327,6 +408,8 @@ class OpenInferenceEngine:
 
     async def _leave(self, remote: _Remote) -> None:
         """Let what is under way finish, then unload."""
+        if remote.probing is not None:
+            remote.probing.cancel()
         try:
             async with asyncio.timeout(self.settings.drain_s):
                 await remote.idle.wait()

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import httpx
 import orjson
 
+from joulery.adapters.engines.remote.engine_metrics import engine_load
 from joulery.adapters.engines.remote.http11 import Http11Transport
 from joulery.adapters.engines.remote.openai_answers import (
     AnswerAssembler,
@@ -30,7 +31,7 @@ from joulery.adapters.engines.remote.openai_answers import (
     usage_in,
 )
 from joulery.domain.serving.engine import Outcome, RequestError
-from joulery.domain.serving.generation import Dialect, GenerationEvent, GenerationKind, GenerationRequest
+from joulery.domain.serving.generation import Dialect, EngineLoad, GenerationEvent, GenerationKind, GenerationRequest
 
 PATHS = {
     GenerationKind.CHAT: "/v1/chat/completions",
@@ -42,6 +43,8 @@ _CONTENT_KEYS = {GenerationKind.RESPONSE: "output", GenerationKind.EMBEDDING: "d
 """Where an answer holds its content; ``choices`` of all others."""
 _LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")
 _MAX_ANSWER_BYTES = 64 << 20
+_PROBES = 3
+"""Unanswered probes in a row after which a silent server is given up."""
 _OWN_KEYS = ("priority", "stream_options", "model")
 """Keys of a request that joulery sets."""
 _UNSTREAMED_KEYS = ("best_of", "use_beam_search", "prompt_logprobs", "audio")
@@ -100,6 +103,7 @@ class OpenAiEngine:
         self._cpu_s = cpu_s
         self._transport = transport
         self._client: httpx.AsyncClient | None = None
+        self._probing: asyncio.Task[bool] | None = None
 
     @property
     def name(self) -> str:
@@ -120,12 +124,27 @@ class OpenAiEngine:
         """CPU seconds of its process; NaN where unknown."""
         return self._cpu_s()
 
+    async def load(self) -> EngineLoad | None:
+        """The load of vLLM and SGLang by their ``/metrics``; None of other servers, and where it cannot be read."""
+        if not self.dialect.orders:
+            return None
+        try:
+            answer = await self._open().get("/metrics", timeout=self.upstream.connect_s)
+            return engine_load(answer.text) if answer.status_code == 200 else None
+        except (httpx.HTTPError, ValueError) as error:
+            _log.debug("%s: /metrics cannot be read: %s", self.upstream.url, error)
+            return None
+
     async def start(self) -> None:
         """Does nothing: a server that is down now may be up when a request arrives."""
 
     async def close(self) -> None:
         """Close its connections. Safe to call twice."""
         client, self._client = self._client, None
+        probing, self._probing = self._probing, None
+        if probing is not None:
+            probing.cancel()
+            await asyncio.gather(probing, return_exceptions=True)
         if client is not None:
             await client.aclose()
 
@@ -174,17 +193,20 @@ class OpenAiEngine:
 
     def _open(self) -> httpx.AsyncClient:
         if self._client is None:
-            headers = {"content-type": "application/json", "accept-encoding": "identity"}
-            if self.upstream.token:
-                headers["authorization"] = f"Bearer {self.upstream.token}"
-            self._client = httpx.AsyncClient(
-                base_url=self.upstream.url,
-                headers=headers,
-                transport=self._transport or _plain_transport(self.upstream.url),
-                limits=httpx.Limits(max_connections=self.upstream.connections, max_keepalive_connections=0),
-                trust_env=False,
-            )
+            self._client = self._make_client(self.upstream.connections)
         return self._client
+
+    def _make_client(self, connections: int) -> httpx.AsyncClient:
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        if self.upstream.token:
+            headers["authorization"] = f"Bearer {self.upstream.token}"
+        return httpx.AsyncClient(
+            base_url=self.upstream.url,
+            headers=headers,
+            transport=self._transport or _plain_transport(self.upstream.url),
+            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=0),
+            trust_env=False,
+        )
 
     def _time_limits(self, read_s: float | None) -> httpx.Timeout:
         return httpx.Timeout(read_s, connect=self.upstream.connect_s, pool=None)
@@ -235,12 +257,25 @@ class OpenAiEngine:
                 await asyncio.gather(pending, return_exceptions=True)
 
     async def _answers_probe(self) -> bool:
-        """Whether the server lives: a request that waits in its queue is silent, too."""
-        try:
-            answer = await self._open().get("/v1/models", timeout=self.upstream.connect_s)
-        except httpx.HTTPError:
-            return False
-        return answer.status_code < 500
+        """Whether the server lives: a request that waits in its queue is silent, too.
+
+        Requests that wait at the same time share one probe. A busy server may miss one: three in a row count.
+        """
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.create_task(self._probe(), name="probe")
+        return await asyncio.shield(self._probing)
+
+    async def _probe(self) -> bool:
+        # A client of its own: the connections of the other one may all be taken by requests that wait.
+        async with self._make_client(_PROBES) as client:
+            for _ in range(_PROBES):
+                try:
+                    answer = await client.get("/v1/models", timeout=self.upstream.connect_s)
+                except httpx.HTTPError:
+                    continue
+                if answer.status_code < 500:
+                    return True
+        return False
 
     def _whole(self, kind: GenerationKind, content: bytes) -> GenerationEvent:
         return self._final(kind, self._checked(self._object(content)))

@@ -3,7 +3,8 @@
 A recorder never disturbs the program: it raises nothing into the program. When the profiler or the disk
 refuses, recording ends and the reason goes to the marks file. After the last cycle nothing of it is active.
 
-Files, in the folder of the settings: ``FRAMEWORK-PID.marks`` (one JSON object a line) and one file a cycle.
+Files, in the folder of the settings: ``FRAMEWORK-PID.marks`` (one JSON object a line), one file a cycle, and
+``FRAMEWORK-PID.recording`` while one is recorded.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import atexit
 import functools
 import json
 import os
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -46,8 +48,11 @@ class Cycles(ABC):
         self._kind = OTHER
         self._counts = {TRAINING: 0, EVALUATION: 0, OTHER: 0}
         self._steps = self._position = self._cycles = self._files = 0
-        self._ready = self._recording = self._over = self._by_hand = False
+        self._ready = self._recording = self._over = self._by_hand = self._later = False
         self._own = self._resting = False
+        self._used = self._orphan = False
+        self._forks = 0
+        self._counted: int | None = None
         self._begin: dict[str, Any] = {}
         self._trouble: tuple[type[Exception], ...] = _TROUBLE
 
@@ -106,11 +111,24 @@ class Cycles(ABC):
 
     def finish(self) -> None:
         """End recording and keep what there is. Safe to call twice."""
-        if os.getpid() != self._pid or self._over:
+        if os.getpid() != self._pid:
+            return
+        if self._over:
+            self._recount()
             return
         if self._ready:
             self._guarded(functools.partial(self._end, partial=True))
         self._retire()
+        self._end_mark()
+
+    def _recount(self) -> None:
+        """Steps went on after the last cycle: the counts of the whole program replace those of before."""
+        if self._counted is not None and (self._steps > self._counted or self._later):
+            self._later = False
+            self._end_mark()
+
+    def _end_mark(self) -> None:
+        self._counted = self._steps
         self._guarded(
             lambda: self._mark(
                 {"kind": "end", "steps": self._steps, "cycles": self._cycles, "pid": self._pid, **self._counts}
@@ -135,6 +153,8 @@ class Cycles(ABC):
         self._position = 0
 
     def _first(self) -> None:
+        if self._forks:
+            _before_worker_exits(self.finish)
         self._mark({"kind": "begin", "pid": self._pid, "version": self._version()})
         self._arrange()
 
@@ -163,13 +183,19 @@ class Cycles(ABC):
                 self._position = 0
                 self._mark({"kind": "note", "text": "the program's own profiler was on: a cycle was put off"})
                 return
+            self._used = True
             self._ours(self._prepare)
             self._ready = True
+            self._flag().touch()
         if self._position == self._skip + self._warmup and not self._recording:
             self._settle()
             self._ours(self._start)
             self._recording = True
             self._begin = {"step": self._steps, "clock": self._clock()}
+
+    def _flag(self) -> Path:
+        """File that exists while a cycle is recorded, or about to be: the sampler reads threads meanwhile."""
+        return self._folder / f"{self._framework}-{self._pid}.recording"
 
     def _ours(self, action: Callable[[], None]) -> None:
         """Something that starts a profiler: for once the recorder's."""
@@ -184,6 +210,7 @@ class Cycles(ABC):
         if not self._ready:
             return
         self._ready = False
+        self._flag().unlink(missing_ok=True)
         if not self._recording:
             self._ours(self._drop)
             return
@@ -201,6 +228,7 @@ class Cycles(ABC):
                 "steps": self._steps - self._begin["step"],
                 "what": self._kind,
                 "gpus": self._gpus(),
+                "rank": _rank(),
                 "partial": partial,
                 "begin": self._begin["clock"],
                 "end": clock,
@@ -239,7 +267,44 @@ class Cycles(ABC):
     def _retire(self) -> None:
         """Record nothing from here on."""
         self._ready, self._recording, self._over = False, False, True
+        if os.getpid() == self._pid:
+            self._flag().unlink(missing_ok=True)
 
     def _forked(self) -> None:
-        """In a forked child (a loader's worker): its calls are not the program's steps."""
-        self._retire()
+        """In a forked child: a recorder of its own, unless the profiler has run in the parent (it survives no fork)."""
+        self._thread = None
+        self._forks += 1
+        if self._used or self._over:
+            self._ready, self._recording, self._over, self._orphan = False, False, True, self._used
+            return
+        self._pid = os.getpid()
+        self._counts = {TRAINING: 0, EVALUATION: 0, OTHER: 0}
+        self._steps = self._position = self._cycles = self._files = 0
+        self._kind, self._resting = OTHER, False
+
+    def _unrecorded(self) -> None:
+        """A forked child trains, and cannot be recorded: say so, once."""
+        self._orphan = False
+        self._pid = os.getpid()
+        self._guarded(
+            lambda: self._mark(
+                {
+                    "kind": "note",
+                    "text": f"process {self._pid} is not recorded: it was forked from a recorded process, and the "
+                    "profiler does not survive a fork (the start method spawn does)",
+                }
+            )
+        )
+
+
+def _before_worker_exits(action: Callable[[], None]) -> None:
+    """Have something done at the end of a forked worker of multiprocessing, which skips Python's exit handlers."""
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        util.Finalize(None, action, exitpriority=100)
+
+
+def _rank() -> int | None:
+    """Rank of this process in a distributed program, as its launcher set it; None elsewhere."""
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdigit() else None

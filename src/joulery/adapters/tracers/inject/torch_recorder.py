@@ -9,6 +9,7 @@ begins afresh. Without any optimizer, a step ends where the next call of the mod
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import os
@@ -112,9 +113,12 @@ class TorchRecorder(Cycles):
 
         def before(module: Any, args: Any) -> None:
             # Compiled code asks whether it is compiled first: then it depends on no other value of the recorder.
-            if not compiling() and not self._over:
+            if not compiling():
                 try:
-                    self._enter(module)
+                    if not self._over:
+                        self._enter(module)
+                    elif self._counted is not None:
+                        self._evaluated_later(module)
                 except self._trouble as error:
                     self._fail(error)
 
@@ -128,6 +132,11 @@ class TorchRecorder(Cycles):
         def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
             if not self._over:
                 self._stepped(optimizer)
+            elif self._orphan:
+                self._unrecorded()
+            elif self._counted is not None and self._is_main(optimizer):
+                self._steps += 1
+                self._counts[TRAINING] += 1
 
         self._handles = [
             modules.register_module_forward_pre_hook(before),
@@ -143,6 +152,15 @@ class TorchRecorder(Cycles):
             self._starts[name] = (start, self._yielding(start))
             setattr(own, name, self._starts[name][1])
         self._installed()
+
+    def _forked(self) -> None:
+        super()._forked()
+        self._importer = threading.get_ident()
+        self._model = self._optimizer = None
+        self._calls = self._evaluations = 0
+        self._local = threading.local()
+        if self._used:
+            _exit_at_once()
 
     def _hide_hooks(self, modules: Any) -> None:
         """Have torch.compile warn of global hooks of the program, and not of the recorder's."""
@@ -207,6 +225,8 @@ class TorchRecorder(Cycles):
         """A top-level module is called: this may begin a step."""
         if not _is_model(module):
             return
+        if self._thread is None and self._in_loader():
+            return
         if self._thread is None:
             self._model = weakref.ref(module)
             self.begin()
@@ -239,6 +259,14 @@ class TorchRecorder(Cycles):
         if self._evaluations == _EVALUATION and self._ready:
             self._guarded(self._pause)
 
+    def _evaluated_later(self, module: Any) -> None:
+        """Recording is over: calls of the model without gradients are still counted, as the steps of training are."""
+        if module.training or self._model is None or module is not self._model() or self._torch.is_grad_enabled():
+            return
+        if threading.get_ident() == self._thread and self._optimizer is not None and not self._by_hand:
+            self._counts[EVALUATION] += 1
+            self._later = True
+
     def _begin_training(self) -> None:
         """The first training step begins: the schedule starts afresh for it."""
         if self._kind != TRAINING and self._steps:
@@ -270,6 +298,20 @@ class TorchRecorder(Cycles):
         self._evaluations = 0
         if not self._by_hand:
             self._guarded(self._advance)
+
+    def _in_loader(self) -> bool:
+        """Whether this process is a worker of a data loader: what it calls are transforms."""
+        data = sys.modules.get("torch.utils.data")
+        return data is not None and data.get_worker_info() is not None
+
+    def _is_main(self, optimizer: Any) -> bool:
+        """Whether an optimizer is the one with steps that count, in the thread that counts them."""
+        return (
+            self._optimizer is not None
+            and self._optimizer() is optimizer
+            and not self._by_hand
+            and threading.get_ident() == self._thread
+        )
 
     def _in_backward(self) -> bool:
         """Whether autograd is calling: a module called there is computed again, not anew."""
@@ -349,9 +391,23 @@ class TorchRecorder(Cycles):
             if getattr(self._torch.autograd.profiler, name) is yielding:
                 setattr(self._torch.autograd.profiler, name, start)
         if "torch._dynamo" not in sys.modules:
-            for handle in self._handles:
+            # The last hook goes on counting the steps of the optimizer.
+            for handle in self._handles[:-1]:
                 handle.remove()
         self._handles = []
+
+
+def _exit_at_once() -> None:
+    """Have a forked process end without the destructors of C++: the profiler's waits for a thread that was not forked.
+
+    The last function given to ``on_exit`` is called first: streams are flushed, then the process ends with its status.
+    """
+    libc = ctypes.CDLL(None)
+    try:
+        libc.on_exit(libc._exit, None)
+        libc.on_exit(libc.fcloseall, None)
+    except AttributeError:  # not glibc
+        return
 
 
 def _is_model(module: Any) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from joulery.adapters.tracers.kineto.autograd import node_paths
-from joulery.adapters.tracers.kineto.reader import MODULE_RANGE, EventKind, KinetoColumns, read_columns
+from joulery.adapters.tracers.kineto.reader import MODULE_RANGE, STACKED, EventKind, KinetoColumns, read_columns
 from joulery.adapters.tracers.kineto.stacks import COMPILED, NODE, OPTIMIZER_RANGE, STEP_RANGE, Host
 from joulery.domain.arrays import IntArray
 from joulery.domain.trace.events import SELF, UNNAMED, WAIT, EventTrace, module_components, qualified
@@ -79,8 +79,20 @@ def name_events(columns: KinetoColumns, *, calls: bool = False) -> EventTrace:
         lane=columns.lane[rows],
         phase=np.concatenate([phase[kept], kernels.phase]),
         composite=frozenset(name for name in ops if name.rpartition("/")[2] in composite_leaves),
+        lanes=_threads(host),
         notes=(*host.notes, *kernels.notes, *_unknown_notes(columns)),
     )
+
+
+def _threads(host: Host) -> list[tuple[int, int]]:
+    """(process, thread) of each lane; zeros for streams and for lanes that the trace names in words."""
+    lanes = host.columns.lanes
+    threads = [(0, 0)] * len(lanes)
+    for at in np.unique(host.columns.lane[host.row]).tolist():
+        process, thread = lanes[at]
+        if isinstance(process, int) and isinstance(thread, int):
+            threads[at] = process, thread
+    return threads
 
 
 class _Strings:
@@ -140,7 +152,8 @@ def _module_paths(host: Host, paths: _Strings, calls: bool) -> IntArray:
     columns = host.columns
     result = np.zeros(len(host.row), np.int64)
     rows = np.flatnonzero(host.module == np.arange(len(host.row)))
-    if not calls:
+    stacked = any(name.startswith(STACKED) for name in columns.names)
+    if not calls and not stacked:
         at, back = np.unique(columns.name[host.row[rows]], return_inverse=True)
         result[rows] = np.array([paths(_module_path(columns.names[name])) for name in at.tolist()], np.int64)[back]
         return result
@@ -149,15 +162,24 @@ def _module_paths(host: Host, paths: _Strings, calls: bool) -> IntArray:
     for at in rows[np.argsort(host.rank[rows])].tolist():
         above = int(host.parent[at])
         caller = int(host.module[above]) if above >= 0 else -1
+        if host.name(at).startswith(STACKED):
+            texts[at] = _stacked_path(host.name(at), texts[caller] if caller >= 0 else "")
+            result[at] = paths(texts[at])
+            continue
         key = (caller, int(columns.name[host.row[at]]))
         seen[key] = seen.get(key, 0) + 1
         plain = _module_path(host.name(at))
         outer = _module_path(host.name(caller)) if caller >= 0 else ""
         inside = outer and plain.startswith(outer + "/")
         text = texts[caller] + plain[len(outer) :] if inside else plain
-        texts[at] = text if seen[key] == 1 else f"{text}@{seen[key]}"
+        texts[at] = text if seen[key] == 1 or not calls else f"{text}@{seen[key]}"
         result[at] = paths(texts[at])
     return result
+
+
+def _stacked_path(name: str, caller: str) -> str:
+    """``nn.Module: Linear_7`` below its caller: frames say which module calls which, not its name there."""
+    return qualified(*caller.split("/"), name.removeprefix(STACKED))
 
 
 def _module_path(name: str) -> str:

@@ -59,6 +59,9 @@ _IGNORED = frozenset(
 )
 """Categories without work of their own."""
 _NONE = -1
+STACKED = "nn.Module: "
+"""Prefix of the Python frames of a module's call, in traces recorded ``with_stack=True``: ``nn.Module: Linear_7``."""
+_FRAME = "python_function"
 MODULE_RANGE = "QTN:"
 """Prefix of the ranges that forward hooks record around a module's forward; the cheapest are of category ``cpu_op``."""
 
@@ -154,6 +157,8 @@ class _Collector:
         try:
             for event in block.events:
                 kind = _KINDS.get(event.get("cat"))
+                if kind is None and event.get("cat") == _FRAME and str(event.get("name")).startswith(STACKED):
+                    kind = EventKind.RANGE
                 if "ts" in event or kind is not None:
                     stamps.append(event["ts"])
                 if kind is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from joulery.adapters.tracers.kineto.reader import MODULE_RANGE, EventKind, KinetoColumns
+from joulery.adapters.tracers.kineto.reader import MODULE_RANGE, STACKED, EventKind, KinetoColumns
 from joulery.domain.arrays import BoolArray, IntArray
 from joulery.domain.trace.nesting import nesting
 
@@ -65,7 +65,7 @@ class Host:
             hit = np.array([bool(pattern.search(name)) for name in columns.names], np.bool_)
             return (hit[names] if len(hit) else np.zeros(len(names), np.bool_)) & np.isin(kind, kinds)
 
-        module = named(re.compile("^" + re.escape(MODULE_RANGE)), EventKind.RANGE)
+        module = named(re.compile(f"^({re.escape(MODULE_RANGE)}|{re.escape(STACKED)})"), EventKind.RANGE)
         optimizer = named(OPTIMIZER_RANGE, EventKind.RANGE)
         compiled = named(COMPILED, EventKind.RANGE, EventKind.OP)
         user = (kind == EventKind.RANGE) & ~module & ~optimizer & ~compiled & ~named(STEP_RANGE, EventKind.RANGE)

@@ -1,4 +1,8 @@
-"""A model as clusters of operators, and as stages and shards for each shape of a group (μ-Serve, ATC'24, section 3)."""
+"""A model as clusters of operators, and as stages and shards for each shape of a group (μ-Serve, ATC'24, section 3).
+
+Operators of like clock sensitivity are grouped in model order (Alg. 1). Consecutive units are cut into stages so that
+the slowest is as fast as can be (AlpaServe, section 4.1).
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,146 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from joulery.domain.arrays import FloatArray
+from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.domain.gpu.clock_profile import ClockProfile, ScoredOperator
-from joulery.policies.placement.pipelines.clustering import cluster_operators, segment_operators
 from joulery.policies.placement.pipelines.device_groups import Shape
 from joulery.policies.placement.pipelines.sharding import Link, Sharding, shard
-from joulery.policies.placement.pipelines.stages import split_stages
+
+
+def cluster_operators(scores: Sequence[float], threshold: float) -> list[list[int]]:
+    """Consecutive operators whose score stays within ``threshold`` of the running mean of their cluster.
+
+    Four slips of the pseudo-code are mended: head added twice, ``abs`` closed early, mean not reset, last cluster
+    dropped.
+
+    Args:
+        scores: Sensitivity score of each operator in topological order, finite.
+        threshold: Largest distance from the cluster's mean, > 0.
+
+    Returns:
+        Indices of each cluster; concatenated they are ``0 … n-1``. Empty for an empty model.
+
+    Raises:
+        ConfigError: The threshold is not positive or a score is not finite.
+    """
+    if not threshold > 0:
+        raise ConfigError("the clustering threshold must be positive", got=str(threshold))
+    clusters: list[list[int]] = []
+    mean = 0.0
+    for index, score in enumerate(scores):
+        if not np.isfinite(score):
+            raise ConfigError(f"operator {index} has no sensitivity score", got=str(score), expected="a finite number")
+        if clusters and abs(score - mean) < threshold:
+            clusters[-1].append(index)
+            mean += (score - mean) / len(clusters[-1])
+        else:
+            clusters.append([index])
+            mean = score
+    return clusters
+
+
+def segment_operators(scores: Sequence[float], weights: Sequence[float], cut_costs: Sequence[float]) -> list[list[int]]:
+    """The contiguous segmentation of least weighted variance plus cut costs, by dynamic programming.
+
+    Minimises ``sum over segments of sum w (s - mean)^2 + sum of cut_costs at the boundaries``; exact, O(n²). Where
+    Alg. 1 looks one operator ahead, this weighs every boundary against what crossing it costs.
+
+    Args:
+        scores: Sensitivity score of each operator.
+        weights: Positive weight of each operator (its time at full clock).
+        cut_costs: Cost of a boundary between operators ``i`` and ``i + 1``; n - 1 of them.
+
+    Raises:
+        ConfigError: Lengths differ or a weight is not positive.
+    """
+    n = len(scores)
+    if len(weights) != n or len(cut_costs) != max(n - 1, 0):
+        raise ConfigError(
+            "scores, weights and cut costs do not fit",
+            got=f"{n} scores, {len(weights)} weights, {len(cut_costs)} cut costs",
+            expected="n, n and n - 1",
+        )
+    if n == 0:
+        return []
+    s, w = np.asarray(scores, float), np.asarray(weights, float)
+    if not bool(np.all(w > 0)):
+        raise ConfigError("operator weights must be positive", got=str(float(w.min())))
+    cumulative = [np.concatenate(([0.0], np.cumsum(column))) for column in (w, w * s, w * s * s)]
+    best = np.full(n + 1, np.inf)
+    best[0] = 0.0
+    start = np.zeros(n + 1, np.int64)
+    entry = np.concatenate(([0.0], np.asarray(cut_costs, float)))
+    for end in range(1, n + 1):
+        w0, w1, w2 = (column[end] - column[:end] for column in cumulative)
+        cost = best[:end] + entry[:end] + np.maximum(w2 - w1 * w1 / w0, 0.0)
+        start[end] = int(np.argmin(cost))
+        best[end] = cost[start[end]]
+    bounds = [n]
+    while bounds[-1] > 0:
+        bounds.append(int(start[bounds[-1]]))
+    bounds.reverse()
+    return [list(range(a, b)) for a, b in itertools.pairwise(bounds)]
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """A cut.
+
+    Attributes:
+        bounds: First unit of each stage, and the number of units at the end.
+        latency_s: Time of each stage, what it receives included.
+    """
+
+    bounds: tuple[int, ...]
+    latency_s: tuple[float, ...]
+
+
+def split_stages(latency_s: Sequence[float], stages: int, transfer_s: Sequence[float] = ()) -> Stages:
+    """The cut of units into non-empty stages whose slowest is fastest.
+
+    ``F(s, k) = min_i max(F(s-1, i), receive(i) + lat(i..k))``, exactly, in O(stages · units²).
+
+    Args:
+        latency_s: Time of each unit, >= 0, in order.
+        stages: How many stages, >= 1.
+        transfer_s: Time to receive what unit ``i + 1`` needs when a stage begins there, one fewer than units; free when
+            empty.
+
+    Raises:
+        ConfigError: No units, a time below 0, or lengths that do not fit.
+        InfeasibleError: More stages than units.
+    """
+    times = np.asarray(latency_s, np.float64)
+    n = len(times)
+    receive = np.zeros(max(n - 1, 0)) if not len(transfer_s) else np.asarray(transfer_s, np.float64)
+    if n == 0 or stages < 1 or len(receive) != n - 1 or not bool(np.all(times >= 0) and np.all(receive >= 0)):
+        raise ConfigError(
+            "units cannot be cut into stages",
+            got=f"{n} units, {len(receive)} transfers, {stages} stages",
+            expected="one unit or more, a transfer between neighbours, one stage or more, no time below 0",
+        )
+    if stages > n:
+        raise InfeasibleError(
+            f"{n} units cannot fill {stages} stages", binding="units", nearest=n, hint="ask for fewer stages"
+        )
+    enter = np.concatenate(([0.0], receive))
+    total = np.concatenate(([0.0], np.cumsum(times)))
+    # cost[i, k]: a stage of the units i .. k - 1
+    cost = total[None, :] - total[:n, None] + enter[:, None]
+    cost[np.arange(n)[:, None] >= np.arange(n + 1)[None, :]] = np.inf
+    best = np.full(n + 1, np.inf)
+    best[0] = 0.0
+    starts = []
+    for _ in range(stages):
+        slowest = np.maximum(best[:n, None], cost)
+        starts.append(slowest.argmin(axis=0))
+        best = slowest.min(axis=0)
+    bounds = [n]
+    for start in reversed(starts):
+        bounds.append(int(start[bounds[-1]]))
+    bounds.reverse()
+    return Stages(tuple(bounds), tuple(float(cost[a, b]) for a, b in itertools.pairwise(bounds)))
+
 
 _UNITS = 64
 """No unit of the stages takes more than one in so many of the time of a model, but a single operator."""

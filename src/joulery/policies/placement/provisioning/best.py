@@ -27,23 +27,34 @@ from joulery.policies.placement.provisioning.column_generation import (
     Relaxation,
     Whole,
 )
-from joulery.policies.placement.provisioning.in_batches import plan_in_batches
+from joulery.policies.placement.provisioning.many_kinds.generation import CAREFUL, QUICK, BoxGenerator
+from joulery.policies.placement.provisioning.many_kinds.in_batches import plan_in_batches
 from joulery.policies.placement.provisioning.options import Item, Kind, kinds_of
 from joulery.policies.placement.provisioning.packing import Packing, Pattern
 from joulery.policies.placement.provisioning.predict import GpuType, Placed, Share
 from joulery.policies.placement.provisioning.rules import Rules
 from joulery.policies.placement.provisioning.sizes import ReplicaLoad
 
-PROVEN_KINDS = 15
+PROVEN_KINDS = 12
 """Up to so many different services a search for a proof is worth its time."""
-TOGETHER_KINDS = 48
+TOGETHER_KINDS = 250
 """Up to so many different services are planned at once, more in batches."""
+_MANY_EFFORT = Effort(branchings=300, seconds=20.0)
+"""Effort for the whole numbers of many services."""
+_GAP_LARGEST, _GAP_LEAST, _GAP_MIXED = 0.05, 1e-3, 0.005
+"""How much a layout may be worth beyond its GPU in a proof for many services: at most, at least, with several types."""
+_BOXES, _BOXES_MIN, _ROUNDS_AGAIN = 45_000, 800, 30
+"""Boxes a search for a bound may solve, over services, and at least; rounds of column generation in between."""
+_STEPS = (CAREFUL, CAREFUL)
+"""How carefully plans for many services are looked for, one search after the other, with a better bound before each."""
+_GAP_ENOUGH = 0.02
+"""A plan for many services this close to the bound is close enough."""
 _BEAM_WORK = 16_000
 """Partial patterns a level times different services: bounds the work of one search."""
 _GAPS = (0.1, 0.03, 0.01, 0.002, 1e-5)
 """How much a layout may be worth beyond its GPU, in the searches that raise the bound one after the other."""
-_BATCH_EFFORT = Effort(patience=3, beam=150, patterns=40, branchings=200, seconds=5.0)
-"""Effort for one batch of many services."""
+_BATCH_EFFORT, _BATCH_ROUNDS = Effort(branchings=50, seconds=5.0), 30
+"""Effort for one batch of many services, and rounds of column generation."""
 _CASES_MAX = 24
 """Cases of a mixed fleet that are looked at."""
 _CUTS_MAX = 4
@@ -127,24 +138,64 @@ def plan(
             return solution
     if len(problem.kinds) <= PROVEN_KINDS:
         return _by_patterns(problem, effort or Effort())
-    return _without_search(problem, rules)
+    return _many(problem, rules)
 
 
-def _without_search(problem: Problem, rules: Rules) -> Solution:
-    """A plan for many different services: no search for a proof, the sum of the shares they need alone bounds it."""
+def _many(problem: Problem, rules: Rules) -> Solution:
+    """A plan for many different services, and a bound from knapsacks; in batches, without a search, for very many."""
     relaxed = volume(problem)
     bound = attainable(problem, relaxed, problem.ranges)
     method = f"{cuts_of(problem)}; sum of the shares needed alone"
     if _proven_infeasible(problem, bound):
         raise _too_few_gpus(problem, bound)
     kinds = len(problem.kinds)
-    if kinds <= TOGETHER_KINDS:
-        gpus = _uncut(problem, Effort(patience=5, beam=_BEAM_WORK // kinds, branchings=500, seconds=10.0))
-    else:
+    if kinds > TOGETHER_KINDS:
         gpus = plan_in_batches(problem.workloads, partial(_planned_batch, problem.types, rules))
-    if _over(problem, gpus):
+        if _over(problem, gpus):
+            gpus = _within_limits(problem, gpus)
+        return Solution(gpus, bound_of(problem, bound, relaxed, method))
+    # As many GPUs as wanted: limits only raise what a plan costs, so the bound holds with them too.
+    unlimited: list[Range] = [(0, None)] * len(problem.types)
+    generator = BoxGenerator(problem.packings, problem.items, problem.demand, unlimited, _MANY_EFFORT)
+    generator.allow_cuts(False)
+    generator.generate(generator.master.relax())
+    best = generator.dive(QUICK)
+    generator.allow_cuts(True)
+    for step in _STEPS:
+        if (best.complete and best.usd_per_hour <= bound * (1 + _GAP_ENOUGH)) or _proven_infeasible(problem, bound):
+            break
+        relaxation = generator.generate(generator.master.relax(), _ROUNDS_AGAIN)
+        gap_ratio = _gap_to_next(problem, relaxation.usd_per_hour, bound)
+        if gap_ratio > 0:
+            proven, _ = generator.bound(relaxation, gap_ratio, max(_BOXES_MIN, _BOXES // kinds))
+            if proven > relaxed:
+                relaxed, method = proven, f"{cuts_of(problem)}; no layout of a GPU is worth more than its price"
+                bound = max(bound, attainable(problem, relaxed, problem.ranges))
+        if not best.complete or best.usd_per_hour > bound * (1 + _GAP_ENOUGH):
+            generator.enrich(relaxation)
+            best = _cheaper(best, generator.dive(step))
+    if _proven_infeasible(problem, bound):
+        raise _too_few_gpus(problem, bound)
+    gpus = placed(problem, best.gpus) if best.complete else _uncut(problem, _MANY_EFFORT)
+    if _over(problem, gpus) and len(problem.types) > 1:
         gpus = _within_limits(problem, gpus)
     return Solution(gpus, bound_of(problem, bound, relaxed, method))
+
+
+def _gap_to_next(problem: Problem, relaxed: float, bound: float) -> float:
+    """How much may be lost in a proof that raises the bound as far as the relaxation allows; 0 where it cannot."""
+    reachable = attainable(problem, relaxed, [(0, None)] * len(problem.types))
+    if reachable <= bound * (1 + _EQUAL):
+        return 0.0
+    if len(problem.types) > 1:
+        return _GAP_MIXED
+    step = problem.types[0].usd_per_hour
+    # Where a number of GPUs is out of reach, as the relaxation needs hardly more than one less, that one less is not.
+    for below in (reachable - step, reachable - 2 * step):
+        lost = relaxed / below - 1 if below > 0 else math.inf
+        if below * (1 + _EQUAL) >= bound - step and lost > _GAP_LEAST:
+            return min(_GAP_LARGEST, 0.8 * lost)
+    return 0.0
 
 
 def _uncut(problem: Problem, effort: Effort, ranges: Sequence[Range] | None = None) -> tuple[Placed, ...]:
@@ -162,7 +213,12 @@ def _uncut(problem: Problem, effort: Effort, ranges: Sequence[Range] | None = No
 
 
 def _planned_batch(types: Sequence[GpuType], rules: Rules, workloads: Sequence[Workload]) -> tuple[Placed, ...]:
-    return _uncut(problem_of(workloads, types, rules), _BATCH_EFFORT)
+    problem = problem_of(workloads, types, rules)
+    unlimited: list[Range] = [(0, None)] * len(types)
+    generator = BoxGenerator(problem.packings, problem.items, problem.demand, unlimited, _BATCH_EFFORT)
+    generator.allow_cuts(False)
+    generator.generate(generator.master.relax(), _BATCH_ROUNDS)
+    return placed(problem, generator.dive(QUICK).gpus)
 
 
 def _over(problem: Problem, gpus: Sequence[Placed]) -> bool:

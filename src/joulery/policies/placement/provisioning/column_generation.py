@@ -86,10 +86,14 @@ class Master:
         patterns: In the order they were added.
     """
 
-    def __init__(self, items: Sequence[Item], demand: Sequence[int], ranges: Sequence[Range], dearest: float) -> None:
-        self._items, self._demand, self._ranges, self._dearest = items, demand, ranges, dearest
+    def __init__(
+        self, items: Sequence[Item], demand: Sequence[int], ranges: Sequence[Range], prices: Sequence[float]
+    ) -> None:
+        self._items, self._demand, self._ranges, dearest = items, demand, ranges, max(prices)
+        self._dearest, self._step = dearest, dearest if len(prices) == 1 else 0.0
         self.patterns: list[PricedPattern] = []
         self._known: set[tuple[int, tuple[int, ...]]] = set()
+        self._settled: Counter[int] = Counter()
         self._lp = new_model()
         for services in demand:
             self._lp.addRow(float(services), self._lp.inf, 0, [], [])
@@ -128,19 +132,59 @@ class Master:
         cost = self._lp.getInfo().objective_function_value
         return Relaxation(cost, np.maximum(duals[:kinds], 0.0), duals[kinds:], rows[kinds:])
 
-    def whole(self, *, seconds: float, branchings: int) -> Whole:
-        """The cheapest whole numbers over the patterns so far, within the limits on work."""
+    def counts(self) -> FloatArray:
+        """GPUs of each pattern in the last relaxation, float64[patterns]."""
+        return np.array(self._lp.getSolution().col_value, np.float64)[len(self._demand) :]
+
+    def settle(self, index: int) -> None:
+        """Rent one GPU more of a pattern in every relaxation from now on."""
+        self._settled[index] += 1
+        self._lp.changeColBounds(len(self._demand) + index, float(self._settled[index]), self._lp.inf)
+
+    def forbid(self, items: set[int]) -> None:
+        """Rent no more of the patterns that hold one of these items than are settled."""
+        for index, pattern in enumerate(self.patterns):
+            if not items.isdisjoint(pattern.layout.pattern):
+                settled = float(self._settled[index])
+                self._lp.changeColBounds(len(self._demand) + index, settled, settled)
+
+    def release(self) -> None:
+        """Undo :meth:`settle` and :meth:`forbid`."""
+        self._settled.clear()
+        for index in range(len(self.patterns)):
+            self._lp.changeColBounds(len(self._demand) + index, 0.0, self._lp.inf)
+
+    def whole(
+        self,
+        *,
+        seconds: float,
+        branchings: int,
+        settled: Sequence[int] = (),
+        allowed: FloatArray | None = None,
+    ) -> Whole:
+        """The cheapest whole numbers over the patterns so far, within the limits on work.
+
+        Args:
+            seconds, branchings: The limits.
+            settled: Patterns that are part of it, repeated where there are several GPUs of one.
+            allowed: 0 for items of which there are no more than are settled, float64[items]; all are when left out.
+        """
         mip = new_model(seconds=seconds, nodes=branchings)
+        # Costs differ by a GPU at least: closer than that is optimal.
+        mip.setOptionValue("mip_abs_gap", 0.999 * self._step)
+        done = Counter(settled)
         items, kinds = len(self._items), len(self._demand)
         for _ in range(items):
             mip.addRow(0.0, mip.inf, 0, [], [])
         for services in self._demand:
             mip.addRow(float(services), mip.inf, 0, [], [])
         self._add_ranges(mip)
-        for pattern in self.patterns:
+        for index, pattern in enumerate(self.patterns):
             count = Counter(pattern.layout.pattern)
             rows = [*count, items + kinds + pattern.type_index]
-            mip.addCol(pattern.usd_per_hour, 0.0, mip.inf, len(rows), rows, [*map(float, count.values()), 1.0])
+            least = float(done[index])
+            most = mip.inf if allowed is None or all(allowed[item] for item in count) else least
+            mip.addCol(pattern.usd_per_hour, least, most, len(rows), rows, [*map(float, count.values()), 1.0])
         for index, item in enumerate(self._items):
             mip.addCol(0.0, 0.0, mip.inf, 2, [index, items + item.kind], [-float(item.replicas), 1.0])
         for kind in range(kinds):
@@ -211,7 +255,7 @@ class Generator:
         replicas_max: int | None = None,
     ) -> None:
         self._packings, self._effort, self._ranges = packings, effort, tuple(ranges)
-        self.master = Master(items, demand, ranges, max(packing.gpu_type.usd_per_hour for packing in packings))
+        self.master = Master(items, demand, ranges, [packing.gpu_type.usd_per_hour for packing in packings])
         self._demand = np.array(demand, np.float64)
         self._kind = np.array([item.kind for item in items])
         self._part = np.array([1.0 / item.replicas for item in items])
@@ -270,11 +314,15 @@ class Generator:
             )
             scale = min(scale, price / max(threshold, next(possible, 0.0)))
             added += self._add_some(index, found.patterns, self._effort.patterns)
+        return self._farley(relaxation, scale), added > 0
+
+    def _farley(self, relaxation: Relaxation, scale: float) -> float:
+        """What no plan costs less than, when no pattern is worth more than its GPU at the values times ``scale``."""
         most = np.array([0.0 if high is None else float(high) for _, high in self._ranges])
         least = np.array([float(low) for low, _ in self._ranges])
         rebates = relaxation.rebates
         ranges = float(np.maximum(rebates, 0.0) @ least + np.minimum(rebates, 0.0) @ most)
-        return scale * float(self._demand @ relaxation.values) + ranges, added > 0
+        return scale * float(self._demand @ relaxation.values) + ranges
 
     def whole(self) -> Whole:
         """The cheapest whole numbers over the patterns so far."""

@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from joulery.app.runs.anatomies import RunAnatomy
 from joulery.domain.format import UNKNOWN, percent, si
-from joulery.runtime.tracing.anatomies import RunAnatomy
-from joulery.ui.kit.html import Html, data_block, tag
+from joulery.ui.kit.html import Html, data_block, table, tag
 from joulery.ui.reports.anatomy.comparison import Change, Comparison
-from joulery.ui.reports.anatomy.page import as_tree, html_table, page, phase_trees, with_phases
-from joulery.ui.reports.anatomy.terminal import plain_table, print_titled
+from joulery.ui.reports.anatomy.page import as_tree, page, phase_trees, with_phases
+from joulery.ui.reports.anatomy.text import plain_table, print_titled
 
 CHANGES = 3
 """Up to so many runs beside the first, the table for a terminal says in percent what changed."""
@@ -55,7 +55,7 @@ def _body(comparison: Comparison, runs: Sequence[RunAnatomy], top: int) -> Itera
     yield tag("h2", f"What changed, by {comparison.by}")
     kinds = [word for name in others for word in (name, f"against {first}")]
     body = ((row.name, si(row.energy_j[0], "J"), *_changed(row)) for row in comparison.changes[:top])
-    yield _card(html_table((comparison.by, first, *kinds), body, text={0}))
+    yield _card(table((comparison.by, first, *kinds), body, text={0}))
     yield tag("h2", "Side by side")
     for place, run in enumerate(runs):
         tree = with_phases(phase_trees(run.footprint))

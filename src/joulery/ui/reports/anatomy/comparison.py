@@ -13,10 +13,10 @@ from typing import Any
 
 from scipy.special import stdtrit
 
-from joulery.accounting.precision import matrix, mean_difference, pearson
-from joulery.accounting.rows import TRANSFORMERS, Fold, folded, rolled_up
+from joulery.accounting.operations.precision import matrix, mean_difference, pearson
+from joulery.accounting.operations.rows import TRANSFORMERS, Fold, folded, rolled_up
+from joulery.app.runs.anatomies import RunAnatomy, stef, stpf
 from joulery.domain.errors import DataError
-from joulery.runtime.tracing.anatomies import RunAnatomy, stef, stpf
 from joulery.store.run.tensors import known
 
 

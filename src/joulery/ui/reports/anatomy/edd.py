@@ -8,11 +8,13 @@ the one that ran first after it.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from joulery.accounting.edd import Node
+from joulery.accounting.operations.edd import Node
 from joulery.domain.format import percent, si
+from joulery.ui.kit import charts
 from joulery.ui.kit.html import Html, static_text, tag
 
 HEATS = 9
@@ -22,7 +24,8 @@ _DARK = 5
 """From this step on the boxes are dark."""
 _HEAD, _PAD, _GAP = 20.0, 6.0, 16.0
 _SMALLEST = 14.0
-_LETTER = 7.2
+_SCALE, _SWATCH = 42.0, 76.0
+"""Height of the scale below the boxes, and width of one of its colours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,8 @@ def edd_svg(root: Node, *, depth: int = 4, width: int = 1080, height: int = 560,
         standalone: Whether it carries its own style, for a file of its own.
     """
     parts: list[Html] = []
-    _draw(root, _Box(1, 1, width - 2, height - 2), depth, root.energy_j, parts, root.name or "all")
+    _draw(root, _Box(1, 1, width - 2, height - _SCALE - 2), depth, root.energy_j, parts, root.name or "all")
+    parts.extend(_scale(root.energy_j, height))
     style = tag("style", Html(static_text("anatomy.css"))) if standalone else None
     arrow = tag(
         "defs",
@@ -73,6 +77,20 @@ def edd_svg(root: Node, *, depth: int = 4, width: int = 1080, height: int = 560,
     )
 
 
+def _scale(total_j: float, height: float) -> Iterator[Html]:
+    """The colours and what they stand for: shares of the whole, and the joules of that."""
+    top = height - _SCALE + 10
+    for step in range(HEATS):
+        least = 10 ** (4 * step / HEATS - 4)
+        tip = f"from {percent(least, 2)} of all"
+        yield charts.box(1 + step * _SWATCH, top, _SWATCH, 10, tip, class_=f"box heat{step}")
+    for power in range(-4, 1):
+        share = 10.0**power
+        words = f"{100 * share:g} %"
+        at, anchor = 1 + (power + 4) / 4 * HEATS * _SWATCH, "start" if power == -4 else "middle"
+        yield tag("text", f"{words} = {si(share * total_j, 'J')}", x=at, y=top + 24, text_anchor=anchor, class_="soft")
+
+
 def heat(share: float) -> int:
     """Step of the colour scale of a share of the whole: logarithmic, from a ten-thousandth to all of it."""
     if share <= 1e-4:
@@ -83,14 +101,8 @@ def heat(share: float) -> int:
 def _draw(node: Node, box: _Box, depth: int, total_j: float, parts: list[Html], words: str) -> None:
     share = node.energy_j / total_j if total_j > 0 else 0.0
     title = f"{words}: {si(node.energy_j, 'J')}, {percent(node.share_ratio)} of its parent, {percent(share)} of all"
-    parts.append(
-        tag(
-            "g",
-            tag("title", title),
-            tag("rect", **_place(box), rx=3, class_=f"box heat{heat(share)}"),
-            _caption(node, box, heat(share)),
-        )
-    )
+    sizes = box.x, box.y, max(0.0, box.width), max(0.0, box.height)
+    parts.append(charts.box(*sizes, title, _caption(node, box, heat(share)), class_=f"box heat{heat(share)}"))
     inner = _Box(box.x + _PAD, box.y + _HEAD, box.width - 2 * _PAD, box.height - _HEAD - _PAD)
     shown = [child for child in node.children if child.energy_j > 0]
     if depth < 1 or not shown or min(inner.width, inner.height) < _SMALLEST:
@@ -170,19 +182,7 @@ def _line(x1: float, y1: float, x2: float, y2: float, step: int) -> Html:
 
 
 def _caption(node: Node, box: _Box, step: int) -> Html | None:
-    text = f"{node.name or 'all'} {percent(node.share_ratio)}"
-    letters = int((box.width - 10) / _LETTER)
-    if box.height < 16 or letters < 3:
+    text = charts.fitted(f"{node.name or 'all'} {percent(node.share_ratio)}", box.width - 10)
+    if box.height < 16 or not text:
         return None
-    if len(text) > letters:
-        text = text[: max(1, letters - 1)] + "…"
     return tag("text", text, x=round(box.x + 5, 1), y=round(box.y + 14, 1), class_=f"on-heat{step}")
-
-
-def _place(box: _Box) -> dict[str, float]:
-    return {
-        "x": round(box.x, 1),
-        "y": round(box.y, 1),
-        "width": round(max(0.0, box.width), 1),
-        "height": round(max(0.0, box.height), 1),
-    }

@@ -11,7 +11,7 @@ from typing import IO, Any
 import numpy as np
 import orjson
 
-from joulery.accounting.edd import powers_w
+from joulery.accounting.operations.edd import powers_w
 from joulery.accounting.steps import power_steps
 from joulery.domain.energy.power import PowerTrace
 from joulery.domain.energy.tensor_footprint import TensorFootprint

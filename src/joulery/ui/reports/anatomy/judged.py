@@ -12,11 +12,11 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from joulery.accounting.precision import Sight, mean_energies, pearson, resolution
+from joulery.accounting.operations.precision import Sight, mean_energies, pearson, resolution
+from joulery.app.runs.anatomies import RunAnatomy, sparser, stef
 from joulery.domain.format import duration, percent
-from joulery.runtime.tracing.anatomies import RunAnatomy, sparser, stef
 from joulery.store.run.tensors import known
-from joulery.ui.reports.anatomy.terminal import plain_table, print_titled
+from joulery.ui.reports.anatomy.text import plain_table, print_titled
 
 
 @dataclass(frozen=True, slots=True)

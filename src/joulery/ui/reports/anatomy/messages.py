@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from joulery.accounting.precision import Sight, resolution
+from joulery.accounting.operations.precision import Sight, resolution
 from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.format import UNKNOWN, percent
 

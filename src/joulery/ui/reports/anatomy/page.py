@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from joulery.accounting.edd import Node, powers_w, tree
-from joulery.accounting.precision import resolution
+import numpy as np
+
+from joulery.accounting.operations.edd import Node, powers_w, tree
+from joulery.accounting.operations.precision import resolution
 from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.format import count, duration, grams, percent, si
 from joulery.ui.kit.charts import class_legend
-from joulery.ui.kit.html import Html, content_hash, data_block, head, static_text, tag, whole_page
-from joulery.ui.reports.anatomy.bars import bars_svg
+from joulery.ui.kit.html import Html, content_hash, data_block, head, static_text, table, tag, whole_page
 from joulery.ui.reports.anatomy.edd import edd_svg
 from joulery.ui.reports.anatomy.messages import share_text, sight_notes
 
@@ -122,7 +123,7 @@ def devices_table(footprint: TensorFootprint) -> Html:
         )
         for entry in footprint.devices
     )
-    return html_table(names, rows, text={0, 8})
+    return table(names, rows, text={0, 8})
 
 
 def operations_table(footprint: TensorFootprint) -> Html:
@@ -131,7 +132,7 @@ def operations_table(footprint: TensorFootprint) -> Html:
     attributed = footprint.attributed_j
     shared_w, device_w = powers_w(footprint)
     sights = resolution(footprint)
-    kinds = ("Energy", "Share", "Carbon", "Time", "Count", "W shared", "W device")
+    kinds = ("Energy", "Share", "Carbon", "Time", "Count", "W shared", "W run")
     names = ("Operation", "Phase", "Device", *kinds, "Seen")
     rows: list[tuple[str, ...]] = [
         (
@@ -153,21 +154,54 @@ def operations_table(footprint: TensorFootprint) -> Html:
         rest = math.fsum(_known(float(footprint.energy_j[at])) for at in order[ROWS:])
         summed = (si(rest, "J"), share_text(rest, attributed))
         rows.append((f"{count(len(order) - ROWS)} more", "", "", *summed, *[""] * 6))
-    return html_table(names, rows, text={0, 1, 2, 10})
-
-
-def html_table(names: Sequence[str], rows: Iterable[Sequence[str]], *, text: set[int]) -> Html:
-    """A table; columns with an index in ``text`` are words, the others numbers."""
-    kinds = [None if at in text else "number" for at in range(len(names))]
-    head = tag("thead", tag("tr", (tag("th", name, class_=kind) for name, kind in zip(names, kinds, strict=True))))
-    body = (tag("tr", (tag("td", cell, class_=kind) for cell, kind in zip(row, kinds, strict=True))) for row in rows)
-    return tag("table", head, tag("tbody", body))
-
-
-def percent_of(part: float, whole: float) -> str:
-    """``part`` of ``whole`` in percent; a dash where there is no whole."""
-    return percent(part / whole if whole > 0 else None)
+    return table(names, rows, text={0, 1, 2, 10})
 
 
 def _known(value: float) -> float:
     return 0.0 if math.isnan(value) else value
+
+
+PHASES = ("forward", "backward", "recompute", "optimizer", "data", "other")
+_ROW, _LABEL = 24, 12
+
+
+def bars_svg(footprint: TensorFootprint, *, top: int = 10, width: int = 1080) -> Html:
+    """The ``top`` rows by energy: joules as bars, both powers as words."""
+    energy = np.nan_to_num(footprint.energy_j)
+    order = np.argsort(-energy, kind="stable")[:top].tolist()
+    most = float(energy[order[0]]) if order else 0.0
+    attributed = footprint.attributed_j
+    shared_w, device_w = powers_w(footprint)
+    room = width * 0.42
+    parts: list[Html] = []
+    for place, at in enumerate(order):
+        y = place * 2 * _ROW
+        phase = footprint.phase[at] if footprint.phase[at] in PHASES else "other"
+        length = room * float(energy[at]) / most if most > 0 else 0.0
+        share = percent(float(energy[at]) / attributed) if attributed > 0 else ""
+        watts = f"{si(shared_w[at], 'W')} shared, {si(device_w[at], 'W')} of the device"
+        words = f"{si(float(energy[at]), 'J')}  {share}  ·  {watts}  ·  {footprint.phase[at] or 'other'}"
+        parts.append(
+            tag(
+                "g",
+                tag("text", footprint.op[at], x=0, y=y + _LABEL + 2),
+                tag(
+                    "rect",
+                    x=0,
+                    y=y + _LABEL + 7,
+                    width=round(max(length, 1), 1),
+                    height=_ROW - 10,
+                    rx=2,
+                    class_=f"phase-{phase}",
+                ),
+                tag("text", words, x=round(max(length, 1) + 8, 1), y=y + _LABEL + 18, class_="label"),
+            )
+        )
+    return tag(
+        "svg",
+        parts,
+        viewBox=f"0 0 {width} {max(1, len(order)) * 2 * _ROW}",
+        class_="bars",
+        role="img",
+        aria_label=f"The {len(order)} operations that used most energy",
+    )

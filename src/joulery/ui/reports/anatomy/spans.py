@@ -6,17 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from joulery.accounting.align import canonical
-from joulery.accounting.session import is_accelerator
+from joulery.accounting.operations.align import canonical
+from joulery.accounting.operations.session import is_accelerator
 from joulery.accounting.steps import PowerSteps, power_steps
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.energy.power import PowerTrace
 from joulery.domain.format import duration, si
 from joulery.domain.trace.events import EventTrace
+from joulery.ui.kit.charts import box, fitted
 from joulery.ui.kit.html import Html, tag
 
 LEVELS = 3
-_HEIGHT, _ROW, _LEFT, _LETTER = 160, 20, 56, 7.2
+_HEIGHT, _ROW, _LEFT = 160, 20, 56
 _POINTS = 1200
 
 
@@ -111,23 +112,9 @@ def _row(spans: list[tuple[str, str, int, int]], level: int, scale: float, begin
     for path, phase, start, end in spans:
         x, length = _LEFT + (start - begin_ns) * scale, (end - start) * scale
         y = _HEIGHT + level * _ROW
-        letters = int((length - 6) / _LETTER)
-        name = path.rpartition("/")[2]
-        text = name if len(name) <= letters else name[: max(0, letters - 1)] + "…"
-        bars.append(
-            tag(
-                "g",
-                tag("title", f"{path} {phase}: {duration((end - start) / 1e9)}"),
-                tag(
-                    "rect",
-                    x=round(x, 1),
-                    y=y,
-                    width=round(length, 1),
-                    height=_ROW - 3,
-                    class_=f"phase-{phase or 'other'}",
-                    fill_opacity=0.45,
-                ),
-                tag("text", text, x=round(x + 3, 1), y=y + 12) if letters > 2 else None,
-            )
-        )
+        text = fitted(path.rpartition("/")[2], length - 6)
+        tip = f"{path} {phase}: {duration((end - start) / 1e9)}"
+        name = tag("text", text, x=round(x + 3, 1), y=y + 12) if text else None
+        shade = f"phase-{phase or 'other'}"
+        bars.append(box(x, y, length, _ROW - 3, tip, name, class_=shade, fill_opacity=0.45))
     return bars

@@ -2,19 +2,60 @@
 
 from __future__ import annotations
 
+import io
 import math
+from collections.abc import Callable, Collection
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from joulery.accounting.edd import powers_w
-from joulery.accounting.precision import Sight, resolution
+from joulery.accounting.operations.edd import powers_w
+from joulery.accounting.operations.precision import Sight, resolution
 from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.format import count, duration, si
 from joulery.ui.reports.anatomy.messages import share_text, sight_notes
-from joulery.ui.reports.anatomy.terminal import plain_table
+
+WIDTH = 110
+"""Columns where there is no terminal to ask."""
+
+
+def plain_table(*columns: str, words: Collection[str] = ()) -> Table:
+    """A table without lines; columns named in ``words`` are left-aligned, the others are numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in columns:
+        table.add_column(name, justify="left" if name in words else "right", no_wrap=True)
+    return table
+
+
+def print_titled(console: Console, title: str, table: Table) -> None:
+    """A table under its title, and an empty line."""
+    console.print(Text(title, style="bold"))
+    console.print(table)
+    console.print()
+
+
+def as_text(print_to: Callable[[Console], None], *, width: int = WIDTH) -> bytes:
+    """What a function prints, as wide as the terminal, with its colours where there is one.
+
+    Printed in one go: on a closed pipe rich would end the program by itself.
+
+    Args:
+        print_to: Prints.
+        width: Columns where there is no terminal to ask; at least :data:`WIDTH`.
+    """
+    terminal = Console(highlight=False)
+    console = Console(
+        file=io.StringIO(),
+        width=terminal.width if terminal.is_terminal else max(WIDTH, width),
+        highlight=False,
+        force_terminal=terminal.is_terminal,
+    )
+    with console.capture() as captured:
+        print_to(console)
+    return captured.get().encode()
+
 
 _SEEN = {Sight.RESOLVED: "yes", Sight.ESTIMATED: "estimated", Sight.SHARED: "time-share", Sight.UNSEEN: "no"}
 
@@ -29,6 +70,12 @@ def print_footprint(footprint: TensorFootprint, console: Console, *, top: int = 
     shown = dict.fromkeys((*sight_notes(footprint), *footprint.notes))
     for note in shown:
         console.print(Text(f"· {note}", style="yellow"))
+
+
+def print_rows(footprint: TensorFootprint, console: Console, *, top: int, title: str) -> None:
+    """Print the ``top`` rows by energy, under an empty line."""
+    console.print()
+    console.print(_operations(footprint, top, title))
 
 
 def _devices(footprint: TensorFootprint) -> Table:
@@ -52,7 +99,7 @@ def _operations(footprint: TensorFootprint, top: int, title: str) -> Table:
     order = np.argsort(-np.nan_to_num(footprint.energy_j), kind="stable")[:top].tolist()
     shared_w, device_w = powers_w(footprint)
     sights = resolution(footprint)
-    numbers = ("energy", "share", "time", "count", "W shared", "W device")
+    numbers = ("energy", "share", "time", "count", "W shared", "W run")
     table = plain_table(*numbers, "seen", "phase", "device", words=("seen", "phase", "device"))
     table.add_column(title, overflow="fold")
     for at in order:

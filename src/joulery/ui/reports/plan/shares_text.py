@@ -8,10 +8,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from joulery.app.planning.plans import SeriesPlan
 from joulery.domain.format import number, percent, si
 from joulery.domain.gpu.plan_change import PlanDifference, ProcessChange
 from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance, ProvisionPlan, Violation
-from joulery.policies.placement.provisioning.planner import SeriesPlan
 
 BAR = 48
 """Characters of a whole GPU."""

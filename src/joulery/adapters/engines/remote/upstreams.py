@@ -1,0 +1,384 @@
+"""Models on other servers as the variants of a service: one queue, slots that send, and a choice a request.
+
+A slot sends one request at a time, so a service's slots are the requests that its upstreams get at once; the others
+wait here, where the policy can still choose who answers them. The layout says how many slots are whose, a
+:class:`~joulery.domain.serving.mix.VariantMix` steers requests from one moment to the next, and neither starts or stops
+anything on the servers. A request whose upstream is not reached, is not ready or is full goes to another variant,
+unless it names one; a server that was lost gets no more requests until it answers that it is ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import httpx
+
+from joulery.adapters.engines.remote.open_inference import OpenInferenceEngine, OpenInferenceSettings
+from joulery.domain.errors import ConfigError
+from joulery.domain.serving.dispatch import Dispatcher, QueueLimits, Server, Ticket
+from joulery.domain.serving.engine import (
+    InferRequest,
+    InferResponse,
+    ModelKind,
+    Outcome,
+    QueuedRequest,
+    ReplicaSpec,
+    ReplicaState,
+    ReplicaView,
+    RequestError,
+    Transition,
+)
+from joulery.domain.serving.mix import OWN, MixCounter, VariantMix
+from joulery.domain.serving.service import Slice, SliceKind
+
+_TRIED_ELSEWHERE = (Outcome.UNAVAILABLE, Outcome.OVERLOADED)
+_SMOOTHING = 0.1
+"""Weight of the newest time in the mean that ``Retry-After`` is computed from."""
+_UNBOUNDED = 1_000_000
+_WHOLE = Slice(SliceKind.WHOLE)
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One accepted request.
+
+    Attributes:
+        request: The request.
+        answer: Its answer.
+        arrival_s, start_s: When it came and when a slot took it, Unix seconds.
+        until_s: When it is no longer wanted, monotonic seconds.
+        variant: Who has it.
+        sending: The slot's work on it.
+    """
+
+    request: InferRequest
+    answer: asyncio.Future[InferResponse]
+    arrival_s: float
+    until_s: float
+    start_s: float = math.nan
+    variant: str = ""
+    sending: asyncio.Task[None] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """One of the requests that the upstreams of a service get at once.
+
+    Attributes:
+        name: Its identity in views and answers.
+        spec: Whose it is, and who else may answer.
+        served: Requests answered.
+    """
+
+    name: str
+    spec: ReplicaSpec
+    served: int = 0
+
+
+class _Service:
+    """One service: its queue and its slots."""
+
+    def __init__(self, name: str, bound: int, mix: VariantMix) -> None:
+        self.name = name
+        self.queue: Dispatcher[_Call, _Slot] = Dispatcher(bound)
+        self.steering = MixCounter(mix)
+        self.mean_s = 0.0
+
+    @property
+    def slots(self) -> list[Server[_Call, _Slot]]:
+        """Those that stay."""
+        return [server for server in self.queue.servers if not server.leaving]
+
+    @property
+    def variants(self) -> list[str]:
+        """Every variant that may answer, those with most slots first."""
+        counts = Counter(server.variant for server in self.slots)
+        for server in self.slots:
+            counts.update(dict.fromkeys(server.warm, 0))
+        return [name for name, _ in counts.most_common()]
+
+    @property
+    def retry_after_s(self) -> float:
+        """When the queue as it is will have been served."""
+        return self.queue.waiting * self.mean_s / max(1, len(self.queue.servers))
+
+
+class UpstreamEngine:
+    """Upstream models as variants. Implements the ports ``Engine``, ``Steering``, ``Admission`` and ``Backlog``.
+
+    Args:
+        settings: Its limits; ``queue`` bounds the requests that wait for one service.
+        transport: How to reach the servers; a test's own.
+    """
+
+    def __init__(
+        self,
+        settings: OpenInferenceSettings | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.settings = settings or OpenInferenceSettings()
+        self._wire = OpenInferenceEngine(replace(self.settings, queue=_UNBOUNDED, absent_ok=True), transport)
+        self._services: dict[str, _Service] = {}
+        self._limits = QueueLimits(self.settings.queue)
+        self._mixes: dict[str, VariantMix] = {}
+        self._changing = asyncio.Lock()
+        self._started = 0
+        self._closed = False
+
+    def replicas(self) -> tuple[ReplicaView, ...]:
+        """Every slot now; one whose upstream is lost is restarting."""
+        upstream = {(view.spec.service, view.spec.variant): view for view in self._wire.replicas()}
+        views = []
+        for service in self._services.values():
+            for server in service.queue.servers:
+                slot, there = server.payload, upstream[service.name, server.variant]
+                lost = [name for name in server.warm if not self._is_up(service.name, name)]
+                views.append(
+                    replace(
+                        there,
+                        id=slot.name,
+                        spec=slot.spec,
+                        state=ReplicaState.DRAINING if server.leaving else there.state,
+                        busy=bool(server.held),
+                        served=slot.served,
+                        warm=tuple(sorted(server.warm.difference(lost))),
+                    )
+                )
+        return tuple(sorted(views, key=lambda view: (len(view.id), view.id)))
+
+    def backlog(self) -> tuple[QueuedRequest, ...]:
+        """Every request that waits or was sent, by arrival."""
+        found = [
+            QueuedRequest(service.name, call.arrival_s, call.variant, call.start_s)
+            for service in self._services.values()
+            for call in (ticket.payload for ticket in service.queue.open_tickets())
+        ]
+        return tuple(sorted(found, key=lambda request: request.arrival_s))
+
+    def limit_queue(self, service: str, waiting: int | None, /) -> None:
+        """Refuse requests while so many wait for a service; None for the engine's own limit."""
+        found = self._services.get(service)
+        self._limits.change(service, waiting, found.queue if found else None)
+
+    def set_mix(self, service: str, mix: VariantMix, /) -> None:
+        """Have the variants of a mix answer from the next request on."""
+        self._mixes[service] = mix
+        if service in self._services:
+            self._services[service].steering.mix = mix
+
+    def mix(self, service: str, /) -> VariantMix:
+        """The mix in force."""
+        return self._mixes.get(service, OWN)
+
+    async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
+        """The answer of an upstream of the service.
+
+        Raises:
+            RequestError: It was not answered; ``outcome`` says why.
+        """
+        if self._closed:
+            raise RequestError("the engine is closing", Outcome.UNAVAILABLE)
+        here = self._services.get(service)
+        if here is None or not here.slots:
+            raise RequestError(f"there is no service {service!r}", Outcome.UNKNOWN)
+        self._check(here, request)
+        limit_s = min(self.settings.deadline_s, request.timeout_s or math.inf)
+        until_s = time.monotonic() + limit_s
+        call = _Call(request, asyncio.get_running_loop().create_future(), time.time(), until_s)
+        ticket = Ticket(call, until_s, request.variant, since_s=time.monotonic())
+        if not here.queue.offer(ticket):
+            message = f"{service} has {here.queue.waiting} requests waiting, its limit"
+            raise RequestError(message, Outcome.OVERLOADED, retry_after_s=here.retry_after_s)
+        self._pump(here)
+        try:
+            async with asyncio.timeout(limit_s):
+                return await call.answer
+        except TimeoutError as error:
+            where = f"at {call.variant}" if call.variant else "in the queue"
+            raise RequestError(
+                f"the deadline passed {where}", Outcome.DEADLINE, variant=call.variant, attempts=ticket.attempts
+            ) from error
+        finally:
+            here.queue.withdraw(ticket)
+            if call.sending is not None:
+                call.sending.cancel()
+            self._pump(here)
+
+    async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
+        """Make ``target`` the set of slots; see :meth:`joulery.domain.ports.Engine.apply`."""
+        async with self._changing:
+            start_s, start = time.time(), time.monotonic()
+            for spec in target:
+                if any(model.kind is not ModelKind.REMOTE for _, model in spec.models):
+                    raise ConfigError(f"{spec.service}/{spec.variant} is a model of this machine", got=str(spec.model))
+            models = {(spec.service, name, model) for spec in target for name, model in spec.models}
+            ends = {name for name in self._services if name not in {spec.service for spec in target}}
+            for name in ends:
+                await self._drained(self._services[name])
+            await self._wire.apply([ReplicaSpec(service, name, _WHOLE, model) for service, name, model in models])
+            before = [server.payload.spec for service in self._services.values() for server in service.slots]
+            for name in ends:
+                del self._services[name]
+            for name in dict.fromkeys(spec.service for spec in target):
+                self._arrange(name, [spec for spec in target if spec.service == name])
+            wanted, had = Counter(target), Counter(before)
+            took_s = time.monotonic() - start
+            return Transition(
+                started=tuple(sorted((wanted - had).elements())),
+                stopped=tuple(sorted((had - wanted).elements())),
+                kept=tuple(sorted((had & wanted).elements())),
+                start_s=start_s,
+                ready_s=took_s,
+                duration_s=took_s,
+                startup_cpu_s=0.0,
+            )
+
+    async def close(self) -> None:
+        """Let what was sent finish within ``drain_s``, give up what waits; the servers stay as they are."""
+        if self._closed:
+            return
+        self._closed = True
+        for service in self._services.values():
+            for ticket in service.queue.drop_waiting():
+                _fail(ticket.payload, RequestError("the engine is closing", Outcome.UNAVAILABLE))
+        running = [call.sending for call in self._running() if call.sending is not None]
+        if running:
+            await asyncio.wait(running, timeout=self.settings.drain_s)
+        for call in self._running():
+            _fail(call, RequestError("the engine was closed before this request was done", Outcome.UNAVAILABLE))
+        await self._wire.close()
+
+    def _running(self) -> list[_Call]:
+        servers = [server for service in self._services.values() for server in service.queue.servers]
+        return [ticket.payload for server in servers for ticket in server.held]
+
+    async def _drained(self, service: _Service) -> None:
+        """Wait until a service that ends has answered what it accepted."""
+        while service.queue.open_tickets():
+            await asyncio.wait([ticket.payload.answer for ticket in service.queue.open_tickets()])
+
+    def _arrange(self, name: str, specs: Sequence[ReplicaSpec]) -> None:
+        """Give the slots of a service to the variants of these specs; the variant that has a request answers it."""
+        if name not in self._services:
+            self._services[name] = _Service(name, self._limits.of(name), self.mix(name))
+        service = self._services[name]
+        missing, free = Counter(specs), []
+        for server in service.slots:
+            if missing[server.payload.spec] > 0:
+                missing[server.payload.spec] -= 1
+            else:
+                free.append(server)
+        for spec in missing.elements():
+            if free:
+                server = free.pop()
+            else:
+                server = Server(_Slot(f"u{self._started}", spec), spec.variant)
+                self._started += 1
+                service.queue.join(server)
+            server.payload.spec, server.variant = spec, spec.variant
+            server.warm = frozenset(other for other, _ in spec.warm)
+        for server in free:
+            service.queue.retire(server)
+        known = frozenset(service.variants)
+        for ticket in service.queue.drop_waiting(known):
+            message = f"{name} does not run the requested variant any more"
+            _fail(ticket.payload, RequestError(message, Outcome.UNAVAILABLE))
+        self._pump(service)
+
+    def _is_up(self, service: str, variant: str) -> bool:
+        views = self._wire.replicas()
+        return any(
+            (view.spec.service, view.spec.variant) == (service, variant) and view.state is ReplicaState.READY
+            for view in views
+        )
+
+    def _check(self, service: _Service, request: InferRequest) -> None:
+        """Raise RequestError where no upstream can answer a request: it would wait for nothing."""
+        if request.variant and request.variant not in service.variants:
+            raise RequestError(f"{service.name} runs no variant {request.variant!r} now", Outcome.UNKNOWN)
+        asked = [request.variant] if request.variant else service.variants
+        if not any(self._is_up(service.name, name) for name in asked):
+            raise self._none_up(service.name, asked)
+
+    def _none_up(self, service: str, asked: Sequence[str]) -> RequestError:
+        views = {view.spec.variant: view for view in self._wire.replicas() if view.spec.service == service}
+        why = next((views[name].last_error for name in asked if name in views and views[name].last_error), "not ready")
+        return RequestError(
+            f"no upstream of {service} answers: {why}", Outcome.UNAVAILABLE, retry_after_s=self.settings.probe_max_s
+        )
+
+    def _pump(self, service: _Service) -> None:
+        """Give waiting requests to free slots."""
+        while not self._closed and (pair := service.queue.pull()) is not None:
+            ticket, server = pair
+            call = ticket.payload
+            waited_s = time.monotonic() - service.queue.oldest_s if service.queue.waiting else 0.0
+            chosen = call.request.variant or service.steering.choose(
+                server.variant, server.warm, service.queue.waiting, waited_s
+            )
+            call.start_s, call.variant = time.time(), chosen
+            call.sending = asyncio.get_running_loop().create_task(self._serve(service, server.payload, call))
+            # Not at the end of the task: one that is cancelled before it begins has no end of its own.
+            call.sending.add_done_callback(lambda _, server=server: self._free(service, server))  # type: ignore[misc]
+
+    def _free(self, service: _Service, server: Server[_Call, _Slot]) -> None:
+        """A slot is done with its request."""
+        service.queue.finish(server)
+        self._pump(service)
+
+    async def _serve(self, service: _Service, slot: _Slot, call: _Call) -> None:
+        """Have a slot get the answer to its request."""
+        try:
+            answer = await self._asked(service, call)
+        except RequestError as error:
+            _fail(call, error)
+        else:
+            slot.served += 1
+            took_s = answer.end_s - answer.start_s
+            service.mean_s += (took_s - service.mean_s) * (_SMOOTHING if service.mean_s else 1.0)
+            if not call.answer.done():
+                # The seconds of a slot are what a variant is charged by: its profile has the watts of a busy slot.
+                busy_s = time.time() - call.start_s
+                call.answer.set_result(
+                    answer._replace(replica=slot.name, arrival_s=call.arrival_s, start_s=call.start_s, cpu_s=busy_s)
+                )
+
+    async def _asked(self, service: _Service, call: _Call) -> InferResponse:
+        """The answer of the chosen variant, or of another where that one cannot.
+
+        Raises:
+            RequestError: It was not answered.
+        """
+        others = [] if call.request.variant else [name for name in service.variants if name != call.variant]
+        every = sorted([call.variant, *others], key=lambda name: not self._is_up(service.name, name))
+        attempts, busy = 0, None
+        for variant in every:
+            if attempts and not self._is_up(service.name, variant):
+                continue
+            attempts += 1
+            call.variant = variant
+            left_s = max(call.until_s - time.monotonic(), 1e-3)
+            try:
+                answer = await self._wire.infer(service.name, call.request._replace(variant=variant, timeout_s=left_s))
+                return answer._replace(attempts=attempts)
+            except RequestError as error:
+                if error.outcome not in _TRIED_ELSEWHERE:
+                    raise
+                if error.outcome is Outcome.UNAVAILABLE:
+                    self._wire.leave_aside(service.name, variant, str(error))
+                else:
+                    busy = error
+        if busy is not None:
+            raise busy
+        raise self._none_up(service.name, every)
+
+
+def _fail(call: _Call, error: RequestError) -> None:
+    """Answer with an error, unless there is an answer."""
+    if not call.answer.done():
+        call.answer.set_exception(error)

@@ -1,0 +1,124 @@
+"""The profile of models on other servers: their times as answered, and the watts of a request as metered or stated."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from joulery.accounting.load_line import cpu_channels, gpu_points, work_by_bin
+from joulery.accounting.steps import power_steps
+from joulery.domain.energy.channel import Channel
+from joulery.domain.errors import DataError
+from joulery.domain.quality import Quality, weakest
+from joulery.domain.serving.engine import InferResponse, ModelRef
+from joulery.domain.serving.profile import Profile, SliceProfile
+from joulery.perf.power.power_line import fit_power_line
+from joulery.runtime.profiling.slices import MeasuredSlice, digest, machine
+from joulery.store.run.readings import RunReadings
+
+_BIN_S = 0.25
+
+
+def upstream_profile(
+    models: Mapping[str, ModelRef],
+    measured: Sequence[MeasuredSlice],
+    readings: RunReadings,
+    warmup: int,
+    answers: Sequence[InferResponse],
+) -> Profile:
+    """A profile of upstreams. A request is charged by the seconds that it kept one of its service's slots busy.
+
+    Args:
+        models: Each variant's address, with the watts that are stated.
+        measured: Times by variant.
+        readings: What the meters of this machine saw meanwhile.
+        warmup: Requests that did not count.
+        answers: Every answer.
+
+    Raises:
+        DataError: No watts are stated, and no meter saw the servers work.
+    """
+    stated = {name: power_w for name, model in models.items() if (power_w := stated_w(model)) is not None}
+    if stated:
+        watts, quality, meter, band_ratio = stated, Quality.ASSUMED, "stated in the site file", 0.0
+        idle_w = math.nan
+    else:
+        channels = seen_by(trace.channel for trace in readings.traces)
+        idle_w, watts = metered_w(readings, channels, answers, list(models))
+        quality = weakest(channel.quality for channel in channels)
+        meter = "+".join(sorted({channel.meter for channel in channels}))
+        band_ratio = max(channel.band_ratio for channel in channels)
+    return Profile(
+        machine(),
+        tuple(
+            SliceProfile(one.variant, one.slice, one.alone, one.loaded, watts[one.variant], one.startup_s)
+            for one in measured
+        ),
+        idle_w,
+        quality,
+        meter,
+        band_ratio,
+        created_s=time.time(),
+        warmup=warmup,
+        models={name: digest(model) for name, model in models.items()},
+    )
+
+
+def stated_w(model: ModelRef) -> float | None:
+    """Watts above idle that a model draws while it answers one request, as the site file says; None where not."""
+    found: float | None = json.loads(model.options or "{}").get("power_w")
+    return found
+
+
+def seen_by(channels: Iterable[Channel]) -> tuple[Channel, ...]:
+    """The channels that see the servers: this machine's CPUs and GPUs.
+
+    Raises:
+        DataError: There is none.
+    """
+    every = tuple(channels)
+    found = (*cpu_channels(every), *(channel for channel in every if channel.device.startswith("gpu:")))
+    if not found:
+        raise DataError(
+            "no meter sees the servers, so no request can be charged for them",
+            hint="say what a request draws there: model: {kind: open_inference, url: ..., power: 60 W}",
+        )
+    return found
+
+
+def metered_w(
+    readings: RunReadings, channels: Sequence[Channel], answers: Sequence[InferResponse], variants: Sequence[str]
+) -> tuple[float, dict[str, float]]:
+    """Idle power, and what one busy slot draws above it while each variant answers.
+
+    Raises:
+        DataError: The power does not rise while a variant answers: its server is elsewhere.
+    """
+    traces = [trace for trace in readings.traces if trace.channel in channels]
+    start_ns = max(int(trace.t_ns[0]) for trace in traces)
+    end_ns = min(int(trace.t_ns[-1]) for trace in traces)
+    bins_ns = np.arange(start_ns, end_ns, round(_BIN_S * 1e9))
+    steps = [power_steps(trace) for trace in traces]
+    idle_w, watts = math.nan, {}
+    for variant in variants:
+        mine = _work([one for one in answers if one.variant == variant])
+        busy, power_w = gpu_points(steps, mine, bins_ns)
+        alone = work_by_bin(_work([one for one in answers if one.variant != variant]), bins_ns) == 0.0
+        try:
+            line = fit_power_line(busy[alone], power_w[alone])
+        except DataError as error:
+            raise DataError(
+                f"the meters of this machine do not see the server of {variant} work: {error.message}",
+                hint="say what a request draws there: model: {kind: open_inference, url: ..., power: 60 W}",
+            ) from error
+        idle_w, watts[variant] = line.idle_w, line.active_w
+    return idle_w, watts
+
+
+def _work(answers: Sequence[InferResponse]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """Start, end and busy seconds of each answer, float64[n, 3]."""
+    return np.array([(one.start_s, one.start_s + one.cpu_s, one.cpu_s) for one in answers]).reshape(-1, 3)

@@ -1,0 +1,1 @@
+"""Recorded runs: read, compared, accounted again, replayed, booked to the ledger."""

@@ -1,1 +1,0 @@
-"""Scenario files: one section class a kind of study."""

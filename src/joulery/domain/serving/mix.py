@@ -1,0 +1,141 @@
+"""Which of the variants that a replica keeps loaded answers a request: shares, and leaner shares when slack is short.
+
+A policy decides on a :class:`VariantMix`; the engine and the simulator follow it request by request with
+:class:`MixCounter`. Proteus (ASPLOS 2024) and SuperServe (NSDI 2025) scale accuracy by such a choice a request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from joulery.domain.errors import DataError
+
+Weights = tuple[tuple[str, float], ...]
+"""``((variant, share), …)``: that share of the requests; the rest is answered by each replica's own variant."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixStep:
+    """Weights, and the queue up to which they hold.
+
+    Attributes:
+        rate_rps: Requests a second that the replicas serve with these weights.
+        delay_s: They hold while the wait of the oldest queued request and the time to serve the whole queue at that
+            rate sum to at most this.
+        weights: The shares.
+    """
+
+    rate_rps: float
+    delay_s: float
+    weights: Weights = ()
+
+    def holds(self, waiting: int, oldest_wait_s: float) -> bool:
+        """Whether these weights hold in front of a queue."""
+        return oldest_wait_s + waiting / self.rate_rps <= self.delay_s
+
+
+@dataclass(frozen=True, slots=True)
+class VariantMix:
+    """The shares of requests that variants answer, by the slack of the queue.
+
+    Attributes:
+        steps: The first step that holds decides, the last one where none does. Without steps each replica's own
+            variant answers.
+
+    Raises:
+        DataError: A rate is not positive, a delay is NaN, or shares are negative or sum to more than 1.
+    """
+
+    steps: tuple[MixStep, ...] = ()
+
+    def __post_init__(self) -> None:
+        for step in self.steps:
+            shares = [share for _, share in step.weights]
+            if any(not 0 <= share <= 1 for share in shares) or math.fsum(shares) > 1 + 1e-9:
+                raise DataError(f"shares of requests are 0 to 1 and sum to at most 1, got {shares}")
+            if not 0 < step.rate_rps < math.inf or math.isnan(step.delay_s):
+                raise DataError(f"a step of a mix needs a rate above 0 and a delay, got {step}")
+
+    def weights(self, waiting: int, oldest_wait_s: float) -> Weights:
+        """The weights in force in front of a queue.
+
+        Args:
+            waiting: Requests that wait.
+            oldest_wait_s: Seconds that the oldest of them has waited.
+        """
+        if not self.steps:
+            return ()
+        found = next((step for step in self.steps if step.holds(waiting, oldest_wait_s)), self.steps[-1])
+        return found.weights
+
+    @property
+    def steady(self) -> Weights:
+        """The weights while nothing waits."""
+        return self.steps[0].weights if self.steps else ()
+
+    def as_list(self) -> list[dict[str, Any]]:
+        """JSON-ready."""
+        return [
+            {"rate_rps": step.rate_rps, "delay_s": step.delay_s, "weights": dict(step.weights)} for step in self.steps
+        ]
+
+    @classmethod
+    def of(cls, steps: Iterable[Mapping[str, Any]]) -> VariantMix:
+        """The inverse of :meth:`as_list`.
+
+        Raises:
+            DataError: It is no mix.
+        """
+        try:
+            return cls(
+                tuple(
+                    MixStep(
+                        float(step["rate_rps"]),
+                        float(step["delay_s"]),
+                        tuple((str(name), float(share)) for name, share in step["weights"].items()),
+                    )
+                    for step in steps
+                )
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"not a mix of variants: {error!r}") from error
+
+
+OWN = VariantMix()
+"""Every replica answers with its own variant."""
+
+
+class MixCounter:
+    """Chooses the variant of each request so that the shares of a mix are kept to within one request.
+
+    Attributes:
+        mix: The mix in force; may be replaced between two requests.
+    """
+
+    def __init__(self, mix: VariantMix = OWN) -> None:
+        self.mix = mix
+        self._due: dict[str, float] = {}
+
+    def choose(self, own: str, warm: Collection[str], waiting: int, oldest_wait_s: float) -> str:
+        """The variant that answers the next request.
+
+        Args:
+            own: The replica's own variant; it takes the share that no other has, or that is not loaded.
+            warm: Variants that the replica keeps loaded beside its own.
+            waiting: Requests that wait behind this one.
+            oldest_wait_s: Seconds that the oldest of them has waited; 0 for none.
+        """
+        weights = self.mix.weights(waiting, oldest_wait_s)
+        if not weights:
+            return own
+        due, rest = self._due, 1.0
+        for name, share in weights:
+            due[name] = due.get(name, 0.0) + share
+            rest -= share
+        due[""] = due.get("", 0.0) + max(rest, 0.0)
+        chosen = max((*(name for name, _ in weights), ""), key=due.__getitem__)
+        due[chosen] -= 1.0
+        return chosen if chosen in warm else own

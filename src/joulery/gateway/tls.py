@@ -1,0 +1,50 @@
+"""The certificate and key of the gateway, as files."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from joulery.domain.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Where the gateway's certificate and key are.
+
+    Attributes:
+        certificate: PEM file: the certificate, and the chain up to a root behind it.
+        key: PEM file of its private key, without a passphrase.
+    """
+
+    certificate: Path
+    key: Path
+
+    def check(self) -> None:
+        """Raise unless both can be read and belong together.
+
+        Raises:
+            ConfigError: They cannot be used.
+        """
+        for file in (self.certificate, self.key):
+            try:
+                with file.open("rb"):
+                    pass
+            except OSError as error:
+                raise ConfigError(f"the certificate or key cannot be read: {error.strerror}", file=str(file)) from error
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.certificate, self.key, password=_no_passphrase)
+        except (ssl.SSLError, ValueError) as error:
+            raise ConfigError(
+                f"the certificate and key cannot be used: {error}",
+                file=str(self.certificate),
+                expected="PEM files that belong together, the key without a passphrase",
+                hint=f"the key is {self.key}",
+            ) from error
+
+
+def _no_passphrase() -> str:
+    """OpenSSL would ask the terminal for one."""
+    raise ValueError("the key has a passphrase")

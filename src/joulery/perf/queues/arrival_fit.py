@@ -1,0 +1,132 @@
+"""The arrival process of a log of requests: its rate, its variation, and how far to trust them.
+
+Gaps alone hide bursts whose gaps are correlated, so the variation is that of *counts*: the variance of the number of
+requests in a window over its mean (the index of dispersion; Cox and Lewis, 1966). A renewal process with squared
+coefficient of variation ``scv`` of its gaps has index ``scv`` in long windows. The largest over windows from the SLO to
+a hundred times the SLO is what a queue with that SLO feels.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from joulery.domain.arrays import FloatArray
+from joulery.domain.errors import DataError
+
+REQUESTS_MIN = 100
+"""Fewer requests say nothing about their variation."""
+_WINDOWS = (1.0, 3.0, 10.0, 30.0, 100.0)
+"""Windows over the SLO."""
+_WINDOWS_MIN = 20
+"""Fewer windows say nothing about their variance."""
+_PARTS = 8
+"""Stretches of the log whose mean rates are distinguished: a rate that drifts is no burst."""
+_STEADY = 0.02
+"""Gaps that vary less, squared, are evenly spaced, rounding of the times aside."""
+_ONE_SIDED_95 = 1.645
+
+
+class ArrivalFit(NamedTuple):
+    """What a log says about how requests come.
+
+    Attributes:
+        rate_rps: Mean rate of its busiest eighth.
+        mean_rps: Mean rate of all of it.
+        scv: Index of dispersion of the counts, at the window where it is largest; 0 evenly spaced, 1 Poisson.
+        scv_high: Upper end of its one-sided 95 % interval: what to plan with.
+        window_s: That window.
+        burst_ratio: Requests in the busiest window of one SLO, over the mean.
+        requests: Requests in the log.
+    """
+
+    rate_rps: float
+    mean_rps: float
+    scv: float
+    scv_high: float
+    window_s: float
+    burst_ratio: float
+    requests: int
+
+
+class BackTest(NamedTuple):
+    """A fit to the first half of a log, held against the second half.
+
+    Attributes:
+        first, second: The fits.
+        holds: Whether rate and variation of the second half lie below what the first says to plan with.
+    """
+
+    first: ArrivalFit
+    second: ArrivalFit
+    holds: bool
+
+
+def fit_arrivals(times_s: npt.ArrayLike, slo_s: float) -> ArrivalFit:
+    """Rate and variation of the requests of a log.
+
+    Args:
+        times_s: Arrival times, seconds, float64[n], in any order.
+        slo_s: The latency SLO of the service.
+
+    Raises:
+        DataError: There are fewer than :data:`REQUESTS_MIN` requests, or they all come at once.
+    """
+    times = np.sort(np.asarray(times_s, np.float64))
+    if len(times) < REQUESTS_MIN:
+        raise DataError(f"{len(times)} requests are too few to know how they vary: at least {REQUESTS_MIN} are needed")
+    start, length = float(times[0]), float(times[-1] - times[0])
+    if length <= 0:
+        raise DataError("all requests of the log arrive at the same time")
+    mean = (len(times) - 1) / length
+    parts = _counts(times, start, length / _PARTS)[:_PARTS] / (length / _PARTS)
+    best = (0.0, 0.0, slo_s)
+    for scale in _WINDOWS:
+        window = scale * slo_s
+        if length / window < _WINDOWS_MIN:
+            break
+        index, high = _dispersion(_counts(times, start, window)[: int(length / window)])
+        best = max(best, (high, index, window))
+    high, index, window = best
+    gaps = np.diff(times)
+    of_gaps = float(gaps.var() / gaps.mean() ** 2)
+    if not high:  # the log is shorter than a few SLOs: its gaps are all there is
+        index, high = of_gaps, of_gaps * (1 + _ONE_SIDED_95 * math.sqrt(2 / len(gaps)))
+    if of_gaps < _STEADY:  # counts of whole requests vary a little even so
+        index = high = 0.0
+    bursts = _counts(times, start, slo_s)
+    return ArrivalFit(float(parts.max()), mean, index, high, window, float(bursts.max() / (mean * slo_s)), len(times))
+
+
+def back_test(times_s: npt.ArrayLike, slo_s: float) -> BackTest:
+    """Fit the first half of a log and hold the second half against it.
+
+    Raises:
+        DataError: A half has too few requests.
+    """
+    times = np.sort(np.asarray(times_s, np.float64))
+    middle = float(times[0] + times[-1]) / 2 if len(times) else 0.0
+    first, second = (fit_arrivals(half, slo_s) for half in (times[times < middle], times[times >= middle]))
+    # The second half is as uncertain as the first: its lower end is compared with the first's upper end.
+    low = second.scv * second.scv / max(second.scv_high, 1e-12)
+    spread = _ONE_SIDED_95 * math.sqrt(max(second.scv_high, 1e-12) / second.requests) * second.mean_rps
+    return BackTest(first, second, low <= max(first.scv_high, _STEADY) and second.mean_rps - spread <= first.rate_rps)
+
+
+def _counts(times: FloatArray, start: float, window: float) -> FloatArray:
+    return np.bincount(((times - start) / window).astype(np.int64)).astype(np.float64)
+
+
+def _dispersion(counts: FloatArray) -> tuple[float, float]:
+    """The index of dispersion within stretches of steady rate, and the upper end of its interval."""
+    stretches = np.array_split(counts, min(_PARTS, max(1, len(counts) // _WINDOWS_MIN)))
+    squares = math.fsum(float(((part - part.mean()) ** 2).sum()) for part in stretches)
+    free = len(counts) - len(stretches)
+    mean = float(counts.mean())
+    if mean <= 0 or free < 1:
+        return 0.0, 0.0
+    index = squares / free / mean
+    return index, index * (1 + _ONE_SIDED_95 * math.sqrt(2 / free))

@@ -1,0 +1,1 @@
+"""Plans for many different services: patterns and bounds by knapsacks, and plans in batches for very many."""

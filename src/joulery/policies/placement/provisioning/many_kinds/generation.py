@@ -1,0 +1,226 @@
+"""Column generation for many different services: patterns and bounds from knapsacks instead of a tree of patterns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from joulery.domain.arrays import FloatArray
+from joulery.policies.placement.provisioning.column_generation import Effort, Generator, Range, Relaxation, Whole
+from joulery.policies.placement.provisioning.many_kinds.box_search import BoxSearch
+from joulery.policies.placement.provisioning.many_kinds.neighbourhoods import Knapsacks
+from joulery.policies.placement.provisioning.options import Item
+from joulery.policies.placement.provisioning.packing import Packing, Pattern
+
+_ABOVE = 1e-4
+"""A pattern joins when it is worth so much more than its GPU, as a ratio."""
+_ALMOST = 0.04
+"""Patterns that lack this part of the worth of their GPU are added for whole numbers."""
+_SHAKEN, _SHAKEN_RATIO = 10, 0.01
+"""So many times that search is repeated with values that differ by so much at random."""
+_STALE_ROUNDS, _STALE_RATIO = 12, 4e-4
+"""Generation ends when so many rounds lowered the relaxation by less than this ratio."""
+_ROUNDS_MAX = 600
+_BEAM, _BEAM_PATTERNS, _BEAMS = 50, 240, 3
+"""Partial patterns a level in a search of the tree of patterns, patterns it adds at most, and how often."""
+_ROUNDS_BETWEEN = 6
+"""Rounds with knapsacks after each of these searches."""
+_WEIGHT, _WEIGHT_STEP = 0.9, 0.06
+"""Weight of the values by shares alone in the first round, and how much less in each that follows."""
+_REST_KINDS = 40
+"""Whole numbers are left to the solver when so many services are without a GPU; before, GPUs are settled one by one."""
+_SURE = 0.9
+"""GPUs in the relaxation from this part on are settled at once."""
+
+
+class DiveStep(NamedTuple):
+    """How carefully a dive settles GPUs: at least this part of those that are left at once, rounds in between."""
+
+    settled_ratio: float
+    rounds: int
+
+
+QUICK, CAREFUL = DiveStep(0.25, 3), DiveStep(0.06, 6)
+"""A plan in little time, and one that often saves a GPU."""
+
+
+class BoxGenerator(Generator):
+    """As :class:`Generator`, with its work independent of how many patterns there are."""
+
+    def __init__(
+        self,
+        packings: Sequence[Packing],
+        items: Sequence[Item],
+        demand: Sequence[int],
+        ranges: Sequence[Range],
+        effort: Effort,
+    ) -> None:
+        super().__init__(packings, items, demand, ranges, effort)
+        self._items = items
+        fewest = [min(item.replicas for item in items if item.kind == kind) for kind in range(len(demand))]
+        self._uncut = np.array([float(item.replicas == fewest[item.kind]) for item in items])
+        self._open = np.ones(len(items))
+        self._allowed = self._open.copy()
+        self._unfit: list[set[Pattern]] = [set() for _ in packings]
+        self._searches = [
+            BoxSearch(Knapsacks(packing, items, demand, index), self._true_value(packing))
+            for index, packing in enumerate(packings)
+        ]
+        price = [packing.gpu_type.usd_per_hour for packing in packings]
+        self._dearest, self._weight = max(price), _WEIGHT
+        self._alone = np.full(len(demand), np.inf)
+        for packing in packings:
+            share = packing.alone / packing.capacity / self._part * packing.gpu_type.usd_per_hour
+            np.minimum.at(self._alone, self._kind, np.where(packing.alone <= packing.capacity, share, np.inf))
+        self._single = [packing.alone <= packing.capacity for packing in packings]
+
+    @staticmethod
+    def _true_value(packing: Packing) -> Callable[[Pattern, FloatArray], float]:
+        def value(pattern: Pattern, values: FloatArray) -> float:
+            return 0.0 if packing.fit(pattern) is None else float(values[list(pattern)].sum())
+
+        return value
+
+    def allow_cuts(self, allowed: bool) -> None:
+        """Whether services may be cut into more replicas than they cannot do without, from now on.
+
+        A service has a sixth of the choices without, and whole services leave hardly more room on their GPUs.
+        """
+        self._open = np.ones(len(self._items)) if allowed else self._uncut
+        self._allowed = self._open.copy()
+        for search in self._searches:
+            search.choose(self._open > 0)
+
+    def generate(self, relaxation: Relaxation, rounds: int = _ROUNDS_MAX) -> Relaxation:
+        """Add patterns until none is found that is worth its GPU, or the relaxation hardly falls any more."""
+        relaxation = self._from_boxes(relaxation, rounds)
+        for _ in range(_BEAMS):
+            before = relaxation.usd_per_hour
+            if not self._from_beams(relaxation):
+                break
+            relaxation = self._from_boxes(self.master.relax(), _ROUNDS_BETWEEN)
+            if relaxation.usd_per_hour > before * (1 - _STALE_RATIO):
+                break
+        return relaxation
+
+    def _from_beams(self, relaxation: Relaxation) -> int:
+        """Patterns that knapsacks miss, whose best pattern of a box may not fit where the second does."""
+        added = 0
+        for index in self._wanted():
+            values, price = self._values(relaxation) * self._allowed, self._price(index, relaxation) * (1 + _ABOVE)
+            found = self._pricers[index].search(values, price, beam=_BEAM, likely=True)
+            added += self._add_some(index, found.patterns, _BEAM_PATTERNS)
+        return added
+
+    def _from_boxes(self, relaxation: Relaxation, rounds: int) -> Relaxation:
+        history = [relaxation.usd_per_hour]
+        dry = 0
+        for _ in range(rounds):
+            added = self._round(self._smoothed(relaxation), 1 + _ABOVE, everywhere=dry > 0)
+            dry = 0 if added else dry + 1
+            if dry > 2:
+                break
+            if added:
+                relaxation = self.master.relax()
+            history.append(relaxation.usd_per_hour)
+            if len(history) > _STALE_ROUNDS and history[-1] > history[-_STALE_ROUNDS] * (1 - _STALE_RATIO):
+                break
+        return relaxation
+
+    def _smoothed(self, relaxation: Relaxation) -> Relaxation:
+        """Its values drawn towards those in proportion to the shares needed alone, less from round to round.
+
+        The first relaxations know few patterns, and their values say more about which those are than about services.
+        """
+        weight, self._weight = self._weight, max(0.0, self._weight - _WEIGHT_STEP)
+        total = float(self._demand @ self._alone)
+        if weight <= 0 or total <= 0:
+            return relaxation
+        alone = self._alone * (float(self._demand @ relaxation.values) / total)
+        bounded = np.minimum(alone, self._dearest)
+        return relaxation._replace(values=weight * bounded + (1 - weight) * relaxation.values)
+
+    def enrich(self, relaxation: Relaxation) -> int:
+        """Add patterns worth almost their GPU, which whole numbers may need; returns how many."""
+        random, added = np.random.default_rng(0), 0
+        for _ in range(_SHAKEN):
+            shaken = relaxation.values * (1 + _SHAKEN_RATIO * random.standard_normal(len(relaxation.values)))
+            added += self._round(relaxation._replace(values=shaken), 1 - _ALMOST, everywhere=False)
+        return added
+
+    def _round(self, relaxation: Relaxation, target: float, *, everywhere: bool) -> int:
+        added = 0
+        for index in self._wanted():
+            values = self._values(relaxation) * self._allowed / self._price(index, relaxation)
+            added += self._join(index, self._searches[index].round(values, target, everywhere=everywhere))
+        return added
+
+    def bound(self, relaxation: Relaxation, gap_ratio: float, work: int) -> tuple[float, bool]:
+        """What no plan costs less than, by Farley's scaling, and whether patterns were found on the way."""
+        scale, added = 1.0, 0
+        for index in self._wanted():
+            values = self._values(relaxation) / self._price(index, relaxation)
+            proof = self._searches[index].prove(values, 1 + gap_ratio, work)
+            alone = float(np.max(values, initial=0.0, where=self._single[index]))
+            scale = min(scale, 1.0 / max(proof.most, alone))
+            added += self._join(index, proof.patterns)
+        return self._farley(relaxation, scale), added > 0
+
+    def dive(self, step: DiveStep) -> Whole:
+        """Whole numbers: settle the GPUs the relaxation is surest of, adapt the rest, and so on; the solver ends it."""
+        left = self._demand.copy()
+        settled: list[int] = []
+        while int((left > 1e-9).sum()) > _REST_KINDS:
+            counts = self.master.counts()
+            wanted = max(1, round(step.settled_ratio * (float(counts.sum()) - len(settled))))
+            chosen = self._surest(counts, settled, left, wanted)
+            if not chosen:
+                break
+            settled += chosen
+            self._from_boxes(self.master.relax(), step.rounds)
+        whole = self.master.whole(
+            seconds=self._effort.seconds, branchings=self._effort.branchings, settled=settled, allowed=self._allowed
+        )
+        self.master.release()
+        self._allowed = self._open.copy()
+        return whole
+
+    def _surest(self, counts: FloatArray, settled: list[int], left: FloatArray, wanted: int) -> list[int]:
+        """Settle patterns that nearly stand for a whole GPU; changes ``left`` and what is allowed."""
+        already = Counter(settled)
+        rest = counts - np.array([already[index] for index in range(len(counts))])
+        chosen: list[int] = []
+        for index in np.argsort(-rest, kind="stable").tolist():
+            if rest[index] < 1e-3 or (rest[index] < _SURE and len(chosen) >= wanted):
+                break
+            pattern = self.master.patterns[index].layout.pattern
+            needs = np.zeros(len(left))
+            np.add.at(needs, self._kind[list(pattern)], self._part[list(pattern)])
+            if not self._allowed[list(pattern)].all() or (needs > left + 1e-6).any():
+                continue
+            left -= needs
+            chosen.append(index)
+            self.master.settle(index)
+            for item in set(pattern):
+                self._commit(item, left)
+        return chosen
+
+    def _commit(self, item: int, left: FloatArray) -> None:
+        """Once a replica of a division is settled, the rest of its service comes in the same division."""
+        kind = self._kind[item]
+        if self._items[item].replicas > 1 and self._demand[kind] == 1 and left[kind] > 1e-9:
+            others = np.flatnonzero((self._kind == kind) & (np.arange(len(self._kind)) != item))
+            self._allowed[others] = 0.0
+            self.master.forbid({int(other) for other in others})
+
+    def _join(self, index: int, patterns: set[Pattern]) -> int:
+        added = 0
+        for pattern in sorted(patterns - self._unfit[index]):
+            if self._packings[index].fit(pattern) is None:
+                self._unfit[index].add(pattern)
+            else:
+                added += self._add(index, pattern)
+        return added

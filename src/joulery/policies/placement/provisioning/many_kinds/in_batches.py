@@ -1,0 +1,82 @@
+"""Many services that all differ: plan a batch of them, keep the full GPUs, plan the rest again with the next batch.
+
+Column generation finds nearly the cheapest plan of a batch. Services on GPUs that are not full return to the pool, so
+room is wasted once at the end instead of once a batch. Nothing is proven on the way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from joulery.domain.gpu.provisioning import Workload
+from joulery.policies.placement.provisioning.predict import Placed
+
+BATCH = 60
+"""Services planned at once."""
+_FULL_RATIO = 0.97
+"""Mean fullness from which GPUs that share services with one another are kept."""
+
+Planner = Callable[[Sequence[Workload]], tuple[Placed, ...]]
+
+
+def plan_in_batches(workloads: Sequence[Workload], planner: Planner) -> tuple[Placed, ...]:
+    """A plan for all services, made of plans for batches of them.
+
+    Args:
+        workloads: The services.
+        planner: Plans a batch; parts refer to the services by their place in it.
+    """
+    waiting, pool = deque(_mixed(workloads)), list[int]()
+    kept: list[Placed] = []
+    while waiting or pool:
+        while waiting and len(pool) < BATCH:
+            pool.append(waiting.popleft())
+        gpus = [_renamed(gpu, pool) for gpu in planner([workloads[index] for index in pool])]
+        groups = _linked(gpus)
+        groups.sort(key=lambda group: -_fullness(group))
+        full = [group for group in groups if _fullness(group) >= _FULL_RATIO] or groups[:1]
+        done = [gpu for group in (full if waiting else groups) for gpu in group]
+        kept += done
+        served = {share.part.workload for gpu in done for share in gpu.shares}
+        pool = [index for index in pool if index not in served]
+    return tuple(kept)
+
+
+def _mixed(workloads: Sequence[Workload]) -> list[int]:
+    """An order in which every stretch holds services of all kinds: each model in turn."""
+    by_model: dict[str, deque[int]] = {}
+    for index, workload in enumerate(workloads):
+        by_model.setdefault(workload.model, deque()).append(index)
+    order: list[int] = []
+    while by_model:
+        for model in list(by_model):
+            order.append(by_model[model].popleft())
+            if not by_model[model]:
+                del by_model[model]
+    return order
+
+
+def _renamed(gpu: Placed, pool: Sequence[int]) -> Placed:
+    """The GPU with its parts referring to all services, not to those of the batch."""
+    shares = tuple(share._replace(part=share.part._replace(workload=pool[share.part.workload])) for share in gpu.shares)
+    return Placed(gpu.type_index, shares)
+
+
+def _linked(gpus: Sequence[Placed]) -> list[list[Placed]]:
+    """GPUs in groups such that no service has replicas in two of them."""
+    groups: list[tuple[set[int], list[Placed]]] = []
+    for gpu in gpus:
+        services = {share.part.workload for share in gpu.shares}
+        members = [gpu]
+        for other in [group for group in groups if group[0] & services]:
+            services |= other[0]
+            members = other[1] + members
+            groups.remove(other)
+        groups.append((services, members))
+    return [members for _, members in groups]
+
+
+def _fullness(group: Sequence[Placed]) -> float:
+    """Mean share given away, 0 to 1."""
+    return sum(share.share_percent for gpu in group for share in gpu.shares) / (100.0 * len(group))

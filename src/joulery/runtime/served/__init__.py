@@ -1,0 +1,1 @@
+"""The end of a served run: its charge, its comparison with the baseline, its report."""

@@ -1,0 +1,341 @@
+"""A service request by request: one queue, replicas that come and go, variants steered among those that are loaded.
+
+The plant of burst studies. A :class:`Controller` looks once a period and changes what runs; a layout that needs new
+processes takes over after their start, one of other variants in the same processes at once. Every request draws the
+same quantile of its service time whatever answers it, so that two controllers on one seed differ by their decisions
+alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from joulery.domain.arrays import FloatArray
+from joulery.domain.gpu.layout import Instance, Layout
+from joulery.domain.serving.service import Slice
+from joulery.sim.core.kernel import Kernel, Rank
+
+
+@dataclass(frozen=True, slots=True)
+class PlantSettings:
+    """The service and its machine.
+
+    Attributes:
+        slo_s: Latency of the SLO.
+        start_s: Seconds until new processes have loaded their models.
+        loaded: Variants that every replica has loaded; empty for its own only.
+        period_s: Seconds between two looks of the controller.
+        window_s: Seconds of answers that an observation rests on.
+        drop_late: Whether a request that can no longer be answered within the SLO is dropped when its turn comes.
+        slowdown: Service times over those of the profile, at a time.
+        awake_w: Watts that each replica draws while it waits.
+    """
+
+    slo_s: float
+    start_s: float = 1.5
+    loaded: tuple[str, ...] = ()
+    period_s: float = 1.0
+    window_s: float = 4.0
+    drop_late: bool = False
+    slowdown: Callable[[float], float] = lambda _: 1.0
+    awake_w: float = 0.0
+
+
+class Steered(Protocol):
+    """Chooses the variant of a request; see :class:`joulery.domain.serving.mix.MixCounter`."""
+
+    def choose(self, own: str, warm: Any, waiting: int, oldest_wait_s: float) -> str:
+        """The variant that answers."""
+        ...
+
+
+class Controller(Protocol):
+    """Looks at a service once a period."""
+
+    def decide(self, now_s: float, service: ElasticService) -> None:
+        """Change what runs, or not."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Replica:
+    variant: str
+    slice: Slice
+    request: int = -1
+    leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BurstOutcome:
+    """What became of the requests.
+
+    Attributes:
+        arrival_s: Arrivals, float64[n].
+        latency_s: Arrival to answer; infinite for a refused or dropped request, float64[n].
+        energy_j: Joules above idle, float64[n].
+        variant: The variant that answered, by request; empty for none.
+        changes: ``(t_s, what)``: each change of layout, mix or limit.
+        slo_s: The SLO.
+        awake_s: Seconds that replicas waited for requests, all together.
+        awake_j: Joules of that.
+    """
+
+    arrival_s: FloatArray
+    latency_s: FloatArray
+    energy_j: FloatArray
+    variant: tuple[str, ...]
+    changes: tuple[tuple[float, str], ...]
+    slo_s: float
+    awake_s: float = 0.0
+    awake_j: float = 0.0
+
+    @property
+    def answered(self) -> int:
+        """Requests that were answered."""
+        return int(np.isfinite(self.latency_s).sum())
+
+    @property
+    def refused(self) -> int:
+        """Requests that were refused or dropped."""
+        return len(self.latency_s) - self.answered
+
+    @property
+    def late(self) -> int:
+        """Answers beyond the SLO."""
+        return int((np.isfinite(self.latency_s) & (self.latency_s > self.slo_s)).sum())
+
+    @property
+    def violations(self) -> int:
+        """Requests that were not answered within the SLO."""
+        return self.late + self.refused
+
+    @property
+    def attainment_ratio(self) -> float:
+        """Share of the answers within the SLO."""
+        return 1.0 - self.late / max(1, self.answered)
+
+
+@dataclass(eq=False)
+class ElasticService:
+    """The plant.
+
+    Attributes:
+        profile: Samples of service time and CPU time of each variant on each slice, in one order of their quantiles,
+            and the watts of a busy core.
+        arrival_s: Arrivals, float64[n].
+        settings: The service and its machine.
+        controller: Decides.
+        seed: Of the service times.
+        running: The layout that serves; None before the first.
+        steering: Chooses variants; None for each replica's own.
+        limit: Requests that may wait; None for all.
+    """
+
+    profile: Mapping[tuple[str, Slice], tuple[FloatArray, FloatArray, float]]
+    arrival_s: FloatArray
+    settings: PlantSettings
+    controller: Controller
+    seed: int = 0
+    running: Layout | None = None
+    steering: Steered | None = None
+    limit: int | None = None
+    changes: list[tuple[float, str]] = field(default_factory=list)
+    _kernel: Kernel = field(default_factory=Kernel)
+    _queue: deque[int] = field(default_factory=deque)
+    _idle: deque[_Replica] = field(default_factory=deque)
+    _replicas: list[_Replica] = field(default_factory=list)
+    _arrived: int = 0
+    _version: int = 0
+    _next: Layout | None = None
+    _awake_s: float = 0.0
+    _counted_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        count = len(self.arrival_s)
+        self._pick = np.random.default_rng(self.seed).random(count)
+        self._latency_s = np.full(count, np.inf)
+        self._start_s = np.full(count, np.nan)
+        self._end_s = np.full(count, np.inf)
+        self._energy_j = np.zeros(count)
+        self._variant = [""] * count
+        self._ended: deque[int] = deque()
+
+    def play(self, until_s: float) -> BurstOutcome:
+        """Play until a time; requests that are still queued then never end."""
+        kernel = self._kernel
+        kernel.on("end", Rank.COMPLETION, self._end)
+        kernel.on("ready", Rank.COMPLETION, self._ready)
+        kernel.on("arrival", Rank.ARRIVAL, self._arrive)
+        kernel.on("look", Rank.POLICY, self._look)
+        kernel.at(0.0, "look", until_s)
+        if len(self.arrival_s):
+            kernel.at(float(self.arrival_s[0]), "arrival", 0)
+        kernel.run()
+        return BurstOutcome(
+            np.asarray(self.arrival_s),
+            self._latency_s,
+            self._energy_j,
+            tuple(self._variant),
+            tuple(self.changes),
+            self.settings.slo_s,
+            self._awake_s,
+            self._awake_s * self.settings.awake_w,
+        )
+
+    @property
+    def changing(self) -> bool:
+        """Whether the processes of another layout start."""
+        return self._next is not None
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return len(self._queue)
+
+    def oldest_wait_s(self, now_s: float) -> float:
+        """Seconds that the oldest queued request has waited."""
+        return now_s - float(self.arrival_s[self._queue[0]]) if self._queue else 0.0
+
+    def arrivals_between(self, since_s: float, until_s: float) -> int:
+        """Arrivals in ``(since_s, until_s]``."""
+        first, last = np.searchsorted(self.arrival_s, (since_s, until_s), side="right")
+        return int(last - first)
+
+    def recent_rps(self, now_s: float, arrivals: int = 50) -> float:
+        """Arrivals a second over the last second, or over so many where they took longer; NaN before a second."""
+        last = int(np.searchsorted(self.arrival_s, now_s, side="right"))
+        since_s = float(self.arrival_s[last - arrivals]) if last >= arrivals else 0.0
+        span_s = max(1.0, min(now_s - since_s, self.settings.window_s))
+        return self.arrivals_between(now_s - span_s, now_s) / span_s if now_s >= span_s else float("nan")
+
+    def ended_since(self, since_s: float) -> list[int]:
+        """Requests that were answered since a time."""
+        while self._ended and self._end_s[self._ended[0]] < since_s:
+            self._ended.popleft()
+        return list(self._ended)
+
+    def latency_of(self, requests: Sequence[int]) -> FloatArray:
+        """Latencies of requests that ended."""
+        return np.asarray(self._latency_s[list(requests)])
+
+    def variant_of(self, request: int) -> str:
+        """The variant that answered a request."""
+        return self._variant[request]
+
+    def occupied_s(self, request: int) -> float:
+        """Seconds that a request kept its replica busy."""
+        return float(self._end_s[request] - self._start_s[request])
+
+    def run(self, layout: Layout) -> None:
+        """Have a layout run: at once in the processes that are there, else when new ones have loaded."""
+        now_s = self._kernel.now_s
+        self._version += 1
+        if layout == self.running:
+            self._next = None
+            return
+        self.changes.append((now_s, str(layout)))
+        if self.running is None or not self._missing(layout):
+            self._next = None
+            self._take_over(layout)
+            return
+        self._next = layout
+        self._kernel.at(now_s + self.settings.start_s, "ready", (self._version, layout))
+
+    def note(self, what: str) -> None:
+        """Record a change."""
+        self.changes.append((self._kernel.now_s, what))
+
+    def _ready(self, _: float, payload: tuple[int, Layout]) -> None:
+        version, layout = payload
+        if version == self._version:
+            self._next = None
+            self._take_over(layout)
+
+    def _missing(self, layout: Layout) -> list[Instance]:
+        """Instances of a layout that need a process of their own: no replica that is there can be them."""
+        free = [one for one in self._replicas if not one.leaving]
+        return [item for item in layout.instances if self._taken(item, free) is None]
+
+    def _taken(self, item: Instance, free: list[_Replica]) -> _Replica | None:
+        """The replica that becomes an instance, taken out of ``free``: of its slice, with its variant if need be."""
+        mine = [one for one in free if one.slice == item.slice]
+        mine.sort(key=lambda one: one.variant != item.variant)
+        if not mine or (mine[0].variant != item.variant and not self.settings.loaded):
+            return None
+        free.remove(mine[0])
+        return mine[0]
+
+    def _take_over(self, layout: Layout) -> None:
+        """Replicas that can stay do, missing ones join, the others finish what they hold and leave."""
+        self._count_awake()
+        self.running = layout
+        free, fresh = [one for one in self._replicas if not one.leaving], []
+        for item in layout.instances:
+            replica = self._taken(item, free)
+            if replica is None:
+                fresh.append(_Replica(item.variant, item.slice))
+            else:
+                replica.variant = item.variant
+        for replica in free:
+            replica.leaving = True
+        self._replicas = [one for one in self._replicas if not one.leaving or one.request >= 0] + fresh
+        self._idle = deque([one for one in self._idle if not one.leaving] + fresh)
+        self._pump()
+
+    def _count_awake(self) -> None:
+        """Count the seconds that replicas waited."""
+        now_s = self._kernel.now_s
+        self._awake_s += len(self._idle) * (now_s - self._counted_s)
+        self._counted_s = now_s
+
+    def _look(self, t_s: float, until_s: float) -> None:
+        self._count_awake()
+        self.controller.decide(t_s, self)
+        if t_s + self.settings.period_s <= until_s:
+            self._kernel.at(t_s + self.settings.period_s, "look", until_s)
+
+    def _arrive(self, t_s: float, request: int) -> None:
+        if request + 1 < len(self.arrival_s):
+            self._kernel.at(float(self.arrival_s[request + 1]), "arrival", request + 1)
+        if self.limit is not None and len(self._queue) >= self.limit and not self._idle:
+            return
+        self._queue.append(request)
+        self._pump()
+
+    def _pump(self) -> None:
+        now_s = self._kernel.now_s
+        while self._idle and self._queue:
+            self._count_awake()
+            request, replica = self._queue.popleft(), self._idle.popleft()
+            variant = replica.variant
+            if self.steering is not None:
+                variant = self.steering.choose(
+                    variant, self.settings.loaded, len(self._queue), self.oldest_wait_s(now_s)
+                )
+            times_s, cpu_s, active_w = self.profile[variant, replica.slice]
+            at = int(self._pick[request] * len(times_s))
+            took_s = float(times_s[at]) * self.settings.slowdown(now_s)
+            if self.settings.drop_late and now_s + took_s > self.arrival_s[request] + self.settings.slo_s:
+                self._idle.appendleft(replica)
+                continue
+            replica.request = request
+            self._start_s[request], self._variant[request] = now_s, variant
+            self._energy_j[request] = float(cpu_s[at]) * active_w
+            self._kernel.at(now_s + took_s, "end", replica)
+
+    def _end(self, t_s: float, replica: _Replica) -> None:
+        self._count_awake()
+        request, replica.request = replica.request, -1
+        self._end_s[request] = t_s
+        self._latency_s[request] = t_s - self.arrival_s[request]
+        self._ended.append(request)
+        if replica.leaving:
+            self._replicas.remove(replica)
+        else:
+            self._idle.append(replica)
+        self._pump()

@@ -1,0 +1,111 @@
+"""docs/how-to/your-own-model.md, played: its files are written, its servers started, its requests sent."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from joulery.config import load
+from tests.docs.pages import ROOT
+
+PAGE = ROOT / "docs" / "how-to" / "your-own-model.md"
+FILE = re.compile(r"^```py\n# (\S+\.py).*?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SITE = re.compile(r"^```yaml\n(joulery: 1\n.*?)^```", re.MULTILINE | re.DOTALL)
+CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SHOWN = "http://127.0.0.1:8080"
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+
+def sections() -> list[str]:
+    return re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1:]
+
+
+def steps(section: str) -> Iterator[tuple[str, str]]:
+    """Each command of a section's terminals and what is shown below it."""
+    for body in CONSOLE.findall(section):
+        for part in re.split(r"^\$ ", body.replace("\\\n", " "), flags=re.MULTILINE)[1:]:
+            command, _, output = part.partition("\n")
+            yield command, output
+
+
+@contextmanager
+def server(words: list[str], folder: Path) -> Iterator[str]:
+    line = [sys.executable, "-m", "joulery", *words, "--listen", "127.0.0.1:0", "--json"]
+    with (
+        (folder / "server.log").open("ab") as log,
+        subprocess.Popen(line, cwd=folder, env=environment(folder), stdout=subprocess.PIPE, stderr=log) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            yield json.loads(process.stdout.readline())["url"]
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+
+
+def outline(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer without its numbers, which differ from processor to processor in their last digits."""
+    outputs = [
+        {**one, "data": one["data"] if one["datatype"] != "FP32" else len(one["data"])} for one in answer["outputs"]
+    ]
+    return {**answer, "outputs": outputs}
+
+
+@pytest.mark.parametrize("title", ["PyTorch", "Hugging Face"])
+def test_a_section_of_the_page_runs(title: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: pip install 'joulery[torch]'")
+    if title == "Hugging Face":
+        pytest.importorskip("transformers", reason="transformers is not installed")
+    (section,) = [one for one in sections() if one.startswith(title)]
+    for name, text in FILE.findall(section):
+        (tmp_path / name).write_text(text)
+    commands = list(steps(section))
+    assert [command.split()[0] for command, _ in commands][:3] == ["python", "joulery", "curl"]
+    (_, script), (_, serve, *flags) = (shlex.split(command) for command, _ in commands[:2])
+    subprocess.run([sys.executable, script], cwd=tmp_path, check=True, capture_output=True)
+    with server([serve, *flags], tmp_path) as url:
+        for command, shown in commands[2:]:
+            done = subprocess.run(shlex.split(command.replace(SHOWN, url)), capture_output=True, check=True)
+            got, expected = json.loads(done.stdout), json.loads(shown)
+            if "model_name" in expected:
+                got, expected = outline(got), outline(expected)
+            assert got == expected, command
+
+
+def test_the_site_of_the_page_runs(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: pip install 'joulery[torch]'")
+    page = PAGE.read_text()
+    files = dict(FILE.findall(page))
+    (tmp_path / "export.py").write_text(files["export.py"])
+    (text,) = [text for text in SITE.findall(page) if "net.pt2" in text]
+    (tmp_path / "net.yaml").write_text(text + "serving: {listen: '127.0.0.1:0'}\n")
+    subprocess.run([sys.executable, "export.py"], cwd=tmp_path, check=True, capture_output=True)
+    line = [sys.executable, "-m", "joulery", "up", "net.yaml", "--json-out", "report.json"]
+    done = subprocess.run(line, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    report = json.loads((tmp_path / "report.json").read_text())
+    (service,) = report["services"]
+    assert service["requests"] > 0
+    assert service["failed"] == 0
+
+
+def test_every_site_of_the_page_is_accepted(tmp_path: Path) -> None:
+    """tests/e2e/test_up_upstreams.py plays the one with other servers."""
+    (tmp_path / "net.pt2").touch()
+    texts = SITE.findall(PAGE.read_text())
+    assert len(texts) == 2
+    for text in texts:
+        (tmp_path / "site.yaml").write_text(text)
+        assert load(tmp_path / "site.yaml").services

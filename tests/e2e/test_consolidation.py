@@ -1,0 +1,40 @@
+"""Slices left empty by a running service: replicas end and come back, no request is lost, nothing survives a kill."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from joulery.policies.consolidation import CONSOLIDATION
+from joulery.store.run.directory import open_run
+from tests.e2e.test_up import Up, site  # noqa: F401 - a fixture
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up")]
+PARKS = {"lambda: 10 %": "lambda: 10 %, consolidate: true", "rate: 30 /s": "rate: 4 /s"}
+
+
+def test_a_service_that_is_asked_little_leaves_a_core_empty(tmp_path, site):  # noqa: F811
+    out = tmp_path / "summary.json"
+    with Up(site(PARKS, duration="300 s", replay="9000 s"), tmp_path, "--json-out", str(out)) as up:
+        up.until("stays awake, 1 of 2 slices empty")
+        run = open_run(tmp_path / "run")
+        wait_until(lambda: any(one["decision"]["cause"] == CONSOLIDATION for one in run.log("decision")), "the change")
+        os.killpg(up.process.pid, signal.SIGINT)
+        code, _, complaint = up.end()
+        assert code == 0, complaint
+        assert up.survivors() == []
+    summary = json.loads(out.read_text())
+    assert summary["failed"] == 0 and summary["answered"] > 50
+    (parked,) = [entry for entry in run.log("decision") if entry["decision"]["cause"] == CONSOLIDATION]
+    assert parked["outcome"] == "applied" and "0 replicas started, 1 stopped" in parked["detail"]
+    assert len(parked["decision"]["value"]) == 1
+
+
+def test_kill_9_while_a_core_is_empty_leaves_nothing(tmp_path, site):  # noqa: F811
+    with Up(site(PARKS, duration="300 s", replay="9000 s"), tmp_path) as up:
+        up.until("stays awake, 1 of 2 slices empty")
+        up.process.kill()
+        up.process.wait()
+        assert up.survivors() == []

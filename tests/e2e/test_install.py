@@ -1,0 +1,85 @@
+"""The wheel in an empty environment: small, it measures and reports, and names the extra that a command needs."""
+
+import json
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CORE_MB = 120
+
+
+def pip(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pip", "--disable-pip-version-check", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with joulery and what its core needs, nothing else."""
+    folder = tmp_path_factory.mktemp("install")
+    built = pip("wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT)
+    if built.returncode and "hatchling" in built.stderr:
+        pytest.skip("no package index here")
+    assert built.returncode == 0, built.stderr
+    (wheel,) = folder.glob("joulery-*.whl")
+    venv.create(folder / "venv", with_pip=False)
+    put = pip("--python", folder / "venv/bin/python", "install", "--quiet", wheel)
+    assert put.returncode == 0, put.stderr
+    return folder / "venv"
+
+
+def joulery(installed: Path, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home)}
+    command = [str(installed / "bin/joulery"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=home, env=environment, check=False)
+
+
+def test_the_core_is_small(installed):
+    size = sum(path.stat().st_size for path in installed.rglob("*") if path.is_file() and not path.is_symlink())
+    assert size <= CORE_MB * 1e6
+
+
+def test_the_core_measures_reports_accounts_and_says_what_it_can_read(installed, tmp_path):
+    measured = joulery(installed, tmp_path, "measure", "--json", "--out", "run", "--", "sleep", "0.3")
+    assert measured.returncode == 0, measured.stderr
+    energy_j = json.loads(measured.stderr)["energy_j"]
+    reported = joulery(installed, tmp_path, "report", "run", "--json")
+    assert reported.returncode == 0, reported.stderr
+    assert json.loads(reported.stdout)["energy_j"] == pytest.approx(energy_j, rel=1e-9) and energy_j > 0
+    assert (tmp_path / "run" / "power.npz").exists()
+    (tmp_path / "e.csv").write_text("op,start_ns,dur_ns,device\na,0,6000,CPU:0\nb,6000,2000,CPU:0\n")
+    (tmp_path / "p.csv").write_text("t_ns,device,power_w\n0,CPU:0,10\n8000,CPU:0,10\n")
+    files = ("--events", "e.csv", "--power", "p.csv", "--json", "--out", "accounted")
+    accounted = joulery(installed, tmp_path, "account", *files)
+    assert accounted.returncode == 0, accounted.stderr
+    assert {row["op"]: row["energy_j"] for row in json.loads(accounted.stdout)["ops"]} == pytest.approx(
+        {"a": 60e-6, "b": 20e-6}
+    )
+    again = joulery(installed, tmp_path, "report", "accounted", "--by", "op", "--json")
+    assert again.returncode == 0, again.stderr
+    assert joulery(installed, tmp_path, "doctor", "--json").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        (("plan", str(ROOT / "examples/igniter-12.yaml")), "plan"),
+        (("up", str(ROOT / "examples/quickstart.yaml")), "serve"),
+        (("measure", "--carbon", "hours.parquet", "--", "true"), "parquet"),
+    ],
+    ids=["plan", "up", "parquet"],
+)
+def test_a_command_that_needs_an_extra_says_which(installed, tmp_path, arguments, extra):
+    (tmp_path / "hours.parquet").write_bytes(b"PAR1")
+    refused = joulery(installed, tmp_path, *arguments)
+    assert refused.returncode == 2
+    assert f"pip install 'joulery[{extra}]'" in refused.stderr and "Traceback" not in refused.stderr

@@ -1,0 +1,99 @@
+"""Tests wait for conditions (:mod:`tests.waiting`), never for time: a loaded machine is slow, not wrong.
+
+A sleep is allowed where it *is* the load: a toy that takes long, a moment at which something is killed or cancelled,
+or a stretch of time that is measured. Each such file is listed with its reason and its number of sleeps, which may only
+fall.
+"""
+
+import ast
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tests.house.syntax import TESTS, files_in, nodes_of
+
+CLOCKS = frozenset({"monotonic", "perf_counter", "process_time", "monotonic_ns", "perf_counter_ns", "process_time_ns"})
+LOAD = {
+    "fakes/open_inference_server.py": (1, "a model that takes so long"),
+    "adapters/engines/embedded/test_engine_apply.py": (5, "a change is cancelled at many moments"),
+    "adapters/engines/embedded/test_engine_crashes.py": (3, "a worker is killed under load; longer than a hang"),
+    "adapters/engines/remote/test_openai_queueing.py": (1, "a fake server writes slowly, on a virtual clock"),
+    "adapters/engines/toys.py": (5, "models that take time"),
+    "adapters/meters/test_tree.py": (1, "the kernel adds up CPU time every few milliseconds"),
+    "benchmarks/test_gpu.py": (1, "one pass of a model"),
+    "e2e/slurm_forty.py": (1, "a controller that is away"),
+    "e2e/slurm_plays.py": (2, "jobs are submitted at their times, and sampled four times a second"),
+    "e2e/test_measure.py": (4, "a run is interrupted at many moments"),
+    "e2e/test_serving.py": (1, "workers are killed under load"),
+    "e2e/torch_job.py": (1, "an epoch of a larger model"),
+    "gateway/test_app.py": (1, "two chunks that arrive apart"),
+    "gateway/test_server.py": (5, "slow clients and slow answers"),
+    "runtime/load/test_load.py": (3, "a server that stalls"),
+    "runtime/measuring/test_live.py": (1, "a stretch of time that is measured"),
+    "runtime/measuring/test_measure.py": (4, "a stretch of time that is measured"),
+    "runtime/serving/live_trials.py": (3, "clients that ask again and again"),
+    "runtime/serving/test_driver.py": (1, "an action that takes longer than a period"),
+    "runtime/toy_models.py": (1, "a model that takes time"),
+    "slurm_cluster.py": (1, "killed jobs end before their daemons do"),
+}
+"""Sleeps that are the load itself: how many, and what they stand for."""
+PROGRAMS = frozenset({"e2e/torch_job.py", "e2e/slurm_plays.py"})
+"""Programs whose loops are work: a training, a sampler."""
+
+
+def called(node: ast.AST) -> tuple[str, str]:
+    """Module and function of a call such as ``time.sleep``; empty for other calls."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
+        return node.func.value.id, node.func.attr
+    return "", ""
+
+
+def clocks_in_asserts(nodes: Iterable[ast.AST]) -> Iterator[int]:
+    """Lines of assertions that read a clock of durations."""
+    for node in nodes:
+        if isinstance(node, ast.Assert) and any(called(part)[1] in CLOCKS for part in ast.walk(node.test)):
+            yield node.lineno
+
+
+def sleeps(nodes: Iterable[ast.AST]) -> Iterator[int]:
+    """Lines of sleeps; ``asyncio.sleep(0)``, which only yields, is none."""
+    for node in nodes:
+        if called(node) in (("time", "sleep"), ("asyncio", "sleep")):
+            assert isinstance(node, ast.Call)
+            first = node.args[0] if node.args else None
+            if not (isinstance(first, ast.Constant) and first.value == 0):
+                yield node.lineno
+
+
+def polls(nodes: Iterable[ast.AST]) -> Iterator[int]:
+    """Lines of loops that sleep until a condition holds."""
+    for node in nodes:
+        if isinstance(node, ast.While) and not isinstance(node.test, ast.Constant) and any(sleeps(ast.walk(node))):
+            yield node.lineno
+
+
+def files() -> list[tuple[str, Path]]:
+    """Names and paths of every file of the tests but the one that waits."""
+    return [(path.relative_to(TESTS).as_posix(), path) for path in files_in(TESTS) if path.name != "waiting.py"]
+
+
+def test_each_fault_is_found() -> None:
+    source = "assert time.monotonic() < end_s\nwhile not done():\n    time.sleep(0.1)\nawait asyncio.sleep(0)\n"
+    nodes = list(ast.walk(ast.parse(source)))
+    assert (list(clocks_in_asserts(nodes)), list(polls(nodes)), list(sleeps(nodes))) == ([1], [2], [3])
+
+
+def test_no_assertion_reads_a_clock() -> None:
+    """Assert what happened, not how long it took."""
+    found = {name: list(clocks_in_asserts(nodes_of(path))) for name, path in files()}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_nothing_polls_but_the_one_that_waits() -> None:
+    """Use tests.waiting."""
+    found = {name: list(polls(nodes_of(path))) for name, path in files() if name not in PROGRAMS}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_sleeps_are_accounted_for() -> None:
+    found = {name: len(list(sleeps(nodes_of(path)))) for name, path in files()}
+    assert {name: count for name, count in found.items() if count} == {name: count for name, (count, _) in LOAD.items()}

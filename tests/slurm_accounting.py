@@ -1,0 +1,107 @@
+"""Accounting for a test's Slurm: a MariaDB and a slurmdbd of its own, users, QOS and limits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.waiting import wait_until
+
+_PROGRAMS = ("slurmdbd", "sacctmgr", "mariadbd", "mariadb-install-db", "mariadb-admin")
+
+_CONF = """\
+AuthType=auth/none
+DbdHost={host}
+DbdAddr=127.0.0.1
+DbdPort={port}
+SlurmUser=root
+LogFile={folder}/slurmdbd.log
+PidFile={folder}/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={db_port}
+StorageUser=slurm
+StoragePass=slurm
+StorageLoc=slurm
+"""
+
+
+def accounting_missing() -> str | None:
+    """Why no slurmdbd can be started here; None when one can."""
+    absent = [name for name in _PROGRAMS if shutil.which(name) is None]
+    return f"Slurm is not installed with accounting ({', '.join(absent)}): apt-get install slurmdbd mariadb-server" if (
+        absent
+    ) else None  # fmt: skip
+
+
+@contextmanager
+def slurm_database(folder: Path) -> Iterator[str]:
+    """Lines of slurm.conf that make a Slurm account to a slurmdbd that runs until the end; limits are enforced.
+
+    Args:
+        folder: A scratch folder, also that of the cluster's slurm.conf.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    data, log = folder / "mariadb", (folder / "database.out").open("ab")
+    db_port, port = _free_port(), _free_port()
+    started: list[subprocess.Popen[bytes]] = []
+
+    def spawn(*command: str) -> subprocess.Popen[bytes]:
+        env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+        process = subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+        started.append(process)
+        return process
+
+    try:
+        install = ("mariadb-install-db", "--no-defaults", f"--datadir={data}", "--skip-test-db", "--user=root")
+        subprocess.run(
+            (*install, "--auth-root-authentication-method=normal"), stdout=log, stderr=log, timeout=120, check=True
+        )
+        setup = folder / "setup.sql"
+        setup.write_text(
+            "CREATE DATABASE slurm;\nCREATE USER 'slurm'@'127.0.0.1' IDENTIFIED BY 'slurm';\n"
+            "GRANT ALL ON slurm.* TO 'slurm'@'127.0.0.1';\n"
+        )
+        spawn(
+            "mariadbd", "--no-defaults", "--user=root", f"--datadir={data}", f"--socket={folder}/db.sock",
+            f"--pid-file={folder}/db.pid", f"--port={db_port}", "--bind-address=127.0.0.1",
+            "--innodb-buffer-pool-size=32M", f"--init-file={setup}", "--skip-name-resolve",
+        )  # fmt: skip
+        wait_until(lambda: _answers(db_port), "an answer of MariaDB", 60.0)
+        host = socket.gethostname().split(".")[0]
+        conf = folder / "slurmdbd.conf"
+        conf.touch(mode=0o600)
+        conf.write_text(_CONF.format(host=host, port=port, folder=folder, db_port=db_port))
+        spawn("slurmdbd", "-D")
+        wait_until(lambda: _answers(port), "an answer of slurmdbd", 60.0)
+        yield (
+            f"AccountingStorageHost=127.0.0.1\nAccountingStoragePort={port}\n"
+            "AccountingStorageTRES=gres/gpu\nAccountingStorageEnforce=limits,qos\n"
+        )
+    finally:
+        for process in reversed(started):
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(15)
+        log.close()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
