@@ -50,7 +50,7 @@ CASES = {
 STRADDLES = {"gan"}
 """A recorded step begins with gradients of calls before it: those have no name."""
 LOADED = {"image": 16, "lightning_fit": 16}
-"""Samples of the two recorded steps; all others make their batches themselves, and nobody knows how many they are."""
+"""Samples of the two recorded steps; all others make their batches themselves, so that it is unknown."""
 NEEDS = {"lightning_fit": "lightning", "hf_loop": "transformers"}
 
 
