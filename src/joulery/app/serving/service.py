@@ -183,7 +183,7 @@ def model_ref(config: ModelConfig, cache: Path) -> ModelRef:
 
 
 def demand_rps(site: Site, config: ServiceConfig, setup: ServiceSetup, profile: Profile) -> float:
-    """The demand to plan for: the service's own, else that of the load, in requests or as a share of the capacity.
+    """The demand to plan for, requests a second: the service's own, else the load's, stated or as a share of capacity.
 
     The capacity is what the most accurate variant can serve on the partition that suits it best.
 
@@ -224,6 +224,12 @@ def choose(
 
     A fixed policy is the same policy with one variant to choose from: it still picks the partition that keeps the SLO
     with the fewest joules.
+
+    Args:
+        site, config: The site file, and this service's section.
+        setup: Its variants, partitions and candidates.
+        profile: Latency and joules of the variants on the slices.
+        settle_s: Seconds in which the service settles after a change.
 
     Raises:
         ConfigError: No demand is named anywhere.
@@ -302,8 +308,13 @@ def switchback(
 ) -> Switchback | None:
     """How the baseline of a service is measured; None where it is not, or where it would run anyway.
 
-    What an earlier layout left behind is over after a few times the latency of the SLO. The measured part of a period
-    is as long as the service takes to settle.
+    Requests of an earlier layout have left the queue after a few times the latency of the SLO. The measured part of a
+    period is as long as the service takes to settle.
+
+    Args:
+        site, config, setup: As of :func:`choose`.
+        base: The baseline's layout.
+        settle_s: Seconds in which the service settles after a change.
     """
     rule, audit = config.policy, config.audit
     is_baseline = not isinstance(rule, CloverPolicy) and rule.variant in (None, setup.family.largest.name)
