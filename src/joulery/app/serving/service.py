@@ -35,7 +35,7 @@ from joulery.perf.queues.pull_queue import capacity_rps
 from joulery.policies.consolidation import Consolidation
 from joulery.policies.placement.pools.gpu_groups import SliceAssignment, split
 from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts, misfits, slice_menu
-from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
+from joulery.policies.serving.objective import NO_BASE_G_PER_KWH, Objective, ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.policy import ServicePolicy
 from joulery.policies.serving.predictive_search import PredictiveSearch, baseline_layout
 from joulery.policies.serving.trial_search import TrialSearch
@@ -244,7 +244,7 @@ def choose(
     rule = config.policy
     candidates: Sequence[Layout] = setup.candidates
     goals = objectives_from_config(config, largest.accuracy_ratio)
-    base_g_per_kwh, replan_ratio = 1.0, _NEVER
+    base_g_per_kwh, replan_ratio = NO_BASE_G_PER_KWH, _NEVER
     if isinstance(rule, CloverPolicy):
         base_g_per_kwh, replan_ratio = rule.base_g_per_kwh, rule.replan_ratio
     else:
