@@ -47,7 +47,7 @@ class GpuDeviceConfig(Section):
         return self
 
     def as_partitions(self, menu: tuple[tuple[str, ...], ...] = ()) -> tuple[tuple[Slice, ...], ...]:
-        """The ways it may be cut, as nouns.
+        """The ways it may be partitioned, as nouns.
 
         Args:
             menu: Cuts of its type, for mode mig where none are named.

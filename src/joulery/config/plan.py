@@ -37,7 +37,7 @@ class GpuConfig(Section):
 
 
 class PipelinesSection(Section):
-    """Models cut into stages and shards, placed by how they feel the clock (presets muserve and best)."""
+    """Models divided into stages and shards, placed by their sensitivity to the clock (presets muserve and best)."""
 
     scores: InputFile | None = None
     """Clock scores of your models: the database that joulery profile MODEL --clocks --scores FILE keeps."""
@@ -72,7 +72,7 @@ class PlanSection(Section):
     accounting: Literal["half-slo", "full-slo"] = "half-slo"
     """For evenly spaced requests, what a batch may take: half the SLO (the paper), or all that its wait leaves."""
     replicas: Annotated[int, Field(ge=1, le=64)] = 4
-    """Into how many equal replicas a service may be cut; more where it cannot be served otherwise, unless this is 1."""
+    """Largest number of equal replicas of a service; more where it cannot be served otherwise, unless this is 1."""
     lasts_s: Seconds | None = Field(alias="duration", default=None)
     """When series of rates end, such as 24 h; the last step lasts as long as the one before it when left out."""
     max_batch: Annotated[int, Field(ge=1, le=1024)] = 32

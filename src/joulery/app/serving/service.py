@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -242,18 +242,14 @@ def choose(
     largest = setup.family.largest
     base, metrics = baseline_layout(setup.candidates, largest.name, predictor, setup.slo, rate_rps)
     rule = config.policy
-    candidates: Sequence[Layout] = setup.candidates
     goals = objectives_from_config(config, largest.accuracy_ratio)
     base_g_per_kwh, replan_ratio = NO_BASE_G_PER_KWH, _NEVER
     if isinstance(rule, CloverPolicy):
         base_g_per_kwh, replan_ratio = rule.base_g_per_kwh, rule.replan_ratio
-    else:
-        only = {rule.variant or largest.name}
-        candidates = [layout for layout in candidates if set(layout.counts) == only]
     policy = ServicePolicy(
         service=setup.name,
         search=PredictiveSearch(
-            candidates=tuple(candidates),
+            candidates=_candidates(config, setup),
             predictor=predictor,
             objective=Objective(
                 lambda_ratio=goals.lambda_ratio,
@@ -282,6 +278,14 @@ def choose(
         return replace(binding, remark=remark)
     trying = replace(policy, search=trial_search(rule, setup, predictor, base, site.pue))
     return replace(binding, policy=trying, trials=rule.trials)
+
+
+def _candidates(config: ServiceConfig, setup: ServiceSetup) -> tuple[Layout, ...]:
+    """The layouts that a policy may choose: for a fixed one those with its variant on every slice."""
+    if isinstance(config.policy, CloverPolicy):
+        return tuple(setup.candidates)
+    only = {config.policy.variant or setup.family.largest.name}
+    return tuple(layout for layout in setup.candidates if set(layout.counts) == only)
 
 
 def consolidation(site: Site, config: ServiceConfig, setup: ServiceSetup) -> Consolidation | None:

@@ -33,7 +33,7 @@ ACCEPTS = frozenset({"profile", "carbon", "column", "loss"})
 _COST_NOTE = (
     "same: saved % on the same GPUs, all of them powered; pts, rel: accuracy lost, points and %; kept: trials within "
     "the limit; time: % of it that trials really take, a thousand requests and the changes between them; cuts: GPUs "
-    "cut anew for them"
+    "partitioned again for them"
 )
 
 
