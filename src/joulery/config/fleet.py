@@ -35,7 +35,7 @@ class CpuConfig(Section):
 
 
 class FleetConfig(Section):
-    """What there is to run on."""
+    """Devices to run on."""
 
     cpu: CpuConfig | None = None
     """The CPU of this machine."""

@@ -89,7 +89,7 @@ def command(
     joulery serve --model photos/small=lite0.onnx --model photos/large=lite2.onnx --listen :8000
     """
     if (site is None) is (not models):
-        raise ConfigError("name a site file or models, one of both", expected="SITE, or --model NAME=MODEL")
+        raise ConfigError("name either a site file or models", expected="SITE, or --model NAME=MODEL")
     # Before numpy is there: sums that a request waits for stay on the thread that makes them. Handed to a pool, they
     # would wait for a core of a machine whose cores are busy with models.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
