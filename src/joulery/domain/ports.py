@@ -164,7 +164,7 @@ class ClusterBackend(Protocol):
 
 
 class Device(Protocol[D]):
-    """One knob of one device: its clock, how a GPU is cut, who shares it.
+    """One knob of one device: its clock, how a GPU is partitioned, which processes share it.
 
     A change either happens or does not: whatever fails, the device is set to what it was before or to what was asked
     for, and the error says which.
@@ -234,7 +234,7 @@ class Steering(Protocol):
 
 
 class Places(Protocol):
-    """Hands out the parts of GPUs that replicas run on, and has the GPUs cut so that there are enough of them.
+    """Hands out the parts of GPUs that replicas run on, and has the GPUs partitioned so that there are enough of them.
 
     What is wanted is a slice and the device it must be on (``gpu:0``; empty for any).
     """

@@ -399,7 +399,16 @@ def _failed(service: str, arrival_s: float, error: RequestError, share: EnergySh
 async def reply(
     send: Send, exchange: Exchange | None, status: int, body: bytes, headers: Headers, *, last: bool = False
 ) -> None:
-    """Send an answer, in one write where the server offers that."""
+    """Send an answer, in one write where the server offers that.
+
+    Args:
+        send: ASGI's send.
+        exchange: The server's own way to answer at once; None without one.
+        status: HTTP status.
+        body: The whole body.
+        headers: Names in lower case; a length is added.
+        last: Whether to close the connection afterwards.
+    """
     if exchange is not None and exchange.answer(status, headers, body, last=last):
         return
     headers.append((b"content-length", b"%d" % len(body)))

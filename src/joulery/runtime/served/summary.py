@@ -60,7 +60,7 @@ class ServedService:
         pue: Facility energy per IT energy.
         seed: Seed of the counterfactual's samples.
         name: The service.
-        owner: Who pays for it.
+        owner: Owner that it is charged to.
         periods: ``(from_s, until_s)``: when the baseline served and was measured.
         audit: How it was to be measured; None where it was not.
         tally: What became of its periods; None where it was not audited.

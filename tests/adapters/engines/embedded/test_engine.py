@@ -26,7 +26,7 @@ async def test_a_request_is_answered_and_its_cost_is_known() -> None:
         answer = await ask(engine, seconds=[0.02])
         assert answer.variant == "v"
         assert answer.attempts == 1
-        assert 0.02 <= answer.cpu_s < 0.05
+        assert answer.cpu_s >= 0.02
         assert answer.service_s >= answer.cpu_s - 0.005
         assert answer.arrival_s <= answer.start_s <= answer.end_s
 

@@ -66,6 +66,7 @@ class ServiceQueue:
         bound: Requests that may wait.
         hang_s: A replica busy with one request for longer is killed.
         wake_at: Has :meth:`sweep` called at a time, monotonic seconds.
+        steering: Chooses which loaded variant answers a request that names none.
 
     Attributes:
         queue: Waiting requests and free replicas.
@@ -73,10 +74,11 @@ class ServiceQueue:
         variants: Variants it is to run; empty when it is leaving.
         inputs, outputs: Declarations of its models, where they agree.
         mean_service_s: Smoothed time a request takes in a replica.
-        steering: Chooses which loaded variant answers a request that names none.
     """
 
-    def __init__(self, name: str, bound: int, hang_s: float, wake_at: Callable[[float], None]) -> None:
+    def __init__(
+        self, name: str, bound: int, hang_s: float, wake_at: Callable[[float], None], steering: MixCounter
+    ) -> None:
         self.name = name
         self.queue: Dispatcher[QueuedCall, WorkerReplica] = Dispatcher(bound)
         self.replicas: list[WorkerReplica] = []
@@ -85,7 +87,7 @@ class ServiceQueue:
         self.outputs: frozenset[str] = frozenset()
         self.mean_service_s = 0.0
         self._stand_ins: dict[WorkerReplica, WorkerReplica] = {}
-        self.steering = MixCounter()
+        self._steering = steering
         self._emptied = asyncio.Event()
         self._hang_s, self._wake_at = hang_s, wake_at
 
@@ -130,7 +132,7 @@ class ServiceQueue:
             start_s, variant = time.time(), ticket.variant or server.variant
             if server.warm and not ticket.variant:
                 waited_s = now_s - self.queue.oldest_s if self.queue.waiting else 0.0
-                variant = self.steering.choose(server.variant, server.warm, self.queue.waiting, waited_s)
+                variant = self._steering.choose(server.variant, server.warm, self.queue.waiting, waited_s)
             for call in calls:
                 call.start_s, call.replica, call.variant = start_s, server.payload, variant
             pieces = calls[0].pieces if len(calls) == 1 else encoded([call.request for call in calls])

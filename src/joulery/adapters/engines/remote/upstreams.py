@@ -33,7 +33,7 @@ from joulery.domain.serving.engine import (
     RequestError,
     Transition,
 )
-from joulery.domain.serving.mix import OWN, MixCounter, VariantMix
+from joulery.domain.serving.mix import MixCounter, ServiceMixes
 from joulery.domain.serving.service import Slice, SliceKind
 
 _TRIED_ELSEWHERE = (Outcome.UNAVAILABLE, Outcome.OVERLOADED)
@@ -83,10 +83,10 @@ class _Slot:
 class _Service:
     """One service: its queue and its slots."""
 
-    def __init__(self, name: str, bound: int, mix: VariantMix) -> None:
+    def __init__(self, name: str, bound: int, steering: MixCounter) -> None:
         self.name = name
         self.queue: Dispatcher[_Call, _Slot] = Dispatcher(bound)
-        self.steering = MixCounter(mix)
+        self.steering = steering
         self.mean_s = 0.0
 
     @property
@@ -108,7 +108,7 @@ class _Service:
         return self.queue.waiting * self.mean_s / max(1, len(self.queue.servers))
 
 
-class UpstreamEngine:
+class UpstreamEngine(ServiceMixes):
     """Upstream models as variants. Implements the ports ``Engine``, ``Steering``, ``Admission`` and ``Backlog``.
 
     Args:
@@ -121,11 +121,11 @@ class UpstreamEngine:
         settings: OpenInferenceSettings | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
+        super().__init__()
         self.settings = settings or OpenInferenceSettings()
         self._wire = OpenInferenceEngine(replace(self.settings, queue=_UNBOUNDED, absent_ok=True), transport)
         self._services: dict[str, _Service] = {}
         self._limits = QueueLimits(self.settings.queue)
-        self._mixes: dict[str, VariantMix] = {}
         self._changing = asyncio.Lock()
         self._started = 0
         self._closed = False
@@ -164,16 +164,6 @@ class UpstreamEngine:
         """Refuse requests while so many wait for a service; None for the engine's own limit."""
         found = self._services.get(service)
         self._limits.change(service, waiting, found.queue if found else None)
-
-    def set_mix(self, service: str, mix: VariantMix, /) -> None:
-        """Have the variants of a mix answer from the next request on."""
-        self._mixes[service] = mix
-        if service in self._services:
-            self._services[service].steering.mix = mix
-
-    def mix(self, service: str, /) -> VariantMix:
-        """The mix in force."""
-        return self._mixes.get(service, OWN)
 
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
         """The answer of an upstream of the service.
@@ -265,7 +255,7 @@ class UpstreamEngine:
     def _arrange(self, name: str, specs: Sequence[ReplicaSpec]) -> None:
         """Give the slots of a service to the variants of these specs; the variant that has a request answers it."""
         if name not in self._services:
-            self._services[name] = _Service(name, self._limits.of(name), self.mix(name))
+            self._services[name] = _Service(name, self._limits.of(name), self._steering_of(name))
         service = self._services[name]
         missing, free = Counter(specs), []
         for server in service.slots:
