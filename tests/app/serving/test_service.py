@@ -118,7 +118,8 @@ def waiting(chosen, rate_rps: float) -> int | None:
     """The limit of the queue while so many requests a second arrive and one layout runs."""
     policy = chosen.policy
     running = policy.step(policy.initial(), seen(0.0, g=100.0)).state
-    return policy.queue_limit(running, seen(1.0, running=running.layout, arrival_rps=rate_rps))
+    limit = policy.queue_limit(running, seen(1.0, running=running.layout, arrival_rps=rate_rps))
+    return None if limit is None else limit.waiting
 
 
 def test_the_queue_is_as_long_as_the_leanest_layout_can_answer_within_the_slo(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from joulery.adapters.cgroups import CpuGroups
 from joulery.adapters.engines.embedded.engine import LocalEngine
 from joulery.domain.errors import CapabilityError
+from joulery.domain.serving.dispatch import QueueLimit
 from joulery.domain.serving.engine import Outcome, RequestError
 from joulery.domain.serving.service import Slice, SliceKind
 from joulery.domain.serving.tensors import TensorSpec
@@ -196,13 +197,20 @@ async def test_a_limited_queue_refuses_at_once_and_answers_what_it_took() -> Non
     """Past what the service can answer within its SLO, clients are refused early instead of all being late."""
     async with running(toy("slow"), queue=1000) as engine:
         await ask(engine, seconds=[0.01])
-        engine.limit_queue("toy", 4)
+        engine.limit_queue("toy", QueueLimit(4))
         asked = [asyncio.ensure_future(ask(engine, seconds=[0.02])) for _ in range(50)]
         found = await asyncio.gather(*asked, return_exceptions=True)
         refused = [one for one in found if isinstance(one, RequestError)]
         assert {one.outcome for one in refused} == {Outcome.OVERLOADED}
         assert all(one.retry_after_s is not None and one.retry_after_s > 0 for one in refused)
         assert len(refused) == 50 - 1 - 4, "one runs, four wait, and all five are answered"
+        engine.limit_queue("toy", None)
+        asked = [asyncio.ensure_future(ask(engine, seconds=[0.01])) for _ in range(8)]
+        await asyncio.sleep(0)
+        assert len(engine.backlog()) == 8
+        engine.limit_queue("toy", QueueLimit(1000, 0.0))
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert sum(isinstance(one, RequestError) for one in found) == 7, "one runs, the others waited for longer than 0"
         engine.limit_queue("toy", None)
         asked = [asyncio.ensure_future(ask(engine, seconds=[0.0])) for _ in range(50)]
         assert not [one for one in await asyncio.gather(*asked, return_exceptions=True) if isinstance(one, Exception)]

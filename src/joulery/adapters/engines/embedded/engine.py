@@ -23,7 +23,7 @@ from joulery.adapters.engines.embedded.slices import GpuParts, assign_cores, lim
 from joulery.domain.errors import ActuationError, ConfigError
 from joulery.domain.gpu.device import DeviceSlice
 from joulery.domain.ports import Places
-from joulery.domain.serving.dispatch import QueueLimits
+from joulery.domain.serving.dispatch import QueueLimit, QueueLimits
 from joulery.domain.serving.engine import (
     InferRequest,
     InferResponse,
@@ -109,10 +109,10 @@ class LocalEngine:
         found = [request for service in self._services.values() for request in service.backlog(unix_s)]
         return tuple(sorted(found, key=lambda request: request.arrival_s))
 
-    def limit_queue(self, service: str, waiting: int | None, /) -> None:
-        """Refuse requests while so many wait for a service; None for the engine's own limit."""
+    def limit_queue(self, service: str, limit: QueueLimit | None, /) -> None:
+        """Refuse requests past a limit on those that wait for a service; None for the engine's own limit."""
         found = self._services.get(service)
-        self._limits.change(service, waiting, found.queue if found else None)
+        self._limits.change(service, limit, found.queue if found else None)
 
     def set_mix(self, service: str, mix: VariantMix, /) -> None:
         """Have the variants of a mix answer from the next request on."""

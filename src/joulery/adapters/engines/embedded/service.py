@@ -15,7 +15,7 @@ import numpy as np
 from joulery.adapters.engines.embedded.replica import WorkerReplica, gone_within
 from joulery.adapters.engines.embedded.wire import Frame, Piece, encode
 from joulery.domain.errors import DataError
-from joulery.domain.serving.dispatch import Dispatcher, Ticket
+from joulery.domain.serving.dispatch import Dispatcher, QueueLimit, Ticket
 from joulery.domain.serving.engine import (
     InferRequest,
     InferResponse,
@@ -63,7 +63,7 @@ class ServiceQueue:
 
     Args:
         name: Its name.
-        bound: Requests that may wait.
+        limit: What may wait.
         hang_s: A replica busy with one request for longer is killed.
         wake_at: Has :meth:`sweep` called at a time, monotonic seconds.
 
@@ -76,9 +76,9 @@ class ServiceQueue:
         steering: Chooses which loaded variant answers a request that names none.
     """
 
-    def __init__(self, name: str, bound: int, hang_s: float, wake_at: Callable[[float], None]) -> None:
+    def __init__(self, name: str, limit: QueueLimit, hang_s: float, wake_at: Callable[[float], None]) -> None:
         self.name = name
-        self.queue: Dispatcher[QueuedCall, WorkerReplica] = Dispatcher(bound)
+        self.queue: Dispatcher[QueuedCall, WorkerReplica] = Dispatcher(limit.waiting, limit.wait_s)
         self.replicas: list[WorkerReplica] = []
         self.variants: frozenset[str] = frozenset()
         self.inputs: tuple[TensorSpec, ...] = ()
@@ -106,11 +106,7 @@ class ServiceQueue:
         kind = kind_of(request, self.inputs) if self._batches else None
         ticket = Ticket(call, deadline_s, request.variant, kind=kind, since_s=now_s)
         if not self.queue.offer(ticket):
-            raise RequestError(
-                f"{self.name} has {self.queue.waiting} requests waiting, its limit",
-                Outcome.OVERLOADED,
-                retry_after_s=self.retry_after_s,
-            )
+            raise self._overloaded(f"{self.name} has {self.queue.waiting} requests waiting, its limit")
         self.pump()
         self._wake_at(deadline_s)
         try:
@@ -124,6 +120,8 @@ class ServiceQueue:
     def pump(self) -> None:
         """Give waiting requests to free replicas."""
         now_s = time.monotonic()
+        for late in self.queue.overdue(now_s):
+            late.payload.fail(self._overloaded(f"{self.name} could not answer this request within its SLO"))
         while (pair := self.queue.pull(now_s)) is not None:
             ticket, server = pair
             calls = [ticket.payload for ticket in server.held]
@@ -247,6 +245,9 @@ class ServiceQueue:
     def retry_after_s(self) -> float:
         """When the queue as it is will have been served."""
         return self.queue.waiting * self.mean_service_s / max(1, len(self.queue.servers))
+
+    def _overloaded(self, message: str) -> RequestError:
+        return RequestError(message, Outcome.OVERLOADED, retry_after_s=self.retry_after_s)
 
     @property
     def _batches(self) -> bool:

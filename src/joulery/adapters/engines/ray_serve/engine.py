@@ -23,7 +23,7 @@ from joulery.adapters.engines.ray_serve.cluster import RayCluster, RayPlace, Rep
 from joulery.adapters.engines.ray_serve.plan import RayApp, apps_of, entry_of
 from joulery.adapters.engines.ray_serve.replica import DEPLOYMENT
 from joulery.domain.errors import ActuationError, JouleryError
-from joulery.domain.serving.dispatch import Dispatcher, QueueLimits, Server, Ticket
+from joulery.domain.serving.dispatch import Dispatcher, QueueLimit, QueueLimits, Server, Ticket
 from joulery.domain.serving.engine import (
     InferRequest,
     InferResponse,
@@ -119,10 +119,10 @@ class RayServeEngine:
                 found.append(QueuedRequest(name, ticket.since_s + unix_s, variant, ticket.payload.start_s))
         return tuple(sorted(found, key=lambda request: request.arrival_s))
 
-    def limit_queue(self, service: str, waiting: int | None, /) -> None:
-        """Refuse requests while so many wait for a service; None for the engine's own limit."""
+    def limit_queue(self, service: str, limit: QueueLimit | None, /) -> None:
+        """Refuse requests past a limit on those that wait for a service; None for the engine's own limit."""
         found = self._services.get(service)
-        self._limits.change(service, waiting, found.queue if found else None)
+        self._limits.change(service, limit, found.queue if found else None)
 
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
         """The answer of the next free replica.
@@ -139,11 +139,8 @@ class RayServeEngine:
         now_s = time.monotonic()
         ticket = Ticket(call, now_s + patience_s, request.variant, since_s=now_s)
         if not entry.queue.offer(ticket):
-            raise RequestError(
-                f"{service} has {entry.queue.waiting} requests waiting, its limit",
-                Outcome.OVERLOADED,
-                retry_after_s=_RETRY_AFTER_S,
-            )
+            message = f"{service} has {entry.queue.waiting} requests waiting, its limit"
+            raise RequestError(message, Outcome.OVERLOADED, retry_after_s=_RETRY_AFTER_S)
         self._pump(entry)
         try:
             async with asyncio.timeout(patience_s):
@@ -175,7 +172,8 @@ class RayServeEngine:
                 raise
             self._apps = wanted
             for name in {spec.service for spec in target} | set(self._services):
-                entry = self._services.setdefault(name, RayService(Dispatcher(self._limits.of(name))))
+                limit = self._limits.of(name)
+                entry = self._services.setdefault(name, RayService(Dispatcher(limit.waiting, limit.wait_s)))
                 entry.variants = frozenset(spec.variant for spec in target if spec.service == name)
                 for ticket in entry.queue.drop_waiting(entry.variants) if entry.variants else ():
                     gone = f"{name} does not run the requested variant any more"
@@ -230,6 +228,9 @@ class RayServeEngine:
 
     def _pump(self, entry: RayService) -> None:
         """Give waiting requests to free replicas."""
+        for late in entry.queue.overdue(time.monotonic()):
+            message = "it could not be answered within its SLO"
+            fail(late, RequestError(message, Outcome.OVERLOADED, retry_after_s=_RETRY_AFTER_S))
         while (pair := entry.queue.pull()) is not None:
             task = asyncio.create_task(self._send(entry, *pair))
             self._sending.add(task)

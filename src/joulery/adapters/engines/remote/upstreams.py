@@ -20,7 +20,7 @@ import httpx
 
 from joulery.adapters.engines.remote.open_inference import OpenInferenceEngine, OpenInferenceSettings
 from joulery.domain.errors import ConfigError
-from joulery.domain.serving.dispatch import Dispatcher, QueueLimits, Server, Ticket
+from joulery.domain.serving.dispatch import Dispatcher, QueueLimit, QueueLimits, Server, Ticket
 from joulery.domain.serving.engine import (
     InferRequest,
     InferResponse,
@@ -83,9 +83,9 @@ class _Slot:
 class _Service:
     """One service: its queue and its slots."""
 
-    def __init__(self, name: str, bound: int, mix: VariantMix) -> None:
+    def __init__(self, name: str, limit: QueueLimit, mix: VariantMix) -> None:
         self.name = name
-        self.queue: Dispatcher[_Call, _Slot] = Dispatcher(bound)
+        self.queue: Dispatcher[_Call, _Slot] = Dispatcher(limit.waiting, limit.wait_s)
         self.steering = MixCounter(mix)
         self.mean_s = 0.0
 
@@ -160,10 +160,10 @@ class UpstreamEngine:
         ]
         return tuple(sorted(found, key=lambda request: request.arrival_s))
 
-    def limit_queue(self, service: str, waiting: int | None, /) -> None:
-        """Refuse requests while so many wait for a service; None for the engine's own limit."""
+    def limit_queue(self, service: str, limit: QueueLimit | None, /) -> None:
+        """Refuse requests past a limit on those that wait for a service; None for the engine's own limit."""
         found = self._services.get(service)
-        self._limits.change(service, waiting, found.queue if found else None)
+        self._limits.change(service, limit, found.queue if found else None)
 
     def set_mix(self, service: str, mix: VariantMix, /) -> None:
         """Have the variants of a mix answer from the next request on."""
@@ -192,8 +192,7 @@ class UpstreamEngine:
         call = _Call(request, asyncio.get_running_loop().create_future(), time.time(), until_s)
         ticket = Ticket(call, until_s, request.variant, since_s=time.monotonic())
         if not here.queue.offer(ticket):
-            message = f"{service} has {here.queue.waiting} requests waiting, its limit"
-            raise RequestError(message, Outcome.OVERLOADED, retry_after_s=here.retry_after_s)
+            raise _overloaded(here, f"{service} has {here.queue.waiting} requests waiting, its limit")
         self._pump(here)
         try:
             async with asyncio.timeout(limit_s):
@@ -314,6 +313,8 @@ class UpstreamEngine:
 
     def _pump(self, service: _Service) -> None:
         """Give waiting requests to free slots."""
+        for late in service.queue.overdue(time.monotonic()):
+            _fail(late.payload, _overloaded(service, f"{service.name} could not answer this request within its SLO"))
         while not self._closed and (pair := service.queue.pull()) is not None:
             ticket, server = pair
             call = ticket.payload
@@ -376,6 +377,10 @@ class UpstreamEngine:
         if busy is not None:
             raise busy
         raise self._none_up(service.name, every)
+
+
+def _overloaded(service: _Service, message: str) -> RequestError:
+    return RequestError(message, Outcome.OVERLOADED, retry_after_s=service.retry_after_s)
 
 
 def _fail(call: _Call, error: RequestError) -> None:
