@@ -46,6 +46,7 @@ from joulery.runtime.serving.planned import PlanControl
 from joulery.runtime.serving.requests import RequestWindow
 from joulery.runtime.serving.running_service import RunningService, ServiceSetup
 from joulery.runtime.serving.session import Control, Pace, ServingSession
+from joulery.steady_time import unix_s
 from joulery.store.run.directory import SAMPLES, RunWriter, create_run, new_run_id
 
 SCHEMA = "joulery.up/1"
@@ -142,7 +143,7 @@ class _Start:
         """The session of a plan, or of the services' own policies; it runs nothing yet."""
         site, options, writer = self.site, self.options, self.history.writer
         meters, pace = meter_specs(site.meters), Pace.over(longest_s(site))
-        grid = LiveIntensity(site.carbon, self._carbon_source, time.time)
+        grid = LiveIntensity(site.carbon, self._carbon_source, unix_s)
         control: Control
         if options.plan is not None:
             services, engine, control = planned_control(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +31,7 @@ from joulery.runtime.serving.live_sample import LiveSample
 from joulery.runtime.serving.requests import RequestWindow, summarise
 from joulery.runtime.serving.running_service import PolicyBinding, RunningService
 from joulery.runtime.serving.shadow import ShadowReplays
+from joulery.steady_time import unix_s
 
 
 class TrialArbiter:
@@ -121,7 +121,7 @@ class PolicyControl:
             if chosen is not None and chosen.remark:
                 self._history.warn(chosen.remark)
             self._history.add_policy(driver.policy)
-            await driver.step(time.time())
+            await driver.step(unix_s())
             if driver.failure is not None:
                 raise driver.failure
             if chosen is not None and chosen.loaded and not hasattr(self._engine, "set_mix"):
@@ -130,7 +130,7 @@ class PolicyControl:
                     "other replicas alone, which takes their start"
                 )
             if chosen is not None and loaded_variants(self._engine, name):
-                await driver.step(time.time())  # requests are steered from the first on
+                await driver.step(unix_s())  # requests are steered from the first on
 
     def revise(self, revision: Revision) -> None:
         """Go on with new objectives."""
@@ -226,14 +226,14 @@ class PolicyControl:
             if self._mode is Mode.ACT:
                 done = await actuator.carry_out(decision)
                 if decision.kind == TRY_LAYOUT and one.sampling is not None:
-                    one.sampling.begin(time.time())
+                    one.sampling.begin(unix_s())
                 if decision.kind != KEEP_LAYOUT:
-                    one.layouts.append((time.time(), Layout.parse(decision.value)))
+                    one.layouts.append((unix_s(), Layout.parse(decision.value)))
                 return done
             detail = f"mode {self._mode}: nothing was changed"
             if not one.layouts:
                 detail = f"mode {self._mode}: the baseline runs instead, {await actuator.run(base)}"
-                one.layouts.append((time.time(), base))
+                one.layouts.append((unix_s(), base))
         one.advised = Layout.parse(decision.value)
         return ADVISED if self._mode is Mode.ADVISE else SHADOWED, detail
 

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -183,6 +184,15 @@ async def test_unknown_services_and_variants() -> None:
                 await ask(engine, x=[1], **what)
             assert caught.value.outcome is Outcome.UNKNOWN
         assert {(await ask(engine, x=[1], variant="large")).variant for _ in range(3)} == {"large"}
+
+
+async def test_a_wall_clock_that_is_set_back_changes_no_latency(
+    double_engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = await ask(double_engine, x=np.ones((1, 2), np.float32))
+    monkeypatch.setattr(time, "time", lambda: before.arrival_s - 3600.0)
+    after = await ask(double_engine, x=np.ones((1, 2), np.float32))
+    assert before.end_s <= after.arrival_s <= after.start_s <= after.end_s < before.end_s + 1800.0
 
 
 async def test_what_a_model_prints_never_reaches_standard_output(capfd: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,7 @@ from joulery.domain.serving.engine import (
     Transition,
 )
 from joulery.domain.serving.mix import OWN, VariantMix
+from joulery.steady_time import unix_s
 
 _HANG_MIN_S = 5.0
 
@@ -105,8 +106,8 @@ class LocalEngine:
 
     def backlog(self) -> tuple[QueuedRequest, ...]:
         """Every request in a replica or waiting, by arrival."""
-        unix_s = time.time() - time.monotonic()
-        found = [request for service in self._services.values() for request in service.backlog(unix_s)]
+        at_0_s = unix_s() - time.monotonic()
+        found = [request for service in self._services.values() for request in service.backlog(at_0_s)]
         return tuple(sorted(found, key=lambda request: request.arrival_s))
 
     def limit_queue(self, service: str, limit: QueueLimit | None, /) -> None:
@@ -143,7 +144,7 @@ class LocalEngine:
     async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
         """Make ``target`` the set of replicas; see :meth:`joulery.domain.ports.Engine.apply`."""
         async with self._changing:
-            start_s, start = time.time(), time.monotonic()
+            start_s, start = unix_s(), time.monotonic()
             kept, missing, surplus = self._difference(target)
             becoming = _becoming(missing, surplus)
             kept += becoming

@@ -26,6 +26,7 @@ from joulery.domain.serving.engine import (
 )
 from joulery.domain.serving.mix import MixCounter
 from joulery.domain.serving.tensors import Tensor, TensorSpec, datatype_of
+from joulery.steady_time import unix_s
 
 _SMOOTHING = 0.1
 """Weight of the newest service time in the mean that ``Retry-After`` is computed from."""
@@ -100,7 +101,7 @@ class ServiceQueue:
         Raises:
             RequestError: It was not answered; ``outcome`` says why.
         """
-        arrival_s = time.time()
+        arrival_s = unix_s()
         self._check(request)
         call = QueuedCall(request, encoded([request]), asyncio.get_running_loop().create_future())
         kind = kind_of(request, self.inputs) if self._batches else None
@@ -125,7 +126,7 @@ class ServiceQueue:
         while (pair := self.queue.pull(now_s)) is not None:
             ticket, server = pair
             calls = [ticket.payload for ticket in server.held]
-            start_s, variant = time.time(), ticket.variant or server.variant
+            start_s, variant = unix_s(), ticket.variant or server.variant
             if server.warm and not ticket.variant:
                 waited_s = now_s - self.queue.oldest_s if self.queue.waiting else 0.0
                 variant = self.steering.choose(server.variant, server.warm, self.queue.waiting, waited_s)
@@ -329,7 +330,7 @@ def _response(
     if "e" in header:
         outcome = Outcome(header["o"])
         raise RequestError(header["e"], outcome, variant=variant, service_s=service_s, cpu_s=cpu_s, attempts=attempts)
-    end_s = time.time()
+    end_s = unix_s()
     return InferResponse(
         frame.tensors, variant, replica.name, arrival_s, start_s, end_s, service_s, cpu_s, attempts, batch
     )

@@ -35,6 +35,7 @@ from joulery.domain.serving.engine import (
     RequestError,
     Transition,
 )
+from joulery.steady_time import unix_s
 
 _LOOK_S = 0.2
 """Between two looks at replicas that are to change."""
@@ -110,13 +111,13 @@ class RayServeEngine:
 
     def backlog(self) -> tuple[QueuedRequest, ...]:
         """Every request in a replica or waiting, by arrival."""
-        unix_s = time.time() - time.monotonic()
+        at_0_s = unix_s() - time.monotonic()
         found = []
         for name, entry in self._services.items():
             running = {id(ticket): server for server in entry.queue.servers for ticket in server.held}
             for ticket in entry.queue.open_tickets():
                 variant = running[id(ticket)].variant if id(ticket) in running else ""
-                found.append(QueuedRequest(name, ticket.since_s + unix_s, variant, ticket.payload.start_s))
+                found.append(QueuedRequest(name, ticket.since_s + at_0_s, variant, ticket.payload.start_s))
         return tuple(sorted(found, key=lambda request: request.arrival_s))
 
     def limit_queue(self, service: str, limit: QueueLimit | None, /) -> None:
@@ -130,7 +131,7 @@ class RayServeEngine:
         Raises:
             RequestError: It was not answered; ``outcome`` says why.
         """
-        arrival_s = time.time()
+        arrival_s = unix_s()
         entry = self._admit(service, request)
         call = RayCall(request, asyncio.get_running_loop().create_future())
         patience_s = self.settings.deadline_s
@@ -157,7 +158,7 @@ class RayServeEngine:
     async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
         """Make ``target`` the set of replicas; see :meth:`joulery.domain.ports.Engine.apply`."""
         async with self._changing:
-            start_s, start = time.time(), time.monotonic()
+            start_s, start = unix_s(), time.monotonic()
             before, wanted = dict(self._apps), apps_of(target, self._apps)
             await self._cluster.open()
             old, new = (Counter(spec for app in apps.values() for spec in app.plan) for apps in (before, wanted))
@@ -238,7 +239,7 @@ class RayServeEngine:
 
     async def _send(self, entry: RayService, ticket: Ticket[RayCall], server: Server[RayCall, RayReplica]) -> None:
         """One request to one replica and back."""
-        replica, start_s = server.payload, time.time()
+        replica, start_s = server.payload, unix_s()
         ticket.payload.start_s = start_s
         try:
             answer = await self._cluster.infer(replica.app, replica.id, ticket.payload.request)

@@ -35,6 +35,7 @@ from joulery.domain.serving.engine import (
 )
 from joulery.domain.serving.mix import OWN, MixCounter, VariantMix
 from joulery.domain.serving.service import Slice, SliceKind
+from joulery.steady_time import unix_s
 
 _TRIED_ELSEWHERE = (Outcome.UNAVAILABLE, Outcome.OVERLOADED)
 _SMOOTHING = 0.1
@@ -189,7 +190,7 @@ class UpstreamEngine:
         self._check(here, request)
         limit_s = min(self.settings.deadline_s, request.timeout_s or math.inf)
         until_s = time.monotonic() + limit_s
-        call = _Call(request, asyncio.get_running_loop().create_future(), time.time(), until_s)
+        call = _Call(request, asyncio.get_running_loop().create_future(), unix_s(), until_s)
         ticket = Ticket(call, until_s, request.variant, since_s=time.monotonic())
         if not here.queue.offer(ticket):
             raise _overloaded(here, f"{service} has {here.queue.waiting} requests waiting, its limit")
@@ -211,7 +212,7 @@ class UpstreamEngine:
     async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
         """Make ``target`` the set of slots; see :meth:`joulery.domain.ports.Engine.apply`."""
         async with self._changing:
-            start_s, start = time.time(), time.monotonic()
+            start_s, start = unix_s(), time.monotonic()
             for spec in target:
                 if any(model.kind is not ModelKind.REMOTE for _, model in spec.models):
                     raise ConfigError(f"{spec.service}/{spec.variant} is a model of this machine", got=str(spec.model))
@@ -322,7 +323,7 @@ class UpstreamEngine:
             chosen = call.request.variant or service.steering.choose(
                 server.variant, server.warm, service.queue.waiting, waited_s
             )
-            call.start_s, call.variant = time.time(), chosen
+            call.start_s, call.variant = unix_s(), chosen
             call.sending = asyncio.get_running_loop().create_task(self._serve(service, server.payload, call))
             # Not at the end of the task: one that is cancelled before it begins has no end of its own.
             call.sending.add_done_callback(lambda _, server=server: self._free(service, server))  # type: ignore[misc]
@@ -344,7 +345,7 @@ class UpstreamEngine:
             service.mean_s += (took_s - service.mean_s) * (_SMOOTHING if service.mean_s else 1.0)
             if not call.answer.done():
                 # The seconds of a slot are what a variant is charged by: its profile has the watts of a busy slot.
-                busy_s = time.time() - call.start_s
+                busy_s = unix_s() - call.start_s
                 call.answer.set_result(
                     answer._replace(replica=slot.name, arrival_s=call.arrival_s, start_s=call.start_s, cpu_s=busy_s)
                 )
