@@ -19,7 +19,7 @@ from joulery.app.serving.governed_llm import govern, join_keepers
 from joulery.app.serving.llm_site import llm_facts, mount_llms, settle_llm_meter, start_llms
 from joulery.app.serving.loads import Loads, longest_s, scaled, text_key
 from joulery.app.serving.planned import follow_site, planned_control
-from joulery.app.serving.service import choose, service_setup
+from joulery.app.serving.service import choose, service_setup, shared_cores
 from joulery.app.serving.site_watch import SiteWatch
 from joulery.app.serving.view import ServeView
 from joulery.app.wiring.carbon import live_carbon_source
@@ -188,6 +188,9 @@ class _Start:
                     "the energy of this machine contains theirs only where they run on it"
                 )
             services[setup.name] = self._running(config, setup, obtained, pace)
+        for shared in shared_cores({name: one.setup.cores for name, one in services.items()}):
+            self.view.warn(shared)
+            self.history.warn(shared)
         cores = tuple(sorted({core for one in services.values() for core in one.setup.cores}))
         return services, self.gate.engine(self.site, cores, None if self.gpus is None else self.gpus.places)
 
