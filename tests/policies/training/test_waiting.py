@@ -3,7 +3,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from joulery.policies.training.green import Green, green_paper
@@ -21,7 +21,8 @@ def waiting_view(ahead: np.ndarray, work_h: list[float], slack_h: list[float], *
     return dataclasses.replace(
         base, **{
             "remaining_s": work_s, "deadline_s": work_s + 3600.0 * np.array(slack_h) + 240.0,
-            "ahead_g_per_kwh": ahead, "executed_s": np.zeros(n), "submit_s": np.zeros(n), **changes,
+            "ahead_g_per_kwh": ahead, "g_per_kwh": float(ahead[0]),
+            "executed_s": np.zeros(n), "submit_s": np.zeros(n), **changes,
         }
     )  # fmt: skip
 
@@ -50,7 +51,7 @@ def test_a_running_job_stops_only_for_more_than_its_restart_costs() -> None:
 
 
 @given(
-    st.lists(st.integers(1, 9), min_size=4, max_size=7),
+    st.lists(st.integers(1, 9), min_size=6, max_size=6),
     st.integers(1, 3),
     st.integers(0, 3),
     st.sampled_from([0.0, 0.1, 0.5, 1.0]),
@@ -59,13 +60,13 @@ def test_it_waits_exactly_if_no_best_choice_of_hours_runs_now(
     ahead: list[int], work_h: int, slack_h: int, ratio: float
 ) -> None:
     """Against every choice of hours: grams of the hours, and the price of each hour that the end comes later."""
+    assume(len(ahead) >= work_h + slack_h)
     series = np.array(ahead, float)
     seen = waiting_view(series, [float(work_h)], [float(slack_h)])
-    hours = min(len(ahead), work_h + slack_h)
     price = ratio * series.mean()
     costs = {
         chosen: sum(series[list(chosen)]) + price * (chosen[-1] + 1 - work_h)
-        for chosen in combinations(range(hours), work_h)
+        for chosen in combinations(range(work_h + slack_h), work_h)
     }
     best = min(costs.values())
     now = any(chosen[0] == 0 and cost <= best + 1e-9 for chosen, cost in costs.items())
@@ -74,13 +75,26 @@ def test_it_waits_exactly_if_no_best_choice_of_hours_runs_now(
     assert waits in ({False} if not later else {True} if not now else {False, True})
 
 
+def test_the_intensity_of_this_moment_decides_not_that_of_the_hour_from_now_on() -> None:
+    """Late in a clean hour most of the next sixty minutes is dirty, and the rest of the clean hour is not wasted."""
+    seen = waiting_view(np.array([400.0, 500.0, 100.0, 100.0]), [1.0], [2.0])
+    late = dataclasses.replace(seen, g_per_kwh=50.0)
+    assert wants_to_wait(seen, [1], latest(seen), 0.0).all() and not wants_to_wait(late, [1], latest(late), 0.0).any()
+
+
+def test_a_job_that_may_save_nothing_chooses_hours_that_follow_one_another() -> None:
+    seen = waiting_view(np.array([100.0, 500.0, 500.0, 100.0, 200.0, 500.0]), [2.0] * 2, [4.0] * 2)
+    states = dataclasses.replace(seen, remaining_s=np.array([7200.0, np.nan]), longest_s=np.full(2, 7200.0))
+    assert wants_to_wait(states, [1] * 2, latest(seen), 0.0).tolist() == [False, True]
+
+
 def test_reservations_count_every_hour_that_they_touch() -> None:
     book = Reservations(7200.0, 2)
     book.add(9000.0, 11000.0, 1)
     assert book.room() == 1
     book.add(0.0, 7300.0, 1)
     assert book.room() == 0
-    assert book.fits(10799.0, 10900.0, 1) and not book.fits(10799.0, 10900.0, 2)
+    assert book.fits(10800.0, 10900.0, 1) and not book.fits(10799.0, 10900.0, 1)
     assert book.fits(14400.0, 9e6, 2) and not book.fits(0.0, 9e6, 2)
 
 

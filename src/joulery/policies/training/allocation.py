@@ -35,6 +35,8 @@ class ClusterView:
         min_gpus: Fewest GPUs it may use, int64[n]; 1 each when None.
         deadline_s: When its owner needs it at the latest, float64[n]; infinite for no deadline, None where no job has
             one.
+        longest_s: Work in all at most, as its owner states, in seconds on one GPU, float64[n]; NaN where unknown, None
+            where nothing is known of any job. It counts where progress does not say what is left.
         slowdown: Time a step takes under the power limits in force, against full power, float64[n]; 1 each when None.
         ahead_g_per_kwh: Carbon intensity expected in the hours ahead, the first from now on, float64[hours]; None
             where it is unknown.
@@ -61,6 +63,7 @@ class ClusterView:
     gpu_w: FloatArray
     min_gpus: IntArray | None = None
     deadline_s: FloatArray | None = None
+    longest_s: FloatArray | None = None
     slowdown: FloatArray | None = None
     ahead_g_per_kwh: FloatArray | None = None
     round_s: float = 1800.0
@@ -88,6 +91,7 @@ class Allocation:
         newcomers_as_requested: Newcomers of other kinds start on what their owners requested; on one GPU otherwise.
         passive: False when no job may start between rounds, new ones included.
         full_power: Jobs that start from now on start without their power limit, where there is one.
+        held: Jobs that wait for a cleaner hour; those that run are suspended, whether or not another takes their GPUs.
         hold_slack_s: Newcomers that need not start for longer than this to meet their deadline wait for the next
             round.
         hold_gpus: How many newcomers with a deadline may so wait, the first that come.
@@ -98,6 +102,7 @@ class Allocation:
     newcomer_gpus: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
     newcomers_as_requested: bool = False
     passive: bool = True
+    held: tuple[int, ...] = ()
     hold_slack_s: float = float("inf")
     hold_gpus: int = 0
     full_power: bool = False

@@ -22,7 +22,7 @@ from joulery.domain.errors import ConfigError, DataError
 from joulery.policies.training.allocation import Allocation, ClusterView
 from joulery.policies.training.carbon_shift import ShiftRule, shifting_factor
 from joulery.policies.training.queues import TrackedJob, ceiling_kg, fill, in_levels, lesser_kg, oldest_first, uppermost
-from joulery.policies.training.waiting import Waiting, decide_waiting
+from joulery.policies.training.waiting import WaitingJobs, decide_waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,17 +177,23 @@ class Green:
             reason += f"; {len(wait.held)} wait for a cleaner hour, {len(due)} run for their deadline"
         hold_s, hold_gpus = self._hold(view, wait)
         allocation = Allocation(
-            run, rest, newcomers, hold_slack_s=hold_s, hold_gpus=hold_gpus, full_power=self._lifted(view, wait)
+            run,
+            rest,
+            newcomers,
+            held=tuple(number[row] for row in sorted(wait.held)),
+            hold_slack_s=hold_s,
+            hold_gpus=hold_gpus,
+            full_power=self._lifted(view, wait),
         )
         decision = Decision("allocate", "cluster", allocation, self.name, reason)
         patient = self.delay_ratio is not None and view.deadline_s is not None
         wake_s = None if upper or rest or patient else float("inf")
         return Step(GreenState(MappingProxyType(jobs), profile), (decision,), wake_s)
 
-    def _waiting(self, state: GreenState, jobs: dict[int, TrackedJob], view: ClusterView) -> Waiting:
+    def _waiting(self, state: GreenState, jobs: dict[int, TrackedJob], view: ClusterView) -> WaitingJobs:
         """Who waits for a cleaner hour; jobs with a new reservation are marked."""
         if self.delay_ratio is None or view.deadline_s is None:
-            return Waiting()
+            return WaitingJobs()
         number = view.job.tolist()
         reserved = np.array([jobs[job].reserved for job in number], np.bool_)
         new = np.array([job not in state.jobs for job in number], np.bool_)
@@ -197,14 +203,14 @@ class Green:
                 jobs[number[row]] = replace(jobs[number[row]], reserved=True)
         return wait
 
-    def _hold(self, view: ClusterView, wait: Waiting) -> tuple[float, int]:
+    def _hold(self, view: ClusterView, wait: WaitingJobs) -> tuple[float, int]:
         """Slack beyond which newcomers wait for the next round, and for how many GPUs; none in a clean hour."""
         ahead = view.ahead_g_per_kwh
         if self.delay_ratio is None or view.deadline_s is None or ahead is None or ahead[0] <= ahead[:24].mean():
             return float("inf"), 0
         return _HOLD_ROUNDS * view.round_s, wait.room
 
-    def _lifted(self, view: ClusterView, wait: Waiting) -> bool:
+    def _lifted(self, view: ClusterView, wait: WaitingJobs) -> bool:
         """Whether a job has waited too long for power limits; one with a reservation waits by choice."""
         if self.lift_after_s is None:
             return False

@@ -26,7 +26,7 @@ _STARTS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingJobs:
     """Which jobs wait in this round.
 
     Attributes:
@@ -49,12 +49,20 @@ def need_s(view: ClusterView) -> FloatArray:
     """
     least = np.ones(len(view)) if view.min_gpus is None else view.min_gpus
     slowdown = np.ones(len(view)) if view.slowdown is None else view.slowdown
-    return np.asarray(view.remaining_s * slowdown / least + _STARTS * max(view.restart_s, view.wake_s), np.float64)
+    starts_s = _STARTS * max(view.restart_s, view.wake_s)
+    return np.asarray(_left_s(view) * slowdown / least + starts_s, np.float64)
+
+
+def _left_s(view: ClusterView) -> FloatArray:
+    """Work left of each job, else what its owner states of all of it; NaN where neither is known."""
+    if view.longest_s is None:
+        return view.remaining_s
+    return np.asarray(np.where(np.isnan(view.remaining_s), view.longest_s, view.remaining_s), np.float64)
 
 
 def decide_waiting(
     view: ClusterView, gpus: Sequence[int], reserved: BoolArray, new: BoolArray, delay_ratio: float
-) -> Waiting:
+) -> WaitingJobs:
     """Which jobs wait, and which have to run.
 
     Args:
@@ -65,13 +73,15 @@ def decide_waiting(
         delay_ratio: Price of a delay, as in :func:`wants_to_wait`.
     """
     if view.deadline_s is None or not bool(np.any(np.isfinite(view.deadline_s))):
-        return Waiting()
+        return WaitingJobs()
     need = need_s(view)
     latest_s = view.deadline_s - need
     known = np.isfinite(latest_s)
     due = known & reserved & (latest_s < view.now_s + view.round_s)
     patient = known & (latest_s >= view.now_s + view.round_s)
-    wishes = patient & wants_to_wait(view, gpus, latest_s, delay_ratio)
+    # A job that ran and reports no progress may save none: it is not suspended.
+    saves = ~np.isnan(view.remaining_s) | (view.executed_s == 0)
+    wishes = patient & saves & wants_to_wait(view, gpus, latest_s, delay_ratio)
     least = np.ones(len(view), np.int64) if view.min_gpus is None else view.min_gpus
     bookings = Reservations(view.now_s, view.gpus)
     begin_s = latest_s - view.round_s
@@ -88,7 +98,7 @@ def decide_waiting(
     urgent = np.flatnonzero(due)
     order = urgent[np.argsort(view.deadline_s[urgent], kind="stable")]
     held = frozenset(np.flatnonzero(wishes & kept).tolist())
-    return Waiting(held, tuple(order.tolist()), frozenset(np.flatnonzero(kept).tolist()), bookings.room())
+    return WaitingJobs(held, tuple(order.tolist()), frozenset(np.flatnonzero(kept).tolist()), bookings.room())
 
 
 def wants_to_wait(view: ClusterView, gpus: Sequence[int], latest_s: FloatArray, delay_ratio: float) -> BoolArray:
@@ -119,13 +129,18 @@ def wants_to_wait(view: ClusterView, gpus: Sequence[int], latest_s: FloatArray, 
     delays = np.arange(int(slack_h.max()) + 1)
     ends = np.minimum(whole[:, None] + delays, hours)
     most, fewer = cheapest[ends, whole[:, None]], cheapest[ends, whole[:, None] - 1]
-    cost = fewer + (most - fewer) * (work_h - (whole - 1))[:, None] + price[:, None] * delays
+    grams = fewer + (most - fewer) * (work_h - (whole - 1))[:, None]
+    # A job of unknown progress may save none: it is not suspended, so its hours follow one another.
+    at_once = np.isnan(view.remaining_s[rows])
+    total = np.concatenate(([0.0], np.cumsum(ahead)))
+    grams[at_once] = (total[ends] - total[ends - whole[:, None]])[at_once]
+    cost = grams + price[:, None] * delays
     cost[delays[None, :] > slack_h[:, None]] = math.inf
     delay = np.argmin(cost, axis=1)
-    limit = dearest[ends[np.arange(len(rows)), delay], whole]
+    limit = np.where(at_once, 0.0, dearest[ends[np.arange(len(rows)), delay], whole])
     # A running job stops only for hours that are cleaner by more than its restart emits.
     stop_h = np.where(view.running[rows] > 0, view.restart_s / _HOUR_S, 0.0)
-    wait[rows] = (delay > 0) & (ahead[0] * (1.0 - stop_h) > limit)
+    wait[rows] = (delay > 0) & (view.g_per_kwh * (1.0 - stop_h) > limit)
     return wait
 
 
@@ -141,7 +156,7 @@ def _work_and_price(
     power_w = np.where(known[rows], view.gpu_w[rows], median_w) * width
     efficiency = np.where(np.isnan(view.degradation[rows]), 1.0, view.degradation[rows])
     slowdown = 1.0 if view.slowdown is None else view.slowdown[rows]
-    work_h = view.remaining_s[rows] * slowdown / np.maximum(width * efficiency, 1.0) / _HOUR_S
+    work_h = _left_s(view)[rows] * slowdown / np.maximum(width * efficiency, 1.0) / _HOUR_S
     return work_h, gpu_price * median_w / power_w
 
 
@@ -155,7 +170,7 @@ def _cheapest(ahead: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 class Reservations:
-    """GPUs promised to jobs by the hour; an hour that a job needs in part counts in full.
+    """GPUs reserved for jobs by the hour; an hour that a job needs in part counts in full.
 
     Args:
         now_s: Earlier hours do not count.

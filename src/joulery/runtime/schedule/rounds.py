@@ -69,6 +69,8 @@ class _Plan:
         self.waiting: list[tuple[int, int]] = []
         self.newcomers: dict[int, int] = {}
         self.passive = True
+        self.patient: set[int] = set()
+        self.hold_slack_s, self.hold_jobs = math.inf, 0
 
     def policy_of(self, members: list[ClusterJob]) -> dict[str, Any] | None:
         """The policy's document with the jobs of a group alone; None before the first round."""
@@ -123,7 +125,8 @@ class RoundPlanner:
                 plan.target |= {job.id: 0 for job in members}
                 plan.waiting += [(job.id, job.min_slots) for job in members]
                 continue
-            view = cluster_view(members, state, grid, now_s, self._timing.restart_s, gpus)
+            timing = self._timing
+            view = cluster_view(members, state, grid, now_s, timing.restart_s, gpus, timing.quantum_s)
             seen = {**_seen(snapshot, view, grid.basis), **where}
             left[pool] -= self._plan_group(plan, members, view, seen)
         by_id = {job.id: job for job in jobs}
@@ -137,6 +140,9 @@ class RoundPlanner:
             "newcomers": plan.newcomers,
             "passive": plan.passive,
             "stops": frozenset(moved),
+            "patient": frozenset(plan.patient),
+            "hold_slack_s": plan.hold_slack_s,
+            "hold_jobs": plan.hold_jobs if len(groups) == 1 else 0,  # reservations are a pool's own
         }
 
     def priorities(self, state: SchedulerState, snapshot: ClusterSnapshot) -> dict[int, float]:
@@ -210,6 +216,8 @@ class RoundPlanner:
             plan.waiting += [(int(job), int(slots)) for job, slots in allocation.waiting]
             plan.newcomers |= {int(kind): int(slots) for kind, slots in allocation.newcomer_gpus.items()}
             plan.passive = plan.passive and allocation.passive
+            plan.patient |= set(map(int, allocation.held))
+            plan.hold_slack_s, plan.hold_jobs = allocation.hold_slack_s, allocation.hold_gpus
             self._log("round", {**seen, "target": target, "text": decision.reason})
             used = sum(target.values())
         return used

@@ -148,7 +148,9 @@ def _zeus(classes: tuple[JobClass, ...], eta: float = 0.5) -> tuple[JobClass, ..
 
 
 _KIND = "jobs.policy.kind: green"
-_LIVE_KNOBS = frozenset({"mu", "theta", "gamma", "cap", "hysteresis", "carbon_gamma", "oldest_share", "levels"})
+_LIVE_KNOBS = frozenset(
+    {"mu", "theta", "gamma", "cap", "hysteresis", "carbon_gamma", "oldest_share", "levels", "delay_ratio"}
+)
 """Knobs that are also keys of ``jobs.policy``."""
 
 SCHEMES: Mapping[str, Scheme] = {
