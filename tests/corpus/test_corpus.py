@@ -49,6 +49,8 @@ CASES = {
 }
 STRADDLES = {"gan"}
 """A recorded step begins with gradients of calls before it: those have no name."""
+LOADED = {"image": 16, "lightning_fit": 16}
+"""Samples of the two recorded steps; all others make their batches themselves, so that it is unknown."""
 NEEDS = {"lightning_fit": "lightning", "hf_loop": "transformers"}
 
 
@@ -74,6 +76,8 @@ def test_a_published_program_has_its_steps_and_phases(name, tmp_path) -> None:
     assert (counts.training, counts.evaluation) == (training, evaluation), notes
     trained = [session for session in sessions if session.kind == "training"]
     assert sum(session.steps for session in trained) == 2, notes
+    samples = [session.samples for session in trained]
+    assert sum(samples) == LOADED[name] if name in LOADED else samples == [None] * len(trained)
     for session in trained:
         found = {session.trace.phases[phase] for phase in session.trace.phase.tolist()}
         assert found >= TRAINING

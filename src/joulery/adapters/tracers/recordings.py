@@ -168,4 +168,6 @@ def _session(
         kind=entry.get("what", "other"),
         uuids=entry.get("gpus", {}),
         rank=entry.get("rank"),
+        samples=entry.get("samples"),
+        tokens=entry.get("tokens"),
     )

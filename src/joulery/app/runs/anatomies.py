@@ -64,12 +64,17 @@ def step_counts(anatomies: Sequence[RunAnatomy]) -> dict[str, float | int | None
     """Steps of traced runs: ``training``, ``evaluation``, ``other``, ``recorded``, and two ratios.
 
     ``share_of_run_ratio`` is the recorded share of one run's time; None for several runs, and for runs of before it was
-    kept. ``energy_j_per_step`` are the joules of the operations of a recorded step, of all ranks together.
+    kept. ``energy_j_per_step`` are the joules of the operations of a recorded step, of all ranks together. ``samples``
+    and ``tokens`` are those of the recorded steps, as the data loaders gave them (padding included), and
+    ``energy_j_per_sample`` and ``energy_j_per_token`` the joules of the same operations by them; None where a recorded
+    step's are not known.
     """
     found = [one.run.manifest.get("tracing", {}).get("step_counts", {}) for one in anatomies]
     names = ("training", "evaluation", "other", "recorded")
     total: dict[str, float | int | None] = {name: sum(int(one.get(name, 0)) for one in found) for name in names}
     steps = 0.0
+    every = [session for one in anatomies for session in one.run.manifest.get("tracing", {}).get("sessions", ())]
+    samples, tokens = (_total([session.get(name) for session in every]) for name in ("samples", "tokens"))
     for one in anatomies:
         sessions = one.run.manifest.get("tracing", {}).get("sessions", ())
         processes = len({session["process"] for session in sessions})
@@ -79,7 +84,17 @@ def step_counts(anatomies: Sequence[RunAnatomy]) -> dict[str, float | int | None
         **total,
         "share_of_run_ratio": found[0].get("share_of_run_ratio") if len(found) == 1 else None,
         "energy_j_per_step": attributed_j / steps if steps else None,
+        "samples": samples,
+        "tokens": tokens,
+        "energy_j_per_sample": attributed_j / samples if samples else None,
+        "energy_j_per_token": attributed_j / tokens if tokens else None,
     }
+
+
+def _total(parts: Sequence[int | None]) -> int | None:
+    """Their sum; None where one is not known, or there is none."""
+    known = [part for part in parts if part is not None]
+    return sum(known) if parts and len(known) == len(parts) else None
 
 
 def ranks(anatomies: Sequence[RunAnatomy]) -> list[dict[str, float | int | str | None]]:

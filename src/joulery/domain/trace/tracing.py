@@ -86,6 +86,8 @@ class TracedSession:
         kind: Kind of its steps: ``training`` (an optimizer's), ``evaluation`` (calls without gradients) or ``other``.
         uuids: UUID by the device name that the program gave (``GPU:0``).
         rank: Rank of the process in a distributed program; None elsewhere.
+        samples: Samples that data loaders gave for these steps; None where that is not known.
+        tokens: Tokens likewise, padding included.
     """
 
     trace: EventTrace
@@ -96,6 +98,8 @@ class TracedSession:
     kind: str = "other"
     uuids: Mapping[str, str] = field(default_factory=dict)
     rank: int | None = None
+    samples: int | None = None
+    tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

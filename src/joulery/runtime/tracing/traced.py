@@ -346,6 +346,8 @@ def _described(tracing: Tracing, sessions: Sequence[TracedSession], counts: Step
                 "rank": session.rank,
                 "kind": session.kind,
                 "steps": session.steps,
+                "samples": session.samples,
+                "tokens": session.tokens,
                 "start_s": session.window_ns[0] / NS_PER_S,
                 "end_s": session.window_ns[1] / NS_PER_S,
                 "clock_offset_ns": session.clock.offset_ns,

@@ -145,8 +145,12 @@ def step_line(counts: Mapping[str, float | int | None]) -> str:
     part = "" if share is None else f" ({share:.1%} of the run's time)"
     from joulery.domain.format import si
 
-    joules = counts.get("energy_j_per_step")
-    each = "" if joules is None else f"; operations use {si(joules, 'J')} a step"
+    used = [
+        f"{si(joules, 'J')} a {one}"
+        for one in ("step", "sample", "token")
+        if (joules := counts.get(f"energy_j_per_{one}")) is not None
+    ]
+    each = f"; operations use {', '.join(used)}" if used else ""
     return f"{counts['recorded']} steps recorded{part}, of {' and '.join(seen)} steps{each}\n"
 
 

@@ -22,6 +22,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from joulery.adapters.tracers.inject.loaded import LoadedCounts, Seen
+
 CLOCK = "joulery:clock"
 CLOCK_MARKS = 5
 TRAINING, EVALUATION, OTHER = "training", "evaluation", "other"
@@ -54,6 +56,8 @@ class Cycles(ABC):
         self._forks = 0
         self._counted: int | None = None
         self._begin: dict[str, Any] = {}
+        self._loaded = LoadedCounts()
+        self._loaded_then: Seen = (0, 0)
         self._trouble: tuple[type[Exception], ...] = _TROUBLE
 
     @abstractmethod
@@ -160,6 +164,7 @@ class Cycles(ABC):
 
     def _advance(self) -> None:
         self._steps += 1
+        self._loaded_then = self._loaded.now
         self._counts[self._kind] += 1
         self._position += 1
         if self._position == self._skip + self._warmup + self._active:
@@ -191,7 +196,9 @@ class Cycles(ABC):
             self._settle()
             self._ours(self._start)
             self._recording = True
-            self._begin = {"step": self._steps, "clock": self._clock()}
+            # The first call of a model comes after the first batch, all later beginnings before the next one.
+            loaded = self._loaded.now if self._steps else self._loaded.before
+            self._begin = {"step": self._steps, "clock": self._clock(), "loaded": loaded}
 
     def _flag(self) -> Path:
         """File that exists while a cycle is recorded, or about to be: the sampler reads threads meanwhile."""
@@ -219,6 +226,7 @@ class Cycles(ABC):
         self._recording = False
         self._cycles += 1
         self._files += 1
+        samples, tokens = self._loaded.between(self._begin["loaded"], self._loaded_then)
         file = self._stop(self._folder / f"{self._framework}-{self._pid}-{self._files}")
         self._mark(
             {
@@ -229,6 +237,8 @@ class Cycles(ABC):
                 "what": self._kind,
                 "gpus": self._gpus(),
                 "rank": _rank(),
+                "samples": samples,
+                "tokens": tokens,
                 "partial": partial,
                 "begin": self._begin["clock"],
                 "end": clock,

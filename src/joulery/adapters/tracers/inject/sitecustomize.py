@@ -17,9 +17,9 @@ _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  # pa
 _PACKAGE = "joulery.adapters.tracers.inject"
 SETTINGS = "JOULERY_TRACE"
 _RECORDERS = {
-    "torch": ("cycles", "torch_recorder"),
-    "jax": ("cycles", "xla_cycles", "jax_recorder"),
-    "tensorflow": ("cycles", "xla_cycles", "tensorflow_recorder"),
+    "torch": ("loaded", "cycles", "torch_recorder"),
+    "jax": ("loaded", "cycles", "xla_cycles", "jax_recorder"),
+    "tensorflow": ("loaded", "cycles", "xla_cycles", "tensorflow_recorder"),
 }
 """Modules to load for a framework; the last one is its recorder."""
 

@@ -145,6 +145,7 @@ class TorchRecorder(Cycles):
         ]
         self._hide_hooks(modules)
         self._know_optimizers(optimizers.Optimizer)
+        self._loaded.install(importlib.import_module("torch.utils.data.dataloader"))
         # A second profiler would bring the program down, so the program's own goes first.
         own = self._torch.autograd.profiler
         for name in ("_prepare_profiler", "_enable_profiler"):
@@ -386,6 +387,7 @@ class TorchRecorder(Cycles):
     def _retire(self) -> None:
         """Record nothing from here on. Hooks stay, idle, where code was compiled: without them it would be again."""
         super()._retire()
+        self._loaded.stop()
         self._profile = None
         for name, (start, yielding) in self._starts.items():
             if getattr(self._torch.autograd.profiler, name) is yielding:
