@@ -98,6 +98,18 @@ def test_a_job_that_comes_between_rounds_waits_for_the_next_one_in_a_dirty_hour(
     assert {job.state for job in world.cluster.jobs.values()} == {JobState.DONE}
 
 
+@pytest.mark.parametrize("pool", ["a", "b"])
+def test_the_first_job_of_a_pool_waits_too(pool: str, tmp_path: Path) -> None:
+    layout = {"n1": ("a", 2), "n2": ("b", 2)}
+    world = GridWorld(tmp_path, FakeCluster(rate=1 / 3000, layout=layout), CLEAN_THIRD)
+    world.run(60, 60.0)
+    world.cluster.submit(
+        1, submit_s=world.now_s, deadline_s=FIRST_S + 8 * HOUR_S, limit_s=HOUR_S, pool=pool
+    )  # fmt: skip
+    world.hours(1)
+    assert not world.cluster.running() and world.scheduler.state.patient == {1}
+
+
 def test_a_job_that_reports_progress_is_suspended_in_dirty_hours_and_another_is_not(tmp_path: Path) -> None:
     hourly = [20.0, 300.0, 500.0, 100.0, 200.0, *[500.0] * 19]
     for rate, suspended in ((1 / 6000, True), (0.0, False)):

@@ -192,7 +192,7 @@ class Green:
 
     def _waiting(self, state: GreenState, jobs: dict[int, TrackedJob], view: ClusterView) -> WaitingJobs:
         """Who waits for a cleaner hour; jobs with a new reservation are marked."""
-        if self.delay_ratio is None or view.deadline_s is None:
+        if self.delay_ratio is None:
             return WaitingJobs()
         number = view.job.tolist()
         reserved = np.array([jobs[job].reserved for job in number], np.bool_)
@@ -206,7 +206,7 @@ class Green:
     def _hold(self, view: ClusterView, wait: WaitingJobs) -> tuple[float, int]:
         """Slack beyond which newcomers wait for the next round, and for how many GPUs; none in a clean hour."""
         ahead = view.ahead_g_per_kwh
-        if self.delay_ratio is None or view.deadline_s is None or ahead is None or ahead[0] <= ahead[:24].mean():
+        if self.delay_ratio is None or ahead is None or not len(ahead) or ahead[0] <= ahead[:24].mean():
             return float("inf"), 0
         return _HOLD_ROUNDS * view.round_s, wait.room
 

@@ -73,7 +73,7 @@ def decide_waiting(
         delay_ratio: Price of a delay, as in :func:`wants_to_wait`.
     """
     if view.deadline_s is None or not bool(np.any(np.isfinite(view.deadline_s))):
-        return WaitingJobs()
+        return WaitingJobs(room=view.gpus)
     need = need_s(view)
     latest_s = view.deadline_s - need
     known = np.isfinite(latest_s)

@@ -121,13 +121,14 @@ def cluster_view(
 
 
 def _deadlines(jobs: Sequence[ClusterJob], grid: GridIntensity) -> dict[str, Any]:
-    """What the policy sees of deadlines; nothing where no job has one."""
+    """What the policy sees of deadlines, and of the hours ahead: a job with a deadline may come between rounds."""
+    ahead = {"ahead_g_per_kwh": grid.ahead_g_per_kwh if grid.known else None}
     if all(job.deadline_s == math.inf for job in jobs):
-        return {}
+        return ahead
     return {
+        **ahead,
         "deadline_s": np.array([job.deadline_s for job in jobs], np.float64),
         "longest_s": np.array([job.limit_s * job.shape for job in jobs], np.float64),
-        "ahead_g_per_kwh": grid.ahead_g_per_kwh if grid.known else None,
     }
 
 

@@ -357,9 +357,9 @@ class Scheduler:
             if job.state is not JobState.WAITING:
                 self.record("started", job=job.id, slots=job.slots)
                 continue
-            if job.deadline_s < math.inf and self.state.hold_jobs > 0:
+            if job.deadline_s < math.inf and self.state.holds.get(job.pool, 0) > 0:
                 waits = latest_start_s(job, self._timing.restart_s) - now_s > self.state.hold_slack_s
-                self.record("patient", job=job.id, waits=waits)
+                self.record("patient", job=job.id, pool=job.pool, waits=waits)
                 if waits:
                     continue
             slots = self.state.newcomers.get(kinds.get(kind_name(job), -1), job.min_slots)

@@ -11,7 +11,7 @@ event          fields
                ``priority``: the cluster's own priority of each new job, where it has one
 ``plan``       the plan of a round: see :func:`plan_event`
 ``arrived``    ``job``, ``slots``, ``place``: a job submitted between rounds queues there, or last
-``patient``    ``job``, ``waits``: a job with a deadline came between rounds; whether it waits for the next round
+``patient``    ``job``, ``pool``, ``waits``: a job with a deadline came between rounds; whether it waits
 ``started``    ``job``, ``slots``: the job is to run on so many slots
 ``follows``    ``job``, ``after``: job ``after`` continues under the number ``job``
 ``released``   ``job``, ``at_s``: a planned job was released; from now on the cluster may start it
@@ -62,7 +62,7 @@ class SchedulerState:
         unsaved: Jobs that lost their progress when they were stopped.
         patient: Jobs that wait for a cleaner hour.
         hold_slack_s: Jobs that come before the next round and need not start for longer than this wait for it.
-        hold_jobs: How many jobs with a deadline may still do so.
+        holds: How many jobs with a deadline may still do so, by pool.
     """
 
     policy: Mapping[str, Any] | None = None
@@ -83,7 +83,7 @@ class SchedulerState:
     unsaved: frozenset[int] = frozenset()
     patient: frozenset[int] = frozenset()
     hold_slack_s: float = math.inf
-    hold_jobs: int = 0
+    holds: Mapping[str, int] = field(default_factory=dict)
 
     def knows(self, job: int) -> bool:
         """Whether anything was decided for this job."""
@@ -138,7 +138,7 @@ def plan_event(state: SchedulerState, **changes: Any) -> dict[str, Any]:
         "stops": None if state.stops is None else sorted(state.stops),
         "patient": sorted(state.patient),
         "hold_slack_s": state.hold_slack_s if math.isfinite(state.hold_slack_s) else None,
-        "hold_jobs": state.hold_jobs,
+        "holds": dict(state.holds),
     }
 
 
@@ -197,13 +197,13 @@ def _plan(state: SchedulerState, event: Event) -> SchedulerState:
         stops=None if stops is None else frozenset(int(job) for job in stops),
         patient=frozenset(int(job) for job in event.get("patient", ())),
         hold_slack_s=math.inf if hold_slack_s is None else float(hold_slack_s),
-        hold_jobs=int(event.get("hold_jobs", 0)),
+        holds={str(pool): int(jobs) for pool, jobs in event.get("holds", {}).items()},
     )
 
 
 def _patient(state: SchedulerState, event: Event) -> SchedulerState:
-    job = int(event["job"])
-    state = replace(state, hold_jobs=max(0, state.hold_jobs - 1))
+    job, pool = int(event["job"]), str(event["pool"])
+    state = replace(state, holds={**state.holds, pool: max(0, state.holds.get(pool, 0) - 1)})
     if not event["waits"]:
         return state
     return replace(state, patient=state.patient | {job}, target={**state.target, job: 0})
