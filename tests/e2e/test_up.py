@@ -101,6 +101,10 @@ def site(tmp_path):
     return make
 
 
+NOT_LOST = {"ok", "cancelled", "overloaded"}
+"""What may become of a request: a busy machine may refuse it."""
+
+
 def check_contract(summary: dict, *, ended_by_itself: bool = True) -> None:
     """What scripts rely on, and what must be true of any run."""
     assert summary["schema"] == "joulery.up/1"
@@ -174,7 +178,10 @@ def test_a_person_sees_what_was_found_what_happens_and_what_it_came_to(tmp_path,
         assert re.search(rf"^  {name} +\S", said, re.MULTILINE), f"{name} is missing in {said}"
     for name in ("requests", "latency", "accuracy", "variants", "energy", "carbon", "saving", "model", "plans", "html"):
         assert re.search(rf"^  {name} +\S", said, re.MULTILINE), f"{name} is missing in {said}"
-    assert "modelled" in said and "not measured here" in said and "none failed" in said
+    assert "modelled" in said and "not measured here" in said
+    assert "none failed" in said or re.search(r"(\S+) failed \(\1 refused\)", said), (
+        "a busy machine may refuse, never fail"
+    )
     replayed = subprocess.run(
         [sys.executable, "-m", "joulery", "replay", str(tmp_path / "run"), "--json"], capture_output=True, check=True
     )
@@ -429,7 +436,7 @@ def test_trials_on_the_running_service_survive_a_kill_and_a_changed_slo(site, tm
     assert "the baseline" in decisions[0]["decision"]["reason"]
     outcomes = open_run(tmp_path / "run").series("requests")["outcome"].tolist()
     # The client goes away with the run: what it no longer waits for is cancelled.
-    assert outcomes.count("ok") > 100 and set(outcomes) <= {"ok", "cancelled"}, "neither a switch nor a death loses any"
+    assert outcomes.count("ok") > 100 and set(outcomes) <= NOT_LOST, "neither a switch nor a death loses any"
     replay = subprocess.run(
         [sys.executable, "-m", "joulery", "replay", str(tmp_path / "run"), "--json"], capture_output=True, text=True
     )

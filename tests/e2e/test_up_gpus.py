@@ -11,7 +11,7 @@ import pytest
 
 from joulery.app.runs.replay import decide_again
 from joulery.store.run.directory import open_run
-from tests.e2e.test_up import Up
+from tests.e2e.test_up import NOT_LOST, Up
 from tests.fakes.mps import daemon, gpu_machine
 from tests.fakes.nvml import NvmlFake, gpu
 from tests.runtime.site_files import toy_site
@@ -45,7 +45,7 @@ def test_a_service_on_shares_of_a_gpu_whose_clock_is_governed(tmp_path: Path, nv
         assert up.survivors() == []
     assert code == 0, complaint
     report = json.loads(said)
-    assert report["failed"] == 0
+    assert report["failed"] == report["refused"], "a busy machine may refuse, never fail"
     assert report["requests"] > 20
     parts_j = sum(part["energy_j"] for part in report["parts"])
     assert report["energy_j"] == pytest.approx(parts_j + report["idle_j"] + report["unattributed_j"])
@@ -92,7 +92,7 @@ def test_partitions_are_tried_live(tmp_path: Path, nvml: NvmlFake) -> None:
     assert all(" on " in name and "g." in name for value in tried for name in value), "MIG slices alone"
     assert len({tuple(value) for value in tried}) >= 2
     outcomes = run.series("requests")["outcome"].tolist()
-    assert outcomes.count("ok") > 100 and set(outcomes) <= {"ok", "cancelled"}, "requests wait while the GPU is cut"
+    assert outcomes.count("ok") > 100 and set(outcomes) <= NOT_LOST, "requests wait while the GPU is cut"
     assert decide_again(run.log()).differences == ()
     assert nvml.layout() == (False, ()), "what was cut is given back"
 
