@@ -269,14 +269,7 @@ def choose(
         search=PredictiveSearch(
             candidates=_candidates(config, setup),
             predictor=predictor,
-            objective=Objective(
-                lambda_ratio=goals.lambda_ratio,
-                base_accuracy_ratio=largest.accuracy_ratio,
-                base_energy_j=metrics.energy_j,
-                base_g_per_kwh=base_g_per_kwh,
-                base_pue=site.pue,
-                pue=site.pue,
-            ),
+            objective=_objective(goals, largest.accuracy_ratio, metrics.energy_j, base_g_per_kwh, site.pue),
         ),
         objectives=goals,
         rate_rps=rate_rps,
@@ -296,6 +289,20 @@ def choose(
         return replace(binding, remark=remark)
     trying = replace(policy, search=trial_search(rule, setup, predictor, base, site.pue))
     return replace(binding, policy=trying, trials=rule.trials)
+
+
+def _objective(
+    goals: ServiceObjectives, base_accuracy_ratio: float, base_energy_j: float, base_g_per_kwh: float, pue: float
+) -> Objective:
+    """What layouts are judged by, against a baseline of this accuracy and energy on a grid of this intensity."""
+    return Objective(
+        lambda_ratio=goals.lambda_ratio,
+        base_accuracy_ratio=base_accuracy_ratio,
+        base_energy_j=base_energy_j,
+        base_g_per_kwh=base_g_per_kwh,
+        base_pue=pue,
+        pue=pue,
+    )
 
 
 def _candidates(config: ServiceConfig, setup: ServiceSetup) -> tuple[Layout, ...]:
