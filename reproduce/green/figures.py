@@ -31,7 +31,7 @@ MUS = ("green:mu=1", "green:mu=1.5", "green:mu=2", "green:mu=3")
 QUANTA_MIN = (15, 30, 60)
 FRONTIER = (
     "tiresias", "tiresias-sleep", "tiresias-requested", "gaia", "pollux", "pollux:sleep=1:eta=0.5", "zeus",
-    "zeus:sleep=1", "fifo", "green-paper", "green", "green-sleep", "green-defer", "green-swift", "green-lean",
+    "zeus:sleep=1", "fifo", "green-paper", "green", "green-sleep", "green-swift", "green-lean",
     "green-frugal", "green-swift:gamma_low=0.7",
     "green-swift:gamma_low=0.6:theta=1.0:gamma_from=1.5:eta=0.4", "green-lean:gamma_low=0.78",
     "green-frugal:gamma=0.88",

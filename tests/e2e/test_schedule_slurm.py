@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,35 @@ def test_when_the_scheduler_dies_for_good_the_watchdog_releases_its_holds(cluste
     log = (cluster.folder / "joulery-jobs" / "watchdog.log").read_text()
     assert f"released {len(tagged)} held jobs" in log
     assert len(jobs) == len(states(cluster))
+
+
+def test_a_job_with_a_deadline_waits_and_starts_when_the_scheduler_ends(cluster: SlurmCluster) -> None:
+    now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    hours = [(now + timedelta(hours=hour)).isoformat() for hour in range(-48, 48)]
+    rows = [f"{hour},{20 if at >= 51 else 600}" for at, hour in enumerate(hours)]
+    (cluster.folder / "grid.csv").write_text("\n".join(("timestamp_utc,ci_direct", *rows)) + "\n")
+    grid = "carbon: {kind: file, path: grid.csv, forecast: grid.csv}"
+    site = "\n".join(grid if line.startswith("carbon:") else line for line in SITE.splitlines())
+    (cluster.folder / "site.yaml").write_text(site + "\n")
+    script = cluster.folder / "sleep.sh"
+    script.write_text("#!/bin/bash\nsleep 600\n")
+    daemon = Daemon(cluster.folder / "site.yaml", cluster.env)
+    try:
+        daemon.until(lambda entry: entry["kind"] == "round")
+        by = (now + timedelta(hours=20)).isoformat()
+        one_gpu = ("--gres=gpu:1", "--ntasks=1", "--time=60", "--hold")
+        patient = int(cluster.submit(script, *one_gpu, f"--comment=joulery:by={by}"))
+        urgent = int(cluster.submit(script, *one_gpu, f"--comment=joulery:by={(now + timedelta(hours=2)).isoformat()}"))
+        for job in (patient, urgent):  # as job_submit.lua submits them: no job starts before the scheduler sees it
+            cluster.run("scontrol", "update", f"JobId={job}", "AdminComment=green:held")
+        daemon.until(lambda entry: entry.get("do") == "start" and entry["job"] == urgent)
+        text = daemon.until(lambda entry: entry["kind"] == "round" and "1 wait for a cleaner hour" in entry["text"])
+        assert "run" in text["text"]
+        wait_until(lambda: states(cluster)[urgent][0] == "RUNNING", "the start of the job that cannot wait")
+        assert states(cluster)[patient][0] == "PENDING" and states(cluster)[patient][2] == "green:held"
+    finally:
+        assert daemon.stop() == 0, daemon.errors
+    wait_until(lambda: states(cluster)[patient][0] == "RUNNING", "the start of the released job")
 
 
 def test_what_is_not_ours_is_left_alone_and_what_is_down_is_not_counted(cluster: SlurmCluster) -> None:

@@ -33,6 +33,8 @@ from joulery.domain.cluster import ClusterJob, JobState
 from joulery.domain.errors import ConfigError
 from joulery.domain.ports import ClusterBackend
 from joulery.runtime.process import part_environment, process_command
+from joulery.runtime.schedule.decisions import CLEANER
+from joulery.runtime.schedule.expected import expected_starts
 from joulery.runtime.schedule.intensity import IntensityTracker
 from joulery.runtime.schedule.loops import run_one_round, run_scheduler
 from joulery.runtime.schedule.loops import stopped_by_signals as stopped_by_signals
@@ -172,7 +174,16 @@ def release_now(site_file: Path, backend_kind: str | None) -> list[int]:
         return release_all(backend)
 
 
-def submit_job(site: Site, job: Mapping[str, Any], min_slots: int, max_slots: int, *, stoppable: bool = True) -> int:
+def submit_job(
+    site: Site,
+    job: Mapping[str, Any],
+    min_slots: int,
+    max_slots: int,
+    *,
+    stoppable: bool = True,
+    deadline_s: float | None = None,
+    limit_s: float | None = None,
+) -> int:
     """Queue a command for this machine's scheduler and return its number.
 
     Args:
@@ -180,6 +191,8 @@ def submit_job(site: Site, job: Mapping[str, Any], min_slots: int, max_slots: in
         job: Command, cwd, environment, name and owner.
         min_slots, max_slots: Slots it can use.
         stoppable: Whether the scheduler may stop it while it runs.
+        deadline_s: When it is needed at the latest, Unix seconds.
+        limit_s: Longest time it runs on ``min_slots``.
 
     Raises:
         ConfigError: The jobs are Slurm's, or this machine has fewer slots than ``min_slots``.
@@ -193,7 +206,8 @@ def submit_job(site: Site, job: Mapping[str, Any], min_slots: int, max_slots: in
             "the job can never run here", pointer="--min", got=str(min_slots), expected=f"at most {slots} slots"
         )
     sizes = {"min_slots": min_slots, "max_slots": min(max_slots, slots), "stoppable": stoppable}
-    return JobBook(jobs.state).add({**job, **sizes, "submit_s": time.time()})
+    times = {"deadline_s": deadline_s, "limit_s": limit_s, "submit_s": time.time()}
+    return JobBook(jobs.state).add({**job, **sizes, **times})
 
 
 def cancel_job(site: Site, job: int) -> str:
@@ -222,7 +236,16 @@ def list_jobs(site: Site) -> list[dict[str, Any]]:
     state = live_state(folder)
     ended = {int(entry["job"]): entry for entry in ended_jobs(folder)}
     line = _line(snapshot.jobs, state)
-    return [{**_row(job, state, ended.get(job.id, {})), **_wait(job, state, line)} for job in snapshot.jobs]
+    starts = expected_starts(snapshot, state, line, time.time())
+    return [
+        {
+            **_row(job, state, ended.get(job.id, {})),
+            **_wait(job, state, line),
+            "expected_start_s": starts.get(job.id),
+            "deadline_s": job.deadline_s if math.isfinite(job.deadline_s) else None,
+        }
+        for job in snapshot.jobs
+    ]
 
 
 def _line(jobs: Sequence[ClusterJob], state: SchedulerState) -> list[ClusterJob]:
@@ -243,6 +266,8 @@ def _wait(job: ClusterJob, state: SchedulerState, line: Sequence[ClusterJob]) ->
         reason: str | None = job.exempt or f"the cluster does not start it: {job.blocked}"
     elif time.time() < until_s:
         reason = refused
+    elif job.id in state.patient:
+        reason = CLEANER
     elif rank is None:
         reason = None
     elif ahead:

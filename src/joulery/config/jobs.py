@@ -74,6 +74,9 @@ class GreenConfig(Section):
     preempt_after_s: Seconds | None = Field(alias="preempt_after", default=None)
     """How long a job must have waited before it takes slots from one that runs; a quantum, as published no time, when
     left out."""
+    delay_ratio: Annotated[float, Field(ge=0)] | None = None
+    """A job with a deadline waits for cleaner hours where an hour of delay saves more than this share of what a slot of
+    the median job emits in an hour; the kind's own (0.6, as published deadlines are ignored) when left out."""
     node_slots: Annotated[int, Field(ge=1)] | None = None
     """Slots of a node: beyond one node jobs grow by whole nodes; slot by slot when left out."""
 
@@ -103,7 +106,8 @@ class SlurmConfig(Section):
     partitions: tuple[Name, ...] = ()
     """Partitions to schedule; all when left out. Jobs of other partitions are left alone."""
     user_range: bool = True
-    """Whether owners set how far their jobs may be resized, with --comment=joulery:min=1,max=4."""
+    """Whether owners set how far their jobs may be resized, with --comment=joulery:min=1,max=4, and when they
+    need them, with by=2026-11-27T18:00."""
     meters: OutputPath | None = None
     """Folder on a shared disk where joulery agent on each node leaves the energy of its jobs."""
     progress: OutputPath | None = None

@@ -97,6 +97,10 @@ class TrainingScenario(Section):
     """Window whose mean separates green from dirty hours."""
     quantum_s: Seconds = Field(alias="quantum", default=1800.0)
     """Interval between scheduling rounds."""
+    slack_s: SecondsOrZero = Field(alias="slack", default=0.0)
+    """How much later than without any wait a job may end; jobs have no deadline when left out."""
+    slack_over_s: Seconds = Field(alias="slack_over", default=3600.0)
+    """Only jobs that take longer than this on one GPU have a deadline."""
     carbon_forecast: CarbonForecastConfig = CarbonForecastConfig()
     """The schedulers' forecast of carbon intensity."""
     policies: Annotated[tuple[SchemeText, ...], Field(min_length=1)] = ("green", "tiresias", "gaia")

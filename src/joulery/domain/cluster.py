@@ -71,6 +71,8 @@ class ClusterJob:
             not let a second one start.
         cpus_per_slot: CPUs it needs beside each slot.
         memory_per_slot_bytes: Memory it needs beside each slot.
+        deadline_s: When its owner needs it at the latest, Unix seconds; infinite for no deadline.
+        limit_s: Longest time it runs on its shape, as its owner states; NaN where unknown.
     """
 
     id: int
@@ -106,6 +108,8 @@ class ClusterJob:
     limits: frozenset[str] = frozenset()
     cpus_per_slot: float = 0.0
     memory_per_slot_bytes: float = 0.0
+    deadline_s: float = math.inf
+    limit_s: float = field(default=float("nan"))
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_slots <= self.max_slots:

@@ -18,6 +18,7 @@ from joulery.domain.gpu.device import (
     MigSetting,
     MpsSetting,
 )
+from joulery.domain.serving.dispatch import QueueLimit
 from joulery.domain.serving.engine import (
     InferRequest,
     InferResponse,
@@ -216,8 +217,8 @@ class Backlog(Protocol):
 class Admission(Protocol):
     """An engine with a limit on waiting requests a service."""
 
-    def limit_queue(self, service: str, waiting: int | None, /) -> None:
-        """Refuse requests (``OVERLOADED``) while so many wait for a service; None for the engine's own limit."""
+    def limit_queue(self, service: str, limit: QueueLimit | None, /) -> None:
+        """Refuse requests (``OVERLOADED``) past a limit on those that wait; None for the engine's own limit."""
         ...
 
 

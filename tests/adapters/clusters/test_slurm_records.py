@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from joulery.adapters.clusters.slurm_jobs import owner_range, to_job
+from joulery.adapters.clusters.slurm_jobs import owner_deadline_s, owner_range, to_job
 from joulery.adapters.clusters.slurm_records import COLUMNS, HELD_TAG, expand_hosts, parse_jobs, parse_table
 from joulery.domain.cluster import ClusterJob, JobState
 from joulery.domain.errors import DataError
@@ -192,10 +192,24 @@ def test_a_job_without_gpus_is_no_training_job() -> None:
         ("joulery:min=5,max=4", (2, 2)),
         ("joulery:min=0,max=4", (2, 2)),
         ("joulery:max=many", (2, 2)),
+        ("joulery:min=1,by=2026-11-27T18:00,max=8", (1, 8)),
+        ("joulery:by=2026-11-27T18:00", (2, 2)),
     ],
 )
 def test_what_owners_allow(comment: str, expected: tuple[int, int]) -> None:
     assert owner_range(comment, 2) == expected
+
+
+def test_when_owners_need_a_job() -> None:
+    assert owner_deadline_s("mine joulery:by=2026-11-27T18:00+01:00") == 1795798800.0
+    assert owner_deadline_s("joulery:min=1,by=2026-11-27T17:00:00Z,max=4") == 1795798800.0
+    for none in ("", "joulery:min=1,max=4", "joulery:by=2026", "by=2026-11-27T18:00", "joulery:by=2026-13-27T18:00"):
+        assert owner_deadline_s(none) == math.inf
+    (record,) = parse_jobs(json.dumps({"jobs": [{**JOB, "comment": "joulery:by=2026-11-27T17:00Z", "time_limit": 90}]}))
+    job = to_job(record, (), user_range=True, progress_ratio=math.nan)
+    assert job is not None and (job.deadline_s, job.limit_s) == (1795798800.0, 5400.0)
+    others = to_job(record, (), user_range=False, progress_ratio=math.nan)
+    assert others is not None and others.deadline_s == math.inf, "owners say nothing where user_range is off"
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"jobs": [{}]}', '{"jobs": [{"job_id": "x", "job_state": "R"}]}'])

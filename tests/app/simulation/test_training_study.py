@@ -30,6 +30,25 @@ def test_the_examples_keep_the_contract(name: str) -> None:
     assert again.stdout == done.stdout
 
 
+def test_slack_hours_let_long_jobs_wait(tmp_path: Path) -> None:
+    ask = (EXAMPLES / "green-year.yaml", "--days", "2", "--policies", "tiresias,green-sleep")
+    rows = {}
+    for hours in ("0", "24"):
+        document = json.loads(simulate(*ask, "--slack-hours", hours, "--json").stdout)
+        assert document["slack_hours"] == float(hours)
+        rows[hours] = {row["policy"]: row for row in document["results"]}
+    plain = json.loads(simulate(*ask, "--json").stdout)["results"]
+    assert [row["digest"] for row in plain] == [row["digest"] for row in rows["0"].values()]
+    assert rows["24"]["tiresias"]["digest"] == rows["0"]["tiresias"]["digest"], "only GREEN makes jobs wait"
+    waited, at_once = rows["24"]["green-sleep"], rows["0"]["green-sleep"]
+    assert waited["job_carbon_kg"] < at_once["job_carbon_kg"] and waited["mean_jct_s"] > at_once["mean_jct_s"]
+    assert waited["with_deadline"] > 0 and waited["late"] == 0 and at_once["with_deadline"] == 0
+    shown = simulate(*ask, "--slack-hours", "24").stdout
+    assert "slack 24 h for jobs over 1 h" in " ".join(shown.split()) and "after their deadline" in shown
+    refused = simulate(*ask, "--slack-hours", "-1")
+    assert refused.returncode == 2 and "--slack-hours" in refused.stderr
+
+
 def test_ones_own_trace_and_grid(tmp_path: Path) -> None:
     trace, grid = tmp_path / "jobs.csv", tmp_path / "grid.csv"
     trace.write_text("job_id,submit_s,duration_s,num_gpus\n0,0,3600,2\n1,60,7200,1\n2,90000,600,1\n")

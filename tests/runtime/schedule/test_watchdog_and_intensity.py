@@ -170,6 +170,7 @@ def test_now_and_the_mean_ahead() -> None:
     grid = made.grid(1e9)
 
     assert (grid.g_per_kwh, grid.mean_g_per_kwh, grid.basis, grid.known) == (100.0, 150.0, "forecast", True)
+    assert grid.ahead_g_per_kwh is not None and grid.ahead_g_per_kwh.tolist() == [150.0] * 24
     assert said == []
 
 
@@ -177,7 +178,7 @@ def test_now_and_the_mean_ahead() -> None:
 def test_without_a_forecast_the_past_is_used(refusal: object) -> None:
     grid = intensity(Source(100.0, refusal))[0].grid(1e9)
 
-    assert (grid.mean_g_per_kwh, grid.basis) == (100.0, "history")
+    assert (grid.mean_g_per_kwh, grid.basis, grid.ahead_g_per_kwh) == (100.0, "history", None)
 
 
 @pytest.mark.parametrize("value", [0.0, -50.0])

@@ -239,5 +239,5 @@ def test_a_scheme_says_how_it_is_run_or_that_it_is_simulated_only() -> None:
     assert scheme("green").live == "run it with jobs.policy.kind: green"
     assert "SuspendProgram" in scheme("green-sleep").live
     assert "theta: 0.5" in scheme("green:theta=0.5").live
-    for name in ("green-lean", "green-defer", "green:limit=0.75", "green:eta=0.5", "green:defer_ratio=0.2", "fifo"):
+    for name in ("green-lean", "green:limit=0.75", "green:eta=0.5", "green:ageing_s=9", "fifo"):
         assert scheme(name).live.startswith("simulated only"), name

@@ -216,6 +216,8 @@ class LocalBackend:
             exempt=self._too_large(asked["min_slots"]),
             restarts=asked.get("restarts", 0),
             stoppable=asked.get("stoppable", True),
+            deadline_s=asked.get("deadline_s") or math.inf,
+            limit_s=asked.get("limit_s") or math.nan,
             progress_ratio=self._progress(self._book.folder(number)),
         )
         over = self._book.read(number, "over")

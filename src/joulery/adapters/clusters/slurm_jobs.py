@@ -6,12 +6,14 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 
 from joulery.adapters.clusters.slurm_records import STATES, SlurmRecord, expand_hosts, parse_shape
 from joulery.adapters.clusters.tres import parse_gpus
 from joulery.domain.cluster import ClusterJob, JobState
 
-_RANGE = re.compile(r"\bjoulery:((?:min|max)=\d+(?:,(?:min|max)=\d+)*)")
+_PART = r"(?:(?:min|max)=\d+|by=[0-9T:.+Z-]+)"
+_SAID = re.compile(rf"\bjoulery:({_PART}(?:,{_PART})*)")
 _FAILED = {"FAILED", "F", "TIMEOUT", "TO", "NODE_FAIL", "NF", "OUT_OF_MEMORY", "OOM", "BOOT_FAIL", "BF", "DEADLINE",
            "DL", "PREEMPTED", "PR", "LAUNCH_FAILED", "RECONFIG_FAIL"}  # fmt: skip
 _NOT_DUE = ("Dependency", "BeginTime", "DependencyNeverSatisfied")
@@ -76,6 +78,8 @@ def to_job(
         limits=limits_of(record),
         cpus_per_slot=cpus / gpus,
         memory_per_slot_bytes=memory_bytes / gpus,
+        deadline_s=owner_deadline_s(record.comment) if user_range and record.batch else math.inf,
+        limit_s=60.0 * record.limit_min if record.limit_min else math.nan,
     )
 
 
@@ -122,12 +126,29 @@ def as_one(components: Sequence[ClusterJob]) -> ClusterJob:
 
 def owner_range(comment: str, gpus: int) -> tuple[int, int]:
     """What ``joulery:min=1,max=4`` in a comment allows; just ``gpus`` where it says nothing sensible."""
-    match = _RANGE.search(comment)
-    if match is None:
+    said = _said(comment)
+    if "min" not in said and "max" not in said:
         return gpus, gpus
-    said = {name: int(value) for name, _, value in (part.partition("=") for part in match[1].split(","))}
-    low, high = said.get("min", 1), said.get("max", gpus)
+    low, high = int(said.get("min", 1)), int(said.get("max", gpus))
     return (low, high) if 1 <= low <= high else (gpus, gpus)
+
+
+def owner_deadline_s(comment: str) -> float:
+    """When ``joulery:by=2026-11-27T18:00`` in a comment needs the job, Unix seconds; infinite where it says no time.
+
+    Without a zone it is the scheduler's local time, as with Slurm's own times.
+    """
+    try:
+        return datetime.fromisoformat(_said(comment)["by"]).timestamp()
+    except (KeyError, ValueError):
+        return math.inf
+
+
+def _said(comment: str) -> dict[str, str]:
+    """What the owner says to joulery, by name."""
+    match = _SAID.search(comment)
+    parts = (part.partition("=") for part in match[1].split(",")) if match else ()
+    return {name: value for name, _, value in parts}
 
 
 def _exempt(record: SlurmRecord, partitions: Sequence[str]) -> str:

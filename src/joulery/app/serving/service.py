@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,6 +126,24 @@ def cores_of(site: Site) -> dict[str, tuple[int, ...]]:
         found[name] = tuple(sorted(cores[(at + k) % len(cores)] for k in range(claim)))
         at += claim
     return found
+
+
+def shared_cores(cores: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """A remark on each core that several services share: each of them is planned as if it had the core alone.
+
+    Args:
+        cores: Cores of each service.
+    """
+    users: dict[int, list[str]] = {}
+    for name, mine in cores.items():
+        for core in mine:
+            users.setdefault(core, []).append(name)
+    return [
+        f"{' and '.join(names)} share core {core}, and each is planned as if it had it alone; "
+        "give the fleet more cores, or run fewer services here"
+        for core, names in sorted(users.items())
+        if len(names) > 1
+    ]
 
 
 def _is_upstream(config: ServiceConfig) -> bool:

@@ -23,23 +23,25 @@ from joulery.sim.core.hourly_intensity import Intensity, day_ahead, forecast, ty
 from joulery.sim.core.streams import Streams
 from joulery.sim.training.cluster import TrainingRun
 from joulery.sim.training.plant import Jobs
-from joulery.sim.training.study import Setting, jobs_from_trace, run_scheme, scheme, synthetic_trace
+from joulery.sim.training.study import Setting, jobs_from_trace, run_scheme, scheme, synthetic_trace, with_slack
 from joulery.store.columns import read_column
 from joulery.tabular import csv_header
 
-ACCEPTS = frozenset({"trace", "carbon", "column", "days", "seed", "carbon_forecast"})
+ACCEPTS = frozenset({"trace", "carbon", "column", "days", "seed", "carbon_forecast", "slack_hours"})
 _DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One run of one policy."""
+    """One run of one policy; how many jobs have a deadline, and how many end after it."""
 
     policy: str
     region: str
     seed: int
     jobs: int
     run: TrainingRun
+    with_deadline: int
+    late: int
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -60,6 +62,8 @@ class _Row:
             "preemptions": run.preemptions,
             "rescales": run.rescales,
             "most_gpus": run.most_gpus,
+            "with_deadline": self.with_deadline,
+            "late": self.late,
             "digest": run.digest,
         }
 
@@ -81,7 +85,9 @@ def play(scenario: TrainingScenario, overrides: Overrides, progress: Progress) -
     for row in _rows(scenario, overrides, policies, grids, beliefs, seeds):
         rows.append(row)
         progress(len(rows), len(policies) * len(grids) * len(seeds))
-    return Played(_document(scenario, grids, rows), _view(scenario, grids, rows, policies, len(seeds)))
+    slack_s = _slack_s(scenario, overrides)
+    document = {**_document(scenario, grids, rows), "slack_hours": slack_s / 3600.0}
+    return Played(document, _view(scenario, grids, rows, policies, len(seeds), slack_s))
 
 
 def _seeds(scenario: TrainingScenario, overrides: Overrides) -> Sequence[int]:
@@ -160,13 +166,36 @@ def _rows(
         wake_s=scenario.cluster.wake_s,
         quantum_s=scenario.quantum_s,
     )
+    slack_s = _slack_s(scenario, overrides)
     for seed in seeds:
-        jobs = _trace(scenario, overrides, Streams(seed))
+        jobs = with_slack(_trace(scenario, overrides, Streams(seed)), slack_s, scenario.slack_over_s)
         for region, series in grids.items():
             carbon = Intensity.of(series)
             believing = replace(setting, belief=beliefs[region](seed))
             for policy in policies:
-                yield _Row(policy, region, seed, len(jobs), run_scheme(policy, believing, jobs, carbon))
+                run = run_scheme(policy, believing, jobs, carbon)
+                yield _Row(policy, region, seed, len(jobs), run, *_deadlines(jobs, run))
+
+
+def _deadlines(jobs: Jobs, run: TrainingRun) -> tuple[int, int]:
+    """How many jobs have a deadline, and how many end after it."""
+    if jobs.deadline_s is None:
+        return 0, 0
+    return int(np.sum(np.isfinite(jobs.deadline_s))), int(np.sum(run.finish_s > jobs.deadline_s))
+
+
+def _slack_s(scenario: TrainingScenario, overrides: Overrides) -> float:
+    """Slack of the jobs: the file's, or that of ``--slack-hours``."""
+    text = overrides.inputs.get("slack_hours")
+    if text is None:
+        return scenario.slack_s
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = -1.0
+    if not 0 <= hours < float("inf"):
+        raise ConfigError("--slack-hours needs a number of hours", got=text, expected="0 or more, such as 24")
+    return hours * 3600.0
 
 
 def _document(scenario: TrainingScenario, grids: Mapping[str, CarbonSeries], rows: Sequence[_Row]) -> dict[str, Any]:
@@ -196,18 +225,29 @@ def _view(
     rows: Sequence[_Row],
     policies: Sequence[str],
     seeds: int,
+    slack_s: float,
 ) -> list[Paragraph | ResultTable]:
     heading = paragraph(
         (f"{scenario.name}: ", "bold"),
         f"{rows[0].jobs} jobs on {scenario.cluster.nodes} nodes of 2 GPUs, {seeds} seed{'s' if seeds > 1 else ''}; "
         f"changes are against {policies[0]}",
+        f"; slack {slack_s / 3600.0:g} h for jobs over {scenario.slack_over_s / 3600.0:g} h" if slack_s else "",
     )
     parts: list[Paragraph | ResultTable] = [heading]
     for region, series in grids.items():
         parts.append(paragraph("\n", (region, "bold"), f"  {series.scope} intensity, {series.source}"))
         parts.append(_table(region, rows, policies))
+    if slack_s:
+        parts.append(paragraph("\n", _lateness(rows, policies)))
     about = [f"{policy}: {scheme(policy).about} ({scheme(policy).live})" for policy in policies]
     return [*parts, paragraph(("\n" + "\n".join(about), "dim")), paragraph(("every number is simulated", "dim"))]
+
+
+def _lateness(rows: Sequence[_Row], policies: Sequence[str]) -> str:
+    counts = {policy: sum(row.late for row in rows if row.policy == policy) for policy in policies}
+    total = sum(row.with_deadline for row in rows if row.policy == policies[0])
+    late = ", ".join(f"{policy} {count}" for policy, count in counts.items())
+    return f"jobs that end after their deadline, of {total}: {late}"
 
 
 _SHOWN = (

@@ -158,6 +158,7 @@ def green_policy(jobs: JobsConfig) -> Green:
         "oldest_share": config.oldest_share,
         "ageing_s": config.ageing_s,
         "preempt_after_s": config.preempt_after_s,
+        "delay_ratio": config.delay_ratio,
     }
     return replace(
         policy,

@@ -33,6 +33,15 @@ class ClusterView:
         degradation: Efficiency at its present number of GPUs over that on one; NaN until measured there.
         gpu_w: Power of one of its GPUs when last measured; NaN before.
         min_gpus: Fewest GPUs it may use, int64[n]; 1 each when None.
+        deadline_s: When its owner needs it at the latest, float64[n]; infinite for no deadline, None where no job has
+            one.
+        longest_s: Work in all at most, as its owner states, in seconds on one GPU, float64[n]; NaN where unknown, None
+            where nothing is known of any job. It counts where progress does not say what is left.
+        slowdown: Time a step takes under the power limits in force, against full power, float64[n]; 1 each when None.
+        ahead_g_per_kwh: Carbon intensity expected in the hours ahead, the first from now on, float64[hours]; None
+            where it is unknown.
+        round_s: Time until the next round.
+        wake_s: Time a suspended node takes to come back.
     """
 
     now_s: float
@@ -53,6 +62,12 @@ class ClusterView:
     degradation: FloatArray
     gpu_w: FloatArray
     min_gpus: IntArray | None = None
+    deadline_s: FloatArray | None = None
+    longest_s: FloatArray | None = None
+    slowdown: FloatArray | None = None
+    ahead_g_per_kwh: FloatArray | None = None
+    round_s: float = 1800.0
+    wake_s: float = 0.0
 
     def __len__(self) -> int:
         return len(self.job)
@@ -76,7 +91,10 @@ class Allocation:
         newcomers_as_requested: Newcomers of other kinds start on what their owners requested; on one GPU otherwise.
         passive: False when no job may start between rounds, new ones included.
         full_power: Jobs that start from now on start without their power limit, where there is one.
-        hold_longer_than_s: Newcomers with more work than this on one GPU, where it is known, wait for the next round.
+        held: Jobs that wait for a cleaner hour; those that run are suspended, whether or not another takes their GPUs.
+        hold_slack_s: Newcomers that need not start for longer than this to meet their deadline wait for the next
+            round.
+        hold_gpus: How many newcomers with a deadline may so wait, the first that come.
     """
 
     run: Mapping[int, int]
@@ -84,7 +102,9 @@ class Allocation:
     newcomer_gpus: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
     newcomers_as_requested: bool = False
     passive: bool = True
-    hold_longer_than_s: float = float("inf")
+    held: tuple[int, ...] = ()
+    hold_slack_s: float = float("inf")
+    hold_gpus: int = 0
     full_power: bool = False
 
 

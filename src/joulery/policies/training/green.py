@@ -22,6 +22,7 @@ from joulery.domain.errors import ConfigError, DataError
 from joulery.policies.training.allocation import Allocation, ClusterView
 from joulery.policies.training.carbon_shift import ShiftRule, shifting_factor
 from joulery.policies.training.queues import TrackedJob, ceiling_kg, fill, in_levels, lesser_kg, oldest_first, uppermost
+from joulery.policies.training.waiting import WaitingJobs, decide_waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +79,8 @@ class Green:
         fixed_gpus: No scaling: every job on this many (the paper's ablation); None to scale.
         node_gpus: Beyond one node a job grows by whole nodes of this many GPUs: a node that it only half fills slows
             it down; None to grow GPU by GPU.
-        defer_ratio: In a dirty hour a job that never ran may be put off for this share of its work on one GPU, while
-            the cluster has room; 0 for never. Jobs whose share is less than half an hour are never put off.
-        defer_load: How full the cluster may be for that, as a share of its GPUs.
+        delay_ratio: A job with a deadline waits for cleaner hours where an hour of delay saves more than this share of
+            what a GPU of the median job emits in an hour at the mean intensity ahead; None to ignore deadlines.
     """
 
     mu: float = 2.0
@@ -106,8 +106,7 @@ class Green:
     las: bool = False
     fixed_gpus: int | None = None
     node_gpus: int | None = None
-    defer_ratio: float = 0.0
-    defer_load: float = 0.9
+    delay_ratio: float | None = 0.6
     name: str = "green"
 
     def __post_init__(self) -> None:
@@ -119,8 +118,8 @@ class Green:
             raise ConfigError("oldest_share is a share of the GPUs", got=str(self.oldest_share), expected="0 to 1")
         if not 0 < self.hysteresis <= 1:
             raise ConfigError("hysteresis must lie in (0, 1]", got=str(self.hysteresis))
-        if not 0 <= self.defer_ratio < float("inf"):
-            raise ConfigError("a job cannot be put off by a negative share of its work", got=str(self.defer_ratio))
+        if self.delay_ratio is not None and not self.delay_ratio >= 0:
+            raise ConfigError("a delay has no negative price", pointer="delay_ratio", got=str(self.delay_ratio))
         for knob, least in _LEAST_OF:
             value = getattr(self, knob)
             if value is not None and not value >= least:
@@ -161,36 +160,64 @@ class Green:
         profile = self._learn(state.profile, view)
         gamma = self._gamma(state, view)
         jobs = self._settle(state, profile, view, gamma)
+        wait = self._waiting(state, jobs, view)
+        due = frozenset(wait.due)
         if self.regrow:
-            self._widen(jobs, profile, gamma, view)
-        hold_s, put_off = self._put_off(view, jobs)
-        upper = [row for row, job in enumerate(view.job.tolist()) if jobs[job].upper and row not in put_off]
-        lower = [row for row, job in enumerate(view.job.tolist()) if not jobs[job].upper and row not in put_off]
-        run, jobs, rest = fill(view, jobs, upper, self._ranked(lower, jobs, view), self.theta)
+            self._widen(jobs, profile, gamma, view, wait.held | due)
+        number = view.job.tolist()
+        ranked = [row for row in range(len(view)) if row not in wait.held and row not in due]
+        upper = [row for row in ranked if jobs[number[row]].upper]
+        lower = [row for row in ranked if not jobs[number[row]].upper]
+        first = _first(wait.due, view)
+        run, jobs, rest = fill(view, jobs, first, upper, self._ranked(lower, jobs, view), self.theta)
         newcomers = {kind: self._newcomer(kind, view.gpus, profile, gamma, view).gpus for kind in profile}
         hour = "no intensity" if view.hour is None else f"{view.hour} hour"
         reason = f"{hour}; {len(upper)} in the upper and {len(lower)} in the lower queue, {len(run)} run"
-        if put_off:
-            reason += f", {len(put_off)} put off for a greener one"
-        longest_s = float(np.max(view.now_s - view.submit_s - view.executed_s, initial=0.0))
-        lifted = self.lift_after_s is not None and longest_s > self.lift_after_s
-        allocation = Allocation(run, rest, newcomers, hold_longer_than_s=hold_s, full_power=lifted)
+        if wait.held or due:
+            reason += f"; {len(wait.held)} wait for a cleaner hour, {len(due)} run for their deadline"
+        hold_s, hold_gpus = self._hold(view, wait)
+        allocation = Allocation(
+            run,
+            rest,
+            newcomers,
+            held=tuple(number[row] for row in sorted(wait.held)),
+            hold_slack_s=hold_s,
+            hold_gpus=hold_gpus,
+            full_power=self._lifted(view, wait),
+        )
         decision = Decision("allocate", "cluster", allocation, self.name, reason)
-        # While newcomers may be held, the next round has to say when no longer.
-        wake_s = None if upper or rest or put_off or hold_s < float("inf") else float("inf")
+        patient = self.delay_ratio is not None and view.deadline_s is not None
+        wake_s = None if upper or rest or patient else float("inf")
         return Step(GreenState(MappingProxyType(jobs), profile), (decision,), wake_s)
 
-    def _put_off(self, view: ClusterView, jobs: Mapping[int, TrackedJob]) -> tuple[float, frozenset[int]]:
-        """Work beyond which newcomers wait for the next round, and the rows that wait for a greener hour now."""
-        if not self.defer_ratio or view.hour != "dirty":
-            return float("inf"), frozenset()
-        if sum(jobs[job].gpus for job in view.job.tolist()) > self.defer_load * view.gpus:
-            return float("inf"), frozenset()
-        slack_s = self.defer_ratio * view.remaining_s
-        new = (view.running == 0) & (view.executed_s == 0)
-        late = view.now_s - view.submit_s >= slack_s
-        rows = np.flatnonzero(new & (slack_s >= _LEAST_SLACK_S) & ~late)
-        return _LEAST_SLACK_S / self.defer_ratio, frozenset(rows.tolist())
+    def _waiting(self, state: GreenState, jobs: dict[int, TrackedJob], view: ClusterView) -> WaitingJobs:
+        """Who waits for a cleaner hour; jobs with a new reservation are marked."""
+        if self.delay_ratio is None:
+            return WaitingJobs()
+        number = view.job.tolist()
+        reserved = np.array([jobs[job].reserved for job in number], np.bool_)
+        new = np.array([job not in state.jobs for job in number], np.bool_)
+        wait = decide_waiting(view, [jobs[job].gpus for job in number], reserved, new, self.delay_ratio)
+        for row in wait.reserved:
+            if not reserved[row]:
+                jobs[number[row]] = replace(jobs[number[row]], reserved=True)
+        return wait
+
+    def _hold(self, view: ClusterView, wait: WaitingJobs) -> tuple[float, int]:
+        """Slack beyond which newcomers wait for the next round, and for how many GPUs; none in a clean hour."""
+        ahead = view.ahead_g_per_kwh
+        if self.delay_ratio is None or ahead is None or not len(ahead) or ahead[0] <= ahead[:24].mean():
+            return float("inf"), 0
+        return _HOLD_ROUNDS * view.round_s, wait.room
+
+    def _lifted(self, view: ClusterView, wait: WaitingJobs) -> bool:
+        """Whether a job has waited too long for power limits; one with a reservation waits by choice."""
+        if self.lift_after_s is None:
+            return False
+        waited_s = view.now_s - view.submit_s - view.executed_s
+        if wait.reserved:
+            waited_s[list(wait.reserved)] = 0.0
+        return float(np.max(waited_s, initial=0.0)) > self.lift_after_s
 
     def _wider(self, gpus: int) -> int:
         """The next number of GPUs a job grows to."""
@@ -254,7 +281,7 @@ class Green:
             known = state.jobs.get(job) or self._newcomer(kind, most, profile, gamma, view, least)
             if running > 0 and degradation == degradation:
                 if known.degradation != degradation:
-                    known = TrackedJob(known.upper, known.gpus, degradation, known.skipped)
+                    known = TrackedJob(known.upper, known.gpus, degradation, known.skipped, known.reserved)
                 if known.upper and running == known.gpus:
                     known = self._grow(known, max(least, min(most, cap)), gamma, remaining_s, view.restart_s, least)
             jobs[job] = known
@@ -294,9 +321,17 @@ class Green:
         return replace(known, gpus=wider)
 
     def _widen(
-        self, jobs: dict[int, TrackedJob], profile: Mapping[int, Mapping[int, float]], gamma: float, view: ClusterView
+        self,
+        jobs: dict[int, TrackedJob],
+        profile: Mapping[int, Mapping[int, float]],
+        gamma: float,
+        view: ClusterView,
+        fixed: frozenset[int],
     ) -> None:
-        """Give what is free to settled jobs that run on fewer GPUs than a new one of their kind would get, in place."""
+        """Give what is free to settled jobs that run on fewer GPUs than a new one of their kind would get, in place.
+
+        The rows ``fixed`` keep their size.
+        """
         room = view.gpus - sum(jobs[job].gpus for job in view.job.tolist())
         if room <= 0 or self.fixed_gpus is not None:
             return
@@ -304,6 +339,8 @@ class Green:
         for row in np.argsort(-view.remaining_s, kind="stable").tolist():
             known, running = jobs[int(view.job[row])], int(view.running[row])
             if known.upper or not running or running != known.gpus or view.remaining_s[row] < worth_s * running:
+                continue
+            if row in fixed:
                 continue
             least = 1 if view.min_gpus is None else int(view.min_gpus[row])
             wide = self._newcomer(int(view.kind[row]), int(view.max_gpus[row]), profile, gamma, view, least).gpus
@@ -359,6 +396,25 @@ class Green:
         return factor[index]
 
 
+def _first(due: Sequence[int], view: ClusterView) -> dict[int, int]:
+    """GPUs of the jobs that have to run: those they run on where they are faster there, the fewest otherwise.
+
+    The fewest are reserved for each, so they always fit; more are kept while the others' fewest still fit.
+    """
+    least = [1] * len(view) if view.min_gpus is None else view.min_gpus.tolist()
+    run: dict[int, int] = {}
+    free, owed = view.gpus, sum(least[row] for row in due)
+    for row in due:
+        owed -= least[row]
+        want = int(view.running[row])
+        if not want * view.degradation[row] >= _FASTER * least[row]:
+            want = least[row]
+        want = want if want <= free - owed else least[row]
+        if want <= free:
+            run[int(view.job[row])], free = want, free - want
+    return run
+
+
 def green_paper(**changes: object) -> Green:
     """GREEN as published: the literal shifting table, none of our additions."""
     bare: dict[str, Any] = {
@@ -369,6 +425,7 @@ def green_paper(**changes: object) -> Green:
         "ageing_s": None,
         "preempt_after_s": 0.0,
         "regrow": False,
+        "delay_ratio": None,
     }
     bare |= {"hysteresis": 1.0, "profile_cache": False, "gamma_low": 0.80, "gamma_from": 0.5}
     return Green(**{**bare, "shift": ShiftRule.PAPER, "name": "green-paper", **changes})
@@ -385,5 +442,7 @@ _LEAST_OF = (
 _GAMMA_HIGH = 0.95
 _WORTH_RESTARTS = 10.0
 """A settled job is restarted wider only with so many restarts' time ahead of it."""
-_LEAST_SLACK_S = 1800.0
-"""To put a job off for less than a round would only delay it."""
+_FASTER = 1.25
+"""GPUs times efficiency, against the fewest GPUs, from which on more GPUs are surely no slower."""
+_HOLD_ROUNDS = 2.0
+"""A newcomer that has to start within so many rounds does not wait for the next one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,12 +25,14 @@ class TrackedJob:
         gpus: How many GPUs it is to have.
         degradation: Efficiency of its GPUs relative to one, as last measured.
         skipped: Rounds in a row in which it did not fit.
+        reserved: Whether GPUs are reserved for it, so that it may wait and still meet its deadline.
     """
 
     upper: bool
     gpus: int
     degradation: float = 1.0
     skipped: int = 0
+    reserved: bool = False
 
 
 def ceiling_kg(footprint_kg: FloatArray, attained_gpu_s: FloatArray, ceiling_gpu_s: float | None) -> float:
@@ -119,9 +121,15 @@ def oldest_first(
 
 
 def fill(
-    view: ClusterView, jobs: dict[int, TrackedJob], upper: Sequence[int], lower: Sequence[int], theta: float
+    view: ClusterView,
+    jobs: dict[int, TrackedJob],
+    first: Mapping[int, int],
+    upper: Sequence[int],
+    lower: Sequence[int],
+    theta: float,
 ) -> tuple[dict[int, int], dict[int, TrackedJob], tuple[tuple[int, int], ...]]:
-    """Hand out GPUs: the upper queue within its share, then the lower one, then what is left to the upper queue.
+    """Hand out GPUs: to those that go first, to the upper queue within its share, then to the lower one, then what is
+    left to the upper queue.
 
     A job is tested before it is added and skipped when it does not fit; a job of several GPUs that was skipped for
     ``_BLOCKING_ROUNDS`` rounds blocks the smaller ones behind it.
@@ -130,8 +138,9 @@ def fill(
         GPUs of each job that runs; the jobs with their skip counts; jobs that wait, in order, with their GPUs.
     """
     number, running = view.job.tolist(), view.running.tolist()
-    free, budget = view.gpus, int(theta * view.gpus)
-    run: dict[int, int] = {}
+    run: dict[int, int] = dict(first)
+    free = view.gpus - sum(run.values())
+    budget = min(int(theta * view.gpus), free)
     spare: list[int] = []
     for row in upper:
         # Growing comes after keeping: a job that runs is first given what it has.

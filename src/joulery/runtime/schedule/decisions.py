@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from joulery.runtime.schedule.intensity import GridIntensity
 from joulery.runtime.schedule.state import SchedulerState
 
 _G_PER_KG = 1e3
+CLEANER = "waits for a cleaner hour, its deadline allows it"
 _NEXT_IN_LINE = 4
 """A quarter of a pool's slots is next in line."""
 
@@ -72,6 +74,7 @@ def cluster_view(
     now_s: float,
     restart_s: float,
     gpus: int,
+    round_s: float = 1800.0,
 ) -> ClusterView:
     """The policy's view at a round. Where the intensity is unknown it shows no power either, and nothing shifts.
 
@@ -82,6 +85,7 @@ def cluster_view(
         now_s: Unix seconds.
         restart_s: Time a job loses when it is moved.
         gpus: Slots these jobs may share.
+        round_s: Interval between rounds.
     """
     submitted_s = {job.id: state.submitted_s.get(job.id, job.submit_s) for job in jobs}
     kinds = {name: number for number, name in enumerate(state.kinds)}
@@ -111,7 +115,26 @@ def cluster_view(
         degradation=np.array(degradation, np.float64),
         gpu_w=np.array([tally.slot_w if grid.known else math.nan for tally in tallies], np.float64),
         min_gpus=np.array([job.min_slots for job in ordered], np.int64),
+        **_deadlines(ordered, grid),
+        round_s=round_s,
     )
+
+
+def _deadlines(jobs: Sequence[ClusterJob], grid: GridIntensity) -> dict[str, Any]:
+    """What the policy sees of deadlines, and of the hours ahead: a job with a deadline may come between rounds."""
+    ahead = {"ahead_g_per_kwh": grid.ahead_g_per_kwh if grid.known else None}
+    if all(job.deadline_s == math.inf for job in jobs):
+        return ahead
+    return {
+        **ahead,
+        "deadline_s": np.array([job.deadline_s for job in jobs], np.float64),
+        "longest_s": np.array([job.limit_s * job.shape for job in jobs], np.float64),
+    }
+
+
+def latest_start_s(job: ClusterJob, restart_s: float) -> float:
+    """When a job that never ran has to start to meet its deadline; infinite without one, NaN where it is unknown."""
+    return job.deadline_s - job.limit_s * job.shape / job.min_slots - 2 * restart_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +167,7 @@ def next_actions(
     *,
     passive: bool,
     stops: StopRules | None = None,
+    patient: frozenset[int] = frozenset(),
 ) -> list[PlannedAction]:
     """The next action of every job that is not yet as the plan wants it.
 
@@ -160,8 +184,9 @@ def next_actions(
         waiting: The jobs that may start next, with the slots each wants.
         passive: Whether waiting jobs may start now.
         stops: Which running jobs may be stopped.
+        patient: Jobs that wait for a cleaner hour: those that run stop, whether or not another takes their slots.
     """
-    return _Actions(snapshot, target, waiting, stops or StopRules()).made(passive=passive)
+    return _Actions(snapshot, target, waiting, stops or StopRules(), patient).made(passive=passive)
 
 
 class _Actions:
@@ -173,8 +198,10 @@ class _Actions:
         target: Mapping[int, int],
         waiting: Sequence[tuple[int, int]],
         stops: StopRules,
+        patient: frozenset[int],
     ) -> None:
         self._snapshot, self._target, self._waiting, self._stops = snapshot, target, waiting, stops
+        self._patient = patient
         self._jobs = schedulable(snapshot)
         self._by_id = {job.id: job for job in self._jobs}
         self._free, self._coming = FreeSlots(snapshot), FreeSlots(snapshot)
@@ -196,6 +223,7 @@ class _Actions:
     def made(self, *, passive: bool) -> list[PlannedAction]:
         """All actions, in the order in which they are to be applied."""
         self._keep_arrays()
+        self._stop_patient()
         self._start_planned()
         self._stop_for_ready()
         self._stop_resized()
@@ -223,6 +251,15 @@ class _Actions:
             count = min(job.tasks - 1, min(most, job.most_tasks + 1 if job.most_tasks else most) - siblings)
             if count > 0:
                 self._add(Split(job.id, count), f"{count} of {job.tasks} waiting tasks, as many as could run next")
+
+    def _stop_patient(self) -> None:
+        """Suspend the jobs that wait for a cleaner hour."""
+        for job in self._jobs:
+            if job.id in self._patient and job.state is JobState.RUNNING and self._stops.allow(job):
+                self._stopped.add(job.id)
+                self._coming.give(job)
+                self._growth.count(job, -job.slots)
+                self._add(Stop(job.id), f"suspended: {CLEANER}")
 
     def _start_planned(self) -> None:
         """Waiting jobs of the plan: those released reserve their slots, the others are released if there is a way."""
@@ -394,7 +431,7 @@ class _Actions:
             if job.id in self._next:
                 continue
             if idle and not job.held_by_us and not job.blocked:
-                self._add(Hold(job.id), "others go first")
+                self._add(Hold(job.id), CLEANER if job.id in self._patient else "others go first")
 
 
 def orphaned_holds(snapshot: ClusterSnapshot, known: frozenset[int]) -> list[PlannedAction]:

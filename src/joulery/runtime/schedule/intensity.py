@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
+
+from joulery.domain.arrays import FloatArray
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.errors import CapabilityError, DataError
 from joulery.domain.ports import CarbonSource
@@ -22,11 +25,13 @@ class GridIntensity:
         g_per_kwh: Intensity now; NaN when unknown.
         mean_g_per_kwh: Mean of the window; NaN when unknown.
         basis: What the mean is of: ``forecast``, ``history`` or ``nothing``.
+        ahead_g_per_kwh: Intensity expected in each hour from now on; None without a forecast.
     """
 
     g_per_kwh: float
     mean_g_per_kwh: float
     basis: str
+    ahead_g_per_kwh: FloatArray | None = None
 
     @property
     def known(self) -> bool:
@@ -60,7 +65,7 @@ class IntensityTracker:
         self._refresh(now_s)
         if self._history is not None:
             here = float(self._history.at(now_s)[0])
-            return GridIntensity(here, self._grid.mean_g_per_kwh, self._grid.basis)
+            return replace(self._grid, g_per_kwh=here)
         return self._grid
 
     def _refresh(self, now_s: float) -> None:
@@ -85,7 +90,7 @@ class IntensityTracker:
             ahead = self._source.forecast(now_s, now_s + self._window_s)
             mean = ahead.mean(now_s, now_s + self._window_s)
             if not math.isnan(mean):
-                return GridIntensity(math.nan, mean, "forecast")
+                return GridIntensity(math.nan, mean, "forecast", _hours(ahead, now_s, self._window_s))
         except (DataError, CapabilityError) as error:
             self._note_once(
                 f"no forecast, so the mean of the last {self._window_s / 3600:g} h decides what is green: {error}"
@@ -96,3 +101,10 @@ class IntensityTracker:
         if text != self._said:
             self._said = text
             self._note(text)
+
+
+def _hours(ahead: CarbonSeries, now_s: float, window_s: float) -> FloatArray:
+    """Mean intensity of each hour from now on, up to the first that the forecast does not know."""
+    hours = np.array([ahead.mean(now_s + at, now_s + at + 3600.0) for at in np.arange(0.0, window_s - 3599.0, 3600.0)])
+    unknown = np.flatnonzero(np.isnan(hours))
+    return hours[: unknown[0]] if len(unknown) else hours

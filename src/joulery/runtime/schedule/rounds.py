@@ -69,6 +69,9 @@ class _Plan:
         self.waiting: list[tuple[int, int]] = []
         self.newcomers: dict[int, int] = {}
         self.passive = True
+        self.patient: set[int] = set()
+        self.hold_slack_s = math.inf
+        self.holds: dict[str, int] = {}
 
     def policy_of(self, members: list[ClusterJob]) -> dict[str, Any] | None:
         """The policy's document with the jobs of a group alone; None before the first round."""
@@ -120,12 +123,14 @@ class RoundPlanner:
             gpus = left.setdefault(pool, capacity(snapshot, pool, [job for job in jobs if job.pool == pool]))
             where = {"pool": pool, "class": rank} if len(groups) > 1 else {}
             if gpus < 1:
+                plan.holds[pool] = 0
                 plan.target |= {job.id: 0 for job in members}
                 plan.waiting += [(job.id, job.min_slots) for job in members]
                 continue
-            view = cluster_view(members, state, grid, now_s, self._timing.restart_s, gpus)
+            timing = self._timing
+            view = cluster_view(members, state, grid, now_s, timing.restart_s, gpus, timing.quantum_s)
             seen = {**_seen(snapshot, view, grid.basis), **where}
-            left[pool] -= self._plan_group(plan, members, view, seen)
+            left[pool] -= self._plan_group(plan, pool, members, view, seen)
         by_id = {job.id: job for job in jobs}
         ranked = dict(self._across_pools(state, by_id, ((job, n) for job, n in plan.target.items() if n)))
         moved = {job.id for job in jobs if job.state is JobState.RUNNING and plan.target.get(job.id) != job.slots}
@@ -137,6 +142,9 @@ class RoundPlanner:
             "newcomers": plan.newcomers,
             "passive": plan.passive,
             "stops": frozenset(moved),
+            "patient": frozenset(plan.patient),
+            "hold_slack_s": plan.hold_slack_s,
+            "holds": {} if plan.hold_slack_s == math.inf else {**snapshot.pools, **plan.holds},
         }
 
     def priorities(self, state: SchedulerState, snapshot: ClusterSnapshot) -> dict[int, float]:
@@ -190,7 +198,9 @@ class RoundPlanner:
     def _class(self, priority: float) -> float:
         return math.floor(priority / self._priority_step) if self._priority_step else 0.0
 
-    def _plan_group(self, plan: _Plan, members: list[ClusterJob], view: ClusterView, seen: Mapping[str, Any]) -> int:
+    def _plan_group(
+        self, plan: _Plan, pool: str, members: list[ClusterJob], view: ClusterView, seen: Mapping[str, Any]
+    ) -> int:
         """Plan the jobs of one pool and class.
 
         Returns:
@@ -210,6 +220,9 @@ class RoundPlanner:
             plan.waiting += [(int(job), int(slots)) for job, slots in allocation.waiting]
             plan.newcomers |= {int(kind): int(slots) for kind, slots in allocation.newcomer_gpus.items()}
             plan.passive = plan.passive and allocation.passive
+            plan.patient |= set(map(int, allocation.held))
+            plan.hold_slack_s = min(plan.hold_slack_s, allocation.hold_slack_s)
+            plan.holds[pool] = min(plan.holds.get(pool, allocation.hold_gpus), allocation.hold_gpus)
             self._log("round", {**seen, "target": target, "text": decision.reason})
             used = sum(target.values())
         return used
@@ -253,7 +266,8 @@ class RoundPlanner:
 def _seen(snapshot: ClusterSnapshot, view: ClusterView, basis: str) -> dict[str, Any]:
     """The policy's view, for the log."""
     names = ("job", "submit_s", "running", "max_gpus", "requested", "kind", "executed_s", "attained_gpu_s",
-               "remaining_s", "footprint_kg", "degradation", "gpu_w", "min_gpus")  # fmt: skip
+               "remaining_s", "footprint_kg", "degradation", "gpu_w", "min_gpus", "deadline_s", "longest_s",
+               "ahead_g_per_kwh", "round_s")  # fmt: skip
     return {
         "view": {
             **{name: getattr(view, name) for name in ("now_s", "gpus", "g_per_kwh", "mean_g_per_kwh", "restart_s")},

@@ -29,6 +29,7 @@ from joulery.runtime.schedule.decisions import (
     PlannedAction,
     StopRules,
     kind_name,
+    latest_start_s,
     next_actions,
     orphaned_holds,
     schedulable,
@@ -173,7 +174,7 @@ class Scheduler:
             tick.round = True
             changes = self._planner.plan(self.state, snapshot, self._intensity.grid(now_s), now_s)
             self.record("plan", **plan_event(self.state, **changes))
-        tick.reorder = self._queue_new(snapshot) or tick.round
+        tick.reorder = self._queue_new(snapshot, now_s) or tick.round
         self._adopt(snapshot)
         paused = 0 < self._pause_end_s - now_s <= _PAUSE_S  # a clock that was set back ends it
         if (self._mode is not Mode.ADVISE or tick.round) and not paused:
@@ -213,7 +214,10 @@ class Scheduler:
             self._do(PlannedAction(self._order(snapshot), reason), tick)
         patience_s = _PATIENCE_QUANTA * self._timing.quantum_s
         rules = StopRules(state.stops, now_s, self._timing.least_run_s, patience_s)
-        for planned in next_actions(snapshot, state.target, state.waiting, passive=state.passive, stops=rules):
+        planned_actions = next_actions(
+            snapshot, state.target, state.waiting, passive=state.passive, stops=rules, patient=state.patient
+        )
+        for planned in planned_actions:
             if not tick.unreachable:
                 self._do(planned, tick)
 
@@ -335,10 +339,11 @@ class Scheduler:
                 self._log("over", {"job": number, **_facts(ended.get(number)), **_cost(state.tallies.get(number))})
             self.record("gone", job=number)
 
-    def _queue_new(self, snapshot: ClusterSnapshot) -> bool:
+    def _queue_new(self, snapshot: ClusterSnapshot, now_s: float) -> bool:
         """Queue jobs submitted since the last round, at the size their kind starts with.
 
-        They queue behind the ranked ones of their class of priority, and ahead of lower classes.
+        They queue behind the ranked ones of their class of priority, and ahead of lower classes. In a dirty hour a job
+        whose deadline is far enough waits for the next round instead.
 
         Returns:
             Whether one came ahead of another.
@@ -352,6 +357,11 @@ class Scheduler:
             if job.state is not JobState.WAITING:
                 self.record("started", job=job.id, slots=job.slots)
                 continue
+            if job.deadline_s < math.inf and self.state.holds.get(job.pool, 0) > 0:
+                waits = latest_start_s(job, self._timing.restart_s) - now_s > self.state.hold_slack_s
+                self.record("patient", job=job.id, pool=job.pool, waits=waits)
+                if waits:
+                    continue
             slots = self.state.newcomers.get(kinds.get(kind_name(job), -1), job.min_slots)
             place = self._planner.place_of(self.state, job.id)
             ahead = ahead or place < len(self.state.waiting)

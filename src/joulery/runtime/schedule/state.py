@@ -11,6 +11,7 @@ event          fields
                ``priority``: the cluster's own priority of each new job, where it has one
 ``plan``       the plan of a round: see :func:`plan_event`
 ``arrived``    ``job``, ``slots``, ``place``: a job submitted between rounds queues there, or last
+``patient``    ``job``, ``pool``, ``waits``: a job with a deadline came between rounds; whether it waits
 ``started``    ``job``, ``slots``: the job is to run on so many slots
 ``follows``    ``job``, ``after``: job ``after`` continues under the number ``job``
 ``released``   ``job``, ``at_s``: a planned job was released; from now on the cluster may start it
@@ -59,6 +60,9 @@ class SchedulerState:
         released_s: When a planned job was released that has not started yet, Unix seconds.
         refused: Until when a job that did not start on free slots reserves none, Unix seconds, and why.
         unsaved: Jobs that lost their progress when they were stopped.
+        patient: Jobs that wait for a cleaner hour.
+        hold_slack_s: Jobs that come before the next round and need not start for longer than this wait for it.
+        holds: How many jobs with a deadline may still do so, by pool.
     """
 
     policy: Mapping[str, Any] | None = None
@@ -77,6 +81,9 @@ class SchedulerState:
     released_s: Mapping[int, float] = field(default_factory=dict)
     refused: Mapping[int, tuple[float, str]] = field(default_factory=dict)
     unsaved: frozenset[int] = frozenset()
+    patient: frozenset[int] = frozenset()
+    hold_slack_s: float = math.inf
+    holds: Mapping[str, int] = field(default_factory=dict)
 
     def knows(self, job: int) -> bool:
         """Whether anything was decided for this job."""
@@ -129,6 +136,9 @@ def plan_event(state: SchedulerState, **changes: Any) -> dict[str, Any]:
         "kinds": state.kinds,
         "born": {str(job): at_s for job, at_s in state.submitted_s.items()},
         "stops": None if state.stops is None else sorted(state.stops),
+        "patient": sorted(state.patient),
+        "hold_slack_s": state.hold_slack_s if math.isfinite(state.hold_slack_s) else None,
+        "holds": dict(state.holds),
     }
 
 
@@ -173,7 +183,7 @@ def _known(state: SchedulerState, event: Event) -> SchedulerState:
 
 
 def _plan(state: SchedulerState, event: Event) -> SchedulerState:
-    next_round_s, stops = event["next_round_s"], event.get("stops")
+    next_round_s, stops, hold_slack_s = event["next_round_s"], event.get("stops"), event.get("hold_slack_s")
     return replace(
         state,
         policy=event["policy"],
@@ -185,7 +195,18 @@ def _plan(state: SchedulerState, event: Event) -> SchedulerState:
         kinds=tuple(str(name) for name in event["kinds"]),
         submitted_s={int(job): float(at_s) for job, at_s in event["born"].items()},
         stops=None if stops is None else frozenset(int(job) for job in stops),
+        patient=frozenset(int(job) for job in event.get("patient", ())),
+        hold_slack_s=math.inf if hold_slack_s is None else float(hold_slack_s),
+        holds={str(pool): int(jobs) for pool, jobs in event.get("holds", {}).items()},
     )
+
+
+def _patient(state: SchedulerState, event: Event) -> SchedulerState:
+    job, pool = int(event["job"]), str(event["pool"])
+    state = replace(state, holds={**state.holds, pool: max(0, state.holds.get(pool, 0) - 1)})
+    if not event["waits"]:
+        return state
+    return replace(state, patient=state.patient | {job}, target={**state.target, job: 0})
 
 
 def _arrived(state: SchedulerState, event: Event) -> SchedulerState:
@@ -200,7 +221,7 @@ def _started(state: SchedulerState, event: Event) -> SchedulerState:
     stops = None if state.stops is None else state.stops - {job}
     return replace(
         state, waiting=waiting, target={**state.target, job: slots}, stops=stops,
-        released_s=_without(state.released_s, job),
+        released_s=_without(state.released_s, job), patient=state.patient - {job},
     )  # fmt: skip
 
 
@@ -232,7 +253,8 @@ def _follows(state: SchedulerState, event: Event) -> SchedulerState:
         submitted_s=_moved(state.submitted_s, old, new),
         who=_moved(state.who, old, new),
         priority=_moved(state.priority, old, new),
-        unsaved=state.unsaved | {new} if old in state.unsaved else state.unsaved,
+        unsaved=_in_place(state.unsaved, old, new),
+        patient=_in_place(state.patient, old, new),
         waiting=tuple((new if job == old else job, slots) for job, slots in state.waiting),
     )
 
@@ -252,6 +274,7 @@ def _gone(state: SchedulerState, event: Event) -> SchedulerState:
         released_s=_without(state.released_s, job),
         refused=_without(state.refused, job),
         unsaved=state.unsaved - {job},
+        patient=state.patient - {job},
         waiting=tuple(entry for entry in state.waiting if entry[0] != job),
     )
 
@@ -273,6 +296,7 @@ _CHANGES: Mapping[str, Callable[[SchedulerState, Event], SchedulerState]] = {
     "known": _known,
     "plan": _plan,
     "arrived": _arrived,
+    "patient": _patient,
     "started": _started,
     "follows": _follows,
     "released": _released,
@@ -302,6 +326,10 @@ def _forgotten(policy: Mapping[str, Any], job: int) -> Mapping[str, Any]:
 
 def _moved(table: Mapping[int, T], old: int, new: int) -> Mapping[int, T]:
     return table if old not in table else {**_without(table, old), new: table[old]}
+
+
+def _in_place(jobs: frozenset[int], old: int, new: int) -> frozenset[int]:
+    return jobs | {new} if old in jobs else jobs
 
 
 def _without(table: Mapping[int, T], job: int) -> Mapping[int, T]:

@@ -38,6 +38,8 @@ class Jobs:
         kind: Row of the power table, int64[n].
         requested: GPUs the owner asked for, int64[n], at least 1.
         max_gpus: Most GPUs it may use, int64[n].
+        deadline_s: When its owner needs it at the latest, float64[n]; infinite for no deadline, None where no job has
+            one.
     """
 
     submit_s: FloatArray
@@ -45,6 +47,7 @@ class Jobs:
     kind: IntArray
     requested: IntArray
     max_gpus: IntArray
+    deadline_s: FloatArray | None = None
 
     def __post_init__(self) -> None:
         if bool(np.any(np.diff(self.submit_s) < 0)):
@@ -59,6 +62,8 @@ class Jobs:
 
 Watch = Callable[[float, ClusterView, Step[Any]], None]
 """Called at every round with the time, the policy's view and its decision."""
+_AHEAD_H = 48
+"""How many hours ahead schedulers know the intensity, or believe to."""
 _MEASURE_S = 300.0
 """How long a job must run undisturbed on its GPUs before its efficiency there counts as measured (section 5.1)."""
 
@@ -128,7 +133,8 @@ class Plant:
         self.waiting: list[tuple[int, int]] = []
         self.newcomer_gpus: dict[int, int] = {}
         self.free, self.passive, self.as_requested = cluster.gpus, False, False
-        self.hold_longer_than_s = math.inf
+        self.hold_slack_s, self.hold_gpus, self.round_s = math.inf, 0, math.inf if period_s is None else period_s
+        self.slowdown = np.array([job.time_ratio for job in cluster.table.classes])
         self.awake = cluster.nodes
         self.idle_nodes: deque[float] = deque([0.0] * cluster.nodes)
         self.choose_start_s = start_s
@@ -157,14 +163,23 @@ class Plant:
 
     def _release(self, now_s: float, job: int) -> None:
         self.active[job] = None
-        if self.jobs.work_s[job] > self.hold_longer_than_s:
-            self.driver.poke()
-            return
+        if (slack_s := self._slack_s(now_s, job)) > -math.inf and self.hold_gpus > 0:
+            self.hold_gpus -= 1
+            if slack_s > self.hold_slack_s:
+                self.driver.poke()
+                return
         otherwise = int(self.jobs.requested[job]) if self.as_requested else 1
         want = self.newcomer_gpus.get(int(self.jobs.kind[job]), otherwise)
         self.waiting.append((job, min(want, int(self.jobs.max_gpus[job]))))
         self._start_waiting(now_s)
         self.driver.poke()
+
+    def _slack_s(self, now_s: float, job: int) -> float:
+        """How long a new job may wait and still meet its deadline on one GPU; negative infinity without one."""
+        if self.jobs.deadline_s is None or self.jobs.deadline_s[job] == math.inf:
+            return -math.inf
+        need_s = float(self.jobs.work_s[job] * self.slowdown[self.jobs.kind[job]])
+        return float(self.jobs.deadline_s[job]) - now_s - need_s
 
     def _done(self, now_s: float, payload: tuple[int, int]) -> None:
         job, version = payload
@@ -297,6 +312,7 @@ class Plant:
         measured = (gpus > 0) & (now_s - self.ready_s[job] >= _MEASURE_S)
         start_s = math.floor(now_s / self.cluster.window_s) * self.cluster.window_s
         ahead = carbon if self.cluster.belief is None else self.cluster.belief
+        deadlines = self.jobs.deadline_s
         return ClusterView(
             now_s=now_s,
             gpus=self.cluster.gpus,
@@ -315,7 +331,19 @@ class Plant:
             footprint_kg=self.job_kg[job],
             degradation=np.where(measured, table.degradation[kind, gpus], np.nan),
             gpu_w=self.gpu_w[job],
+            deadline_s=None if deadlines is None else deadlines[job],
+            slowdown=None if deadlines is None else self.slowdown[kind],
+            ahead_g_per_kwh=None if deadlines is None else self._ahead(now_s, ahead),
+            round_s=self.round_s,
+            wake_s=self.cluster.wake_s if self.cluster.sleep_after_s < math.inf else 0.0,
         )
+
+    def _ahead(self, now_s: float, ahead: Intensity) -> FloatArray:
+        """The intensity that is expected in the hours ahead; that of the present hour is known."""
+        edges = ahead.integrals(now_s + 3600.0 * np.arange(_AHEAD_H + 1, dtype=np.float64))
+        expected = np.diff(edges) / 3600.0
+        expected[0] += self.cluster.carbon.at(now_s) - ahead.at(now_s)
+        return np.asarray(np.maximum(expected, 0.0), np.float64)
 
     def _act(self, now_s: float, decision: Decision) -> None:
         allocation = decision.value
@@ -335,5 +363,5 @@ class Plant:
         self.waiting = list(allocation.waiting)
         self.newcomer_gpus = dict(allocation.newcomer_gpus)
         self.passive, self.as_requested = allocation.passive, allocation.newcomers_as_requested
-        self.hold_longer_than_s = allocation.hold_longer_than_s
+        self.hold_slack_s, self.hold_gpus = allocation.hold_slack_s, allocation.hold_gpus
         assert self.free >= 0, f"{-self.free} GPUs too many given out at {now_s} s"

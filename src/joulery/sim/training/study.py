@@ -148,7 +148,9 @@ def _zeus(classes: tuple[JobClass, ...], eta: float = 0.5) -> tuple[JobClass, ..
 
 
 _KIND = "jobs.policy.kind: green"
-_LIVE_KNOBS = frozenset({"mu", "theta", "gamma", "cap", "hysteresis", "carbon_gamma", "oldest_share", "levels"})
+_LIVE_KNOBS = frozenset(
+    {"mu", "theta", "gamma", "cap", "hysteresis", "carbon_gamma", "oldest_share", "levels", "delay_ratio"}
+)
 """Knobs that are also keys of ``jobs.policy``."""
 
 SCHEMES: Mapping[str, Scheme] = {
@@ -180,11 +182,6 @@ SCHEMES: Mapping[str, Scheme] = {
         lambda t, j, c: Green(lift_after_s=_LIFT_AFTER_S),
         sleeping=True,
         classes=partial(_zeus, eta=0.5),
-    ),
-    "green-defer": Scheme(
-        "GREEN, idle nodes suspended, long jobs put off in dirty hours while there is room",
-        lambda t, j, c: Green(defer_ratio=0.2),
-        sleeping=True,
     ),
     "tiresias": Scheme("Tiresias, GPUs preset where they still pay", lambda t, j, c: Tiresias(_preset(t))),
     "tiresias-requested": Scheme("Tiresias, GPUs as requested", lambda t, j, c: Tiresias()),
@@ -309,6 +306,17 @@ def run_scheme(name: str, setting: Setting, jobs: Jobs, carbon: Intensity, watch
     start_s = None if made.start_s is None else made.start_s(jobs, belief)
     policy = made.policy(cluster.table, jobs, belief)
     return run_training_cluster(cluster, jobs, policy, period_s=period_s, start_s=start_s, watch=watch)
+
+
+def with_slack(jobs: Jobs, slack_s: float, over_s: float = 3600.0) -> Jobs:
+    """The jobs, with a deadline for those that take longer than ``over_s`` on one GPU: that time and the slack.
+
+    Without slack the jobs as they are.
+    """
+    if slack_s <= 0:
+        return jobs
+    deadline_s = np.where(jobs.work_s > over_s, jobs.submit_s + jobs.work_s + slack_s, math.inf)
+    return replace(jobs, deadline_s=deadline_s)
 
 
 def jobs_from_trace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 
 import click
@@ -14,7 +15,7 @@ import click
 @click.option("--cancel", type=int, metavar="ID", help="End this job for good (backend local).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(site: Path, cancel: int | None, as_json: bool) -> None:
-    """List the jobs of SITE: state, slots, progress, restarts, joules and grams so far, and why a job waits."""
+    """List the jobs of SITE: state, slots, progress, restarts, joules and grams so far; why a job waits, until when."""
     from joulery.app.schedule import cancel_job, list_jobs
     from joulery.config import load
 
@@ -43,13 +44,22 @@ def command(site: Path, cancel: int | None, as_json: bool) -> None:
             str(row["slots"] or "-"), _ratio(row["progress_ratio"]), str(row["restarts"]),
             si(row["energy_j"], "J"), grams(row["carbon_g"]),
         )  # fmt: skip
-        table.add_row(*cells, *((str(row["rank"] or ""), str(row["waits_because"] or "")) if waiting else ()))
+        table.add_row(
+            *cells,
+            *((str(row["rank"] or ""), _reason(row["expected_start_s"], row["waits_because"])) if waiting else ()),
+        )
     Console(highlight=False).print(table)
 
 
 _TITLES = ("job", "name", "owner", "state", "slots", "done", "restarts", "energy", "carbon")
 _WAITING = ("rank", "reason")
 _NUMBERS = frozenset({"job", "slots", "done", "restarts", "rank"})
+
+
+def _reason(start_s: float | None, because: str | None) -> str:
+    """Why a job waits, and about when it starts in local time."""
+    about = "" if start_s is None else time.strftime("about %a %H:%M: ", time.localtime(start_s))
+    return f"{about}{because or ''}"
 
 
 def _ratio(value: object) -> str:

@@ -39,6 +39,11 @@ from joulery.ui.cli.options import option
     metavar="F",
     help="kind training: the schedulers' forecast: oracle, typical, recorded, an error (27 %), or a file.",
 )
+@click.option(
+    "--slack-hours",
+    metavar="H",
+    help="kind training: jobs of more than an hour may end so many hours later, to wait for cleaner ones.",
+)
 @click.option("--days", metavar="N", help="kind training: only jobs of the first N days.")
 @click.option("--seed", metavar="N", help="kinds training and clocks: this one seed.")
 @click.option("--html", "--page", "page", type=click.Path(path_type=Path), metavar="FILE", hidden=True)

@@ -5,11 +5,30 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import time
+from datetime import datetime
 from pathlib import Path
 
 import click
 
 from joulery.domain.errors import ConfigError
+
+
+def _deadline_s(text: str, now_s: float) -> float:
+    """A time of day or a time from now, as Unix seconds.
+
+    Raises:
+        ConfigError: It is neither, or it is over.
+    """
+    from joulery.config.parsing.quantity import TIME, flag_quantity
+
+    try:
+        deadline_s = datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        deadline_s = now_s + flag_quantity(text, TIME, "--by")
+    if deadline_s <= now_s:
+        raise ConfigError("is over", pointer="--by", got=text, expected="a time to come")
+    return deadline_s
 
 
 @click.command("submit", context_settings={"ignore_unknown_options": True})
@@ -19,6 +38,10 @@ from joulery.domain.errors import ConfigError
 @click.option("--min", "least", type=click.IntRange(1), default=1, help="Least number of slots it can use (1).")
 @click.option("--max", "most", type=click.IntRange(1), help="Most slots it can use; as many as --min unless given.")
 @click.option("--no-stop", is_flag=True, help="Never stop the job once it runs: it cannot save its state.")
+@click.option("--by", metavar="WHEN", help="Needed at the latest: 2026-11-27T18:00, or a time from now such as 24h.")
+@click.option(
+    "--time", "limit", metavar="T", help="Longest time it runs, such as 6h: with --by it may wait until then."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.argument("cmd", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD...")
 def command(
@@ -28,6 +51,8 @@ def command(
     least: int,
     most: int | None,
     no_stop: bool,
+    by: str | None,
+    limit: str | None,
     as_json: bool,
     cmd: tuple[str, ...],
 ) -> None:
@@ -35,9 +60,12 @@ def command(
 
     CMD runs in this folder with this environment and JOULERY_GPUS (its slots), JOULERY_RESTART_COUNT and
     JOULERY_PROGRESS (a file: append "epoch k/K" to it to report progress, so that the job may get more slots).
+
+    With --by the job waits for hours of less carbon as long as its --time, or its progress, leaves room.
     """
     from joulery.app.schedule import submit_job
     from joulery.config import load
+    from joulery.config.parsing.quantity import TIME, flag_quantity
 
     most = least if most is None else most
     if most < least:
@@ -49,5 +77,8 @@ def command(
         "name": name or Path(cmd[0]).name,
         "owner": owner or getpass.getuser(),
     }
-    number = submit_job(load(site), job, least, most, stoppable=not no_stop)
+    limit_s = None if limit is None else flag_quantity(limit, TIME, "--time")
+    deadline_s = None if by is None else _deadline_s(by, time.time())
+    times = {"deadline_s": deadline_s, "limit_s": limit_s}
+    number = submit_job(load(site), job, least, most, stoppable=not no_stop, **times)
     click.echo(json.dumps({"job": number}) if as_json else f"job {number}")

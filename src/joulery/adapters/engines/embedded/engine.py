@@ -23,7 +23,7 @@ from joulery.adapters.engines.embedded.slices import GpuParts, assign_cores, lim
 from joulery.domain.errors import ActuationError, ConfigError
 from joulery.domain.gpu.device import DeviceSlice
 from joulery.domain.ports import Places
-from joulery.domain.serving.dispatch import QueueLimits
+from joulery.domain.serving.dispatch import QueueLimit, QueueLimits
 from joulery.domain.serving.engine import (
     InferRequest,
     InferResponse,
@@ -37,6 +37,7 @@ from joulery.domain.serving.engine import (
     Transition,
 )
 from joulery.domain.serving.mix import ServiceMixes
+from joulery.steady_time import unix_s
 
 _HANG_MIN_S = 5.0
 
@@ -105,14 +106,14 @@ class LocalEngine(ServiceMixes):
 
     def backlog(self) -> tuple[QueuedRequest, ...]:
         """Every request in a replica or waiting, by arrival."""
-        unix_s = time.time() - time.monotonic()
-        found = [request for service in self._services.values() for request in service.backlog(unix_s)]
+        at_0_s = unix_s() - time.monotonic()
+        found = [request for service in self._services.values() for request in service.backlog(at_0_s)]
         return tuple(sorted(found, key=lambda request: request.arrival_s))
 
-    def limit_queue(self, service: str, waiting: int | None, /) -> None:
-        """Refuse requests while so many wait for a service; None for the engine's own limit."""
+    def limit_queue(self, service: str, limit: QueueLimit | None, /) -> None:
+        """Refuse requests past a limit on those that wait for a service; None for the engine's own limit."""
         found = self._services.get(service)
-        self._limits.change(service, waiting, found.queue if found else None)
+        self._limits.change(service, limit, found.queue if found else None)
 
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
         """The answer of the next free replica.
@@ -133,7 +134,7 @@ class LocalEngine(ServiceMixes):
     async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
         """Make ``target`` the set of replicas; see :meth:`joulery.domain.ports.Engine.apply`."""
         async with self._changing:
-            start_s, start = time.time(), time.monotonic()
+            start_s, start = unix_s(), time.monotonic()
             kept, missing, surplus = self._difference(target)
             becoming = _becoming(missing, surplus)
             kept += becoming
