@@ -26,7 +26,7 @@ HEAD = """\
 | code | meaning |
 | --- | --- |
 | 0 | done; also after Ctrl-C where the command stops cleanly |
-| 1 | a bug in joulery; please report it |
+| 1 | `joulery replay`: a decision differs; elsewhere a bug in joulery, please report it |
 | 2 | wrong input (a flag, a key, a file), or a capability that this machine does not have |
 | 3 | infeasible: no plan, layout or pool meets the constraints |
 | 4 | a change to hardware or jobs did not complete |

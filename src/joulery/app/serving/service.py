@@ -244,8 +244,7 @@ def choose(
     with the fewest joules.
 
     Args:
-        site, config: The site file, and this service's section.
-        setup: Its variants, partitions and candidates.
+        site, config, setup: The site file, this service's section, and its variants and candidates.
         profile: Latency and joules of the variants on the slices.
         settle_s: Seconds in which the service settles after a change.
 
