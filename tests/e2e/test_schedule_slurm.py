@@ -58,6 +58,11 @@ def states(cluster: SlurmCluster) -> dict[int, tuple[str, str, str]]:
     return {job["job_id"]: (job["job_state"], job["state_reason"], job["admin_comment"]) for job in jobs}
 
 
+def held(cluster: SlurmCluster) -> set[int]:
+    """The jobs that joulery holds back."""
+    return {job for job, (_, _, tag) in states(cluster).items() if tag == "green:held"}
+
+
 def submit(cluster: SlurmCluster, epochs: int, epoch_s: float = 0.3, power: float = 1.0, *, most: int = 4) -> int:
     script = cluster.folder / f"job-{epochs}-{epoch_s}-{power}.sh"
     script.write_text(f"#!/bin/bash\nexec {sys.executable} job.py {epochs} {epoch_s} {power}\n")
@@ -75,20 +80,21 @@ def test_grow_shrink_preempt_crash_and_restart_lose_no_job_and_run_none_twice(tm
 
 
 def test_when_the_scheduler_dies_for_good_the_watchdog_releases_its_holds(cluster: SlurmCluster) -> None:
-    jobs = [submit(cluster, 400, 0.05, most=1) for _ in range(14)]
+    jobs = [submit(cluster, 1_000_000, most=1) for _ in range(14)]
     daemon = Daemon(cluster.folder / "site.yaml", cluster.env)
     try:
         daemon.until(lambda entry: entry.get("do") in ("hold", "stop") and entry["outcome"] == "applied")
         other = subprocess.run(
             [sys.executable, "-m", "joulery", "schedule", "site.yaml"],
-            env=cluster.env, cwd=cluster.folder, capture_output=True, text=True, timeout=30, check=False,
+            env=cluster.env, cwd=cluster.folder, capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
         assert other.returncode == 2
         assert f"is scheduled by process {daemon.process.pid} already" in other.stderr
         assert "Traceback" not in other.stderr
+        wait_until(lambda: held(cluster), "jobs that are held")
     finally:
         daemon.kill()
-    tagged = {job for job, (_, _, tag) in states(cluster).items() if tag == "green:held"}
+    tagged = held(cluster)
     assert tagged
     wait_until(lambda: not any(tag for _, _, tag in states(cluster).values()), "the release of held jobs")
 

@@ -192,8 +192,12 @@ async def test_the_head_of_a_request_is_bounded() -> None:
 
 
 async def test_the_number_of_connections_is_bounded() -> None:
+    """While every connection has a request, one more is refused."""
     async with serving(FakeEngine(), server_limits=ServerLimits(connections=2)) as gateway:
         held = [await asyncio.open_connection("127.0.0.1", gateway.server.port) for _ in range(2)]
+        for _, writer in held:
+            writer.write(b"GET /v2 HT")
+        await until(lambda: not idle(gateway.server))
         answer = await gateway.raw(REQUEST, finish=True)
         assert answer.startswith(b"HTTP/1.1 503")
         assert b"retry-after: 1" in answer
@@ -204,6 +208,28 @@ async def test_the_number_of_connections_is_bounded() -> None:
         while (answer := await gateway.post()).status_code == 503:
             assert answer.headers["retry-after"] == "1"
         assert answer.status_code == 200
+
+
+async def test_the_longest_idle_connection_makes_room_for_a_new_one() -> None:
+    """However many clients connect and ask nothing: each that asks is answered."""
+    async with serving(FakeEngine(), server_limits=ServerLimits(connections=8)) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.server.port)
+        held = []
+        for _ in range(10):
+            held += [await asyncio.open_connection("127.0.0.1", gateway.server.port) for _ in range(5)]
+            writer.write(REQUEST)
+            assert b"HTTP/1.1 200" in await reader.readuntil(b"\r\n\r\n"), "it is not the longest idle one"
+            assert (await gateway.raw(REQUEST)).startswith(b"HTTP/1.1 200")
+        assert await held[0][0].read() == b"", "closed without a word"
+        for _, each in [*held, (reader, writer)]:
+            each.close()
+        await asyncio.gather(*(each.wait_closed() for _, each in held), return_exceptions=True)
+
+
+def idle(server: GatewayServer) -> list[Any]:
+    """Its connections without a request."""
+    assert server._server is not None
+    return [one for one in server._server.server_state.connections if one in one.idle]
 
 
 async def test_what_is_not_http_is_400_in_json() -> None:

@@ -48,10 +48,32 @@ def called(node: ast.AST) -> tuple[str, str]:
 
 
 def clocks_in_asserts(nodes: Iterable[ast.AST]) -> Iterator[int]:
-    """Lines of assertions that read a clock of durations."""
+    """Lines of assertions that read a clock of durations, or a name for the difference of two readings of a clock."""
+    nodes = list(nodes)
+    elapsed = {
+        target.id
+        for node in nodes
+        if isinstance(node, ast.Assign) and any(map(is_elapsed, ast.walk(node.value)))
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
     for node in nodes:
-        if isinstance(node, ast.Assert) and any(called(part)[1] in CLOCKS for part in ast.walk(node.test)):
+        if isinstance(node, ast.Assert) and any(
+            called(part)[1] in CLOCKS or (isinstance(part, ast.Name) and part.id in elapsed)
+            for part in ast.walk(node.test)
+        ):
             yield node.lineno
+
+
+def is_elapsed(node: ast.AST) -> bool:
+    """Whether an expression is a reading of a clock less an earlier one."""
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and reads_a_clock(node.left)
+
+
+def reads_a_clock(node: ast.AST) -> bool:
+    """Whether an expression is a reading of a clock, the wall clock included."""
+    module, function = called(node)
+    return function in CLOCKS or (module, function) in (("time", "time"), ("time", "time_ns"))
 
 
 def sleeps(nodes: Iterable[ast.AST]) -> Iterator[int]:
@@ -78,8 +100,9 @@ def files() -> list[tuple[str, Path]]:
 
 def test_each_fault_is_found() -> None:
     source = "assert time.monotonic() < end_s\nwhile not done():\n    time.sleep(0.1)\nawait asyncio.sleep(0)\n"
+    source += "took_s = time.time() - start_s\nassert took_s < 1\n"
     nodes = list(ast.walk(ast.parse(source)))
-    assert (list(clocks_in_asserts(nodes)), list(polls(nodes)), list(sleeps(nodes))) == ([1], [2], [3])
+    assert (list(clocks_in_asserts(nodes)), list(polls(nodes)), list(sleeps(nodes))) == ([1, 6], [2], [3])
 
 
 def test_no_assertion_reads_a_clock() -> None:

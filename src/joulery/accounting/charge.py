@@ -257,6 +257,11 @@ def _floor(item: PowerSteps, bins: WindowBins) -> FloatArray:
 def window_bins(t0_s: float, t1_s: float, carbon: CarbonSeries | None, also_ns: Sequence[IntArray] = ()) -> WindowBins:
     """The window split at every edge of the intensity and at every edge in ``also_ns``.
 
+    Args:
+        t0_s, t1_s: The window, Unix seconds.
+        carbon: Intensity over time; None without one. Bins beyond its ends have an intensity of NaN.
+        also_ns: Further edges, Unix nanoseconds, sorted; those outside of the window are ignored.
+
     Raises:
         DataError: The window ends before it starts.
     """
@@ -290,7 +295,18 @@ def build_footprint(
     embodied_g: float = 0.0,
     duration_s: float | None = None,
 ) -> Footprint:
-    """Assemble a footprint from the energy of each channel in each bin (joules, float64[k]).
+    """Assemble a footprint from the energy of each channel in each of the ``k`` bins.
+
+    Args:
+        bins: The window, split where the intensity changes.
+        t0_s, t1_s: The window, Unix seconds.
+        parts: Energy charged to the work, joules, float64[k] a channel.
+        idle: Idle energy charged to it, alike.
+        unattributed: Energy without a known user, alike.
+        covered_s: Seconds of the window with readings.
+        pue: Facility energy per IT energy; multiplies grams and the facility's joules.
+        embodied_g: Embodied grams, kept apart from the operational ones.
+        duration_s: Length of the window, seconds; ``t1_s - t0_s`` when None.
 
     Raises:
         DataError: ``pue`` is below 1 or ``embodied_g`` negative, or either is not finite.

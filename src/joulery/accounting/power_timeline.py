@@ -31,8 +31,15 @@ def power_timeline(
 ) -> tuple[Tick, ...]:
     """Ticks of equal length over ``[t0_s, t1_s)``; the last cumulative values are the charge of the whole window.
 
-    The arguments are those of :func:`~joulery.accounting.charge.charge`, which are additive over splits of the window.
-    Power is that of what the run pays for, idle by the rule included; NaN where nothing was read.
+    Power (watts) is that of the energy charged to the run, idle by the rule included; NaN where nothing was read.
+
+    Args:
+        power, busy, t0_s, t1_s, idle, exclusive, carbon, pue: As of :func:`~joulery.accounting.charge.charge`, which is
+            additive over splits of the window.
+        windows: Number of ticks.
+
+    Raises:
+        DataError: As :func:`~joulery.accounting.charge.charge`.
     """
     edges = np.linspace(t0_s, t1_s, windows + 1).tolist() if t1_s > t0_s else []
     ticks, energy_j, carbon_g = [], 0.0, 0.0

@@ -104,7 +104,13 @@ class TokenBook:
         self._engines.setdefault(engine, _Engine()).own_ratio = own_ratio
 
     def moved(self, engine: str, number: int, *, read: int = 0, written: int = 0) -> None:
-        """Tokens of a request that its engine read or wrote since the last call for it."""
+        """Tokens of a request that its engine read or wrote since the last call for it.
+
+        Args:
+            engine, number: Where the request runs, and its number.
+            read: Prompt tokens, of weight :data:`PROMPT_WEIGHT`.
+            written: Answer tokens, of weight 1.
+        """
         state = self._engines[engine]
         if number in state.requests:
             state.moved[number] = state.moved.get(number, 0.0) + PROMPT_WEIGHT * read + written

@@ -140,7 +140,7 @@ def measure(
             ``carbon`` no grams are known.
         column, timezone, scope, fill: How the file is read, as on the command line.
         carbon_at: When the block is taken to have begun, for the intensity alone (labelled assumed).
-        owner: Who pays.
+        owner: Owner that the run is charged to.
         out: Keep the run in this folder; nothing is kept when not given.
         period_s: Time between two readings, seconds, 0.001 to 1.
         idle: How much of the machine's idle energy the block pays: ``whole``, ``share`` or ``none``.
@@ -267,7 +267,7 @@ def trace(
         estimator: ``recency`` or ``regression``.
         calls: Number repeated calls of one module, for models that share layers.
         zone, carbon: Where the carbon intensity comes from, as for :func:`joulery.measure`.
-        owner: Who pays.
+        owner: Owner that the run is charged to.
         out: Keep the run in this folder, for ``joulery report``.
         period_s: Time between two readings, seconds.
         meters: Meters to use; those this machine has when not given.

@@ -47,7 +47,7 @@ class GpuDeviceConfig(Section):
         return self
 
     def as_partitions(self, menu: tuple[tuple[str, ...], ...] = ()) -> tuple[tuple[Slice, ...], ...]:
-        """The ways it may be cut, as nouns.
+        """The ways it may be partitioned, as nouns.
 
         Args:
             menu: Cuts of its type, for mode mig where none are named.
@@ -68,7 +68,7 @@ class ClockConfig(Section):
     """A device whose clock is governed while services run. Nothing is set unless the site's mode is act."""
 
     device: Literal["cpu", "nvidia", "emulated"]
-    """cpu: the kernel's cpufreq; nvidia: a GPU's locked clocks; emulated: a V100 that is not there, to try it."""
+    """cpu: the kernel's cpufreq; nvidia: a GPU's locked clocks; emulated: an emulated V100, to try it."""
     gpu: GpuId = 0
     """With device nvidia: which."""
     governor: Literal["predictive", "busy-idle", "miad", "fixed"] = "predictive"

@@ -1,4 +1,4 @@
-"""``fleet``: the devices joulery may use and how they are cut."""
+"""``fleet``: the devices joulery may use and how they are partitioned."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from joulery.domain.serving.service import Slice, SliceKind
 
 
 class CpuConfig(Section):
-    """The CPU of this machine, cut into slices of whole cores."""
+    """The CPU of this machine, divided into slices of whole cores."""
 
     slices: Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_length=1)] | None = None
-    """Cores of each slice: [1, 1] is two slices of one core. When left out, the policy chooses among all cuts."""
+    """Cores of each slice: [1, 1] is two slices of one core. When left out, the policy chooses among all partitions."""
     cores: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Cores that may be used in all; every core of the machine when left out."""
 
@@ -28,14 +28,14 @@ class CpuConfig(Section):
         return self
 
     def as_slices(self) -> tuple[Slice, ...] | None:
-        """The nouns; None where the cut is left to the policy."""
+        """The nouns; None where the partition is left to the policy."""
         if self.slices is None:
             return None
         return tuple(Slice(SliceKind.CPU, cores=cores) for cores in self.slices)
 
 
 class FleetConfig(Section):
-    """What there is to run on."""
+    """Devices to run on."""
 
     cpu: CpuConfig | None = None
     """The CPU of this machine."""

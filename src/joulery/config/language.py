@@ -103,7 +103,7 @@ class LanguageModelConfig(Section):
     aliases: tuple[Text, ...] = ()
     """Other names clients may use for it."""
     owner: Name = "default"
-    """Who pays for its joules and grams."""
+    """Owner that its joules and grams are charged to."""
     engine: Annotated[LlamaEngineConfig | UpstreamConfig, Field(discriminator="kind")]
     """Inference backend."""
     order: OrderConfig = OrderConfig()

@@ -15,7 +15,7 @@ class GpuConfig(Section):
     """A kind of GPU one may rent."""
 
     name: Name
-    """What it is called in plans."""
+    """Its name in plans."""
     usd_per_hour: UsdPerHour = Field(alias="price")
     """Price of one, such as 3.06 USD/h."""
     available: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
@@ -29,15 +29,15 @@ class GpuConfig(Section):
     memory_bytes: Bytes | None = Field(alias="memory", default=None)
     """Memory of the board, for plans of pipelines; the catalog's when left out."""
     idle_w: Watts | None = Field(alias="idle", default=None)
-    """For columns: power of one that does nothing, such as 37.6 W; what its services' costs say when left out."""
+    """For preset columns: power of an idle GPU, such as 37.6 W; from its services' costs when left out."""
     speed_ratio: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False, alias="speed")] = 1.0
-    """For columns: how much quicker it computes than the GPU that the services' costs were found on."""
+    """For preset columns: its speed relative to the GPU on which the services' costs were measured."""
     clocks: Annotated[int, Field(ge=1, le=16)] = 1
     """For columns: how many clocks to choose among, from the highest down to where the voltage stops falling."""
 
 
 class PipelinesSection(Section):
-    """Models cut into stages and shards, placed by how they feel the clock (presets muserve and best)."""
+    """Models divided into stages and shards, placed by their sensitivity to the clock (presets muserve and best)."""
 
     scores: InputFile | None = None
     """Clock scores of your models: the database that joulery profile MODEL --clocks --scores FILE keeps."""
@@ -52,7 +52,7 @@ class PipelinesSection(Section):
     requests: Annotated[int, Field(ge=100, le=10_000_000)] = 10_000
     """Length of the workload that judges a plan."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Of that workload's arrivals."""
+    """Seed of that workload's arrivals."""
     beam: Annotated[int, Field(ge=0, le=16)] = 0
     """Placements a beam search keeps after the greedy one; 0 for no beam (the paper's is 3)."""
 
@@ -68,11 +68,11 @@ class PlanSection(Section):
     colocate: bool = False
     """For columns and joulery up: whether services may share a GPU, a slice each; each has GPUs of its own when not."""
     arrivals: PlannedArrivals = PoissonArrivals(kind="poisson")
-    """How requests follow one another where a service does not say: constant, poisson, or gamma with a cv."""
+    """How requests arrive where a service does not say: constant, poisson, or gamma with a cv."""
     accounting: Literal["half-slo", "full-slo"] = "half-slo"
     """For evenly spaced requests, what a batch may take: half the SLO (the paper), or all that its wait leaves."""
     replicas: Annotated[int, Field(ge=1, le=64)] = 4
-    """Into how many equal replicas a service may be cut; more where it cannot be served otherwise, unless this is 1."""
+    """Largest number of equal replicas of a service; more where it cannot be served otherwise, unless this is 1."""
     lasts_s: Seconds | None = Field(alias="duration", default=None)
     """When series of rates end, such as 24 h; the last step lasts as long as the one before it when left out."""
     max_batch: Annotated[int, Field(ge=1, le=1024)] = 32

@@ -164,7 +164,7 @@ class ClocksScenario(Section):
     arrivals: InputFile | None = None
     """A Parquet log with t_s, its pattern brought to each rate; Poisson arrivals when left out."""
     plan: InputFile | None = None
-    """Who shares a GPU: a plan for these models that joulery plan --out wrote; balanced by latency when left out."""
+    """A plan of joulery plan --out that says which models share a GPU; balanced by latency when left out."""
     loads: Annotated[tuple[ClockLoad, ...], Field(min_length=1)]
     """The loads to compare under."""
     policies: Annotated[tuple[Name, ...], Field(min_length=1)] = (

@@ -64,7 +64,7 @@ class TorchScriptModel(Section):
     path: InputFile
     """The file, relative to the site file."""
     inputs: tuple[TensorConfig, ...] = ()
-    """What it takes, which the file does not say; needed where joulery makes requests up, to measure a profile."""
+    """Its inputs, which the file does not name; needed to generate requests for a profile."""
 
 
 class TorchExportModel(Section):
@@ -104,7 +104,7 @@ class OpenInferenceModel(Section):
     url: Annotated[str, Field(pattern=r"^https?://[^/\s?#]+/[^/\s?#]+(/[^/\s?#]+)?$")]
     """``http://HOST:PORT/MODEL`` or ``http://HOST:PORT/MODEL/VERSION``."""
     power_w: Watts | None = Field(alias="power", default=None)
-    """What one request draws above idle while it is answered, such as 60 W; measured with the site's meters when left
+    """Power above idle of one request while it is answered, such as 60 W; measured with the site's meters when left
     out, which must see the server then."""
 
 
@@ -130,7 +130,7 @@ class VariantConfig(Section):
     accuracy_source: Text
     """Where the accuracy comes from: a citation, or "measured on ..."."""
     model: ModelConfig
-    """What is run."""
+    """The model that runs."""
     memory_bytes: Bytes = Field(alias="memory", default=0.0)
     """Resident memory of one replica; 0 while unknown."""
 
@@ -143,9 +143,9 @@ class FamilyConfig(Section):
     """Variants that answer the same requests with different quality and cost."""
 
     task: Text = "inference"
-    """What the models do."""
+    """Task of the models."""
     accuracy_metric: Text = "accuracy"
-    """What their accuracies count, such as ImageNet top-1."""
+    """What their accuracies measure, such as ImageNet top-1."""
     variants: Annotated[tuple[VariantConfig, ...], Field(min_length=1)]
     """At least one."""
 
@@ -234,7 +234,7 @@ class FixedPolicy(Section):
 
     kind: Literal["fixed"]
     variant: Name | None = None
-    """Which; the most accurate one when left out."""
+    """The variant; the most accurate one when left out."""
 
 
 class AuditConfig(Section):
@@ -275,7 +275,7 @@ class ServiceConfig(Section):
     rates: tuple[RateStep, ...] = ()
     """How that demand changes over time; joulery plan provides for the highest rate, or step by step."""
     arrivals: PlannedArrivals | None = None
-    """How requests follow one another, for joulery plan; as the plan section says when left out."""
+    """How requests arrive, for joulery plan; as the plan section says when left out."""
     profile: InputFile | None = None
     """What joulery profile wrote; measured on the first start and kept when left out."""
     minimum_accuracy_ratio: Ratio = Field(alias="minimum_accuracy", default=0.0)

@@ -64,7 +64,7 @@ class RayEngine(Section):
     cpus: Annotated[int, Field(ge=1)] | None = None
     """CPUs a local cluster counts; all of this machine when left out."""
     claim_ratio: Annotated[float, Field(gt=0, le=1)] = Field(alias="claim", default=0.5)
-    """CPUs a replica claims in Ray's books for each core; above 0.5 old and new replicas may not fit side by side."""
+    """CPUs that a replica reserves in Ray for each core; above 0.5 old and new replicas may not fit side by side."""
 
     @model_validator(mode="after")
     def _a_cluster_has_a_dashboard(self) -> RayEngine:

@@ -21,13 +21,13 @@ class TrialsConfig(Section):
     clock_s: Seconds = Field(alias="clock", default=300.0)
     """How long a search may take, such as 5 min (the paper's)."""
     longest_s: Seconds = Field(alias="longest", default=30.0)
-    """How long one trial may take; what is not sure to keep the SLO by then counts as breaking it."""
+    """How long one trial may take; what is not known to keep the SLO by then counts as violating it."""
     min_requests: Annotated[int, Field(ge=20, le=1_000_000)] = 100
-    """Requests without which a trial is never believed to keep the SLO."""
+    """Least number of requests for a trial to count as keeping the SLO."""
     confidence_ratio: Ratio = Field(alias="confidence", default=0.95)
     """Confidence of the intervals around latency and joules by which trials are judged."""
     energy_tolerance_ratio: Ratio = Field(alias="energy_tolerance", default=0.05)
-    """How far the joules a request may be off for a trial to end before its time."""
+    """Relative uncertainty of the joules a request at which a trial may end early."""
     warm_up_s: Seconds = Field(alias="warm_up", default=0.5)
     """Requests that arrive sooner after a layout took over do not count."""
     seed: Annotated[int, Field(ge=0)] = 0

@@ -18,6 +18,7 @@ from joulery.domain.gpu.device import (
     MigSetting,
     MpsSetting,
 )
+from joulery.domain.serving.dispatch import QueueLimit
 from joulery.domain.serving.engine import (
     InferRequest,
     InferResponse,
@@ -164,7 +165,7 @@ class ClusterBackend(Protocol):
 
 
 class Device(Protocol[D]):
-    """One knob of one device: its clock, how a GPU is cut, who shares it.
+    """One knob of one device: its clock, how a GPU is partitioned, which processes share it.
 
     A change either happens or does not: whatever fails, the device is set to what it was before or to what was asked
     for, and the error says which.
@@ -216,8 +217,8 @@ class Backlog(Protocol):
 class Admission(Protocol):
     """An engine with a limit on waiting requests a service."""
 
-    def limit_queue(self, service: str, waiting: int | None, /) -> None:
-        """Refuse requests (``OVERLOADED``) while so many wait for a service; None for the engine's own limit."""
+    def limit_queue(self, service: str, limit: QueueLimit | None, /) -> None:
+        """Refuse requests (``OVERLOADED``) past a limit on those that wait; None for the engine's own limit."""
         ...
 
 
@@ -234,7 +235,7 @@ class Steering(Protocol):
 
 
 class Places(Protocol):
-    """Hands out the parts of GPUs that replicas run on, and has the GPUs cut so that there are enough of them.
+    """Hands out the parts of GPUs that replicas run on, and has the GPUs partitioned so that there are enough of them.
 
     What is wanted is a slice and the device it must be on (``gpu:0``; empty for any).
     """

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
@@ -36,6 +35,7 @@ from joulery.gateway.body import BodyReader, Limits, RefusedError, first_header,
 from joulery.gateway.feedback import Feedback
 from joulery.gateway.openai_protocol import error_document
 from joulery.gateway.protocol import parse, render
+from joulery.steady_time import unix_s
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -189,7 +189,7 @@ class Gateway:
         self, scope: Scope, exchange: Exchange | None, receive: Receive, send: Send, service: str, variant: str
     ) -> None:
         """One inference request, from its first byte to its record."""
-        arrival_s = time.time()
+        arrival_s = unix_s()
         if exchange is not None:
             exchange.begin()
         body = b""
@@ -243,7 +243,7 @@ class Gateway:
     ) -> None:
         share = None
         if error.variant and error.cpu_s > 0:
-            share = self._share(service, error.variant, error.cpu_s, error.service_s, time.time())
+            share = self._share(service, error.variant, error.cpu_s, error.service_s, unix_s())
         headers: Headers = [_JSON]
         if error.variant:
             headers += self._cost(error.variant, share)
@@ -387,7 +387,7 @@ def _failed(service: str, arrival_s: float, error: RequestError, share: EnergySh
         "",
         arrival_s,
         _NAN,
-        time.time(),
+        unix_s(),
         error.outcome,
         error.service_s,
         error.cpu_s,
@@ -399,7 +399,16 @@ def _failed(service: str, arrival_s: float, error: RequestError, share: EnergySh
 async def reply(
     send: Send, exchange: Exchange | None, status: int, body: bytes, headers: Headers, *, last: bool = False
 ) -> None:
-    """Send an answer, in one write where the server offers that."""
+    """Send an answer, in one write where the server offers that.
+
+    Args:
+        send: ASGI's send.
+        exchange: The server's own way to answer at once; None without one.
+        status: HTTP status.
+        body: The whole body.
+        headers: Names in lower case; a length is added.
+        last: Whether to close the connection afterwards.
+    """
     if exchange is not None and exchange.answer(status, headers, body, last=last):
         return
     headers.append((b"content-length", b"%d" % len(body)))

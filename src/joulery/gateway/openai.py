@@ -31,6 +31,7 @@ from joulery.gateway.openai_protocol import (
     with_cost,
 )
 from joulery.runtime.llm.service import GenerationTask, LLMService
+from joulery.steady_time import unix_s
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -125,7 +126,7 @@ class _Conversation:
 
     def __init__(self, routes: OpenAIRoutes, kind: GenerationKind, exchange: Exchange | None, send: Send) -> None:
         self._routes, self._kind, self._exchange, self._send = routes, kind, exchange, send
-        self._arrival_s = time.time()
+        self._arrival_s = unix_s()
         self._job: GenerationTask | None = None
         self._model = ""
         self._begun = False
@@ -248,7 +249,7 @@ class _Conversation:
             replica="" if cost is None or math.isnan(cost.start_s) else cost.replica,
             arrival_s=self._arrival_s,
             start_s=math.nan if cost is None else cost.start_s,
-            end_s=time.time(),
+            end_s=unix_s(),
             outcome=outcome,
             service_s=0.0 if cost is None or math.isnan(cost.start_s) else cost.end_s - cost.start_s,
             cpu_s=0.0,

@@ -1,7 +1,8 @@
 """The gateway's HTTP server: uvicorn behind a guard that bounds what a connection may take.
 
 The guard closes connections that send a request too slowly or do not take their answer, bounds the head of a request
-and the number of connections, answers malformed HTTP as JSON, and cancels a request when its client leaves.
+and the number of connections (the longest idle one makes room for a new one), answers malformed HTTP as JSON, and
+cancels a request when its client leaves.
 """
 
 from __future__ import annotations
@@ -110,6 +111,8 @@ class _GuardedProtocol(HttpToolsProtocol):
 
     limits: ServerLimits
     most_connections: int
+    idle: dict[_GuardedProtocol, None]
+    """Connections of the server without a request, the longest idle one first."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -124,11 +127,18 @@ class _GuardedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.late_at_s = self.loop.time() + self.limits.receive_s
         if len(self.connections) > self.most_connections:
-            self._refuse(503, "there are too many connections", b"retry-after: 1\r\n")
+            if not self.idle:
+                self._refuse(503, "there are too many connections", b"retry-after: 1\r\n")
+                return
+            oldest = next(iter(self.idle))
+            del self.idle[oldest]
+            oldest.transport.close()
+        self.idle[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio: the client has gone; its request is cancelled."""
         super().connection_lost(exc)
+        self.idle.pop(self, None)
         if self.running is not None and self.running.task is not None:
             self.running.task.cancel()
 
@@ -145,6 +155,7 @@ class _GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """httptools: the first byte of a request."""
         super().on_message_begin()
+        self.idle.pop(self, None)
         self.late_at_s = self.loop.time() + self.limits.receive_s
 
     def on_headers_complete(self) -> None:
@@ -158,6 +169,13 @@ class _GuardedProtocol(HttpToolsProtocol):
         self._in_head = True
         self.late_at_s = float("inf")
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """uvicorn: the answer is given."""
+        super().on_response_complete()
+        receiving = self.late_at_s < float("inf")
+        if self.cycle.response_complete and not receiving and not self.transport.is_closing():
+            self.idle[self] = None
 
     def pause_writing(self) -> None:
         """asyncio: the client does not take its answer."""
@@ -272,7 +290,7 @@ class GatewayServer:
         most = self.limits.connections
         if files != resource.RLIM_INFINITY:
             most = min(most, max(16, files - _SPARE_FILES))
-        fields = {"limits": self.limits, "most_connections": most}
+        fields = {"limits": self.limits, "most_connections": most, "idle": {}}
         config = uvicorn.Config(
             self._app,
             http=type("GuardedProtocol", (_GuardedProtocol,), fields),

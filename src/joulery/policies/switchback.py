@@ -21,6 +21,7 @@ from typing import Any
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import DataError
 from joulery.domain.gpu.layout import Layout
+from joulery.domain.serving.dispatch import QueueLimit
 from joulery.domain.serving.service import SloScope
 from joulery.policies.serving.messages import ms, short
 from joulery.policies.serving.observation import SET_LAYOUT, Observation
@@ -387,8 +388,8 @@ class AuditedPolicy:
             tally = replace(tally, periods=tally.periods + 1)
         return replace(state, tally=tally, latest=latest, asked_s=math.nan, serving_s=math.nan)
 
-    def queue_limit(self, state: AuditedState, seen: Observation) -> int | None:
-        """Requests that may wait, as the policy of the service says; None for no limit."""
+    def queue_limit(self, state: AuditedState, seen: Observation) -> QueueLimit | None:
+        """What may wait, as the policy of the service says; None for no limit."""
         return self.policy.queue_limit(state.service, seen)
 
     def _decision(self, layout: Layout, reason: str) -> Decision:

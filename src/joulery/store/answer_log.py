@@ -38,7 +38,13 @@ class AnswerLog:
                 os.write(self._fd, b"\n")  # the last writer was killed: end its line here
 
     def add(self, model: str, prompt: str, tokens: int, *, cut: bool = False) -> None:
-        """An answer ended, by itself or cut at the client's limit.
+        """Append one answer.
+
+        Args:
+            model: Name of the model.
+            prompt: Its prompt's text.
+            tokens: Tokens of the answer.
+            cut: Whether the client's limit cut it off.
 
         Raises:
             CapabilityError: The disk refuses.

@@ -84,7 +84,7 @@ def test_without_permission_the_message_has_the_command_line(
     nvml = boards()
     device = NvidiaMig(0, nvml)
     monkeypatch.setenv("JOULERY_FAKE_SUDO", "no")
-    with pytest.raises(CapabilityError, match="may not cut") as caught:
+    with pytest.raises(CapabilityError, match="may not partition") as caught:
         device.apply(MigSetting(OLD))
     assert caught.value.grant == GRANT
     assert smi_command() is None

@@ -68,7 +68,7 @@ def test_a_channel_says_that_it_is_a_model(meter: CpuModelMeter) -> None:
     assert (channel.idle_w, channel.max_w, channel.band_ratio) == (4.0, 20.0, 0.5)
     (note,) = meter.notes()
     assert "modelled, not measured" in note
-    assert "50%" in note
+    assert "± 50 %" in note
     assert meter.notes() == ()
 
 

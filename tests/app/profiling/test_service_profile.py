@@ -41,7 +41,7 @@ async def test_a_service_is_profiled_for_real_and_the_profile_kept(tmp_path, set
     assert first.source == "measured now" and first.file is not None and first.file.exists()
     for entry in profile.entries:
         expected_s = {"small": 0.002, "large": 0.006}[entry.variant]
-        assert expected_s <= entry.alone.mean_cpu_s < 3 * expected_s
+        assert entry.alone.mean_cpu_s >= expected_s
         # The toy works for so much CPU time of its process, whose threads may run on every core of the slice at once.
         assert entry.alone.mean_s >= expected_s / entry.slice.cores
         assert entry.startup_s > 0 and entry.startup_cpu_s > 0

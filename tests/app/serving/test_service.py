@@ -11,6 +11,7 @@ from joulery.app.serving.service import (
     largest_capacity_rps,
     model_ref,
     service_setup,
+    shared_cores,
 )
 from joulery.app.wiring.site_meters import meter_specs
 from joulery.config.parsing.reading import load
@@ -118,7 +119,8 @@ def waiting(chosen, rate_rps: float) -> int | None:
     """The limit of the queue while so many requests a second arrive and one layout runs."""
     policy = chosen.policy
     running = policy.step(policy.initial(), seen(0.0, g=100.0)).state
-    return policy.queue_limit(running, seen(1.0, running=running.layout, arrival_rps=rate_rps))
+    limit = policy.queue_limit(running, seen(1.0, running=running.layout, arrival_rps=rate_rps))
+    return None if limit is None else limit.waiting
 
 
 def test_the_queue_is_as_long_as_the_leanest_layout_can_answer_within_the_slo(tmp_path):
@@ -212,7 +214,11 @@ def test_several_services_divide_the_cores(tmp_path, monkeypatch):
 
 
 def test_more_services_than_cores_share_them(tmp_path):
-    assert cores_of(several(tmp_path, "", "", "")) == {"s0": (3,), "s1": (5,), "s2": (3,)}
+    cores = cores_of(several(tmp_path, "", "", ""))
+    assert cores == {"s0": (3,), "s1": (5,), "s2": (3,)}
+    (remark,) = shared_cores(cores)
+    assert "s0 and s2 share core 3" in remark
+    assert shared_cores(cores_of(several(tmp_path, "", ""))) == []
 
 
 def test_more_cores_than_there_are_for_several_services(tmp_path):

@@ -1,4 +1,4 @@
-from joulery.domain.serving.dispatch import Dispatcher, QueueLimits, Server, Ticket
+from joulery.domain.serving.dispatch import Dispatcher, QueueLimit, QueueLimits, Server, Ticket
 
 
 def queue_with(*variants: str, bound: int = 8) -> tuple[Dispatcher[str, str], list[Server[str, str]]]:
@@ -289,8 +289,22 @@ def test_withdrawn_members_of_a_batch_get_no_answer():
 
 def test_a_queue_has_the_engines_limit_or_a_lower_one() -> None:
     limits, queue = QueueLimits(8), Dispatcher[str, str](8)
-    limits.change("a", 3, queue)
-    limits.change("later", 20, None)
-    assert (queue.bound, limits.of("a"), limits.of("later"), limits.of("other")) == (3, 3, 8, 8)
+    limits.change("a", QueueLimit(3, 0.5), queue)
+    limits.change("later", QueueLimit(20, 0.1), None)
+    assert queue.limit == limits.of("a") == QueueLimit(3, 0.5)
+    assert (limits.of("later"), limits.of("other")) == (QueueLimit(8, 0.1), QueueLimit(8))
     limits.change("a", None, queue)
-    assert (queue.bound, limits.of("a")) == (8, 8)
+    assert queue.limit == limits.of("a") == QueueLimit(8)
+
+
+def test_requests_that_waited_longer_than_the_limit_are_withdrawn_the_oldest_first() -> None:
+    dispatcher = Dispatcher[str, str](8)
+    for at_s, name in enumerate("abcd"):
+        dispatcher.offer(Ticket(name, 100.0, since_s=float(at_s)))
+    assert dispatcher.overdue(1e9) == [], "no limit"
+    dispatcher.limit = QueueLimit(8, 2.0)
+    assert [ticket.payload for ticket in dispatcher.overdue(3.5)] == ["a", "b"]
+    assert dispatcher.overdue(3.5) == [] and dispatcher.waiting == 2
+    dispatcher.join(Server("x"))
+    pair = dispatcher.pull()
+    assert pair is not None and pair[0].payload == "c"

@@ -14,8 +14,8 @@ from joulery.domain.serving.profile import Profile, SliceProfile, Timings
 from joulery.domain.serving.service import Slice, SliceKind, Slo
 from joulery.perf.layouts import Predictor
 from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts
-from joulery.policies.serving.messages import short
-from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
+from joulery.policies.serving.messages import predicted, short
+from joulery.policies.serving.objective import NO_BASE_G_PER_KWH, Objective, ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.observation import KEEP_LAYOUT, SET_LAYOUT, Observation
 from joulery.policies.serving.policy import ServicePolicy
 from joulery.policies.serving.predictive_search import PredictiveSearch, baseline_layout
@@ -123,6 +123,15 @@ def test_the_reason_is_a_sentence_with_the_numbers():
     assert "accuracy -3.2 %" in decision.reason and "ms of 100 ms" in decision.reason
     clean = p.step(p.initial(), seen(g=20.0)).decisions[0].reason
     assert "carbon -90 %" in clean, "a tenth of the base intensity with the baseline itself"
+    assert "against the baseline at 200 g/kWh" in clean
+
+
+def test_a_policy_without_a_base_intensity_states_joules():
+    """It said "carbon +24900 %" at 250 g/kWh, with a base of 1 g/kWh."""
+    p = policy()
+    choice = p.search.choose(ServiceObjectives(1.0, Slo(0.1)), 60.0, 250.0, None, 1.0)
+    said = predicted(choice, replace(p.search.objective, base_g_per_kwh=NO_BASE_G_PER_KWH), Slo(0.1), 250.0)
+    assert "carbon" not in said and "joules -" in said
 
 
 def test_infeasible_variants_are_left_out_however_clean_the_grid():

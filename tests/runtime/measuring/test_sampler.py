@@ -266,8 +266,7 @@ def test_a_real_sampler_reads_until_it_is_stopped(tmp_path: Path) -> None:
     found = read_recordings(tmp_path)
     assert set(found) == {"0-fake", "cpu"}
     power = found["0-fake"]
-    assert before_ns - 1000 * MS < power.t_ns[0] < before_ns + 5000 * MS
-    assert power.t_ns[-1] <= after_ns + MS
+    assert before_ns - 1000 * MS < power.t_ns[0] <= power.t_ns[-1] <= after_ns + MS
     joules = power.column("cpu:0:package")
     assert joules[-1] - joules[0] == pytest.approx(50 * (power.t_ns[-1] - power.t_ns[0]) / NS_PER_S, rel=0.02)
     due = int((power.t_ns[-1] - power.t_ns[0]) / NS_PER_S / sampler.done["period_s"])

@@ -155,6 +155,22 @@ def test_without_a_grid_joules_are_compared_and_no_gram_is_made_up():
     assert figures["saving_machine_ratio"] == pytest.approx(saved_j / (50.0 + saved_j)), "of 50 J in all"
 
 
+def figures_of(*services):
+    return summarise_run(services, cost(), [compared(one) for one in services])
+
+
+def test_on_a_grid_of_zeros_joules_are_compared():
+    """No gram is emitted, and no share of none is saved; what several services save is of those that emitted some."""
+    none = CarbonSeries("X", [0.0, 1000.0], [0.0], source="test")
+    figures, known = figures_of(served(carbon=none)), figures_of(served())
+    assert figures["saving_of"] == "joules" and known["saving_of"] == "grams"
+    assert figures["requests_g"] == figures["baseline_requests_g"] == 0.0
+    assert figures["saving_ratio"] == pytest.approx(known["saving_energy_ratio"])
+    assert 0 < figures["saving_machine_ratio"] < figures["saving_ratio"]
+    both = figures_of(served(carbon=none), served(carbon=none, name="b"))
+    assert both["saving_of"] == "joules" and both["saving_ratio"] == pytest.approx(figures["saving_ratio"])
+
+
 def test_what_failed_is_counted_and_charged_but_not_compared():
     bad = [record(k, "small", Outcome.FAILED) for k in range(100, 110)]
     run = served(records=[*HALF, *bad])

@@ -8,6 +8,7 @@ import pytest
 from joulery.app.runs.replay import decide_again
 from joulery.app.serving.service import choose
 from joulery.config.site import Mode
+from joulery.domain.serving.dispatch import QueueLimit
 from joulery.domain.serving.engine import Outcome, RequestRecord
 from joulery.runtime.serving.controller import PolicyControl, Revision
 from joulery.runtime.serving.driver import ADVISED, APPLIED
@@ -28,10 +29,10 @@ class LimitedEngine(PaperEngine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.limits: dict[str, int | None] = {}
+        self.limits: dict[str, QueueLimit | None] = {}
 
-    def limit_queue(self, service, waiting):
-        self.limits[service] = waiting
+    def limit_queue(self, service, limit):
+        self.limits[service] = limit
 
 
 @pytest.fixture
@@ -78,7 +79,8 @@ async def test_requests_past_the_leanest_layouts_capacity_are_refused_early_in_m
     arriving(one, 1.5 * CAPACITY_RPS, 2000.0)
     await driver.step(2000.0)
     limit = engine.limits.get("sums")
-    assert (limit == pytest.approx(CAPACITY_RPS * 0.9 * 0.5, rel=0.03)) if limited else limit is None
+    assert (limit is not None) == limited
+    assert limit is None or limit.waiting == pytest.approx(CAPACITY_RPS * 0.9 * 0.5, rel=0.03)
     arriving(one, 0.5 * CAPACITY_RPS, 3000.0)
     await driver.step(3000.0)
     assert engine.limits.get("sums") is None
@@ -102,7 +104,7 @@ async def test_a_changed_slo_changes_policy_and_queue(tmp_path, history):
     assert driver.policy == one.chosen.driven and driver.policy.policy is tight
     arriving(one, 2 * CAPACITY_RPS, 1000.0)
     await driver.step(1000.0)
-    assert 0 < engine.limits["sums"] < CAPACITY_RPS * 0.5 / 5
+    assert 0 < engine.limits["sums"].waiting < CAPACITY_RPS * 0.5 / 5
 
 
 def test_a_history_keeps_the_latest_and_logs_all(tmp_path, history):

@@ -3,7 +3,7 @@ import pytest
 
 from joulery.domain.errors import DataError
 from joulery.perf.power.clock_curves import V100
-from joulery.policies.clocks.governor import FixedClock, MiadGovernor, PredictiveGovernor
+from joulery.policies.clocks.governor import FixedClock, MiadGovernor, PredictiveGovernor, late_budget
 from joulery.policies.clocks.lowest_clock import ClockRange
 from joulery.sim.clocks.devices import (
     ClockedPlant,
@@ -124,3 +124,23 @@ def test_ragged_or_workless_requests_are_refused() -> None:
         ModelRequests(np.zeros(2), np.zeros(1, np.int64), np.ones(1), np.ones(1))
     with pytest.raises(DataError, match="positive"):
         ModelRequests(np.zeros(1), np.zeros(1, np.int64), np.zeros(1), np.ones(1))
+
+
+def test_late_answers_are_counted_among_the_last_thousand() -> None:
+    """The late budget of a governor is that of the requests it can still see, not of the whole run."""
+    budgets: list[float] = []
+
+    class Watching(FixedClock):
+        def step(self, state, view):
+            budgets.append(view.late_budget)
+            return super().step(state, view)
+
+    count = 2500
+    arrival_s = np.arange(count) * 0.5
+    # The first five hundred take longer than their SLO, all others a tenth of it.
+    work = np.where(np.arange(count) < 500, 6.0, 0.5)
+    requests = ModelRequests(arrival_s, np.zeros(count, np.int64), work, work)
+    run = run_clocked_devices(plant(), requests, lambda _: Watching(1380.0), duration_s=200.0)
+    late = int(np.sum(run.latency_s[-1000:] > plant().slo_s[0]))
+    assert np.sum(run.latency_s > plant().slo_s[0]) > 0 and late == 0
+    assert budgets[-1] == late_budget(1000, 0, plant().slo_quantile) > min(budgets)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from joulery.domain.gpu.layout import Layout
+from joulery.domain.serving.dispatch import QueueLimit
 from joulery.domain.serving.mix import MixCounter, MixStep, VariantMix
 from joulery.perf.queues.pull_queue import replay
 from joulery.sim.serving.elastic_service import ElasticService, PlantSettings
@@ -61,12 +62,19 @@ def test_a_change_that_another_replaces_never_takes_over():
 def test_a_bounded_queue_refuses_and_late_requests_are_dropped_where_asked():
     def bound(one):
         one.run(LARGE)
-        one.limit = 3
+        one.limit = QueueLimit(3)
 
     outcome, _ = play(Script(at0=bound), rate=400.0)
     assert outcome.refused > 0 and np.nanmax(outcome.latency_s[np.isfinite(outcome.latency_s)]) < 5 * 0.02
     dropped, _ = play(Script(at0=lambda one: one.run(LARGE)), rate=400.0, drop_late=True)
     assert dropped.refused > 0 and dropped.late == 0
+
+    def impatient(one):
+        one.run(LARGE)
+        one.limit = QueueLimit(1000, 0.03)
+
+    outcome, _ = play(Script(at0=impatient), rate=400.0)
+    assert outcome.refused > 0 and np.max(outcome.latency_s[np.isfinite(outcome.latency_s)]) <= 0.03 + 0.03
 
 
 def test_a_mix_and_a_slow_machine_show_in_the_times():

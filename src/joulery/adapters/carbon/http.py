@@ -86,6 +86,12 @@ class CarbonService:
     ) -> Any:
         """The JSON answer to a GET.
 
+        Args:
+            path: Path below the service's address.
+            params: Query parameters.
+            headers: Request headers, a token among them.
+            auth: User name and password of basic authentication.
+
         Raises:
             RequestRefusedError: 401 or 403: the credentials do not allow this.
             UnknownError: 404.

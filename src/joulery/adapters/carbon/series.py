@@ -49,7 +49,17 @@ class Meaning:
         estimated: npt.ArrayLike | None = None,
         issued_at_s: float | None = None,
     ) -> CarbonSeries:
-        """A series with this meaning."""
+        """A series with this meaning.
+
+        Args:
+            edges_s: float64[n + 1], Unix seconds, increasing.
+            g_per_kwh: float64[n], grams of CO2-equivalent per kWh; NaN where unknown.
+            estimated: bool[n], whether a step is an estimate; None for none.
+            issued_at_s: When a forecast was issued, Unix seconds; None for history.
+
+        Raises:
+            DataError: The values are not such a series.
+        """
         return CarbonSeries(
             self.zone,
             edges_s,
@@ -76,6 +86,13 @@ def assemble(
 
     Readings outside the interval are dropped; a step that two answers repeat counts once. An empty interval is taken as
     the step it lies in.
+
+    Args:
+        readings: Steps as the source gave them, in any order.
+        t0_s, t1_s: The interval, Unix seconds.
+        meaning: Zone, signal, scope and source of the series.
+        step_s: The source's step, seconds.
+        issued_at_s: When a forecast was issued, Unix seconds; None for history.
 
     Raises:
         DataError: Two readings overlap or contradict each other, or one (or the interval) ends before it starts.
@@ -122,7 +139,11 @@ def _gap(edges: list[float], values: list[float], flags: list[bool], until_s: fl
 
 
 def window(series: CarbonSeries, t0_s: float, t1_s: float, *, step_s: float) -> CarbonSeries:
-    """The steps of ``series`` that meet ``[t0_s, t1_s)``, with NaN steps where it does not reach."""
+    """The steps of ``series`` that meet ``[t0_s, t1_s)`` (Unix seconds); elsewhere NaN steps of ``step_s`` seconds.
+
+    Raises:
+        DataError: The interval ends before it starts.
+    """
     meaning = Meaning(series.zone, series.signal, series.scope, series.source, series.quality)
     inside = (series.edges_s[1:] > t0_s) & (series.edges_s[:-1] < t1_s)
     readings = [

@@ -47,7 +47,7 @@ class MigState:
 
     def __str__(self) -> str:
         if not self.enabled:
-            return "not cut" + (", MIG mode pending" if self.pending else "")
+            return "not partitioned" + (", MIG mode pending" if self.pending else "")
         return " + ".join(str(item.place) for item in self.instances) or "MIG mode, nothing cut"
 
 

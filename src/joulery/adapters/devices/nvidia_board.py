@@ -66,7 +66,11 @@ class NvidiaBoard:
         )
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Let go of the driver.
+
+        Raises:
+            CapabilityError: The driver refuses.
+        """
         try:
             self.nvml.nvmlShutdown()
         except self.nvml.NVMLError as error:

@@ -265,7 +265,7 @@ class NvidiaMig:
     def _refused(self, error: Exception) -> JouleryError | None:
         if isinstance(error, SmiDenied):
             return CapabilityError(
-                f"this process may not cut {self.device} ({self._board.name}): {error}",
+                f"this process may not partition {self.device} ({self._board.name}): {error}",
                 resource=self.device,
                 grant=SMI_GRANT,
             )

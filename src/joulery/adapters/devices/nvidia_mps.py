@@ -69,7 +69,9 @@ class NvidiaMps:
             name=self._board.name,
             knob=Knob.MPS,
             settable=not cut,
-            detail="MIG mode is on: a cut GPU is not shared" if cut else f"{self._program}, pipes in {self._folder}",
+            detail="MIG mode is on: a partitioned GPU is not shared"
+            if cut
+            else f"{self._program}, pipes in {self._folder}",
         )
 
     def observe(self) -> DeviceState[MpsSetting]:
@@ -108,7 +110,9 @@ class NvidiaMps:
     def apply(self, wanted: MpsSetting, /) -> DeviceChange[MpsSetting]:
         """Start the daemon, tell it the share, or end it."""
         if wanted.running and self._is_cut():
-            raise CapabilityError(f"{self.device} is cut (MIG mode is on); MPS shares whole GPUs", resource=self.device)
+            raise CapabilityError(
+                f"{self.device} is partitioned (MIG mode is on); MPS shares whole GPUs", resource=self.device
+            )
         old = self.observe().setting
         busy = self.clients() if old.running and not wanted.running else ()
         if busy:

@@ -123,7 +123,7 @@ class CpuModelMeter:
         )
         self._notes = [
             f"CPU power is modelled, not measured: {power.idle_w:.3g} W idle to {power.max_w:.3g} W busy a logical CPU "
-            f"({power.name}), give or take {band_ratio:.0%}"
+            f"({power.name}), ± {100 * band_ratio:.0f} %"
         ]
 
     @property

@@ -132,8 +132,16 @@ async def measure_profile(
 ) -> Profile:
     """Measure a service's variants on its slices.
 
+    Args:
+        setup: The service: its variants, partitions and cores.
+        folder: Photographs to send; generated inputs of the models' shapes when None.
+        meters: Meters to use; None for those that this machine has.
+        plan: How many requests are timed.
+        progress: Called with measurements done, their number, and what is measured.
+        places: Hands out parts of GPUs; None for CPU slices.
+
     Raises:
-        JouleryError: A model, a slice or a meter is not to be had, or the power does not follow the load.
+        JouleryError: A model, a slice or a meter is missing, or the power does not follow the load.
     """
     with tempfile.TemporaryDirectory(prefix="joulery-profile-") as scratch:
         samples = Path(scratch)

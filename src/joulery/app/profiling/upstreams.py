@@ -93,7 +93,13 @@ def seen_by(channels: Iterable[Channel]) -> tuple[Channel, ...]:
 def metered_w(
     readings: RunReadings, channels: Sequence[Channel], answers: Sequence[InferResponse], variants: Sequence[str]
 ) -> tuple[float, dict[str, float]]:
-    """Idle power, and what one busy slot draws above it while each variant answers.
+    """Idle power, and the power of one busy slot above it while each variant answers; watts.
+
+    Args:
+        readings: Power over the time of the measurement.
+        channels: The meters that count.
+        answers: Every answer, with its times.
+        variants: Names of the variants.
 
     Raises:
         DataError: The power does not rise while a variant answers: its server is elsewhere.

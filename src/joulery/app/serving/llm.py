@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from joulery.runtime.llm.request_meter import RequestMeter
 from joulery.runtime.llm.service import LLMService, LLMSettings
 from joulery.runtime.measuring.share import OpenMeters
 from joulery.runtime.serving.intensity import LiveIntensity
+from joulery.steady_time import unix_s
 from joulery.store.answer_log import AnswerLog
 from joulery.store.semantic_cache import SemanticCache
 
@@ -99,7 +99,7 @@ def _upstream(config: LanguageModelConfig, engine: UpstreamConfig) -> Upstream:
 
 
 def open_llm_site(
-    site: Site, *, stderr: int | None = None, stack: AsyncExitStack, now_s: Callable[[], float] = time.time
+    site: Site, *, stderr: int | None = None, stack: AsyncExitStack, now_s: Callable[[], float] = unix_s
 ) -> LLMSite:
     """The site's language models, not started; the stack closes what is opened.
 

@@ -92,7 +92,18 @@ def _shared(site: Site, here: LocalGpus) -> tuple[str, ...]:
 async def follow_site(
     session: ServingSession, control: PlanControl, loads: Loads, watch: SiteWatch, gate: GatewayHandle, cache: Path
 ) -> None:
-    """Whenever the site file changes, plan with few migrations and go over to that plan. Until cancelled."""
+    """Whenever the site file changes, plan with few migrations and change to that plan. Runs until cancelled.
+
+    A plan that fails is a warning of the session; the old plan then stays in force.
+
+    Args:
+        session: The running services.
+        control: The plan in force and its replicas.
+        loads: The load generators, one a service.
+        watch: Reports changes of the site file.
+        gate: The gateway, which learns of new services.
+        cache: Folder of kept profiles.
+    """
     while True:
         await asyncio.sleep(WATCH_S)
         site, remark = watch.changed()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from joulery.perf.queues.pull_queue import capacity_rps
 from joulery.policies.consolidation import Consolidation
 from joulery.policies.placement.pools.gpu_groups import SliceAssignment, split
 from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts, misfits, slice_menu
-from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
+from joulery.policies.serving.objective import NO_BASE_G_PER_KWH, Objective, ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.policy import ServicePolicy
 from joulery.policies.serving.predictive_search import PredictiveSearch, baseline_layout
 from joulery.policies.serving.trial_search import TrialSearch
@@ -128,6 +128,24 @@ def cores_of(site: Site) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def shared_cores(cores: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """A remark on each core that several services share: each of them is planned as if it had the core alone.
+
+    Args:
+        cores: Cores of each service.
+    """
+    users: dict[int, list[str]] = {}
+    for name, mine in cores.items():
+        for core in mine:
+            users.setdefault(core, []).append(name)
+    return [
+        f"{' and '.join(names)} share core {core}, and each is planned as if it had it alone; "
+        "give the fleet more cores, or run fewer services here"
+        for core, names in sorted(users.items())
+        if len(names) > 1
+    ]
+
+
 def _is_upstream(config: ServiceConfig) -> bool:
     """Whether its models are on other servers: it needs no cores of this machine."""
     return config.family_config is not None and config.family_config.is_upstream
@@ -183,7 +201,7 @@ def model_ref(config: ModelConfig, cache: Path) -> ModelRef:
 
 
 def demand_rps(site: Site, config: ServiceConfig, setup: ServiceSetup, profile: Profile) -> float:
-    """The demand to plan for: the service's own, else that of the load, in requests or as a share of the capacity.
+    """The demand to plan for, requests a second: the service's own, else the load's, stated or as a share of capacity.
 
     The capacity is what the most accurate variant can serve on the partition that suits it best.
 
@@ -225,6 +243,12 @@ def choose(
     A fixed policy is the same policy with one variant to choose from: it still picks the partition that keeps the SLO
     with the fewest joules.
 
+    Args:
+        site, config: The site file, and this service's section.
+        setup: Its variants, partitions and candidates.
+        profile: Latency and joules of the variants on the slices.
+        settle_s: Seconds in which the service settles after a change.
+
     Raises:
         ConfigError: No demand is named anywhere.
         DataError: The profile lacks a variant or a slice.
@@ -236,18 +260,14 @@ def choose(
     largest = setup.family.largest
     base, metrics = baseline_layout(setup.candidates, largest.name, predictor, setup.slo, rate_rps)
     rule = config.policy
-    candidates: Sequence[Layout] = setup.candidates
     goals = objectives_from_config(config, largest.accuracy_ratio)
-    base_g_per_kwh, replan_ratio = 1.0, _NEVER
+    base_g_per_kwh, replan_ratio = NO_BASE_G_PER_KWH, _NEVER
     if isinstance(rule, CloverPolicy):
         base_g_per_kwh, replan_ratio = rule.base_g_per_kwh, rule.replan_ratio
-    else:
-        only = {rule.variant or largest.name}
-        candidates = [layout for layout in candidates if set(layout.counts) == only]
     policy = ServicePolicy(
         service=setup.name,
         search=PredictiveSearch(
-            candidates=tuple(candidates),
+            candidates=_candidates(config, setup),
             predictor=predictor,
             objective=Objective(
                 lambda_ratio=goals.lambda_ratio,
@@ -278,6 +298,14 @@ def choose(
     return replace(binding, policy=trying, trials=rule.trials)
 
 
+def _candidates(config: ServiceConfig, setup: ServiceSetup) -> tuple[Layout, ...]:
+    """The layouts that a policy may choose: for a fixed one those with its variant on every slice."""
+    if isinstance(config.policy, CloverPolicy):
+        return tuple(setup.candidates)
+    only = {config.policy.variant or setup.family.largest.name}
+    return tuple(layout for layout in setup.candidates if set(layout.counts) == only)
+
+
 def consolidation(site: Site, config: ServiceConfig, setup: ServiceSetup) -> Consolidation | None:
     """When slices of a service are left empty; None where all are filled.
 
@@ -302,8 +330,13 @@ def switchback(
 ) -> Switchback | None:
     """How the baseline of a service is measured; None where it is not, or where it would run anyway.
 
-    What an earlier layout left behind is over after a few times the latency of the SLO. The measured part of a period
-    is as long as the service takes to settle.
+    Requests of an earlier layout have left the queue after a few times the latency of the SLO. The measured part of a
+    period is as long as the service takes to settle.
+
+    Args:
+        site, config, setup: As of :func:`choose`.
+        base: The baseline's layout.
+        settle_s: Seconds in which the service settles after a change.
     """
     rule, audit = config.policy, config.audit
     is_baseline = not isinstance(rule, CloverPolicy) and rule.variant in (None, setup.family.largest.name)

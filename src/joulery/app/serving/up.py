@@ -19,7 +19,7 @@ from joulery.app.serving.governed_llm import govern, join_keepers
 from joulery.app.serving.llm_site import llm_facts, mount_llms, settle_llm_meter, start_llms
 from joulery.app.serving.loads import Loads, longest_s, scaled, text_key
 from joulery.app.serving.planned import follow_site, planned_control
-from joulery.app.serving.service import choose, service_setup
+from joulery.app.serving.service import choose, service_setup, shared_cores
 from joulery.app.serving.site_watch import SiteWatch
 from joulery.app.serving.view import ServeView
 from joulery.app.wiring.carbon import live_carbon_source
@@ -46,6 +46,7 @@ from joulery.runtime.serving.planned import PlanControl
 from joulery.runtime.serving.requests import RequestWindow
 from joulery.runtime.serving.running_service import RunningService, ServiceSetup
 from joulery.runtime.serving.session import Control, Pace, ServingSession
+from joulery.steady_time import unix_s
 from joulery.store.run.directory import SAMPLES, RunWriter, create_run, new_run_id
 
 SCHEMA = "joulery.up/1"
@@ -142,7 +143,7 @@ class _Start:
         """The session of a plan, or of the services' own policies; it runs nothing yet."""
         site, options, writer = self.site, self.options, self.history.writer
         meters, pace = meter_specs(site.meters), Pace.over(longest_s(site))
-        grid = LiveIntensity(site.carbon, self._carbon_source, time.time)
+        grid = LiveIntensity(site.carbon, self._carbon_source, unix_s)
         control: Control
         if options.plan is not None:
             services, engine, control = planned_control(
@@ -187,6 +188,9 @@ class _Start:
                     "the energy of this machine contains theirs only where they run on it"
                 )
             services[setup.name] = self._running(config, setup, obtained, pace)
+        for shared in shared_cores({name: one.setup.cores for name, one in services.items()}):
+            self.view.warn(shared)
+            self.history.warn(shared)
         cores = tuple(sorted({core for one in services.values() for core in one.setup.cores}))
         return services, self.gate.engine(self.site, cores, None if self.gpus is None else self.gpus.places)
 

@@ -33,7 +33,7 @@ ACCEPTS = frozenset({"profile", "carbon", "column", "loss"})
 _COST_NOTE = (
     "same: saved % on the same GPUs, all of them powered; pts, rel: accuracy lost, points and %; kept: trials within "
     "the limit; time: % of it that trials really take, a thousand requests and the changes between them; cuts: GPUs "
-    "cut anew for them"
+    "partitioned again for them"
 )
 
 
@@ -104,7 +104,12 @@ def _loss(word: str) -> float:
 
 
 def grids_of(scenario: VariantsScenario, overrides: Overrides) -> dict[str, list[float]]:
-    """Intensities by name of the grid: the file's, or the one of ``--carbon``."""
+    """Intensities (g/kWh, one a period) by name of the grid: those of the scenario, or of ``--carbon``.
+
+    Raises:
+        ConfigError: ``--column`` without ``--carbon``.
+        DataError: A file cannot be read, lacks a column, or holds a missing or negative intensity.
+    """
     file, column = overrides.path("carbon"), overrides.inputs.get("column", "g_per_kwh")
     if file is not None:
         if "column" not in overrides.inputs:

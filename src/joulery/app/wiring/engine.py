@@ -92,6 +92,13 @@ def engine_for(
 ) -> Engine:
     """The engine that can run these models: this machine's, or one that asks other servers.
 
+    Args:
+        models: Every model to serve.
+        queue: Requests that may wait for one service.
+        deadline_s: Seconds within which a request is answered.
+        drain_s: Seconds that a stop waits for accepted requests.
+        places: Hands out parts of GPUs; None for CPU cores.
+
     Raises:
         ConfigError: Some are here and some elsewhere.
     """

@@ -25,6 +25,13 @@ def open_tree(
 ) -> TreeReader:
     """The CPU time of a run: from its control group where that counts each socket, else from ``/proc``.
 
+    Args:
+        root: Process id of the run's first process.
+        include_root: Whether that process belongs to the run.
+        exclude: Process ids that do not, with their children.
+        sockets: Sockets of this machine.
+        group: Path of the run's control group, and whether it counts each CPU; None without one.
+
     Raises:
         CapabilityError: The group is gone.
     """

@@ -26,7 +26,7 @@ class Knob(StrEnum):
     CLOCK = "clock"
     """How fast it may run."""
     MIG = "mig"
-    """Into which hardware instances a GPU is cut."""
+    """The hardware instances into which a GPU is partitioned."""
     MPS = "mps"
     """Whether processes share a GPU side by side, each with a share of its SMs."""
 
@@ -61,10 +61,10 @@ class ClockSetting:
 
 @dataclass(frozen=True, slots=True)
 class MigSetting:
-    """Into which instances a GPU is cut. A multiset: the device finds the places.
+    """The instances into which a GPU is partitioned. A multiset: the device finds the places.
 
     Attributes:
-        profiles: Names of profiles (``3g.20gb``), in any order; empty for a GPU that is not cut (MIG mode off).
+        profiles: Names of profiles (``3g.20gb``), in any order; empty for a GPU that is not partitioned (MIG mode off).
     """
 
     profiles: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class MigSetting:
         return hash(frozenset(Counter(self.profiles).items()))
 
     def __str__(self) -> str:
-        return " + ".join(self.profiles) if self.profiles else "not cut"
+        return " + ".join(self.profiles) if self.profiles else "not partitioned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class DeviceState(Generic[S]):
         setting: In the terms of ``apply``.
         memento: JSON-ready: what ``reset`` needs to bring this very state back, by another process too.
         clock_mhz: How fast it runs at the moment, MHz; NaN where that is not reported.
-        slices: The parts it is cut into; empty where it is not.
+        slices: Its slices; empty where it is not partitioned.
     """
 
     setting: S

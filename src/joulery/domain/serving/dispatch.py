@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Hashable
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Generic, TypeVar
 
@@ -22,6 +23,19 @@ W = TypeVar("W")
 
 MAX_ATTEMPTS = 2
 """How many replicas may die under one request: it is tried again exactly once."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimit:
+    """What may wait for a service.
+
+    Attributes:
+        waiting: How many requests.
+        wait_s: How long one may have waited when a replica takes it, seconds: a replica would answer it too late.
+    """
+
+    waiting: int
+    wait_s: float = math.inf
 
 
 class Ticket(Generic[T]):
@@ -92,14 +106,16 @@ class Dispatcher(Generic[T, W]):
 
     Args:
         bound: How many requests may wait. A request that comes back from a dead replica does not count.
+        wait_s: How long one may wait, seconds.
 
     Attributes:
+        limit: How many requests may wait, and how long; it may change at any time.
         servers: Every replica that joined and is not gone; one that leaves is gone when it holds nothing.
         ripe_s: After ``pull``: when a batch that waits to fill goes as it is; infinity when none waits.
     """
 
-    def __init__(self, bound: int) -> None:
-        self.bound = bound
+    def __init__(self, bound: int, wait_s: float = math.inf) -> None:
+        self.limit = QueueLimit(bound, wait_s)
         self.servers: list[Server[T, W]] = []
         self.ripe_s = math.inf
         self._waiting: deque[Ticket[T]] = deque()
@@ -124,7 +140,7 @@ class Dispatcher(Generic[T, W]):
 
     def offer(self, ticket: Ticket[T]) -> bool:
         """A request arrives. False when the queue is full and no replica is free for it: it is not taken."""
-        if len(self._waiting) - self._returned >= self.bound and self._free_for(ticket) is None:
+        if len(self._waiting) - self._returned >= self.limit.waiting and self._free_for(ticket) is None:
             return False
         ticket.place = self._arrived
         self._arrived += 1
@@ -223,6 +239,14 @@ class Dispatcher(Generic[T, W]):
             self.withdraw(ticket)
         return sorted(late, key=lambda ticket: ticket.place)
 
+    def overdue(self, now_s: float) -> list[Ticket[T]]:
+        """Withdraw the requests that have waited for longer than the limit allows; in order of arrival."""
+        found = []
+        while self._waiting and now_s - self._waiting[0].since_s > self.limit.wait_s:
+            found.append(self._waiting[0])
+            self.withdraw(self._waiting[0])
+        return found
+
     def drop_waiting(self, variants: frozenset[str] | None = None) -> list[Ticket[T]]:
         """Withdraw every waiting request, or those that ask for a variant outside ``variants``."""
         dropped = [t for t in self._waiting if variants is None or (t.variant and t.variant not in variants)]
@@ -289,22 +313,23 @@ class Dispatcher(Generic[T, W]):
 
 
 class QueueLimits:
-    """How many requests may wait for each service of an engine: its own limit, or a lower one.
+    """What may wait for each service of an engine: as many as its own limit says, or fewer.
 
     Args:
         most: The engine's own limit.
     """
 
     def __init__(self, most: int) -> None:
-        self._most = most
-        self._lower: dict[str, int] = {}
+        self._own = QueueLimit(most)
+        self._lower: dict[str, QueueLimit] = {}
 
-    def of(self, service: str) -> int:
+    def of(self, service: str) -> QueueLimit:
         """The limit of a service."""
-        return self._lower.get(service, self._most)
+        return self._lower.get(service, self._own)
 
-    def change(self, service: str, waiting: int | None, queue: Dispatcher[T, W] | None) -> None:
+    def change(self, service: str, limit: QueueLimit | None, queue: Dispatcher[T, W] | None) -> None:
         """Set the limit of a service, and of its queue where it has one; None for the engine's own."""
-        self._lower[service] = self._most if waiting is None else min(waiting, self._most)
+        wanted = self._own if limit is None else replace(limit, waiting=min(limit.waiting, self._own.waiting))
+        self._lower[service] = wanted
         if queue is not None:
-            queue.bound = self._lower[service]
+            queue.limit = wanted

@@ -139,3 +139,25 @@ class MixCounter:
         chosen = max((*(name for name, _ in weights), ""), key=due.__getitem__)
         due[chosen] -= 1.0
         return chosen if chosen in warm else own
+
+
+class ServiceMixes:
+    """The mix of each service by name: the part of an engine that implements :class:`joulery.domain.ports.Steering`.
+
+    A mix stays in force when its service ends and starts again.
+    """
+
+    def __init__(self) -> None:
+        self._counters: dict[str, MixCounter] = {}
+
+    def set_mix(self, service: str, mix: VariantMix, /) -> None:
+        """Have the variants of a mix answer from the next request on; replicas stay as they are."""
+        self._steering_of(service).mix = mix
+
+    def mix(self, service: str, /) -> VariantMix:
+        """The mix in force."""
+        return self._steering_of(service).mix
+
+    def _steering_of(self, service: str) -> MixCounter:
+        """The counter that chooses the variants of a service; always the same object for one name."""
+        return self._counters.setdefault(service, MixCounter())

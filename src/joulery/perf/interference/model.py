@@ -10,12 +10,13 @@ compared digit for digit with the published ones; everything that leaves the pla
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from joulery.domain.errors import ConfigError
 from joulery.domain.quality import Quality
+from joulery.domain.quantile import quantile_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,17 +220,6 @@ class ModelFit:
     def quantile_ratio(self, quantile: float) -> float:
         """Quantile of the absolute relative errors, interpolated linearly between measurements."""
         return quantile_of(map(abs, self.error_ratio), quantile)
-
-
-def quantile_of(values: Iterable[float], quantile: float) -> float:
-    """A quantile of one value or more, interpolated linearly."""
-    ordered = sorted(values)
-    place = quantile * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    if above == below or ordered[above] == ordered[below]:
-        return ordered[below]
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 @dataclass(frozen=True, slots=True)

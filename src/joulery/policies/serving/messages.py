@@ -7,7 +7,7 @@ import math
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.mix import VariantMix, Weights
 from joulery.domain.serving.service import Slo
-from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
+from joulery.policies.serving.objective import NO_BASE_G_PER_KWH, Objective, ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.observation import Sample
 from joulery.policies.serving.predictive_search import PredictedChoice
 from joulery.policies.serving.trials import MeasuredLayout, Verdict
@@ -96,7 +96,7 @@ def predicted(choice: PredictedChoice, objective: Objective, slo: Slo, g_per_kwh
     changes = _changes(objective, metrics.accuracy_ratio, metrics.energy_j, g_per_kwh)
     if not math.isfinite(g_per_kwh):
         return f"intensity unknown, so {_decider(objective)}: {name}, {changes}, {limit}"
-    return f"{name} scores best of {choice.tried}: {changes} against the baseline, {limit}"
+    return f"{name} scores best of {choice.tried}: {changes} against {_baseline(objective)}, {limit}"
 
 
 def best(best: MeasuredLayout, objective: Objective, slo: Slo, g_per_kwh: float, known: int) -> str:
@@ -105,7 +105,7 @@ def best(best: MeasuredLayout, objective: Objective, slo: Slo, g_per_kwh: float,
     changes = _changes(objective, best.metrics.accuracy_ratio, best.metrics.energy_j, g_per_kwh)
     if not math.isfinite(g_per_kwh):
         return f"intensity unknown, so {_decider(objective)}: {short(best.layout)}, {changes}, {limit}"
-    return f"{short(best.layout)} is the best of {known} measured: {changes} against the baseline, {limit}"
+    return f"{short(best.layout)} is the best of {known} measured: {changes} against {_baseline(objective)}, {limit}"
 
 
 def _decider(objective: Objective) -> str:
@@ -113,10 +113,19 @@ def _decider(objective: Objective) -> str:
     return "accuracy alone decides" if objective.lambda_ratio < 1 else "the fewest joules decide"
 
 
+def _baseline(objective: Objective) -> str:
+    """What changes are relative to: the grams of Eq. 2 are those of the baseline at a stated intensity."""
+    if objective.base_g_per_kwh == NO_BASE_G_PER_KWH:
+        return "the baseline"
+    return f"the baseline at {objective.base_g_per_kwh:g} g/kWh"
+
+
 def _changes(objective: Objective, accuracy_ratio: float, energy_j: float, g_per_kwh: float) -> str:
     accuracy = f"accuracy {100 * objective.accuracy_change(accuracy_ratio):+.1f} %"
     if not math.isfinite(g_per_kwh):
         return accuracy
+    if objective.base_g_per_kwh == NO_BASE_G_PER_KWH:
+        return f"joules {100 * (energy_j / objective.base_energy_j - 1):+.0f} %, {accuracy}"
     return f"carbon {-100 * objective.carbon_change(energy_j, g_per_kwh):+.0f} %, {accuracy}"
 
 

@@ -69,6 +69,10 @@ class ServiceObjectives:
         return cls(**{**data, "slo": Slo(**{**slo, "scope": SloScope(slo["scope"])})})
 
 
+NO_BASE_G_PER_KWH = 1.0
+"""Base intensity of a policy that states none: its choice does not depend on it, and its messages name joules."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplanTrigger:
     """When a change of the grid or of the demand starts a new search.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.mix import OWN, VariantMix
@@ -14,6 +16,9 @@ SET_LAYOUT = "set_layout"
 KEEP_LAYOUT = "keep_layout"
 TRY_LAYOUT = "try_layout"
 SET_WEIGHTS = "set_weights"
+TAIL_QUANTILE = 0.99
+"""Share of the answers that admission keeps within the SLO where the service times allow it."""
+_RECENT_S, _TAIL_ANSWERS, _LEAST_ANSWERS = 1.0, 100, 10
 _STEERED_RATIO = 0.02
 """Share of answers by other variants above which a sample does not show what a layout does."""
 
@@ -141,6 +146,7 @@ class Observation:
         loaded: Variants that every replica has loaded; empty where requests cannot be steered among variants.
         mix: The mix of them in force.
         occupied_s: Mean seconds that a request of each variant kept its replica busy lately.
+        tail_latency_s: The 99th percentile of the latest latencies (:func:`tail_latency_s`); NaN while unknown.
         changing: Whether a decision is being carried out: ``running`` is what serves meanwhile.
     """
 
@@ -160,6 +166,7 @@ class Observation:
     loaded: tuple[str, ...] = ()
     mix: VariantMix = OWN
     occupied_s: Mapping[str, float] = field(default_factory=dict)
+    tail_latency_s: float = math.nan
     changing: bool = False
 
     @property
@@ -184,6 +191,7 @@ class Observation:
             **({"loaded": list(self.loaded)} if self.loaded else {}),
             **({"mix": self.mix.as_list()} if self.mix.steps else {}),
             **({"occupied_s": dict(self.occupied_s)} if self.occupied_s else {}),
+            **({} if math.isnan(self.tail_latency_s) else {"tail_latency_s": self.tail_latency_s}),
             **({"changing": True} if self.changing else {}),
         }
 
@@ -204,9 +212,25 @@ class Observation:
             loaded=tuple(str(name) for name in data.get("loaded", ())),
             mix=VariantMix.of(data.get("mix", ())),
             occupied_s={str(name): float(value) for name, value in data.get("occupied_s", {}).items()},
+            tail_latency_s=float(data.get("tail_latency_s", math.nan)),
             changing=bool(data.get("changing", False)),
             **numbers,
         )
 
 
 _NUMBERS = ("g_per_kwh", "rate_rps", "latency_s", "power_w")
+
+
+def tail_latency_s(latencies_s: Sequence[float], answered_s: Sequence[float], now_s: float) -> float:
+    """The 99th percentile over the answers of the last second, or the latest hundred where they took longer, seconds.
+
+    Args:
+        latencies_s: Latencies of answers; NaN is returned for fewer than ten.
+        answered_s: When each was given, Unix seconds.
+        now_s: Unix seconds.
+    """
+    if len(latencies_s) < _LEAST_ANSWERS:
+        return math.nan
+    latest = sorted(zip(answered_s, latencies_s, strict=True))
+    recent = sum(at_s > now_s - _RECENT_S for at_s, _ in latest)
+    return float(np.quantile([latency_s for _, latency_s in latest[-max(recent, _TAIL_ANSWERS) :]], TAIL_QUANTILE))

@@ -24,6 +24,7 @@ from typing import Any
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import DataError, InfeasibleError
 from joulery.domain.gpu.layout import Layout
+from joulery.domain.serving.dispatch import QueueLimit
 from joulery.domain.serving.mix import OWN
 from joulery.domain.serving.service import SloScope
 from joulery.perf.layouts import Predictor
@@ -156,8 +157,10 @@ class ServicePolicy:
             step = rule.apply(step, observation, self.service, self.objectives, known, demand_rps)
         return self.steer(step, observation)
 
-    def queue_limit(self, state: ServiceState, seen: Observation) -> int | None:
-        """Requests that may wait so that the leanest variants answer the last within the SLO; None for no such limit.
+    def queue_limit(self, state: ServiceState, seen: Observation) -> QueueLimit | None:
+        """What may wait so that the leanest variants answer the last within the SLO; None for no such limit.
+
+        While the SLO is protected, requests that have waited for too long are refused in favour of later ones.
 
         Without loaded variants to turn to, the limit holds only while more requests arrive than the leanest layout can
         serve: until it runs, late answers are better than none.
@@ -165,15 +168,15 @@ class ServicePolicy:
         predictor = self.search.predictor
         if self.objectives.slo.scope is not SloScope.END_TO_END or predictor is None or not self._attainable(state):
             return None
-        scaler = self._scaler(predictor, state)
+        scaler, ratio = self._scaler(predictor, state), state.admission_ratio
         if seen.running is not None and steers(seen, predictor):
             lean = scaler.lean(seen.running, seen.loaded)
             if seen.mix.steps or not lean:
-                return scaler.most_waiting(seen.running, lean, state.admission_ratio)
+                return scaler.queue_limit(seen.running, lean, state.weights, ratio, protected=state.protecting)
         leanest = self._leanest(state)
         alone, capacity_rps = replace(seen, queued=0), self._capacity_rps(leanest, state)
         surges = threat(alone, self.objectives.slo, capacity_rps, NO_THREAT).phrase
-        return scaler.most_waiting(leanest, (), state.admission_ratio) if surges else None
+        return scaler.queue_limit(leanest, (), ratio=ratio, protected=state.protecting) if surges else None
 
     def _decide(self, state: ServiceState, seen: Observation) -> Step[ServiceState]:
         """The layout to run or to try."""
@@ -296,7 +299,8 @@ class ServicePolicy:
         """Demand and delay, smoothed."""
         if (predictor := self.search.predictor) is not None:
             state = replace(state, slowdown_ratio=slowdown(seen, predictor, state.slowdown_ratio))
-        admitted = admission(seen, self.objectives.slo, state.admission_ratio) if state.protecting else 1.0
+        held_s, slo = self._held_s(state, seen), self.objectives.slo
+        admitted = admission(held_s, slo, state.admission_ratio) if state.protecting else 1.0
         state, elapsed_s = replace(state, admission_ratio=admitted), seen.now_s - state.seen_s
         weight = 1.0 if math.isinf(elapsed_s) else -math.expm1(-max(elapsed_s, 0.0) / self.trigger.settle_s)
         rate_rps, delay_ratio, now_rps = state.rate_rps, state.delay_ratio, seen.demand_rps
@@ -307,6 +311,12 @@ class ServicePolicy:
             delay_ratio += weight * (ratio - delay_ratio)
         known_s = seen.now_s if math.isfinite(seen.g_per_kwh) else state.known_s
         return replace(state, rate_rps=rate_rps, delay_ratio=delay_ratio, seen_s=seen.now_s, known_s=known_s)
+
+    def _held_s(self, state: ServiceState, seen: Observation) -> float:
+        """The latency that admission holds to the SLO; NaN where too few answers show it."""
+        if (predictor := self.search.predictor) is None:
+            return math.nan
+        return self._scaler(predictor, state).held_s(seen)
 
     def _latency_counts(self, state: ServiceState, seen: Observation) -> bool:
         """Whether the window's latency is that of the layout decided on, over enough requests."""

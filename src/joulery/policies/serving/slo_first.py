@@ -16,11 +16,12 @@ from dataclasses import dataclass
 
 from joulery.domain.errors import DataError
 from joulery.domain.gpu.layout import Instance, Layout
+from joulery.domain.serving.dispatch import QueueLimit
 from joulery.domain.serving.mix import OWN, MixStep, VariantMix, Weights
 from joulery.domain.serving.service import Slo, SloScope
 from joulery.perf.layouts import Predictor
 from joulery.policies.serving.objective import ServiceObjectives
-from joulery.policies.serving.observation import Observation
+from joulery.policies.serving.observation import TAIL_QUANTILE, Observation
 
 ROOM_RATIO = 0.8
 """Share of a capacity up to which arrivals leave room: beyond it bursts of arrivals queue."""
@@ -42,8 +43,8 @@ _ROOM_ERRORS = 1.0
 _SLOWER = 1.15
 """A change of the service times by less than this leaves the slowdown as it is."""
 _LEAST_ANSWERS = 10
-_LEAST_ADMITTED, _SHRINKS, _GROWS, _EARLY = 0.02, 0.75, 1.1, 0.8
-"""The part of the queue that may wait: its least, its factors a second, the part of the SLO below which it grows."""
+_LEAST_ADMITTED, _SHRINKS, _GROWS, _HELD_RATIO = 0.1, 0.5, 1.5, 0.8
+"""The part of the queue that may wait: its least, its factors a second at most, the part of the SLO it aims at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,36 +137,57 @@ class VariantScaler:
             return OWN
         return VariantMix(tuple(steps))
 
-    def most_waiting(self, layout: Layout, weights: Weights, ratio: float = 1.0) -> int | None:
-        """Requests that may wait so that the last is answered within the SLO; None where not even a first would be.
+    def queue_limit(
+        self, layout: Layout, weights: Weights, now: Weights = (), ratio: float = 1.0, *, protected: bool = False
+    ) -> QueueLimit | None:
+        """What may wait so that the last is answered within the SLO; None where not even a first would be.
 
         Args:
-            layout: The layout that serves; it may be busy with its own variants when the queue begins.
+            layout: The layout that serves.
             weights: What it answers a long queue with.
-            ratio: Part of those that the profile says.
+            now: What it answers with while nothing waits: it may be busy with that when the queue begins.
+            ratio: Part of what the profile says.
+            protected: Whether requests that have waited for too long are refused in favour of later ones.
         """
         try:
-            lean_s, own_s = self._slowest_s(layout, weights), self._slowest_s(layout, ())
+            lean_s, now_s = self._slowest_s(layout, weights), self._slowest_s(layout, now)
             capacity_rps = self.capacity_rps(layout, weights)
         except DataError:
             return None
         if lean_s > self.objectives.slo.latency_s:
             return None
-        room_s = _ADMITTED_RATIO * self.objectives.slo.latency_s - max(own_s, lean_s) - lean_s
-        return max(len(layout.instances), math.floor(ratio * capacity_rps * max(room_s, 0.0)))
+        longest_s = _ADMITTED_RATIO * self.objectives.slo.latency_s - lean_s
+        waiting = math.floor(ratio * capacity_rps * max(longest_s - max(now_s, lean_s), 0.0))
+        wait_s = max(ratio * longest_s, lean_s) if protected else math.inf
+        return QueueLimit(max(len(layout.instances), waiting), wait_s)
+
+    def held_s(self, seen: Observation) -> float:
+        """The latency to hold to the SLO; NaN where too few answers show it.
+
+        It is the tail's, or the SLO's own quantile where the service times alone exceed the SLO at the tail: a shorter
+        queue would not help there.
+        """
+        own_s = seen.latency_s if seen.requests >= _LEAST_ANSWERS else math.nan
+        if seen.running is None:
+            return own_s
+        try:
+            alone_s = self._slowest_s(seen.running, tuple((name, 0.0) for name in seen.loaded), TAIL_QUANTILE)
+        except DataError:
+            return own_s  # a variant was not profiled on its slice
+        return seen.tail_latency_s if alone_s <= _HELD_RATIO * self.objectives.slo.latency_s else own_s
 
     def _step(self, layout: Layout, weights: Weights) -> MixStep:
         delay_s = _SLACK_RATIO * self.objectives.slo.latency_s - 2.0 * self._slowest_s(layout, weights)
         return MixStep(self.capacity_rps(layout, weights), max(delay_s, 0.0), weights)
 
-    def _slowest_s(self, layout: Layout, weights: Weights) -> float:
+    def _slowest_s(self, layout: Layout, weights: Weights, quantile: float | None = None) -> float:
         """The longest of the times that a layout takes for a request with these weights, by the SLO's quantile."""
         rest = 1.0 - math.fsum(share for _, share in weights)
         names = [(item.slice, name) for item in layout.instances for name, _ in weights]
         if rest > 1e-9:
             names += [(item.slice, item.variant) for item in layout.instances]
         entries = [self.predictor.profile.entry(name, piece) for piece, name in names]
-        quantile = self.objectives.slo.quantile
+        quantile = self.objectives.slo.quantile if quantile is None else quantile
         return self.slowdown_ratio * max(entry.loaded.quantile_s(quantile) for entry in entries)
 
     def _times_s(self, layout: Layout, weights: Weights) -> list[float]:
@@ -251,21 +273,21 @@ def threat(seen: Observation, slo: Slo, capacity_rps: float, before: Threat) -> 
     return Threat(phrase, strained, surging)
 
 
-def admission(seen: Observation, slo: Slo, before_ratio: float) -> float:
+def admission(held_s: float, slo: Slo, before_ratio: float) -> float:
     """Part of the queue that may wait while the SLO is protected: less while answers are late in spite of it.
 
-    What delays requests outside the replicas, such as a busy gateway, is in no profile; the latencies show it.
+    What delays requests outside the replicas, such as a busy gateway, is in no profile; the latencies show it. They
+    follow the queue, so that the part is scaled by what they should be over what they are.
 
     Args:
-        seen: An observation.
+        held_s: The latency to hold to the SLO; NaN while too few answers show it.
         slo: The SLO.
         before_ratio: The part so far.
     """
-    if seen.requests < _LEAST_ANSWERS or math.isnan(seen.latency_s):
+    if math.isnan(held_s):
         return before_ratio
-    if seen.latency_s > slo.latency_s:
-        return max(_LEAST_ADMITTED, before_ratio * _SHRINKS)
-    return min(1.0, before_ratio * _GROWS) if seen.latency_s <= _EARLY * slo.latency_s else before_ratio
+    factor = _HELD_RATIO * slo.latency_s / held_s if held_s > 0 else math.inf
+    return min(1.0, max(_LEAST_ADMITTED, before_ratio * min(_GROWS, max(_SHRINKS, factor))))
 
 
 def is_calm(seen: Observation, slo: Slo, capacity_rps: float) -> bool:

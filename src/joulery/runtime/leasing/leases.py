@@ -83,6 +83,12 @@ class LeaseHolder:
     def set(self, device: Device[S], spec: DeviceSpec, wanted: S, reason: str) -> DeviceChange[S]:
         """Record the lease, make sure the watchdog runs, then set the device.
 
+        Args:
+            device: The device.
+            spec: How another process opens it, for the watchdog.
+            wanted: The setting.
+            reason: Why, for the lease's file.
+
         Raises:
             CapabilityError: Another process holds the lease, this process may not set the device, or it is in a
                 container without a guard outside of it; nothing changed.

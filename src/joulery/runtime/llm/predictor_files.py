@@ -88,7 +88,15 @@ def save(
 ) -> None:
     """Write ``predictor.json`` (what it is and was trained on), ``predictor.npz`` (its numbers) and ``predictor.onnx``.
 
-    No prompt is kept. Without a graph there is no ONNX file; where it has an encoder, its words are in ``vocab.txt``.
+    No prompt is kept. If the graph has an encoder, its vocabulary is in ``vocab.txt``.
+
+    Args:
+        folder: Where to write; made if missing.
+        predictor: The fitted predictor.
+        log: The answers that it was trained on; their digest is kept.
+        files: The files of that log, for the description.
+        graph: The ONNX graph; without it there is no ``predictor.onnx``.
+        licence: Licence of the training data, for the description.
 
     Raises:
         CapabilityError: The folder cannot be written.

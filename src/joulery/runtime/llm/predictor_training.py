@@ -244,7 +244,7 @@ def evaluate(
 
     Args:
         predictor: What is judged.
-        log: The answers to judge it by.
+        log: The answers to score it on.
         trained_on: The prompts it was trained on, to say how many are not new to it.
         look: How it is asked, as :meth:`TrainedPredictor.look`; left out, by its numbers.
     """

@@ -75,7 +75,7 @@ class LLMService:
         forecaster: Predicts lengths and service times.
         settings: How requests are served.
         meter: Charges requests; None to charge nothing.
-        owner: Who pays for the requests.
+        owner: Owner that the requests are charged to.
         keep: Called with every answered request and its tokens.
         clock: Monotonic seconds.
 

@@ -208,8 +208,8 @@ PROMPTS = (
     "Explain to a child of eight why the sky is dark at night.",
     "Summarise in two sentences what a heat pump does and what it needs for that.",
     "Write a short poem about a train that leaves a small station in the snow.",
-    "Compare renting and owning a washing machine for somebody who moves every year. Give three points for each.",
+    "Compare renting and owning a washing machine for a person who moves every year. Give three points for each.",
     "Describe, step by step, how to change the tyre of a car on a slope, and what could go wrong at each step.",
-    "Write a page of a story that begins with the words: the lighthouse had been sold, but nobody had told the keeper.",
+    "Write a page of a story that begins with the words: the lighthouse had been sold, and the keeper did not know.",
 )
 """Prompts where the site file names none: they ask for a word, a sentence, a list or a page."""

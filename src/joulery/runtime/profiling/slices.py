@@ -256,7 +256,11 @@ _CHUNK_BYTES = 1 << 20
 
 
 def digest(model: ModelRef) -> str:
-    """SHA-256 of a model's file or folder; the name and options of a callable, whose code may change unseen."""
+    """SHA-256 of a model's file or folder; the name and options of a callable, whose code may change unseen.
+
+    Raises:
+        DataError: A file cannot be read.
+    """
     place = Path(model.location)
     if model.kind.is_file:
         files = [place]

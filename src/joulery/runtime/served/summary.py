@@ -60,7 +60,7 @@ class ServedService:
         pue: Facility energy per IT energy.
         seed: Seed of the counterfactual's samples.
         name: The service.
-        owner: Who pays for it.
+        owner: Owner that it is charged to.
         periods: ``(from_s, until_s)``: when the baseline served and was measured.
         audit: How it was to be measured; None where it was not.
         tally: What became of its periods; None where it was not audited.
@@ -336,7 +336,7 @@ def _together(served: Sequence[ServedService], each: Sequence[Mapping[str, Any]]
 
 def _saved_together(served: Sequence[ServedService], each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Savings of several services: of all their grams (joules where none are known), the bounds taken together."""
-    grams = served[0].carbon is not None
+    grams = any(entry["saving_of"] == "grams" for entry in each)
     unit = "g" if grams else "j"
     bases = [entry[f"baseline_requests_{unit}"] for entry in each]
     spent = [base * (1 - entry["saving_ratio"]) for entry, base in zip(each, bases, strict=True)]
@@ -375,7 +375,7 @@ def _saving(served: ServedService, found: Counterfactual, shares: EnergyShares) 
         "saving_ratio": found.saving_ratio,
         "saving_low_ratio": found.low_ratio,
         "saving_high_ratio": found.high_ratio,
-        "saving_of": "grams" if served.carbon is not None else "joules",
+        "saving_of": "grams" if served.carbon is not None and requests_g > 0 else "joules",  # of no grams no share
         "saving_energy_ratio": found.energy_saving_ratio,
         "baseline": base,
         "baseline_p95_s": found.base_latency_s,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ from joulery.domain.serving.service import Slo
 from joulery.perf.switchback import MIN_PERIODS
 from joulery.policies.placement.pools.gpu_groups import SliceAssignment
 from joulery.policies.serving.messages import short
-from joulery.policies.serving.observation import KEEP_LAYOUT, SET_WEIGHTS, TRY_LAYOUT, Observation
+from joulery.policies.serving.observation import KEEP_LAYOUT, SET_WEIGHTS, TRY_LAYOUT, Observation, tail_latency_s
 from joulery.policies.serving.policy import ServicePolicy
 from joulery.policies.serving.state import ServiceState
 from joulery.policies.switchback import AuditedPolicy, AuditedState
@@ -32,6 +31,7 @@ from joulery.runtime.serving.live_sample import LiveSample
 from joulery.runtime.serving.requests import RequestWindow, summarise
 from joulery.runtime.serving.running_service import PolicyBinding, RunningService
 from joulery.runtime.serving.shadow import ShadowReplays
+from joulery.steady_time import unix_s
 
 
 class TrialArbiter:
@@ -121,7 +121,7 @@ class PolicyControl:
             if chosen is not None and chosen.remark:
                 self._history.warn(chosen.remark)
             self._history.add_policy(driver.policy)
-            await driver.step(time.time())
+            await driver.step(unix_s())
             if driver.failure is not None:
                 raise driver.failure
             if chosen is not None and chosen.loaded and not hasattr(self._engine, "set_mix"):
@@ -130,7 +130,7 @@ class PolicyControl:
                     "other replicas alone, which takes their start"
                 )
             if chosen is not None and loaded_variants(self._engine, name):
-                await driver.step(time.time())  # requests are steered from the first on
+                await driver.step(unix_s())  # requests are steered from the first on
 
     def revise(self, revision: Revision) -> None:
         """Go on with new objectives."""
@@ -141,16 +141,15 @@ class PolicyControl:
         self._by_name[revision.service].policy = one.chosen.driven
         self._history.add_policy(one.chosen.driven)
 
-    def _limit_queue(self, one: RunningService, seen: Observation) -> None:
+    def _limit_queue(self, one: RunningService, seen: Observation, state: Any) -> None:
         """Have the engine refuse requests that even the leanest variants would answer too late; in act only.
 
         In other modes the layout never changes, and nothing the policy would do may reach a client.
         """
-        driver = self._by_name.get(one.name)
-        if self._mode is not Mode.ACT or driver is None or not hasattr(self._engine, "limit_queue"):
+        if self._mode is not Mode.ACT or not hasattr(self._engine, "limit_queue"):
             return
-        policy = cast("ServicePolicy | AuditedPolicy", driver.policy)
-        cast(Admission, self._engine).limit_queue(one.name, policy.queue_limit(driver.state, seen))
+        policy = cast("ServicePolicy | AuditedPolicy", self._by_name[one.name].policy)
+        cast(Admission, self._engine).limit_queue(one.name, policy.queue_limit(state, seen))
 
     def _driver(self, one: RunningService, chosen: PolicyBinding) -> LiveDriver[Any, Observation]:
         return LiveDriver(
@@ -171,9 +170,7 @@ class PolicyControl:
             return replace(seen, running=one.advised, latency_s=math.nan, requests=0, loaded=(), occupied_s={})
         driver = self._by_name.get(one.name)
         changing = driver is not None and driver.acting
-        seen = replace(seen, waits_for=self._arbiter.ahead_of(one.name, self._wanting()), changing=changing)
-        self._limit_queue(one, seen)
-        return seen
+        return replace(seen, waits_for=self._arbiter.ahead_of(one.name, self._wanting()), changing=changing)
 
     def _shadow(self, one: RunningService) -> ShadowReplays | None:
         """The shadow replays of a service; None where its baseline is not audited."""
@@ -186,7 +183,8 @@ class PolicyControl:
         )
 
     def _watch(self, one: RunningService, seen: Observation, step: Step[Any]) -> None:
-        """Log a step, and keep the periods of the baseline that it completed."""
+        """Log a step, limit the queue by it, and keep the periods of the baseline that it completed."""
+        self._limit_queue(one, seen, step.state)
         self._history.add_step(one.name, seen, step)
         if isinstance(step.state, AuditedState):
             one.tally, latest = step.state.tally, step.state.latest
@@ -228,14 +226,14 @@ class PolicyControl:
             if self._mode is Mode.ACT:
                 done = await actuator.carry_out(decision)
                 if decision.kind == TRY_LAYOUT and one.sampling is not None:
-                    one.sampling.begin(time.time())
+                    one.sampling.begin(unix_s())
                 if decision.kind != KEEP_LAYOUT:
-                    one.layouts.append((time.time(), Layout.parse(decision.value)))
+                    one.layouts.append((unix_s(), Layout.parse(decision.value)))
                 return done
             detail = f"mode {self._mode}: nothing was changed"
             if not one.layouts:
                 detail = f"mode {self._mode}: the baseline runs instead, {await actuator.run(base)}"
-                one.layouts.append((time.time(), base))
+                one.layouts.append((unix_s(), base))
         one.advised = Layout.parse(decision.value)
         return ADVISED if self._mode is Mode.ADVISE else SHADOWED, detail
 
@@ -293,7 +291,14 @@ class ServiceObserver:
             loaded=loaded_variants(self.engine, self.window.service),
             mix=self.engine.mix(self.window.service) if hasattr(self.engine, "mix") else OWN,
             occupied_s=occupied_s(records),
+            tail_latency_s=_tail_latency_s(records, now_s),
         )
+
+
+def _tail_latency_s(records: Sequence[RequestRecord], now_s: float) -> float:
+    answered = [record for record in records if record.outcome is Outcome.OK]
+    latencies_s, ended_s = [record.latency_s for record in answered], [record.end_s for record in answered]
+    return tail_latency_s(latencies_s, ended_s, now_s)
 
 
 def backlog_of(engine: Engine, service: str) -> list[QueuedRequest]:

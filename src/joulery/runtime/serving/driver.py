@@ -14,6 +14,7 @@ from joulery.domain.errors import JouleryError
 from joulery.domain.ports import Policy
 from joulery.domain.serving.timeline import DecisionRecord
 from joulery.policies.stepper import PolicyStepper
+from joulery.steady_time import unix_s
 
 S = TypeVar("S")
 Obs = TypeVar("Obs")
@@ -54,7 +55,7 @@ class LiveDriver(Generic[S, Obs]):
         watch: Callable[[Obs, Step[S]], None],
         record: Callable[[DecisionRecord], None],
         period_s: float = 1.0,
-        now_s: Callable[[], float] = time.time,
+        now_s: Callable[[], float] = unix_s,
         quick: frozenset[str] | None = None,
     ) -> None:
         self._stepper = PolicyStepper(policy, observe, lambda _, seen, step: watch(seen, step))

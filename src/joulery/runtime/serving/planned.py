@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,6 +39,7 @@ from joulery.runtime.serving.controller import Revision
 from joulery.runtime.serving.driver import ADVISED, APPLIED, FAILED, SHADOWED, LiveDriver
 from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.running_service import RunningService
+from joulery.steady_time import unix_s
 
 RUN_PLAN, RENEW_STANDBY = "run_plan", "renew_standby"
 REJECTED = "rejected"
@@ -222,7 +222,7 @@ class PlanControl:
         self._history.add_policy(self.plan.policy)
         text = self.plan.summary()
         decision = Decision(RUN_PLAN, "plan", text, "plan", f"the plan given: {text}", cause="start")
-        self._history.add_decision(DecisionRecord(time.time(), decision, APPLIED, await self._apply(self.plan)))
+        self._history.add_decision(DecisionRecord(unix_s(), decision, APPLIED, await self._apply(self.plan)))
 
     def revise(self, revision: Revision) -> None:
         """Refuse: a changed site file is a changed plan.
@@ -253,7 +253,7 @@ class PlanControl:
         async with self._turn:
             change = difference(self.plan.running, running_of(gpus))
             kept = {new: self.plan.cores[was] for new, was in enumerate(change.same_gpu) if was is not None}
-            begun_s = time.time()
+            begun_s = unix_s()
             counts = ", ".join(f"{change.count(what)} {what}" for what in ("start", "stop", "resize", "move"))
             try:
                 cores = cores_for(gpus, self._all_cores, self._size, kept, self.plan.noun)
@@ -293,7 +293,7 @@ class PlanControl:
             specs = [each.answering(self.plan.switched_s) for each in planned]
             layout = Layout(Instance(spec.variant, spec.slice) for spec in specs) if specs else None
             if layout is not None and (not one.layouts or one.layouts[-1][1] != layout):
-                one.layouts.append((time.time(), layout))
+                one.layouts.append((unix_s(), layout))
 
     def _observe(self, now_s: float) -> StandbyObservation:
         """The latency tail of each instance, over its service's window."""
@@ -327,7 +327,7 @@ class PlanControl:
         async with self._turn:
             if self._observed is not self.plan:
                 return REJECTED, "another plan took over meanwhile"
-            self.plan.switched_s[decision.target] = time.time()
+            self.plan.switched_s[decision.target] = unix_s()
             try:
                 detail = await self._apply(self.plan)
             except JouleryError:
@@ -353,7 +353,7 @@ class PlanControl:
             except JouleryError as error:
                 plan.renewed.discard(key)
                 detail, outcome = str(error), FAILED
-            self._history.add_decision(DecisionRecord(time.time(), decision, outcome, detail))
+            self._history.add_decision(DecisionRecord(unix_s(), decision, outcome, detail))
 
 
 def tail_of(

@@ -28,7 +28,7 @@ class ServiceSetup:
 
     Attributes:
         name: Its name.
-        owner: Who pays for it.
+        owner: Owner that it is charged to.
         family: Its variants.
         models: What each variant loads.
         slo: Its latency SLO.

@@ -38,6 +38,7 @@ from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.ticker import Ticker
+from joulery.steady_time import unix_s
 from joulery.store.files import disk_errors
 from joulery.store.run.directory import SAMPLES
 from joulery.store.run.timeline import write_site
@@ -180,7 +181,7 @@ class ServingSession:
         await self._ask_grid()
         self.relabel()
         await self.control.start()
-        self.begin(time.time())
+        self.begin(unix_s())
 
     def begin(self, now_s: float) -> None:
         """Count from now on: requests can be answered."""
@@ -275,7 +276,7 @@ class ServingSession:
         """End the run: drain the engine, take the last reading, sum up the last period. Safe to call twice."""
         if self.start_ns and not self.end_ns:
             self.end_ns = time.monotonic_ns()
-        end_s = time.time()
+        end_s = unix_s()
         for one in self.services.values():
             if one.shadow is not None:
                 await one.shadow.stop()
@@ -297,13 +298,13 @@ class ServingSession:
             await asyncio.sleep(self.pace.tick_s - elapsed % self.pace.tick_s)
             await self._ask_grid()
             self._revise()
-            if time.time() - LAG_S > self._ticked_s:
-                self.tick(time.time() - LAG_S)
+            if unix_s() - LAG_S > self._ticked_s:
+                self.tick(unix_s() - LAG_S)
 
     async def _ask_grid(self) -> None:
         """Ask for the intensity where that is due, and say what a person should know of its source."""
         await self.grid.refresh()
-        for text in self.grid.warnings(time.time()):
+        for text in self.grid.warnings(unix_s()):
             self.warn(text)
         if self.start_ns and self.grid.label() != self.site_label.carbon:
             self.relabel()

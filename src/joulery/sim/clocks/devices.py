@@ -19,6 +19,7 @@ from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.decisions import Decision
 from joulery.domain.errors import DataError
 from joulery.domain.ports import Policy
+from joulery.domain.quantile import quantile_of
 from joulery.policies.clocks.governor import DeviceView, GovernorState, Waiting, late_budget
 from joulery.policies.clocks.lowest_clock import PartitionLatency
 from joulery.sim.core.driver import Driver
@@ -126,6 +127,7 @@ class _Device:
         self.hosted = [(float(run.plant.slo_s[m]), float(run.plant.latency_s[m, -1])) for m in self.models]
         self.recent: dict[int, deque[tuple[float, float]]] = {int(m): deque(maxlen=400) for m in self.models}
         self.in_time: deque[bool] = deque(maxlen=_COUNTED)
+        self.late = 0
         self.energy_j = 0.0
         self.since_s = 0.0
         self.version = 0
@@ -142,6 +144,13 @@ class _Device:
             self.run.left[head] -= done
             self.run.predicted_left[head] = max(self.run.predicted_left[head] - done, 0.0)
         self.since_s = now_s
+
+    def judge(self, in_time: bool) -> None:
+        """Count a request that was answered in time, or late, among the last ones."""
+        if len(self.in_time) == self.in_time.maxlen:
+            self.late -= not self.in_time[0]
+        self.in_time.append(in_time)
+        self.late += not in_time
 
     def replan(self) -> None:
         """Schedule the completion of the head at the present clock; older schedules become stale."""
@@ -213,7 +222,7 @@ class _Run:
         self.unanswered -= 1
         model = int(self.requests.model[number])
         device.recent[model].append((now_s, latency_s))
-        device.in_time.append(latency_s <= float(self.plant.slo_s[model]))
+        device.judge(latency_s <= float(self.plant.slo_s[model]))
         device.replan()
         self._poke(device)
 
@@ -255,7 +264,7 @@ class _Run:
         shortest_s = float(plant.slo_s[device.models].min()) if len(device.models) else float("inf")
         clock_mhz = float(plant.clocks_mhz[device.wanted])
         partitions = [self._tail(device, int(model), now_s) for model in device.models]
-        budget = late_budget(len(device.in_time), device.in_time.count(False), plant.slo_quantile)
+        budget = late_budget(len(device.in_time), device.late, plant.slo_quantile)
         return DeviceView(
             now_s, str(device.index), clock_mhz, waiting, shortest_s, partitions, device.hosted, late_budget=budget
         )
@@ -268,7 +277,7 @@ class _Run:
         ages = [now_s - float(self.requests.arrival_s[n]) for n in device.queue if self.requests.model[n] == model]
         if not ages and not window:
             samples = []
-        latency_s = float(np.quantile(samples, 0.99)) if samples else 0.0
+        latency_s = quantile_of(samples, 0.99) if samples else 0.0
         slo_s = float(self.plant.slo_s[model])
         return PartitionLatency(slo_s, max([latency_s, *ages]), float(self.plant.elasticity[model]))
 

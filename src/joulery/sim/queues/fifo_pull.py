@@ -83,6 +83,9 @@ class Requests:
             streams: Random streams of sizes and jitter.
             size_cv: Coefficient of variation of the size.
             jitter_s: Standard deviation of the jitter, seconds.
+
+        Raises:
+            DataError: The arrivals are not such times.
         """
         arrivals = readonly(arrival_s, np.float64)
         if not bool(np.all(np.isfinite(arrivals)) and np.all(np.diff(arrivals, prepend=0.0) >= 0)):

@@ -21,7 +21,7 @@ import numpy as np
 from joulery.domain.gpu.layout import Instance, Layout
 from joulery.domain.serving.mix import OWN, MixCounter, VariantMix
 from joulery.perf.layouts import Predictor
-from joulery.policies.serving.observation import KEEP_LAYOUT, SET_WEIGHTS, Observation
+from joulery.policies.serving.observation import KEEP_LAYOUT, SET_WEIGHTS, Observation, tail_latency_s
 from joulery.policies.serving.policy import ServicePolicy
 from joulery.policies.stepper import PolicyStepper
 from joulery.sim.serving.elastic_service import ElasticService
@@ -82,9 +82,9 @@ class PolicyController:
         took_s: dict[str, list[float]] = {}
         for request in ended:
             took_s.setdefault(service.variant_of(request), []).append(service.occupied_s(request))
-        latency_s = math.nan
-        if ended:
-            latency_s = float(np.quantile(service.latency_of(ended), self.policy.objectives.slo.quantile))
+        latencies_s, quantile = service.latency_of(ended), self.policy.objectives.slo.quantile
+        latency_s = float(np.quantile(latencies_s, quantile)) if ended else math.nan
+        answered_s = service.arrival_s[ended] + latencies_s
         g_per_kwh = self.g_per_kwh(now_s) if callable(self.g_per_kwh) else self.g_per_kwh
         return Observation(
             now_s=now_s,
@@ -101,6 +101,7 @@ class PolicyController:
             loaded=service.settings.loaded if service.running is not None else (),
             mix=self._steering.mix if service.steering is not None else OWN,
             occupied_s={name: float(np.mean(times)) for name, times in sorted(took_s.items())},
+            tail_latency_s=tail_latency_s(latencies_s.tolist(), answered_s.tolist(), now_s),
             changing=service.changing,
         )
 

@@ -8,6 +8,7 @@ alone.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import numpy as np
 
 from joulery.domain.arrays import FloatArray
 from joulery.domain.gpu.layout import Instance, Layout
+from joulery.domain.serving.dispatch import QueueLimit
 from joulery.domain.serving.service import Slice
 from joulery.sim.core.kernel import Kernel, Rank
 
@@ -133,7 +135,7 @@ class ElasticService:
         seed: Of the service times.
         running: The layout that serves; None before the first.
         steering: Chooses variants; None for each replica's own.
-        limit: Requests that may wait; None for all.
+        limit: What may wait; None for all.
     """
 
     profile: Mapping[tuple[str, Slice], tuple[FloatArray, FloatArray, float]]
@@ -143,7 +145,7 @@ class ElasticService:
     seed: int = 0
     running: Layout | None = None
     steering: Steered | None = None
-    limit: int | None = None
+    limit: QueueLimit | None = None
     changes: list[tuple[float, str]] = field(default_factory=list)
     _kernel: Kernel = field(default_factory=Kernel)
     _queue: deque[int] = field(default_factory=deque)
@@ -302,13 +304,16 @@ class ElasticService:
     def _arrive(self, t_s: float, request: int) -> None:
         if request + 1 < len(self.arrival_s):
             self._kernel.at(float(self.arrival_s[request + 1]), "arrival", request + 1)
-        if self.limit is not None and len(self._queue) >= self.limit and not self._idle:
+        if self.limit is not None and len(self._queue) >= self.limit.waiting and not self._idle:
             return
         self._queue.append(request)
         self._pump()
 
     def _pump(self) -> None:
         now_s = self._kernel.now_s
+        wait_s = math.inf if self.limit is None else self.limit.wait_s
+        while self._queue and self.oldest_wait_s(now_s) > wait_s:
+            self._queue.popleft()
         while self._idle and self._queue:
             self._count_awake()
             request, replica = self._queue.popleft(), self._idle.popleft()

@@ -182,7 +182,16 @@ def outcome(
     settings: StudySettings,
     timetable: Timetable,
 ) -> SchemeOutcome:
-    """Account for what a scheme ran, trials included."""
+    """Account for what a scheme ran, trials included.
+
+    Args:
+        scheme: Its name.
+        bench: Accuracy, joules and latency of every configuration.
+        objective: Clover's objective (SC'23, Eqs. 1-3).
+        intensities: Grid intensity of each period, g/kWh.
+        settings: Lengths of a period and of a trial, seconds.
+        timetable: Which configuration ran for which share of each period.
+    """
     table = bench.table
     accuracy, energy, same = (_means(bench, timetable, each) for each in ("accuracy", "energy", "same"))
     grid = np.asarray(intensities, np.float64)
@@ -216,7 +225,10 @@ def outcome(
 def hourly(
     bench: Bench, objective: Objective, intensities: Sequence[float], timetable: Timetable
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Accuracy, joules a request and Eq. 3 of each period, trials included; float64[periods] each."""
+    """Accuracy, joules a request and Clover's Eq. 3 of each period, trials included; float64[periods] each.
+
+    The arguments are those of :func:`outcome`.
+    """
     accuracy, energy = (_means(bench, timetable, each) for each in ("accuracy", "energy"))
     triples = zip(accuracy.tolist(), energy.tolist(), intensities, strict=True)
     return accuracy, energy, np.array([objective.score(*triple) for triple in triples])

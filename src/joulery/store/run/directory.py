@@ -61,7 +61,7 @@ def create_run(
         kind: ``measure``, ``up``, ``simulate`` ...
         argv: The command line this is a run of.
         zone: Carbon zone, where one was named.
-        owner: Who pays; None without one.
+        owner: Owner that the run is charged to; None without one.
         details: Further keys of the manifest, JSON-ready.
 
     Raises:

@@ -16,19 +16,24 @@ FORMATS = ("kineto", "tf1", "jax", "xplane", "csv")
 
 @click.command("account")
 @click.argument("run", required=False, type=click.Path(path_type=Path))
-@click.option("--events", type=click.Path(path_type=Path), metavar="FILE", help="What ran when.")
+@click.option("--events", type=click.Path(path_type=Path), metavar="FILE", help="The recorded events.")
 @click.option("--power", type=click.Path(path_type=Path), metavar="FILE", help="t_ns,device,power_w ...")
 @click.option("--window", nargs=2, type=int, metavar="START END", help="The session, nanoseconds of the files' clock.")
-@click.option("--estimator", type=click.Choice(["recency", "regression"]), help="Power of what is short (recency).")
+@click.option("--estimator", type=click.Choice(["recency", "regression"]), help="Power of short operations (recency).")
 @click.option(
-    "--multiplicity", type=click.Choice(["events", "set"]), default="events", help="Who shares: events, or operations."
+    "--multiplicity",
+    type=click.Choice(["events", "set"]),
+    default="events",
+    help="Share power among events (default) or operations.",
 )
-@click.option("--format", "form", type=click.Choice(FORMATS), help="Form of the events (found out).")
+@click.option("--format", "form", type=click.Choice(FORMATS), help="Format of the events (detected).")
 @click.option(
     "--hlo", multiple=True, type=click.Path(path_type=Path), metavar="FILE", help="Compiled program, for JAX."
 )
-@click.option("--period", "period_s", type=float, metavar="S", help="Sampling period of the power (found out).")
-@click.option("--offset", "offset_ns", type=int, default=0, metavar="NS", help="Added to the stamps of the power.")
+@click.option("--period", "period_s", type=float, metavar="S", help="Sampling period of the power (detected).")
+@click.option(
+    "--offset", "offset_ns", type=int, default=0, metavar="NS", help="Nanoseconds to add to the power's timestamps."
+)
 @carbon_flags
 @click.option("--out", type=click.Path(path_type=Path), metavar="RUN", help="Keep it as a run, for joulery report.")
 @click.option("--top", type=click.IntRange(min=1), default=20, metavar="N", help="Operations to print (20).")

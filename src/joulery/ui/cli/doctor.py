@@ -24,7 +24,7 @@ _AREAS = {
 @click.option("--reset", is_flag=True, help="Set every leased setting (clocks, partitions) back.")
 @click.option("--guard", is_flag=True, help="Revert leased settings of ended containers and processes until stopped.")
 @click.option("--slurm", "with_slurm", is_flag=True, help="Test the rights in Slurm with a held job, then cancel it.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(reset: bool, guard: bool, with_slurm: bool, as_json: bool) -> None:
     """Check what joulery can read and set on this machine, what is missing, and the exact line that grants it.
 

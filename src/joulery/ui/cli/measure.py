@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 )
 @carbon_flags
 @click.option("--carbon-at", metavar="TIME", help="Look the intensity up as if the run had started then (assumed).")
-@click.option("--owner", metavar="O", help="Who pays.")
+@click.option("--owner", metavar="O", help="Owner to charge.")
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep the run here (a new folder in runs/)."
 )
 @click.option("--period", metavar="T", help="Time between two readings, such as 4 ms (10 ms).")
 @click.option(
-    "--idle", type=click.Choice(["whole", "share", "none"]), default="whole", help="Idle energy to pay (whole)."
+    "--idle", type=click.Choice(["whole", "share", "none"]), default="whole", help="Idle energy to charge (whole)."
 )
 @click.option("--pue", type=float, default=1.0, metavar="X", help="Facility energy per IT energy (1).")
 @click.option(
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     "meters",
     multiple=True,
     metavar="M",
-    help="rapl, nvml, cpu-model[:IDLE,MAX], replay:FILE, fake:WATTS. Repeatable; those this machine has.",
+    help="rapl, nvml, cpu-model[:IDLE,MAX], replay:FILE, fake:WATTS. Repeatable (all that this machine has).",
 )
 @click.option(
     "--trace",
     "framework",
     type=click.Choice(["torch", "jax", "tensorflow"]),
-    help="Have its operations recorded: joules by layer.",
+    help="Record its operations, for joules by layer.",
 )
 @click.option("--steps", metavar="S", help="Steps to trace: skip=1,warmup=1,active=3,repeat=3.")
 @click.option(

@@ -16,7 +16,7 @@ from joulery.domain.errors import ConfigError
 
 @click.command("monitor")
 @click.option(
-    "--socket", "path", required=True, type=click.Path(path_type=Path), metavar="PATH", help="Where to listen."
+    "--socket", "path", required=True, type=click.Path(path_type=Path), metavar="PATH", help="Unix socket to listen on."
 )
 @click.option(
     "--runs", type=click.Path(path_type=Path), default=Path("runs"), metavar="DIR", help="Runs go here (runs)."

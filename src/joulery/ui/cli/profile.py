@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 @click.option("--decode", metavar="FILE", help="With --clocks: the graph of one decoding step.")
 @click.option("--steps", type=click.IntRange(1, 1_000_000), help="With --decode: how many steps (64).")
 @click.option(
-    "--scores", type=click.Path(path_type=Path), metavar="FILE", help="With --clocks: database to keep it in."
+    "--scores", type=click.Path(path_type=Path), metavar="FILE", help="With --clocks: database to keep the scores in."
 )
 @click.option("--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="With --clocks: write a page.")
 @click.option("--mps", metavar="GPU", help="Profile NAME=MODEL on this GPU under MPS: index or UUID.")
@@ -74,7 +74,7 @@ def command(what: str | None, file: Path | None, output: Path | None, as_json: b
     measurements (columns model, batch, r_pct, latency_ms; and the same with 1 and 2 for pairs), for joulery plan.
 
     With --clocks, MODEL is an ONNX file, a .pt2 file of torch.export, HLO text, or a model of the built-in catalog:
-    its operators with their work, how each suffers from a lower clock, and latency and power against the clock.
+    its operators with their work, how much a lower clock slows each, and latency and power against the clock.
 
     With --colocate, every variant named (SERVICE[,SERVICE]) is timed alone and beside each other one on CPU slices, in
     batches; the interference of neighbours is fitted like a GPU's, for joulery plan and joulery up --plan.

@@ -29,14 +29,20 @@ if TYPE_CHECKING:
 @click.option("--replicas", type=click.IntRange(1), default=1, help="Worker processes of each model (1).")
 @click.option("--cores", type=click.IntRange(1), default=1, help="CPU cores of each replica (1).")
 @click.option(
-    "--share", "share_ratio", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Share of their time (1)."
+    "--share",
+    "share_ratio",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    help="Share of the cores' time (1).",
 )
 @click.option(
     "--on", metavar="SLICE", help="GPU slice to run on: whole, mps:0.4 (a share of it), or a MIG profile: 3g.20gb."
 )
-@click.option("--gpu", "gpus", multiple=True, metavar="GPU", help="With --on: which, by index or UUID (0). Repeatable.")
+@click.option(
+    "--gpu", "gpus", multiple=True, metavar="GPU", help="With --on: the GPU, by index or UUID (0). Repeatable."
+)
 @click.option("--threads", type=click.IntRange(0), default=0, help="Threads inside an operator (one a core).")
-@click.option("--listen", metavar="HOST:PORT", help="Where (127.0.0.1:8080); port 0 takes a free one.")
+@click.option("--listen", metavar="HOST:PORT", help="Address (127.0.0.1:8080); port 0 takes a free one.")
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
@@ -54,7 +60,11 @@ if TYPE_CHECKING:
 )
 @click.option("--queue", type=click.IntRange(0), default=1024, help="Requests that may wait for one NAME (1024).")
 @click.option(
-    "--deadline", "deadline_s", type=click.FloatRange(0, min_open=True), default=30.0, help="Seconds to answer in (30)."
+    "--deadline",
+    "deadline_s",
+    type=click.FloatRange(0, min_open=True),
+    default=30.0,
+    help="Seconds for an answer (30).",
 )
 @click.option(
     "--drain", "drain_s", type=click.FloatRange(0), default=10.0, help="Seconds a stop waits for requests (10)."
@@ -79,7 +89,7 @@ def command(
     joulery serve --model photos/small=lite0.onnx --model photos/large=lite2.onnx --listen :8000
     """
     if (site is None) is (not models):
-        raise ConfigError("name a site file or models, one of both", expected="SITE, or --model NAME=MODEL")
+        raise ConfigError("name either a site file or models", expected="SITE, or --model NAME=MODEL")
     # Before numpy is there: sums that a request waits for stay on the thread that makes them. Handed to a pool, they
     # would wait for a core of a machine whose cores are busy with models.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

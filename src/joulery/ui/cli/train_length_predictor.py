@@ -29,13 +29,13 @@ _FILE = click.Path(path_type=Path)
     metavar="FILE",
     help="Parquet: instruction_id, instruction (the prompt's text); a .jsonl log needs none. Repeatable.",
 )
-@click.option("--evaluate", required=True, type=_FILE, metavar="FILE", help="A log of other prompts to judge it by.")
+@click.option("--evaluate", required=True, type=_FILE, metavar="FILE", help="Log of other prompts to score it on.")
 @click.option("--out", type=_FILE, metavar="DIR", help="Keep the predictor in this folder.")
 @click.option(
     "--encoder",
     type=click.Choice(["auto", "minilm", "distilled", "none"]),
     default="auto",
-    help="Add what a small language model makes of the prompt (auto: minilm where it is installed; "
+    help="Add a small language model's embedding of the prompt (auto: minilm where it is installed; "
     "distilled: its five layers taught to three, needs PyTorch and a few minutes).",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the distillation.")

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from joulery.adapters.cgroups import CpuGroups
 from joulery.adapters.engines.embedded.engine import LocalEngine
 from joulery.domain.errors import CapabilityError
+from joulery.domain.serving.dispatch import QueueLimit
 from joulery.domain.serving.engine import Outcome, RequestError
 from joulery.domain.serving.service import Slice, SliceKind
 from joulery.domain.serving.tensors import TensorSpec
@@ -26,7 +28,7 @@ async def test_a_request_is_answered_and_its_cost_is_known() -> None:
         answer = await ask(engine, seconds=[0.02])
         assert answer.variant == "v"
         assert answer.attempts == 1
-        assert 0.02 <= answer.cpu_s < 0.05
+        assert answer.cpu_s >= 0.02
         assert answer.service_s >= answer.cpu_s - 0.005
         assert answer.arrival_s <= answer.start_s <= answer.end_s
 
@@ -184,6 +186,15 @@ async def test_unknown_services_and_variants() -> None:
         assert {(await ask(engine, x=[1], variant="large")).variant for _ in range(3)} == {"large"}
 
 
+async def test_a_wall_clock_that_is_set_back_changes_no_latency(
+    double_engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = await ask(double_engine, x=np.ones((1, 2), np.float32))
+    monkeypatch.setattr(time, "time", lambda: before.arrival_s - 3600.0)
+    after = await ask(double_engine, x=np.ones((1, 2), np.float32))
+    assert before.end_s <= after.arrival_s <= after.start_s <= after.end_s < before.end_s + 1800.0
+
+
 async def test_what_a_model_prints_never_reaches_standard_output(capfd: pytest.CaptureFixture[str]) -> None:
     async with running(toy("noisy")) as engine:
         await ask(engine)
@@ -196,13 +207,20 @@ async def test_a_limited_queue_refuses_at_once_and_answers_what_it_took() -> Non
     """Past what the service can answer within its SLO, clients are refused early instead of all being late."""
     async with running(toy("slow"), queue=1000) as engine:
         await ask(engine, seconds=[0.01])
-        engine.limit_queue("toy", 4)
+        engine.limit_queue("toy", QueueLimit(4))
         asked = [asyncio.ensure_future(ask(engine, seconds=[0.02])) for _ in range(50)]
         found = await asyncio.gather(*asked, return_exceptions=True)
         refused = [one for one in found if isinstance(one, RequestError)]
         assert {one.outcome for one in refused} == {Outcome.OVERLOADED}
         assert all(one.retry_after_s is not None and one.retry_after_s > 0 for one in refused)
         assert len(refused) == 50 - 1 - 4, "one runs, four wait, and all five are answered"
+        engine.limit_queue("toy", None)
+        asked = [asyncio.ensure_future(ask(engine, seconds=[0.01])) for _ in range(8)]
+        await asyncio.sleep(0)
+        assert len(engine.backlog()) == 8
+        engine.limit_queue("toy", QueueLimit(1000, 0.0))
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert sum(isinstance(one, RequestError) for one in found) == 7, "one runs, the others waited for longer than 0"
         engine.limit_queue("toy", None)
         asked = [asyncio.ensure_future(ask(engine, seconds=[0.0])) for _ in range(50)]
         assert not [one for one in await asyncio.gather(*asked, return_exceptions=True) if isinstance(one, Exception)]

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import os
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -13,16 +12,17 @@ from joulery.adapters.engines.embedded.engine import LocalEngine, LocalSettings
 from joulery.domain.errors import ActuationError, CapabilityError
 from joulery.domain.serving.engine import InferResponse, Outcome, ReplicaState, RequestError
 from joulery.domain.serving.service import Slice, SliceKind
+from joulery.steady_time import unix_s
 from tests.adapters.engines.support import alive, ask, children, running, toy, until
 
 
 async def test_a_transition_says_what_changed_and_what_it_cost() -> None:
     async with running() as engine:
-        before_s = time.time()
+        before_s = unix_s()
         first = await engine.apply([toy("who", variant="a"), toy("who", variant="b")])
         assert [spec.variant for spec in first.started] == ["a", "b"]
         assert (first.stopped, first.kept) == ((), ())
-        assert before_s <= first.start_s <= time.time()
+        assert before_s <= first.start_s <= unix_s()
         assert 0 < first.ready_s <= first.duration_s
         assert first.startup_cpu_s > 0.01
         pid = {view.spec.variant: view.pid for view in engine.replicas()}

@@ -23,7 +23,7 @@ from joulery.adapters.engines.embedded.slices import GpuParts, assign_cores, lim
 from joulery.domain.errors import ActuationError, ConfigError
 from joulery.domain.gpu.device import DeviceSlice
 from joulery.domain.ports import Places
-from joulery.domain.serving.dispatch import QueueLimits
+from joulery.domain.serving.dispatch import QueueLimit, QueueLimits
 from joulery.domain.serving.engine import (
     InferRequest,
     InferResponse,
@@ -36,7 +36,8 @@ from joulery.domain.serving.engine import (
     RequestError,
     Transition,
 )
-from joulery.domain.serving.mix import OWN, VariantMix
+from joulery.domain.serving.mix import ServiceMixes
+from joulery.steady_time import unix_s
 
 _HANG_MIN_S = 5.0
 
@@ -70,7 +71,7 @@ class LocalSettings:
         return max(_HANG_MIN_S, self.deadline_s) if self.hang_s is None else self.hang_s
 
 
-class LocalEngine:
+class LocalEngine(ServiceMixes):
     """Replicas on this machine's CPU cores. Implements :class:`joulery.domain.ports.Engine`.
 
     Args:
@@ -85,12 +86,12 @@ class LocalEngine:
         groups: CpuGroups | None = None,
         places: Places | None = None,
     ) -> None:
+        super().__init__()
         self.settings = settings
         self._gpus = GpuParts(places)
         self._groups = groups
         self._services: dict[str, ServiceQueue] = {}
         self._limits = QueueLimits(settings.queue)
-        self._mixes: dict[str, VariantMix] = {}
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = INFINITY
@@ -105,24 +106,14 @@ class LocalEngine:
 
     def backlog(self) -> tuple[QueuedRequest, ...]:
         """Every request in a replica or waiting, by arrival."""
-        unix_s = time.time() - time.monotonic()
-        found = [request for service in self._services.values() for request in service.backlog(unix_s)]
+        at_0_s = unix_s() - time.monotonic()
+        found = [request for service in self._services.values() for request in service.backlog(at_0_s)]
         return tuple(sorted(found, key=lambda request: request.arrival_s))
 
-    def limit_queue(self, service: str, waiting: int | None, /) -> None:
-        """Refuse requests while so many wait for a service; None for the engine's own limit."""
+    def limit_queue(self, service: str, limit: QueueLimit | None, /) -> None:
+        """Refuse requests past a limit on those that wait for a service; None for the engine's own limit."""
         found = self._services.get(service)
-        self._limits.change(service, waiting, found.queue if found else None)
-
-    def set_mix(self, service: str, mix: VariantMix, /) -> None:
-        """Have the variants of a mix answer from the next request on."""
-        self._mixes[service] = mix
-        if service in self._services:
-            self._services[service].steering.mix = mix
-
-    def mix(self, service: str, /) -> VariantMix:
-        """The mix in force."""
-        return self._mixes.get(service, OWN)
+        self._limits.change(service, limit, found.queue if found else None)
 
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
         """The answer of the next free replica.
@@ -143,7 +134,7 @@ class LocalEngine:
     async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
         """Make ``target`` the set of replicas; see :meth:`joulery.domain.ports.Engine.apply`."""
         async with self._changing:
-            start_s, start = time.time(), time.monotonic()
+            start_s, start = unix_s(), time.monotonic()
             kept, missing, surplus = self._difference(target)
             becoming = _becoming(missing, surplus)
             kept += becoming
@@ -203,8 +194,8 @@ class LocalEngine:
         """The service of a name, made where there is none."""
         if name not in self._services:
             hang_s = self.settings.longest_s
-            self._services[name] = ServiceQueue(name, self._limits.of(name), hang_s, self._wake_at)
-            self._services[name].steering.mix = self.mix(name)
+            steering = self._steering_of(name)
+            self._services[name] = ServiceQueue(name, self._limits.of(name), hang_s, self._wake_at, steering)
         return self._services[name]
 
     async def _end(self, service: ServiceQueue) -> None:

@@ -195,7 +195,7 @@ def _load_onnx(model: ModelRef, threads: int) -> LoadedModel:
         session = onnxruntime.InferenceSession(str(path), options, providers=_providers(onnxruntime))
     except CapabilityError:
         raise
-    except Exception as error:
+    except Exception as error:  # onnxruntime has a class for each status, and no common one
         raise DataError(f"not an ONNX model that can be run: {one_line(error)}", file=str(path)) from error
     inputs, outputs = _onnx_specs(path, session.get_inputs()), _onnx_specs(path, session.get_outputs())
     return LoadedModel(_onnx_runner(session, outputs), inputs, outputs, "onnxruntime_onnx")
@@ -258,7 +258,7 @@ def _load_callable(model: ModelRef) -> LoadedModel:
     module_name, _, name = model.location.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except Exception as error:  # the import runs the user's code
         raise ConfigError(
             f"the module of the model cannot be imported: {one_line(error)}",
             pointer=model.location,
@@ -271,7 +271,7 @@ def _load_callable(model: ModelRef) -> LoadedModel:
     if isinstance(target, type):
         try:
             target, options = target(**options), {}
-        except Exception as error:
+        except Exception as error:  # the user's constructor
             raise ConfigError(f"the model cannot be made: {one_line(error)}", pointer=model.location) from error
         if not callable(target):
             raise ConfigError(f"{name!r} makes objects that cannot be called", pointer=model.location)

@@ -91,7 +91,7 @@ def _pipeline(task: str, location: str, options: Mapping[str, Any]) -> Any:
         ) from error
     except TypeError as error:
         raise ConfigError(f"the pipeline refuses its options: {one_line(error)}", pointer=location) from error
-    except Exception as error:
+    except Exception as error:  # transformers and the code of a model raise anything
         if not Path(location).exists():
             raise ConfigError(
                 f"there is no such model: {one_line(error)[:300]}",

@@ -15,7 +15,7 @@ import numpy as np
 from joulery.adapters.engines.embedded.replica import WorkerReplica, gone_within
 from joulery.adapters.engines.embedded.wire import Frame, Piece, encode
 from joulery.domain.errors import DataError
-from joulery.domain.serving.dispatch import Dispatcher, Ticket
+from joulery.domain.serving.dispatch import Dispatcher, QueueLimit, Ticket
 from joulery.domain.serving.engine import (
     InferRequest,
     InferResponse,
@@ -26,6 +26,7 @@ from joulery.domain.serving.engine import (
 )
 from joulery.domain.serving.mix import MixCounter
 from joulery.domain.serving.tensors import Tensor, TensorSpec, datatype_of
+from joulery.steady_time import unix_s
 
 _SMOOTHING = 0.1
 """Weight of the newest service time in the mean that ``Retry-After`` is computed from."""
@@ -63,9 +64,10 @@ class ServiceQueue:
 
     Args:
         name: Its name.
-        bound: Requests that may wait.
+        limit: What may wait.
         hang_s: A replica busy with one request for longer is killed.
         wake_at: Has :meth:`sweep` called at a time, monotonic seconds.
+        steering: Chooses which loaded variant answers a request that names none.
 
     Attributes:
         queue: Waiting requests and free replicas.
@@ -73,19 +75,20 @@ class ServiceQueue:
         variants: Variants it is to run; empty when it is leaving.
         inputs, outputs: Declarations of its models, where they agree.
         mean_service_s: Smoothed time a request takes in a replica.
-        steering: Chooses which loaded variant answers a request that names none.
     """
 
-    def __init__(self, name: str, bound: int, hang_s: float, wake_at: Callable[[float], None]) -> None:
+    def __init__(
+        self, name: str, limit: QueueLimit, hang_s: float, wake_at: Callable[[float], None], steering: MixCounter
+    ) -> None:
         self.name = name
-        self.queue: Dispatcher[QueuedCall, WorkerReplica] = Dispatcher(bound)
+        self.queue: Dispatcher[QueuedCall, WorkerReplica] = Dispatcher(limit.waiting, limit.wait_s)
         self.replicas: list[WorkerReplica] = []
         self.variants: frozenset[str] = frozenset()
         self.inputs: tuple[TensorSpec, ...] = ()
         self.outputs: frozenset[str] = frozenset()
         self.mean_service_s = 0.0
         self._stand_ins: dict[WorkerReplica, WorkerReplica] = {}
-        self.steering = MixCounter()
+        self._steering = steering
         self._emptied = asyncio.Event()
         self._hang_s, self._wake_at = hang_s, wake_at
 
@@ -100,17 +103,13 @@ class ServiceQueue:
         Raises:
             RequestError: It was not answered; ``outcome`` says why.
         """
-        arrival_s = time.time()
+        arrival_s = unix_s()
         self._check(request)
         call = QueuedCall(request, encoded([request]), asyncio.get_running_loop().create_future())
         kind = kind_of(request, self.inputs) if self._batches else None
         ticket = Ticket(call, deadline_s, request.variant, kind=kind, since_s=now_s)
         if not self.queue.offer(ticket):
-            raise RequestError(
-                f"{self.name} has {self.queue.waiting} requests waiting, its limit",
-                Outcome.OVERLOADED,
-                retry_after_s=self.retry_after_s,
-            )
+            raise self._overloaded(f"{self.name} has {self.queue.waiting} requests waiting, its limit")
         self.pump()
         self._wake_at(deadline_s)
         try:
@@ -124,13 +123,15 @@ class ServiceQueue:
     def pump(self) -> None:
         """Give waiting requests to free replicas."""
         now_s = time.monotonic()
+        for late in self.queue.overdue(now_s):
+            late.payload.fail(self._overloaded(f"{self.name} could not answer this request within its SLO"))
         while (pair := self.queue.pull(now_s)) is not None:
             ticket, server = pair
             calls = [ticket.payload for ticket in server.held]
-            start_s, variant = time.time(), ticket.variant or server.variant
+            start_s, variant = unix_s(), ticket.variant or server.variant
             if server.warm and not ticket.variant:
                 waited_s = now_s - self.queue.oldest_s if self.queue.waiting else 0.0
-                variant = self.steering.choose(server.variant, server.warm, self.queue.waiting, waited_s)
+                variant = self._steering.choose(server.variant, server.warm, self.queue.waiting, waited_s)
             for call in calls:
                 call.start_s, call.replica, call.variant = start_s, server.payload, variant
             pieces = calls[0].pieces if len(calls) == 1 else encoded([call.request for call in calls])
@@ -248,6 +249,9 @@ class ServiceQueue:
         """When the queue as it is will have been served."""
         return self.queue.waiting * self.mean_service_s / max(1, len(self.queue.servers))
 
+    def _overloaded(self, message: str) -> RequestError:
+        return RequestError(message, Outcome.OVERLOADED, retry_after_s=self.retry_after_s)
+
     @property
     def _batches(self) -> bool:
         return any(replica.spec.batch > 1 for replica in self.replicas)
@@ -328,7 +332,7 @@ def _response(
     if "e" in header:
         outcome = Outcome(header["o"])
         raise RequestError(header["e"], outcome, variant=variant, service_s=service_s, cpu_s=cpu_s, attempts=attempts)
-    end_s = time.time()
+    end_s = unix_s()
     return InferResponse(
         frame.tensors, variant, replica.name, arrival_s, start_s, end_s, service_s, cpu_s, attempts, batch
     )

@@ -64,7 +64,7 @@ def load_torch(model: ModelRef, threads: int) -> LoadedModel:
             return _program(torch, model)
     except (ConfigError, DataError, CapabilityError):
         raise
-    except Exception as error:
+    except Exception as error:  # torch and a damaged pickle raise anything
         what = "TorchScript" if model.kind is ModelKind.TORCHSCRIPT else "a program of torch.export"
         raise DataError(f"not {what} that can be run: {one_line(error)[:300]}", file=str(path)) from error
 

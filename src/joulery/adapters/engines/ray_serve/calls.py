@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +18,7 @@ from joulery.domain.serving.engine import (
     RequestError,
 )
 from joulery.domain.serving.tensors import TensorSpec
+from joulery.steady_time import unix_s
 
 
 @dataclass(slots=True, eq=False)
@@ -123,6 +123,4 @@ def response(
             cpu_s=cpu_s,
             attempts=attempts,
         )
-    return InferResponse(
-        answer["y"], variant, replica.name, arrival_s, start_s, time.time(), service_s, cpu_s, attempts
-    )
+    return InferResponse(answer["y"], variant, replica.name, arrival_s, start_s, unix_s(), service_s, cpu_s, attempts)

@@ -23,7 +23,7 @@ from joulery.adapters.engines.ray_serve.cluster import RayCluster, RayPlace, Rep
 from joulery.adapters.engines.ray_serve.plan import RayApp, apps_of, entry_of
 from joulery.adapters.engines.ray_serve.replica import DEPLOYMENT
 from joulery.domain.errors import ActuationError, JouleryError
-from joulery.domain.serving.dispatch import Dispatcher, QueueLimits, Server, Ticket
+from joulery.domain.serving.dispatch import Dispatcher, QueueLimit, QueueLimits, Server, Ticket
 from joulery.domain.serving.engine import (
     InferRequest,
     InferResponse,
@@ -35,6 +35,7 @@ from joulery.domain.serving.engine import (
     RequestError,
     Transition,
 )
+from joulery.steady_time import unix_s
 
 _LOOK_S = 0.2
 """Between two looks at replicas that are to change."""
@@ -110,19 +111,19 @@ class RayServeEngine:
 
     def backlog(self) -> tuple[QueuedRequest, ...]:
         """Every request in a replica or waiting, by arrival."""
-        unix_s = time.time() - time.monotonic()
+        at_0_s = unix_s() - time.monotonic()
         found = []
         for name, entry in self._services.items():
             running = {id(ticket): server for server in entry.queue.servers for ticket in server.held}
             for ticket in entry.queue.open_tickets():
                 variant = running[id(ticket)].variant if id(ticket) in running else ""
-                found.append(QueuedRequest(name, ticket.since_s + unix_s, variant, ticket.payload.start_s))
+                found.append(QueuedRequest(name, ticket.since_s + at_0_s, variant, ticket.payload.start_s))
         return tuple(sorted(found, key=lambda request: request.arrival_s))
 
-    def limit_queue(self, service: str, waiting: int | None, /) -> None:
-        """Refuse requests while so many wait for a service; None for the engine's own limit."""
+    def limit_queue(self, service: str, limit: QueueLimit | None, /) -> None:
+        """Refuse requests past a limit on those that wait for a service; None for the engine's own limit."""
         found = self._services.get(service)
-        self._limits.change(service, waiting, found.queue if found else None)
+        self._limits.change(service, limit, found.queue if found else None)
 
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
         """The answer of the next free replica.
@@ -130,7 +131,7 @@ class RayServeEngine:
         Raises:
             RequestError: It was not answered; ``outcome`` says why.
         """
-        arrival_s = time.time()
+        arrival_s = unix_s()
         entry = self._admit(service, request)
         call = RayCall(request, asyncio.get_running_loop().create_future())
         patience_s = self.settings.deadline_s
@@ -139,11 +140,8 @@ class RayServeEngine:
         now_s = time.monotonic()
         ticket = Ticket(call, now_s + patience_s, request.variant, since_s=now_s)
         if not entry.queue.offer(ticket):
-            raise RequestError(
-                f"{service} has {entry.queue.waiting} requests waiting, its limit",
-                Outcome.OVERLOADED,
-                retry_after_s=_RETRY_AFTER_S,
-            )
+            message = f"{service} has {entry.queue.waiting} requests waiting, its limit"
+            raise RequestError(message, Outcome.OVERLOADED, retry_after_s=_RETRY_AFTER_S)
         self._pump(entry)
         try:
             async with asyncio.timeout(patience_s):
@@ -160,7 +158,7 @@ class RayServeEngine:
     async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
         """Make ``target`` the set of replicas; see :meth:`joulery.domain.ports.Engine.apply`."""
         async with self._changing:
-            start_s, start = time.time(), time.monotonic()
+            start_s, start = unix_s(), time.monotonic()
             before, wanted = dict(self._apps), apps_of(target, self._apps)
             await self._cluster.open()
             old, new = (Counter(spec for app in apps.values() for spec in app.plan) for apps in (before, wanted))
@@ -175,7 +173,8 @@ class RayServeEngine:
                 raise
             self._apps = wanted
             for name in {spec.service for spec in target} | set(self._services):
-                entry = self._services.setdefault(name, RayService(Dispatcher(self._limits.of(name))))
+                limit = self._limits.of(name)
+                entry = self._services.setdefault(name, RayService(Dispatcher(limit.waiting, limit.wait_s)))
                 entry.variants = frozenset(spec.variant for spec in target if spec.service == name)
                 for ticket in entry.queue.drop_waiting(entry.variants) if entry.variants else ():
                     gone = f"{name} does not run the requested variant any more"
@@ -230,6 +229,9 @@ class RayServeEngine:
 
     def _pump(self, entry: RayService) -> None:
         """Give waiting requests to free replicas."""
+        for late in entry.queue.overdue(time.monotonic()):
+            message = "it could not be answered within its SLO"
+            fail(late, RequestError(message, Outcome.OVERLOADED, retry_after_s=_RETRY_AFTER_S))
         while (pair := entry.queue.pull()) is not None:
             task = asyncio.create_task(self._send(entry, *pair))
             self._sending.add(task)
@@ -237,7 +239,7 @@ class RayServeEngine:
 
     async def _send(self, entry: RayService, ticket: Ticket[RayCall], server: Server[RayCall, RayReplica]) -> None:
         """One request to one replica and back."""
-        replica, start_s = server.payload, time.time()
+        replica, start_s = server.payload, unix_s()
         ticket.payload.start_s = start_s
         try:
             answer = await self._cluster.infer(replica.app, replica.id, ticket.payload.request)

@@ -38,6 +38,7 @@ from joulery.domain.serving.engine import (
     Transition,
 )
 from joulery.domain.serving.tensors import TensorSpec
+from joulery.steady_time import unix_s
 
 _OUTCOMES: Final = {
     400: Outcome.INVALID,
@@ -181,14 +182,14 @@ class OpenInferenceEngine:
         Raises:
             RequestError: It was not answered; ``outcome`` says why.
         """
-        arrival_s = time.time()
+        arrival_s = unix_s()
         body, headers = encoded(request)
         patience_s = min(self.settings.deadline_s, request.timeout_s or _TIMEOUT_S)
         tried: set[str] = set()
         while True:
             remote = self._choose(service, request.variant, tried)
             try:
-                async with asyncio.timeout(patience_s - (time.time() - arrival_s)):
+                async with asyncio.timeout(patience_s - (unix_s() - arrival_s)):
                     return await self._ask(remote, body, headers, arrival_s, len(tried) + 1)
             except TimeoutError as error:
                 message = f"{remote.place.server} did not answer within {patience_s:g} s"
@@ -201,7 +202,7 @@ class OpenInferenceEngine:
     async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
         """Make ``target`` the set of replicas; see :meth:`joulery.domain.ports.Engine.apply`."""
         async with self._changing:
-            start_s, start = time.time(), time.monotonic()
+            start_s, start = unix_s(), time.monotonic()
             missing = Counter(target)
             kept: list[_Remote] = []
             surplus: list[_Remote] = []
@@ -272,14 +273,14 @@ class OpenInferenceEngine:
         self, remote: _Remote, body: bytes, headers: dict[str, str], arrival_s: float, attempts: int
     ) -> InferResponse:
         remote.begin()
-        start_s = time.time()
+        start_s = unix_s()
         try:
             reply = await self._client.post(
                 f"{remote.place.server}{remote.place.path}/infer", content=body, headers=headers
             )
         finally:
             remote.end()
-        end_s = time.time()
+        end_s = unix_s()
         remote.state = ReplicaState.READY
         variant = remote.spec.variant
         if reply.status_code != 200:

@@ -20,7 +20,7 @@ import httpx
 
 from joulery.adapters.engines.remote.open_inference import OpenInferenceEngine, OpenInferenceSettings
 from joulery.domain.errors import ConfigError
-from joulery.domain.serving.dispatch import Dispatcher, QueueLimits, Server, Ticket
+from joulery.domain.serving.dispatch import Dispatcher, QueueLimit, QueueLimits, Server, Ticket
 from joulery.domain.serving.engine import (
     InferRequest,
     InferResponse,
@@ -33,8 +33,9 @@ from joulery.domain.serving.engine import (
     RequestError,
     Transition,
 )
-from joulery.domain.serving.mix import OWN, MixCounter, VariantMix
+from joulery.domain.serving.mix import MixCounter, ServiceMixes
 from joulery.domain.serving.service import Slice, SliceKind
+from joulery.steady_time import unix_s
 
 _TRIED_ELSEWHERE = (Outcome.UNAVAILABLE, Outcome.OVERLOADED)
 _SMOOTHING = 0.1
@@ -83,10 +84,10 @@ class _Slot:
 class _Service:
     """One service: its queue and its slots."""
 
-    def __init__(self, name: str, bound: int, mix: VariantMix) -> None:
+    def __init__(self, name: str, limit: QueueLimit, steering: MixCounter) -> None:
         self.name = name
-        self.queue: Dispatcher[_Call, _Slot] = Dispatcher(bound)
-        self.steering = MixCounter(mix)
+        self.queue: Dispatcher[_Call, _Slot] = Dispatcher(limit.waiting, limit.wait_s)
+        self.steering = steering
         self.mean_s = 0.0
 
     @property
@@ -108,7 +109,7 @@ class _Service:
         return self.queue.waiting * self.mean_s / max(1, len(self.queue.servers))
 
 
-class UpstreamEngine:
+class UpstreamEngine(ServiceMixes):
     """Upstream models as variants. Implements the ports ``Engine``, ``Steering``, ``Admission`` and ``Backlog``.
 
     Args:
@@ -121,11 +122,11 @@ class UpstreamEngine:
         settings: OpenInferenceSettings | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
+        super().__init__()
         self.settings = settings or OpenInferenceSettings()
         self._wire = OpenInferenceEngine(replace(self.settings, queue=_UNBOUNDED, absent_ok=True), transport)
         self._services: dict[str, _Service] = {}
         self._limits = QueueLimits(self.settings.queue)
-        self._mixes: dict[str, VariantMix] = {}
         self._changing = asyncio.Lock()
         self._started = 0
         self._closed = False
@@ -160,20 +161,10 @@ class UpstreamEngine:
         ]
         return tuple(sorted(found, key=lambda request: request.arrival_s))
 
-    def limit_queue(self, service: str, waiting: int | None, /) -> None:
-        """Refuse requests while so many wait for a service; None for the engine's own limit."""
+    def limit_queue(self, service: str, limit: QueueLimit | None, /) -> None:
+        """Refuse requests past a limit on those that wait for a service; None for the engine's own limit."""
         found = self._services.get(service)
-        self._limits.change(service, waiting, found.queue if found else None)
-
-    def set_mix(self, service: str, mix: VariantMix, /) -> None:
-        """Have the variants of a mix answer from the next request on."""
-        self._mixes[service] = mix
-        if service in self._services:
-            self._services[service].steering.mix = mix
-
-    def mix(self, service: str, /) -> VariantMix:
-        """The mix in force."""
-        return self._mixes.get(service, OWN)
+        self._limits.change(service, limit, found.queue if found else None)
 
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
         """The answer of an upstream of the service.
@@ -189,11 +180,10 @@ class UpstreamEngine:
         self._check(here, request)
         limit_s = min(self.settings.deadline_s, request.timeout_s or math.inf)
         until_s = time.monotonic() + limit_s
-        call = _Call(request, asyncio.get_running_loop().create_future(), time.time(), until_s)
+        call = _Call(request, asyncio.get_running_loop().create_future(), unix_s(), until_s)
         ticket = Ticket(call, until_s, request.variant, since_s=time.monotonic())
         if not here.queue.offer(ticket):
-            message = f"{service} has {here.queue.waiting} requests waiting, its limit"
-            raise RequestError(message, Outcome.OVERLOADED, retry_after_s=here.retry_after_s)
+            raise _overloaded(here, f"{service} has {here.queue.waiting} requests waiting, its limit")
         self._pump(here)
         try:
             async with asyncio.timeout(limit_s):
@@ -212,7 +202,7 @@ class UpstreamEngine:
     async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
         """Make ``target`` the set of slots; see :meth:`joulery.domain.ports.Engine.apply`."""
         async with self._changing:
-            start_s, start = time.time(), time.monotonic()
+            start_s, start = unix_s(), time.monotonic()
             for spec in target:
                 if any(model.kind is not ModelKind.REMOTE for _, model in spec.models):
                     raise ConfigError(f"{spec.service}/{spec.variant} is a model of this machine", got=str(spec.model))
@@ -265,7 +255,7 @@ class UpstreamEngine:
     def _arrange(self, name: str, specs: Sequence[ReplicaSpec]) -> None:
         """Give the slots of a service to the variants of these specs; the variant that has a request answers it."""
         if name not in self._services:
-            self._services[name] = _Service(name, self._limits.of(name), self.mix(name))
+            self._services[name] = _Service(name, self._limits.of(name), self._steering_of(name))
         service = self._services[name]
         missing, free = Counter(specs), []
         for server in service.slots:
@@ -314,6 +304,8 @@ class UpstreamEngine:
 
     def _pump(self, service: _Service) -> None:
         """Give waiting requests to free slots."""
+        for late in service.queue.overdue(time.monotonic()):
+            _fail(late.payload, _overloaded(service, f"{service.name} could not answer this request within its SLO"))
         while not self._closed and (pair := service.queue.pull()) is not None:
             ticket, server = pair
             call = ticket.payload
@@ -321,7 +313,7 @@ class UpstreamEngine:
             chosen = call.request.variant or service.steering.choose(
                 server.variant, server.warm, service.queue.waiting, waited_s
             )
-            call.start_s, call.variant = time.time(), chosen
+            call.start_s, call.variant = unix_s(), chosen
             call.sending = asyncio.get_running_loop().create_task(self._serve(service, server.payload, call))
             # Not at the end of the task: one that is cancelled before it begins has no end of its own.
             call.sending.add_done_callback(lambda _, server=server: self._free(service, server))  # type: ignore[misc]
@@ -343,7 +335,7 @@ class UpstreamEngine:
             service.mean_s += (took_s - service.mean_s) * (_SMOOTHING if service.mean_s else 1.0)
             if not call.answer.done():
                 # The seconds of a slot are what a variant is charged by: its profile has the watts of a busy slot.
-                busy_s = time.time() - call.start_s
+                busy_s = unix_s() - call.start_s
                 call.answer.set_result(
                     answer._replace(replica=slot.name, arrival_s=call.arrival_s, start_s=call.start_s, cpu_s=busy_s)
                 )
@@ -376,6 +368,10 @@ class UpstreamEngine:
         if busy is not None:
             raise busy
         raise self._none_up(service.name, every)
+
+
+def _overloaded(service: _Service, message: str) -> RequestError:
+    return RequestError(message, Outcome.OVERLOADED, retry_after_s=service.retry_after_s)
 
 
 def _fail(call: _Call, error: RequestError) -> None:

@@ -39,21 +39,33 @@ def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def text(value: int | memoryview) -> str:
-    """A string field."""
+    """A string field.
+
+    Raises:
+        WireError: The field is a number.
+    """
     if isinstance(value, int):
         raise WireError(f"expected a string, found the number {value}")
     return bytes(value).decode("utf-8", "replace")
 
 
 def sub(value: int | memoryview) -> memoryview:
-    """A message field."""
+    """A message field.
+
+    Raises:
+        WireError: The field is a number.
+    """
     if isinstance(value, int):
         raise WireError(f"expected a message, found the number {value}")
     return value
 
 
 def number(value: int | memoryview) -> int:
-    """A varint field that is not negative in any known profile, or the low 64 bits of one that is."""
+    """A varint field that is not negative in any known profile, or the low 64 bits of one that is.
+
+    Raises:
+        WireError: The field holds bytes.
+    """
     if not isinstance(value, int):
         raise WireError(f"expected a number, found {len(value)} bytes")
     return value
