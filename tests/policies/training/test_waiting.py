@@ -21,7 +21,7 @@ def waiting_view(ahead: np.ndarray, work_h: list[float], slack_h: list[float], *
     return dataclasses.replace(
         base, **{
             "remaining_s": work_s, "deadline_s": work_s + 3600.0 * np.array(slack_h) + 240.0,
-            "ahead_g_per_kwh": ahead, "g_per_kwh": float(ahead[0]),
+            "ahead_g_per_kwh": ahead, "expected_g_per_kwh": float(ahead[0]),
             "executed_s": np.zeros(n), "submit_s": np.zeros(n), **changes,
         }
     )  # fmt: skip
@@ -78,8 +78,14 @@ def test_it_waits_exactly_if_no_best_choice_of_hours_runs_now(
 def test_the_intensity_of_this_moment_decides_not_that_of_the_hour_from_now_on() -> None:
     """Late in a clean hour most of the next sixty minutes is dirty, and the rest of the clean hour is not wasted."""
     seen = waiting_view(np.array([400.0, 500.0, 100.0, 100.0]), [1.0], [2.0])
-    late = dataclasses.replace(seen, g_per_kwh=50.0)
+    late = dataclasses.replace(seen, expected_g_per_kwh=50.0)
     assert wants_to_wait(seen, [1], latest(seen), 0.0).all() and not wants_to_wait(late, [1], latest(late), 0.0).any()
+
+
+def test_a_forecast_that_is_too_low_as_a_whole_makes_no_job_wait_for_ever() -> None:
+    """It still says which hours are cleaner: the present hour counts as the forecast has it, not as it came."""
+    flat = waiting_view(np.full(8, 100.0), [2.0], [5.0], g_per_kwh=400.0, mean_g_per_kwh=100.0)
+    assert not wants_to_wait(flat, [1], latest(flat), 0.0).any()
 
 
 def test_a_job_that_may_save_nothing_chooses_hours_that_follow_one_another() -> None:

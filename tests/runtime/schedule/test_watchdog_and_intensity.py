@@ -171,6 +171,7 @@ def test_now_and_the_mean_ahead() -> None:
 
     assert (grid.g_per_kwh, grid.mean_g_per_kwh, grid.basis, grid.known) == (100.0, 150.0, "forecast", True)
     assert grid.ahead_g_per_kwh is not None and grid.ahead_g_per_kwh.tolist() == [150.0] * 24
+    assert grid.expected_g_per_kwh == 150.0, "what the forecast says of now, not what is"
     assert said == []
 
 

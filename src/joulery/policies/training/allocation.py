@@ -40,6 +40,8 @@ class ClusterView:
         slowdown: Time a step takes under the power limits in force, against full power, float64[n]; 1 each when None.
         ahead_g_per_kwh: Carbon intensity expected in the hours ahead, the first from now on, float64[hours]; None
             where it is unknown.
+        expected_g_per_kwh: What the same forecast says of this moment: a forecast that is too low as a whole still says
+            which hours are cleaner.
         round_s: Time until the next round.
         wake_s: Time a suspended node takes to come back.
     """
@@ -66,6 +68,7 @@ class ClusterView:
     longest_s: FloatArray | None = None
     slowdown: FloatArray | None = None
     ahead_g_per_kwh: FloatArray | None = None
+    expected_g_per_kwh: float = 0.0
     round_s: float = 1800.0
     wake_s: float = 0.0
 

@@ -140,7 +140,7 @@ def wants_to_wait(view: ClusterView, gpus: Sequence[int], latest_s: FloatArray, 
     limit = np.where(at_once, 0.0, dearest[ends[np.arange(len(rows)), delay], whole])
     # A running job stops only for hours that are cleaner by more than its restart emits.
     stop_h = np.where(view.running[rows] > 0, view.restart_s / _HOUR_S, 0.0)
-    wait[rows] = (delay > 0) & (view.g_per_kwh * (1.0 - stop_h) > limit)
+    wait[rows] = (delay > 0) & (view.expected_g_per_kwh * (1.0 - stop_h) > limit)
     return wait
 
 

@@ -122,7 +122,8 @@ def cluster_view(
 
 def _deadlines(jobs: Sequence[ClusterJob], grid: GridIntensity) -> dict[str, Any]:
     """What the policy sees of deadlines, and of the hours ahead: a job with a deadline may come between rounds."""
-    ahead = {"ahead_g_per_kwh": grid.ahead_g_per_kwh if grid.known else None}
+    expected = 0.0 if math.isnan(grid.expected_g_per_kwh) else grid.expected_g_per_kwh
+    ahead = {"ahead_g_per_kwh": grid.ahead_g_per_kwh if grid.known else None, "expected_g_per_kwh": expected}
     if all(job.deadline_s == math.inf for job in jobs):
         return ahead
     return {

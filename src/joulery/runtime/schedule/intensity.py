@@ -26,12 +26,14 @@ class GridIntensity:
         mean_g_per_kwh: Mean of the window; NaN when unknown.
         basis: What the mean is of: ``forecast``, ``history`` or ``nothing``.
         ahead_g_per_kwh: Intensity expected in each hour from now on; None without a forecast.
+        expected_g_per_kwh: What the forecast says of now; NaN where it does not.
     """
 
     g_per_kwh: float
     mean_g_per_kwh: float
     basis: str
     ahead_g_per_kwh: FloatArray | None = None
+    expected_g_per_kwh: float = math.nan
 
     @property
     def known(self) -> bool:
@@ -52,6 +54,7 @@ class IntensityTracker:
         self._source, self._window_s, self._note = source, window_s, note
         self._history: CarbonSeries | None = None
         self._grid = GridIntensity(math.nan, math.nan, "nothing")
+        self._forecast: CarbonSeries | None = None
         self._asked_s = -math.inf
         self._said = ""
 
@@ -65,7 +68,8 @@ class IntensityTracker:
         self._refresh(now_s)
         if self._history is not None:
             here = float(self._history.at(now_s)[0])
-            return replace(self._grid, g_per_kwh=here)
+            expected = math.nan if self._forecast is None else float(self._forecast.at(now_s)[0])
+            return replace(self._grid, g_per_kwh=here, expected_g_per_kwh=expected)
         return self._grid
 
     def _refresh(self, now_s: float) -> None:
@@ -86,10 +90,12 @@ class IntensityTracker:
     def _mean(self, now_s: float) -> GridIntensity:
         assert self._source is not None
         assert self._history is not None
+        self._forecast = None
         try:
             ahead = self._source.forecast(now_s, now_s + self._window_s)
             mean = ahead.mean(now_s, now_s + self._window_s)
             if not math.isnan(mean):
+                self._forecast = ahead
                 return GridIntensity(math.nan, mean, "forecast", _hours(ahead, now_s, self._window_s))
         except (DataError, CapabilityError) as error:
             self._note_once(

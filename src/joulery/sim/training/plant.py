@@ -333,17 +333,11 @@ class Plant:
             gpu_w=self.gpu_w[job],
             deadline_s=None if deadlines is None else deadlines[job],
             slowdown=None if deadlines is None else self.slowdown[kind],
-            ahead_g_per_kwh=None if deadlines is None else self._ahead(now_s, ahead),
+            ahead_g_per_kwh=None if deadlines is None else _hours(now_s, ahead),
+            expected_g_per_kwh=ahead.at(now_s),
             round_s=self.round_s,
             wake_s=self.cluster.wake_s if self.cluster.sleep_after_s < math.inf else 0.0,
         )
-
-    def _ahead(self, now_s: float, ahead: Intensity) -> FloatArray:
-        """The intensity that is expected in the hours ahead; that of the present hour is known."""
-        edges = ahead.integrals(now_s + 3600.0 * np.arange(_AHEAD_H + 1, dtype=np.float64))
-        expected = np.diff(edges) / 3600.0
-        expected[0] += self.cluster.carbon.at(now_s) - ahead.at(now_s)
-        return np.asarray(np.maximum(expected, 0.0), np.float64)
 
     def _act(self, now_s: float, decision: Decision) -> None:
         allocation = decision.value
@@ -365,3 +359,9 @@ class Plant:
         self.passive, self.as_requested = allocation.passive, allocation.newcomers_as_requested
         self.hold_slack_s, self.hold_gpus = allocation.hold_slack_s, allocation.hold_gpus
         assert self.free >= 0, f"{-self.free} GPUs too many given out at {now_s} s"
+
+
+def _hours(now_s: float, expected: Intensity) -> FloatArray:
+    """Mean of what is expected in each of the hours ahead, the first from now on."""
+    edges = expected.integrals(now_s + 3600.0 * np.arange(_AHEAD_H + 1, dtype=np.float64))
+    return np.asarray(np.diff(edges) / 3600.0, np.float64)
