@@ -46,8 +46,7 @@ _GAP_LARGEST, _GAP_LEAST, _GAP_MIXED = 0.05, 1e-3, 0.005
 _BOXES, _BOXES_MIN, _ROUNDS_AGAIN = 120_000, 1200, 30
 """Boxes a search for a bound may solve, over services, and at least; rounds of column generation in between."""
 _CAREFUL_KINDS, _CUT_KINDS = 100, 60
-"""Up to so many different services a search for a better bound and plan follows the first plan; and, up to so many,
-another with services cut into more replicas than they need."""
+"""Different services up to which a better bound and plan are searched for, and again with services cut further."""
 _GAP_ENOUGH = 0.02
 """A plan for many services this close to the bound is close enough."""
 _BEAM_WORK = 16_000
