@@ -75,7 +75,6 @@ def serve(arrival_s: Sequence[float], instances: Sequence[PoolInstance]) -> Pool
     apart = {number: [entry for entry in free if host[entry[1]] == number] for number in host}
     apart = apart if len(apart) > 1 else {}
     starts: list[float] = []
-    finishes: list[float] = []
     services: list[float] = []
     servers: list[int] = []
     crowd: list[int] = []
@@ -91,22 +90,22 @@ def serve(arrival_s: Sequence[float], instances: Sequence[PoolInstance]) -> Pool
         service = work[server][request] + stretch[server][request] * busy
         if service < floor[server]:
             service = floor[server]
-        finish = start + service
-        insort(free, (finish, server))
+        entry = (start + service, server)
+        insort(free, entry)
         if apart:
-            insort(near, (finish, server))
+            insort(near, entry)
         starts.append(start)
-        finishes.append(finish)
         services.append(service)
         servers.append(server)
         crowd.append(busy)
     last = np.empty(count)
     for free_s, server in free:
         last[server] = free_s
+    start_s, service_s = np.array(starts, np.float64), np.array(services, np.float64)
     return PoolRun(
-        np.array(starts, np.float64),
-        np.array(finishes, np.float64),
-        np.array(services, np.float64),
+        start_s,
+        start_s + service_s,
+        service_s,
         np.array(servers, np.int64),
         np.array(crowd, np.int64),
         last,

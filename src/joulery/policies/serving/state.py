@@ -134,7 +134,7 @@ class ServiceState:
 
     def learned(self, measured: MeasuredLayout) -> ServiceState:
         """The state with the outcome of a trial, which replaces an older one of the same layout."""
-        others = tuple(item for item in self.known if item.layout != measured.layout)
+        others = [item for item in self.known if item.layout != measured.layout]
         baseline = measured if self.baseline is None else self.baseline
         return replace(self, known=(*others, measured), baseline=baseline)
 

@@ -7,7 +7,7 @@ ServiceState`, and the search is made again from that for each question, so that
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -305,10 +305,7 @@ class TrialSearch:
     ) -> tuple[AnnealingSearch, LayoutSpace]:
         """The search of this invocation, led through what it asked for so far."""
         space, limit_s = self._allowed(goals, state.excluded), goals.slo.latency_s
-        known = {row: item.for_search(limit_s) for item in state.known if (row := space.row(item.layout)) is not None}
-        before = {
-            row: known[row] for item in state.known[: state.known_before] if (row := space.row(item.layout)) in known
-        }
+        before = state.known[: state.known_before]
         random = state.random or RandomState.seeded(*((self.seed,) if isinstance(self.seed, int) else self.seed))
         start, first = self._start(goals, state, space, baseline), state.spent - len(state.asked)
 
@@ -316,7 +313,7 @@ class TrialSearch:
             return annealing_search(
                 space,
                 start,
-                before,
+                self._shown(space, before, limit_s),
                 self._score(goals, baseline, state.g_per_kwh),
                 limit_s,
                 random.generator(),
@@ -328,17 +325,26 @@ class TrialSearch:
             )
 
         rows = [space.row(layout) for layout in state.asked]
-        outcomes = tuple((-1, _FAILED) if row is None else (row, known.get(row, _FAILED)) for row in rows)
+        shown = self._shown(space, state.known[state.known_before :], limit_s)
+        outcomes = tuple((-1, _FAILED) if row is None else (row, shown.get(row, _FAILED)) for row in rows)
         objective = self.objective(goals.lambda_ratio, baseline)
         setting = (self.method, self.budget, goals, objective, state.g_per_kwh, state.excluded, random, start, first)
         return self._annealing.continued((*setting, before), outcomes, begin), space
+
+    @staticmethod
+    def _shown(space: LayoutSpace, known: Sequence[MeasuredLayout], limit_s: float) -> dict[int, TrialMetrics]:
+        """What a search is given of measured layouts, by row; without those it may not try."""
+        return {row: item.for_search(limit_s) for item in known if (row := space.row(item.layout)) is not None}
 
     def _start(
         self, goals: ServiceObjectives, state: ServiceState, space: LayoutSpace, baseline: MeasuredLayout
     ) -> int:
         """The row a search begins at: what ran, else the best known, else the baseline's variant on whole devices."""
+        row = None if state.start is None else space.row(state.start)
+        if row is not None:
+            return row
         best = self.best(goals, state, state.g_per_kwh, state.known[: state.known_before])
-        for layout in (state.start, None if best is None else best.layout, baseline.layout):
+        for layout in (None if best is None else best.layout, baseline.layout):
             row = None if layout is None else space.row(layout)
             if row is not None:
                 return row

@@ -39,14 +39,14 @@ PROVEN_KINDS = 12
 """Up to so many different services a search for a proof is worth its time."""
 TOGETHER_KINDS = 250
 """Up to so many different services are planned at once, more in batches."""
-_MANY_EFFORT = Effort(branchings=300, seconds=20.0)
+_MANY_EFFORT = Effort(branchings=60, seconds=20.0)
 """Effort for the whole numbers of many services."""
 _GAP_LARGEST, _GAP_LEAST, _GAP_MIXED = 0.05, 1e-3, 0.005
 """How much a layout may be worth beyond its GPU in a proof for many services: at most, at least, with several types."""
-_BOXES, _BOXES_MIN, _ROUNDS_AGAIN = 45_000, 800, 30
+_BOXES, _BOXES_MIN, _ROUNDS_AGAIN = 120_000, 1200, 30
 """Boxes a search for a bound may solve, over services, and at least; rounds of column generation in between."""
-_STEPS = (CAREFUL, CAREFUL)
-"""How carefully plans for many services are looked for, one search after the other, with a better bound before each."""
+_CAREFUL_KINDS, _CUT_KINDS = 100, 60
+"""Different services up to which a better bound and plan are searched for, and again with services cut further."""
 _GAP_ENOUGH = 0.02
 """A plan for many services this close to the bound is close enough."""
 _BEAM_WORK = 16_000
@@ -160,11 +160,11 @@ def _many(problem: Problem, rules: Rules) -> Solution:
     generator.allow_cuts(False)
     generator.generate(generator.master.relax())
     best = generator.dive(QUICK)
-    generator.allow_cuts(True)
-    for step in _STEPS:
+    for cut in (False, True)[: (kinds <= _CAREFUL_KINDS) + (kinds <= _CUT_KINDS)]:
         if (best.complete and best.usd_per_hour <= bound * (1 + _GAP_ENOUGH)) or _proven_infeasible(problem, bound):
             break
-        relaxation = generator.generate(generator.master.relax(), _ROUNDS_AGAIN)
+        generator.allow_cuts(True)
+        relaxation = generator.generate(generator.master.relax(), _ROUNDS_AGAIN, careful=True)
         gap_ratio = _gap_to_next(problem, relaxation.usd_per_hour, bound)
         if gap_ratio > 0:
             proven, _ = generator.bound(relaxation, gap_ratio, max(_BOXES_MIN, _BOXES // kinds))
@@ -172,8 +172,10 @@ def _many(problem: Problem, rules: Rules) -> Solution:
                 relaxed, method = proven, f"{cuts_of(problem)}; no layout of a GPU is worth more than its price"
                 bound = max(bound, attainable(problem, relaxed, problem.ranges))
         if not best.complete or best.usd_per_hour > bound * (1 + _GAP_ENOUGH):
+            generator.allow_cuts(cut)
+            relaxation = generator.generate(generator.master.relax(), careful=kinds <= _CUT_KINDS)
             generator.enrich(relaxation)
-            best = _cheaper(best, generator.dive(step))
+            best = _cheaper(best, generator.dive(CAREFUL))
     if _proven_infeasible(problem, bound):
         raise _too_few_gpus(problem, bound)
     gpus = placed(problem, best.gpus) if best.complete else _uncut(problem, _MANY_EFFORT)

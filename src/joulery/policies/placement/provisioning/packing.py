@@ -30,8 +30,6 @@ NEVER = 10**6
 """Units of a replica that no share makes fast enough."""
 _SPEED_MIN, _STRETCH_MAX, _NEIGHBOURS_MAX = 0.75, 1.4, 8
 """The box of neighbourhoods in which options are compared."""
-_ESTIMATES = 6
-"""Rounds in which shares are grown in an estimate of many patterns."""
 _COMBINATIONS_MAX = 2000
 """Combinations of batches tried for one pattern."""
 
@@ -92,7 +90,7 @@ class Packing:
         self.power_w = np.array([min((o.figures[1] for o in some), default=0.0) for some in self._options])
         self.cache_percent = np.array([min((o.figures[2] for o in some), default=0.0) for some in self._options])
         kept = [_undominated(self.gpu, some) for some in self._options]
-        self._rows, self._draws = _rows(kept, self.power_w), _draws(kept)
+        self._rows = _rows(kept, self.power_w)
         self._fits: dict[Pattern, PackedGpu | None] = {}
         self._tightest: dict[Pattern, PackedGpu | None] = {}
         self.unsure: set[Pattern] = set()
@@ -127,35 +125,6 @@ class Packing:
             processes += more.processes
         needed = _needed(self.gpu, self._rows.of(patterns), others_w[:, :, None], others_percent[:, :, None], processes)
         return np.asarray(needed.min(axis=2), np.int64)
-
-    def estimated(self, patterns: IntArray) -> IntArray:
-        """Units that each pattern comes to when every item takes the batch that needs fewest, int64[patterns].
-
-        Alg. 2 for many patterns at once, a whole unit of every late process at a time. An estimate, for searches that
-        may miss something: batches that the bound leaves out, and rounds beyond the first few, are not looked at.
-        """
-        if patterns.shape[1] == 1:
-            return self.alone[patterns[:, 0]]
-        rows, figures = self._rows.of(patterns), self._draws.of(patterns)
-        units, processes = rows.units, patterns.shape[1]
-        for _ in range(_ESTIMATES):
-            share = np.minimum(units, self.capacity) * self.gpu.unit_percent
-            ability = figures.ability / (rows.work / (share + rows.k4) + rows.k5)
-            power_w = figures.power_slope * ability + figures.power_offset_w
-            percent = figures.cache_slope * ability + figures.cache_offset_percent
-            least_w, least = self._least_of(units, power_w), self._least_of(units, percent)
-            others_w = (least_w.sum(axis=1, keepdims=True) - least_w)[:, :, None]
-            others = (least.sum(axis=1, keepdims=True) - least)[:, :, None]
-            grown = _needed(self.gpu, rows._replace(power_w=power_w, units=units), others_w, others, processes)
-            if bool((grown == units).all()):
-                break
-            units = grown
-        return np.asarray(units.min(axis=2).sum(axis=1), np.int64)
-
-    @staticmethod
-    def _least_of(units: FloatArray, figures: FloatArray) -> FloatArray:
-        """Each item's figure with the batch that needs the fewest units, float64[patterns, n]."""
-        return np.take_along_axis(figures, units.argmin(axis=2)[:, :, None], axis=2)[:, :, 0]
 
     def tightest(self, pattern: Pattern) -> PackedGpu | None:
         """As :meth:`fit`, with the fewest units there are among the combinations of batches tried."""
@@ -287,20 +256,6 @@ class _Columns(NamedTuple):
         return _Columns(*(column[items] for column in self))
 
 
-class _Draws(NamedTuple):
-    """Constants of options that say what they draw, as arrays of one shape."""
-
-    ability: FloatArray
-    power_slope: FloatArray
-    power_offset_w: FloatArray
-    cache_slope: FloatArray
-    cache_offset_percent: FloatArray
-
-    def of(self, items: IntArray) -> _Draws:
-        """Those of some items."""
-        return _Draws(*(column[items] for column in self))
-
-
 _UNFIT = (-1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, float(NEVER))
 """Constants of an option that never fits: pads rows to one length."""
 
@@ -348,15 +303,6 @@ def _rows(kept: Sequence[Sequence[Option]], power_w: FloatArray) -> _Columns:
         np.float64,
     ).reshape(len(kept), longest, len(_UNFIT))
     return _Columns(*np.moveaxis(table, 2, 0))
-
-
-def _draws(kept: Sequence[Sequence[Option]]) -> _Draws:
-    """What the same options draw."""
-    longest, blank = _longest(kept), (0.0,) * len(_Draws._fields)
-    table = np.array(
-        [[*(_table_row(o)[_ABILITY:] for o in some), *[blank] * (longest - len(some))] for some in kept], np.float64
-    ).reshape(len(kept), longest, len(blank))
-    return _Draws(*np.moveaxis(table, 2, 0))
 
 
 def _longest(kept: Sequence[Sequence[Option]]) -> int:

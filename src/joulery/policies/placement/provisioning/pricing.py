@@ -19,9 +19,6 @@ from joulery.policies.placement.provisioning.packing import NEVER, IntArray, Mor
 _CHUNK = 2_000_000
 """Numbers in the largest intermediate array."""
 
-_TRIED = 20
-"""Partial patterns a level, over the beam, whose shares are estimated."""
-
 
 class Found(NamedTuple):
     """What a search found.
@@ -59,7 +56,6 @@ class Pricer:
         *,
         beam: int | None = None,
         nodes_max: int = 400_000,
-        likely: bool = False,
     ) -> Found:
         """Patterns that could fit, by the bound, and are worth more than ``threshold``.
 
@@ -68,8 +64,6 @@ class Pricer:
             threshold: What a pattern must exceed.
             beam: Partial patterns kept a level; all when left out.
             nodes_max: Partial patterns looked at before the search is given up as incomplete.
-            likely: With a beam: only patterns that fit by an estimate are kept, and all of those that are worth enough
-                and cannot grow, whatever the beam.
         """
         worth = values > 1e-12
         start = self._order[worth[self._order] & (self.packing.alone[self._order] < NEVER)]
@@ -81,28 +75,15 @@ class Pricer:
             if nodes > nodes_max:
                 complete = False
                 break
-            level, more = self._children(level, values, threshold, hits, not likely)
-            if likely and beam is not None:
-                full = level.values > threshold
-                hits += _named(self._likely(level.where(full), more[full], _CHUNK)[0])
-                level, more = self._likely(level.where(~full), more[~full], _TRIED * beam)
-            if beam is not None and (likely or len(more) > beam):
+            level, more = self._children(level, values, threshold, hits)
+            if beam is not None and len(more) > beam:
                 complete = False
-                if len(more) > beam:
-                    level = level.where(np.sort(np.argpartition(-more, beam)[:beam]))
+                level = level.where(np.sort(np.argpartition(-more, beam)[:beam]))
         hits.sort(key=lambda hit: (-hit[0], hit[1]))
         return Found(tuple(pattern for _, pattern in hits), tuple(value for value, _ in hits), complete)
 
-    def _likely(self, level: _Level, more: FloatArray, most: int) -> tuple[_Level, FloatArray]:
-        """Those of the most promising that probably fit."""
-        if len(more) > most:
-            kept = np.sort(np.argpartition(-more, most)[:most])
-            level, more = level.where(kept), more[kept]
-        fits = self.packing.estimated(level.patterns) <= self.packing.capacity
-        return level.where(fits), more[fits]
-
     def _children(
-        self, level: _Level, values: FloatArray, threshold: float, hits: list[tuple[float, Pattern]], exact: bool
+        self, level: _Level, values: FloatArray, threshold: float, hits: list[tuple[float, Pattern]]
     ) -> tuple[_Level, FloatArray]:
         """The partial patterns one larger that may still exceed the threshold, and how much they may be worth."""
         size = max(1, _CHUNK // (len(values) * 4))
@@ -111,8 +92,7 @@ class Pricer:
             chunk = level.where(slice(first, first + size))
             room = self.packing.capacity - self.packing.least(chunk.patterns).sum(axis=1)
             chunk, room = chunk.where(room >= 0), room[room >= 0]
-            if level.patterns.shape[1] == 1 or exact:
-                hits += _named(chunk.where(chunk.values > threshold))
+            hits += _named(chunk.where(chunk.values > threshold))
             if len(room):
                 child, bound = self._grown(chunk, room, values, threshold)
                 levels.append(child)

@@ -55,6 +55,11 @@ class BoxSearch:
         self._per_w, self._per_percent = np.zeros(count), np.zeros(count)
         self._active: IntArray = np.arange(count)
 
+    def priced_as(self, other: BoxSearch) -> BoxSearch:
+        """Itself, its boxes, not cut so far, at the prices that ``other`` found for them."""
+        self._per_w, self._per_percent = other._per_w.copy(), other._per_percent.copy()
+        return self
+
     def choose(self, allowed: BoolArray) -> None:
         """Search patterns of these items only, bool[items]."""
         self._knapsacks.choose(allowed)

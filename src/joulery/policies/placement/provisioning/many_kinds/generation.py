@@ -21,13 +21,9 @@ _ALMOST = 0.04
 """Patterns that lack this part of the worth of their GPU are added for whole numbers."""
 _SHAKEN, _SHAKEN_RATIO = 10, 0.01
 """So many times that search is repeated with values that differ by so much at random."""
-_STALE_ROUNDS, _STALE_RATIO = 12, 4e-4
+_STALE, _STALE_CAREFUL = (6, 1e-3), (12, 4e-4)
 """Generation ends when so many rounds lowered the relaxation by less than this ratio."""
 _ROUNDS_MAX = 600
-_BEAM, _BEAM_PATTERNS, _BEAMS = 50, 240, 3
-"""Partial patterns a level in a search of the tree of patterns, patterns it adds at most, and how often."""
-_ROUNDS_BETWEEN = 6
-"""Rounds with knapsacks after each of these searches."""
 _WEIGHT, _WEIGHT_STEP = 0.9, 0.06
 """Weight of the values by shares alone in the first round, and how much less in each that follows."""
 _REST_KINDS = 40
@@ -37,7 +33,12 @@ _SURE = 0.9
 
 
 class DiveStep(NamedTuple):
-    """How carefully a dive settles GPUs: at least this part of those that are left at once, rounds in between."""
+    """How carefully a dive settles GPUs.
+
+    Attributes:
+        settled_ratio: At least this part of those that are left is settled at once.
+        rounds: Rounds of column generation in between.
+    """
 
     settled_ratio: float
     rounds: int
@@ -65,10 +66,8 @@ class BoxGenerator(Generator):
         self._open = np.ones(len(items))
         self._allowed = self._open.copy()
         self._unfit: list[set[Pattern]] = [set() for _ in packings]
-        self._searches = [
-            BoxSearch(Knapsacks(packing, items, demand, index), self._true_value(packing))
-            for index, packing in enumerate(packings)
-        ]
+        self._searches = self._box_searches()
+        self._proofs: list[BoxSearch] = []
         price = [packing.gpu_type.usd_per_hour for packing in packings]
         self._dearest, self._weight = max(price), _WEIGHT
         self._alone = np.full(len(demand), np.inf)
@@ -76,6 +75,13 @@ class BoxGenerator(Generator):
             share = packing.alone / packing.capacity / self._part * packing.gpu_type.usd_per_hour
             np.minimum.at(self._alone, self._kind, np.where(packing.alone <= packing.capacity, share, np.inf))
         self._single = [packing.alone <= packing.capacity for packing in packings]
+
+    def _box_searches(self) -> list[BoxSearch]:
+        demand = self._demand.astype(int).tolist()
+        return [
+            BoxSearch(Knapsacks(packing, self._items, demand, index), self._true_value(packing))
+            for index, packing in enumerate(self._packings)
+        ]
 
     @staticmethod
     def _true_value(packing: Packing) -> Callable[[Pattern, FloatArray], float]:
@@ -94,30 +100,10 @@ class BoxGenerator(Generator):
         for search in self._searches:
             search.choose(self._open > 0)
 
-    def generate(self, relaxation: Relaxation, rounds: int = _ROUNDS_MAX) -> Relaxation:
+    def generate(self, relaxation: Relaxation, rounds: int = _ROUNDS_MAX, *, careful: bool = False) -> Relaxation:
         """Add patterns until none is found that is worth its GPU, or the relaxation hardly falls any more."""
-        relaxation = self._from_boxes(relaxation, rounds)
-        for _ in range(_BEAMS):
-            before = relaxation.usd_per_hour
-            if not self._from_beams(relaxation):
-                break
-            relaxation = self._from_boxes(self.master.relax(), _ROUNDS_BETWEEN)
-            if relaxation.usd_per_hour > before * (1 - _STALE_RATIO):
-                break
-        return relaxation
-
-    def _from_beams(self, relaxation: Relaxation) -> int:
-        """Patterns that knapsacks miss, whose best pattern of a box may not fit where the second does."""
-        added = 0
-        for index in self._wanted():
-            values, price = self._values(relaxation) * self._allowed, self._price(index, relaxation) * (1 + _ABOVE)
-            found = self._pricers[index].search(values, price, beam=_BEAM, likely=True)
-            added += self._add_some(index, found.patterns, _BEAM_PATTERNS)
-        return added
-
-    def _from_boxes(self, relaxation: Relaxation, rounds: int) -> Relaxation:
-        history = [relaxation.usd_per_hour]
-        dry = 0
+        stale_rounds, stale_ratio = _STALE_CAREFUL if careful else _STALE
+        history, dry = [relaxation.usd_per_hour], 0
         for _ in range(rounds):
             added = self._round(self._smoothed(relaxation), 1 + _ABOVE, everywhere=dry > 0)
             dry = 0 if added else dry + 1
@@ -126,7 +112,7 @@ class BoxGenerator(Generator):
             if added:
                 relaxation = self.master.relax()
             history.append(relaxation.usd_per_hour)
-            if len(history) > _STALE_ROUNDS and history[-1] > history[-_STALE_ROUNDS] * (1 - _STALE_RATIO):
+            if len(history) > stale_rounds and history[-1] > history[-stale_rounds] * (1 - stale_ratio):
                 break
         return relaxation
 
@@ -159,11 +145,17 @@ class BoxGenerator(Generator):
         return added
 
     def bound(self, relaxation: Relaxation, gap_ratio: float, work: int) -> tuple[float, bool]:
-        """What no plan costs less than, by Farley's scaling, and whether patterns were found on the way."""
+        """What no plan costs less than, by Farley's scaling, and whether patterns were found on the way.
+
+        Cut boxes are kept for the next proof, not for rounds of generation: those take longer with many boxes.
+        """
+        self._proofs = self._proofs or [
+            mine.priced_as(other) for mine, other in zip(self._box_searches(), self._searches, strict=True)
+        ]
         scale, added = 1.0, 0
         for index in self._wanted():
             values = self._values(relaxation) / self._price(index, relaxation)
-            proof = self._searches[index].prove(values, 1 + gap_ratio, work)
+            proof = self._proofs[index].prove(values, 1 + gap_ratio, work)
             alone = float(np.max(values, initial=0.0, where=self._single[index]))
             scale = min(scale, 1.0 / max(proof.most, alone))
             added += self._join(index, proof.patterns)
@@ -180,7 +172,7 @@ class BoxGenerator(Generator):
             if not chosen:
                 break
             settled += chosen
-            self._from_boxes(self.master.relax(), step.rounds)
+            self.generate(self.master.relax(), step.rounds)
         whole = self.master.whole(
             seconds=self._effort.seconds, branchings=self._effort.branchings, settled=settled, allowed=self._allowed
         )

@@ -249,7 +249,8 @@ class Knapsacks:
             target: Bounds below it are given as ``target``, without a pattern.
         """
         n = len(boxes.processes)
-        worth = Worth(np.full(n, target), [()] * n, np.zeros(n), np.zeros(n))
+        # Where prices make every process a loss, the knapsack is empty and the rent of its box is all it says.
+        worth = Worth(np.maximum(target, _rent(boxes, per_w, per_percent)), [()] * n, np.zeros(n), np.zeros(n))
         offers = [
             offer
             for processes in np.unique(boxes.processes)
@@ -276,8 +277,7 @@ class Knapsacks:
         choices, capacity = self.choices(processes), self.packing.capacity
         slope, offset_w, cache_slope, cache_offset, _ = self._per_item
         per_w, per_percent = per_w[mine], per_percent[mine]
-        rent = per_w * np.where(per_w > 0, boxes.power_high_w[mine], 0.0)
-        rent += per_percent * np.where(per_percent > 0, boxes.cache_high[mine], 0.0)
+        rent = _rent(boxes.where(mine), per_w, per_percent)
         flat = choices.item * (_SLOTS + 1) + choices.slot
         units = table.units[mine].reshape(len(mine), -1)[:, flat] * choices.copies
         able = table.ability[mine].reshape(len(mine), -1)[:, flat]
@@ -338,6 +338,12 @@ class Knapsacks:
             worth.cache_percent[offer.box] = offer.cache[picked].sum()
 
 
+def _rent(boxes: Boxes, per_w: FloatArray, per_percent: FloatArray) -> FloatArray:
+    """What the limits of boxes are worth at their prices; a price is 0 where there is no limit."""
+    power = np.multiply(per_w, boxes.power_high_w, out=np.zeros(len(per_w)), where=per_w > 0)
+    return power + np.multiply(per_percent, boxes.cache_high, out=np.zeros(len(per_w)), where=per_percent > 0)
+
+
 class _Offer(NamedTuple):
     """What one knapsack chooses from; ``rent`` is added to what it holds, ``counts`` are processes that are counted."""
 
@@ -363,9 +369,10 @@ def _worthwhile(
     worthwhile, and when more services than could stand beside it are worth as much in no more units, each as a single
     process: one of those is free to take its place.
     """
-    usable = (units <= capacity) & (gain > 1e-12)
-    least = np.where(usable, units, capacity).min(axis=1, initial=capacity)[:, None]
-    room = capacity - units
+    fits = units <= capacity
+    # Others count here that gain nothing at these prices: a pattern may hold them, though a knapsack leaves them out.
+    least = np.where(fits, units, capacity).min(axis=1, initial=capacity)[:, None]
+    usable, room = fits & (gain > 1e-12), capacity - units
     usable &= room >= (processes - choices.copies) * least
     density = np.where(usable, gain / np.maximum(units, 1), 0.0)
     rest = np.clip(room, 0, capacity)
