@@ -45,6 +45,7 @@ class ClusterJob:
         shape: Slots it will get when it starts without being resized.
         min_slots, max_slots: Range within which it may be resized; equal when it may not.
         held_by_us: joulery holds it.
+        marked: It has joulery's mark of a hold; without the hold when the scheduler was killed between the two.
         exempt: Why joulery leaves it alone (interactive, held by its owner …); empty when joulery schedules it.
         restarts: How often it was started again.
         progress_ratio: Share of its work that is done, 0 to 1; NaN where it does not report progress.
@@ -86,6 +87,7 @@ class ClusterJob:
     max_slots: int = 1
     partition: str = ""
     held_by_us: bool = False
+    marked: bool = False
     exempt: str = ""
     restarts: int = 0
     progress_ratio: float = field(default=float("nan"))

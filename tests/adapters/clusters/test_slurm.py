@@ -91,6 +91,23 @@ def test_the_tag_is_set_before_the_hold_and_taken_off_after_the_release() -> Non
     ]  # fmt: skip
 
 
+def test_a_mark_that_a_killed_scheduler_left_without_its_hold_goes_with_the_holds() -> None:
+    """An owner's own hold of such a job would be taken for joulery's, and released."""
+    slurm = FakeSlurm()
+    for number in (1, 2, 3):
+        slurm.submit(number)
+    slurm.jobs[1]["admin_comment"] = HELD_TAG
+    slurm.jobs[2].update(admin_comment=HELD_TAG, job_state="RUNNING")
+    cluster = backend(slurm)
+    assert [(job.held_by_us, job.marked) for job in cluster.snapshot().jobs] == [
+        (False, True), (False, True), (False, False),
+    ]  # fmt: skip
+    assert release_all(cluster) == [1, 2]
+    assert [slurm.jobs[number]["admin_comment"] for number in (1, 2, 3)] == ["", "", ""]
+    assert ("scontrol", "release", "2") not in slurm.commands, "Slurm refuses to release what runs"
+    assert release_all(cluster) == []
+
+
 def test_tasks_of_an_array_are_named_one_by_one_and_never_by_the_number_of_all() -> None:
     slurm = FakeSlurm()
     slurm.submit(7, array_job_id=7, array_task_id=None, array_task_string="3-6,9%4", array_max_tasks=4)

@@ -161,7 +161,9 @@ class SlurmBackend:
             self._change("hold", job=f"{records[0].array}_[{tasks}]")
             return f"tasks {tasks} are jobs of their own, held"
         if isinstance(action, Release):
-            self._change("release", job=job)
+            waits = records[0].state in ("PENDING", "PD")
+            if waits or any(record.held for record in records):  # what runs unheld has a mark to lose, and no hold
+                self._change("release", job=job)
             self._mark(records, held=False)
             return "released"
         self._mark(records, held=True)

@@ -60,6 +60,7 @@ def to_job(
         min_slots=min(low, gpus),
         max_slots=max(high, gpus),
         held_by_us=tagged and record.held and not state.over,  # Slurm holds what runs, too: it would stay when requeued
+        marked=tagged and not state.over,
         exempt=exempt,
         restarts=record.restarts,
         progress_ratio=progress_ratio,
@@ -112,6 +113,7 @@ def as_one(components: Sequence[ClusterJob]) -> ClusterJob:
         max_slots=shape,
         nodes=tuple(name for job in components for name in job.nodes),
         held_by_us=all(job.held_by_us for job in components),
+        marked=any(job.marked for job in components),
         judged=all(job.judged for job in components),
         stoppable=all(job.stoppable for job in components),
         blocked=blocked,

@@ -420,6 +420,8 @@ class Scheduler:
 def release_all(backend: ClusterBackend) -> list[int]:
     """Release every job that joulery holds, and return their numbers.
 
+    A mark without a hold goes, too: its owner's own hold would be taken for joulery's.
+
     Raises:
         CapabilityError: The cluster does not answer.
         ActuationError: Some could not be released.
@@ -427,7 +429,7 @@ def release_all(backend: ClusterBackend) -> list[int]:
     released, left = [], []
     snapshot = backend.snapshot()
     for job in snapshot.jobs if snapshot.self_starting else ():
-        if job.held_by_us and not job.state.over:
+        if (job.held_by_us or job.marked) and not job.state.over:
             try:
                 backend.apply(Release(job.id))
                 released.append(job.id)
