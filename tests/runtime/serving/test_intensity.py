@@ -21,6 +21,13 @@ from tests.fakes.carbon import Scripted
 DAY_S = 1_602_633_600.0  # 2020-10-14T00:00Z
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Answers come at once here; on a busy machine their threads do not."""
+    monkeypatch.setattr(intensity, "PATIENCE_S", 120.0)
+    monkeypatch.setattr(intensity, "LATER_S", 120.0)
+
+
 class Clock:
     def __init__(self, now_s: float = 1000.0) -> None:
         self.now_s = now_s

@@ -128,7 +128,8 @@ def test_the_published_twelve_need_what_the_tree_of_patterns_proves():
         proven = max(proven, generator.bound(relaxation, 0.005, 1500)[0])
         relaxation = generator.generate(generator.master.relax())
     assert relaxation.usd_per_hour / 3.06 == pytest.approx(5.17, abs=0.01)
-    assert 4.6 < proven / 3.06 <= 5.18
+    # Until bounds held at any price of power this said more than 4.6 GPUs: no proof. What is proven still takes five.
+    assert 4.57 < proven / 3.06 <= 5.18 and math.ceil(proven / 3.06) == 5
     assert generator.dive(QUICK).usd_per_hour == pytest.approx(6 * 3.06)
 
 
