@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
+# Python compiles what is imported; to compile all that is installed takes as long as to install it.
+INSTALL := $(PIP) install --no-compile
 
 # A service is several processes, and the tests start hundreds: each would compile joulery anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -18,13 +20,13 @@ $(VENV)/bin/python:
 
 $(VENV)/.run: $(VENV)/bin/python requirements/run.txt pyproject.toml
 	@echo "setting up $(VENV): what running needs"
-	$(PIP) install --require-hashes --no-deps -r requirements/run.txt
-	$(PIP) install --no-deps -e .
+	$(INSTALL) --require-hashes --no-deps -r requirements/run.txt
+	$(INSTALL) --no-deps -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run requirements/dev.txt requirements/lengths.txt requirements/llm.txt
 	@echo "setting up $(VENV): what testing needs"
-	$(PIP) install --require-hashes --no-deps -r requirements/dev.txt -r requirements/lengths.txt -r requirements/llm.txt
+	$(INSTALL) --require-hashes --no-deps -r requirements/dev.txt -r requirements/lengths.txt -r requirements/llm.txt
 	@touch $@
 
 run: $(VENV)/.run ## the main job: a real service, measured, adapting to a changing grid
