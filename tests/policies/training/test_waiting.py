@@ -1,4 +1,5 @@
 import dataclasses
+import tracemalloc
 from itertools import combinations
 
 import numpy as np
@@ -104,6 +105,18 @@ def test_reservations_count_every_hour_that_they_touch() -> None:
     assert book.fits(14400.0, 9e6, 2) and not book.fits(0.0, 9e6, 2)
 
 
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(1, 300), st.integers(1, 3)), max_size=12))
+def test_reservations_are_those_of_a_table_of_hours_however_far_ahead(asked: list[tuple[int, int, int]]) -> None:
+    book, table = Reservations(0.0, 4), np.zeros(1000, np.int64)
+    for begin, length, gpus in asked:
+        free = bool(table[begin : begin + length].max() + gpus <= 4)
+        assert book.fits(3600.0 * begin, 3600.0 * (begin + length), gpus) == free
+        if free:
+            book.add(3600.0 * begin, 3600.0 * (begin + length), gpus)
+            table[begin : begin + length] += gpus
+    assert book.room() == 4 - table.max()
+
+
 def test_a_job_waits_only_while_its_gpus_can_be_reserved_and_runs_when_it_is_due() -> None:
     policy = Green(delay_ratio=0.0)
     seen = waiting_view(DIRTY_NOW, [2.0] * 3, [3.0] * 3, gpus=2)
@@ -144,3 +157,15 @@ def test_a_due_job_keeps_its_gpus_where_it_is_surely_faster_on_them(fewest: int)
             seen, now_s=4.5 * 3600.0, running=np.array([4]), degradation=np.array([degradation])
         )  # fmt: skip
         assert policy.step(state, due).decisions[0].value.run == {0: gpus}
+
+
+def test_a_deadline_in_the_year_9999_takes_no_memory_for_the_hours_until_then() -> None:
+    far = waiting_view(DIRTY_NOW, [2.0, 2.0], [7e7, 3.0])
+    near = waiting_view(DIRTY_NOW, [2.0, 2.0], [2000.0, 3.0])
+    tracemalloc.start()
+    decided = decide_waiting(far, [1, 1], np.zeros(2, bool), np.ones(2, bool), 0.1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 5e6
+    assert decided == decide_waiting(near, [1, 1], np.zeros(2, bool), np.ones(2, bool), 0.1)
+    assert decided.held == {0, 1}

@@ -21,6 +21,8 @@ from joulery.domain.arrays import BoolArray, FloatArray, IntArray
 from joulery.policies.training.allocation import ClusterView
 
 _HOUR_S = 3600.0
+_FARTHEST_S = 90 * 24 * _HOUR_S
+"""A deadline further ahead counts as one at this distance: no forecast reaches it, and every hour of it is booked."""
 _STARTS = 2.0
 """Starts that a job may still pay for: one to resume, and one where it is made narrower while it resumes."""
 
@@ -75,7 +77,9 @@ def decide_waiting(
     if view.deadline_s is None or not bool(np.any(np.isfinite(view.deadline_s))):
         return WaitingJobs(room=view.gpus)
     need = need_s(view)
-    latest_s = view.deadline_s - need
+    ahead_s = np.maximum(_FARTHEST_S, 2.0 * need)
+    deadline_s = np.where(np.isfinite(view.deadline_s), np.minimum(view.deadline_s, view.now_s + ahead_s), math.inf)
+    latest_s = deadline_s - need
     known = np.isfinite(latest_s)
     due = known & reserved & (latest_s < view.now_s + view.round_s)
     patient = known & (latest_s >= view.now_s + view.round_s)
@@ -86,14 +90,14 @@ def decide_waiting(
     bookings = Reservations(view.now_s, view.gpus)
     begin_s = latest_s - view.round_s
     for row in np.flatnonzero(known & reserved).tolist():
-        bookings.add(begin_s[row], view.deadline_s[row], int(least[row]))
+        bookings.add(begin_s[row], deadline_s[row], int(least[row]))
     # Jobs that came since the last round may have waited for it: their GPUs are reserved before those of others.
     arrived = patient & new & (view.running == 0) & ~reserved
     asks = [*np.flatnonzero(arrived).tolist(), *np.flatnonzero(wishes & ~reserved & ~arrived).tolist()]
     kept = reserved & known
     for row in asks:
-        if bookings.fits(begin_s[row], view.deadline_s[row], int(least[row])):
-            bookings.add(begin_s[row], view.deadline_s[row], int(least[row]))
+        if bookings.fits(begin_s[row], deadline_s[row], int(least[row])):
+            bookings.add(begin_s[row], deadline_s[row], int(least[row]))
             kept[row] = True
     urgent = np.flatnonzero(due)
     order = urgent[np.argsort(view.deadline_s[urgent], kind="stable")]
@@ -190,11 +194,13 @@ class Reservations:
 
     def fits(self, begin_s: float, end_s: float, gpus: int) -> bool:
         """Whether so many GPUs are free of reservations all the time."""
-        return int(self._used[self._hours(begin_s, end_s)].max()) + gpus <= self._gpus
+        hours = self._hours(begin_s, end_s)  # first: it makes room in ``_used``
+        return int(self._used[hours].max()) + gpus <= self._gpus
 
     def add(self, begin_s: float, end_s: float, gpus: int) -> None:
         """Reserve them."""
-        self._used[self._hours(begin_s, end_s)] += gpus
+        hours = self._hours(begin_s, end_s)
+        self._used[hours] += gpus
 
     def room(self) -> int:
         """GPUs that are free of reservations at all times."""
