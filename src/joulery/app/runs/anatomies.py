@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from joulery.accounting.operations.align import align, matched
 from joulery.accounting.operations.precision import thinned
@@ -55,9 +56,15 @@ class RunAnatomy:
         """The accounted windows, Unix nanoseconds."""
         if self.again is not None:
             return [session.window_ns for session in self.again.sessions]
-        sessions = self.run.manifest.get("tracing", {}).get("sessions", ())
+        sessions = _sessions(self.run)
         found = [(round(s["start_s"] * 1e9), round(s["end_s"] * 1e9)) for s in sessions]
         return found or [self.footprint.window_ns]
+
+
+def _sessions(run: Run) -> Sequence[Mapping[str, Any]]:
+    """The recorded stretches of a traced run, as its manifest has them; none where nothing was recorded."""
+    found: Sequence[Mapping[str, Any]] = run.manifest.get("tracing", {}).get("sessions", ())
+    return found
 
 
 def step_counts(anatomies: Sequence[RunAnatomy]) -> dict[str, float | int | None]:
@@ -73,10 +80,12 @@ def step_counts(anatomies: Sequence[RunAnatomy]) -> dict[str, float | int | None
     names = ("training", "evaluation", "other", "recorded")
     total: dict[str, float | int | None] = {name: sum(int(one.get(name, 0)) for one in found) for name in names}
     steps = 0.0
-    every = [session for one in anatomies for session in one.run.manifest.get("tracing", {}).get("sessions", ())]
-    samples, tokens = (_total([session.get(name) for session in every]) for name in ("samples", "tokens"))
+    samples, tokens = (
+        _total([session.get(name) for one in anatomies for session in _sessions(one.run)])
+        for name in ("samples", "tokens")
+    )
     for one in anatomies:
-        sessions = one.run.manifest.get("tracing", {}).get("sessions", ())
+        sessions = _sessions(one.run)
         processes = len({session["process"] for session in sessions})
         steps += sum(int(session["steps"]) for session in sessions) / max(1, processes)
     attributed_j = math.fsum(one.footprint.attributed_j for one in anatomies)
@@ -105,7 +114,7 @@ def ranks(anatomies: Sequence[RunAnatomy]) -> list[dict[str, float | int | str |
     """
     rows: list[dict[str, float | int | str | None]] = []
     for one in anatomies:
-        sessions = one.run.manifest.get("tracing", {}).get("sessions", ())
+        sessions = _sessions(one.run)
         for process in sorted({int(session["process"]) for session in sessions}):
             mine = [session for session in sessions if int(session["process"]) == process]
             rows.append(

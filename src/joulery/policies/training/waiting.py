@@ -185,22 +185,22 @@ class Reservations:
         self._first, self._gpus = math.floor(now_s / _HOUR_S), gpus
         self._used: IntArray = np.zeros(64, np.int64)
 
-    def _hours(self, begin_s: float, end_s: float) -> slice:
+    def _hours(self, begin_s: float, end_s: float) -> IntArray:
+        """GPUs reserved in each hour, as a part of the table that may be written."""
         first = max(math.floor(begin_s / _HOUR_S) - self._first, 0)
         end = max(math.ceil(end_s / _HOUR_S) - self._first, first + 1)
         if end > len(self._used):
             self._used = np.concatenate((self._used, np.zeros(end, np.int64)))
-        return slice(first, end)
+        return self._used[first:end]
 
     def fits(self, begin_s: float, end_s: float, gpus: int) -> bool:
         """Whether so many GPUs are free of reservations all the time."""
-        hours = self._hours(begin_s, end_s)  # first: it makes room in ``_used``
-        return int(self._used[hours].max()) + gpus <= self._gpus
+        return int(self._hours(begin_s, end_s).max()) + gpus <= self._gpus
 
     def add(self, begin_s: float, end_s: float, gpus: int) -> None:
         """Reserve them."""
         hours = self._hours(begin_s, end_s)
-        self._used[hours] += gpus
+        hours += gpus
 
     def room(self) -> int:
         """GPUs that are free of reservations at all times."""
