@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'joulery[torch]'")
 
 from joulery.adapters.tracers.inject.loaded import LoadedCounts, sizes  # noqa: E402  # needs torch
+from joulery.adapters.tracers.inject.torch_recorder import TorchRecorder  # noqa: E402  # needs torch
 
 
 class Odd(UserDict):
@@ -58,3 +59,14 @@ def test_loaders_are_counted_until_counting_stops_and_what_one_does_not_say_is_u
     stopped = counts.now
     list(torch.utils.data.DataLoader(rows, batch_size=5))
     assert counts.now == stopped
+
+
+def test_a_recorder_that_is_done_leaves_loaders_and_optimizers_as_they_were(tmp_path, loading) -> None:
+    """One wrapper more for each traced block would end in a RecursionError."""
+    give, make = loading._BaseDataLoaderIter.__next__, torch.optim.Optimizer.__init__
+    for _ in range(2):
+        recorder = TorchRecorder(tmp_path, 0, 0, 1, 1)
+        recorder.install()
+        assert loading._BaseDataLoaderIter.__next__ is not give and torch.optim.Optimizer.__init__ is not make
+        recorder.finish()
+        assert loading._BaseDataLoaderIter.__next__ is give and torch.optim.Optimizer.__init__ is make

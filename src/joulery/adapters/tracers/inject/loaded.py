@@ -7,7 +7,7 @@ its ``input_ids`` has elements, padding included, as the Trainer of Transformers
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Seen = tuple[int | None, int | None]
@@ -27,6 +27,7 @@ class LoadedCounts:
         self.before: Seen = (0, 0)
         self._batches = 0
         self._counts = False
+        self._remove: Callable[[], None] = lambda: None
 
     def install(self, loading: Any) -> None:
         """Count every batch of every loader.
@@ -47,9 +48,16 @@ class LoadedCounts:
         kind.__next__ = giving
         self._counts = True
 
+        def remove() -> None:
+            if kind.__next__ is giving:
+                kind.__next__ = give
+
+        self._remove = remove
+
     def stop(self) -> None:
-        """Count no further."""
+        """Count no further, and leave the loaders as they were."""
         self._counts = False
+        self._remove()
 
     def _count(self, batch: Seen) -> None:
         self._batches += 1

@@ -95,6 +95,7 @@ class TorchRecorder(Cycles):
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._importer = threading.get_ident()
         self._starts: dict[str, tuple[Any, Any]] = {}
+        self._made: tuple[Any, Any, Any] | None = None
         self._profile: Any = None
         self._module_range: Callable[[str], AbstractContextManager[Any]] = self._range
         self._torch: Any = None
@@ -183,6 +184,7 @@ class TorchRecorder(Cycles):
             self._know_optimizer(optimizer)
 
         kind.__init__ = making
+        self._made = kind, make, making
 
     def _know_optimizer(self, optimizer: Any) -> None:
         """An optimizer was made."""
@@ -388,6 +390,8 @@ class TorchRecorder(Cycles):
         """Record nothing from here on. Hooks stay, idle, where code was compiled: without them it would be again."""
         super()._retire()
         self._loaded.stop()
+        if self._made is not None and self._made[0].__init__ is self._made[2]:
+            self._made[0].__init__ = self._made[1]
         self._profile = None
         for name, (start, yielding) in self._starts.items():
             if getattr(self._torch.autograd.profiler, name) is yielding:
