@@ -178,7 +178,7 @@ def _lean(kind: str, about: str) -> Scheme:
         sleeping=True,
         classes=partial(_learned, tuner),
         tuner=tuner,
-        runs_as=f"jobs.policy.kind: {kind}, joulery agent --limits on the nodes and Slurm's SuspendProgram",
+        runs_as=f"jobs.policy.kind: {kind}, joulery agent on the nodes and Slurm's SuspendProgram",
     )
 
 

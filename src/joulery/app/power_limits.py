@@ -1,0 +1,178 @@
+"""Power limits of jobs on this machine: which GPUs, which policy, which leases."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from joulery.adapters.clusters.progress import read_progress
+from joulery.app.wiring.devices import open_device, open_power
+from joulery.app.wiring.leases import start_watchdog
+from joulery.domain.cluster import Placement
+from joulery.domain.errors import CapabilityError, ConfigError, JouleryError
+from joulery.domain.gpu.device import DeviceSpec, lease_name
+from joulery.policies.clocks.power_limit import LIMIT_RATIOS, PowerLimitTuner
+from joulery.policies.training.green import LEAN_ETA
+from joulery.runtime.leasing.leases import LeaseHolder
+from joulery.runtime.leasing.watchdog import revert_lease
+from joulery.runtime.schedule.power_limits import JobLimits, LimitedGpu, running_limits
+from joulery.store.job_limits import JobLimitBook
+from joulery.store.leases import LeaseBook, LeaseState, lease_state
+
+if TYPE_CHECKING:
+    from joulery.config.jobs import JobsConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsConfig:
+    """All that setting the limits of jobs needs to know.
+
+    Attributes:
+        eta, max_slowdown, min_ratio, trial_s, settle_s, period_s, review_s: Of the policy.
+        lease_s: How long a limit stays set after its last renewal.
+        progress: Folder of the files in which jobs report progress; None without.
+        known: Folder of what limits did to earlier jobs; None without.
+    """
+
+    eta: float
+    max_slowdown: float
+    min_ratio: float
+    trial_s: float
+    settle_s: float
+    period_s: float
+    review_s: float
+    lease_s: float
+    progress: str | None = None
+    known: str | None = None
+
+    def tuner(self) -> PowerLimitTuner:
+        """The policy."""
+        return PowerLimitTuner(
+            self.eta,
+            self.max_slowdown,
+            tuple(ratio for ratio in LIMIT_RATIOS if ratio >= self.min_ratio - 1e-9),
+            self.trial_s,
+            self.settle_s,
+            self.period_s,
+            self.review_s,
+        )
+
+
+def limits_config(jobs: JobsConfig) -> LimitsConfig | None:
+    """The settings of a ``jobs`` section; None where its policy sets no limits."""
+    if jobs.policy.kind not in LEAN_ETA:
+        return None
+    config, slurm = jobs.limits, jobs.slurm
+    return LimitsConfig(
+        LEAN_ETA[jobs.policy.kind] if config.eta is None else config.eta,
+        config.max_slowdown,
+        config.min_ratio,
+        config.trial_s,
+        config.settle_s,
+        config.period_s,
+        config.review_s,
+        config.lease_s,
+        progress=None if slurm.progress is None else str(slurm.progress),
+        known=None if slurm.meters is None else str(slurm.meters / "limits"),
+    )
+
+
+@contextmanager
+def job_limits(
+    config: LimitsConfig,
+    placements: Callable[[], tuple[Placement, ...]],
+    progress: Callable[[int], Path],
+    say: Callable[[Mapping[str, Any]], None],
+    stop: threading.Event,
+) -> Iterator[None]:
+    """Limit the power of this machine's jobs while the block runs; without rights or GPUs one note, and no limits.
+
+    Args:
+        config: The settings.
+        placements: Where jobs run now.
+        progress: The file in which a job reports its progress.
+        say: Receives each change and note.
+        stop: Ends it.
+    """
+    try:
+        tuner = config.tuner()
+        leases = LeaseBook()
+        holder = LeaseHolder(leases, config.lease_s, watch=start_watchdog)
+        gpus = {gpu.number: gpu for gpu in limited_gpus(holder, leases)}
+    except CapabilityError as error:
+        grant = f" (to have it: {error.grant})" if error.grant else ""
+        say({"kind": "note", "text": f"no power limits are set: {error}{grant}"})
+        yield
+        return
+    book = None if config.known is None else JobLimitBook(Path(config.known))
+    limits = JobLimits(tuner, gpus, placements, lambda job: _reported(progress(job)), holder, book, say)
+    try:
+        with running_limits(limits, stop, time.time, config.period_s):
+            yield
+    except JouleryError as error:  # a GPU that refuses: its lease stays for the watchdog and doctor --reset
+        say({"kind": "note", "text": str(error)})
+
+
+def limited_gpus(holder: LeaseHolder, leases: LeaseBook) -> list[LimitedGpu]:
+    """The GPUs of this machine whose power limit this process may set.
+
+    Raises:
+        CapabilityError: There is none, this process may not, or it is in a container without a guard outside of it.
+    """
+    found: list[LimitedGpu] = []
+    trouble: CapabilityError | None = None
+    number = 0
+    while True:
+        try:
+            found.append(_limited_gpu(number, holder, leases))
+        except ConfigError:  # no such board
+            break
+        except CapabilityError as error:
+            if not (error.resource or "").startswith("gpu:") or error.grant:
+                raise
+            trouble = error  # this board alone: it has no power management, or is lost
+        number += 1
+    if not found:
+        raise trouble or CapabilityError("this machine has no GPU", resource="nvml")
+    return found
+
+
+def _limited_gpu(number: int, holder: LeaseHolder, leases: LeaseBook) -> LimitedGpu:
+    """A GPU and the limit it has when no lease holds it.
+
+    Raises:
+        CapabilityError: Its power limit may not or cannot be set.
+        ConfigError: There is no such board.
+    """
+    from joulery.adapters.devices.nvidia_activity import NvidiaActivity
+
+    spec = DeviceSpec("nvidia-power", {"gpu": number})
+    device = open_power(spec)
+    able = device.capability()
+    if not able.settable:
+        raise CapabilityError(f"{able.device}: {able.detail}", resource=able.device, grant=able.grant or None)
+    holder.require_guard(able)
+    now_s = time.time()
+    name = lease_name(able.uuid or able.device, spec.knob)
+    revert_lease(leases, name, open_device, lambda lease: lease_state(lease, now_s) is not LeaseState.HELD)
+    if (held := leases.read(name)) is not None:
+        owner = f"process {held.owner.pid} ({held.owner.program})"
+        raise CapabilityError(f"the power limit of {able.device} is leased by {owner}", resource=able.device)
+    set_w = device.observe().setting.limit_w
+    full_w = able.default_w if set_w is None else set_w
+    return LimitedGpu(number, device, spec, NvidiaActivity(number), able.name, able.uuid, full_w, able.limits_w[0])
+
+
+def _reported(file: Path) -> tuple[float, float]:
+    """A job's progress, and when it was written; NaN where it reports none."""
+    try:
+        written_s = file.stat().st_mtime
+    except OSError:
+        return math.nan, math.nan
+    return read_progress(file), written_s
