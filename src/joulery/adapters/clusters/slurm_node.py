@@ -43,7 +43,7 @@ def node_placements(proc: Path = Path("/proc"), prolog: Path | None = None, node
         started = variables_of.get(number, {})
         gpus = _gpus(number, started, prolog)
         nodes = started.get("SLURM_JOB_NUM_NODES", "1")
-        owner, name = started.get("SLURM_JOB_USER", ""), started.get("SLURM_JOB_NAME", "")
+        user, name = started.get("SLURM_JOB_USER", ""), started.get("SLURM_JOB_NAME", "")
         found.append(
             Placement(
                 number,
@@ -51,7 +51,7 @@ def node_placements(proc: Path = Path("/proc"), prolog: Path | None = None, node
                 max(1, len(gpus)),
                 gpus,
                 int(nodes) if nodes.isdigit() else 1,
-                f"{started.get('SLURM_JOB_USER', '')}/{name}" if name else "",
+                f"{user}/{name}" if name else "",
             )
         )
     return tuple(found)
