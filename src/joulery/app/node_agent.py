@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from joulery.adapters.clusters.slurm_node import job_of, node_placements
-from joulery.app.power_limits import LimitsConfig, job_limits
+from joulery.app.limits_config import LimitsConfig
 from joulery.app.wiring.meters import open_meters
 from joulery.app.wiring.share import open_busy, open_tree
 from joulery.domain.cluster import Placement
@@ -111,6 +111,8 @@ def node_limits(
     stop: threading.Event,
 ) -> AbstractContextManager[None]:
     """The power limits of the jobs of this node of Slurm, followed while the block runs."""
+    from joulery.app.power_limits import job_limits
+
     folder = Path(os.devnull) if config.progress is None else Path(config.progress)
     return job_limits(
         config, lambda: node_placements(prolog=prolog, node=node), lambda job: folder / str(job), say, stop

@@ -7,80 +7,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from joulery.adapters.clusters.progress import read_progress
+from joulery.app.limits_config import LimitsConfig
 from joulery.app.wiring.devices import open_device, open_power
 from joulery.app.wiring.leases import start_watchdog
 from joulery.domain.cluster import Placement
 from joulery.domain.errors import CapabilityError, ConfigError, JouleryError
 from joulery.domain.gpu.device import DeviceSpec, lease_name
 from joulery.policies.clocks.power_limit import LIMIT_RATIOS, PowerLimitTuner
-from joulery.policies.training.green import LEAN_ETA
 from joulery.runtime.leasing.leases import LeaseHolder
 from joulery.runtime.leasing.watchdog import revert_lease
 from joulery.runtime.schedule.power_limits import JobLimits, LimitedGpu, running_limits
 from joulery.store.job_limits import JobLimitBook
 from joulery.store.leases import LeaseBook, LeaseState, lease_state
-
-if TYPE_CHECKING:
-    from joulery.config.jobs import JobsConfig
-
-
-@dataclass(frozen=True, slots=True)
-class LimitsConfig:
-    """All that setting the limits of jobs needs to know.
-
-    Attributes:
-        eta, max_slowdown, min_ratio, trial_s, settle_s, period_s, review_s: Of the policy.
-        lease_s: How long a limit stays set after its last renewal.
-        progress: Folder of the files in which jobs report progress; None without.
-        known: Folder of what limits did to earlier jobs; None without.
-    """
-
-    eta: float
-    max_slowdown: float
-    min_ratio: float
-    trial_s: float
-    settle_s: float
-    period_s: float
-    review_s: float
-    lease_s: float
-    progress: str | None = None
-    known: str | None = None
-
-    def tuner(self) -> PowerLimitTuner:
-        """The policy."""
-        return PowerLimitTuner(
-            self.eta,
-            self.max_slowdown,
-            tuple(ratio for ratio in LIMIT_RATIOS if ratio >= self.min_ratio - 1e-9),
-            self.trial_s,
-            self.settle_s,
-            self.period_s,
-            self.review_s,
-        )
-
-
-def limits_config(jobs: JobsConfig) -> LimitsConfig | None:
-    """The settings of a ``jobs`` section; None where its policy sets no limits."""
-    if jobs.policy.kind not in LEAN_ETA:
-        return None
-    config, slurm = jobs.limits, jobs.slurm
-    return LimitsConfig(
-        LEAN_ETA[jobs.policy.kind] if config.eta is None else config.eta,
-        config.max_slowdown,
-        config.min_ratio,
-        config.trial_s,
-        config.settle_s,
-        config.period_s,
-        config.review_s,
-        config.lease_s,
-        progress=None if slurm.progress is None else str(slurm.progress),
-        known=None if slurm.meters is None else str(slurm.meters / "limits"),
-    )
 
 
 @contextmanager
@@ -101,7 +43,7 @@ def job_limits(
         stop: Ends it.
     """
     try:
-        tuner = config.tuner()
+        tuner = _tuner(config)
         leases = LeaseBook()
         holder = LeaseHolder(leases, config.lease_s, watch=start_watchdog)
         gpus = {gpu.number: gpu for gpu in limited_gpus(holder, leases)}
@@ -117,6 +59,18 @@ def job_limits(
             yield
     except JouleryError as error:  # a GPU that refuses: its lease stays for the watchdog and doctor --reset
         say({"kind": "note", "text": str(error)})
+
+
+def _tuner(config: LimitsConfig) -> PowerLimitTuner:
+    return PowerLimitTuner(
+        config.eta,
+        config.max_slowdown,
+        tuple(ratio for ratio in LIMIT_RATIOS if ratio >= config.min_ratio - 1e-9),
+        config.trial_s,
+        config.settle_s,
+        config.period_s,
+        config.review_s,
+    )
 
 
 def limited_gpus(holder: LeaseHolder, leases: LeaseBook) -> list[LimitedGpu]:

@@ -18,7 +18,8 @@ from typing import Any
 
 from joulery.accounting.training_jobs import MeasureRules
 from joulery.adapters.clusters.local import LocalBackend
-from joulery.app.power_limits import LimitsConfig, job_limits, limits_config
+from joulery.app.limits_config import LimitsConfig, limits_config
+from joulery.app.power_limits import job_limits
 from joulery.app.wiring.cluster import (
     cluster_backend,
     energy_source,

@@ -12,7 +12,8 @@ import pytest
 
 from joulery.adapters.devices.nvidia_activity import NvidiaActivity
 from joulery.adapters.devices.nvidia_power import NvidiaPower
-from joulery.app.power_limits import LimitsConfig, job_limits
+from joulery.app.limits_config import LimitsConfig
+from joulery.app.power_limits import job_limits
 from joulery.domain.cluster import Placement
 from joulery.domain.gpu.device import DeviceSpec
 from joulery.policies.clocks.power_limit import PowerLimitTuner

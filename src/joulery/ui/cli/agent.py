@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from joulery.app.power_limits import LimitsConfig
+    from joulery.app.limits_config import LimitsConfig
     from joulery.config.site import Site
 
 
@@ -95,7 +95,7 @@ def _orders(
 
 def _limits(config: Site) -> LimitsConfig | None:
     """How the power of jobs is limited; only in mode act."""
-    from joulery.app.power_limits import limits_config
+    from joulery.app.limits_config import limits_config
     from joulery.app.wiring.cluster import jobs_of
 
     limits = limits_config(jobs_of(config))
