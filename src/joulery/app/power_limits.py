@@ -12,7 +12,7 @@ from typing import Any
 
 from joulery.adapters.clusters.progress import read_progress
 from joulery.app.limits_config import LimitsConfig
-from joulery.app.wiring.devices import open_device, open_power
+from joulery.app.wiring.devices import open_device, open_power, rapl_spec
 from joulery.app.wiring.leases import start_watchdog
 from joulery.domain.cluster import Placement
 from joulery.domain.errors import CapabilityError, ConfigError, JouleryError
@@ -20,7 +20,7 @@ from joulery.domain.gpu.device import DeviceSpec, lease_name
 from joulery.policies.clocks.power_limit import LIMIT_RATIOS, PowerLimitTuner
 from joulery.runtime.leasing.leases import LeaseHolder
 from joulery.runtime.leasing.watchdog import revert_lease
-from joulery.runtime.schedule.power_limits import JobLimits, LimitedGpu, running_limits
+from joulery.runtime.schedule.power_limits import Activity, JobLimits, LimitedDevice, running_limits
 from joulery.store.job_limits import JobLimitBook
 from joulery.store.leases import LeaseBook, LeaseState, lease_state
 
@@ -32,8 +32,10 @@ def job_limits(
     progress: Callable[[int], Path],
     say: Callable[[Mapping[str, Any]], None],
     stop: threading.Event,
+    *,
+    cpus: bool = False,
 ) -> Iterator[None]:
-    """Limit the power of this machine's jobs while the block runs; without rights or GPUs one note, and no limits.
+    """Limit the power of this machine's jobs while the block runs; without rights or devices one note, and no limits.
 
     Args:
         config: The settings.
@@ -41,19 +43,30 @@ def job_limits(
         progress: The file in which a job reports its progress.
         say: Receives each change and note.
         stop: Ends it.
+        cpus: Limit the CPUs of the machine, for jobs that run on them, instead of its GPUs.
     """
     try:
         tuner = _tuner(config)
         leases = LeaseBook()
         holder = LeaseHolder(leases, config.lease_s, watch=start_watchdog)
-        gpus = {gpu.number: gpu for gpu in limited_gpus(holder, leases)}
+        found = [limited_cpus(holder, leases)] if cpus else limited_gpus(holder, leases)
+        devices = {device.number: device for device in found}
     except CapabilityError as error:
         grant = f" (to have it: {error.grant})" if error.grant else ""
         say({"kind": "note", "text": f"no power limits are set: {error}{grant}"})
         yield
         return
     book = None if config.known is None else JobLimitBook(Path(config.known))
-    limits = JobLimits(tuner, gpus, placements, lambda job: _reported(progress(job)), holder, book, say)
+    limits = JobLimits(
+        tuner,
+        devices,
+        placements,
+        lambda job: _reported(progress(job)),
+        holder,
+        book,
+        say,
+        (lambda placement: (0,)) if cpus else (lambda placement: placement.gpus),
+    )
     try:
         with running_limits(limits, stop, time.time, config.period_s):
             yield
@@ -73,13 +86,13 @@ def _tuner(config: LimitsConfig) -> PowerLimitTuner:
     )
 
 
-def limited_gpus(holder: LeaseHolder, leases: LeaseBook) -> list[LimitedGpu]:
+def limited_gpus(holder: LeaseHolder, leases: LeaseBook) -> list[LimitedDevice]:
     """The GPUs of this machine whose power limit this process may set.
 
     Raises:
         CapabilityError: There is none, this process may not, or it is in a container without a guard outside of it.
     """
-    found: list[LimitedGpu] = []
+    found: list[LimitedDevice] = []
     trouble: CapabilityError | None = None
     number = 0
     while True:
@@ -97,7 +110,7 @@ def limited_gpus(holder: LeaseHolder, leases: LeaseBook) -> list[LimitedGpu]:
     return found
 
 
-def _limited_gpu(number: int, holder: LeaseHolder, leases: LeaseBook) -> LimitedGpu:
+def _limited_gpu(number: int, holder: LeaseHolder, leases: LeaseBook) -> LimitedDevice:
     """A GPU and the limit it has when no lease holds it.
 
     Raises:
@@ -107,6 +120,24 @@ def _limited_gpu(number: int, holder: LeaseHolder, leases: LeaseBook) -> Limited
     from joulery.adapters.devices.nvidia_activity import NvidiaActivity
 
     spec = DeviceSpec("nvidia-power", {"gpu": number})
+    return _limited(number, spec, holder, leases, lambda: NvidiaActivity(number))
+
+
+def limited_cpus(holder: LeaseHolder, leases: LeaseBook) -> LimitedDevice:
+    """The CPUs of this machine as one device, and the limit they have when no lease holds it.
+
+    Raises:
+        CapabilityError: Their power limit may not or cannot be set, or their energy not be read.
+    """
+    from joulery.adapters.devices.rapl_activity import RaplActivity
+
+    spec = rapl_spec()
+    return _limited(0, spec, holder, leases, lambda: RaplActivity(spec.options.get("root")))
+
+
+def _limited(
+    number: int, spec: DeviceSpec, holder: LeaseHolder, leases: LeaseBook, activity: Callable[[], Activity]
+) -> LimitedDevice:
     device = open_power(spec)
     able = device.capability()
     if not able.settable:
@@ -120,7 +151,9 @@ def _limited_gpu(number: int, holder: LeaseHolder, leases: LeaseBook) -> Limited
         raise CapabilityError(f"the power limit of {able.device} is leased by {owner}", resource=able.device)
     set_w = device.observe().setting.limit_w
     full_w = able.default_w if set_w is None else set_w
-    return LimitedGpu(number, device, spec, NvidiaActivity(number), able.name, able.uuid, full_w, able.limits_w[0])
+    return LimitedDevice(
+        number, able.device, device, spec, activity(), able.name, able.uuid, full_w, able.limits_w[0], able.parts
+    )
 
 
 def _reported(file: Path) -> tuple[float, float]:

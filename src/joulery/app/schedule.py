@@ -173,7 +173,9 @@ def _own_limits(
         log(entry["kind"], fields)
 
     book = JobBook(jobs.state)
-    return job_limits(limits, backend.placements, lambda job: book.folder(job) / "progress", say, stop)
+    return job_limits(
+        limits, backend.placements, lambda job: book.folder(job) / "progress", say, stop, cpus=jobs.slots.kind == "cpu"
+    )
 
 
 def start_watchdog(site: Path, backend: str, patience_s: float, log: Path) -> subprocess.Popen[bytes]:

@@ -13,15 +13,17 @@ import pytest
 from joulery.adapters.devices.nvidia_activity import NvidiaActivity
 from joulery.adapters.devices.nvidia_power import NvidiaPower
 from joulery.app.limits_config import LimitsConfig
-from joulery.app.power_limits import job_limits
+from joulery.app.power_limits import job_limits, limited_cpus
 from joulery.domain.cluster import Placement
 from joulery.domain.gpu.device import DeviceSpec
 from joulery.policies.clocks.power_limit import PowerLimitTuner
 from joulery.runtime.leasing.leases import LeaseHolder
-from joulery.runtime.schedule.power_limits import JobLimits, LimitedGpu
+from joulery.runtime.schedule.power_limits import JobLimits, LimitedDevice
 from joulery.store.job_limits import JobLimitBook
 from joulery.store.leases import LeaseBook
 from tests.fakes.nvml import NvmlFake, as_administrator, gpu
+from tests.fakes.powercap import limits as powercap_limits
+from tests.fakes.powercap import powercap_tree
 
 A100 = "NVIDIA A100-SXM4-40GB"
 TUNER = PowerLimitTuner(0.8, 1.1, period_s=2.0)
@@ -53,8 +55,9 @@ class Node:
 
     def opened(self) -> JobLimits:
         gpus = {
-            number: LimitedGpu(
+            number: LimitedDevice(
                 number,
+                f"gpu:{number}",
                 NvidiaPower(number, self.nvml),
                 DeviceSpec("nvidia-power", {"gpu": number}),
                 NvidiaActivity(number, self.nvml),
@@ -207,6 +210,70 @@ def test_a_board_that_is_lost_ends_its_limit_and_nothing_else(node: Node) -> Non
     assert node.limits_w[1] < 400.0
     assert any(entry["kind"] == "note" for entry in node.said)
     node.nvml.boards[0]["lost"] = False
+
+
+def test_the_cpus_are_limited_for_a_job_that_is_alone_and_reports_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The counters wrap around meanwhile, and go on."""
+    tree = powercap_tree(tmp_path / "powercap", tdp_w=100)
+    monkeypatch.setenv("JOULERY_POWERCAP", str(tree))
+    monkeypatch.setenv("JOULERY_UNGUARDED", "1")
+    book = LeaseBook(tmp_path / "leases")
+    holder = LeaseHolder(book, 1e9, watch=lambda book, owner: NoWatchdog())  # type: ignore[arg-type,return-value]
+    device = limited_cpus(holder, book)
+    assert (device.full_w, device.low_w, device.parts) == (100.0, 25.0, 2)
+    placed, said, now_s = (Placement(7, (107,), 1),), [], 1000.0
+    tuner = PowerLimitTuner(1.0, 1.1, period_s=2.0)
+    limits = JobLimits(
+        tuner,
+        {0: device},
+        lambda: placed,
+        lambda job: (now_s / 1e5, now_s),
+        holder,
+        None,
+        said.append,
+        lambda one: (0,),
+    )
+
+    def run(seconds: float) -> None:
+        nonlocal now_s
+        end_s, wrap_uj = now_s + seconds, 262_143_328_850
+        while now_s < end_s:
+            limits.step(now_s)
+            now_s += 2.0
+            for zone in (tree / "intel-rapl:0", tree / "intel-rapl:1"):
+                limit_uw = int((zone / "constraint_0_power_limit_uw").read_text())
+                grown = int((zone / "energy_uj").read_text()) + 2 * min(limit_uw, 90_000_000)
+                (zone / "energy_uj").write_text(f"{grown % wrap_uj}\n")
+
+    (tree / "intel-rapl:0/energy_uj").write_text("262100000000\n")
+    run(1500.0)
+    assert set(powercap_limits(tree).values()) >= {"50000000"}
+    assert said[-1]["limits_w"] == {"cpu": 50.0}
+    assert said[-1]["work"] == "progress"
+    placed = (*placed, Placement(8, (108,), 1))
+    run(2.0)
+    assert powercap_limits(tree)["intel-rapl:1/constraint_0_power_limit_uw"] == "100000000"
+    assert holder.held == ()
+
+
+def test_a_job_on_cpus_that_reports_nothing_keeps_full_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = powercap_tree(tmp_path / "powercap")
+    monkeypatch.setenv("JOULERY_POWERCAP", str(tree))
+    monkeypatch.setenv("JOULERY_UNGUARDED", "1")
+    book, said = LeaseBook(tmp_path / "leases"), []
+    holder = LeaseHolder(book, 1e9, watch=lambda book, owner: NoWatchdog())  # type: ignore[arg-type,return-value]
+    before = powercap_limits(tree)
+    silent = lambda job: (math.nan, math.nan)  # noqa: E731
+    placed = (Placement(7, (107,), 1),)
+    limits = JobLimits(
+        TUNER, {0: limited_cpus(holder, book)}, lambda: placed, silent, holder, None, said.append, lambda one: (0,)
+    )
+    for now_s in range(0, 1000, 2):
+        limits.step(float(now_s))
+    assert powercap_limits(tree) == before
+    assert ["too rarely" in entry["text"] for entry in said] == [True]
 
 
 CONFIG = LimitsConfig(0.5, 1.1, 0.5, 60.0, 5.0, 2.0, 3600.0, 20.0)

@@ -1,13 +1,13 @@
-"""Power limits of the jobs of one machine: leased settings of its GPUs, learned job by job.
+"""Power limits of the jobs of one machine: leased settings of its GPUs or CPUs, learned job by job.
 
 Every period the loop looks where jobs run, shows each job's progress and energy to the policy
 (:class:`~joulery.policies.clocks.power_limit.PowerLimitTuner`, the object that the simulator drives), and sets what it
-decides on every GPU of the job. A job that ends, or returns to full power, gives its leases back: the GPU has the limit
-again that it had before.
+decides on every device of the job. A job that ends, or returns to full power, gives its leases back: the device has the
+limit again that it had before.
 
 Work is the progress that a job reports, where it reports often enough; else **assumed** to be proportional to the busy
-cycles of its GPUs. GPUs keep full power where they belong to several jobs, or to a job on several nodes: its nodes
-would learn from each other's limits.
+cycles of its GPUs; CPUs count none. Devices keep full power where they belong to several jobs, or to a job on several
+nodes: its nodes would learn from each other's limits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PATIENCE_S = 30.0
 
 
 class Activity(Protocol):
-    """What a GPU has done so far."""
+    """What a device has done so far."""
 
     def read(self, now_s: float) -> tuple[float, float]:
         """Energy, J, and busy cycles, in millions; NaN while it does not answer."""
@@ -42,11 +42,12 @@ class Activity(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LimitedGpu:
-    """A GPU whose power may be limited.
+class LimitedDevice:
+    """A GPU, or the CPUs of the machine, whose power may be limited.
 
     Attributes:
-        number: The board's own number, as placements name it.
+        number: The board's own number, as placements name it; 0 for the CPUs.
+        label: ``gpu:0`` …, ``cpu``.
         device: Its power limit.
         spec: How the watchdog opens it.
         activity: Its energy and busy cycles.
@@ -54,9 +55,11 @@ class LimitedGpu:
         uuid: Its identity, for the name of its lease.
         full_w: The limit it had before, W.
         low_w: The lowest limit it takes, W.
+        parts: Parts that have this limit each: packages of the CPUs.
     """
 
     number: int
+    label: str
     device: Device[PowerSetting]
     spec: DeviceSpec
     activity: Activity
@@ -64,11 +67,12 @@ class LimitedGpu:
     uuid: str
     full_w: float
     low_w: float
+    parts: int = 1
 
     @property
     def lease(self) -> str:
         """The name of its lease."""
-        return lease_name(self.uuid or f"gpu:{self.number}", self.spec.knob)
+        return lease_name(self.uuid or self.label, self.spec.knob)
 
 
 @dataclass(slots=True)
@@ -97,7 +101,7 @@ class _Work:
 class _Job:
     """A job whose limit is learned."""
 
-    gpus: tuple[int, ...]
+    devices: tuple[int, ...]
     kind: str
     work: _Work
     state: PowerLimitState
@@ -114,21 +118,23 @@ class JobLimits:
 
     Args:
         tuner: The policy.
-        gpus: The GPUs, by number.
+        devices: The devices, by number.
         placements: Where jobs run now.
         progress: Share of a job's work that is done and when it was written, Unix seconds; NaN where it reports none.
         holder: The leases.
         book: What limits did to jobs of a kind.
         say: Receives each change, and what goes wrong.
+        devices_of: The devices of a job, by number.
     """
 
     tuner: PowerLimitTuner
-    gpus: Mapping[int, LimitedGpu]
+    devices: Mapping[int, LimitedDevice]
     placements: Callable[[], tuple[Placement, ...]]
     progress: Callable[[int], tuple[float, float]]
     holder: LeaseHolder
     book: JobLimitBook | None
     say: Callable[[Mapping[str, Any]], None]
+    devices_of: Callable[[Placement], tuple[int, ...]] = lambda placement: placement.gpus
     _jobs: dict[int, _Job] = field(default_factory=dict)
     _left_alone: dict[int, str] = field(default_factory=dict)
 
@@ -139,21 +145,23 @@ class JobLimits:
             now_s: Unix seconds.
         """
         placed = {one.job: one for one in self.placements()}
-        readings = {number: gpu.activity.read(now_s) for number, gpu in self.gpus.items()}
+        readings = {number: gpu.activity.read(now_s) for number, gpu in self.devices.items()}
         owners: dict[int, int] = {}
-        for one in placed.values():
-            for gpu in one.gpus:
-                owners[gpu] = owners.get(gpu, 0) + 1
+        for placement in placed.values():
+            for each in self.devices_of(placement):
+                owners[each] = owners.get(each, 0) + 1
         for number, job in list(self._jobs.items()):
-            if number not in placed or placed[number].gpus != job.gpus or self._why_not(placed[number], owners):
-                self._give_back(number, job, "ended" if number not in placed else "is no longer alone on its GPUs")
-                del self._jobs[number]
-        for one in placed.values():
-            why_not = self._why_not(one, owners)
+            one = placed.get(number)
+            if one is not None and self.devices_of(one) == job.devices and not self._why_not(one, owners):
+                continue
+            self._give_back(number, job, "ended" if one is None else "it is no longer alone on its devices")
+            del self._jobs[number]
+        for placement in placed.values():
+            why_not = self._why_not(placement, owners)
             if why_not:
-                self._leave(one.job, why_not)
+                self._leave(placement.job, why_not)
             else:
-                self._look(one, now_s, readings)
+                self._look(placement, now_s, readings)
         self._left_alone = {job: why for job, why in self._left_alone.items() if job in placed}
 
     def renew(self) -> None:
@@ -161,7 +169,7 @@ class JobLimits:
         for name in self.holder.renew():
             self.say({"kind": "note", "text": f"{name} was reverted by another process"})
             for number, job in self._jobs.items():
-                if any(self.gpus[gpu].lease == name for gpu in job.gpus):
+                if any(self.devices[gpu].lease == name for gpu in job.devices):
                     self._give_back(number, job, "its limit was reverted by another process")
 
     def close(self) -> None:
@@ -177,13 +185,13 @@ class JobLimits:
 
     def _why_not(self, one: Placement, owners: Mapping[int, int]) -> str:
         """Why a job keeps full power; empty where its limit is learned."""
-        if not one.gpus:
+        if not self.devices_of(one):
             return "it has no GPU"
         if one.nodes > 1:
             return f"it runs on {one.nodes} nodes"
-        if any(gpu not in self.gpus for gpu in one.gpus):
+        if any(gpu not in self.devices for gpu in self.devices_of(one)):
             return "the limit of one of its GPUs may not be set"
-        return "it shares a GPU with another job" if any(owners[gpu] > 1 for gpu in one.gpus) else ""
+        return "it shares a GPU with another job" if any(owners[gpu] > 1 for gpu in self.devices_of(one)) else ""
 
     def _leave(self, job: int, why_not: str) -> None:
         if self._left_alone.get(job) != why_not:
@@ -193,16 +201,19 @@ class JobLimits:
     def _look(self, one: Placement, now_s: float, readings: Mapping[int, tuple[float, float]]) -> None:
         job = self._jobs.get(one.job)
         if job is None:
-            job = self._jobs[one.job] = _Job(one.gpus, self._kind(one), _Work(now_s), self.tuner.initial())
+            job = self._jobs[one.job] = _Job(self.devices_of(one), self._kind(one), _Work(now_s), self.tuner.initial())
             job.known = self._known(job.kind)
         job.work.look(now_s, self.progress(one.job), self.tuner.trial_s)
         if not job.work.source:
             return
-        energy_j = sum(readings[gpu][0] for gpu in one.gpus)
-        work, work_s = sum(readings[gpu][1] for gpu in one.gpus), now_s
+        energy_j = sum(readings[gpu][0] for gpu in self.devices_of(one))
+        work, work_s = sum(readings[gpu][1] for gpu in self.devices_of(one)), now_s
         if job.work.source == "progress":
             work, work_s = job.work.ratio, job.work.at_s
-        full_w = sum(self.gpus[gpu].full_w for gpu in one.gpus)
+        elif math.isnan(work) and job.state.last is None:
+            self._leave(one.job, "it reports its progress too rarely")
+            return
+        full_w = sum(self.devices[each].full_w * self.devices[each].parts for each in job.devices)
         view = LimitedJobView(now_s, str(one.job), job.ratio, work, work_s, energy_j, full_w, job.known)
         step = self.tuner.step(job.state, view)
         job.state = step.state
@@ -218,7 +229,7 @@ class JobLimits:
         if job.refused:
             return
         try:
-            for gpu in (self.gpus[each] for each in job.gpus):
+            for gpu in (self.devices[each] for each in job.devices):
                 limit_w = max(gpu.low_w, ratio * gpu.full_w)
                 self.holder.set(gpu.device, gpu.spec, PowerSetting(limit_w), f"job {number}: {reason}")
         except JouleryError as error:
@@ -233,18 +244,18 @@ class JobLimits:
         held = {lease.name for lease in self.holder.held}
         limited = job.ratio < 1
         job.ratio = 1.0
-        for gpu in (self.gpus[each] for each in job.gpus):
+        for gpu in (self.devices[each] for each in job.devices):
             if gpu.lease not in held:
                 continue
             try:
                 self.holder.release(gpu.lease)
             except JouleryError as error:  # its lease stays: the watchdog reverts it
-                self.say({"kind": "note", "job": number, "text": f"gpu:{gpu.number} is not given back yet: {error}"})
+                self.say({"kind": "note", "job": number, "text": f"{gpu.label} is not given back yet: {error}"})
         if limited:
             self._say(number, job, reason)
 
     def _say(self, number: int, job: _Job, reason: str) -> None:
-        limits_w = {f"gpu:{gpu}": round(self.gpus[gpu].full_w * job.ratio, 1) for gpu in job.gpus}
+        limits_w = {one.label: round(one.full_w * job.ratio, 1) for one in (self.devices[each] for each in job.devices)}
         self.say(
             {
                 "kind": "limit",
@@ -260,8 +271,8 @@ class JobLimits:
         """Jobs of one kind run the same program on as many GPUs of one model under one limit."""
         if not one.kind:
             return ""
-        first = self.gpus[one.gpus[0]]
-        return f"{one.kind} on {len(one.gpus)} × {first.model} at {first.full_w:g} W"
+        first = self.devices[self.devices_of(one)[0]]
+        return f"{one.kind} on {len(self.devices_of(one))} × {first.model} at {first.full_w:g} W"
 
     def _known(self, kind: str) -> tuple[LimitPoint, ...]:
         if self.book is None or not kind:
