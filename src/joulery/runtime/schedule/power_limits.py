@@ -69,6 +69,10 @@ class LimitedDevice:
     low_w: float
     parts: int = 1
 
+    def limit_w(self, ratio: float) -> float:
+        """The limit that is set for a share of full power, W."""
+        return max(self.low_w, ratio * self.full_w)
+
     @property
     def lease(self) -> str:
         """The name of its lease."""
@@ -230,8 +234,7 @@ class JobLimits:
             return
         try:
             for gpu in (self.devices[each] for each in job.devices):
-                limit_w = max(gpu.low_w, ratio * gpu.full_w)
-                self.holder.set(gpu.device, gpu.spec, PowerSetting(limit_w), f"job {number}: {reason}")
+                self.holder.set(gpu.device, gpu.spec, PowerSetting(gpu.limit_w(ratio)), f"job {number}: {reason}")
         except JouleryError as error:
             self._give_back(number, job, "a limit could not be set")
             job.refused = str(error)
@@ -255,7 +258,8 @@ class JobLimits:
             self._say(number, job, reason)
 
     def _say(self, number: int, job: _Job, reason: str) -> None:
-        limits_w = {one.label: round(one.full_w * job.ratio, 1) for one in (self.devices[each] for each in job.devices)}
+        devices = [self.devices[each] for each in job.devices]
+        limits_w = {one.label: round(one.limit_w(job.ratio), 1) for one in devices}
         self.say(
             {
                 "kind": "limit",
