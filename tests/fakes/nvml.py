@@ -44,7 +44,7 @@ def real_module() -> ModuleType:
 
 def as_administrator(monkeypatch: pytest.MonkeyPatch, *, may: bool = True) -> None:
     """Give this process CAP_SYS_ADMIN, as far as the devices see, or take it away."""
-    for device in ("nvidia_clock", "nvidia_mig", "nvidia_power"):
+    for device in ("nvidia_clock", "nvidia_mig", "power.nvidia_power"):
         monkeypatch.setattr(f"joulery.adapters.devices.{device}.may_administer", lambda: may)
 
 

@@ -21,7 +21,7 @@ from joulery.policies.clocks.power_limit import LIMIT_RATIOS, PowerLimitTuner
 from joulery.runtime.leasing.leases import LeaseHolder
 from joulery.runtime.leasing.watchdog import revert_lease
 from joulery.runtime.schedule.power_limits import Activity, JobLimits, LimitedDevice, running_limits
-from joulery.store.job_limits import JobLimitBook
+from joulery.store.jobs import JobLimitBook
 from joulery.store.leases import LeaseBook, LeaseState, lease_state
 
 
@@ -117,7 +117,7 @@ def _limited_gpu(number: int, holder: LeaseHolder, leases: LeaseBook) -> Limited
         CapabilityError: Its power limit may not or cannot be set.
         ConfigError: There is no such board.
     """
-    from joulery.adapters.devices.nvidia_activity import NvidiaActivity
+    from joulery.adapters.devices.power.nvidia_activity import NvidiaActivity
 
     spec = DeviceSpec("nvidia-power", {"gpu": number})
     return _limited(number, spec, holder, leases, lambda: NvidiaActivity(number))
@@ -129,7 +129,7 @@ def limited_cpus(holder: LeaseHolder, leases: LeaseBook) -> LimitedDevice:
     Raises:
         CapabilityError: Their power limit may not or cannot be set, or their energy not be read.
     """
-    from joulery.adapters.devices.rapl_activity import RaplActivity
+    from joulery.adapters.devices.power.rapl_activity import RaplActivity
 
     spec = rapl_spec()
     return _limited(0, spec, holder, leases, lambda: RaplActivity(spec.options.get("root")))

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from joulery.adapters.devices.nvidia_activity import NvidiaActivity
-from joulery.adapters.devices.nvidia_power import NvidiaPower
+from joulery.adapters.devices.power.nvidia_activity import NvidiaActivity
+from joulery.adapters.devices.power.nvidia_power import NvidiaPower
 from joulery.app.limits_config import LimitsConfig
 from joulery.app.power_limits import job_limits, limited_cpus
 from joulery.domain.cluster import Placement
@@ -19,7 +19,7 @@ from joulery.domain.gpu.device import DeviceSpec
 from joulery.policies.clocks.power_limit import PowerLimitTuner
 from joulery.runtime.leasing.leases import LeaseHolder
 from joulery.runtime.schedule.power_limits import JobLimits, LimitedDevice
-from joulery.store.job_limits import JobLimitBook
+from joulery.store.jobs import JobLimitBook
 from joulery.store.leases import LeaseBook
 from tests.fakes.nvml import NvmlFake, as_administrator, gpu
 from tests.fakes.powercap import limits as powercap_limits

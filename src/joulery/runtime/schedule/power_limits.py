@@ -25,7 +25,7 @@ from joulery.domain.gpu.device import DeviceSpec, PowerSetting, lease_name
 from joulery.domain.ports import Device
 from joulery.policies.clocks.power_limit import LimitedJobView, LimitPoint, PowerLimitState, PowerLimitTuner
 from joulery.runtime.leasing.leases import LeaseHolder
-from joulery.store.job_limits import JobLimitBook
+from joulery.store.jobs import JobLimitBook
 
 _REPORTS = 10
 """Changes of a job's progress within a trial that make it its measure of work."""
