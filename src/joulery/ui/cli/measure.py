@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     "meters",
     multiple=True,
     metavar="M",
-    help="rapl, nvml, cpu-model[:IDLE,MAX], replay:FILE, fake:WATTS. Repeatable (all that this machine has).",
+    help="rapl, nvml, dcgm:URL, cpu-model[:IDLE,MAX], replay:FILE, fake:WATTS. Repeatable (all that this machine has).",
 )
 @click.option(
     "--trace",
