@@ -9,7 +9,7 @@ from joulery.adapters.processes import ProcessTable, listener
 from joulery.domain.energy.workload import NodeWorkload
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-POD = "kubepods-burstable-pod3f0c2a11_9a4e_4b6c_8c1d_0123456789ab.slice"
+SLICE = "kubepods-burstable-pod3f0c2a11_9a4e_4b6c_8c1d_0123456789ab.slice"
 HEX = "4f" * 32
 
 
@@ -58,7 +58,7 @@ def node(tmp_path):
     [
         ("0::/system.slice/slurmstepd.scope/job_71/step_0/user/task_0", NodeWorkload("slurm", "71")),
         ("4:cpu,cpuacct:/slurm/uid_1000/job_9/step_batch\n0::/", NodeWorkload("slurm", "9")),
-        (f"0::/kubepods.slice/kubepods-burstable.slice/{POD}/cri-containerd-{HEX}.scope",
+        (f"0::/kubepods.slice/kubepods-burstable.slice/{SLICE}/cri-containerd-{HEX}.scope",
          NodeWorkload("pod", "3f0c2a11-9a4e-4b6c-8c1d-0123456789ab")),
         (f"0::/system.slice/docker-{HEX}.scope", NodeWorkload("container", HEX[:12])),
         (f"2:cpuacct:/docker/{HEX}", NodeWorkload("container", HEX[:12])),

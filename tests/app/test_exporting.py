@@ -1,4 +1,4 @@
-"""What the exporter is told, and what is refused before anything is opened."""
+"""Settings of the exporter, and what is refused before anything is opened."""
 
 import dataclasses
 

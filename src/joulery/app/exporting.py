@@ -51,7 +51,7 @@ _LOCK = "\0joulery-export"
 
 @dataclass(frozen=True, slots=True)
 class ExportConfig:
-    """What an exporter is told.
+    """Settings of an exporter.
 
     Attributes:
         host, port: Where it listens.
@@ -189,7 +189,7 @@ def run_exporter(config: ExportConfig, say: Callable[[str], None], write: Callab
     """Export until a signal ends it, or print one scrape.
 
     Args:
-        config: What it is told.
+        config: Its settings.
         say: Receives what a person should know, one sentence each.
         write: Receives the scrape of ``once``, or the address with ``as_json``.
 

@@ -60,7 +60,7 @@ class HeldMeter(FakeMeter):
 
 @dataclass
 class StatedEngine:
-    """An engine that counts what it is told."""
+    """An engine with stated counters."""
 
     pid: int = 0
     counted: dict[str, ModelCounters] = field(default_factory=dict)

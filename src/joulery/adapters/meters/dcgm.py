@@ -2,7 +2,7 @@
 
 Read are ``DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION`` (millijoules since the driver was loaded) and, for boards without it,
 ``DCGM_FI_DEV_POWER_USAGE`` (watts). The lines of MIG instances repeat the whole board: the first counts. The exporter
-renews its values every 30 s unless told otherwise (``--collect-interval``), so nothing shorter is resolved. It does not
+renews its values every 30 s by default (``--collect-interval``), so nothing shorter is resolved. It does not
 say which processes use a board.
 """
 

@@ -13,9 +13,9 @@ class NodeWorkload:
     """A group of processes that energy is attributed to.
 
     Attributes:
-        kind: ``slurm`` (a job), ``pod`` (of Kubernetes), ``container``, ``service`` (systemd), ``user`` (a login) or
+        kind: ``slurm`` (a job), ``pod`` (Kubernetes), ``container``, ``service`` (systemd), ``user`` (a login) or
             ``process`` (a command without a control group of its own); ``other`` and ``ended`` collect the rest.
-        name: Job number, pod UID, first 12 digits of the container, unit, user id, or command.
+        name: Job number, UID of the pod of Kubernetes, first 12 digits of the container, unit, user id, or command.
     """
 
     kind: str
