@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from joulery.app.callbacks.huggingface import HuggingFaceCallback as HuggingFaceCallback
+    from joulery.app.callbacks.lightning import LightningCallback as LightningCallback
     from joulery.app.functions import account as account
     from joulery.app.functions import plan as plan
     from joulery.app.functions import report as report
@@ -52,14 +54,21 @@ _EXPORTS: dict[str, str] = {
     "trace": "joulery.app.measuring",
 }
 
+_CALLBACKS: dict[str, str] = {
+    "HuggingFaceCallback": "joulery.app.callbacks.huggingface",
+    "LightningCallback": "joulery.app.callbacks.lightning",
+}
+"""Names that import a training framework: ``from joulery import *`` leaves them out."""
+
 __all__ = [*_EXPORTS, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
+    module = _EXPORTS.get(name) or _CALLBACKS.get(name)
+    if module is None:
         raise AttributeError(f"module 'joulery' has no attribute {name!r}")
-    return getattr(importlib.import_module(_EXPORTS[name]), name)
+    return getattr(importlib.import_module(module), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_CALLBACKS})

@@ -34,6 +34,8 @@ class MachineMeter(WindowMeter):
         idle: How much of the machine's idle energy a window pays: ``whole`` or ``none``.
         pue: Facility energy per IT energy.
         meters: Meters to use, as on the command line (``["rapl", "nvml"]``); those this machine has when not given.
+        launcher: Charge the parent of this process and all that it started, too (torchrun): one process of a node
+            measures for all.
 
     Raises:
         ConfigError, DataError: An argument is wrong, or the file cannot be used.
@@ -52,6 +54,7 @@ class MachineMeter(WindowMeter):
         idle: str = "whole",
         pue: float = 1.0,
         meters: Sequence[str] | None = None,
+        launcher: bool = False,
     ) -> None:
         flags = {"zone": zone, "column": column, "timezone": timezone, "scope": scope, "fill": fill}
         given = {name: value for name, value in flags.items() if value is not None}
@@ -64,7 +67,8 @@ class MachineMeter(WindowMeter):
                 "no meter answers here", hint="joulery doctor says what can be read here, and how the rest is granted"
             )
         busy = open_busy()
-        tree = open_tree(os.getpid(), include_root=True, exclude=frozenset(), sockets=busy.sockets, group=None)
+        root = os.getppid() if launcher else os.getpid()
+        tree = open_tree(root, include_root=True, exclude=frozenset(), sockets=busy.sockets, group=None)
         readers = WindowReaders(opened.meters, busy, tree)
         try:
             super().__init__(readers, source, idle=idle, pue=pue)
