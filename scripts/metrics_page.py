@@ -21,6 +21,9 @@ scrape_configs:
     # authorization: {credentials_file: token}     # beyond loopback, the gateway requires its bearer token
 ```
 
+With `serving.open_monitoring: true` in the site file, `/metrics` and `/v2/health/ready` answer without the token;
+everything else still requires it.
+
 | to see | query |
 | --- | --- |
 | watts by workload | `sum by (workload) (rate(joulery_energy_joules_total[5m]))` |
