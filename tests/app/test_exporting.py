@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from joulery.app.exporting import ExportConfig, check, engine_spec, engine_specs
+from joulery.app.exporting import LONGEST_S, ExportConfig, check, engine_spec, engine_specs, next_interval_s
 from joulery.domain.errors import ConfigError
 
 
@@ -64,3 +64,9 @@ def test_what_is_wrong_is_said_before_anything_is_opened(wrong):
     check(ExportConfig())
     with pytest.raises(ConfigError):
         check(dataclasses.replace(ExportConfig(), **wrong))
+
+
+def test_a_node_with_many_processes_is_sampled_less_often():
+    assert next_interval_s(5.0, 0.003) == 5.0
+    assert next_interval_s(5.0, 0.2) == pytest.approx(20.0)
+    assert next_interval_s(5.0, 100.0) == LONGEST_S

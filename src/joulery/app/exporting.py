@@ -41,8 +41,11 @@ from joulery.runtime.schedule.loops import stopped_by_signals
 LOOPBACK = "127.0.0.1"
 READ_EVERY_S = 1.0
 """Time between two readings of meters that show power instead of energy."""
+MAX_CPU_RATIO = 0.01
+"""Share of one core that sampling may take: a node with more processes is sampled less often."""
 LATE_RATIO = 3.0
 """Sampling intervals without a sample after which the exporter is not healthy."""
+LONGEST_S = 60.0
 _GPUS = re.compile(r"(.+)@(gpu:\d+(?:,gpu:\d+)*)")
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::"})
 _LOCK = "\0joulery-export"
@@ -208,13 +211,14 @@ def run_exporter(config: ExportConfig, say: Callable[[str], None], write: Callab
         start_ns = time.time_ns()
         node = NodeExporter(readers, engines, time.monotonic, time.time, _once_each(say))
         metrics = ExporterMetrics(node)
+        node.interval_s = config.sample_s
         stop = stack.enter_context(stopped_by_signals())
         if config.once:
             _wait(node, config.sample_s, stop)
             node.sample(ask=True)
             write(metrics.render()[0])
             return
-        server = MetricsServer(config.host, config.port, metrics.render, lambda: _late(node, config.sample_s))
+        server = MetricsServer(config.host, config.port, metrics.render, lambda: _late(node))
         threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
         stack.callback(server.shutdown)
         if readers.intensity is not None:
@@ -255,15 +259,27 @@ def _open(config: ExportConfig, stack: ExitStack, say: Callable[[str], None]) ->
 def _loop(node: NodeExporter, config: ExportConfig, stop: threading.Event, pushed: _Pusher | None) -> None:
     engines_at_s = time.monotonic() + config.engine_s
     push_at_s = time.monotonic() + config.otlp_s
-    while not _wait(node, config.sample_s, stop):
-        now_s = time.monotonic()
+    sample_s = config.sample_s
+    while not _wait(node, sample_s, stop):
+        now_s, before_s = time.monotonic(), time.process_time()
         ask = now_s >= engines_at_s
         node.sample(ask=ask)
+        sample_s = node.interval_s = next_interval_s(config.sample_s, time.process_time() - before_s)
         if ask:
             engines_at_s = now_s + config.engine_s
         if pushed is not None and now_s >= push_at_s:
             pushed.push()
             push_at_s = now_s + config.otlp_s
+
+
+def next_interval_s(asked_s: float, spent_s: float) -> float:
+    """Time to the next sample: the one asked for, or longer where the last one took too much of a core.
+
+    Args:
+        asked_s: Sampling interval.
+        spent_s: CPU seconds that the last sample took.
+    """
+    return min(max(asked_s, spent_s / MAX_CPU_RATIO), LONGEST_S)
 
 
 def _wait(node: NodeExporter, sample_s: float, stop: threading.Event) -> bool:
@@ -299,10 +315,10 @@ class _Pusher:
             self._say("metrics are pushed again")
 
 
-def _late(node: NodeExporter, sample_s: float) -> str:
+def _late(node: NodeExporter) -> str:
     """What is wrong where no sample was taken for long; empty while all is well."""
     age_s = node.now_s() - node.sampled_at_s
-    return f"no sample for {age_s:.0f} s" if age_s > LATE_RATIO * sample_s + READ_EVERY_S + 2.0 else ""
+    return f"no sample for {age_s:.0f} s" if age_s > LATE_RATIO * node.interval_s + READ_EVERY_S + 2.0 else ""
 
 
 @contextmanager

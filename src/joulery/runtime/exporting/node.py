@@ -96,6 +96,7 @@ class NodeExporter:
         book: Joules and grams of the node.
         lock: Held while a sample is booked; hold it to read the books.
         sampled_at_s: When the last sample was taken, by ``clock_s``.
+        interval_s: Time to the next sample, as its loop sets it.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class NodeExporter:
         self._cpus = sum(readers.busy.cpus)
         if readers.workloads.hidden:
             say("processes of other users are hidden here (hidepid): their joules are unattributed")
-        self.sampled_at_s = clock_s()
+        self.sampled_at_s, self.interval_s = clock_s(), 0.0
         self._tell(readers.channels.advance(self.sampled_at_s))
         self._busy_s = math.fsum(readers.busy.read())
         readers.workloads.read()
