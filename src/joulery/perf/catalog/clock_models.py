@@ -13,11 +13,11 @@ from dataclasses import replace
 from joulery.domain.errors import ConfigError
 from joulery.domain.quality import Quality
 from joulery.perf.catalog import gpu_types
-from joulery.perf.catalog.gpu_types import GpuFacts
+from joulery.perf.catalog.gpu_types import GpuTypeFacts
 from joulery.perf.power.clock_curves import V100, ClockModel
 
 
-def _carried_over(name: str, facts: GpuFacts) -> ClockModel:
+def _carried_over(name: str, facts: GpuTypeFacts) -> ClockModel:
     """A GPU type with its own data sheet and the V100's shape.
 
     Raises:

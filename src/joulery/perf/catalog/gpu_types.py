@@ -1,7 +1,7 @@
 """GPU types by name: memory, bandwidth, arithmetic, board power and clocks, each with its source.
 
 Every figure is one a manufacturer publishes (dense arithmetic, no sparsity; bytes of 10^9 as on the data sheet for
-memory and bandwidth) or one that a named measurement gives. What nobody published is None: *unknown*, never zero.
+memory and bandwidth) or one that a named measurement gives. What is not published is None: *unknown*, never zero.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class GpuFacts:
+class GpuTypeFacts:
     """What is published of a GPU type.
 
     Attributes:
@@ -75,7 +75,7 @@ def _teraflops(**tera: float) -> Mapping[str, float]:
     return MappingProxyType({name: value * 1e12 for name, value in tera.items()})
 
 
-V100 = GpuFacts(
+V100 = GpuTypeFacts(
     *("V100", "NVIDIA", "SXM2, 16 GB", 16 * GIB, 900e9, _teraflops(fp32=15.7, bf16=125), 300.0, 1530.0),
     source="NVIDIA V100 data sheet (SXM2; bf16 stands for FP16, BF16 is not in the hardware)",
     min_mhz=200.0,
@@ -83,76 +83,76 @@ V100 = GpuFacts(
     idle_source="Xu et al., iGniter, TPDS 34(3), section 5.1 (p3.2xlarge, with a CUDA context)",
     aliases=("V100-SXM2-16GB",),
 )
-T4 = GpuFacts(
+T4 = GpuTypeFacts(
     *("T4", "NVIDIA", "PCIe, 16 GB", 16 * GB, 320e9, _teraflops(fp32=8.1, bf16=65, int8=130), 70.0, 1590.0),
     source="NVIDIA T4 data sheet (bf16 stands for FP16, BF16 is not in the hardware)",
     aliases=("Tesla-T4",),
 )
-A10 = GpuFacts(
+A10 = GpuTypeFacts(
     "A10",
     *("NVIDIA", "PCIe, 24 GB", 24 * GB, 600e9, _teraflops(fp32=31.2, tf32=62.5, bf16=125, int8=250), 150.0, 1695.0),
     source="NVIDIA A10 data sheet",
     aliases=("A10G",),
 )
 _A100 = _teraflops(fp32=19.5, tf32=156, bf16=312, int8=624)
-A100_40GB = GpuFacts(
+A100_40GB = GpuTypeFacts(
     *("A100-40GB", "NVIDIA", "SXM4, 40 GB", 40 * GIB, 1555e9, _A100, 400.0, 1410.0),
     source="NVIDIA A100 data sheet (SXM4, 40 GB)",
     min_mhz=210.0,
     aliases=("A100-SXM4-40GB",),
 )
-A100_80GB = GpuFacts(
+A100_80GB = GpuTypeFacts(
     *("A100-80GB", "NVIDIA", "SXM4, 80 GB", 80 * GIB, 2039e9, _A100, 400.0, 1410.0),
     source="NVIDIA A100 data sheet (SXM4, 80 GB)",
     min_mhz=210.0,
     aliases=("A100-SXM4-80GB", "A100", "a100_sxm"),
 )
-L4 = GpuFacts(
+L4 = GpuTypeFacts(
     *("L4", "NVIDIA", "PCIe, 24 GB", 24 * GB, 300e9),
     *(_teraflops(fp32=30.3, tf32=60, bf16=121, fp8=242.5, int8=242.5), 72.0, 2040.0),
     source="NVIDIA L4 data sheet (published with sparsity; halved here)",
 )
-L40S = GpuFacts(
+L40S = GpuTypeFacts(
     *("L40S", "NVIDIA", "PCIe, 48 GB", 48 * GB, 864e9),
     *(_teraflops(fp32=91.6, tf32=183, bf16=362.05, fp8=733, int8=733), 350.0, 2520.0),
     source="NVIDIA L40S data sheet",
 )
 _HOPPER = _teraflops(fp32=67, tf32=494.7, bf16=989.4, fp8=1978.9, int8=1978.9)
-H100 = GpuFacts(
+H100 = GpuTypeFacts(
     *("H100-80GB", "NVIDIA", "SXM5, 80 GB", 80 * GIB, 3350e9, _HOPPER, 700.0, 1980.0),
     source="NVIDIA H100 data sheet (SXM5, 80 GB; published with sparsity, halved here)",
     min_mhz=210.0,
     aliases=("H100", "H100-SXM", "H100-SXM5-80GB", "H100-80GB-HBM3"),
 )
-H200 = GpuFacts(
+H200 = GpuTypeFacts(
     *("H200-141GB", "NVIDIA", "SXM, 141 GB", 141 * GB, 4800e9, _HOPPER, 700.0, 1980.0),
     source="NVIDIA H200 data sheet (SXM; published with sparsity, halved here)",
     aliases=("H200", "H200-SXM"),
 )
-B200 = GpuFacts(
+B200 = GpuTypeFacts(
     *("B200-180GB", "NVIDIA", "SXM, 180 GB", 180 * GB, 8000e9),
     *(_teraflops(fp32=80, tf32=1100, bf16=2250, fp8=4500, int8=4500, fp4=9000), 1000.0, None),
     source="NVIDIA HGX B200 at 1,000 W (NVIDIA Blackwell architecture brief, dense); highest clock not published",
     aliases=("B200", "B200-SXM"),
 )
-B300 = GpuFacts(
+B300 = GpuTypeFacts(
     *("B300-288GB", "NVIDIA", "SXM, 288 GB", 288 * GB, 8000e9),
     *(_teraflops(fp32=75, tf32=1100, bf16=2250, fp8=4500, fp4=13500), 1100.0, None),
     source="NVIDIA HGX B300 product page (dense); highest clock not published",
     aliases=("B300", "B300-SXM"),
 )
-GB200 = GpuFacts(
+GB200 = GpuTypeFacts(
     *("GB200", "NVIDIA", "one GPU of an NVL72, 186 GB", 186 * GB, 8000e9),
     *(_teraflops(fp32=80, tf32=1250, bf16=2500, fp8=5000, int8=5000, fp4=10000), 1200.0, None),
     source="NVIDIA GB200 NVL72 data sheet (a 72nd of the rack, dense); highest clock not published",
 )
-MI250X = GpuFacts(
+MI250X = GpuTypeFacts(
     *("MI250X", "AMD", "OAM, 128 GB, two dies", 128 * GB, 3276.8e9),
     *(_teraflops(fp32=95.7, bf16=383, int8=383), 560.0, 1700.0),
     source="AMD Instinct MI250X data sheet (matrix arithmetic of both dies; peak board power)",
     aliases=("AMD-Instinct-MI250X",),
 )
-MI300X = GpuFacts(
+MI300X = GpuTypeFacts(
     *("MI300X", "AMD", "OAM, 192 GB", 192 * GB, 5300e9),
     *(_teraflops(fp32=163.4, tf32=653.7, bf16=1307.4, fp8=2614.9, int8=2614.9), 750.0, 2100.0),
     source="AMD Instinct MI300X data sheet (matrix arithmetic, dense; peak board power)",
@@ -165,7 +165,7 @@ GPU_TYPES = (
 """Every GPU type known here, oldest first within a manufacturer."""
 
 
-def gpu_facts(name: str) -> GpuFacts:
+def gpu_facts(name: str) -> GpuTypeFacts:
     """A GPU type as the driver, a cloud or a benchmark names it: ``NVIDIA H100 80GB HBM3``, ``h100_sxm``, ``H100``.
 
     Raises:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from joulery.perf.llm.gaussian_process import Inputs
+from joulery.perf.llm.gaussian_process import KernelInputs
 from joulery.perf.llm.models import precision_bytes
 from joulery.perf.llm.runs import LlmPoint
 
@@ -15,7 +15,7 @@ SMOOTH = ("active parameters", "parameters", "KV bytes", "GPUs", "precision")
 """The smooth features, logarithms each."""
 
 
-def inputs_of(points: Sequence[LlmPoint]) -> Inputs:
+def inputs_of(points: Sequence[LlmPoint]) -> KernelInputs:
     """Where points lie: their load, sizes, labels, and what the engine's limit leaves waiting."""
     smooth = [
         (
@@ -36,7 +36,7 @@ def inputs_of(points: Sequence[LlmPoint]) -> Inputs:
         ],
         "series": ["|".join(map(str, point.series)) for point in points],
     }
-    return Inputs(
+    return KernelInputs(
         np.array([math.log(point.batch) for point in points], np.float64),
         np.array(smooth, np.float64).reshape(len(points), len(SMOOTH)),
         {name: np.array(values, dtype=np.str_) for name, values in labels.items()},

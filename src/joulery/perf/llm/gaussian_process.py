@@ -20,7 +20,7 @@ from joulery.domain.arrays import FloatArray
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class KernelInputs:
     """Where points lie.
 
     Attributes:
@@ -58,7 +58,7 @@ class Term(NamedTuple):
     queue: float = math.inf
 
 
-class Shape(NamedTuple):
+class KernelShape(NamedTuple):
     """A kernel.
 
     Attributes:
@@ -109,7 +109,7 @@ class GaussianProcess:
         values: What was measured there, shape (points,).
     """
 
-    def __init__(self, shape: Shape, inputs: Inputs, values: FloatArray) -> None:
+    def __init__(self, shape: KernelShape, inputs: KernelInputs, values: FloatArray) -> None:
         self._shape, self._inputs, self._values = shape, inputs, values
         self._centre = (float(inputs.load.mean()), inputs.smooth.mean(axis=0))
         covariance = self._covariance(inputs, inputs)
@@ -117,7 +117,7 @@ class GaussianProcess:
         self._inverse = np.linalg.inv(covariance)
         self._weights = self._inverse @ values
 
-    def predict(self, inputs: Inputs) -> Prediction:
+    def predict(self, inputs: KernelInputs) -> Prediction:
         """Mean and deviation of what a measurement there would give."""
         cross = self._covariance(inputs, self._inputs)
         mean = cross @ self._weights
@@ -144,7 +144,7 @@ class GaussianProcess:
             deviations.append(np.sqrt(np.maximum(np.diag(block), self._shape.noise)))
         return LeftOut(np.concatenate(residuals), np.concatenate(deviations))
 
-    def _prior(self, inputs: Inputs) -> FloatArray:
+    def _prior(self, inputs: KernelInputs) -> FloatArray:
         """Variance at each point before anything was measured."""
         shape, (load, smooth) = self._shape, self._centre
         total = shape.offset + shape.variance + shape.load_slope * (inputs.load - load) ** 2
@@ -152,7 +152,7 @@ class GaussianProcess:
             total = total + shape.slope * (inputs.smooth[:, index] - smooth[index]) ** 2
         return np.asarray(total + sum(term.offset + term.variance for term in shape.terms), np.float64)
 
-    def _covariance(self, one: Inputs, other: Inputs) -> FloatArray:
+    def _covariance(self, one: KernelInputs, other: KernelInputs) -> FloatArray:
         shape = self._shape
         apart = np.abs(one.load[:, None] - other.load[None, :])
         equal = {name: one.labels[name][:, None] == other.labels[name][None, :] for name in other.labels}

@@ -50,7 +50,7 @@ PRECISION_NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class LanguageModelFacts:
     """What is known of a language model before anything is measured.
 
     Attributes:
@@ -137,7 +137,7 @@ _TABLE = (
 _VISION = re.compile(r"(^|[-_/])(vl|omni|vision|llava|internvl|pixtral)([-_.]|$)|gemma-3-(4|12|27)b|llama-4")
 
 
-def model_facts(model_id: str) -> ModelFacts:
+def model_facts(model_id: str) -> LanguageModelFacts:
     """What is known of a model of that id, from the table or from the id itself.
 
     Raises:
@@ -147,7 +147,7 @@ def model_facts(model_id: str) -> ModelFacts:
     vision = _VISION.search(name) is not None
     for pattern, backbone, parameters, at_work, layers, kv_bytes in _TABLE:
         if re.search(pattern, name):
-            return ModelFacts(backbone, parameters * 1e9, at_work * 1e9, layers, kv_bytes, vision=vision)
+            return LanguageModelFacts(backbone, parameters * 1e9, at_work * 1e9, layers, kv_bytes, vision=vision)
     total, active = _said(name)
     if total is None:
         nearest = nearest_names(name, (each[1] for each in _TABLE))
@@ -160,7 +160,9 @@ def model_facts(model_id: str) -> ModelFacts:
     return estimated_facts(name, total * 1e9, (active or total) * 1e9, vision=vision)
 
 
-def estimated_facts(name: str, parameters: float, active_parameters: float, *, vision: bool = False) -> ModelFacts:
+def estimated_facts(
+    name: str, parameters: float, active_parameters: float, *, vision: bool = False
+) -> LanguageModelFacts:
     """A model of which the parameters are known alone; layers and KV cache follow those of models of that size.
 
     Layers grow with the cube root of the parameters (32 at 8 thousand million), the KV cache is that of eight heads of
@@ -168,11 +170,11 @@ def estimated_facts(name: str, parameters: float, active_parameters: float, *, v
     """
     size = math.sqrt(parameters * active_parameters)
     layers = min(max(32.0 * (size / 8e9) ** (1 / 3), 12.0), 130.0)
-    return ModelFacts(name, parameters, active_parameters, layers, _kv(layers, 8, 128), False, vision)
+    return LanguageModelFacts(name, parameters, active_parameters, layers, _kv(layers, 8, 128), False, vision)
 
 
 def _said(name: str) -> tuple[float | None, float | None]:
-    """Parameters, and those at work a token, that an id tells, in 10^9."""
+    """Parameters, and those at work a token, that an id states, in 10^9."""
     if found := re.search(r"(\d+)x(\d+(?:\.\d+)?)b(?![a-z0-9])", name):
         experts, each = float(found[1]), float(found[2])
         # Attention and embeddings are shared: eight experts of 7 are 47, not 56; two of them work at a time.

@@ -13,7 +13,8 @@ def monotone_times(load: FloatArray, times: FloatArray) -> FloatArray:
     """Logarithms of token times, changed as little as a few projections can, that rise no faster than the load.
 
     With ``n`` requests in flight and a token every ``t`` seconds for each, ``n / t`` tokens are written a second. So
-    the slope of ln t over ln n lies between 0 (nobody waits less with company) and 1 (company never costs throughput).
+    the slope of ln t over ln n lies between 0 (more requests make no token faster) and 1 (they cost no
+    throughput).
 
     Args:
         load: Logarithms of requests in flight, ascending, shape (points,).

@@ -52,7 +52,7 @@ def step_times_s(points: Sequence[LlmPoint], factors: Sequence[float] = DEFAULT_
 def fit_factors(points: Sequence[LlmPoint], times_s: Sequence[float]) -> tuple[float, float, float, float]:
     """Factors of the four parts, none below zero, that fit measured times best in the least relative squares.
 
-    As many weak observations of the default factors stand beside the measurements, so that a handful of runs moves
+    As many weak observations of the default factors stand beside the measurements, so that a few runs move
     only what it determines.
     """
     parts = np.array([step_parts_s(point) for point in points], np.float64)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from joulery.perf.catalog.gpu_types import GpuFacts, gpu_facts
-from joulery.perf.llm.models import ModelFacts, model_facts, precision_name
+from joulery.perf.catalog.gpu_types import GpuTypeFacts, gpu_facts
+from joulery.perf.llm.models import LanguageModelFacts, model_facts, precision_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class LlmPoint:
     """
 
     model_id: str
-    facts: ModelFacts
-    gpu: GpuFacts
+    facts: LanguageModelFacts
+    gpu: GpuTypeFacts
     num_gpus: int
     precision: str
     task: str
@@ -62,7 +62,7 @@ def llm_point(
     max_num_seqs: float | None = None,
     input_tokens: float | None = None,
     output_tokens: float | None = None,
-    facts: ModelFacts | None = None,
+    facts: LanguageModelFacts | None = None,
 ) -> LlmPoint:
     """A point by names, as users write them.
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from joulery.perf.llm.gaussian_process import Shape, Term
+from joulery.perf.llm.gaussian_process import KernelShape, Term
 
 
-def llm_shape(of: Mapping[str, float]) -> Shape:
+def llm_shape(of: Mapping[str, float]) -> KernelShape:
     """A kernel over points of language models from its numbers by name."""
-    return Shape(
+    return KernelShape(
         offset=of["offset"],
         slope=of["slope"],
         sloped=(0, 1, 3),
@@ -36,7 +36,7 @@ def llm_shape(of: Mapping[str, float]) -> Shape:
     )
 
 
-SHAPES: Mapping[str, Shape] = MappingProxyType(
+SHAPES: Mapping[str, KernelShape] = MappingProxyType(
     {
         "throughput": llm_shape(
             {

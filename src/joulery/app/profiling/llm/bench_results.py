@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from joulery.app.profiling.llm.tables import Given, Row, hardware, positive, read_table
+from joulery.app.profiling.llm.tables import Given, MeasuredRow, hardware, positive, read_table
 from joulery.domain.errors import ConfigError, DataError
 from joulery.perf.llm.runs import LlmPoint, LlmRun, llm_point
 
@@ -132,7 +132,7 @@ def _analyzer_columns(path: Path) -> dict[str, str]:
     return {key: plain[name] for key, names in _ANALYZER.items() for name in names if name in plain}
 
 
-def _analyzed(row: Row, columns: Mapping[str, str], path: Path, given: Given) -> LlmRun:
+def _analyzed(row: MeasuredRow, columns: Mapping[str, str], path: Path, given: Given) -> LlmRun:
     def number(key: str) -> float | None:
         return row.number(columns[key]) if key in columns else None
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from joulery.app.profiling.llm.tables import Row, read_table
+from joulery.app.profiling.llm.tables import MeasuredRow, read_table
 from joulery.domain.errors import ConfigError
-from joulery.perf.llm.models import ModelFacts, estimated_facts, model_facts
+from joulery.perf.llm.models import LanguageModelFacts, estimated_facts, model_facts
 from joulery.perf.llm.runs import LlmPoint, LlmRun, llm_point
 
 REQUIRED = (
@@ -62,7 +62,7 @@ def read_questions(path: Path, runs: list[LlmRun]) -> list[Question]:
     return [Question(_point(row, known), {name: row.text(name) for name in ECHOED}) for row in read_table(path, ASKED)]
 
 
-def _run(row: Row) -> LlmRun:
+def _run(row: MeasuredRow) -> LlmRun:
     throughput = row.required("output_throughput_tokens_per_sec")
     power_w, joules = row.number("avg_power_watts"), row.number("energy_per_token_joules")
     if power_w is None and joules is not None:
@@ -78,7 +78,7 @@ def _run(row: Row) -> LlmRun:
     )
 
 
-def _point(row: Row, known: Mapping[str, ModelFacts]) -> LlmPoint:
+def _point(row: MeasuredRow, known: Mapping[str, LanguageModelFacts]) -> LlmPoint:
     model_id = row.text("model_id")
     if not model_id:
         raise row.wrong("model_id is empty")
@@ -102,7 +102,7 @@ def _point(row: Row, known: Mapping[str, ModelFacts]) -> LlmPoint:
         raise row.named(error) from None
 
 
-def _facts(model_id: str, row: Row, known: Mapping[str, ModelFacts]) -> ModelFacts:
+def _facts(model_id: str, row: MeasuredRow, known: Mapping[str, LanguageModelFacts]) -> LanguageModelFacts:
     if model_id in known:
         return known[model_id]
     try:

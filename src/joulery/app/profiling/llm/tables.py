@@ -33,7 +33,7 @@ class Given:
     model: str | None = None
 
 
-class Row:
+class MeasuredRow:
     """A row of a CSV file whose numbers may be missing.
 
     Args:
@@ -93,7 +93,7 @@ class Row:
         return self.wrong(f"{error.message} (got {error.got})", hint=error.hint)
 
 
-def read_table(path: Path, columns: Sequence[str | tuple[str, ...]]) -> list[Row]:
+def read_table(path: Path, columns: Sequence[str | tuple[str, ...]]) -> list[MeasuredRow]:
     """The rows of a CSV file.
 
     Args:
@@ -114,7 +114,7 @@ def read_table(path: Path, columns: Sequence[str | tuple[str, ...]]) -> list[Row
     for number, cells in table.lines:
         if cells:
             found = dict(zip(table.header, cells, strict=False))
-            rows.append(Row(CsvRow({name: found.get(name, "") for name in table.header}, path, number)))
+            rows.append(MeasuredRow(CsvRow({name: found.get(name, "") for name in table.header}, path, number)))
     if not rows:
         raise DataError("no rows", file=str(path), hint="the file has a header only")
     return rows

@@ -1,0 +1,167 @@
+"""One replica of a language model under requests that arrive at random: how many run at once, and what they wait for.
+
+A replica runs up to ``limit`` requests in one batch. With ``n`` of them each gets a token every T(n) seconds, so
+requests end at n / (T(n) x tokens an answer) a second. As requests share the engine the number in flight is a
+birth-death process of these rates (exact for exponential lengths, and for any lengths while none waits, because sharing
+is insensitive to them); beyond the limit requests wait first come, first served. Its mean obeys Little's law.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from joulery.domain.arrays import FloatArray
+from joulery.perf.llm.runs import LlmPoint
+
+PREFILL_OVERHEAD_S = 0.02
+"""Time to first token beyond the arithmetic of the prompt, s: tokenising, scheduling, one step. Assumed."""
+PREFILL_FACTOR = 2.5
+"""Time of a prompt over its arithmetic at the catalog's peak. Assumed: the fastest measured first tokens of long
+prompts take 2.5 to 5 times it (NVIDIA AIConfigurator's silicon samples, dense models on H100 and H200)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaCurve:
+    """What a replica does with 1, 2, ... limit requests in flight.
+
+    Attributes:
+        token_time_s: Time a token takes a request, prompts of others included, s, shape (limit,).
+        power_w: Power of its GPUs together, W, shape (limit,).
+        itl_p50_s, itl_p99_s: Time between two tokens, s, shape (limit,).
+        idle_w: Power without a request, W.
+        prefill_s: Time a prompt takes alone, s.
+        answer_tokens: Tokens an answer, mean.
+    """
+
+    token_time_s: FloatArray
+    power_w: FloatArray
+    itl_p50_s: FloatArray
+    itl_p99_s: FloatArray
+    idle_w: float
+    prefill_s: float
+    answer_tokens: float
+
+    @property
+    def limit(self) -> int:
+        """Most requests in one batch."""
+        return len(self.token_time_s)
+
+    @property
+    def ends_rps(self) -> FloatArray:
+        """Requests that end a second, by requests in flight, shape (limit,)."""
+        return np.asarray(np.arange(1, self.limit + 1) / (self.token_time_s * self.answer_tokens), np.float64)
+
+    def limited(self, limit: int) -> ReplicaCurve:
+        """The same with fewer requests at once."""
+        return ReplicaCurve(
+            self.token_time_s[:limit],
+            self.power_w[:limit],
+            self.itl_p50_s[:limit],
+            self.itl_p99_s[:limit],
+            self.idle_w,
+            self.prefill_s,
+            self.answer_tokens,
+        )
+
+
+class ReplicaLoad(NamedTuple):
+    """A replica in its steady state.
+
+    Attributes:
+        rate_rps: Requests that arrive a second.
+        in_flight: Mean requests in the batch.
+        shares: Share of time with 0, 1, ... limit requests in the batch, shape (limit + 1,).
+        wait_ratio: Share of requests that wait for a place.
+        drain_rps: How fast their queue drains: what ends at the limit less what arrives, requests/s.
+        power_w: Mean power, W.
+    """
+
+    rate_rps: float
+    in_flight: float
+    shares: FloatArray
+    wait_ratio: float
+    drain_rps: float
+    power_w: float
+
+
+def prefill_time_s(point: LlmPoint, prompt_tokens: float) -> float:
+    """Time a prompt takes alone: its arithmetic at the rate of the precision, and an overhead; s."""
+    width = {"bfloat16": "bf16", "fp8": "fp8", "fp4": "fp4"}.get(point.precision, "bf16")
+    flops = 2 * point.facts.active_parameters * prompt_tokens
+    return PREFILL_OVERHEAD_S + PREFILL_FACTOR * flops / (point.gpu.peak_flops(width) * point.num_gpus)
+
+
+def steady_state(curve: ReplicaCurve, rate_rps: float) -> ReplicaLoad | None:
+    """The steady state at a rate; None where the replica cannot keep up."""
+    ends = curve.ends_rps
+    if rate_rps >= ends[-1]:
+        return None
+    weights = np.concatenate([[0.0], np.cumsum(np.log(rate_rps) - np.log(ends))])
+    within = np.exp(weights - weights.max())
+    rho = rate_rps / ends[-1]
+    beyond = within[-1] * rho / (1 - rho)
+    total = float(within.sum() + beyond)
+    shares = within / total
+    shares[-1] += beyond / total
+    # Arrivals see time averages: a request waits where it finds the batch full.
+    wait = float(shares[-1])
+    power = float(shares[0] * curve.idle_w + shares[1:] @ curve.power_w)
+    mean = float(shares[1:] @ np.arange(1, curve.limit + 1))
+    return ReplicaLoad(rate_rps, mean, np.asarray(shares, np.float64), wait, float(ends[-1] - rate_rps), power)
+
+
+def tokens_within(curve: ReplicaCurve, state: ReplicaLoad, limit_s: float) -> float:
+    """Share of tokens that follow the one before within a time.
+
+    With ``n`` in flight the time between two tokens is taken as log-normal through the measured median and 99th
+    percentile; tokens count by how many are written with so many in flight.
+    """
+    tokens = state.shares[1:] * curve.ends_rps
+    median = np.log(curve.itl_p50_s)
+    spread = np.maximum(np.log(curve.itl_p99_s) - median, 1e-6) / _Z99
+    below = _normal((math.log(limit_s) - median) / spread)
+    return float(tokens @ below / tokens.sum())
+
+
+def token_latency_s(curve: ReplicaCurve, state: ReplicaLoad, quantile: float) -> float:
+    """A quantile of the time between two tokens over all tokens, s; see :func:`tokens_within`."""
+    low, high = math.log(float(curve.itl_p50_s.min())) - 3.0, math.log(float(curve.itl_p99_s.max())) + 3.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tokens_within(curve, state, math.exp(middle)) < quantile else (low, middle)
+    return math.exp(high)
+
+
+def first_token_s(curve: ReplicaCurve, state: ReplicaLoad, quantile: float) -> float:
+    """A quantile of the time to first token, s: the wait for a place, other prompts first, one's own, and one step.
+
+    The wait beyond the limit is exponential (the queue drains at a constant rate); prompts of others are a queue with
+    one server and equal times.
+    """
+    busy = min(state.rate_rps * curve.prefill_s, 0.99)
+    tail = math.log(max(1 / (1 - quantile), 1.0 + 1e-12))
+    others = curve.prefill_s * busy / (2 * (1 - busy)) * tail
+    place = max(0.0, math.log(max(state.wait_ratio, 1e-300) / (1 - quantile))) / state.drain_rps
+    step = float(curve.itl_p50_s[max(0, min(round(state.in_flight), curve.limit) - 1)])
+    return place + others + curve.prefill_s + step
+
+
+def answer_time_s(curve: ReplicaCurve, state: ReplicaLoad) -> float:
+    """Mean time of an answer after its place is free, s, by Little's law."""
+    return state.in_flight / state.rate_rps
+
+
+_Z99 = 2.3263478740408408
+_ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+
+
+def _normal(at: FloatArray) -> FloatArray:
+    """Standard normal distribution function (Abramowitz and Stegun 7.1.26, error below 1e-7)."""
+    scaled = np.abs(at) / math.sqrt(2)
+    t = 1 / (1 + 0.3275911 * scaled)
+    tail = sum(each * t**power for power, each in enumerate(_ERF, 1)) * np.exp(-scaled * scaled)
+    return np.asarray(np.where(at >= 0, 1 - tail / 2, tail / 2), np.float64)
