@@ -373,5 +373,8 @@ def _replicas_document(each: LanguageReplicas) -> dict[str, Any]:
         "energy_per_token_j": each.energy_per_token_j,
         "basis": each.basis,
         "error_ratio": each.error_ratio,
-        "slo": [{**part._asdict(), "slack_ratio": part.slack_ratio} for part in each.parts],
+        "slo": [
+            {**part._asdict(), "slack_ratio": part.slack_ratio, "simulated_s": dict(each.simulated_s).get(part.name)}
+            for part in each.parts
+        ],
     }

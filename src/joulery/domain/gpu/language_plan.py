@@ -65,6 +65,7 @@ class LanguageReplicas:
         parts: SLOs with what is predicted.
         basis: ``measured``, ``fitted`` or ``transferred``.
         error_ratio: Relative error of the joules a token that two of three rows left out alike stayed within.
+        simulated_s: By SLO, what one replica's simulation gave on a truth with noise, s; empty without one.
     """
 
     service: str
@@ -84,6 +85,13 @@ class LanguageReplicas:
     parts: tuple[SloPart, ...]
     basis: str
     error_ratio: float
+    simulated_s: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def kept(self) -> bool:
+        """Whether the simulation is within every SLO; True without one."""
+        limits = {part.name: part.limit_s for part in self.parts}
+        return all(seconds <= limits[name] for name, seconds in self.simulated_s)
 
     @property
     def variant(self) -> str:

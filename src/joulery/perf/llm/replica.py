@@ -17,8 +17,10 @@ import numpy as np
 from joulery.domain.arrays import FloatArray
 from joulery.perf.llm.runs import LlmPoint
 
-PREFILL_OVERHEAD_S = 0.02
-"""Time to first token beyond the arithmetic of the prompt, s: tokenising, scheduling, one step. Assumed."""
+FIRST_OVERHEAD_S = 0.02
+"""Time to first token beyond the prompt and its step, s: tokenising, scheduling, the network. Assumed."""
+STEP_NOISE_RATIO = 0.1
+"""Deviation of a step's time in logarithms. Assumed."""
 PREFILL_FACTOR = 2.5
 """Time of a prompt over its arithmetic at the catalog's peak. Assumed: the fastest measured first tokens of long
 prompts take 2.5 to 5 times it (NVIDIA AIConfigurator's silicon samples, dense models on H100 and H200)."""
@@ -33,7 +35,7 @@ class ReplicaCurve:
         power_w: Power of its GPUs together, W, shape (limit,).
         itl_p50_s, itl_p99_s: Time between two tokens, s, shape (limit,).
         idle_w: Power without a request, W.
-        prefill_s: Time a prompt takes alone, s.
+        stall_s: Time of a prompt's arithmetic: a step in which it is computed takes at least that, s.
         answer_tokens: Tokens an answer, mean.
     """
 
@@ -42,7 +44,7 @@ class ReplicaCurve:
     itl_p50_s: FloatArray
     itl_p99_s: FloatArray
     idle_w: float
-    prefill_s: float
+    stall_s: float
     answer_tokens: float
 
     @property
@@ -63,7 +65,7 @@ class ReplicaCurve:
             self.itl_p50_s[:limit],
             self.itl_p99_s[:limit],
             self.idle_w,
-            self.prefill_s,
+            self.stall_s,
             self.answer_tokens,
         )
 
@@ -88,11 +90,11 @@ class ReplicaLoad(NamedTuple):
     power_w: float
 
 
-def prefill_time_s(point: LlmPoint, prompt_tokens: float) -> float:
-    """Time a prompt takes alone: its arithmetic at the rate of the precision, and an overhead; s."""
+def prompt_time_s(point: LlmPoint, prompt_tokens: float) -> float:
+    """Time the arithmetic of a prompt takes, s: a step in which it is computed takes no less."""
     width = {"bfloat16": "bf16", "fp8": "fp8", "fp4": "fp4"}.get(point.precision, "bf16")
     flops = 2 * point.facts.active_parameters * prompt_tokens
-    return PREFILL_OVERHEAD_S + PREFILL_FACTOR * flops / (point.gpu.peak_flops(width) * point.num_gpus)
+    return PREFILL_FACTOR * flops / (point.gpu.peak_flops(width) * point.num_gpus)
 
 
 def steady_state(curve: ReplicaCurve, rate_rps: float) -> ReplicaLoad | None:
@@ -117,19 +119,30 @@ def steady_state(curve: ReplicaCurve, rate_rps: float) -> ReplicaLoad | None:
 def tokens_within(curve: ReplicaCurve, state: ReplicaLoad, limit_s: float) -> float:
     """Share of tokens that follow the one before within a time.
 
-    With ``n`` in flight the time between two tokens is taken as log-normal through the measured median and 99th
-    percentile; tokens count by how many are written with so many in flight.
+    With ``n`` in flight the time between two tokens is taken in two ways, and the worse holds: log-normal through the
+    measured median and 99th percentile, which was measured with the prompts of the measured runs; and a step of the
+    median's length with noise, or as long as the arithmetic of the prompts that arrived during the last one takes
+    (their arithmetic hides the reading of weights: the longer of the two counts). Tokens count by how many are written
+    with so many in flight.
     """
     tokens = state.shares[1:] * curve.ends_rps
     median = np.log(curve.itl_p50_s)
     spread = np.maximum(np.log(curve.itl_p99_s) - median, 1e-6) / _Z99
     below = _normal((math.log(limit_s) - median) / spread)
-    return float(tokens @ below / tokens.sum())
+    prompts = state.rate_rps * curve.itl_p50_s
+    stalled, chance = np.zeros_like(prompts), np.exp(-prompts)
+    within_step = _normal((math.log(limit_s) - median) / STEP_NOISE_RATIO)
+    for joined in range(_MOST_JOINED):
+        if joined * curve.stall_s <= limit_s:
+            stalled += chance * within_step
+        chance = chance * prompts / (joined + 1)
+    return float(tokens @ np.minimum(below, stalled) / tokens.sum())
 
 
 def token_latency_s(curve: ReplicaCurve, state: ReplicaLoad, quantile: float) -> float:
     """A quantile of the time between two tokens over all tokens, s; see :func:`tokens_within`."""
-    low, high = math.log(float(curve.itl_p50_s.min())) - 3.0, math.log(float(curve.itl_p99_s.max())) + 3.0
+    low = math.log(float(curve.itl_p50_s.min())) - 3.0
+    high = math.log(float(curve.itl_p99_s.max()) + _MOST_JOINED * curve.stall_s) + 3.0
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if tokens_within(curve, state, math.exp(middle)) < quantile else (low, middle)
@@ -142,12 +155,13 @@ def first_token_s(curve: ReplicaCurve, state: ReplicaLoad, quantile: float) -> f
     The wait beyond the limit is exponential (the queue drains at a constant rate); prompts of others are a queue with
     one server and equal times.
     """
-    busy = min(state.rate_rps * curve.prefill_s, 0.99)
+    busy = min(state.rate_rps * curve.stall_s, 0.99)
     tail = math.log(max(1 / (1 - quantile), 1.0 + 1e-12))
-    others = curve.prefill_s * busy / (2 * (1 - busy)) * tail
+    others = curve.stall_s * busy / (2 * (1 - busy)) * tail
     place = max(0.0, math.log(max(state.wait_ratio, 1e-300) / (1 - quantile))) / state.drain_rps
-    step = float(curve.itl_p50_s[max(0, min(round(state.in_flight), curve.limit) - 1)])
-    return place + others + curve.prefill_s + step
+    # A request waits for the end of the step that runs, then for its own.
+    step = 2 * float(curve.itl_p50_s[max(0, min(round(state.in_flight), curve.limit) - 1)])
+    return place + others + curve.stall_s + step + FIRST_OVERHEAD_S
 
 
 def answer_time_s(curve: ReplicaCurve, state: ReplicaLoad) -> float:
@@ -155,6 +169,7 @@ def answer_time_s(curve: ReplicaCurve, state: ReplicaLoad) -> float:
     return state.in_flight / state.rate_rps
 
 
+_MOST_JOINED = 6
 _Z99 = 2.3263478740408408
 _ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 

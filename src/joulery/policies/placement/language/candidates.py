@@ -17,7 +17,7 @@ from joulery.perf.llm.replica import (
     ReplicaLoad,
     answer_time_s,
     first_token_s,
-    prefill_time_s,
+    prompt_time_s,
     steady_state,
     token_latency_s,
     tokens_within,
@@ -130,7 +130,7 @@ def slo_parts(
         )
     if service.answer_s is not None:
         wait = state.wait_ratio / state.drain_rps
-        took = wait + curve.prefill_s + answer_time_s(curve, state)
+        took = wait + curve.stall_s + answer_time_s(curve, state)
         parts.append(SloPart("answer", None, took, margins[0], service.answer_s))
     return tuple(parts)
 
@@ -148,7 +148,7 @@ def within(service: LanguageService, curve: ReplicaCurve, rate_rps: float) -> bo
             return False
     if service.answer_s is None:
         return True
-    took = state.wait_ratio / state.drain_rps + curve.prefill_s + answer_time_s(curve, state)
+    took = state.wait_ratio / state.drain_rps + curve.stall_s + answer_time_s(curve, state)
     return took <= service.answer_s
 
 
@@ -224,14 +224,18 @@ def _curve(
     p50 = spread([each.itl_p50_s or each.point.batch / (each.throughput_tps or math.nan) for each in told])
     p99 = np.maximum(spread([each.itl_p99_s or math.nan for each in told]), p50)
     idle = float(power[0]) if group.gpu.idle_w is None else group.gpus * group.gpu.idle_w
-    prefill = prefill_time_s(point, group.service.prompt_tokens)
-    curve = ReplicaCurve(token_time, power, p50, p99, idle, prefill, group.service.answer_tokens)
+    stall = prompt_time_s(point, group.service.prompt_tokens)
+    # Prompts longer than those of the measured runs make steps longer than was measured.
+    joined = np.arange(1, most + 1) / group.service.answer_tokens
+    token_time = np.maximum(token_time, p50 + joined * np.maximum(stall - p50, 0.0))
+    curve = ReplicaCurve(token_time, power, p50, p99, idle, stall, group.service.answer_tokens)
     middle = told[len(told) // 2]
     margins = (
         (rules.margin_ratio, rules.margin_ratio)
         if rules.margin_ratio is not None
         else (middle.bands[TOKEN_TIME].typical_ratio, middle.bands[ITL_P99].typical_ratio)
     )
+    margins = (margins[0] + rules.extra_margin_ratio, margins[1] + rules.extra_margin_ratio)
     return curve, middle.distance, middle.bands[ENERGY].typical_ratio, margins
 
 
@@ -243,5 +247,5 @@ def _slower(curve: ReplicaCurve, margins: tuple[float, float]) -> ReplicaCurve:
         token_time_s=curve.token_time_s * times,
         itl_p50_s=curve.itl_p50_s * latencies,
         itl_p99_s=curve.itl_p99_s * latencies,
-        prefill_s=curve.prefill_s * times,
+        stall_s=curve.stall_s * times,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,6 +41,10 @@ class ServedReplicas:
         return self.count * self.candidate.cost(self.rate_rps, rules)
 
 
+Judge = Callable[[ServedReplicas], tuple[tuple[str, float], ...]]
+"""Simulates a replica at its rate."""
+
+
 class _Searched(NamedTuple):
     """A service with what may answer it."""
 
@@ -57,8 +61,16 @@ def plan_language(
     rules: LanguageRules,
     source: str,
     notes: tuple[str, ...] = (),
+    judge: Judge | None = None,
 ) -> LanguagePlan:
     """The plan of least objective found, and a bound on any.
+
+    Args:
+        services, gpus: What to provide for, and with what.
+        predictor: What replicas do.
+        rules: What to make least, and what to keep.
+        source, notes: What the plan says of itself.
+        judge: Simulates a replica at its rate: what it gives for each SLO by name, s.
 
     Raises:
         ConfigError: The objective is carbon and there is no intensity.
@@ -86,7 +98,7 @@ def plan_language(
     bound = min(solved.bound, value)
     return LanguagePlan(
         rules.objective,
-        tuple(_replicas(each) for each in chosen),
+        tuple(_replicas(each, () if judge is None else judge(each)) for each in chosen),
         LanguageBound(bound, 1 - bound / value if value > 0 else 0.0),
         sum(len(each.found) for each in searched),
         tuple(other for each in searched for other in _alternatives(each, rules)),
@@ -200,7 +212,7 @@ def _alternatives(searched: _Searched, rules: LanguageRules) -> list[LanguageAlt
     return list(best.values())
 
 
-def _replicas(part: ServedReplicas) -> LanguageReplicas:
+def _replicas(part: ServedReplicas, simulated_s: tuple[tuple[str, float], ...] = ()) -> LanguageReplicas:
     candidate, group = part.candidate, part.candidate.group
     state = steady_state(candidate.curve, part.rate_rps)
     assert state is not None
@@ -223,6 +235,7 @@ def _replicas(part: ServedReplicas) -> LanguageReplicas:
         candidate.parts(part.rate_rps),
         candidate.basis,
         candidate.error_ratio,
+        simulated_s,
     )
 
 

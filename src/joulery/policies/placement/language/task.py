@@ -81,6 +81,7 @@ class LanguageRules(NamedTuple):
         most_seqs: Most requests a replica may run at once.
         g_per_kwh: Carbon intensity; None where there is none.
         pue: Facility energy per IT energy.
+        extra_margin_ratio: Margin on top, after a simulation missed an SLO.
     """
 
     objective: str
@@ -88,3 +89,4 @@ class LanguageRules(NamedTuple):
     most_seqs: int
     g_per_kwh: float | None
     pue: float
+    extra_margin_ratio: float = 0.0

@@ -18,7 +18,11 @@ def language_view(plan: LanguagePlan, explain: bool) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(headline(plan), "bold"), Text(bound_text(plan)), Text(), _table(plan)]
     if len(plan.alternatives) > 1:
         parts += [Text(), Text("each variant on one GPU type alone", "bold"), _alternatives(plan.alternatives)]
-    parts += [Text(), Text(f"modelled, from measured runs: {plan.source}", "dim")]
+    parts += [
+        Text(),
+        *(Text(line) for line in judgement(plan)),
+        Text(f"modelled, from measured runs: {plan.source}", "dim"),
+    ]
     if explain:
         parts += [Text(), Text("why", "bold"), *(Text(f"- {line}") for line in explanation(plan))]
     return parts
@@ -43,6 +47,22 @@ def bound_text(plan: LanguagePlan) -> str:
         f"no mixture of the {plan.candidates} candidate replicas has less than {percent(1 - plan.bound.gap_ratio)} "
         f"of these {_OBJECTIVES[plan.objective]}, within the predictor"
     )
+
+
+def judgement(plan: LanguagePlan) -> list[str]:
+    """What the simulation of each kind of replica gave, in words."""
+    lines = []
+    for each in plan.replicas:
+        limits = {part.name: part for part in each.parts}
+        said = ", ".join(f"{_NAMES[name]}{_quantile(limits[name])} {si(s, 's')}" for name, s in each.simulated_s)
+        if said:
+            verdict = "within its SLOs" if each.kept else "misses an SLO"
+            lines.append(f"simulated with noise: {each.variant} on {each.gpus} × {each.gpu}: {said}; {verdict}")
+    return lines
+
+
+def _quantile(part: SloPart) -> str:
+    return "" if part.quantile_ratio is None else f" p{100 * part.quantile_ratio:g}"
 
 
 def _table(plan: LanguagePlan) -> Table:
@@ -112,8 +132,7 @@ def explanation(plan: LanguagePlan) -> list[str]:
 
 def _binding(each: LanguageReplicas) -> str:
     tight = min(each.parts, key=lambda part: part.slack_ratio)
-    quantile = "" if tight.quantile_ratio is None else f" p{100 * tight.quantile_ratio:g}"
     return (
-        f"{each.service}: {_NAMES[tight.name]}{quantile} binds {each.variant} on {each.gpus} × {each.gpu}: "
+        f"{each.service}: {_NAMES[tight.name]}{_quantile(tight)} binds {each.variant} on {each.gpus} × {each.gpu}: "
         f"{si(tight.predicted_s, 's')} of {si(tight.limit_s, 's')}, a margin of {percent(tight.margin_ratio)} included"
     )
