@@ -240,19 +240,23 @@ def _language_models(gpu: str | None, flags: Mapping[str, Any], output: Path | N
     """Fit measured runs of language models, and predict the rows asked."""
     if not flags["measured"]:
         raise ConfigError("there are no measured runs to predict from", pointer="--predict", hint="add --from RUNS.csv")
+    from joulery.app.profiling.llm.first_tokens import first_token_profile, holds_load_points
     from joulery.app.profiling.llm.prediction import llm_profile
     from joulery.app.profiling.llm.tables import Given
+    from joulery.ui.reports.llm_profile_text import first_token_view, llm_profile_view
 
-    given = Given(gpu, flags["num_gpus"], flags["precision"], flags["model"])
-    profile = llm_profile(flags["measured"], flags["asked"], given)
-    document = profile.document()
+    if all(holds_load_points(file) for file in flags["measured"]):
+        first = first_token_profile(flags["measured"], flags["asked"])
+        document, view = first.document(), first_token_view(first)
+    else:
+        given = Given(gpu, flags["num_gpus"], flags["precision"], flags["model"])
+        profile = llm_profile(flags["measured"], flags["asked"], given)
+        document, view = profile.document(), llm_profile_view(profile)
     _keep(document, output, indent=1)
     if as_json:
         click.echo(json.dumps(document))
         return
-    from joulery.ui.reports.llm_profile_text import llm_profile_view
-
-    _print(llm_profile_view(profile), output, width=150)
+    _print(view, output, width=150)
 
 
 def _fit(measured: Sequence[Path], pairs_file: Path, base: str, output: Path | None, as_json: bool) -> None:

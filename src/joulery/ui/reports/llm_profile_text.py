@@ -6,6 +6,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from joulery.app.profiling.llm.first_tokens import FirstTokenProfile
 from joulery.app.profiling.llm.prediction import LlmProfile
 from joulery.domain.format import percent, si
 from joulery.perf.llm.errors import Band
@@ -17,6 +18,22 @@ _FIGURES = {
     "power": "W",
     "itl_p50": "ITL p50",
     "itl_p99": "ITL p99",
+}
+
+_LEFT_OUT = {
+    "between measured loads": "a load between measured ones",
+    "beyond measured loads": "the first or the last loads",
+    "another configuration": "a configuration and task",
+    "another model": "a model",
+    "another architecture": "an architecture and size",
+    "another GPU type": "a GPU type",
+}
+
+_LEFT_OUT_POINTS = {
+    **_LEFT_OUT,
+    "between measured loads": "a load",
+    "another configuration": "a pair of lengths",
+    "another model": "a configuration",
 }
 
 
@@ -82,20 +99,38 @@ def _validation(profile: LlmProfile) -> Table:
         table.add_column(heading, justify="left" if heading == "what was left out" else "right")
     by_way = dict.fromkeys(each.left_out for each in profile.cross_validation)
     found = {(each.left_out, each.figure): each for each in profile.cross_validation}
-    names = {
-        "between measured loads": "a load between measured ones",
-        "beyond measured loads": "the first or the last loads",
-        "another configuration": "a configuration and task",
-        "another model": "a model",
-        "another architecture": "an architecture and size",
-        "another GPU type": "a GPU type",
-    }
     for way in by_way:
         cells = [found.get((way, figure)) for figure in _FIGURES]
         rows = next((each.rows for each in cells if each is not None), 0)
         table.add_row(
-            names.get(way, way),
+            _LEFT_OUT.get(way, way),
             str(rows),
             *("–" if e is None else f"{percent(e.median_ratio)} ({percent(e.p90_ratio, 0)})" for e in cells),
         )
     return table
+
+
+def first_token_view(profile: FirstTokenProfile) -> list[RenderableType]:
+    """Times to first token asked, and how far points left out of the fit were off."""
+    parts: list[RenderableType] = []
+    if profile.answers:
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for heading in ("model", "GPUs", "engine", "prompt", "answer", "in flight", "TTFT", "basis"):
+            table.add_column(heading, justify="left" if heading in ("model", "engine", "basis") else "right")
+        for cells, answer in zip(profile.asked, profile.answers, strict=True):
+            table.add_row(
+                cells["model_path"].rpartition("/")[2],
+                f"{cells['tp_size']} × {cells['system']}",
+                cells.get("backend", "–"),
+                *(cells[name] for name in ("isl", "osl", "batch_size")),
+                f"{si(answer.ttft_s, 's')} ±{percent(answer.band.typical_ratio, 0)}",
+                answer.basis,
+            )
+        parts += [table, Text("± holds two of three points left out alike", "dim"), Text()]
+    parts.append(Text(f"cross-validation of TTFT on {profile.measured} load points", "bold"))
+    found = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("what was left out", "points", "median error (nine of ten within)"):
+        found.add_column(heading, justify="left" if heading == "what was left out" else "right")
+    for way, (points, median, p90) in profile.cross_validation.items():
+        found.add_row(_LEFT_OUT_POINTS.get(way, way), str(points), f"{percent(median)} ({percent(p90, 0)})")
+    return [*parts, found]
