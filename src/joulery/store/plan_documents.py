@@ -307,7 +307,13 @@ def _language_document(plan: LanguagePlan) -> dict[str, Any]:
         "candidates": plan.candidates,
         "services": [_replicas_document(each) for each in plan.replicas],
         "alternatives": [each._asdict() for each in plan.alternatives],
-        "violations": [],
+        "violations": [
+            {"workload": each.service, "metric": name, "predicted": _finite(seconds), "limit": part.limit_s}
+            for each in plan.violations
+            for name, seconds in each.simulated_s
+            for part in each.parts
+            if part.name == name and seconds > part.limit_s
+        ],
         "binding": {
             "workload": tightest[1].service,
             "what": tightest[2].name,

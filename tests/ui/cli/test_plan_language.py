@@ -128,7 +128,7 @@ def test_flags_of_other_plans_are_refused(capsys, flags):
     assert (code, "language models" in err) == (2, True)
 
 
-def test_a_site_without_language_models_is_told_so(capsys, tmp_path):
+def test_a_site_without_language_models_is_an_error(capsys, tmp_path):
     site = tmp_path / "site.yaml"
     site.write_text("joulery: 1\n")
     code, _, err = play(capsys, site, "--preset", "language")

@@ -174,6 +174,11 @@ class LanguagePlan:
     quality: Quality = Quality.MODELLED
 
     @property
+    def violations(self) -> tuple[LanguageReplicas, ...]:
+        """Replicas whose simulation misses an SLO."""
+        return tuple(each for each in self.replicas if not each.kept)
+
+    @property
     def gpus(self) -> int:
         """GPUs in all."""
         return sum(each.count * each.gpus for each in self.replicas)

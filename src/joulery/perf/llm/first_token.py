@@ -139,10 +139,10 @@ class FirstTokenPredictor:
         """Times to first token, in the order of ``points``."""
         if not points:
             return []
-        told = self._process.predict(_inputs(points))
-        values = np.exp(_base(points) + told.mean)
+        predicted = self._process.predict(_inputs(points))
+        values = np.exp(_base(points) + predicted.mean)
         found = []
-        for point, value, deviation in zip(points, values, told.deviation, strict=True):
+        for point, value, deviation in zip(points, values, predicted.deviation, strict=True):
             distance = self._distance(point)
             same = [each.ttft_s for each in self._loads[point.series] if each.point.batch == point.point.batch]
             time_s = float(np.median(np.array(same, np.float64))) if same else float(value)

@@ -70,7 +70,7 @@ class ReplicaCurve:
         )
 
 
-class ReplicaLoad(NamedTuple):
+class SteadyLoad(NamedTuple):
     """A replica in its steady state.
 
     Attributes:
@@ -97,7 +97,7 @@ def prompt_time_s(point: LlmPoint, prompt_tokens: float) -> float:
     return PREFILL_FACTOR * flops / (point.gpu.peak_flops(width) * point.num_gpus)
 
 
-def steady_state(curve: ReplicaCurve, rate_rps: float) -> ReplicaLoad | None:
+def steady_state(curve: ReplicaCurve, rate_rps: float) -> SteadyLoad | None:
     """The steady state at a rate; None where the replica cannot keep up."""
     ends = curve.ends_rps
     if rate_rps >= ends[-1]:
@@ -113,10 +113,10 @@ def steady_state(curve: ReplicaCurve, rate_rps: float) -> ReplicaLoad | None:
     wait = float(shares[-1])
     power = float(shares[0] * curve.idle_w + shares[1:] @ curve.power_w)
     mean = float(shares[1:] @ np.arange(1, curve.limit + 1))
-    return ReplicaLoad(rate_rps, mean, np.asarray(shares, np.float64), wait, float(ends[-1] - rate_rps), power)
+    return SteadyLoad(rate_rps, mean, np.asarray(shares, np.float64), wait, float(ends[-1] - rate_rps), power)
 
 
-def tokens_within(curve: ReplicaCurve, state: ReplicaLoad, limit_s: float) -> float:
+def tokens_within(curve: ReplicaCurve, state: SteadyLoad, limit_s: float) -> float:
     """Share of tokens that follow the one before within a time.
 
     With ``n`` in flight the time between two tokens is taken in two ways, and the worse holds: log-normal through the
@@ -139,7 +139,7 @@ def tokens_within(curve: ReplicaCurve, state: ReplicaLoad, limit_s: float) -> fl
     return float(tokens @ np.minimum(below, stalled) / tokens.sum())
 
 
-def token_latency_s(curve: ReplicaCurve, state: ReplicaLoad, quantile: float) -> float:
+def token_latency_s(curve: ReplicaCurve, state: SteadyLoad, quantile: float) -> float:
     """A quantile of the time between two tokens over all tokens, s; see :func:`tokens_within`."""
     low = math.log(float(curve.itl_p50_s.min())) - 3.0
     high = math.log(float(curve.itl_p99_s.max()) + _MOST_JOINED * curve.stall_s) + 3.0
@@ -149,7 +149,7 @@ def token_latency_s(curve: ReplicaCurve, state: ReplicaLoad, quantile: float) ->
     return math.exp(high)
 
 
-def first_token_s(curve: ReplicaCurve, state: ReplicaLoad, quantile: float) -> float:
+def first_token_s(curve: ReplicaCurve, state: SteadyLoad, quantile: float) -> float:
     """A quantile of the time to first token, s: the wait for a place, other prompts first, one's own, and one step.
 
     The wait beyond the limit is exponential (the queue drains at a constant rate); prompts of others are a queue with
@@ -164,7 +164,7 @@ def first_token_s(curve: ReplicaCurve, state: ReplicaLoad, quantile: float) -> f
     return place + others + curve.stall_s + step + FIRST_OVERHEAD_S
 
 
-def answer_time_s(curve: ReplicaCurve, state: ReplicaLoad) -> float:
+def answer_time_s(curve: ReplicaCurve, state: SteadyLoad) -> float:
     """Mean time of an answer after its place is free, s, by Little's law."""
     return state.in_flight / state.rate_rps
 

@@ -156,3 +156,10 @@ def test_a_margin_slows_what_slos_are_checked_on():
 
 def replace_margin(extra):
     return RULES._replace(extra_margin_ratio=extra)
+
+
+def test_a_simulation_that_misses_an_slo_is_a_violation():
+    made = plan_language((CHAT,), (H100, B200), PREDICTOR, RULES, "test", (), lambda served: (("itl", 0.06),))
+    assert made.violations == made.replicas
+    kept = plan_language((CHAT,), (H100, B200), PREDICTOR, RULES, "test", (), lambda served: (("itl", 0.04),))
+    assert kept.violations == ()

@@ -14,7 +14,7 @@ from joulery.perf.llm.errors import Distance
 from joulery.perf.llm.predictor import ENERGY, ITL_P99, TOKEN_TIME, LlmPredictor
 from joulery.perf.llm.replica import (
     ReplicaCurve,
-    ReplicaLoad,
+    SteadyLoad,
     answer_time_s,
     first_token_s,
     prompt_time_s,
@@ -114,7 +114,7 @@ class RefusedGroup(NamedTuple):
 
 
 def slo_parts(
-    service: LanguageService, curve: ReplicaCurve, state: ReplicaLoad, margins: tuple[float, float]
+    service: LanguageService, curve: ReplicaCurve, state: SteadyLoad, margins: tuple[float, float]
 ) -> tuple[SloPart, ...]:
     """Every SLO of a service with what is predicted."""
     parts = []
@@ -213,23 +213,23 @@ def _curve(
     """The predicted curve up to ``most`` requests, how far it is from measurements, its error and its margins."""
     loads = np.unique(np.concatenate([[1.0, float(most)], np.geomspace(1.0, most, _GRID)]))
     asked = replace(point, output_tokens=None if group.service.task else point.output_tokens)
-    told = predictor.predict([asked.at(float(load)) for load in loads])
+    predicted = predictor.predict([asked.at(float(load)) for load in loads])
     every = np.log(np.arange(1, most + 1))
 
     def spread(values: list[float | None]) -> FloatArray:
         return np.asarray(np.exp(np.interp(every, np.log(loads), np.log(np.array(values, np.float64)))), np.float64)
 
-    token_time = spread([each.point.batch / (each.throughput_tps or math.nan) for each in told])
-    power = spread([each.power_w for each in told])
-    p50 = spread([each.itl_p50_s or each.point.batch / (each.throughput_tps or math.nan) for each in told])
-    p99 = np.maximum(spread([each.itl_p99_s or math.nan for each in told]), p50)
+    token_time = spread([each.point.batch / (each.throughput_tps or math.nan) for each in predicted])
+    power = spread([each.power_w for each in predicted])
+    p50 = spread([each.itl_p50_s or each.point.batch / (each.throughput_tps or math.nan) for each in predicted])
+    p99 = np.maximum(spread([each.itl_p99_s or math.nan for each in predicted]), p50)
     idle = float(power[0]) if group.gpu.idle_w is None else group.gpus * group.gpu.idle_w
     stall = prompt_time_s(point, group.service.prompt_tokens)
     # Prompts longer than those of the measured runs make steps longer than was measured.
     joined = np.arange(1, most + 1) / group.service.answer_tokens
     token_time = np.maximum(token_time, p50 + joined * np.maximum(stall - p50, 0.0))
     curve = ReplicaCurve(token_time, power, p50, p99, idle, stall, group.service.answer_tokens)
-    middle = told[len(told) // 2]
+    middle = predicted[len(predicted) // 2]
     margins = (
         (rules.margin_ratio, rules.margin_ratio)
         if rules.margin_ratio is not None

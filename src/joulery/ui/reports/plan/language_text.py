@@ -36,7 +36,8 @@ def headline(plan: LanguagePlan) -> str:
     gpus = " + ".join(f"{count} × {gpu}" for gpu, count in kinds.items())
     grams = plan.carbon_g_per_hour
     said = f"least {_OBJECTIVES[plan.objective]}: {gpus}, ${plan.usd_per_hour:.2f}/h, {si(plan.power_w, 'W')}"
-    return said + ("" if grams is None else f", {grams:.0f} g/h") + "; every SLO kept, by prediction"
+    kept = "every SLO kept, by prediction" if not plan.violations else "an SLO is missed in the simulation"
+    return said + ("" if grams is None else f", {grams:.0f} g/h") + f"; {kept}"
 
 
 def bound_text(plan: LanguagePlan) -> str:
