@@ -112,9 +112,9 @@ class LanguageServiceConfig(Section):
     """Its name in plans."""
     rate_rps: PerSecond = Field(alias="rate")
     """Requests a second at the peak, such as 20 /s."""
-    input_tokens: Annotated[float, Field(gt=0, le=10_000_000)] = 512
+    input_tokens: Annotated[float, Field(ge=1, le=10_000_000)] = 512
     """Tokens of a prompt, mean."""
-    output_tokens: Annotated[float, Field(gt=0, le=1_000_000)] = 400
+    output_tokens: Annotated[float, Field(ge=1, le=1_000_000)] = 400
     """Tokens of an answer, mean."""
     slo: LanguageSloConfig
     """Service-level objectives."""

@@ -308,7 +308,7 @@ def _language_document(plan: LanguagePlan) -> dict[str, Any]:
         "services": [_replicas_document(each) for each in plan.replicas],
         "alternatives": [each._asdict() for each in plan.alternatives],
         "violations": [
-            {"workload": each.service, "metric": name, "predicted": _finite(seconds), "limit": part.limit_s}
+            {"workload": each.service, "what": name, "predicted": _finite(seconds), "allowed": part.limit_s}
             for each in plan.violations
             for name, seconds in each.simulated_s
             for part in each.parts

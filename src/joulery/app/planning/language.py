@@ -23,6 +23,10 @@ from joulery.sim.core.streams import Streams
 from joulery.sim.queues.continuous_batching import BatchedReplica, open_trial
 
 SEED = 1
+_REQUESTS = 150
+"""Requests that a simulation has at least, warm-up included."""
+_FEWEST = 20
+"""Requests below which a simulation says nothing of a quantile."""
 
 
 def plan_language_models(site: Site, g_per_kwh: float | None = None) -> LanguagePlan:
@@ -75,9 +79,11 @@ def simulated(served: ServedReplicas) -> tuple[tuple[str, float], ...]:
     curve, service = served.candidate.curve, served.candidate.group.service
     truth = BatchedReplica(curve.itl_p50_s, curve.stall_s, curve.answer_tokens, STEP_NOISE_RATIO)
     answer_s = float(curve.token_time_s[-1]) * curve.answer_tokens
-    end_s = min(max(600.0, 20 * answer_s), 3600.0)
+    end_s = max(600.0, min(20 * answer_s, 3600.0), _REQUESTS / served.rate_rps)
     arrivals = poisson(served.rate_rps).times_s(end_s, Streams(SEED)("arrivals"))
     trial = open_trial(truth, arrivals, end_s, end_s / 5, SEED)
+    if len(trial.first_token_s) < _FEWEST:
+        return ()
     found = []
     if service.ttft is not None:
         first_s = trial.first_token_quantile_s(service.ttft.quantile_ratio) + FIRST_OVERHEAD_S

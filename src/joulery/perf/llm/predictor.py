@@ -34,6 +34,8 @@ TOKEN_TIME, POWER, ITL_P50, ITL_P99, ENERGY = "throughput", "power", "itl_p50", 
 _SAME_LOAD = 0.005
 """Loads this near (in logarithms) are one."""
 _GRID = 25
+_AT_ONCE = 1000
+"""Points predicted at once: bounds the memory that many rows take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +91,9 @@ class _Fit:
 
     def raw(self, points: Sequence[LlmPoint]) -> tuple[FloatArray, FloatArray]:
         """Logarithms and their deviations, before curves are made monotone."""
-        predicted = self.process.predict(inputs_of(points))
-        return self.base(points) + predicted.mean, predicted.deviation
+        parts = [self.process.predict(inputs_of(points[at : at + _AT_ONCE])) for at in range(0, len(points), _AT_ONCE)]
+        mean = np.concatenate([part.mean for part in parts])
+        return self.base(points) + mean, np.concatenate([part.deviation for part in parts])
 
 
 class LlmPredictor:

@@ -19,6 +19,10 @@ from joulery.domain.errors import DataError
 from joulery.sim.core.streams import Streams
 
 
+MOST_STEPS = 150_000
+"""Counted steps after which a trial ends early."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchedReplica:
     """A replica as it truly is.
@@ -62,7 +66,7 @@ class ReplicaTrial(NamedTuple):
 
     def token_quantile_s(self, quantile: float) -> float:
         """A quantile of the time between tokens over all tokens, s."""
-        if not len(self.token_s):
+        if not self.tokens.sum():
             return 0.0
         order = np.argsort(self.token_s)
         shares = np.cumsum(self.tokens[order]) / self.tokens.sum()
@@ -107,7 +111,7 @@ def _run(
     firsts, durations, counts = list[float](), list[float](), list[int]()
     now, next_arrival, area, began = 0.0, 0, 0.0, warmup_s
     slower = 1 + replica.slower_ratio
-    while now < end_s:
+    while now < end_s and len(durations) < MOST_STEPS:
         while next_arrival < len(arrivals_s) and arrivals_s[next_arrival] <= now:
             waiting.append(float(arrivals_s[next_arrival]))
             next_arrival += 1
