@@ -18,7 +18,6 @@ from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.errors import DataError
 from joulery.sim.core.streams import Streams
 
-
 MOST_STEPS = 150_000
 """Counted steps after which a trial ends early."""
 
