@@ -104,8 +104,8 @@ def test_when_all_are_slow_the_shortest_wait_serves_and_when_one_is_down_the_oth
     state = rule.step(rule.initial(), seen()).state
     step = rule.step(state, seen(1.0, small={"ready": False}))
     assert dict(step.state.shares) == {"medium": 1.0} and "small down" in step.decisions[0].reason
-    nobody = {name: {"ready": False} for name in ACCURACY}
-    assert sum(decided(policy(), seen(**nobody)).values()) == pytest.approx(1.0)
+    no_model = {name: {"ready": False} for name in ACCURACY}
+    assert sum(decided(policy(), seen(**no_model)).values()) == pytest.approx(1.0)
 
 
 def test_shares_stay_while_nothing_moves_and_small_changes_of_the_grid_change_nothing():

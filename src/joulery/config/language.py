@@ -141,7 +141,7 @@ class LanguageModelConfig(Section):
         return self
 
 
-class LanguageVariantConfig(Section):
+class FamilyModelConfig(Section):
     """One model of a family."""
 
     model: Name
@@ -157,7 +157,7 @@ class LanguageFamilyConfig(Section):
 
     name: Name
     """The name clients ask for as ``model``."""
-    variants: Annotated[tuple[LanguageVariantConfig, ...], Field(min_length=1)]
+    variants: Annotated[tuple[FamilyModelConfig, ...], Field(min_length=1)]
     """Its models."""
     slo: SloConfig
     """Latency SLO of its answers."""
