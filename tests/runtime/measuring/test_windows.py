@@ -217,7 +217,7 @@ def test_the_meter_of_this_machine_in_blocks_tasks_and_forks():
 
         async def task(name):
             with meter.window(name) as window:
-                await asyncio.sleep(0.01)
+                await asyncio.to_thread(sum, range(1000))
             return window
 
         async def both():
