@@ -92,7 +92,7 @@ class LanguageSloConfig(Section):
         return self
 
 
-class LanguageVariantConfig(Section):
+class ServedModelConfig(Section):
     """A model that may answer."""
 
     model: Text
@@ -122,7 +122,7 @@ class LanguageServiceConfig(Section):
     """Quality that every variant in the plan has, such as 80 %."""
     task: Name | None = None
     """Kind of requests in the measured runs, such as lm-arena-chat; that of the runs where they have one only."""
-    variants: Annotated[tuple[LanguageVariantConfig, ...], Field(min_length=1)]
+    variants: Annotated[tuple[ServedModelConfig, ...], Field(min_length=1)]
     """What may answer."""
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from joulery.app.profiling.llm.sources import read_runs
 from joulery.config.carbon import CarbonConstant
-from joulery.config.plan import GpuConfig, LanguagePlanSection, LanguageServiceConfig, LanguageVariantConfig
+from joulery.config.plan import GpuConfig, LanguagePlanSection, LanguageServiceConfig, ServedModelConfig
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.language_plan import LanguagePlan, TokenSlo
@@ -152,7 +152,7 @@ def _service(
     )
 
 
-def _variant(pointer: str, variant: LanguageVariantConfig, known: dict[str, LanguageModelFacts]) -> LanguageVariant:
+def _variant(pointer: str, variant: ServedModelConfig, known: dict[str, LanguageModelFacts]) -> LanguageVariant:
     try:
         facts = known.get(variant.model) or model_facts(variant.model)
         precision = precision_name(variant.precision)
