@@ -7,8 +7,19 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from joulery.config.arrivals import PlannedArrivals, PoissonArrivals
-from joulery.config.parsing.quantity import Bytes, BytesPerSecond, Ratio, Seconds, UsdPerHour, Watts
+from joulery.config.parsing.quantity import (
+    Bytes,
+    BytesPerSecond,
+    GramsPerKwhAboveZero,
+    Ratio,
+    Seconds,
+    UsdPerHour,
+    Watts,
+)
 from joulery.config.parsing.section import InputFile, Name, Section
+
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""A number from 0."""
 
 
 class GpuConfig(Section):
@@ -33,7 +44,13 @@ class GpuConfig(Section):
     speed_ratio: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False, alias="speed")] = 1.0
     """For preset columns: its speed relative to the GPU on which the services' costs were measured."""
     clocks: Annotated[int, Field(ge=1, le=16)] = 1
-    """For columns: how many clocks to choose among, from the highest down to where the voltage stops falling."""
+    """For columns and joint: how many clocks to choose among, from the highest down to where the voltage stops
+    falling."""
+    host_w: Watts = Field(alias="host", default=0.0)
+    """For preset joint: watts of the host for each powered GPU, such as 60 W; they move the optimum."""
+    truth: Name | None = None
+    """For preset joint: coefficients of the catalog that the simulation judging a plan behaves by; those of its
+    profile when left out."""
 
 
 class PipelinesSection(Section):
@@ -57,14 +74,36 @@ class PipelinesSection(Section):
     """Placements a beam search keeps after the greedy one; 0 for no beam (the paper's is 3)."""
 
 
+class ObjectiveWeights(Section):
+    """What a plan minimises, in dollars an hour: the sum of what each is worth."""
+
+    energy: NotNegative = 0.0
+    """Dollars a kilowatt-hour."""
+    carbon: NotNegative = 0.0
+    """Dollars a kilogram of CO2."""
+    cost: NotNegative = 0.0
+    """Dollars a dollar of rent: 1, or 0 to leave the rent out."""
+
+
 class PlanSection(Section):
     """What plans have to keep and what they may choose."""
 
     ALIASES: ClassVar = {"lasts": "duration"}
-    preset: Literal["best", "igniter", "muserve", "columns", "clover"] = "best"
+    preset: Literal["best", "igniter", "muserve", "columns", "clover", "joint"] = "best"
     """best: the cheapest fleet found, with a proof (with pipelines, the plan of least power); igniter and muserve: the
     papers' algorithms; columns: which variants on which MIG slices of how many GPUs, with a bound; clover: the paper's
-    search for the same."""
+    search for the same; joint: variant, share, batch, clock, GPU type and count at once, for the least watts, grams or
+    dollars, with a bound."""
+    objective: Literal["energy", "carbon", "cost"] | ObjectiveWeights = "energy"
+    """For joint: what to minimise: watts, grams, dollars, or weights of them."""
+    g_per_kwh: GramsPerKwhAboveZero | None = Field(alias="intensity", default=None)
+    """For joint: carbon intensity to plan for, such as 300 g/kWh; needed for grams, none is assumed."""
+    pue: Annotated[float, Field(ge=1, le=10, allow_inf_nan=False)] = 1.0
+    """For joint: watts of the site for each watt of GPUs and hosts."""
+    power_cap_w: Watts | None = Field(alias="power_cap", default=None)
+    """For joint: watts of all GPUs and hosts, at most."""
+    judge: bool = True
+    """For joint: simulate the plan, and plan again with larger margins for services that miss their SLO."""
     colocate: bool = False
     """For columns and joulery up: whether services may share a GPU, a slice each; each has GPUs of its own when not."""
     arrivals: PlannedArrivals = PoissonArrivals(kind="poisson")

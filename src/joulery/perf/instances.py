@@ -126,13 +126,9 @@ def at_clock(
     # min(f, F + a (d - P)) with a < 0 is f + a (d - P') beyond P' = P + (F - f) / |a|: the cap bites later.
     later_w = (highest - set_mhz) / -gpu.clock_mhz_per_w if gpu.clock_mhz_per_w < 0 else math.inf
     felt = {} if elasticity is None else elasticity
-    models = {
-        name: _slower(model, ratio ** felt.get(name, 1.0), dynamic) for name, model in profile.models.items()
-    }
+    models = {name: _slower(model, ratio ** felt.get(name, 1.0), dynamic) for name, model in profile.models.items()}
     held = replace(gpu, clock_max_mhz=set_mhz, power_cap_w=gpu.power_cap_w + later_w, idle_w=idle_w)
-    return ClockedGpu(
-        replace(profile, gpu=held, models=models), set_mhz, highest, gpu.power_cap_w, idle_w, host_w
-    )
+    return ClockedGpu(replace(profile, gpu=held, models=models), set_mhz, highest, gpu.power_cap_w, idle_w, host_w)
 
 
 def _slower(model: ModelCoefficients, speed: float, dynamic: float) -> ModelCoefficients:

@@ -2,7 +2,8 @@
 
 ``kind`` says which nouns a plan holds: ``shares`` (services on MPS shares of GPUs), ``stages`` (models cut into
 pipeline stages, with a clock a GPU) or ``layouts`` (variants on MIG slices). Every kind has ``policy``, ``quality``,
-``gpus``, ``cost_usd_per_hour``, ``violations``, ``gap_ratio``, ``optimal`` and ``binding``.
+``gpus``, ``cost_usd_per_hour``, ``violations``, ``gap_ratio``, ``optimal`` and ``binding``. A plan of shares of preset
+``joint`` adds its objective, power and certificate (:mod:`joulery.store.plan_certificates`).
 :mod:`joulery.store.plans` reads them.
 """
 
@@ -17,6 +18,7 @@ from joulery.domain.gpu.layout_plan import LayoutPlan
 from joulery.domain.gpu.pipeline_plan import PipelineGpu, PipelinePlan, PlannedPart, PlannedService
 from joulery.domain.gpu.plan_change import PlanDifference
 from joulery.domain.gpu.provisioning import Binding, PlannedGpu, PlannedInstance, ProvisionPlan, Violation
+from joulery.store.plan_certificates import optimum_document
 
 SCHEMA = "joulery.plan/1"
 Plan = ProvisionPlan | PipelinePlan | LayoutPlan
@@ -72,11 +74,11 @@ def _head(plan: Plan, kind: str, gpus: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _violation(each: Violation) -> dict[str, Any]:
-    return {**dataclasses.asdict(each), "predicted": _finite(each.predicted)}
+    return {**dataclasses.asdict(each), "predicted": finite(each.predicted)}
 
 
 def _binding(found: Binding | None) -> dict[str, Any] | None:
-    return None if found is None else {**found._asdict(), "slack_ratio": _finite(found.slack_ratio)}
+    return None if found is None else {**found._asdict(), "slack_ratio": finite(found.slack_ratio)}
 
 
 def _share_and_batch(found: tuple[float, int] | None) -> dict[str, Any] | None:
@@ -94,17 +96,19 @@ def _compared(plan: Plan) -> dict[str, Any]:
         }
     if isinstance(plan, LayoutPlan):
         return {"policy": plan.policy, "gpus": plan.gpus_on, "cost_w": plan.cost_w, "violations": 0}
+    certificate = plan.certificate
     return {
         "policy": plan.policy,
         "gpus": len(plan.gpus),
         "cost_usd_per_hour": round(plan.usd_per_hour, 6),
+        **({} if certificate is None else {"value": certificate.value, "power_w": certificate.power_w}),
         "share_ratio": round(math.fsum(gpu.share_ratio for gpu in plan.gpus), 9),
         "violations": len(plan.violations),
         "violating": sorted({each.workload for each in plan.violations}),
     }
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
     """A number; null for infinity and NaN, which JSON lacks."""
     return value if math.isfinite(value) else None
 
@@ -122,13 +126,15 @@ def _shares_document(plan: ProvisionPlan) -> dict[str, Any]:
             "relaxed_cost_usd_per_hour": round(bound.relaxed_usd_per_hour, 6),
             "method": bound.method,
         },
-        "gap_ratio": _finite(plan.gap_ratio),
+        "gap_ratio": finite(plan.gap_ratio),
         "optimal": plan.optimal,
         "binding": _binding(plan.binding),
+        **({} if plan.certificate is None else optimum_document(plan.certificate, len(plan.gpus))),
     }
 
 
 def _shares_gpu_document(gpu: PlannedGpu) -> dict[str, Any]:
+    mode = "whole" if len(gpu.instances) == 1 and gpu.share_ratio >= 1 else "mps"
     return {
         "type": gpu.type,
         "usd_per_hour": gpu.usd_per_hour,
@@ -137,7 +143,27 @@ def _shares_gpu_document(gpu: PlannedGpu) -> dict[str, Any]:
         "frequency_max_mhz": gpu.clock_max_mhz,
         "power_w": gpu.power_w,
         "power_demand_w": gpu.demand_w,
-        "instances": [_instance_document(each) for each in gpu.instances],
+        **({} if gpu.clock_set_mhz is None else {"mode": mode, "clock_mhz": gpu.clock_set_mhz}),
+        **({} if math.isnan(gpu.idle_w) else {"idle_w": gpu.idle_w, "host_w": gpu.host_w}),
+        "instances": [
+            _instance_document(each)
+            if gpu.clock_set_mhz is None
+            else {**_instance_document(each), **_chosen_document(each, mode, gpu.clock_set_mhz)}
+            for each in gpu.instances
+        ],
+    }
+
+
+def _chosen_document(each: PlannedInstance, mode: str, clock_mhz: float) -> dict[str, Any]:
+    """What a joint plan has chosen for an instance, and the watts it adds."""
+    return {
+        "variant": each.model,
+        "mode": mode,
+        "clock_mhz": clock_mhz,
+        "accuracy_ratio": finite(each.accuracy_ratio),
+        "overhead_w": finite(each.overhead_w),
+        "requests_w": finite(each.requests_w),
+        "provided_rps": finite(each.provided_rps),
     }
 
 
@@ -151,18 +177,18 @@ def _instance_document(each: PlannedInstance) -> dict[str, Any]:
         "rate_rps": each.rate_rps,
         "share_ratio": round(each.share_ratio, 9),
         "batch": each.batch,
-        "max_delay_s": _finite(each.max_delay_s),
-        "latency_s": _finite(each.latency_s),
+        "max_delay_s": finite(each.max_delay_s),
+        "latency_s": finite(each.latency_s),
         "latency_parts_s": {
             "load": parts.load_s,
             "schedule": parts.schedule_s,
             "active": parts.active_s,
-            "throttle": _finite(parts.throttle_s),
+            "throttle": finite(parts.throttle_s),
             "feedback": parts.feedback_s,
         },
-        "wait_s": _finite(each.wait_s),
+        "wait_s": finite(each.wait_s),
         "limit_s": each.limit_s,
-        "slack_s": _finite(each.slack_s),
+        "slack_s": finite(each.slack_s),
         "throughput_rps": each.throughput_rps,
         "slo_s": each.slo_s,
     }
@@ -211,9 +237,9 @@ def _part_document(part: PlannedPart, service: PlannedService) -> dict[str, Any]
         "replica": part.replica,
         "replicas": part.replicas,
         "rate_rps": part.rate_rps,
-        "latency_s": _finite(service.latency_s),
+        "latency_s": finite(service.latency_s),
         "slo_s": service.slo_s,
-        "slack_s": _finite(service.slo_s - service.latency_s),
+        "slack_s": finite(service.slo_s - service.latency_s),
         "stage": part.stage,
         "stages": part.stages,
         "shard": part.shard,
@@ -227,7 +253,7 @@ def _part_document(part: PlannedPart, service: PlannedService) -> dict[str, Any]
 
 def _stages_service_document(each: PlannedService) -> dict[str, Any]:
     document = dataclasses.asdict(each)
-    return {**document, "latency_s": _finite(each.latency_s), "promised_ratio": each.required_ratio}
+    return {**document, "latency_s": finite(each.latency_s), "promised_ratio": each.required_ratio}
 
 
 def _layouts_document(plan: LayoutPlan) -> dict[str, Any]:

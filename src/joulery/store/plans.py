@@ -34,6 +34,7 @@ from joulery.domain.gpu.provisioning import (
 )
 from joulery.domain.quality import Quality
 from joulery.store.files import require_json
+from joulery.store.plan_certificates import certificate_of
 from joulery.store.plan_documents import Plan
 
 _T = TypeVar("_T")
@@ -185,14 +186,19 @@ def _known(value: float | None) -> float:
     return math.inf if value is None else float(value)
 
 
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
 def _shares_plan(document: Mapping[str, Any]) -> ProvisionPlan:
-    bound = document["bound"]
+    bound, certificate = document["bound"], certificate_of(document)
     return ProvisionPlan(
         policy=str(document["policy"]),
         gpus=tuple(_shares_gpu(gpu) for gpu in document["gpus"]),
         violations=_violations(document),
+        certificate=certificate,
         bound=None
-        if bound is None
+        if bound is None or certificate is not None
         else PlanBound(
             bound["gpus"], bound["cost_usd_per_hour"], bound["relaxed_cost_usd_per_hour"], str(bound["method"])
         ),
@@ -209,6 +215,9 @@ def _shares_gpu(gpu: Mapping[str, Any]) -> PlannedGpu:
         demand_w=float(gpu["power_demand_w"]),
         power_w=float(gpu["power_w"]),
         instances=tuple(_instance(each) for each in gpu["instances"]),
+        clock_set_mhz=None if gpu.get("clock_mhz") is None else float(gpu["clock_mhz"]),
+        idle_w=_or_nan(gpu.get("idle_w")),
+        host_w=_or_nan(gpu.get("host_w")),
     )
 
 
@@ -227,6 +236,7 @@ def _instance(each: Mapping[str, Any]) -> PlannedInstance:
         limit_s=float(each["limit_s"]),
         throughput_rps=float(each["throughput_rps"]),
         slo_s=float(each["slo_s"]),
+        **{name: _or_nan(each.get(name)) for name in ("accuracy_ratio", "overhead_w", "requests_w", "provided_rps")},
     )
 
 

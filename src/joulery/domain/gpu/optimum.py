@@ -143,14 +143,14 @@ class CertifiedPattern(NamedTuple):
         type: GPU type.
         clock_mhz: Its clock.
         standing_w: Power of the idle board and its host.
-        count: How many of them the plan has.
+        planned: How many of them the plan has.
         instances: What is on it.
     """
 
     type: str
     clock_mhz: float
     standing_w: float
-    count: int
+    planned: int
     instances: tuple[CertifiedInstance, ...]
 
 

@@ -128,6 +128,7 @@ class PlannedInstance:
         accuracy_ratio: Accuracy of its model as stated; NaN where services have no choice of models.
         overhead_w, requests_w: Mean power it adds to the GPU, for being there and for its requests; NaN where the
             policy does not plan power.
+        provided_rps: The rate that its share and batch keep within the SLO; NaN where it is ``rate_rps``.
     """
 
     workload: str
@@ -146,6 +147,7 @@ class PlannedInstance:
     accuracy_ratio: float = math.nan
     overhead_w: float = math.nan
     requests_w: float = math.nan
+    provided_rps: float = math.nan
 
     @property
     def latency_s(self) -> float:
@@ -172,7 +174,7 @@ class PlannedGpu:
             board and host: ``idle_w``, ``host_w`` and what the instances add.
         instances: The processes, in the order they were placed.
         clock_set_mhz: The clock to set; None where the policy leaves it alone.
-        idle_w, host_w: Power of the idle board at that clock, and of its host; NaN where the policy does not plan power.
+        idle_w, host_w: Power of the idle board at that clock, and of its host; NaN where the policy plans no power.
     """
 
     type: str

@@ -78,12 +78,12 @@ class JointGenerator:
         self._service = np.array([item.service for item in problem.items])
         for machine, packing in enumerate(problem.packings):
             for item in np.flatnonzero(packing.alone < NEVER).tolist():
-                self._add(machine, (item,))
+                self.add(machine, (item,))
 
     def generate(self, duals: Duals) -> Duals:
         """Add patterns until a narrow search finds none worth its GPU, or the relaxation hardly falls any more."""
         stale, best = 0, duals.value
-        while stale < self.effort.patience and not self.problem.alone:
+        while stale < self.effort.patience and not self.problem.request.alone:
             added = 0
             for machine in range(len(self._pricers)):
                 price = self._price(machine, duals)
@@ -108,7 +108,7 @@ class JointGenerator:
         """
         complete = True
         for machine, packing in enumerate(self.problem.packings):
-            if self.problem.alone:
+            if self.problem.request.alone:
                 continue
             threshold = self._price(machine, duals) - slack * (1 + 1e-9) - _LEAST_COST
             pricer, values = self._pricers[machine], self._values(machine, duals)
@@ -138,7 +138,7 @@ class JointGenerator:
             if not bool(np.any(values > 0)):
                 continue
             least = self._least_watts_ratio(machine, duals)
-            if self.problem.alone:
+            if self.problem.request.alone:
                 scale = min(scale, least + (1 - least) * price / max(price, float(values.max())))
                 continue
             threshold = price * (1 + gap_ratio)
@@ -194,14 +194,15 @@ class JointGenerator:
         price = problem.objective.value(standing, problem.fleet[fleet].gpu_type.usd_per_hour, 1)
         return max(price + duals.power * standing + float(duals.pool[fleet]), _LEAST_COST)
 
-    def _add(self, machine: int, pattern: Pattern) -> bool:
+    def add(self, machine: int, pattern: Pattern) -> bool:
+        """Add a pattern to the master problem, if it fits and is new."""
         layout = self.problem.packings[machine].fit(pattern)
         return layout is not None and self.master.add(machine, layout)
 
     def _add_some(self, machine: int, patterns: tuple[Pattern, ...], most: int) -> int:
         added = 0
         for pattern in patterns[: _TRIES * most]:
-            added += self._add(machine, pattern)
+            added += self.add(machine, pattern)
             if added >= most:
                 break
         return added

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,8 +23,8 @@ from joulery.perf.interference.model import Latency, demand_w
 from joulery.policies.placement.highs import SolveStatus
 from joulery.policies.placement.joint.generation import JointEffort, JointGenerator, Proof
 from joulery.policies.placement.joint.master import Duals, Flow, Known, Whole
-from joulery.policies.placement.joint.problem import JointProblem
-from joulery.policies.placement.provisioning.packing import PackedGpu
+from joulery.policies.placement.joint.problem import JointProblem, JointRequest, problem_of
+from joulery.policies.placement.provisioning.packing import PackedGpu, Pattern
 
 _EXACT_RATIO = 1e-6
 """Relative gap at which a solution in whole numbers is optimal."""
@@ -38,30 +38,28 @@ _ENOUGH_RATIO = 0.05
 """A gap beyond which enumerating all that a better plan could have is not tried."""
 
 
-class Seed(NamedTuple):
-    """A pattern to start from: index of the machine, and items with their counts as service, variant, part."""
-
-    machine: int
-    pattern: tuple[int, ...]
-
-
-def plan_joint(problem: JointProblem, effort: JointEffort | None = None, seeds: Sequence[Seed] = ()) -> ProvisionPlan:
+def plan_joint(
+    request: JointRequest, effort: JointEffort | None = None, others: Sequence[ProvisionPlan] = ()
+) -> ProvisionPlan:
     """The best plan that was found, and a bound on any.
 
     Args:
-        problem: What is asked.
+        request: What is asked.
         effort: How hard to try.
-        seeds: Patterns that the plan may use from the start: then it is no worse than plans made of them.
+        others: Plans for the same services and GPU types: this plan is no worse than any of them that is a choice of
+            ``request``.
 
     Raises:
-        InfeasibleError: The GPUs there are, or the watts under the cap, do not suffice.
+        InfeasibleError: A service can be served on none of the types, or the GPUs there are, or the watts under the
+            cap, do not suffice.
+        ConfigError: No services or types, two services of one name, or a model that no type knows.
     """
     effort = effort or JointEffort()
+    problem = problem_of(request)
     generator = JointGenerator(problem, effort)
-    for seed in seeds:
-        layout = problem.packings[seed.machine].fit(seed.pattern)
-        if layout is not None:
-            generator.master.add(seed.machine, layout)
+    for plan in others:
+        for machine, pattern in patterns_of(problem, plan):
+            generator.add(machine, pattern)
     duals = generator.generate(generator.master.relax())
     proof, duals = _proven(generator, duals)
     whole = generator.master.whole(gap_ratio=_QUICK_RATIO, seconds=effort.seconds, branchings=effort.branchings)
@@ -74,6 +72,31 @@ def plan_joint(problem: JointProblem, effort: JointEffort | None = None, seeds: 
     if not _served(whole):
         raise infeasible(problem, duals, whole)
     return _plan_of(problem, generator, whole, proof, optimal)
+
+
+def patterns_of(problem: JointProblem, plan: ProvisionPlan) -> list[tuple[int, Pattern]]:
+    """The patterns of a plan, each with its machine; those that are no choice of the problem are left out."""
+    services = {each.workload.id: at for at, each in enumerate(problem.services)}
+    index = {(item.service, item.variant, round(1 / item.part)): at for at, item in enumerate(problem.items)}
+    found = []
+    for gpu in plan.gpus:
+        at_mhz = gpu.clock_max_mhz if gpu.clock_set_mhz is None else gpu.clock_set_mhz
+        machines = [
+            at
+            for at, each in enumerate(problem.machines)
+            if each.gpu_type.name == gpu.type and math.isclose(each.clocked.clock_mhz, at_mhz)
+        ]
+        items = []
+        for one in gpu.instances:
+            service = services.get(one.workload, -1)
+            models = [each.model for each in problem.services[service].variants] if service >= 0 else []
+            if one.model in models:
+                provided = one.rate_rps if math.isnan(one.provided_rps) else one.provided_rps
+                count = round(problem.services[service].workload.rate_rps / provided)
+                items.append(index.get((service, models.index(one.model), count), -1))
+        if machines and len(items) == len(gpu.instances) and min(items, default=-1) >= 0:
+            found.append((machines[0], tuple(sorted(items))))
+    return found
 
 
 def _served(whole: Whole) -> bool:
@@ -97,7 +120,7 @@ def _proven(generator: JointGenerator, duals: Duals) -> tuple[Proof, Duals]:
 
 
 def _improved(generator: JointGenerator, duals: Duals, whole: Whole) -> tuple[Whole, bool]:
-    """Solve for whole numbers again with every pattern that a better plan could have; whether that proves it optimal."""
+    """Whole numbers again, with every pattern that a better plan could have; whether that proves the plan optimal."""
     effort = generator.effort
     slack = whole.value - duals.value
     if slack <= abs(whole.value) * _EXACT_RATIO:
@@ -116,23 +139,51 @@ def _plan_of(
     problem: JointProblem, generator: JointGenerator, whole: Whole, proof: Proof, optimal: bool
 ) -> ProvisionPlan:
     chosen = [(generator.master.patterns[at], count) for at, count in sorted(whole.counts.items())]
+    gpus = gpus_of(problem, chosen, whole.flows)
+    certificate = _certificate(problem, generator, whole, proof)
+    value = value_of(problem, gpus)
+    bound = min(_in_whole_gpus(problem, certificate.bound), value)
+    certificate = replace(
+        certificate,
+        value=value,
+        bound=bound,
+        power_w=math.fsum(gpu.power_w for gpu in gpus),
+        optimal=optimal or bound >= value * (1 - _EXACT_RATIO),
+    )
+    return ProvisionPlan("joint", gpus, quality=quality_of(problem), certificate=certificate)
+
+
+def quality_of(problem: JointProblem) -> Quality:
+    """How well the coefficients behind a plan are known; never better than modelled."""
+    return weakest([Quality.MODELLED, *(each.gpu_type.profile.quality for each in problem.fleet)])
+
+
+def value_of(problem: JointProblem, gpus: Sequence[PlannedGpu]) -> float:
+    """The objective of a plan."""
+    power_w = math.fsum(gpu.power_w for gpu in gpus)
+    return problem.objective.value(power_w, math.fsum(gpu.usd_per_hour for gpu in gpus), len(gpus))
+
+
+def gpus_of(
+    problem: JointProblem, chosen: Sequence[tuple[Known, int]], flows: Mapping[Flow, float]
+) -> tuple[PlannedGpu, ...]:
+    """The GPUs of some patterns, with what is predicted of every instance.
+
+    Args:
+        problem: The problem.
+        chosen: Patterns and how many GPUs of each.
+        flows: Requests a second of every flow; spread over its instances by what they are provided for.
+    """
     provided: dict[Flow, float] = defaultdict(float)
     for known, count in chosen:
         for item in known.layout.pattern:
             provided[_flow(problem, known, item)] += count * problem.items[item].rate_rps
-    filled = {flow: whole.flows.get(flow, 0.0) / rate for flow, rate in provided.items()}
+    filled = {flow: min(1.0, flows.get(flow, 0.0) / rate) for flow, rate in provided.items()}
     gpus, replicas = [], _Replicas(problem, chosen, filled)
     for known, count in chosen:
         layout = problem.packings[known.machine].tightest(known.layout.pattern) or known.layout
         gpus += [gpu for _ in range(count) if (gpu := _gpu(problem, known, layout, filled, replicas)) is not None]
-    power_w = math.fsum(gpu.power_w for gpu in gpus)
-    value = problem.objective.value(power_w, math.fsum(gpu.usd_per_hour for gpu in gpus), len(gpus))
-    return ProvisionPlan(
-        policy="joint",
-        gpus=tuple(gpus),
-        quality=weakest([Quality.MODELLED, *(each.gpu_type.profile.quality for each in problem.fleet)]),
-        certificate=_certificate(problem, generator, whole, proof, optimal, value, power_w),
-    )
+    return tuple(gpus)
 
 
 def _flow(problem: JointProblem, known: Known, item: int) -> Flow:
@@ -183,8 +234,8 @@ def _gpu(
         service = problem.services[each.service]
         evenly = service.workload.arrivals.scv == 0
         wait_s = (one.batch - 1) / each.rate_rps if evenly else 0.0
-        model = gpu.profile[one.model]
-        transfer = one.batch / gpu.profile.gpu.pcie_bytes_per_ms * (model.pcie_contention if shared else 1.0)
+        coefficients = gpu.profile[one.model]
+        transfer = one.batch / gpu.profile.gpu.pcie_bytes_per_ms * (coefficients.pcie_contention if shared else 1.0)
         instances.append(
             PlannedInstance(
                 workload=service.workload.id,
@@ -197,12 +248,13 @@ def _gpu(
                 max_delay_s=wait_s,
                 wait_s=wait_s if evenly else math.nan,
                 parts=_parts(times),
-                limit_s=(limit_ms + (model.load_bytes + model.feedback_bytes) * transfer) / 1e3,
+                limit_s=(limit_ms + (coefficients.load_bytes + coefficients.feedback_bytes) * transfer) / 1e3,
                 throughput_rps=times.throughput_rps(one.batch),
                 slo_s=service.workload.slo.latency_s,
                 accuracy_ratio=service.variants[each.variant].accuracy_ratio,
                 overhead_w=power.overhead_w,
                 requests_w=power.requests_w,
+                provided_rps=each.rate_rps,
             )
         )
     demand = demand_w(gpu.profile.gpu, neighbourhood(gpu, serving))
@@ -230,31 +282,22 @@ def _parts(times: Latency) -> LatencyParts:
     )
 
 
-def _certificate(
-    problem: JointProblem,
-    generator: JointGenerator,
-    whole: Whole,
-    proof: Proof,
-    optimal: bool,
-    value: float,
-    power_w: float,
-) -> PlanCertificate:
+def _certificate(problem: JointProblem, generator: JointGenerator, whole: Whole, proof: Proof) -> PlanCertificate:
+    """The bound and its prices; the plan's own figures are filled in by the caller."""
     names = [each.workload.id for each in problem.services]
     duals = proof.duals
     known = generator.master.patterns
     order = [*sorted(whole.counts), *(at for at in range(len(known)) if at not in whole.counts)]
     return PlanCertificate(
         objective=problem.objective,
-        value=value,
-        bound=min(proof.value, value),
+        value=0.0,
+        bound=proof.value,
         method=_method(problem),
-        optimal=optimal,
-        power_w=power_w,
+        optimal=False,
+        power_w=0.0,
         demand_price=dict(zip(names, duals.demand.tolist(), strict=True)),
         accuracy_price=dict(zip(names, duals.accuracy.tolist(), strict=True)),
-        pool_price={
-            each.gpu_type.name: price for each, price in zip(problem.fleet, duals.pool.tolist(), strict=True)
-        },
+        pool_price={each.gpu_type.name: price for each, price in zip(problem.fleet, duals.pool.tolist(), strict=True)},
         power_price=duals.power,
         rates_rps={each.workload.id: each.workload.rate_rps for each in problem.services},
         floors_ratio={each.workload.id: each.floor_ratio for each in problem.services},
@@ -267,12 +310,21 @@ def _certificate(
     )
 
 
+def _in_whole_gpus(problem: JointProblem, bound: float) -> float:
+    """A bound on dollars alone, rounded up to whole GPUs of one price."""
+    prices = {each.gpu_type.usd_per_hour for each in problem.fleet}
+    objective = problem.objective
+    if objective.per_w > 0 or objective.per_gpu > 0 or len(prices) > 1 or not (step := objective.per_usd * min(prices)):
+        return bound
+    return math.ceil(bound / step - 1e-6) * step
+
+
 def _method(problem: JointProblem) -> str:
     most = max(math.ceil(1 / item.part - 1e-9) for item in problem.items)
     clocks = max(len(each.clocks_mhz) for each in problem.fleet)
     choices = ["services whole" if most == 1 else f"instances for 1/1 to 1/{most} of a service's rate"]
     choices.append("the highest clock" if clocks == 1 else f"{clocks} clocks a GPU")
-    if problem.alone:
+    if problem.request.alone:
         choices.append("an instance a GPU")
     return f"{', '.join(choices)}; no layout of a GPU is worth more than it costs; within the predictor"
 

@@ -9,7 +9,7 @@ clock; how many of them fit beside one another is decided by
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -128,37 +128,73 @@ class JointItem(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class JointProblem:
-    """Worked out for the optimiser.
+class JointRequest:
+    """What is asked.
 
     Attributes:
-        services, fleet, rules, objective: As asked.
+        services: What is served.
+        fleet: The GPU types.
+        rules: What has to be kept; how large batches and how small parts of a service may be.
+        objective: What is minimised.
         power_cap_w: Watts of all GPUs and hosts, at most; None for no cap.
         alone: Whether every instance has a GPU to itself.
-        machines: GPU types at their clocks.
-        items: What a machine may hold.
-        packings: What fits on each machine.
-        request_j: Dynamic joules of a request, float64[machines, items].
-        overhead_w: Power of a process for being there, float64[machines, items].
-        standing_w: Power of an idle board and its host, float64[machines].
     """
 
     services: tuple[JointService, ...]
     fleet: tuple[JointFleet, ...]
     rules: Rules
     objective: PlanObjective
-    power_cap_w: float | None
-    alone: bool
+    power_cap_w: float | None = None
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JointProblem:
+    """Worked out for the optimiser.
+
+    Attributes:
+        request: As asked.
+        machines: GPU types at their clocks.
+        items: What a machine may hold.
+        options: For each item and machine the batches with which it fits there alone.
+        packings: What fits on each machine.
+        request_j: Dynamic joules of a request, float64[machines, items].
+        overhead_w: Power of a process for being there, float64[machines, items].
+        standing_w: Power of an idle board and its host, float64[machines].
+    """
+
+    request: JointRequest
     machines: tuple[Machine, ...]
     items: tuple[JointItem, ...]
+    options: tuple[tuple[tuple[Option, ...], ...], ...]
     packings: tuple[Packing, ...]
     request_j: FloatArray
     overhead_w: FloatArray
     standing_w: FloatArray
 
+    @property
+    def services(self) -> tuple[JointService, ...]:
+        """What is served."""
+        return self.request.services
+
+    @property
+    def fleet(self) -> tuple[JointFleet, ...]:
+        """The GPU types."""
+        return self.request.fleet
+
+    @property
+    def objective(self) -> PlanObjective:
+        """What is minimised."""
+        return self.request.objective
+
+    @property
+    def power_cap_w(self) -> float | None:
+        """Watts of all GPUs and hosts, at most."""
+        return self.request.power_cap_w
+
     def copies(self, machine: int) -> IntArray:
-        """How many of each item one GPU may hold at most, int64[items]."""
-        needed = [math.ceil(1 / item.part + 1e-9) for item in self.items]
+        """How many of each item one GPU may hold, int64[items]: more would serve more than the service's rate."""
+        needed = [math.ceil(1 / item.part - 1e-9) for item in self.items]
         return np.minimum(np.array(needed, np.int64), self.packings[machine].capacity)
 
     def gain(self, item: JointItem) -> float:
@@ -169,15 +205,7 @@ class JointProblem:
         return service.variants[item.variant].accuracy_ratio - service.floor_ratio
 
 
-def problem_of(
-    services: Sequence[JointService],
-    fleet: Sequence[JointFleet],
-    rules: Rules,
-    objective: PlanObjective,
-    power_cap_w: float | None = None,
-    *,
-    alone: bool = False,
-) -> JointProblem:
+def problem_of(request: JointRequest) -> JointProblem:
     """Work out what can be chosen.
 
     An instance is provided for a whole part of its service's rate: all of it, a half, a third ... down to one of
@@ -188,7 +216,8 @@ def problem_of(
         InfeasibleError: A service can be served on none of the types.
         ConfigError: No services or types, two services of one name, or a model that no type knows.
     """
-    _check(services, fleet, power_cap_w)
+    services, fleet, rules = request.services, request.fleet, request.rules
+    _check(services, fleet, request.power_cap_w)
     machines = tuple(
         Machine(index, _held(each, clocked), clocked)
         for index, each in enumerate(fleet)
@@ -212,14 +241,10 @@ def problem_of(
     packings = tuple(Packing(machine.gpu_type, index, packed) for index, machine in enumerate(machines))
     models = [services[item.service].variants[item.variant].model for item in items]
     return JointProblem(
-        tuple(services),
-        tuple(fleet),
-        rules,
-        objective,
-        power_cap_w,
-        alone,
+        request,
         machines,
         tuple(items),
+        tuple(options),
         packings,
         np.array([[_figure(m, model, m.clocked.request_j) for model in models] for m in machines]),
         np.array([[_figure(m, model, m.clocked.overhead_w) for model in models] for m in machines]),
