@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import resource
 import sys
@@ -115,9 +116,8 @@ def _first(checks: Checks) -> ProvisionPlan:
             held = _value(plan) <= 1360 and _gap(plan) <= 0.01 and _value(plan) <= 0.85 * composed
             text = f"{_value(plan):.1f} W, gap {100 * _gap(plan):.2f} %, {_value(plan) / composed:.3f} of it"
             bar = "I1 at most 1,360 W, gap at most 1 %, at most 0.85 of one after the other"
-            checks.add(
-                "1", bar, held, text, power_w=_value(plan), gap_ratio=_gap(plan), against=_value(plan) / composed
-            )
+            against = _value(plan) / composed
+            checks.add("1", bar, held, text, power_w=_value(plan), gap_ratio=_gap(plan), against=against)
     checks.figures["1"]["host_watts"] = said
     assert first is not None
     best = {knob: _value(plan_joint(locked(request(), [knob]))) for knob in KNOBS if knob != "variant"}
@@ -152,7 +152,7 @@ def _floors(checks: Checks) -> None:
         mean = math.fsum(each.rate_rps * each.accuracy_ratio for each in answers) / 900.0
         missed = max(missed, floor - mean)
         found.append(_value(plan))
-    held = missed <= 1e-9 and all(a >= b * (1 - 1e-9) for a, b in zip(found, found[1:], strict=False))
+    held = missed <= 1e-9 and all(a >= b * (1 - 1e-9) for a, b in itertools.pairwise(found))
     text = "W at 0, 0.5, 1, 2, 3 % lost: " + ", ".join(f"{each:.0f}" for each in found)
     checks.add("4", "floors to 1e-9, watts never rise with the allowed loss (V100 models)", held, text, power_w=found)
 
@@ -222,9 +222,8 @@ def _mixed(checks: Checks) -> None:
             found.append(math.inf)
             print(error, file=sys.stderr)
     text = f"mixed {found[0]:.3f} USD/h, V100 {found[1]:.3f}, synthetic T4 {found[2]:.3f}"
-    checks.add(
-        "13", "a mixed fleet never costs more than any single type", found[0] <= min(found[1:]) * (1 + 1e-6), text
-    )
+    held = found[0] <= min(found[1:]) * (1 + 1e-6)
+    checks.add("13", "a mixed fleet never costs more than any single type", held, text)
 
 
 def run() -> Result:

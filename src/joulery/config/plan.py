@@ -94,8 +94,10 @@ class PlanSection(Section):
     papers' algorithms; columns: which variants on which MIG slices of how many GPUs, with a bound; clover: the paper's
     search for the same; joint: variant, share, batch, clock, GPU type and count at once, for the least watts, grams or
     dollars, with a bound."""
-    objective: Literal["energy", "carbon", "cost"] | ObjectiveWeights = "energy"
-    """For joint: what to minimise: watts, grams, dollars, or weights of them."""
+    objective: Literal["energy", "carbon", "cost", "weights"] = "energy"
+    """For joint: what to minimise: watts, grams, dollars, or the dollars that weights says they are worth."""
+    weights: ObjectiveWeights | None = None
+    """For joint with objective weights: what energy, carbon and rent are worth."""
     g_per_kwh: GramsPerKwhAboveZero | None = Field(alias="intensity", default=None)
     """For joint: carbon intensity to plan for, such as 300 g/kWh; needed for grams, none is assumed."""
     pue: Annotated[float, Field(ge=1, le=10, allow_inf_nan=False)] = 1.0

@@ -121,10 +121,18 @@ def _service(site: Site, index: int, config: ServiceConfig) -> JointService:
 def _objective(site: Site, name: str | None, g_per_kwh: float | None) -> PlanObjective:
     plan = site.plan
     g_per_kwh = plan.g_per_kwh if g_per_kwh is None else g_per_kwh
-    if name is not None or isinstance(plan.objective, str):
-        return objective_of(name or str(plan.objective), g_per_kwh, plan.pue)
-    weights = plan.objective
-    return objective_of({"energy": weights.energy, "carbon": weights.carbon, "cost": weights.cost}, g_per_kwh, plan.pue)
+    name = plan.objective if name is None else name
+    if name != "weights":
+        return objective_of(name, g_per_kwh, plan.pue)
+    weights = plan.weights
+    if weights is None:
+        raise ConfigError(
+            "objective weights says no weights",
+            pointer="plan.weights",
+            expected="such as weights: {cost: 1, energy: 0.2, carbon: 0.1}",
+        )
+    known = {"energy": weights.energy, "carbon": weights.carbon, "cost": weights.cost}
+    return objective_of(known, g_per_kwh, plan.pue)
 
 
 def _others(request: JointRequest, names: Sequence[str]) -> tuple[ProvisionPlan, ...]:
