@@ -168,6 +168,7 @@ def _simulated(checks: Checks, plan: ProvisionPlan) -> None:
 
 
 def _brute_force(checks: Checks) -> None:
+    """Check 7."""
     from tests.policies.placement.joint.brute_force import optimum, random_request
 
     order, equal, widest = 0, 0, 0.0

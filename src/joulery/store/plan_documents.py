@@ -3,7 +3,7 @@
 ``kind`` says which nouns a plan holds: ``shares`` (services on MPS shares of GPUs), ``stages`` (models cut into
 pipeline stages, with a clock a GPU) or ``layouts`` (variants on MIG slices). Every kind has ``policy``, ``quality``,
 ``gpus``, ``cost_usd_per_hour``, ``violations``, ``gap_ratio``, ``optimal`` and ``binding``. A plan of shares of preset
-``joint`` adds its objective, power and certificate (:mod:`joulery.store.plan_certificates`).
+``joint`` adds its objective, power and certificate.
 :mod:`joulery.store.plans` reads them.
 """
 
@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from joulery.domain.gpu.layout_plan import LayoutPlan
+from joulery.domain.gpu.optimum import PlanCertificate
 from joulery.domain.gpu.pipeline_plan import PipelineGpu, PipelinePlan, PlannedPart, PlannedService
 from joulery.domain.gpu.plan_change import PlanDifference
 from joulery.domain.gpu.provisioning import Binding, PlannedGpu, PlannedInstance, ProvisionPlan, Violation
-from joulery.store.plan_certificates import optimum_document
 
 SCHEMA = "joulery.plan/1"
 Plan = ProvisionPlan | PipelinePlan | LayoutPlan
@@ -129,7 +129,52 @@ def _shares_document(plan: ProvisionPlan) -> dict[str, Any]:
         "gap_ratio": finite(plan.gap_ratio),
         "optimal": plan.optimal,
         "binding": _binding(plan.binding),
-        **({} if plan.certificate is None else optimum_document(plan.certificate, len(plan.gpus))),
+        **({} if plan.certificate is None else _optimum_document(plan.certificate, len(plan.gpus))),
+    }
+
+
+def _optimum_document(certificate: PlanCertificate, gpus: int) -> dict[str, Any]:
+    """The keys that a joint plan adds to a plan of shares; ``bound`` replaces its bound.
+
+    A checker of the bound needs nothing else. A request a second of a service's variant on a GPU type at a clock is
+    worth ``max(0, demand_price + accuracy_price (accuracy - floor) - (per_w + power_price) request_j)``. No layout of a
+    GPU may be worth more than ``(per_w + power_price) (standing_w + overheads) + per_usd usd + per_gpu + pool_price``.
+    Then ``Σ demand_price rate - power_price cap - Σ pool_price available`` is a bound.
+    """
+    objective = certificate.objective
+    return {
+        "objective": objective.name,
+        "objective_unit": objective.unit,
+        "value": certificate.value,
+        "bound": {
+            "value": certificate.bound,
+            "gap_ratio": certificate.gap_ratio,
+            "unit": objective.unit,
+            "method": certificate.method,
+        },
+        "power_w": certificate.power_w,
+        "carbon_g_per_hour": objective.carbon_g_per_hour(certificate.power_w, gpus),
+        "certificate": {
+            "per_w": objective.per_w,
+            "per_usd": objective.per_usd,
+            "per_gpu": objective.per_gpu,
+            "g_per_kwh": objective.g_per_kwh,
+            "pue": objective.pue,
+            "embodied_g_per_hour": objective.embodied_g_per_hour,
+            "demand_price": dict(certificate.demand_price),
+            "accuracy_price": dict(certificate.accuracy_price),
+            "pool_price": dict(certificate.pool_price),
+            "power_price": certificate.power_price,
+            "rates_rps": dict(certificate.rates_rps),
+            "floors_ratio": dict(certificate.floors_ratio),
+            "available": dict(certificate.available),
+            "power_cap_w": certificate.power_cap_w,
+            "costs": [{**each._asdict(), "accuracy_ratio": finite(each.accuracy_ratio)} for each in certificate.costs],
+            "columns": [
+                {**each._asdict(), "instances": [one._asdict() for one in each.instances]}
+                for each in certificate.patterns
+            ],
+        },
     }
 
 

@@ -39,10 +39,10 @@ def service(name: str, model: str, rate_rps: float, slo_ms: float, *others: str,
 
 
 def random_request(seed: int, objective: PlanObjective | None = None) -> JointRequest:
-    """One to three services, one or two clocks, sometimes with variants and a floor, sometimes host watts."""
+    """One or two services, one or two clocks, sometimes with variants and a floor, sometimes host watts."""
     rng = random.Random(seed)
     services = []
-    for at in range(rng.randint(1, 3)):
+    for at in range(rng.randint(1, 2)):
         if rng.random() < 0.3:
             floor = rng.choice([0.6, 0.72, 0.74])
             services.append(service(f"s{at}", "resnet50", rng.uniform(150, 450), 40, "alexnet", floor=floor))

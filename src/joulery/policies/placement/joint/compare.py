@@ -12,7 +12,7 @@ from joulery.domain.gpu.optimum import PlanCertificate, PlanObjective, objective
 from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.perf.instances import ServingInstance, at_clock, predict_gpu
 from joulery.policies.placement.joint.generation import JointEffort
-from joulery.policies.placement.joint.master import Flow, Known
+from joulery.policies.placement.joint.master import Flow, KnownPattern
 from joulery.policies.placement.joint.plan import gpus_of, patterns_of, plan_joint, quality_of, value_of
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, problem_of
 from joulery.policies.placement.provisioning.packing import PackedGpu, Pattern
@@ -95,7 +95,7 @@ def one_after_the_other(request: JointRequest, effort: JointEffort | None = None
     chosen: Counter[tuple[int, Pattern]] = Counter()
     for machine, pattern in patterns_of(problem, first):
         chosen[(_best_clock(problem, machine, pattern), pattern)] += 1
-    known = [(Known(machine, _layout(problem, machine, pattern)), n) for (machine, pattern), n in chosen.items()]
+    known = [(KnownPattern(machine, _layout(problem, machine, pattern)), n) for (machine, pattern), n in chosen.items()]
     gpus = gpus_of(problem, known, _flows(problem, known))
     certificate = PlanCertificate(
         request.objective, value_of(problem, gpus), 0.0, "no bound", False, math.fsum(gpu.power_w for gpu in gpus)
@@ -152,7 +152,7 @@ def _best_clock(problem: JointProblem, machine: int, pattern: Pattern) -> int:
     return min(fitting, key=watts, default=machine)
 
 
-def _flows(problem: JointProblem, chosen: Sequence[tuple[Known, int]]) -> dict[Flow, float]:
+def _flows(problem: JointProblem, chosen: Sequence[tuple[KnownPattern, int]]) -> dict[Flow, float]:
     """Every service's requests over its instances, by what they are provided for."""
     provided: dict[Flow, float] = defaultdict(float)
     total: dict[int, float] = defaultdict(float)

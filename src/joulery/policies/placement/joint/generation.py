@@ -55,7 +55,7 @@ class JointEffort:
     seconds: float = 20.0
 
 
-class Proof(NamedTuple):
+class JointProof(NamedTuple):
     """A bound and the prices that prove it."""
 
     value: float
@@ -122,7 +122,7 @@ class JointGenerator:
             complete = complete and not any(pattern in packing.unsure for pattern in found.patterns)
         return complete
 
-    def prove(self, duals: Duals, gap_ratio: float) -> tuple[Proof | None, bool]:
+    def prove(self, duals: Duals, gap_ratio: float) -> tuple[JointProof | None, bool]:
         """A bound by a search that misses nothing, and whether it found patterns that lower the relaxation.
 
         Args:
@@ -153,7 +153,7 @@ class JointGenerator:
             added += self._add_some(machine, found.patterns, self.effort.patterns)
         return self._proof(duals, scale), added > 0
 
-    def _proof(self, duals: Duals, scale: float) -> Proof:
+    def _proof(self, duals: Duals, scale: float) -> JointProof:
         """The bound at scaled prices; :class:`~joulery.domain.gpu.optimum.PlanCertificate` says what it is."""
         problem = self.problem
         scaled = duals._replace(demand=duals.demand * scale, accuracy=duals.accuracy * scale)
@@ -162,7 +162,7 @@ class JointGenerator:
         for price, kind in zip(duals.pool.tolist(), problem.fleet, strict=True):
             if kind.gpu_type.available is not None:
                 value -= price * kind.gpu_type.available
-        return Proof(value, scaled)
+        return JointProof(value, scaled)
 
     def _worth(self, duals: Duals) -> FloatArray:
         """What the requests of each item are worth before their watts, float64[items]."""

@@ -46,7 +46,7 @@ class Duals(NamedTuple):
     unserved: FloatArray
 
 
-class Known(NamedTuple):
+class KnownPattern(NamedTuple):
     """A pattern that the master problem has: its machine and its layout."""
 
     machine: int
@@ -66,7 +66,7 @@ class Flow(NamedTuple):
     machine: int
 
 
-class Whole(NamedTuple):
+class JointSolution(NamedTuple):
     """A solution in whole GPUs.
 
     Attributes:
@@ -93,7 +93,7 @@ class JointMaster:
 
     def __init__(self, problem: JointProblem) -> None:
         self.problem = problem
-        self.patterns: list[Known] = []
+        self.patterns: list[KnownPattern] = []
         self._known: set[tuple[int, Pattern]] = set()
         self._flows = _flows_of(problem)
         self._unserved = _unserved_price(problem)
@@ -101,7 +101,7 @@ class JointMaster:
 
     def add(self, machine: int, layout: PackedGpu) -> bool:
         """Add a pattern; False when it is there already."""
-        known = Known(machine, layout)
+        known = KnownPattern(machine, layout)
         if known.key in self._known:
             return False
         self._known.add(known.key)
@@ -109,13 +109,13 @@ class JointMaster:
         self._add_pattern(self._lp, known)
         return True
 
-    def pattern_w(self, known: Known) -> float:
+    def pattern_w(self, known: KnownPattern) -> float:
         """Standing watts: idle board, host, and the processes for being there."""
         problem = self.problem
         overhead = problem.overhead_w[known.machine]
         return float(problem.standing_w[known.machine]) + math.fsum(overhead[i] for i in known.layout.pattern)
 
-    def pattern_cost(self, known: Known) -> float:
+    def pattern_cost(self, known: KnownPattern) -> float:
         """What one GPU of it costs before any request comes."""
         problem = self.problem
         kind = problem.fleet[problem.machines[known.machine].fleet].gpu_type
@@ -140,7 +140,7 @@ class JointMaster:
             unserved=values[flows : flows + services],
         )
 
-    def whole(self, *, gap_ratio: float, seconds: float, branchings: int) -> Whole:
+    def whole(self, *, gap_ratio: float, seconds: float, branchings: int) -> JointSolution:
         """The best whole numbers over the patterns so far, within the limits on work."""
         mip, _ = self._empty(gap_ratio=gap_ratio, seconds=seconds, nodes=branchings)
         for known in self.patterns:
@@ -151,11 +151,11 @@ class JointMaster:
         values = np.array(mip.getSolution().col_value, np.float64)
         rates = np.array([each.workload.rate_rps for each in self.problem.services])
         if not len(values) or not math.isfinite(mip.getInfo().objective_function_value):
-            return Whole({}, {}, math.inf, rates, status)
+            return JointSolution({}, {}, math.inf, rates, status)
         unserved = values[len(self._flows) : first]
         counts = {at: int(n) for at, n in enumerate(np.rint(values[first:])) if n > 0}
         flows = {flow: float(x) for flow, x in zip(self._flows, values, strict=False) if x > _TINY}
-        return Whole(counts, flows, float(mip.getInfo().objective_function_value), unserved, status)
+        return JointSolution(counts, flows, float(mip.getInfo().objective_function_value), unserved, status)
 
     def _empty(self, **limits: Any) -> tuple[Any, _Rows]:
         """A model with flows and the price of unserved requests, before any pattern."""
@@ -185,7 +185,7 @@ class JointMaster:
             add_row(model, -model.inf, problem.power_cap_w, list(range(flows)), joules)
         return model, rows
 
-    def _add_pattern(self, model: Any, known: Known) -> None:
+    def _add_pattern(self, model: Any, known: KnownPattern) -> None:
         problem, rows = self.problem, self._rows
         provided: Counter[int] = Counter()
         entries: dict[int, float] = {}

@@ -21,8 +21,8 @@ from joulery.domain.quality import Quality, weakest
 from joulery.perf.instances import ServingInstance, neighbourhood, predict_gpu
 from joulery.perf.interference.model import Latency, demand_w
 from joulery.policies.placement.highs import SolveStatus
-from joulery.policies.placement.joint.generation import JointEffort, JointGenerator, Proof
-from joulery.policies.placement.joint.master import Duals, Flow, Known, Whole
+from joulery.policies.placement.joint.generation import JointEffort, JointGenerator, JointProof
+from joulery.policies.placement.joint.master import Duals, Flow, JointSolution, KnownPattern
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, problem_of
 from joulery.policies.placement.provisioning.packing import PackedGpu, Pattern
 
@@ -99,13 +99,13 @@ def patterns_of(problem: JointProblem, plan: ProvisionPlan) -> list[tuple[int, P
     return found
 
 
-def _served(whole: Whole) -> bool:
+def _served(whole: JointSolution) -> bool:
     return bool(np.all(whole.unserved <= _UNSERVED_RPS)) and math.isfinite(whole.value)
 
 
-def _proven(generator: JointGenerator, duals: Duals) -> tuple[Proof, Duals]:
+def _proven(generator: JointGenerator, duals: Duals) -> tuple[JointProof, Duals]:
     """The best bound over all gaps, and the prices the relaxation ended with."""
-    best = Proof(0.0, duals._replace(demand=0 * duals.demand, accuracy=0 * duals.accuracy, pool=0 * duals.pool))
+    best = JointProof(0.0, duals._replace(demand=0 * duals.demand, accuracy=0 * duals.accuracy, pool=0 * duals.pool))
     for gap_ratio in generator.effort.gaps:
         more = True
         while more:
@@ -119,7 +119,7 @@ def _proven(generator: JointGenerator, duals: Duals) -> tuple[Proof, Duals]:
     return best, duals
 
 
-def _improved(generator: JointGenerator, duals: Duals, whole: Whole) -> tuple[Whole, bool]:
+def _improved(generator: JointGenerator, duals: Duals, whole: JointSolution) -> tuple[JointSolution, bool]:
     """Whole numbers again, with every pattern that a better plan could have; whether that proves the plan optimal."""
     effort = generator.effort
     slack = whole.value - duals.value
@@ -136,7 +136,7 @@ def _improved(generator: JointGenerator, duals: Duals, whole: Whole) -> tuple[Wh
 
 
 def _plan_of(
-    problem: JointProblem, generator: JointGenerator, whole: Whole, proof: Proof, optimal: bool
+    problem: JointProblem, generator: JointGenerator, whole: JointSolution, proof: JointProof, optimal: bool
 ) -> ProvisionPlan:
     chosen = [(generator.master.patterns[at], count) for at, count in sorted(whole.counts.items())]
     gpus = gpus_of(problem, chosen, whole.flows)
@@ -165,7 +165,7 @@ def value_of(problem: JointProblem, gpus: Sequence[PlannedGpu]) -> float:
 
 
 def gpus_of(
-    problem: JointProblem, chosen: Sequence[tuple[Known, int]], flows: Mapping[Flow, float]
+    problem: JointProblem, chosen: Sequence[tuple[KnownPattern, int]], flows: Mapping[Flow, float]
 ) -> tuple[PlannedGpu, ...]:
     """The GPUs of some patterns, with what is predicted of every instance.
 
@@ -186,7 +186,7 @@ def gpus_of(
     return tuple(gpus)
 
 
-def _flow(problem: JointProblem, known: Known, item: int) -> Flow:
+def _flow(problem: JointProblem, known: KnownPattern, item: int) -> Flow:
     each = problem.items[item]
     return Flow(each.service, each.variant, known.machine)
 
@@ -195,7 +195,7 @@ class _Replicas:
     """Numbers the instances of every service."""
 
     def __init__(
-        self, problem: JointProblem, chosen: Sequence[tuple[Known, int]], filled: Mapping[Flow, float]
+        self, problem: JointProblem, chosen: Sequence[tuple[KnownPattern, int]], filled: Mapping[Flow, float]
     ) -> None:
         self.count: dict[int, int] = defaultdict(int)
         self._next: dict[int, int] = defaultdict(int)
@@ -211,7 +211,7 @@ class _Replicas:
 
 
 def _gpu(
-    problem: JointProblem, known: Known, layout: PackedGpu, filled: Mapping[Flow, float], replicas: _Replicas
+    problem: JointProblem, known: KnownPattern, layout: PackedGpu, filled: Mapping[Flow, float], replicas: _Replicas
 ) -> PlannedGpu | None:
     """One GPU of the plan; None where no request comes to it."""
     machine = problem.machines[known.machine]
@@ -282,7 +282,9 @@ def _parts(times: Latency) -> LatencyParts:
     )
 
 
-def _certificate(problem: JointProblem, generator: JointGenerator, whole: Whole, proof: Proof) -> PlanCertificate:
+def _certificate(
+    problem: JointProblem, generator: JointGenerator, whole: JointSolution, proof: JointProof
+) -> PlanCertificate:
     """The bound and its prices; the plan's own figures are filled in by the caller."""
     names = [each.workload.id for each in problem.services]
     duals = proof.duals
@@ -348,7 +350,7 @@ def _costs(problem: JointProblem) -> tuple[CertifiedCost, ...]:
     return tuple(found.values())
 
 
-def _pattern(problem: JointProblem, known: Known, count: int) -> CertifiedPattern:
+def _pattern(problem: JointProblem, known: KnownPattern, count: int) -> CertifiedPattern:
     machine = problem.machines[known.machine]
     unit = machine.gpu_type.profile.gpu.unit_percent
     instances = []
@@ -369,7 +371,7 @@ def _pattern(problem: JointProblem, known: Known, count: int) -> CertifiedPatter
     return CertifiedPattern(machine.gpu_type.name, machine.clocked.clock_mhz, standing_w, count, tuple(instances))
 
 
-def infeasible(problem: JointProblem, duals: Duals, whole: Whole) -> InfeasibleError:
+def infeasible(problem: JointProblem, duals: Duals, whole: JointSolution) -> InfeasibleError:
     """The error for GPUs or watts that do not suffice: the row that binds, and what the nearest plan leaves out."""
     relaxed = bool(np.any(duals.unserved > _UNSERVED_RPS))
     left = {

@@ -104,7 +104,7 @@ class JointFleet:
             raise ConfigError(f"{self.gpu_type.name} has no clock to run at", expected="at least one")
 
 
-class Machine(NamedTuple):
+class ClockedType(NamedTuple):
     """A GPU type at one clock: index of the type, the type, and the predictor's view of it."""
 
     fleet: int
@@ -164,7 +164,7 @@ class JointProblem:
     """
 
     request: JointRequest
-    machines: tuple[Machine, ...]
+    machines: tuple[ClockedType, ...]
     items: tuple[JointItem, ...]
     options: tuple[tuple[tuple[Option, ...], ...], ...]
     packings: tuple[Packing, ...]
@@ -219,7 +219,7 @@ def problem_of(request: JointRequest) -> JointProblem:
     services, fleet, rules = request.services, request.fleet, request.rules
     _check(services, fleet, request.power_cap_w)
     machines = tuple(
-        Machine(index, _held(each, clocked), clocked)
+        ClockedType(index, _held(each, clocked), clocked)
         for index, each in enumerate(fleet)
         for mhz in each.clocks_mhz
         for clocked in (at_clock(each.gpu_type.profile, mhz, host_w=each.host_w),)
@@ -256,7 +256,7 @@ def _held(fleet: JointFleet, clocked: ClockedGpu) -> GpuType:
     return replace(fleet.gpu_type, profile=clocked.profile)
 
 
-def _figure(machine: Machine, model: str, of: object) -> float:
+def _figure(machine: ClockedType, model: str, of: object) -> float:
     assert callable(of)
     return float(of(model)) if model in machine.clocked.profile.models else 0.0
 
@@ -277,7 +277,7 @@ def _add_part(
     service: JointService,
     part: float,
     fleet: Sequence[JointFleet],
-    machines: Sequence[Machine],
+    machines: Sequence[ClockedType],
     rules: Rules,
     items: list[JointItem],
     options: list[tuple[tuple[Option, ...], ...]],
@@ -314,7 +314,7 @@ def _limits(
     return found
 
 
-def _options(machine: Machine, model: str, limits: Sequence[tuple[int, float, float]]) -> tuple[Option, ...]:
+def _options(machine: ClockedType, model: str, limits: Sequence[tuple[int, float, float]]) -> tuple[Option, ...]:
     gpu = machine.gpu_type.profile.gpu
     found = []
     for batch, shared_ms, alone_ms in limits:
