@@ -25,6 +25,7 @@ from joulery.domain.energy.channel import MeterSpec, ReadingKind
 from joulery.domain.errors import CapabilityError
 from joulery.domain.ports import Meter
 from tests.fakes.nvml import NvmlFake, as_administrator, gpu
+from tests.fakes.powercap import powercap_tree
 
 
 @pytest.fixture(autouse=True)
@@ -139,15 +140,32 @@ def test_what_can_be_set_on_each_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyP
     as_administrator(monkeypatch)
     monkeypatch.setenv("PATH", str(tmp_path))
     found = by_name(*gpu_settings())
-    assert list(found) == ["gpu:0 clock", "gpu:0 MIG", "gpu:0 MPS", "gpu:1 clock", "gpu:1 MIG", "gpu:1 MPS"]
-    assert [check.status.value for check in found.values()] == ["ok", "ok", "absent", "ok", "absent", "absent"]
+    knobs = ("clock", "power limit", "MIG", "MPS")
+    assert list(found) == [f"gpu:{number} {knob}" for number in (0, 1) for knob in knobs]
+    statuses = [check.status.value for check in found.values()]
+    assert statuses == ["ok", "ok", "ok", "absent", "ok", "ok", "absent", "absent"]
+    assert "100 to 400 W" in found["gpu:0 power limit"].detail
     assert "81 clocks, 210 to 1410 MHz" in found["gpu:0 clock"].detail
     assert "MIG mode off; 7g.40gb, 4g.20gb, 3g.20gb" in found["gpu:0 MIG"].detail
     as_administrator(monkeypatch, may=False)
     denied = by_name(*gpu_settings())
     assert (denied["gpu:0 clock"].status, denied["gpu:0 clock"].grant) == (Status.DENIED, "sudo -E joulery ...")
+    assert (denied["gpu:0 power limit"].status, denied["gpu:1 power limit"].grant) == (
+        Status.DENIED,
+        "sudo -E joulery ...",
+    )
     assert (denied["gpu:0 MIG"].status, denied["gpu:0 MIG"].grant) == (Status.DENIED, SMI_GRANT)
     assert nvml.opened == 0
+
+
+def test_the_power_limit_of_the_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOULERY_POWERCAP", str(tmp_path / "none"))
+    assert doctor.cpu_power_limit().status is Status.ABSENT
+    monkeypatch.setenv("JOULERY_POWERCAP", str(powercap_tree(tmp_path / "powercap")))
+    found = doctor.cpu_power_limit()
+    assert found.status is Status.OK
+    assert "2 packages" in found.detail
+    assert "30 to 120 W" in found.detail
 
 
 def test_carbon_credentials_are_looked_for_and_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

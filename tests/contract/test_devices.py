@@ -18,14 +18,17 @@ from joulery.adapters.devices.emulated import EmulatedClock
 from joulery.adapters.devices.nvidia_clock import NvidiaClock
 from joulery.adapters.devices.nvidia_mig import NvidiaMig
 from joulery.adapters.devices.nvidia_mps import NvidiaMps
+from joulery.adapters.devices.nvidia_power import NvidiaPower
+from joulery.adapters.devices.rapl_power import RaplPower
 from joulery.app.wiring.devices import KINDS, open_device
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError
-from joulery.domain.gpu.device import ClockSetting, DeviceSpec, Knob, MigSetting, MpsSetting
+from joulery.domain.gpu.device import ClockSetting, DeviceSpec, Knob, MigSetting, MpsSetting, PowerSetting
 from joulery.domain.ports import Device
 from tests.fakes.cpufreq import KernelFiles, cpufreq_tree
 from tests.fakes.cpufreq import settings as cpu_settings
 from tests.fakes.mps import daemon, no_daemon_left, on_path
 from tests.fakes.nvml import NvmlFake, gpu
+from tests.fakes.powercap import PowercapFiles, limits, powercap_tree
 
 A100 = "NVIDIA A100-SXM4-40GB"
 
@@ -104,12 +107,32 @@ def _nvidia_mps(folder: Path) -> Case:
     return Case("nvidia-mps", again, world, wanted, None, _failing(nvml))
 
 
+def _nvidia_power(folder: Path) -> Case:
+    nvml = NvmlFake(gpu(A100))
+    wanted = (PowerSetting(250.0), PowerSetting(100.0))
+    again = lambda: NvidiaPower(0, nvml)  # noqa: E731
+    return Case("nvidia-power", again, lambda: nvml.boards[0]["limit_mw"], wanted, PowerSetting(999.0), _failing(nvml))
+
+
+def _rapl_power(folder: Path) -> Case:
+    tree, files = powercap_tree(folder / "powercap"), PowercapFiles()
+
+    def fail(start: int, width: int) -> None:
+        files.fail_at = frozenset(range(files.calls + start, files.calls + start + width))
+
+    wanted = (PowerSetting(90.0), PowerSetting(60.5))
+    again = lambda: RaplPower(str(tree), files)  # noqa: E731
+    return Case("rapl-power", again, lambda: limits(tree), wanted, PowerSetting(999.0), fail)
+
+
 CASES = {
     "cpufreq": _cpufreq,
     "emulated-clock": _emulated,
     "nvidia-clock": _nvidia_clock,
     "nvidia-mig": _nvidia_mig,
     "nvidia-mps": _nvidia_mps,
+    "nvidia-power": _nvidia_power,
+    "rapl-power": _rapl_power,
 }
 
 
@@ -134,6 +157,7 @@ def test_looking_changes_nothing(case: Case) -> None:
     assert able.name
     assert able.emulated == (case.kind == "emulated-clock")
     assert (able.knob is Knob.CLOCK) == bool(able.clocks_mhz)
+    assert (able.knob is Knob.POWER) == bool(able.limits_w)
     assert list(able.clocks_mhz) == sorted(able.clocks_mhz)
     assert found.setting == case.device.observe().setting
     assert case.world() == before
@@ -187,7 +211,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(case: Case) -> None:
     assert case.world() == before
 
 
-@pytest.mark.parametrize("kind", ["cpufreq", "nvidia-clock", "nvidia-mig"])
+@pytest.mark.parametrize("kind", ["cpufreq", "nvidia-clock", "nvidia-mig", "nvidia-power", "rapl-power"])
 @settings(max_examples=25)
 @given(steps=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(0, 3)), min_size=1, max_size=4))
 def test_through_any_history_of_failures_it_is_what_was_last_said(

@@ -89,7 +89,7 @@ def test_the_site_of_the_page_runs(tmp_path: Path) -> None:
     page = PAGE.read_text()
     files = dict(FILE.findall(page))
     (tmp_path / "export.py").write_text(files["export.py"])
-    (text,) = [text for text in SITE.findall(page) if "net.pt2" in text]
+    (text,) = [text for text in SITE.findall(page) if "net.pt2" in text and "split" not in text]
     (tmp_path / "net.yaml").write_text(text + "serving: {listen: '127.0.0.1:0'}\n")
     subprocess.run([sys.executable, "export.py"], cwd=tmp_path, check=True, capture_output=True)
     line = [sys.executable, "-m", "joulery", "up", "net.yaml", "--json-out", "report.json"]
@@ -102,10 +102,10 @@ def test_the_site_of_the_page_runs(tmp_path: Path) -> None:
 
 
 def test_every_site_of_the_page_is_accepted(tmp_path: Path) -> None:
-    """tests/e2e/test_up_upstreams.py plays the one with other servers."""
+    """tests/e2e plays the one with other servers (test_up_upstreams.py) and a canary (test_up.py)."""
     (tmp_path / "net.pt2").touch()
     texts = SITE.findall(PAGE.read_text())
-    assert len(texts) == 2
+    assert len(texts) == 3
     for text in texts:
         (tmp_path / "site.yaml").write_text(text)
         assert load(tmp_path / "site.yaml").services

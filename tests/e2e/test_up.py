@@ -249,6 +249,35 @@ def test_it_stays_when_asked_to(tmp_path, site):
     assert json.loads(out.read_text())["requests"] > 5
 
 
+def test_a_canary_joins_a_running_service_and_no_request_is_lost(tmp_path, site):
+    """The site file changes twice while requests come: shares first, then a variant more, another one less."""
+    split = "policy: {kind: split, shares: {large: 90 %, small: 10 %}}"
+    changed = {"policy: {kind: clover, lambda: 10 %, base_intensity: 200 g/kWh}": split}
+    path, out = site(changed, duration="60 s", replay="60 s"), tmp_path / "summary.json"
+    with Up(path, tmp_path, "--json-out", str(out)) as up:
+        up.until("/60 s ")
+        path.write_text(path.read_text().replace("large: 90 %, small: 10 %", "large: 50 %, small: 50 %"))
+        up.until("large answers 50 %")
+        third = """        - {name: third, accuracy: 85 %, accuracy_source: made up,
+            model: {kind: python, target: "tests.runtime.toy_models:Sum", options: {busy_s: 0.004}}}
+"""
+        text = path.read_text().replace("large: 50 %, small: 50 %", "large: 60 %, third: 40 %")
+        path.write_text(text.replace("    profile:", f"{third}    profile:"))
+        up.until("third answers 40 %")
+        up.until("third to be loaded and small to be unloaded")
+        up.until("/60 s ", times=2 + up.heard.count("/60 s "))
+        os.killpg(up.process.pid, signal.SIGINT)
+        code, said, complaint = up.end(30)
+        assert code == 0, complaint
+        assert up.survivors() == []
+    summary = json.loads(out.read_text())
+    assert summary["answered"] > 0 and summary["failed"] == summary["refused"], "a busy machine may refuse, never fail"
+    assert all(summary["variants"][name] > 0 for name in ("small", "large", "third"))
+    assert summary["baseline_basis"] == "modelled" and "joined without a profile" in said
+    log = open_run(tmp_path / "run").log()
+    assert decide_again(log).differences == ()
+
+
 def test_advice_changes_nothing(tmp_path, site):
     """In mode advise the baseline runs, and what would be done is said and logged."""
     out = tmp_path / "summary.json"

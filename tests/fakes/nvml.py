@@ -44,7 +44,7 @@ def real_module() -> ModuleType:
 
 def as_administrator(monkeypatch: pytest.MonkeyPatch, *, may: bool = True) -> None:
     """Give this process CAP_SYS_ADMIN, as far as the devices see, or take it away."""
-    for device in ("nvidia_clock", "nvidia_mig"):
+    for device in ("nvidia_clock", "nvidia_mig", "nvidia_power"):
         monkeypatch.setattr(f"joulery.adapters.devices.{device}.may_administer", lambda: may)
 
 
@@ -102,6 +102,14 @@ _CLOCKS = {
     "NVIDIA H100 80GB HBM3": ([2619, 1593], list(range(345, 1981, 15))),
     "NVIDIA H200": ([3201, 2619], list(range(345, 1981, 15))),
 }
+_LIMITS_W = {
+    "Tesla V100-SXM2-16GB": (150, 300, 300),
+    "NVIDIA A100-SXM4-40GB": (100, 400, 400),
+    "NVIDIA A30": (100, 165, 165),
+    "NVIDIA H100 80GB HBM3": (200, 700, 700),
+    "NVIDIA H200": (200, 700, 700),
+}
+"""Lowest, highest and default power limit (nvidia-smi -q -d POWER), W."""
 _COMPUTE = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}
 """Constant and id of the compute instance profile of so many slices."""
 
@@ -118,6 +126,9 @@ def gpu(name: str = "NVIDIA A100-SXM4-40GB", index: int = 0, **changes: Any) -> 
         "running_mhz": graphics[-1],
         "persistence": 1,
         "power_mw": 60_000,
+        "limits_mw": [1000 * watts for watts in _LIMITS_W[name][:2]],
+        "default_mw": 1000 * _LIMITS_W[name][2],
+        "limit_mw": 1000 * _LIMITS_W[name][2],
         "energy_mj": 0,
         "compute_mode": 0,
         "mig": [0, 0],
@@ -328,7 +339,29 @@ class NvmlFake:
 
     @call
     def nvmlDeviceGetEnforcedPowerLimit(self, handle: Any) -> int:
-        return int(self._board(handle).get("limit_mw", 400_000))
+        board = self._board(handle)
+        return int(min(board["limit_mw"], board.get("other_limit_mw", board["limit_mw"])))
+
+    @call
+    def nvmlDeviceGetPowerManagementLimit(self, handle: Any) -> int:
+        return int(self._limited(handle)["limit_mw"])
+
+    @call
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, handle: Any) -> int:
+        return int(self._limited(handle)["default_mw"])
+
+    @call
+    def nvmlDeviceGetPowerManagementLimitConstraints(self, handle: Any) -> list[int]:
+        return list(self._limited(handle)["limits_mw"])
+
+    @call
+    def nvmlDeviceSetPowerManagementLimit(self, handle: Any, limit_mw: int) -> None:
+        self._root()
+        board = self._limited(handle)
+        low, high = board["limits_mw"]
+        if not low <= limit_mw <= high:
+            raise self.error(self.real.NVML_ERROR_INVALID_ARGUMENT)
+        board["limit_mw"] = limit_mw
 
     @call
     def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: Any) -> int:
@@ -531,6 +564,12 @@ class NvmlFake:
         board: dict[str, Any] = self._state["boards"][handle[1]]
         if board.get("lost"):
             raise self.error(self.real.NVML_ERROR_GPU_IS_LOST)
+        return board
+
+    def _limited(self, handle: tuple[Any, ...]) -> dict[str, Any]:
+        board = self._board(handle)
+        if handle[0] == "mig" or not board["limits_mw"]:
+            raise self.error(self.real.NVML_ERROR_NOT_SUPPORTED)
         return board
 
     def _enabled(self, handle: tuple[Any, ...]) -> dict[str, Any]:

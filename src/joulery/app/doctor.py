@@ -18,7 +18,7 @@ from joulery.adapters.clusters.slurm_commands import Runner, command_runner
 from joulery.adapters.clusters.slurm_rights import slurm_rights
 from joulery.adapters.devices.cpufreq import GRANT
 from joulery.adapters.meters.cpu_model import cpu_power
-from joulery.app.wiring.devices import open_device
+from joulery.app.wiring.devices import open_device, rapl_spec
 from joulery.app.wiring.meters import open_meter
 from joulery.app.wiring.models import cache_folder
 from joulery.domain.energy.channel import MeterSpec, ReadingKind
@@ -157,14 +157,27 @@ def settings(machine: MachineReport) -> Iterable[Check]:
     cores = sorted(os.sched_getaffinity(0))
     yield Check("settings", "affinity", Status.OK, f"{len(cores)} of {os.cpu_count()} CPUs may be used")
     yield cpufreq(machine)
+    yield cpu_power_limit()
     yield perf(machine)
 
 
+_GPU_KNOBS = (("nvidia-clock", "clock"), ("nvidia-power", "power limit"), ("nvidia-mig", "MIG"), ("nvidia-mps", "MPS"))
+
+
+def cpu_power_limit() -> Check:
+    """Whether the power limit of the CPUs can be set."""
+    try:
+        device = open_device(rapl_spec())
+    except CapabilityError as error:
+        return refusal("settings", "CPU power limit", error)
+    return gpu_setting("CPU power limit", device.capability())
+
+
 def gpu_settings(open_: Callable[[DeviceSpec], Device[Any]] = open_device) -> Iterable[Check]:
-    """What can be set on each NVIDIA GPU: its clock, its cut, whether it is shared. Nothing is."""
+    """What can be set on each NVIDIA GPU: clock, power limit, cut, whether it is shared. Nothing is."""
     number = 0
     while True:
-        for kind, what in (("nvidia-clock", "clock"), ("nvidia-mig", "MIG"), ("nvidia-mps", "MPS")):
+        for kind, what in _GPU_KNOBS:
             name = f"gpu:{number} {what}"
             try:
                 device = open_(DeviceSpec(kind, {"gpu": number}))
@@ -180,10 +193,12 @@ def gpu_settings(open_: Callable[[DeviceSpec], Device[Any]] = open_device) -> It
 
 
 def gpu_setting(name: str, able: DeviceCapability) -> Check:
-    """One knob of a GPU."""
+    """One knob of a GPU or of the CPUs."""
     offers = ""
     if able.clocks_mhz:
         offers = f"; {len(able.clocks_mhz)} clocks, {able.clocks_mhz[0]:g} to {able.clocks_mhz[-1]:g} MHz"
+    elif able.limits_w:
+        offers = f"; {able.limits_w[0]:g} to {able.limits_w[1]:g} W, {able.default_w:g} W by default"
     elif able.profiles:
         offers = f"; {', '.join(able.profiles)}"
     detail = f"{able.name}: {able.detail}{offers}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -237,6 +238,21 @@ class FixedPolicy(Section):
     """The variant; the most accurate one when left out."""
 
 
+class SplitPolicy(Section):
+    """Stated shares of the requests for several variants: a canary beside the variant that serves."""
+
+    kind: Literal["split"]
+    shares: dict[Name, Ratio]
+    """Share of the requests that each variant answers, such as {large: 95 %, small: 5 %}; 100 % together."""
+
+    @model_validator(mode="after")
+    def _sum_to_one(self) -> SplitPolicy:
+        total = math.fsum(self.shares.values())
+        if abs(total - 1.0) > 1e-9:
+            raise problem("the shares of a split sum to 100 %", got=f"{total:.6%}", at=("shares",))
+        return self
+
+
 class AuditConfig(Section):
     """How the baseline is measured while the service runs, so that the saving can be checked."""
 
@@ -254,7 +270,7 @@ class AuditConfig(Section):
         return self
 
 
-PolicyConfig = Annotated[CloverPolicy | FixedPolicy, Field(discriminator="kind")]
+PolicyConfig = Annotated[CloverPolicy | FixedPolicy | SplitPolicy, Field(discriminator="kind")]
 
 
 class PlannedVariantConfig(Section):
@@ -350,6 +366,7 @@ class ServiceConfig(Section):
         names = [variant.name for variant in self.family.variants]
         if isinstance(self.policy, FixedPolicy) and self.policy.variant not in (None, *names):
             raise problem("is no variant of this service", expected=", ".join(names), at=("policy", "variant"))
+        self._split_can_be_met()
         return self
 
     def _variants_fit(self) -> None:
@@ -361,6 +378,25 @@ class ServiceConfig(Section):
         best = max(each.accuracy_ratio for each in self.variants)
         if self.minimum_accuracy_ratio > best:
             raise problem("no variant is as accurate as that", expected=f"at most {best:.4g}", at=("minimum_accuracy",))
+
+    def _split_can_be_met(self) -> None:
+        """A split is among the service's variants, and as accurate as asked for."""
+        if not isinstance(self.policy, SplitPolicy):
+            return
+        accuracy = {variant.name: variant.accuracy_ratio for variant in self.family.variants}
+        for name in self.policy.shares:
+            if name not in accuracy:
+                raise problem(
+                    "is no variant of this service", expected=", ".join(accuracy), at=("policy", "shares", name)
+                )
+        mean = math.fsum(share * accuracy[name] for name, share in self.policy.shares.items())
+        if mean < self.minimum_accuracy_ratio - 1e-12:
+            raise problem(
+                "is less accurate than minimum_accuracy",
+                got=f"{mean:.4g} on average",
+                expected=f"at least {self.minimum_accuracy_ratio:.4g}",
+                at=("policy", "shares"),
+            )
 
     def _group_is_not_empty(self) -> None:
         if self.gpus is not None and not self.gpus:

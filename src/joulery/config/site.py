@@ -16,8 +16,8 @@ from joulery.config.meters import MetersConfig
 from joulery.config.parsing.problem import problem
 from joulery.config.parsing.section import Name, Section
 from joulery.config.plan import PlanSection
-from joulery.config.services import ServiceConfig, unique
-from joulery.config.serving import ServingConfig
+from joulery.config.services import ServiceConfig, SplitPolicy, unique
+from joulery.config.serving import RayEngine, ServingConfig
 
 
 class Mode(StrEnum):
@@ -80,7 +80,21 @@ class Site(Section):
         if aimed is not None and self.service(aimed).load is not None:
             raise problem(f"service {aimed} has a load of its own", hint="keep one of the two", at=("load",))
         self._pods_fit()
+        self._splits_can_be_kept()
         return self
+
+    def _splits_can_be_kept(self) -> None:
+        """Requests are steered in mode act alone, and by the engines that load several variants in a replica."""
+        for number, service in enumerate(self.services):
+            at = ("services", number, "policy", "kind")
+            if not isinstance(service.policy, SplitPolicy):
+                continue
+            if self.mode is not Mode.ACT:
+                hint = "mode: act; or kind: fixed"
+                raise problem(f"splits requests in mode act only, and the mode is {self.mode}", hint=hint, at=at)
+            if isinstance(self.serving.engine, RayEngine):
+                hint = "serving: {engine: {kind: embedded}}; or kind: fixed"
+                raise problem("splits requests on the embedded engine and on upstreams, not on Ray", hint=hint, at=at)
 
     def _pods_fit(self) -> None:
         """Each service's GPUs are listed, and its own unless GPUs may be shared."""

@@ -17,6 +17,7 @@ from joulery.domain.gpu.device import (
     DeviceState,
     MigSetting,
     MpsSetting,
+    PowerSetting,
 )
 from joulery.domain.serving.dispatch import QueueLimit
 from joulery.domain.serving.engine import (
@@ -33,7 +34,7 @@ from joulery.domain.trace.tracing import StepCounts, Steps, TracedSession
 
 S = TypeVar("S")
 O_contra = TypeVar("O_contra", contravariant=True)
-D = TypeVar("D", ClockSetting, MigSetting, MpsSetting)
+D = TypeVar("D", ClockSetting, PowerSetting, MigSetting, MpsSetting)
 
 
 class Clock(Protocol):
@@ -165,7 +166,7 @@ class ClusterBackend(Protocol):
 
 
 class Device(Protocol[D]):
-    """One knob of one device: its clock, how a GPU is partitioned, which processes share it.
+    """One knob of one device: its clock, its power limit, how a GPU is partitioned, which processes share it.
 
     A change either happens or does not: whatever fails, the device is set to what it was before or to what was asked
     for, and the error says which.

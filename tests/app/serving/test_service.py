@@ -9,10 +9,10 @@ from joulery.app.serving.service import (
     demand_rps,
     kept_loaded,
     largest_capacity_rps,
-    model_ref,
     service_setup,
     shared_cores,
 )
+from joulery.app.wiring.model_refs import model_ref
 from joulery.app.wiring.site_meters import meter_specs
 from joulery.config.parsing.reading import load
 from joulery.domain.errors import CapabilityError, ConfigError, InfeasibleError
@@ -76,7 +76,7 @@ def test_kinds_of_models(tmp_path, monkeypatch):
     }
     built = []
     monkeypatch.setattr(
-        "joulery.app.serving.service.lite_file", lambda name, cache: built.append(name) or cache / "lite.onnx"
+        "joulery.app.wiring.model_refs.lite_file", lambda name, cache: built.append(name) or cache / "lite.onnx"
     )
     _, _, setup = opened(tmp_path, onnx)
     assert setup.models["small"] == ModelRef(ModelKind.ONNX, str(tmp_path / "m.onnx"))

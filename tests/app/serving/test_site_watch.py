@@ -3,9 +3,17 @@ from dataclasses import replace
 
 import pytest
 
-from joulery.app.serving.service import objectives_from_config
+from joulery.app.serving.service import choose, objectives_from_config, service_setup
 from joulery.app.serving.site_watch import SiteWatch
-from joulery.domain.errors import InfeasibleError
+from joulery.config import load
+from joulery.domain.errors import ConfigError, InfeasibleError
+from joulery.domain.serving.engine import Outcome, RequestRecord
+from joulery.policies.serving.layout_space import cpu_slices
+from joulery.policies.traffic_split import TrafficSplit
+from joulery.runtime.serving.requests import RequestWindow
+from joulery.runtime.serving.running_service import RunningService
+from joulery.steady_time import unix_s
+from tests.app.serving.test_service import profile, two_cores  # noqa: F401 - a fixture
 from tests.policies.serving.trial_world import trying
 from tests.runtime.site_files import toy_site
 
@@ -39,7 +47,7 @@ def test_what_cannot_change_without_a_restart_is_said(tmp_path):
     assert watch.changed()[1] == ""
     rewritten(path, "busy_s: 0.002", "busy_s: 0.003")
     site, remark = watch.changed()
-    assert site is not None and "restart for the rest" in remark
+    assert site is not None and "restart for the rest" in remark, "a Clover policy knows its variants by their profile"
 
 
 def test_a_file_that_is_wrong_or_gone_changes_nothing(tmp_path):
@@ -61,3 +69,104 @@ def test_an_accuracy_loss_is_carbon_alone_within_a_floor(tmp_path):
     assert (asked.lambda_ratio, asked.minimum_accuracy_ratio) == (1.0, pytest.approx(0.76))
     with pytest.raises(InfeasibleError):
         replace(trying(), objectives=objectives_from_config(site.services[0], 1.0))
+
+
+CLOVER = "policy: {kind: clover, lambda: 10 %, base_intensity: 200 g/kWh}"
+FIXED = "policy: {kind: fixed, variant: small}"
+THIRD = """        - {name: third, accuracy: 85 %, accuracy_source: made up,
+            model: {kind: python, target: "tests.runtime.toy_models:Sum", options: {busy_s: 0.004}}}
+    slo:"""
+
+
+def running(path) -> RunningService:
+    """The service of a site file, as it was started."""
+    site = load(path)
+    config = site.services[0]
+    setup = service_setup(site, config, path.parent)
+    chosen = choose(site, config, setup, profile())
+    window = RequestWindow("sums", 60.0)
+    return RunningService(setup, chosen, profile(), window, layouts=[(0.0, chosen.policy.candidates[0])])
+
+
+def revise(path, one: RunningService, watch: SiteWatch, *changes: tuple[str, str]) -> list[str]:
+    """Change the file, take over what may be; the warnings."""
+    for old, new in changes:
+        rewritten(path, old, new)
+    revisions, warnings = watch.revisions({"sums": one})
+    for revision in revisions:
+        one.setup, one.chosen = revision.setup, revision.chosen
+    return warnings
+
+
+def test_a_canary_joins_a_fixed_service_grows_and_takes_over_without_a_restart(tmp_path):
+    path = toy_site(tmp_path, changed={CLOVER: FIXED})
+    one, watch = running(path), SiteWatch(path, tmp_path)
+    base = one.chosen.base
+    split = "policy: {kind: split, shares: {small: 90 %, third: 10 %}}"
+    assert revise(path, one, watch, (FIXED, split), ("    slo:", THIRD)) == []
+    assert isinstance(one.chosen.driven, TrafficSplit) and one.chosen.loaded == ("small", "third")
+    assert "third joined without a profile" in one.chosen.remark and "small" in one.chosen.remark
+    assert one.setup.models["third"].options == '{"busy_s": 0.004}'
+    for k in range(20):
+        end_s = unix_s() - 1.0 + k / 100
+        record = RequestRecord("sums", "third", "r", end_s - 0.05, end_s - 0.04, end_s, Outcome.OK, 0.04, 0.03, 1, None)
+        one.window.add(record)
+    assert revise(path, one, watch, ("small: 90 %, third: 10 %", "small: 40 %, third: 60 %")) == []
+    assert set(one.chosen.policy.candidates[0].counts) == {"third"} and one.chosen.base == base
+    assert revise(path, one, watch, ("{small: 40 %, third: 60 %}", "{third: 100 %}")) == []
+    assert one.chosen.loaded == ("third",) and one.setup.family["small"].accuracy_ratio == 0.75, "it answered before"
+
+
+def test_a_variant_that_answered_is_planned_with_its_live_times(tmp_path):
+    path = toy_site(tmp_path, changed={CLOVER: FIXED})
+    one, watch = running(path), SiteWatch(path, tmp_path)
+    for k in range(20):
+        end_s = unix_s() - 1.0 + k / 100
+        one.window.add(
+            RequestRecord("sums", "third", "r", end_s - 0.05, end_s - 0.04, end_s, Outcome.OK, 0.04, 0.03, 1, None)
+        )
+    assert revise(path, one, watch, (FIXED, "policy: {kind: fixed, variant: third}"), ("    slo:", THIRD)) == []
+    assert one.chosen.remark == ""
+    assert one.chosen.predictor.profile.entry("third", cpu_slices((1,))[0]).loaded.mean_s == pytest.approx(0.04)
+
+
+def test_a_split_that_cannot_be_run_changes_nothing(tmp_path):
+    path = toy_site(tmp_path, changed={CLOVER: FIXED})
+    one, watch = running(path), SiteWatch(path, tmp_path)
+    before = one.chosen
+    (warning,) = revise(path, one, watch, (FIXED, "policy: {kind: split, shares: {small: 90 %, third: 10 %}}"))
+    assert "not taken over" in warning and "third" in warning and one.chosen is before
+    (warning,) = revise(path, one, watch, ("small: 90 %, third: 10 %", "small: 90 %, large: 20 %"))
+    assert "100 %" in warning and one.chosen is before
+
+
+def test_another_kind_of_policy_needs_a_restart(tmp_path):
+    path = toy_site(tmp_path)
+    one, watch = running(path), SiteWatch(path, tmp_path)
+    before = one.chosen
+    (warning,) = revise(path, one, watch, (CLOVER, FIXED))
+    assert "restart for the rest" in warning and one.chosen is before
+
+
+@pytest.mark.parametrize(
+    ("policy", "more", "fault"),
+    [
+        ("{kind: split, shares: {small: 60 %, large: 30 %}}", {}, "sum to 100 %"),
+        ("{kind: split, shares: {}}", {}, "sum to 100 %"),
+        ("{kind: split, shares: {small: 60 %, lage: 40 %}}", {}, "no variant of this service"),
+        ("{kind: split, shares: {small: 60 %, large: 40 %}}", {"mode: act": "mode: advise"}, "mode act only"),
+        (
+            "{kind: split, shares: {small: 60 %, large: 40 %}}",
+            {"    slo:": "    minimum_accuracy: 79 %\n    slo:"},
+            "less accurate than minimum_accuracy",
+        ),
+        (
+            "{kind: split, shares: {small: 60 %, large: 40 %}}",
+            {"serving: {": "serving: {engine: {kind: ray}, "},
+            "not on Ray",
+        ),
+    ],
+)
+def test_a_split_that_cannot_be_kept_is_one_error(tmp_path, policy, more, fault):
+    with pytest.raises(ConfigError, match=fault):
+        load(toy_site(tmp_path, changed={CLOVER: f"policy: {policy}", **more}))

@@ -160,7 +160,7 @@ GOLDEN = [
     (
         "kind: clover",
         "kind: clovr",
-        "site.yaml:18 services.0.policy.kind: is not a known kind (got 'clovr', expected clover, fixed)",
+        "site.yaml:18 services.0.policy.kind: is not a known kind (got 'clovr', expected clover, fixed, split)",
         "did you mean clover?",
     ),
     ("kind: clover, ", "", "site.yaml:18 services.0.policy: missing key 'kind'", "kinds: clover, fixed"),

@@ -23,23 +23,25 @@ from joulery.runtime.leasing.watchdog import Watchdog, revert_lease
 from joulery.store.leases import LeaseBook, lives, owner_of
 from tests.fakes.cpufreq import cpufreq_tree, settings
 from tests.fakes.nvml import STATE, NvmlFake, gpu
+from tests.fakes.powercap import limits, powercap_tree
 from tests.waiting import ended, wait_until
 
 FAKES = Path(__file__).resolve().parents[2] / "fakes/path"
 
 HOLDER = """
 import json, os, signal, sys, time
-from joulery.domain.gpu.device import ClockSetting, DeviceSpec
+from joulery.domain.gpu.device import ClockSetting, DeviceSpec, PowerSetting
 from joulery.app.wiring.devices import open_device
 from joulery.app.wiring.leases import start_watchdog
 from joulery.runtime.leasing.leases import LeaseHolder
 from joulery.store.leases import LeaseBook
-folder, kind, options, lasts_s, clock_mhz = sys.argv[1:]
+folder, kind, options, lasts_s, value = sys.argv[1:]
 from pathlib import Path
 spec = DeviceSpec(kind, json.loads(options))
 holder = LeaseHolder(LeaseBook(Path(folder)), float(lasts_s), watch=start_watchdog)
 signal.signal(signal.SIGTERM, lambda *_: (holder.close(), os._exit(0)))
-holder.set(open_device(spec), spec, ClockSetting(float(clock_mhz)), "a test")
+wanted = (PowerSetting if kind.endswith("-power") else ClockSetting)(float(value))
+holder.set(open_device(spec), spec, wanted, "a test")
 print("set", holder._watchdog.pid, flush=True)
 while True:
     time.sleep(0.1)
@@ -50,10 +52,8 @@ while True:
 class Holding:
     """A process that holds a lease."""
 
-    def __init__(
-        self, folder: Path, kind: str, options: dict[str, Any], clock_mhz: float, lasts_s: float = 60.0
-    ) -> None:
-        arguments = [str(folder), kind, json.dumps(options), str(lasts_s), str(clock_mhz)]
+    def __init__(self, folder: Path, kind: str, options: dict[str, Any], value: float, lasts_s: float = 60.0) -> None:
+        arguments = [str(folder), kind, json.dumps(options), str(lasts_s), str(value)]
         self.process = subprocess.Popen([sys.executable, "-c", HOLDER, *arguments], stdout=subprocess.PIPE)
         assert self.process.stdout is not None
         word, pid = self.process.stdout.readline().split()
@@ -78,8 +78,8 @@ class Holding:
 def hold(tmp_path: Path) -> Iterator[Callable[..., Holding]]:
     started: list[Holding] = []
 
-    def start(kind: str, options: dict[str, Any], clock_mhz: float, lasts_s: float = 60.0) -> Holding:
-        started.append(Holding(tmp_path / "leases", kind, options, clock_mhz, lasts_s))
+    def start(kind: str, options: dict[str, Any], value: float, lasts_s: float = 60.0) -> Holding:
+        started.append(Holding(tmp_path / "leases", kind, options, value, lasts_s))
         return started[-1]
 
     yield start
@@ -123,6 +123,27 @@ def test_the_gpu_clock_comes_back_when_its_controller_is_killed(
     held.kill(signal.SIGKILL)
     wait_until(lambda: book.names() == ())
     assert nvml.boards[0]["locked"] is None
+
+
+def test_power_limits_return_to_what_they_were_when_their_controller_is_killed(
+    hold: Callable[..., Holding], book: LeaseBook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The former limit comes back, not the factory's: an administrator may have set it."""
+    state = tmp_path / "boards.json"
+    nvml = NvmlFake(gpu("NVIDIA A100-SXM4-40GB", limit_mw=350_000), file=state)
+    monkeypatch.setenv(STATE, str(state))
+    monkeypatch.setenv("PYTHONPATH", f"{FAKES}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    tree = powercap_tree(tmp_path / "powercap")
+    before = limits(tree)
+    held = [hold("nvidia-power", {"gpu": 0}, 250.0), hold("rapl-power", {"root": str(tree)}, 80.0)]
+    assert nvml.boards[0]["limit_mw"] == 250_000
+    assert limits(tree)["intel-rapl:1/constraint_0_power_limit_uw"] == "80000000"
+    assert len(book.names()) == 2
+    for one in held:
+        one.kill(signal.SIGKILL)
+    wait_until(lambda: book.names() == ())
+    assert nvml.boards[0]["limit_mw"] == 350_000
+    assert limits(tree) == before
 
 
 def test_a_controller_that_hangs_loses_its_lease(hold: Callable[..., Holding], tree: Path, book: LeaseBook) -> None:

@@ -98,10 +98,10 @@ async def test_a_changed_slo_changes_policy_and_queue(tmp_path, history):
     await made.start()
     (driver,) = made.drivers
     _, _, setup = opened(tmp_path, {"500 ms": "50 ms"})
-    tight = choose(*opened(tmp_path, {"500 ms": "50 ms"}), profile()).policy
-    made.revise(Revision("sums", tight, setup.slo))
-    assert one.setup.slo.latency_s == 0.05 and one.chosen.policy is tight
-    assert driver.policy == one.chosen.driven and driver.policy.policy is tight
+    tight = choose(*opened(tmp_path, {"500 ms": "50 ms"}), profile())
+    made.revise(Revision(setup, tight))
+    assert one.setup.slo.latency_s == 0.05 and one.chosen is tight
+    assert driver.policy == one.chosen.driven and driver.policy.policy is tight.policy
     arriving(one, 2 * CAPACITY_RPS, 1000.0)
     await driver.step(1000.0)
     assert 0 < engine.limits["sums"].waiting < CAPACITY_RPS * 0.5 / 5

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from joulery.app.profiling.inputs import inputs_for
 from joulery.app.profiling.interference_fit import PAIR_COLUMNS, SOLO_COLUMNS
-from joulery.app.serving.service import fleet_cores, model_ref
+from joulery.app.serving.service import fleet_cores
 from joulery.app.wiring.engine import local_engine
+from joulery.app.wiring.model_refs import model_ref
 from joulery.app.wiring.models import cache_folder
 from joulery.config import load
 from joulery.config.services import ServiceConfig

@@ -19,6 +19,7 @@ from joulery.policies.serving.policy import ServicePolicy
 from joulery.policies.serving.predictive_search import PredictiveSearch
 from joulery.policies.serving.trial_search import TrialSearch
 from joulery.policies.switchback import AUDIT, AuditedPolicy
+from joulery.policies.traffic_split import SHARES, TrafficSplit
 from joulery.runtime.serving.history import POLICY, STEP
 
 _POLICIES: Mapping[str, tuple[Any, Any]] = {
@@ -80,10 +81,10 @@ def decide_again(log: Iterable[Mapping[str, Any]]) -> Replayed:
                 name, fields, old = renamed_policy(entry["name"], entry["policy"])
                 older = older or old
                 kind, seen_as[entry["service"]] = _POLICIES[name]
-                kind = AuditedPolicy if AUDIT in fields else kind
+                kind = AuditedPolicy if AUDIT in fields else TrafficSplit if SHARES in fields else kind
                 policy = kind.from_dict(fields)
-                anew = isinstance(policy, StandbyPolicy) or not isinstance(policies.get(policy.service), kind)
-                if anew:
+                forgets = isinstance(policy, StandbyPolicy | TrafficSplit)
+                if forgets or not isinstance(policies.get(policy.service), kind):
                     states[policy.service] = policy.initial()
                 policies[policy.service] = policy  # one that came later asks for something else, and remembers
             elif entry["kind"] == STEP:

@@ -9,9 +9,10 @@ from pathlib import Path
 from joulery.app.planning.shares import share_request
 from joulery.app.serving.gateway_handle import GatewayHandle
 from joulery.app.serving.loads import Loads
-from joulery.app.serving.service import fleet_cores, model_ref
+from joulery.app.serving.service import fleet_cores
 from joulery.app.serving.site_watch import SiteWatch
 from joulery.app.wiring.gpus import LocalGpus
+from joulery.app.wiring.model_refs import model_ref
 from joulery.config.services import ServiceConfig
 from joulery.config.serving import EmbeddedEngine
 from joulery.config.site import Site

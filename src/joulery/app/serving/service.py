@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from joulery.app.profiling.inputs import read_arrivals
+from joulery.app.serving.split import main_of, shares_of, split_binding
 from joulery.app.wiring.gpus import LocalGpus
-from joulery.app.wiring.models import lite_file
+from joulery.app.wiring.model_refs import model_ref
 from joulery.config.fleet import CpuConfig
 from joulery.config.loadgen import TraceLoad
 from joulery.config.services import (
     CloverPolicy,
-    ModelConfig,
-    OnnxModel,
-    OpenInferenceModel,
-    PythonModel,
+    FixedPolicy,
     ServiceConfig,
-    TorchExportModel,
-    TorchScriptModel,
-    TransformersModel,
+    SplitPolicy,
 )
 from joulery.config.site import Mode, Site
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.gpu.layout import Layout
-from joulery.domain.serving.engine import ModelKind, ModelRef
 from joulery.domain.serving.profile import Profile
 from joulery.domain.serving.service import Slice, SliceKind, SloScope
 from joulery.perf.layouts import Predictor
@@ -175,31 +169,6 @@ def fleet_cores(site: Site) -> tuple[int, ...]:
     return here[:wanted]
 
 
-def model_ref(config: ModelConfig, cache: Path) -> ModelRef:
-    """What a variant loads; a built-in model is built into ``cache`` the first time.
-
-    Raises:
-        CapabilityError, DataError: A built-in model cannot be built.
-    """
-    if isinstance(config, OnnxModel):
-        return ModelRef(ModelKind.ONNX, str(config.path))
-    if isinstance(config, PythonModel):
-        options = json.dumps(config.options, sort_keys=True) if config.options else ""
-        return ModelRef(ModelKind.PYTHON, config.target, options)
-    if isinstance(config, TorchScriptModel):
-        inputs = [[one.name, one.datatype, list(one.shape)] for one in config.inputs]
-        return ModelRef(ModelKind.TORCHSCRIPT, str(config.path), json.dumps({"inputs": inputs}) if inputs else "")
-    if isinstance(config, TorchExportModel):
-        return ModelRef(ModelKind.TORCH_EXPORT, str(config.path))
-    if isinstance(config, OpenInferenceModel):
-        power = "" if config.power_w is None else json.dumps({"power_w": config.power_w})
-        return ModelRef(ModelKind.REMOTE, config.url, power)
-    if isinstance(config, TransformersModel):
-        options = json.dumps({**config.options, "task": config.task}, sort_keys=True)
-        return ModelRef(ModelKind.TRANSFORMERS, str(config.path or config.hub), options)
-    return ModelRef(ModelKind.ONNX, str(lite_file(f"lite{config.size}", cache)))
-
-
 def demand_rps(site: Site, config: ServiceConfig, setup: ServiceSetup, profile: Profile) -> float:
     """The demand to plan for, requests a second: the service's own, else the load's, stated or as a share of capacity.
 
@@ -278,6 +247,8 @@ def choose(
     loaded, replica_bytes = kept_loaded(site, config, setup, profile, free_memory_bytes)
     binding = PolicyBinding(policy, predictor, rate_rps, base, metrics, loaded=loaded, replica_bytes=replica_bytes)
     binding = replace(binding, audit=switchback(site, config, setup, base, settle_s))
+    if isinstance(rule, SplitPolicy):
+        return split_binding(binding, setup, shares_of(config, setup.family))
     if not isinstance(rule, CloverPolicy) or rule.search == PREDICT:
         return binding
     if site.mode is not Mode.ACT:
@@ -305,10 +276,10 @@ def _objective(
 
 
 def _candidates(config: ServiceConfig, setup: ServiceSetup) -> tuple[Layout, ...]:
-    """The layouts that a policy may choose: for a fixed one those with its variant on every slice."""
+    """The layouts that a policy may choose: for one with fixed shares those with its main variant on every slice."""
     if isinstance(config.policy, CloverPolicy):
         return tuple(setup.candidates)
-    only = {config.policy.variant or setup.family.largest.name}
+    only = {main_of(shares_of(config, setup.family))}
     return tuple(layout for layout in setup.candidates if set(layout.counts) == only)
 
 
@@ -345,7 +316,7 @@ def switchback(
         settle_s: Seconds in which the service settles after a change.
     """
     rule, audit = config.policy, config.audit
-    is_baseline = not isinstance(rule, CloverPolicy) and rule.variant in (None, setup.family.largest.name)
+    is_baseline = isinstance(rule, FixedPolicy) and rule.variant in (None, setup.family.largest.name)
     if site.mode is not Mode.ACT or not audit.share_ratio > 0 or is_baseline:
         return None
     trim_s = max(_LEAST_TRIM_S, _TRIM_SLOS * setup.slo.latency_s)

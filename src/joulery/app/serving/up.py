@@ -33,6 +33,7 @@ from joulery.config.site import Mode, Site
 from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import ConfigError
 from joulery.domain.ports import Engine
+from joulery.domain.serving.timeline import Tick
 from joulery.runtime.load import LoadResult
 from joulery.runtime.measuring.measure import RUNS
 from joulery.runtime.measuring.sampling import start_sampler
@@ -302,7 +303,12 @@ async def _serve(
     loaded = options.send and longest_s(session.site) is not None
     planned_s = longest_s(session.site) if loaded else options.duration_s
     view.begin(session.site_label.services, None if options.stay else planned_s)
-    session.watch(lambda tick: view.tick(tick, tick.t_s - session.started_s))
+
+    def show(tick: Tick) -> None:
+        view.relabel(session.site_label.services)
+        view.tick(tick, tick.t_s - session.started_s)
+
+    session.watch(show)
     session.on_decision(view.decision)
     session.on_warning(view.warn)
     loads = Loads(session, gate)

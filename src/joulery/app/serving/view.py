@@ -25,7 +25,7 @@ def announced(record: DecisionRecord) -> bool:
     """
     decision = record.decision
     if decision.kind == SET_WEIGHTS:
-        return decision.cause == "threat"
+        return decision.cause in ("threat", "split")
     changed = decision.kind in (SET_LAYOUT, RUN_PLAN) and decision.cause != "start"
     return changed or decision.policy in (TrialSearch.name, StandbyPolicy.name)
 
@@ -63,6 +63,10 @@ class ServeView(Protocol):
 
     def begin(self, services: Sequence[ServiceLabel], duration_s: float | None) -> None:
         """The load starts; ``duration_s`` is None where the run has no end of its own."""
+        ...
+
+    def relabel(self, services: Sequence[ServiceLabel]) -> None:
+        """The services as they are from now on: other SLOs, other variants."""
         ...
 
     def tick(self, tick: Tick, now_s: float) -> None:

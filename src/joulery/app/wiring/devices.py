@@ -7,10 +7,10 @@ from importlib.metadata import entry_points
 from typing import Any, cast
 
 from joulery.domain.errors import ConfigError
-from joulery.domain.gpu.device import ClockSetting, DeviceSpec
+from joulery.domain.gpu.device import ClockSetting, DeviceSpec, PowerSetting
 from joulery.domain.ports import Device
 
-KINDS = ("cpufreq", "emulated-clock", "nvidia-clock", "nvidia-mig", "nvidia-mps")
+KINDS = ("cpufreq", "emulated-clock", "nvidia-clock", "nvidia-mig", "nvidia-mps", "nvidia-power", "rapl-power")
 
 
 def open_device(spec: DeviceSpec) -> Device[Any]:
@@ -42,6 +42,14 @@ def open_device(spec: DeviceSpec) -> Device[Any]:
         from joulery.adapters.devices.nvidia_mps import NvidiaMps
 
         return NvidiaMps(**options)
+    if spec.kind == "nvidia-power":
+        from joulery.adapters.devices.nvidia_power import NvidiaPower
+
+        return NvidiaPower(**options)
+    if spec.kind == "rapl-power":
+        from joulery.adapters.devices.rapl_power import RaplPower
+
+        return RaplPower(**options)
     for plug_in in entry_points(group="joulery.devices", name=spec.kind):
         return cast("Device[Any]", plug_in.load()(**options))
     raise ConfigError("no such kind of device", got=spec.kind, expected=", ".join(KINDS))
@@ -50,6 +58,17 @@ def open_device(spec: DeviceSpec) -> Device[Any]:
 def open_clock(spec: DeviceSpec) -> Device[ClockSetting]:
     """The clock of a spec, as :func:`open_device`."""
     return cast("Device[ClockSetting]", open_device(spec))
+
+
+def open_power(spec: DeviceSpec) -> Device[PowerSetting]:
+    """The power limit of a spec, as :func:`open_device`."""
+    return cast("Device[PowerSetting]", open_device(spec))
+
+
+def rapl_spec() -> DeviceSpec:
+    """The power limit of this machine's CPUs; ``JOULERY_POWERCAP`` names another tree than the kernel's."""
+    root = os.environ.get("JOULERY_POWERCAP")
+    return DeviceSpec("rapl-power", {"root": root} if root else {})
 
 
 def cpufreq_spec(cpus: tuple[int, ...] | None = None) -> DeviceSpec:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from joulery.app.wiring.devices import cpufreq_spec, open_device
+from joulery.app.wiring.devices import cpufreq_spec, open_device, rapl_spec
 from joulery.domain.errors import ActuationError, CapabilityError, JouleryError
 from joulery.domain.gpu.device import DeviceSpec, Lease, Owner
 from joulery.domain.ports import Device
@@ -62,8 +62,14 @@ def _open_hardware(spec: DeviceSpec) -> Device[Any]:
     """
     options = dict(spec.options)
     options.pop("cpus", None)
-    usual = {"cpufreq": cpufreq_spec().options, "nvidia-clock": {}, "nvidia-mig": {}, "nvidia-power": {}}.get(spec.kind)
-    if spec.kind != "cpufreq":
+    usual = {
+        "cpufreq": cpufreq_spec().options,
+        "rapl-power": rapl_spec().options,
+        "nvidia-clock": {},
+        "nvidia-mig": {},
+        "nvidia-power": {},
+    }.get(spec.kind)
+    if spec.kind.startswith("nvidia"):
         options.pop("gpu", None)
     if usual is None or options != usual:
         raise CapabilityError("the guard does not open this device", resource=spec.kind, hint="joulery doctor --reset")

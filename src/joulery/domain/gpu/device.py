@@ -1,7 +1,8 @@
 """What can be set on a device: the settings, what it can do, what it is set to, what a change came to, and its lease.
 
-A knob is one thing that can be set, and has one owner: the clock belongs to a governor, the cut of a GPU (MIG, MPS) to
-the planner of layouts. An adapter is one knob of one device; several may stand for the same board.
+A knob is one thing that can be set, and has one owner: the clock belongs to a governor, the power limit to the agent of
+a node, the cut of a GPU (MIG, MPS) to the planner of layouts. An adapter is one knob of one device; several may stand
+for the same board.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class Knob(StrEnum):
 
     CLOCK = "clock"
     """How fast it may run."""
+    POWER = "power"
+    """How much power it may draw."""
     MIG = "mig"
     """The hardware instances into which a GPU is partitioned."""
     MPS = "mps"
@@ -57,6 +60,27 @@ class ClockSetting:
         parts += [f"boost {'on' if self.boost else 'off'}"] if self.boost is not None else []
         parts += [f"governor {self.governor}"] if self.governor else []
         return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class PowerSetting:
+    """How much power a device may draw.
+
+    Attributes:
+        limit_w: The limit, W (of each package of a CPU); None for the factory's.
+
+    Raises:
+        ConfigError: A limit that is not positive.
+    """
+
+    limit_w: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.limit_w is not None and not 0 < self.limit_w < math.inf:
+            raise ConfigError("a power limit must be positive", got=f"{self.limit_w} W")
+
+    def __str__(self) -> str:
+        return "the factory's power limit" if self.limit_w is None else f"at most {self.limit_w:g} W"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +126,8 @@ class MpsSetting:
         return f"MPS, {100 * self.default_share_ratio:g} % by default" if self.running else "no MPS"
 
 
-Setting = ClockSetting | MigSetting | MpsSetting
-S = TypeVar("S", ClockSetting, MigSetting, MpsSetting)
+Setting = ClockSetting | PowerSetting | MigSetting | MpsSetting
+S = TypeVar("S", ClockSetting, PowerSetting, MigSetting, MpsSetting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +142,8 @@ class DeviceCapability:
         detail: In words.
         grant: The exact line that grants it where it may not; empty where nothing has to be or can be granted.
         clocks_mhz: Clocks that can be asked for, ascending; empty for other knobs.
+        limits_w: Lowest and highest power limit that can be asked for, W; empty for other knobs.
+        default_w: The factory's power limit, W; NaN for other knobs and where it is unknown.
         profiles: MIG profiles the board offers; empty for other knobs.
         emulated: True where nothing real is set.
         uuid: The vendor's identity of the device, the same in every container; empty where it has none.
@@ -133,6 +159,8 @@ class DeviceCapability:
     profiles: tuple[str, ...] = ()
     emulated: bool = False
     uuid: str = ""
+    limits_w: tuple[float, ...] = ()
+    default_w: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +225,8 @@ class DeviceSpec:
     """How a device is opened: its kind, and what its opener wants to know (JSON-ready), by another process too.
 
     Attributes:
-        kind: ``nvidia-clock``, ``nvidia-mig``, ``nvidia-mps``, ``cpufreq``, ``emulated-clock``.
+        kind: ``nvidia-clock``, ``nvidia-power``, ``nvidia-mig``, ``nvidia-mps``, ``cpufreq``, ``rapl-power``,
+            ``emulated-clock``.
         options: Keyword arguments of its opener.
     """
 
@@ -207,7 +236,15 @@ class DeviceSpec:
     @property
     def knob(self) -> Knob:
         """What it sets."""
-        return {"nvidia-mig": Knob.MIG, "nvidia-mps": Knob.MPS}.get(self.kind, Knob.CLOCK)
+        return _KNOBS.get(self.kind, Knob.CLOCK)
+
+
+_KNOBS = {
+    "nvidia-mig": Knob.MIG,
+    "nvidia-mps": Knob.MPS,
+    "nvidia-power": Knob.POWER,
+    "rapl-power": Knob.POWER,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -431,6 +431,18 @@ def green_paper(**changes: object) -> Green:
     return Green(**{**bare, "shift": ShiftRule.PAPER, "name": "green-paper", **changes})
 
 
+LEAN: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "swift": MappingProxyType({"gamma_low": 0.75, "cap": 8}),
+        "lean": MappingProxyType({"gamma_low": 0.83, "gamma_from": 0.8, "cap": 8}),
+        "frugal": MappingProxyType({}),
+    }
+)
+"""What the kinds with power limits change in GREEN's policy: how readily jobs grow."""
+LEAN_ETA: Mapping[str, float] = MappingProxyType({"swift": 0.5, "lean": 0.7, "frugal": 0.5})
+"""Weight of energy against time in the cost of their power limits."""
+
+
 _LEAST_OF = (
     ("ceiling_gpu_s", 1.0),
     ("ageing_s", 1.0),

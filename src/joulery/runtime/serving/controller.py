@@ -24,12 +24,13 @@ from joulery.policies.serving.observation import KEEP_LAYOUT, SET_WEIGHTS, TRY_L
 from joulery.policies.serving.policy import ServicePolicy
 from joulery.policies.serving.state import ServiceState
 from joulery.policies.switchback import AuditedPolicy, AuditedState
+from joulery.policies.traffic_split import TrafficSplit
 from joulery.runtime.serving.driver import ADVISED, APPLIED, SHADOWED, LiveDriver
 from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.live_sample import LiveSample
 from joulery.runtime.serving.requests import RequestWindow, summarise
-from joulery.runtime.serving.running_service import PolicyBinding, RunningService
+from joulery.runtime.serving.running_service import PolicyBinding, RunningService, ServiceSetup
 from joulery.runtime.serving.shadow import ShadowReplays
 from joulery.steady_time import unix_s
 
@@ -57,17 +58,17 @@ class TrialArbiter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Revision:
-    """New objectives of a running service.
+    """What changes of a running service.
 
     Attributes:
-        service: Its name.
-        policy: Its policy with the new objectives.
-        slo: Its SLO from now on.
+        setup: The service from now on: its variants, its SLO.
+        chosen: Its policy from now on.
+        anew: Whether that policy remembers nothing of what the former one decided.
     """
 
-    service: str
-    policy: ServicePolicy
-    slo: Slo
+    setup: ServiceSetup
+    chosen: PolicyBinding
+    anew: bool = False
 
 
 class PolicyControl:
@@ -133,13 +134,17 @@ class PolicyControl:
                 await driver.step(unix_s())  # requests are steered from the first on
 
     def revise(self, revision: Revision) -> None:
-        """Go on with new objectives."""
-        one = self._services[revision.service]
-        assert one.chosen is not None  # revisions are made of services with a policy
-        one.setup = replace(one.setup, slo=revision.slo)
-        one.chosen = replace(one.chosen, policy=revision.policy)
-        self._by_name[revision.service].policy = one.chosen.driven
-        self._history.add_policy(one.chosen.driven)
+        """Go on with new objectives, or with another policy."""
+        one, driver = self._services[revision.setup.name], self._by_name[revision.setup.name]
+        one.setup, one.chosen = revision.setup, revision.chosen
+        driven = one.chosen.driven
+        if revision.anew:
+            driver.change(driven)
+        else:
+            driver.policy = driven
+        self._history.add_policy(driven)
+        if one.chosen.remark:
+            self._history.warn(one.chosen.remark)
 
     def _limit_queue(self, one: RunningService, seen: Observation, state: Any) -> None:
         """Have the engine refuse requests that even the leanest variants would answer too late; in act only.
@@ -148,14 +153,14 @@ class PolicyControl:
         """
         if self._mode is not Mode.ACT or not hasattr(self._engine, "limit_queue"):
             return
-        policy = cast("ServicePolicy | AuditedPolicy", self._by_name[one.name].policy)
+        policy = cast("ServicePolicy | AuditedPolicy | TrafficSplit", self._by_name[one.name].policy)
         cast(Admission, self._engine).limit_queue(one.name, policy.queue_limit(state, seen))
 
     def _driver(self, one: RunningService, chosen: PolicyBinding) -> LiveDriver[Any, Observation]:
         return LiveDriver(
             chosen.driven,
             lambda now_s: self._observe(one, now_s),
-            lambda decision: self._act(one, chosen, decision),
+            lambda decision: self._act(one, decision),
             watch=lambda seen, step: self._watch(one, seen, step),
             record=self._history.add_decision,
             period_s=self._period_s,
@@ -205,11 +210,13 @@ class PolicyControl:
     def _power_w(self) -> float:
         return math.nan if self._history.latest is None else self._history.latest.power_w
 
-    async def _act(self, one: RunningService, chosen: PolicyBinding, decision: Decision) -> tuple[str, str]:
+    async def _act(self, one: RunningService, decision: Decision) -> tuple[str, str]:
         """Carry out a decision; in other modes than act, start the baseline and change nothing after.
 
         One change of replicas at a time: each names the replicas of all services.
         """
+        chosen = one.chosen
+        assert chosen is not None  # only services with a policy decide
         base, steers = chosen.base, self._mode is Mode.ACT and hasattr(self._engine, "set_mix")
         if decision.kind == SET_WEIGHTS:
             cast(Steering, self._engine).set_mix(one.name, VariantMix.of(decision.value))

@@ -230,7 +230,7 @@ class PlanControl:
         Raises:
             ActuationError: Always.
         """
-        raise ActuationError(f"a plan decides for {revision.service}: plan again")
+        raise ActuationError(f"a plan decides for {revision.setup.name}: plan again")
 
     async def go_over(
         self,

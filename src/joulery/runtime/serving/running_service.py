@@ -10,6 +10,7 @@ from joulery.config.loadgen import LoadConfig
 from joulery.config.trials import TrialsConfig
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.engine import ModelRef
+from joulery.domain.serving.mix import Weights
 from joulery.domain.serving.profile import Profile
 from joulery.domain.serving.service import ModelFamily, Slice, Slo
 from joulery.domain.serving.timeline import ServiceLabel
@@ -17,6 +18,7 @@ from joulery.perf.layouts import LayoutMetrics, Predictor
 from joulery.policies.placement.pools.gpu_groups import SliceAssignment
 from joulery.policies.serving.policy import ServicePolicy
 from joulery.policies.switchback import AuditedPolicy, AuditTally, BaselinePeriod, Switchback
+from joulery.policies.traffic_split import TrafficSplit
 from joulery.runtime.serving.live_sample import LiveSample
 from joulery.runtime.serving.requests import RequestWindow
 from joulery.runtime.serving.shadow import ShadowReplays
@@ -66,6 +68,7 @@ class PolicyBinding:
         audit: When the baseline runs to be measured; None where it does not.
         loaded: Variants that every replica keeps loaded, the leanest first; empty for its own only.
         replica_bytes: Memory that a replica may reach by that; 0 for no bound.
+        shares: Share of the requests that each variant answers, by variant; empty where the policy decides.
     """
 
     policy: ServicePolicy
@@ -78,10 +81,13 @@ class PolicyBinding:
     audit: Switchback | None = None
     loaded: tuple[str, ...] = ()
     replica_bytes: int = 0
+    shares: Weights = ()
 
     @property
-    def driven(self) -> ServicePolicy | AuditedPolicy:
+    def driven(self) -> ServicePolicy | AuditedPolicy | TrafficSplit:
         """The policy that the service's loop steps: with periods of the baseline where it is audited."""
+        if self.shares:
+            return TrafficSplit(self.policy, self.shares)
         return self.policy if self.audit is None else AuditedPolicy(self.policy, self.audit)
 
 

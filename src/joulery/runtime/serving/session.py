@@ -317,7 +317,7 @@ class ServingSession:
         for revision in revisions:
             self.control.revise(revision)
         if revisions:
-            self.site_label = replace(self.site_label, services=self._labels())
+            self.relabel()
 
     def tick(self, until_s: float) -> None:
         """Sum up the period since the last tick, log it, show it.

@@ -84,6 +84,8 @@ class Cluster:
         full_table: Speed and power of jobs that start without the limits behind ``table``; None where it has none.
         belief: The schedulers' forecast of intensity; None for the truth. The present hour is known.
         silent: No job reports progress.
+        learning_s: How long jobs run at full power before their limit is known, s: those that never ran, and those that
+            go on; each float64[kinds], infinite where the kind has no limit. None where limits are known at once.
     """
 
     nodes: int
@@ -97,6 +99,7 @@ class Cluster:
     belief: Intensity | None = None
     full_table: PowerTable | None = None
     silent: bool = False
+    learning_s: tuple[FloatArray, FloatArray] | None = None
 
     @property
     def gpus(self) -> int:
@@ -146,6 +149,7 @@ class Plant:
         self.hash = hashlib.blake2b(digest_size=16)
         self.kernel.on("done", Rank.COMPLETION, self._done)
         self.kernel.on("sleep", Rank.COMPLETION, self._sleep)
+        self.kernel.on("limit", Rank.COMPLETION, self._limit)
         self.kernel.on("submit", Rank.ARRIVAL, self._submit)
         self.kernel.on("release", Rank.ARRIVAL, self._release)
         self.kernel.feed(jobs.submit_s, "submit")
@@ -209,14 +213,37 @@ class Plant:
         self.gpus_of[job], self.since_s[job], self.ready_s[job] = gpus, now_s, now_s + restart_s
         self.since_integral[job] = self._integral(now_s)
         self.most_gpus = max(self.most_gpus, self.cluster.gpus - self.free)
-        self.lifted[job] = self.full_power
-        table = self.tables[self.full_power]
+        learning_s = self._learning_s(job)
+        self.lifted[job] = self.full_power or learning_s > 0
+        table = self.tables[self.lifted[job]]
         self.power_w += float(table.job_w[kind, gpus])
         self._note_power(now_s)
         self.version[job] += 1
         finish_s = now_s + restart_s + self.left_s[job] / float(table.speedup[kind, gpus])
         self.kernel.at(finish_s, "done", (job, self.version[job]))
+        if learning_s > 0 and now_s + restart_s + learning_s < finish_s:
+            self.kernel.at(now_s + restart_s + learning_s, "limit", (job, self.version[job]))
         self.hash.update(f"{now_s:.6f},{job},{gpus};".encode())
+
+    def _learning_s(self, job: int) -> float:
+        """How long a job that starts now runs at full power; 0 where its limit is known."""
+        learning_s = self.cluster.learning_s
+        return 0.0 if learning_s is None else float(learning_s[int(self.executed_s[job] > 0)][self.jobs.kind[job]])
+
+    def _limit(self, now_s: float, payload: tuple[int, int]) -> None:
+        """A job's power limit is learned: from now on it runs under it."""
+        job, version = payload
+        if version != self.version[job]:
+            return
+        kind, gpus = int(self.jobs.kind[job]), int(self.gpus_of[job])
+        self._account(now_s, job)
+        self.lifted[job] = False
+        self.power_w += float(self.tables[0].job_w[kind, gpus] - self.tables[1].job_w[kind, gpus])
+        self._note_power(now_s)
+        self.version[job] += 1
+        finish_s = now_s + self.left_s[job] / float(self.tables[0].speedup[kind, gpus])
+        self.kernel.at(finish_s, "done", (job, self.version[job]))
+        self.hash.update(f"{now_s:.6f},{job},limit;".encode())
 
     def _stop(self, now_s: float, job: int) -> None:
         """Take a job's GPUs away, its account brought up to date."""

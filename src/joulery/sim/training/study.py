@@ -7,7 +7,7 @@ idle, or under a power limit. Every scheme under one seed faces the same jobs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from joulery.domain.arrays import FloatArray, IntArray
+from joulery.domain.arrays import FloatArray, IntArray, readonly
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.ports import Policy
 from joulery.perf.power.training_power import (
@@ -28,13 +28,15 @@ from joulery.perf.power.training_power import (
     power_table,
     widened,
 )
+from joulery.policies.clocks.power_limit import PowerLimitTuner
 from joulery.policies.training.allocation import ClusterView
 from joulery.policies.training.baselines import CarbonTime, Fifo, Tiresias, zeus_limits
-from joulery.policies.training.green import Green, green_paper
+from joulery.policies.training.green import LEAN, LEAN_ETA, Green, green_paper
 from joulery.policies.training.pollux import Pollux, goodput
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.streams import Streams
 from joulery.sim.training.cluster import TrainingRun, run_training_cluster
+from joulery.sim.training.limited_job import learned_limits
 from joulery.sim.training.plant import Cluster, Jobs, Watch
 
 _PRESET_BAR = 0.9
@@ -74,6 +76,7 @@ class Setting:
             for classes in (scheme.classes(RTX3090_CLASSES), RTX3090_CLASSES)
         )
         sleep_after_s = self.sleep_after_s if scheme.sleeping else math.inf
+        learning_s = None if scheme.tuner is None else _learning_s(scheme.tuner)
         return Cluster(
             self.nodes,
             self.node,
@@ -86,6 +89,7 @@ class Setting:
             self.belief,
             full,
             self.silent,
+            learning_s,
         )
 
 
@@ -104,6 +108,7 @@ class Scheme:
         start_s: Its choice of a start time at submission, where it makes one.
         sleeping: It suspends idle nodes.
         classes: The jobs under the power limits it sets.
+        tuner: The policy by which running jobs learn their power limits; None where ``classes`` are as they start.
         runs_as: How ``joulery schedule`` runs it; empty where it is simulated only.
     """
 
@@ -113,6 +118,7 @@ class Scheme:
     start_s: Callable[[Jobs, Intensity], Callable[[float, float], float]] | None = None
     sleeping: bool = False
     classes: Callable[[tuple[JobClass, ...]], tuple[JobClass, ...]] = _as_they_are
+    tuner: PowerLimitTuner | None = None
     runs_as: str = ""
 
     @property
@@ -147,6 +153,35 @@ def _zeus(classes: tuple[JobClass, ...], eta: float = 0.5) -> tuple[JobClass, ..
     return limited(classes, zeus_limits(classes, RTX3090_W, eta))
 
 
+def _learning_s(tuner: PowerLimitTuner) -> tuple[FloatArray, FloatArray]:
+    """How long each kind runs at full power before its limit is known: new jobs, and jobs that go on."""
+    found = learned_limits(RTX3090_CLASSES, tuner)
+    limits = [found[job.name] for job in RTX3090_CLASSES]
+
+    def by_kind(times_s: Sequence[float]) -> FloatArray:
+        limited_s = [time_s if limit.ratio < 1 else math.inf for limit, time_s in zip(limits, times_s, strict=True)]
+        return readonly(np.array(limited_s), np.float64)
+
+    return by_kind([limit.first_s for limit in limits]), by_kind([limit.again_s for limit in limits])
+
+
+def _learned(tuner: PowerLimitTuner, classes: tuple[JobClass, ...]) -> tuple[JobClass, ...]:
+    return limited(classes, {name: limit.ratio for name, limit in learned_limits(classes, tuner).items()})
+
+
+def _lean(kind: str, about: str) -> Scheme:
+    """A scheme that can be run: its jobs learn their limits while they run, within the bound on their slowdown."""
+    tuner = PowerLimitTuner(eta=LEAN_ETA[kind])
+    return Scheme(
+        f"{about}, power limits learned by each job, idle nodes suspended",
+        lambda t, j, c: Green(**LEAN[kind]),
+        sleeping=True,
+        classes=partial(_learned, tuner),
+        tuner=tuner,
+        runs_as=f"jobs.policy.kind: {kind}, joulery agent --limits on the nodes and Slurm's SuspendProgram",
+    )
+
+
 _KIND = "jobs.policy.kind: green"
 _LIVE_KNOBS = frozenset(
     {"mu", "theta", "gamma", "cap", "hysteresis", "carbon_gamma", "oldest_share", "levels", "delay_ratio"}
@@ -165,6 +200,9 @@ SCHEMES: Mapping[str, Scheme] = {
         "GREEN, idle nodes suspended", lambda t, j, c: Green(), sleeping=True,
         runs_as=f"{_KIND} and Slurm's SuspendProgram",
     ),
+    "swift": _lean("swift", "GREEN for speed: wider jobs"),
+    "lean": _lean("lean", "GREEN for both: jobs somewhat wider"),
+    "frugal": _lean("frugal", "GREEN for grams"),
     "green-swift": Scheme(
         "GREEN for speed: wider jobs, their power limited by kind, idle nodes suspended",
         lambda t, j, c: Green(gamma_low=0.75, cap=_CAP, lift_after_s=_LIFT_AFTER_S),
@@ -235,9 +273,9 @@ def scheme(name: str) -> Scheme:
                 made, sleeping=bool(value), runs_as=made.runs_as and f"{made.runs_as} (nodes: SuspendProgram)"
             )
         elif key == "limit":
-            made = replace(made, classes=partial(_limited_to, value), runs_as="")
+            made = replace(made, classes=partial(_limited_to, value), tuner=None, runs_as="")
         elif key == "eta":
-            made = replace(made, classes=partial(_zeus, eta=value), runs_as="")
+            made = replace(made, classes=partial(_zeus, eta=value), tuner=None, runs_as="")
         else:
             key = _FORMER_KNOBS.get(key, key)
             changes[key] = value

@@ -62,6 +62,9 @@ class Silent:
     def begin(self, services: Sequence[ServiceLabel], duration_s: float | None) -> None:
         """Nothing."""
 
+    def relabel(self, services: Sequence[ServiceLabel]) -> None:
+        """Nothing."""
+
     def tick(self, tick: Tick, now_s: float) -> None:
         """Nothing."""
 
@@ -161,6 +164,10 @@ class ConsoleScreen:
         self._services, self._duration_s = services, duration_s
         self._console.print()
 
+    def relabel(self, services: Sequence[ServiceLabel]) -> None:
+        """Remember what the line is about from now on."""
+        self._services = services
+
     def tick(self, tick: Tick, now_s: float) -> None:
         """Update the line; print it every few seconds where it cannot be updated."""
         if not self._services:
@@ -247,7 +254,7 @@ def _one(tick: Tick, seen: ServiceTick | None, service: ServiceLabel, *, wide: b
 def _mix(shares: Mapping[str, float], names: Sequence[str], *, wide: bool) -> Text:
     """The variants that answer, least accurate first, with their shares; as a bar too where there is room."""
     bar, text = Text(), Text()
-    for index, name in enumerate(names):
+    for index, name in enumerate((*names, *sorted(set(shares) - set(names)))):
         share = shares.get(name, 0.0)
         if share > 0:
             colour = _COLOURS[index % len(_COLOURS)]

@@ -1,0 +1,98 @@
+"""Several variants behind one replica as one: their profiles blended by the share of requests that each answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from joulery.domain.arrays import FloatArray
+from joulery.domain.errors import DataError
+from joulery.domain.serving.profile import Profile, SliceProfile, Timings
+from joulery.perf.layouts import Predictor
+
+_SAMPLES = 1000
+"""Samples of a blend: a share of 0.1 % has one of its own."""
+
+
+def blended(predictor: Predictor, shares: Sequence[tuple[str, float]], name: str) -> Predictor:
+    """The predictor of a service whose replicas answer with several variants by fixed shares.
+
+    Args:
+        predictor: Of the variants.
+        shares: ``((variant, share), …)``, which sum to 1.
+        name: The variant that stands for the blend, on the slices where all were measured.
+
+    Raises:
+        DataError: There is no slice on which all of them were measured.
+    """
+    entries = {(entry.variant, entry.slice): entry for entry in predictor.profile.entries}
+    pieces = dict.fromkeys(entry.slice for entry in predictor.profile.entries)
+    mixed = [
+        _blend([(entries[variant, piece], share) for variant, share in shares], name)
+        for piece in pieces
+        if all((variant, piece) in entries for variant, _ in shares)
+    ]
+    if not mixed:
+        raise DataError(f"{' and '.join(variant for variant, _ in shares)} were measured on no common slice")
+    accuracy_ratio = math.fsum(share * predictor.accuracy_ratio[variant] for variant, share in shares)
+    return replace(
+        predictor,
+        profile=replace(predictor.profile, entries=tuple(mixed)),
+        accuracy_ratio={**predictor.accuracy_ratio, name: accuracy_ratio},
+    )
+
+
+def taken_as(profile: Profile, variant: str, like: str, seen: Mapping[str, Timings]) -> Profile:
+    """The profile with a variant that was not measured: its live times where there are some, else those of another.
+
+    Watts, start and memory are the other's.
+
+    Args:
+        profile: The profile.
+        variant: The variant; nothing changes where it was measured.
+        like: A measured variant.
+        seen: Times of live answers by variant.
+    """
+    if any(entry.variant == variant for entry in profile.entries):
+        return profile
+    times = seen.get(variant)
+    added = [
+        replace(entry, variant=variant, alone=times or entry.alone, loaded=times or entry.loaded)
+        for entry in profile.entries
+        if entry.variant == like
+    ]
+    return replace(profile, entries=(*profile.entries, *added))
+
+
+def _blend(parts: Sequence[tuple[SliceProfile, float]], name: str) -> SliceProfile:
+    """One entry for several of one slice; joules a request are their mean by shares."""
+    loaded = _mixture([(entry.loaded, share) for entry, share in parts])
+    energy_j = math.fsum(share * entry.energy_j for entry, share in parts)
+    first = max(parts, key=lambda one: one[1])[0]
+    return replace(
+        first,
+        variant=name,
+        alone=_mixture([(entry.alone, share) for entry, share in parts]),
+        loaded=loaded,
+        active_w=energy_j / loaded.mean_cpu_s if loaded.mean_cpu_s > 0 and energy_j > 0 else first.active_w,
+        startup_s=math.fsum(entry.startup_s for entry, _ in parts),
+        startup_cpu_s=math.fsum(entry.startup_cpu_s for entry, _ in parts),
+        memory_bytes=sum(entry.memory_bytes for entry, _ in parts),
+        awake_w=max(entry.awake_w for entry, _ in parts),
+    )
+
+
+def _mixture(parts: Sequence[tuple[Timings, float]]) -> Timings:
+    """Samples of a mixture: as many of each part as its share of them, evenly over its quantiles."""
+    ends = np.rint(np.cumsum([share for _, share in parts]) * _SAMPLES).astype(int)
+    service_s: list[FloatArray] = []
+    cpu_s: list[FloatArray] = []
+    for (times, _), count in zip(parts, np.diff(ends, prepend=0).tolist(), strict=True):
+        order = np.argsort(times.service_s, kind="stable")
+        chosen = order[((np.arange(count) + 0.5) * len(times) / max(count, 1)).astype(int)]
+        service_s.append(times.service_s[chosen])
+        cpu_s.append(times.cpu_s[chosen])
+    return Timings(np.concatenate(service_s), np.concatenate(cpu_s))
