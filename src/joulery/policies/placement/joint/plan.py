@@ -35,7 +35,7 @@ _UNSERVED_RPS = 1e-6
 _PATTERNS_MAX = 400
 """Patterns exported beside those of the plan, at most."""
 _ENOUGH_RATIO = 0.05
-"""A gap beyond which enumerating all that a better plan could have is not tried."""
+"""How far from worth their GPU patterns may be that are added where no plan serves everything yet."""
 
 
 def plan_joint(
@@ -125,11 +125,7 @@ def _improved(generator: JointGenerator, duals: Duals, whole: JointSolution) -> 
     slack = whole.value - duals.value
     if slack <= abs(whole.value) * _EXACT_RATIO:
         return whole, True
-    if slack > _ENOUGH_RATIO * whole.value:
-        slack, complete = _ENOUGH_RATIO * whole.value, False
-        generator.enrich(duals, slack)
-    else:
-        complete = generator.enrich(duals, slack)
+    complete = generator.enrich(duals, slack)
     again = generator.master.whole(gap_ratio=_EXACT_RATIO, seconds=effort.seconds, branchings=effort.branchings)
     better = again if _served(again) and again.value <= whole.value else whole
     return better, complete and again.status is SolveStatus.OPTIMAL
